@@ -24,7 +24,18 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks import calls, capacity, fanout, fetch, outages, planbench, planning, readme, speed, workflows
+from benchmarks import (
+    calls,
+    capacity,
+    fanout,
+    fetch,
+    outages,
+    planbench,
+    planning,
+    readme,
+    speed,
+    workflows,
+)
 
 Part = tuple[str, object]
 
@@ -32,25 +43,42 @@ Part = tuple[str, object]
 def main() -> int:
     """Parse the arguments, run the benchmarks, print their tables."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("benchmark", nargs="?", default="all", choices=["all", *_BENCHMARKS, "fetch", "readme"])
-    parser.add_argument(
-        "--data", type=Path, metavar="DIR", help="where the data lies; by default ../shared/data, else benchmarks/data"
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--from", dest="host", default=fetch.HOST, metavar="URL", help="where to fetch from; by default %(default)s"
+        "benchmark", nargs="?", default="all", choices=["all", *_BENCHMARKS, "fetch", "readme"]
     )
-    parser.add_argument("--short", action="store_true", help="fewer instances and rounds, for a first look")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="where the data lies; by default ../shared/data, else benchmarks/data",
+    )
+    parser.add_argument(
+        "--from",
+        dest="host",
+        default=fetch.HOST,
+        metavar="URL",
+        help="where to fetch from; by default %(default)s",
+    )
+    parser.add_argument(
+        "--short", action="store_true", help="fewer instances and rounds, for a first look"
+    )
     parser.add_argument(
         "--rounds",
         type=int,
         metavar="N",
         help="how often speed and calls are measured (by default 3 and 10 times in the short form, else 7 and 50)",
     )
-    parser.add_argument("--llm", metavar="NAME", help="planning: a real model to measure as well, such as openai")
     parser.add_argument(
-        "--postgres", metavar="URL", help="capacity: the server to measure; by default one that is started for it"
+        "--llm", metavar="NAME", help="planning: a real model to measure as well, such as openai"
+    )
+    parser.add_argument(
+        "--postgres",
+        metavar="URL",
+        help="capacity: the server to measure; by default one that is started for it",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     arguments = parser.parse_args()
@@ -117,7 +145,9 @@ def _tools(arguments: argparse.Namespace) -> Part:
 
 
 def _planning(arguments: argparse.Namespace) -> Part:
-    report = planning.measure(short=arguments.short, rounds=arguments.rounds, llm=arguments.llm, report=_say)
+    report = planning.measure(
+        short=arguments.short, rounds=arguments.rounds, llm=arguments.llm, report=_say
+    )
     return report.table(), report.to_json()
 
 

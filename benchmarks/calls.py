@@ -51,7 +51,9 @@ def count_now(value: int) -> int:
 def find_now(query: str, language: str) -> list[dict[str, object]]:
     """Find pages."""
     _called.append(time.process_time())
-    return [{"title": f"page {n}", "url": f"https://example.org/{n}", "score": 0.5} for n in range(3)]
+    return [
+        {"title": f"page {n}", "url": f"https://example.org/{n}", "score": 0.5} for n in range(3)
+    ]
 
 
 async def count(value: int) -> int:
@@ -78,7 +80,11 @@ class Work:
 WORKS = (
     Work("count", "a number", count, count_now, lambda n: {"value": n}),
     Work(
-        "find", "two texts", find, find_now, lambda n: {"query": f"what has changed in release {n}?", "language": "en"}
+        "find",
+        "two texts",
+        find,
+        find_now,
+        lambda n: {"query": f"what has changed in release {n}?", "language": "en"},
     ),
 )
 
@@ -92,9 +98,15 @@ def session(work: Work, calls: int, engine: ReplanningEngine | None) -> Run:
     function: Any = tool(work.function)
 
     async def run() -> None:
-        async with engine.session("measure", tools=[function]) if engine else nullcontext() as opened:
+        async with (
+            engine.session("measure", tools=[function]) if engine else nullcontext() as opened
+        ):
             for n in range(calls):
-                await (opened.call(function, **work.arguments(n)) if opened else function(**work.arguments(n)))
+                await (
+                    opened.call(function, **work.arguments(n))
+                    if opened
+                    else function(**work.arguments(n))
+                )
 
     return run
 
@@ -104,7 +116,9 @@ class _State(TypedDict):
     found: object
 
 
-def langgraph(work: Work, calls: int, engine: ReplanningEngine | None, *, sync: bool = False) -> Run:
+def langgraph(
+    work: Work, calls: int, engine: ReplanningEngine | None, *, sync: bool = False
+) -> Run:
     """A graph with one node, which leads to itself; a synchronous run is one in the thread of its caller."""
     from langchain_core.runnables import RunnableLambda
     from langgraph.graph import END, START, StateGraph
@@ -112,7 +126,10 @@ def langgraph(work: Work, calls: int, engine: ReplanningEngine | None, *, sync: 
     from replanning.integrations.langgraph import replanned
 
     async def node(state: _State) -> dict[str, object]:
-        return {"done": state["done"] + 1, "found": await work.function(**work.arguments(state["done"]))}
+        return {
+            "done": state["done"] + 1,
+            "found": await work.function(**work.arguments(state["done"])),
+        }
 
     def node_now(state: _State) -> dict[str, object]:
         return {"done": state["done"] + 1, "found": work.plain(**work.arguments(state["done"]))}
@@ -130,7 +147,9 @@ def langgraph(work: Work, calls: int, engine: ReplanningEngine | None, *, sync: 
     return run
 
 
-def langchain(work: Work, calls: int, engine: ReplanningEngine | None, *, hook: bool = False) -> Run:
+def langchain(
+    work: Work, calls: int, engine: ReplanningEngine | None, *, hook: bool = False
+) -> Run:
     """Tools of an agent; the model is a node of its graph. The framework executes each hook around a tool in a span."""
     from langchain.agents import create_agent
     from langchain.agents.middleware import AgentMiddleware
@@ -141,18 +160,24 @@ def langchain(work: Work, calls: int, engine: ReplanningEngine | None, *, hook: 
     from tests.integrations.test_langgraph import FakeModel
 
     class Hook(AgentMiddleware[Any, Any]):  # type: ignore[misc]  # its types are not followed
-        async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+        async def awrap_tool_call(
+            self, request: Any, handler: Callable[[Any], Awaitable[Any]]
+        ) -> Any:
             return await handler(request)
 
     asked = [{"name": work.name, "args": work.arguments(n), "id": str(n)} for n in range(calls)]
-    model = FakeModel(messages=iter([*(AIMessage("", tool_calls=[each]) for each in asked), AIMessage("done")]))
+    model = FakeModel(
+        messages=iter([*(AIMessage("", tool_calls=[each]) for each in asked), AIMessage("done")])
+    )
     attached = [ReplanningMiddleware()] if engine else [Hook()] if hook else []
     agent = create_agent(model, [described(work.function)], middleware=attached)
     agent = agent if engine is None else replanned(agent, engine)
     return lambda: agent.ainvoke({"messages": [("user", "go")]}, {"recursion_limit": 3 * calls + 5})
 
 
-def pydantic_ai(work: Work, calls: int, engine: ReplanningEngine | None, *, hook: bool = False) -> Run:
+def pydantic_ai(
+    work: Work, calls: int, engine: ReplanningEngine | None, *, hook: bool = False
+) -> Run:
     """Tools of an agent; the hook wraps them, and the run, as every capability that executes tools has to."""
     from pydantic_ai import Agent
     from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
@@ -175,7 +200,9 @@ def pydantic_ai(work: Work, calls: int, engine: ReplanningEngine | None, *, hook
         async def wrap_run(self, ctx: Any, *, handler: Callable[[], Awaitable[Any]]) -> Any:
             return await handler()
 
-    answers = iter([*(ToolCallPart(work.name, work.arguments(n)) for n in range(calls)), TextPart("done")])
+    answers = iter(
+        [*(ToolCallPart(work.name, work.arguments(n)) for n in range(calls)), TextPart("done")]
+    )
     model = FunctionModel(lambda messages, info: ModelResponse([next(answers)]))
     attached = [Replanned(engine=engine)] if engine else [Hook()] if hook else []
     agent = Agent(model, tools=[work.function], capabilities=attached)
@@ -209,20 +236,27 @@ def agent_framework(work: Work, calls: int, engine: ReplanningEngine | None) -> 
     from replanning.integrations.agent_framework import Replanned
     from tests.integrations.test_agent_framework import Model
 
-    asked = (Content.from_function_call(str(n), work.name, arguments=work.arguments(n)) for n in range(calls))
+    asked = (
+        Content.from_function_call(str(n), work.name, arguments=work.arguments(n))
+        for n in range(calls)
+    )
     attached = [Replanned(engine=engine)] if engine else []
     model = Model(*([each] for each in asked))
     agent = Agent(model, tools=[described(work.function)], middleware=attached)
     return lambda: agent.run("go")
 
 
-def google_adk(work: Work, calls: int, engine: ReplanningEngine | None, *, hook: bool = False) -> Run:
+def google_adk(
+    work: Work, calls: int, engine: ReplanningEngine | None, *, hook: bool = False
+) -> Run:
     """Tools of an agent; the hook is a plugin without callbacks of its own."""
     from google.adk.plugins import BasePlugin
 
     from tests.integrations.test_google_adk import Chat, agent, attached, call, text
 
-    logging.getLogger("google_adk").setLevel(logging.ERROR)  # it warns at each step that the model counts no tokens
+    logging.getLogger("google_adk").setLevel(
+        logging.ERROR
+    )  # it warns at each step that the model counts no tokens
     answers = [[call(work.name, **work.arguments(n))] for n in range(calls)]
     root = agent(*answers, [text("done")], tools=[work.function])
     chat = Chat(root, *([attached(engine, {})] if engine else [BasePlugin("hook")] if hook else []))
@@ -237,7 +271,10 @@ def crewai(work: Work, calls: int, engine: ReplanningEngine | None) -> Run:
     from tests.integrations.test_crewai import ScriptedModel, call_of, crew_of
 
     answers = [[call_of(work.name, n, **work.arguments(n))] for n in range(calls)]
-    crew = crew_of(ScriptedModel(model="scripted", answers=[*answers, "done"]), described(work.name)(work.plain))
+    crew = crew_of(
+        ScriptedModel(model="scripted", answers=[*answers, "done"]),
+        described(work.name)(work.plain),
+    )
 
     async def run() -> None:
         with replanned(crew, engine) if engine else nullcontext():
@@ -255,7 +292,9 @@ def mcp(work: Work, calls: int, engine: ReplanningEngine | None) -> Run:
     from replanning.integrations.mcp import open_proxy
 
     command = [sys.executable, str(SERVER)]
-    plan = Plan.model_validate({"goal": {"objective": "measure"}, "mcp": {"server": {"command": command}}})
+    plan = Plan.model_validate(
+        {"goal": {"objective": "measure"}, "mcp": {"server": {"command": command}}}
+    )
 
     @asynccontextmanager
     async def open_server() -> AsyncIterator[Server[Any]]:
@@ -263,7 +302,9 @@ def mcp(work: Work, calls: int, engine: ReplanningEngine | None) -> Run:
             async with open_proxy(engine, plan) as proxy:
                 yield proxy.server
             return
-        async with Client(stdio_client(StdioServerParameters(command=command[0], args=command[1:]))) as behind:
+        async with Client(
+            stdio_client(StdioServerParameters(command=command[0], args=command[1:]))
+        ) as behind:
 
             async def on_list_tools(context: Any, _: object) -> Any:
                 return await behind.list_tools()
@@ -404,16 +445,33 @@ def _measure(name: str, number: str, work: Work, subject: Subject, rounds: int) 
                 rest[kind].append(1e6 * (elapsed - (_called[-1] - _called[0])))
             if engine is not None:
                 runs = (engine.store.read(info.run) for info in engine.store.runs())
-                counted = sum(isinstance(record.body, AttemptStarted) for records in runs for record in records)
+                counted = sum(
+                    isinstance(record.body, AttemptStarted)
+                    for records in runs
+                    for record in records
+                )
     # The history of a run grows: the first step is compared with the first one, the second one with the second one.
     alone, hooked, attached = (list(zip(*each, strict=True)) for each in steps.values())
 
     def added(columns: list[tuple[float, ...]], pick: Callable[[Sequence[float]], float]) -> float:
-        return statistics.median(pick(more) - pick(less) for less, more in zip(alone, columns, strict=True))
+        return statistics.median(
+            pick(more) - pick(less) for less, more in zip(alone, columns, strict=True)
+        )
 
     more, more_median = added(attached, min), added(attached, statistics.median)
     hook = added(hooked, min) if hooked else 0.0
     without = statistics.median(map(min, alone))
     opening = statistics.median(rest["attached"]) - statistics.median(rest["alone"]) - more
     calls = round(counted / CALLS)  # an agent's last answer calls no tool
-    return Row(name, number, work.title, without, more, more_median, hook, calls, (more - hook) / calls, opening)
+    return Row(
+        name,
+        number,
+        work.title,
+        without,
+        more,
+        more_median,
+        hook,
+        calls,
+        (more - hook) / calls,
+        opening,
+    )

@@ -22,7 +22,17 @@ import anyio.lowlevel
 
 from benchmarks.figures import machine, quiet
 from benchmarks.footprint import flat, seconds_to_resume
-from benchmarks.sizing import DISK, IDLE_LOOP, MEMORY, RECORD, RENEWAL, TASKS, Capacity, Row, rounded
+from benchmarks.sizing import (
+    DISK,
+    IDLE_LOOP,
+    MEMORY,
+    RECORD,
+    RENEWAL,
+    TASKS,
+    Capacity,
+    Row,
+    rounded,
+)
 from benchmarks.speed import failures
 from replanning import Plan, ReplanningEngine, Settings, Task, TaskContext
 from replanning.journal import InboxMessage, MemoryStore, RunStore, SqliteStore
@@ -32,7 +42,10 @@ from replanning.testing.stores import sample_message, sample_record
 
 
 def measure(
-    *, short: bool = False, postgres: str | None = None, report: Callable[[str], None] = lambda line: None
+    *,
+    short: bool = False,
+    postgres: str | None = None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Capacity:
     """Measure everything, on the PostgreSQL server of an address, or on one of its own; without a server only the rest."""
     where, rows = machine(), list[Row]()
@@ -41,21 +54,35 @@ def measure(
     with _places(postgres) as (place, server):
         kinds = ("memory", "sqlite", "postgres") if server else ("memory", "sqlite")
 
-        def add(names: dict[str, str], figure: Callable[..., Sequence[float | None]], *arguments: object) -> None:
+        def add(
+            names: dict[str, str], figure: Callable[..., Sequence[float | None]], *arguments: object
+        ) -> None:
             found = [figure(kind, place(kind), *arguments) for kind in kinds]
             for (name, unit), values in zip(names.items(), zip(*found, strict=True), strict=True):
                 rows.append(Row(name, unit, values))
-                report(f"{name}: {', '.join('-' if value is None else rounded(value) for value in values)} {unit}")
+                report(
+                    f"{name}: {', '.join('-' if value is None else rounded(value) for value in values)} {unit}"
+                )
 
         for number in (1, 10, 50, 200):
             name = RECORD.format(f"{number} run{'s' if number > 1 else ''}")
             add({name: "µs"}, _record, runs, number, rounds)
-        for number, words in {1: "one process", cores: f"{cores} processes, one for each core"}.items():
+        for number, words in {
+            1: "one process",
+            cores: f"{cores} processes, one for each core",
+        }.items():
             add({f"tasks a second of {words}": ""}, _tasks, number, runs)
         for size in (100, 1_000):
             add({f"one replan in a plan of {size:,} tasks": "ms"}, _replan, size)
         waits = {"an open run that waits: processor time, each second": "µs", IDLE_LOOP: "µs"}
-        add({MEMORY.format(TASKS): "KB", **waits}, _alone, _open_runs, held, TASKS, 1 if short else 12)
+        add(
+            {MEMORY.format(TASKS): "KB", **waits},
+            _alone,
+            _open_runs,
+            held,
+            TASKS,
+            1 if short else 12,
+        )
         add({MEMORY.format(100): "KB"}, _alone, _open_runs, held // 2, 100, 0)
         add({RENEWAL: "ms"}, _renew, held)
         add({DISK: "KB", "written for 1,000 records, with the log": "KB"}, _alone, _on_disk, runs)
@@ -63,8 +90,17 @@ def measure(
         clients = []
         if server:
             waited = _notified(place("postgres"), 20 if short else 200)
-            for share, value in (("half", waited[len(waited) // 2]), ("99 in 100", waited[int(len(waited) * 0.99)])):
-                rows.append(Row(f"a message of another process is seen: {share} within", "ms", (None, None, value)))
+            for share, value in (
+                ("half", waited[len(waited) // 2]),
+                ("99 in 100", waited[int(len(waited) * 0.99)]),
+            ):
+                rows.append(
+                    Row(
+                        f"a message of another process is seen: {share} within",
+                        "ms",
+                        (None, None, value),
+                    )
+                )
             for number in (1, 2) if short else (1, 2, 4, 8, 16):
                 clients.append(_clients(number, place("postgres"), 5 * runs))
                 report(f"{number} processes append {rounded(clients[-1][1])} records a second")
@@ -80,9 +116,14 @@ def _places(address: str | None) -> Iterator[tuple[Callable[[str], str], str]]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if address is None and not missing_part():
-            address, server = stack.enter_context(Server.running(fsync=True)).base, " on the same host"
+            address, server = (
+                stack.enter_context(Server.running(fsync=True)).base,
+                " on the same host",
+            )
         if address is not None:
-            server = f"PostgreSQL {str(_sql(address, 'SHOW server_version')).partition(' ')[0]}{server}"
+            server = (
+                f"PostgreSQL {str(_sql(address, 'SHOW server_version')).partition(' ')[0]}{server}"
+            )
             server += f", fsync {_sql(address, 'SHOW fsync')}"
 
         def place(kind: str) -> str:
@@ -146,7 +187,11 @@ def _record(kind: str, place: str, runs: int, at_once: int, rounds: int) -> tupl
 def _replan(kind: str, place: str, tasks: int) -> tuple[float]:
     """Milliseconds from a failed task to its substitute, by `repair`."""
     # Each task has tools of its own, so that the failure of one says nothing about the others.
-    tools = [{"name": f"{name}{i}", "capability": f"c{i}"} for i in range(tasks) for name in ("usual", "spare")]
+    tools = [
+        {"name": f"{name}{i}", "capability": f"c{i}"}
+        for i in range(tasks)
+        for name in ("usual", "spare")
+    ]
     each = [{"id": f"t{i}", "tool": f"usual{i}"} for i in range(tasks)]
     plan = Plan.model_validate({"goal": {"objective": "measure"}, "tools": tools, "tasks": each})
     settings = Settings.model_validate({"cooldown": 0, "limits": {"replans_per_run": 1_000}})
@@ -163,7 +208,9 @@ def _resume(kind: str, place: str, tasks: int) -> tuple[float]:
 def _renew(kind: str, place: str, runs: int) -> tuple[float]:
     """Milliseconds to renew 1,000 leases at once."""
     with closing(_store(kind, place)) as store:
-        leases = [store.create(RunId(f"run-{number}"), owner_id(), 0.0, 60.0) for number in range(runs)]
+        leases = [
+            store.create(RunId(f"run-{number}"), owner_id(), 0.0, 60.0) for number in range(runs)
+        ]
         found = []
         for at in range(5):
             start = time.perf_counter()
@@ -192,7 +239,9 @@ def _together(number: int, function: Callable[..., Any], *arguments: object) -> 
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(number, timeout=120)
     with ProcessPoolExecutor(number, context, _start_with, (barrier,)) as pool:
-        return [future.result() for future in [pool.submit(function, *arguments) for _ in range(number)]]
+        return [
+            future.result() for future in [pool.submit(function, *arguments) for _ in range(number)]
+        ]
 
 
 def _alone(kind: str, place: str, function: Callable[..., Any], *arguments: object) -> Any:
@@ -220,14 +269,20 @@ def _execute_together(kind: str, place: str, runs: int) -> tuple[float, float]:
 
 def _clients(processes: int, place: str, records: int) -> tuple[int, float, int]:
     found = _together(processes, _append, place, records)
-    return processes, processes * records / _span(found), max(connections for *_, connections in found)
+    return (
+        processes,
+        processes * records / _span(found),
+        max(connections for *_, connections in found),
+    )
 
 
 def _append(place: str, records: int) -> tuple[float, float, int]:
     with closing(_store("postgres", place)) as store:
         lease = store.create(RunId(f"run-{os.getpid()}"), owner_id(), 0.0, 60.0)
         _wait_for_others()
-        connections = _sql(place, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'replanning'")
+        connections = _sql(
+            place, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'replanning'"
+        )
         start = time.perf_counter()
         for seq in range(1, records + 1):
             store.append(lease, sample_record(seq))
@@ -256,7 +311,9 @@ def _open_runs(kind: str, place: str, runs: int, tasks: int, seconds: float) -> 
             await anyio.sleep(seconds)
             times = (time.process_time() - busy, asked - before) if seconds else ()
             stop.set()
-        return (used[1] - used[0]) / (runs - runs // 10), *(time / seconds / runs * 1e6 for time in times)
+        return (used[1] - used[0]) / (runs - runs // 10), *(
+            time / seconds / runs * 1e6 for time in times
+        )
 
     with closing(_store(kind, place)) as store:
         inbox, engine = store.inbox, ReplanningEngine(store=store)
@@ -274,7 +331,11 @@ def _open_runs(kind: str, place: str, runs: int, tasks: int, seconds: float) -> 
 
 def _resident() -> float:
     """Kilobytes of this process in memory."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize() / 1000
+    return (
+        int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        * resource.getpagesize()
+        / 1000
+    )
 
 
 def _on_disk(kind: str, place: str, runs: int) -> tuple[float | None, ...]:

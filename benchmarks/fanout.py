@@ -75,7 +75,11 @@ class Report:
 def measure(*, short: bool = False, report: Callable[[str], None] = lambda line: None) -> Report:
     """Measure plans in layers, and one whose tasks do not depend on each other."""
     rows = []
-    for tasks, layer in [(200, LAYER), (200, 200)] if short else [(10_000, LAYER), (50_000, LAYER), (50_000, 50_000)]:
+    for tasks, layer in (
+        [(200, LAYER), (200, 200)]
+        if short
+        else [(10_000, LAYER), (50_000, LAYER), (50_000, 50_000)]
+    ):
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
             rows.append(process.submit(_measure, tasks, layer).result())
         report(f"{tasks} tasks, {layer} at once: {rows[-1].seconds:.0f} s")
@@ -96,15 +100,23 @@ async def _carry_out(tasks: int, layer: int) -> Row:
 
     from replanning.integrations.temporal import ReplanningPlugin, TemporalOrchestrator
 
-    stated = [{"id": f"t{n}", "depends_on": [f"t{n - layer}"] if n >= layer else []} for n in range(tasks)]
+    stated = [
+        {"id": f"t{n}", "depends_on": [f"t{n - layer}"] if n >= layer else []} for n in range(tasks)
+    ]
     plan = Plan.model_validate({"goal": {"objective": "measure"}, "tasks": stated})
-    program = shutil.which("temporal", path=str(Path(sys.executable).parent)) or shutil.which("temporal")
+    program = shutil.which("temporal", path=str(Path(sys.executable).parent)) or shutil.which(
+        "temporal"
+    )
     async with (
-        await WorkflowEnvironment.start_local(dev_server_existing_path=program, dev_server_log_level="error") as server,
+        await WorkflowEnvironment.start_local(
+            dev_server_existing_path=program, dev_server_log_level="error"
+        ) as server,
         Worker(server.client, task_queue="plans", plugins=[ReplanningPlugin(_work)]),
     ):
         began, processor = time.perf_counter(), time.process_time()
-        run = await TemporalOrchestrator(server.client, task_queue="plans").start(plan, run_id="measure")
+        run = await TemporalOrchestrator(server.client, task_queue="plans").start(
+            plan, run_id="measure"
+        )
         result = await run.result()
         seconds, processor = time.perf_counter() - began, time.process_time() - processor
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000

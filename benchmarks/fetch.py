@@ -88,7 +88,9 @@ def fetch(
         for name, dataset in missing.items():
             files = []
             count, total = len(dataset.files), sum(size for _, size, _ in dataset.files)
-            report(f"{name}: {count} file{'s' * (count != 1)} of {dataset.repository}, {total / 1e6:.1f} MB")
+            report(
+                f"{name}: {count} file{'s' * (count != 1)} of {dataset.repository}, {total / 1e6:.1f} MB"
+            )
             for number, source in enumerate(dataset.sources(), 1):
                 files.append((source.path, _have(client, source, folder, host)))
                 report(f"  {number}/{count} {source.path}")
@@ -143,7 +145,9 @@ def _download(client: httpx.Client, address: str, part: Path, size: int) -> None
                     if file.tell() > size:
                         break
     except httpx.HTTPStatusError as error:
-        raise FetchError(f"{address} answers {error.response.status_code} {error.response.reason_phrase}") from error
+        raise FetchError(
+            f"{address} answers {error.response.status_code} {error.response.reason_phrase}"
+        ) from error
     except httpx.HTTPError as error:
         raise FetchError(
             f"{address} cannot be reached: {str(error) or type(error).__name__}; the data needs a network once. What came so"

@@ -60,8 +60,14 @@ class Report:
 
     def table(self) -> str:
         """Figures, growth and peers as Markdown tables."""
-        lines = [f"{self.machine}; medians of {self.rounds} rounds, floor and figure measured in turn in each."]
-        lines += ["", "| figure | measured | floor | ratio (lowest–highest) | bar | met |", "|---|---|---|---|---|---|"]
+        lines = [
+            f"{self.machine}; medians of {self.rounds} rounds, floor and figure measured in turn in each."
+        ]
+        lines += [
+            "",
+            "| figure | measured | floor | ratio (lowest–highest) | bar | met |",
+            "|---|---|---|---|---|---|",
+        ]
         lines += [_line(figure) for figure in self.figures if figure.size is None]
         growth = [figure for figure in self.figures if figure.size is not None]
         if growth:
@@ -94,7 +100,11 @@ class Report:
 
 def _line(figure: Figure) -> str:
     floor = "" if figure.floor is None else f"{figure.floor:.1f} {figure.unit}"
-    ratio = "" if figure.ratio is None else f"{figure.ratio:.2f} ({figure.lowest:.2f}–{figure.highest:.2f})"
+    ratio = (
+        ""
+        if figure.ratio is None
+        else f"{figure.ratio:.2f} ({figure.lowest:.2f}–{figure.highest:.2f})"
+    )
     met = "yes" if figure.met else "**no**"
     return f"| {figure.name} | {figure.value:.1f} {figure.unit} | {floor} | {ratio} | {figure.bar} | {met} |"
 
@@ -114,10 +124,19 @@ def _peer(peer: Peer) -> str:
 def single(name: str, values: Sequence[float], unit: str, bar: float) -> Figure:
     """A figure without a floor, from its values in the rounds."""
     value = statistics.median(values)
-    return Figure(name, value, unit, None, None, min(values), max(values), f"≤ {bar:g} {unit}", value <= bar)
+    return Figure(
+        name, value, unit, None, None, min(values), max(values), f"≤ {bar:g} {unit}", value <= bar
+    )
 
 
-def paired(name: str, ours: Sequence[float], floors: Sequence[float], bar: float, *, size: int | None = None) -> Figure:
+def paired(
+    name: str,
+    ours: Sequence[float],
+    floors: Sequence[float],
+    bar: float,
+    *,
+    size: int | None = None,
+) -> Figure:
     """A figure as a ratio to its floor, in microseconds, from pairs measured in turn."""
     ratios = [a / b for a, b in zip(ours, floors, strict=True)]
     ratio = statistics.median(ratios)
@@ -156,7 +175,9 @@ def machine() -> str:
     """Describe the machine and its load at the start."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    model = next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""
+    )
     kind = f"{platform.machine()} {model}".strip()
     load = f", load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     return f"{kind}, {os.cpu_count()} cores{load}, Python {platform.python_version()}, asyncio"

@@ -26,7 +26,10 @@ async def nothing(task: Task, context: TaskContext) -> None:
 
 def flat(tasks: int) -> Plan:
     """A plan of tasks that depend on nothing and have deadlines."""
-    return Plan(goal=Goal(objective="measure"), tasks=tuple(Task(id=f"t{i}", timeout=60.0) for i in range(tasks)))
+    return Plan(
+        goal=Goal(objective="measure"),
+        tasks=tuple(Task(id=f"t{i}", timeout=60.0) for i in range(tasks)),
+    )
 
 
 async def _with_store(tasks: int, store: RunStore) -> float:
@@ -73,7 +76,10 @@ def memory(tasks: int) -> Figure:
 
 def resume(tasks: int) -> Figure:
     """Seconds to take up a run whose journal holds two records for each of its tasks."""
-    with tempfile.TemporaryDirectory() as folder, closing(SqliteStore(Path(folder) / "history.db")) as store:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(SqliteStore(Path(folder) / "history.db")) as store,
+    ):
         value = seconds_to_resume(store, tasks)
     return single(f"resume from {2 * tasks:,} records", [value], "s", 1.5)
 
@@ -157,9 +163,15 @@ async def _longest(work: Callable[[_Heartbeat], Awaitable[None]]) -> float:
 
 def _breaking(tasks: int) -> Plan:
     """Every hundredth task fails with its own tool, and another tool of the same capability takes over."""
-    tools = (ToolSpec(name="usual", capability="compute"), ToolSpec(name="spare", capability="compute"))
+    tools = (
+        ToolSpec(name="usual", capability="compute"),
+        ToolSpec(name="spare", capability="compute"),
+    )
     return flat(tasks).model_copy(
-        update={"tools": tools, "tasks": tuple(Task(id=f"t{i}", tool="usual", timeout=60.0) for i in range(tasks))}
+        update={
+            "tools": tools,
+            "tasks": tuple(Task(id=f"t{i}", tool="usual", timeout=60.0) for i in range(tasks)),
+        }
     )
 
 

@@ -49,7 +49,9 @@ class Schema:
     def ground(self, patterns: Sequence[str], arguments: Sequence[str]) -> frozenset[str]:
         """The facts that patterns stand for."""
         text = dict(zip(self.parameters, arguments, strict=True))
-        return frozenset(re.sub(r"\{(\w+)\}", lambda m: text[m[1]], pattern) for pattern in patterns)
+        return frozenset(
+            re.sub(r"\{(\w+)\}", lambda m: text[m[1]], pattern) for pattern in patterns
+        )
 
 
 class Domain:
@@ -105,15 +107,22 @@ class Domain:
             now = self.apply(now, action) if now is not None else None
         return now
 
-    def applicable(self, facts: frozenset[str], objects: Sequence[str]) -> Iterator[tuple[Action, frozenset[str]]]:
+    def applicable(
+        self, facts: frozenset[str], objects: Sequence[str]
+    ) -> Iterator[tuple[Action, frozenset[str]]]:
         """Every action that can be done, with the facts after it, in a fixed order."""
         for schema in self.schemas.values():
             for arguments in product(objects, repeat=len(schema.parameters)):
                 action = Action(schema.name, arguments)
-                if len(set(arguments)) == len(arguments) and (after := self.apply(facts, action)) is not None:
+                if (
+                    len(set(arguments)) == len(arguments)
+                    and (after := self.apply(facts, action)) is not None
+                ):
                     yield action, after
 
-    def search(self, facts: frozenset[str], goal: frozenset[str], objects: Sequence[str]) -> list[Action] | None:
+    def search(
+        self, facts: frozenset[str], goal: frozenset[str], objects: Sequence[str]
+    ) -> list[Action] | None:
         """A shortest plan, found breadth first: the baseline of planning from scratch."""
         queue: list[tuple[frozenset[str], int, Action | None]] = [(facts, -1, None)]
         seen = {facts}
@@ -152,8 +161,12 @@ class Instance:
     @property
     def objects(self) -> tuple[str, ...]:
         """Everything that facts and actions speak of."""
-        named = {word for fact in self.init | self.goal for word in re.findall(r"[(,]([^(),]+)", fact)}
-        return tuple(sorted(named | {argument for action in self.plan for argument in action.arguments}))
+        named = {
+            word for fact in self.init | self.goal for word in re.findall(r"[(,]([^(),]+)", fact)
+        }
+        return tuple(
+            sorted(named | {argument for action in self.plan for argument in action.arguments})
+        )
 
     @property
     def rest(self) -> tuple[Action, ...]:
@@ -173,7 +186,9 @@ class Instance:
             Task(
                 id=f"s{number}",
                 tool=action.name,
-                arguments=dict(zip(domain.schemas[action.name].parameters, action.arguments, strict=True)),
+                arguments=dict(
+                    zip(domain.schemas[action.name].parameters, action.arguments, strict=True)
+                ),
             )
             for number, action in enumerate(self.plan, 1)
         ]
@@ -231,7 +246,9 @@ class World:
     def edges(self) -> int:
         """The same for what comes right after what."""
         last = self._instance.plan[self._instance.after - 1]
-        new, old = (Counter(f"{a} > {b}" for a, b in pairwise([last, *steps])) for steps in self._rests())
+        new, old = (
+            Counter(f"{a} > {b}" for a, b in pairwise([last, *steps])) for steps in self._rests()
+        )
         return sum(((new - old) + (old - new)).values())
 
     def untouched(self) -> float:
@@ -254,7 +271,10 @@ def load(path: Path) -> list[Instance]:
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
         data = json.loads(line)
-        sets = [frozenset(map(fact, data[key])) for key in ("init", "goal", "became_true", "became_false")]
+        sets = [
+            frozenset(map(fact, data[key]))
+            for key in ("init", "goal", "became_true", "became_false")
+        ]
         found.append(
             Instance(
                 f"{path.stem}-{data['id']}",

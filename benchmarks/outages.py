@@ -49,7 +49,11 @@ class Family:
         for name in self.plan:
             needs, makes, _ = self.tools[name]
             tasks.append(
-                Task(id=name, tool=name, depends_on=tuple(dict.fromkeys(makers[n] for n in needs if n in makers)))
+                Task(
+                    id=name,
+                    tool=name,
+                    depends_on=tuple(dict.fromkeys(makers[n] for n in needs if n in makers)),
+                )
             )
             makers.update(dict.fromkeys(makes, name))
         tools = [
@@ -58,7 +62,12 @@ class Family:
         ]
         artifact = "artifact({})".format
         goal = Goal(objective=f"finish the {self.name}", facts=tuple(map(artifact, self.goal)))
-        return Plan(goal=goal, facts=tuple(map(artifact, self.given)), tools=tuple(tools), tasks=tuple(tasks))
+        return Plan(
+            goal=goal,
+            facts=tuple(map(artifact, self.given)),
+            tools=tuple(tools),
+            tasks=tuple(tasks),
+        )
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,10 @@ def load(path: Path = FAMILIES) -> list[Family]:
             name,
             tuple(d["given"]),
             tuple(d["goal"]),
-            {tool: (tuple(needs), tuple(makes), cost) for tool, (needs, makes, cost) in d["tools"].items()},
+            {
+                tool: (tuple(needs), tuple(makes), cost)
+                for tool, (needs, makes, cost) in d["tools"].items()
+            },
             tuple(d["plan"]),
         )
         for name, d in data.items()
@@ -117,7 +129,10 @@ async def play(family: Family, down: tuple[str, ...]) -> Row:
     elapsed = time.perf_counter() - start
     bodies = [record.body for record in engine.store.read(result.run)]
     verdicts = {
-        c.alternative.unreachable for b in bodies if isinstance(b, AlternativesConsidered) for c in b.candidates
+        c.alternative.unreachable
+        for b in bodies
+        if isinstance(b, AlternativesConsidered)
+        for c in b.candidates
     }
     return Row(
         family.name,
@@ -152,7 +167,9 @@ def table(rows: Sequence[Row]) -> str:
     ]
     for name in [*dict.fromkeys(row.family for row in rows), "all"]:
         some = [row for row in rows if name in ("all", row.family)]
-        can, cannot = ([row for row in some if row.recoverable is wanted] for wanted in (True, False))
+        can, cannot = (
+            [row for row in some if row.recoverable is wanted] for wanted in (True, False)
+        )
         harmless = [row for row in some if row.harmless]
         times = [row.milliseconds for row in some]
         lines.append(

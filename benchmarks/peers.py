@@ -15,7 +15,16 @@ from typing import TypedDict
 
 from benchmarks.figures import Coroutine, Peer, each
 from benchmarks.peer_work import Broken, do, names
-from replanning import Alternative, Goal, Plan, ReplanningEngine, ReplanRequest, Settings, Task, TaskContext
+from replanning import (
+    Alternative,
+    Goal,
+    Plan,
+    ReplanningEngine,
+    ReplanRequest,
+    Settings,
+    Task,
+    TaskContext,
+)
 from replanning.changes import ReplaceTask
 from replanning.orchestrators import SequentialOrchestrator
 
@@ -33,7 +42,13 @@ class _Planner:
     async def propose(self, request: ReplanRequest) -> list[Alternative]:
         task_id = request.triggers[0].tasks[0]
         task = request.view.task(task_id).task.model_copy(update={"id": f"{task_id}-again"})
-        return [Alternative(changes=(ReplaceTask(task_id=task_id, tasks=(task,)),), reason="another", confidence=0.9)]
+        return [
+            Alternative(
+                changes=(ReplaceTask(task_id=task_id, tasks=(task,)),),
+                reason="another",
+                confidence=0.9,
+            )
+        ]
 
 
 def ours() -> Coroutine:
@@ -44,7 +59,9 @@ def ours() -> Coroutine:
 
     async def run(tasks: int) -> float:
         plan = Plan(
-            goal=Goal(objective="measure"), tasks=tuple(Task(id=name) for name in names(tasks)), sequential=True
+            goal=Goal(objective="measure"),
+            tasks=tuple(Task(id=name) for name in names(tasks)),
+            sequential=True,
         )
         engine = ReplanningEngine([_Planner()], settings=Settings.model_validate({"cooldown": 0}))
         orchestrator = engine.attach(SequentialOrchestrator(work))
@@ -86,7 +103,9 @@ def langgraph(*, journal: bool = False) -> Coroutine:
     from langgraph.graph import END, START, StateGraph
 
     def after(state: State) -> str:
-        return "replan" if state["failed"] else "execute" if state["at"] < len(state["plan"]) else END
+        return (
+            "replan" if state["failed"] else "execute" if state["at"] < len(state["plan"]) else END
+        )
 
     graph = StateGraph(State).add_node("execute", _execute).add_node("replan", _replan)
     graph.add_edge(START, "execute").add_edge("replan", "execute")
@@ -94,7 +113,10 @@ def langgraph(*, journal: bool = False) -> Coroutine:
     compiled = graph.compile(checkpointer=InMemorySaver() if journal else None)
 
     async def run(tasks: int) -> float:
-        config = {"recursion_limit": 2 * tasks + 10, "configurable": {"thread_id": str(time.perf_counter_ns())}}
+        config = {
+            "recursion_limit": 2 * tasks + 10,
+            "configurable": {"thread_id": str(time.perf_counter_ns())},
+        }
         begin = State(plan=names(tasks), at=0, failed=False, replans=0)
         start = time.perf_counter()
         end = await compiled.ainvoke(begin, config)
@@ -138,7 +160,10 @@ def pydantic_graph() -> Coroutine:
     choice = builder.decision()
     for text, target in (("failed", plan_step), ("next", run_step), ("done", builder.end_node)):
         choice = choice.branch(builder.match(object, matches=when(text)).to(target))
-    builder.add(builder.edge_from(builder.start_node, plan_step).to(run_step), builder.edge_from(run_step).to(choice))
+    builder.add(
+        builder.edge_from(builder.start_node, plan_step).to(run_step),
+        builder.edge_from(run_step).to(choice),
+    )
     graph = builder.build()
 
     async def run(tasks: int) -> float:
@@ -177,7 +202,9 @@ PEERS: tuple[Other, ...] = (
 )
 
 
-def measure(rounds: int, tasks: int, others: Sequence[Other] = PEERS) -> tuple[list[Peer], list[str]]:
+def measure(
+    rounds: int, tasks: int, others: Sequence[Other] = PEERS
+) -> tuple[list[Peer], list[str]]:
     """Ours and every peer that is installed, in turn in each round, and a line for each that is not."""
     runs: list[tuple[str, str, Coroutine]] = [("replanning", "", ours())]
     skipped = []

@@ -107,10 +107,14 @@ class Written:
             if schema is None or len(schema.parameters) != len(action.arguments):
                 return []
             arguments: JsonObject = dict(zip(schema.parameters, action.arguments, strict=True))
-            task = Task(id=f"{self.name}-{number}", tool=action.name, arguments=arguments, depends_on=before)
+            task = Task(
+                id=f"{self.name}-{number}", tool=action.name, arguments=arguments, depends_on=before
+            )
             changes.append(AddTask(task=task))
             before = (task.id,)
-        return [Alternative(changes=tuple(changes), reason=f"the steps of {self.name}", confidence=1.0)]
+        return [
+            Alternative(changes=tuple(changes), reason=f"the steps of {self.name}", confidence=1.0)
+        ]
 
 
 def none(instance: Instance, domain: Domain) -> None:
@@ -209,10 +213,14 @@ async def play(instance: Instance, strategy: str, domain: Domain) -> Outcome:
     gate = None if how.stated else CallbackGate(agree)
     engine = ReplanningEngine(how.providers(instance, domain), gate=gate, settings=settings)
     world = World(instance, domain)
-    async with engine.open(instance.document(domain, stop=instance.trivial, stated=how.stated)) as run:
+    async with engine.open(
+        instance.document(domain, stop=instance.trivial, stated=how.stated)
+    ) as run:
         async for task in run.ready():
             async with run.attempt(task):
-                world.do(Action(str(task.tool), tuple(str(value) for value in task.arguments.values())))
+                world.do(
+                    Action(str(task.tool), tuple(str(value) for value in task.arguments.values()))
+                )
             if world.at_event():
                 if how.stated:
                     run.observe(holds=sorted(instance.holds), ceased=sorted(instance.ceased))
@@ -249,7 +257,9 @@ async def _told(engine: ReplanningEngine, run: PlanRun) -> None:
 def _taken(engine: ReplanningEngine, run: RunId) -> str:
     """From whom what was taken as the best came; empty where nothing was."""
     bodies = [record.body for record in engine.store.read(run)]
-    considered = [body for body in bodies if isinstance(body, AlternativesConsidered) and body.candidates]
+    considered = [
+        body for body in bodies if isinstance(body, AlternativesConsidered) and body.candidates
+    ]
     best = [body.candidates[0] for body in considered]
     return next((candidate.alternative.source for candidate in best if not candidate.rejected), "")
 
@@ -262,10 +272,14 @@ def _seconds(engine: ReplanningEngine, run: RunId) -> float | None:
     return decided[0] - fired[0] if fired and decided else None
 
 
-def measure(folder: Path, *, limit: int | None = None, report: Callable[[str], None] = lambda line: None) -> list[Row]:
+def measure(
+    folder: Path, *, limit: int | None = None, report: Callable[[str], None] = lambda line: None
+) -> list[Row]:
     """Every strategy on every file of a folder; the known truths are checked on the whole published files."""
     domain = Domain.load(folder / "domain.yaml" if (folder / "domain.yaml").exists() else DOMAIN)
-    paths = [folder / name for name in FILES if (folder / name).exists()] or sorted(folder.glob("*.jsonl"))
+    paths = [folder / name for name in FILES if (folder / name).exists()] or sorted(
+        folder.glob("*.jsonl")
+    )
     rows = []
     for path in paths:
         instances = load(path)
@@ -333,12 +347,19 @@ def check(rows: Sequence[Row]) -> None:
             continue
         known = KNOWN.get(row.strategy)
         if known is not None and round(row.percent, 1) != known[column]:
-            wrong.append(f"{row.file}, {row.strategy}: {row.percent:.1f} % instead of {known[column]} %")
+            wrong.append(
+                f"{row.file}, {row.strategy}: {row.percent:.1f} % instead of {known[column]} %"
+            )
         far = row.distance is None or round(row.distance, 2) != KNOWN_DISTANCE
         if row.strategy == "scratch" and column == 0 and far:
-            wrong.append(f"{row.file}, scratch: a mean distance of {row.distance} instead of {KNOWN_DISTANCE}")
+            wrong.append(
+                f"{row.file}, scratch: a mean distance of {row.distance} instead of {KNOWN_DISTANCE}"
+            )
     if wrong:
-        sys.exit("the harness does not reproduce the known truths, so it reports nothing:\n  " + "\n  ".join(wrong))
+        sys.exit(
+            "the harness does not reproduce the known truths, so it reports nothing:\n  "
+            + "\n  ".join(wrong)
+        )
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -21,7 +21,11 @@ from replanning.testing import ScriptedLLM
 
 BAR: Final = 5.0
 """Milliseconds of our own in a phase, of which 95 in 100 are to be below."""
-TARGETS: Final = {Phase.GOAL_UNDERSTANDING: 5, Phase.TASK_DECOMPOSITION: 10, Phase.ACTION_SEQUENCE: 5}
+TARGETS: Final = {
+    Phase.GOAL_UNDERSTANDING: 5,
+    Phase.TASK_DECOMPOSITION: 10,
+    Phase.ACTION_SEQUENCE: 5,
+}
 """Seconds that a phase is to take with a model in the cloud."""
 GOAL: Final = "Say in notes.txt, in one line, what README.md is about"
 TASKS: Final = {
@@ -80,7 +84,10 @@ def measure(
             times = _round(subtasks, runs)
             for name in times if number else ():  # the first is to warm up
                 found.setdefault(name, []).append(_p95(times[name]))
-        figures += [single(f"{name}, {subtasks} subtasks, p95", values, "ms", BAR) for name, values in found.items()]
+        figures += [
+            single(f"{name}, {subtasks} subtasks, p95", values, "ms", BAR)
+            for name, values in found.items()
+        ]
     figures += _with(llm) if llm else []
     for figure in figures:
         report(f"{figure.name}: {figure.value:.2f} {figure.unit}")
@@ -94,13 +101,22 @@ def cost(subtasks: int) -> list[Figure]:
         return []
     with quiet():
         anyio.run(_run, model, Computing())
-    characters = sum(len(request.prompt) + len(request.options.system or "") for request in model.requests)
-    found = zip(("calls", "characters"), (len(model.requests), characters), COSTS[subtasks], strict=True)
-    return [single(f"{unit} of the model, {subtasks} subtasks", [value], unit, most) for unit, value, most in found]
+    characters = sum(
+        len(request.prompt) + len(request.options.system or "") for request in model.requests
+    )
+    found = zip(
+        ("calls", "characters"), (len(model.requests), characters), COSTS[subtasks], strict=True
+    )
+    return [
+        single(f"{unit} of the model, {subtasks} subtasks", [value], unit, most)
+        for unit, value, most in found
+    ]
 
 
 def _p95(values: Sequence[float]) -> float:
-    return statistics.quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
+    return (
+        statistics.quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
+    )
 
 
 def _round(subtasks: int, runs: int) -> dict[str, list[float]]:
@@ -261,9 +277,9 @@ class Answers:
 
     def _actions(self, prompt: str) -> JsonValue:
         _, _, part = prompt.partition("<part>\n")
-        names: list[JsonValue] = [json.loads(line) for line in part.partition("</part>")[0].split("\n") if line] or [
-            *self._names
-        ]
+        names: list[JsonValue] = [
+            json.loads(line) for line in part.partition("</part>")[0].split("\n") if line
+        ] or [*self._names]
         found: list[JsonValue] = [
             {
                 "task_id": name,
@@ -288,8 +304,17 @@ _GO_ON: Final[JsonValue] = {
     }
 }
 _THOUGHT: Final[JsonValue] = {
-    "reflection": {"action_id": "part-0", "status": "success", "evaluation": "It came to what was expected."}
+    "reflection": {
+        "action_id": "part-0",
+        "status": "success",
+        "evaluation": "It came to what was expected.",
+    }
 }
 _SUMMARY: Final[JsonValue] = {
-    "summary": {"goal_achieved": True, "tasks_completed": 1, "tasks_failed": 0, "key_outcomes": ["It is written."]}
+    "summary": {
+        "goal_achieved": True,
+        "tasks_completed": 1,
+        "tasks_failed": 0,
+        "key_outcomes": ["It is written."],
+    }
 }

@@ -14,7 +14,11 @@ _BACK = '<rect width="100%" height="100%" fill="white"/>'
 def bars(title: str, rows: Sequence[tuple[str, float, float, float]]) -> str:
     """Horizontal bars in percent: a name, the value, and its interval."""
     left, wide, step = 330, 400, 26
-    lines = [_HEAD.format(left + wide + 90, 50 + step * len(rows)), _BACK, _text(10, 22, title, 'font-weight="bold"')]
+    lines = [
+        _HEAD.format(left + wide + 90, 50 + step * len(rows)),
+        _BACK,
+        _text(10, 22, title, 'font-weight="bold"'),
+    ]
     for number, (name, value, low, high) in enumerate(rows):
         top = 40 + step * number
         ends = [left + wide * share / 100 for share in (value, low, high)]
@@ -37,13 +41,20 @@ def curves(title: str, across: str, series: Mapping[str, Sequence[tuple[float, f
         x, y = ((math.log10(v) - lo) / (hi - lo) for v, (lo, hi) in zip(point, ranges, strict=True))
         return left + x * width, top + (1 - y) * height
 
-    lines = [_HEAD.format(left + width + 210, top + height + 50), _BACK, _text(10, 22, title, 'font-weight="bold"')]
+    lines = [
+        _HEAD.format(left + width + 210, top + height + 50),
+        _BACK,
+        _text(10, 22, title, 'font-weight="bold"'),
+    ]
     for power in range(ranges[0][0], ranges[0][1] + 1):
         x, y = place((10.0**power, 10.0 ** ranges[1][0]))
         lines += [_text(x, y + 18, f"{10**power:,}", 'text-anchor="middle"'), _rule(x, y, x, top)]
     for power in range(ranges[1][0], ranges[1][1] + 1):
         x, y = place((10.0 ** ranges[0][0], 10.0**power))
-        lines += [_text(x - 6, y + 4, f"{10.0**power:g}", 'text-anchor="end"'), _rule(x, y, left + width, y)]
+        lines += [
+            _text(x - 6, y + 4, f"{10.0**power:g}", 'text-anchor="end"'),
+            _rule(x, y, left + width, y),
+        ]
     lines.append(_text(left + width / 2, top + height + 40, across, 'text-anchor="middle"'))
     for (name, line), colour in zip(series.items(), COLOURS, strict=False):
         at = [place(point) for point in line]

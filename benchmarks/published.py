@@ -97,8 +97,12 @@ def _instance(answered: _Answered) -> JsonObject:
     statement = answered.query.rpartition("[STATEMENT]")[2]
     said = _QUESTION.search(statement)
     if said is None:
-        raise ValueError(f"instance {answered.instance_id} does not state facts, goal, plan and event as the others do")
-    init, goal, true, false = (sorted(_facts(said[name])) for name in ("init", "goal", "true", "false"))
+        raise ValueError(
+            f"instance {answered.instance_id} does not state facts, goal, plan and event as the others do"
+        )
+    init, goal, true, false = (
+        sorted(_facts(said[name])) for name in ("init", "goal", "true", "false")
+    )
     plan = [_read(line, _ACTIONS) for line in said["plan"].splitlines()]
     step = int(said["step"])
     return {
@@ -143,10 +147,20 @@ def _execution(path: str, published: _Workflow) -> JsonObject:
     number = {task.id: index for index, task in enumerate(tasks)}
     seconds = {ran.id: round(ran.runtimeInSeconds, 3) for ran in runs}
     try:
-        rows = [[task.name, seconds[task.id], [number[parent] for parent in task.parents]] for task in tasks]
+        rows = [
+            [task.name, seconds[task.id], [number[parent] for parent in task.parents]]
+            for task in tasks
+        ]
     except KeyError as error:
         raise ValueError(f"{path}: nothing is said of task {error}") from error
-    return {"name": published.name, "file": path, "tasks": [[name, time, [*parents]] for name, time, parents in rows]}  # type: ignore[list-item, misc]  # of mixed types by its form
+    return {
+        "name": published.name,
+        "file": path,
+        "tasks": [[name, time, [*parents]] for name, time, parents in rows],  # type: ignore[list-item, misc]
+    }
 
 
-CONVERTERS: Final[Mapping[str, Callable[[Files], bytes]]] = {"planbench": planbench, "workflows": workflows}
+CONVERTERS: Final[Mapping[str, Callable[[Files], bytes]]] = {
+    "planbench": planbench,
+    "workflows": workflows,
+}

@@ -78,17 +78,23 @@ def drawn(folder: Path = RESULTS) -> dict[str, str]:
     first = [row for row in rows if row.file == rows[0].file]
     by_name = {row.strategy: row for row in first}
     recovered = [
-        (ORDER[name].replace("`", ""), r.percent, r.low, r.high) for name, r in by_name.items() if name in ORDER
+        (ORDER[name].replace("`", ""), r.percent, r.low, r.high)
+        for name, r in by_name.items()
+        if name in ORDER
     ]
     recovered.sort(
-        key=lambda row: list(ORDER.values()).index(next(v for v in ORDER.values() if v.replace("`", "") == row[0]))
+        key=lambda row: list(ORDER.values()).index(
+            next(v for v in ORDER.values() if v.replace("`", "") == row[0])
+        )
     )
     found = {"planbench.svg": plots.bars(f"Recovered of {first[0].instances} instances", recovered)}
     grown = [figure for figure in Report.from_json(_read(folder, "speed")).figures if figure.size]
     series: dict[str, list[tuple[float, float]]] = {}
     for figure in grown:
         series.setdefault(figure.name, []).append((float(figure.size or 0), figure.value))
-        series.setdefault(f"floor of {figure.name}", []).append((float(figure.size or 0), figure.floor or 0.0))
+        series.setdefault(f"floor of {figure.name}", []).append(
+            (float(figure.size or 0), figure.floor or 0.0)
+        )
     if series:
         found["speed.svg"] = plots.curves("Microseconds for each task", "tasks in the plan", series)
     return found
@@ -135,10 +141,13 @@ def _recovered(row: planbench.Row) -> str:
 
 def _trivial(rows: Sequence[planbench.Row]) -> str:
     alone, verified, repair = (
-        [row for row in rows if row.strategy == name] for name in ("gpt4", "gpt4, verified", "repair")
+        [row for row in rows if row.strategy == name]
+        for name in ("gpt4", "gpt4, verified", "repair")
     )
     times = ", ".join(
-        f"{row.p50:.0f} / {row.p99:.0f} ms" for row in repair if row.p50 is not None and row.p99 is not None
+        f"{row.p50:.0f} / {row.p99:.0f} ms"
+        for row in repair
+        if row.p50 is not None and row.p99 is not None
     )
     return (
         f"In brackets 95 % Wilson intervals. Distance: actions added and removed, mean over what was recovered. GPT-4's recorded "
@@ -156,10 +165,14 @@ def _summary(folder: Path) -> str:
     rows = _planbench_rows(_read(folder, "planbench"))
     shares = {row.strategy: f"{row.percent:.1f} %" for row in rows if row.file == rows[0].file}
     outcomes = TypeAdapter(list[outages.Row]).validate_python(_read(folder, "tools"))
-    can, cannot = ([row for row in outcomes if row.recoverable is wanted] for wanted in (True, False))
+    can, cannot = (
+        [row for row in outcomes if row.recoverable is wanted] for wanted in (True, False)
+    )
     runs = TypeAdapter(list[workflows.Row]).validate_python(_read(folder, "workflows"))
     report = Report.from_json(_read(folder, "speed"))
-    micros = {figure.name: f"{figure.value:.0f} µs" for figure in report.figures if figure.size is None}
+    micros = {
+        figure.name: f"{figure.value:.0f} µs" for figure in report.figures if figure.size is None
+    }
     own = report.peers[0]
     others = ", ".join(f"{peer.name} {peer.times:.1f} ×" for peer in report.peers[1:])
     lines = [

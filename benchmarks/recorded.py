@@ -39,12 +39,19 @@ def gpt4(instance: Instance) -> list[Action]:
 def said(instance: Instance, domain: Domain) -> JsonObject:
     """The same as a reply of a model: the rest of the plan goes, these steps come in its place."""
     left = range(instance.after + 1, len(instance.plan) + 1)
-    changes: list[JsonValue] = [{"kind": "remove", "task_id": f"s{number}"} for number in reversed(left)]
+    changes: list[JsonValue] = [
+        {"kind": "remove", "task_id": f"s{number}"} for number in reversed(left)
+    ]
     for number, action in enumerate(gpt4(instance), 1):
         parameters = domain.schemas[action.name].parameters if action.name in domain.schemas else ()
         arguments: JsonObject = dict(zip(parameters, action.arguments, strict=False))
         before: list[JsonValue] = [f"gpt4-{number - 1}"] if number > 1 else []
-        task: JsonObject = {"id": f"gpt4-{number}", "tool": action.name, "arguments": arguments, "depends_on": before}
+        task: JsonObject = {
+            "id": f"gpt4-{number}",
+            "tool": action.name,
+            "arguments": arguments,
+            "depends_on": before,
+        }
         changes.append({"kind": "add", "task": task})
     return {"candidates": [{"reason": "the steps of GPT-4", "changes": changes, "confidence": 1.0}]}
 

@@ -59,12 +59,24 @@ class Capacity:
     def table(self) -> str:
         """Figures as Markdown tables."""
         cells = [
-            (row.name, *("" if value is None else f"{rounded(value)} {row.unit}".strip() for value in row.values))
+            (
+                row.name,
+                *(
+                    "" if value is None else f"{rounded(value)} {row.unit}".strip()
+                    for value in row.values
+                ),
+            )
             for row in self.rows
         ]
         text = f"{self.machine}; {self.server}.\n\n{_markdown(('figure', 'memory', 'SQLite', 'PostgreSQL'), cells)}"
-        heads = ("processes that append to one PostgreSQL server", "records a second", "connections")
-        clients = [(str(number), rounded(records), str(links)) for number, records, links in self.clients]
+        heads = (
+            "processes that append to one PostgreSQL server",
+            "records a second",
+            "connections",
+        )
+        clients = [
+            (str(number), rounded(records), str(links)) for number, records, links in self.clients
+        ]
         return f"{text}\n\n{_markdown(heads, clients)}" if clients else text
 
     def sizes(self) -> str:
@@ -76,7 +88,14 @@ class Capacity:
             _as_shown(next(row.values[-1] or 0.0 for row in self.rows if row.name == name))
             for name in (RECORD.format("50 runs"), IDLE_LOOP, MEMORY.format(TASKS), RENEWAL, DISK)
         )
-        heads = ("open runs", "tasks a second", "records a second", "processes", "memory", "PostgreSQL servers")
+        heads = (
+            "open runs",
+            "tasks a second",
+            "records a second",
+            "processes",
+            "memory",
+            "PostgreSQL servers",
+        )
         lines, example = [], ""
         for runs in SIZES:
             tasks = _as_shown(runs / SECONDS)
@@ -84,7 +103,11 @@ class Capacity:
             processes = (records * record + runs * idle) / 1e6 / HEADROOM
             servers = (records / most + runs * renewal / 1e6 / SECONDS_OF_RENEWAL) / HEADROOM
             gigabytes, disk_of_a_day = runs * memory / 1e6, records * disk * 86_400 / 1e9
-            memory_of_all = f"{rounded(gigabytes)} GB" if gigabytes >= 0.1 else f"{rounded(1000 * gigabytes)} MB"
+            memory_of_all = (
+                f"{rounded(gigabytes)} GB"
+                if gigabytes >= 0.1
+                else f"{rounded(1000 * gigabytes)} MB"
+            )
             if runs == EXAMPLE:
                 example = f"""For {runs:,} runs:
 
@@ -95,7 +118,9 @@ class Capacity:
 - PostgreSQL servers: ({rounded(records)} / {rounded(most)} + {runs:,} / 1,000 × {rounded(renewal)} ms / {SECONDS_OF_RENEWAL} s) / {HEADROOM} = {rounded(servers)}
 - disk for a day: {rounded(records)} × 86,400 × {rounded(disk)} KB / 1,000 = {rounded(disk_of_a_day)} GB"""
             rates = (f"{runs:,}", rounded(tasks), rounded(records), f"{math.ceil(processes):,}")
-            lines.append((*rates, memory_of_all, f"{math.ceil(servers):,}", f"{rounded(disk_of_a_day)} GB"))
+            lines.append(
+                (*rates, memory_of_all, f"{math.ceil(servers):,}", f"{rounded(disk_of_a_day)} GB")
+            )
         return f"{_markdown((*heads, 'disk for a day'), lines)}\n\n{example}"
 
     def to_json(self) -> JsonObject:
@@ -110,7 +135,11 @@ class Capacity:
 
 def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(
-        [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+        [
+            f"| {' | '.join(heads)} |",
+            "|---" * len(heads) + "|",
+            *(f"| {' | '.join(row)} |" for row in rows),
+        ]
     )
 
 

@@ -14,13 +14,26 @@ from opentelemetry.sdk.trace import TracerProvider
 from benchmarks import footprint, peers
 from benchmarks.figures import Coroutine, Figure, Report, each, machine, paired, quiet, single
 from benchmarks.footprint import flat, nothing
-from replanning import Alternative, Goal, Plan, PlanView, ReplanningEngine, ReplanRequest, Settings, Task, TaskContext
+from replanning import (
+    Alternative,
+    Goal,
+    Plan,
+    PlanView,
+    ReplanningEngine,
+    ReplanRequest,
+    Settings,
+    Task,
+    TaskContext,
+)
 from replanning.changes import ReplaceTask
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 
 
 def measure(
-    *, short: bool = False, rounds: int | None = None, report: Callable[[str], None] = lambda line: None
+    *,
+    short: bool = False,
+    rounds: int | None = None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Measure everything, one figure after another; growth only in the long form."""
     where = machine()
@@ -46,17 +59,28 @@ def measure(
         found = part()
         figures += found
         for figure in found:
-            report(f"{figure.name}{f', {figure.size:,}' if figure.size else ''}: {figure.value:.1f} {figure.unit}")
+            report(
+                f"{figure.name}{f', {figure.size:,}' if figure.size else ''}: {figure.value:.1f} {figure.unit}"
+            )
     work = peers.WORK.format(tasks=200 if short else 500)
     return Report(where, rounds, tuple(figures), tuple(compared), tuple(skipped), work)
 
 
 def _ratio(
-    name: str, rounds: int, tasks: int, subject: Coroutine, floor: Coroutine, *, bar: float, size: int | None = None
+    name: str,
+    rounds: int,
+    tasks: int,
+    subject: Coroutine,
+    floor: Coroutine,
+    *,
+    bar: float,
+    size: int | None = None,
 ) -> Figure:
     """Time subject and floor in turn, after a round to warm up."""
     pairs = [(each(subject, tasks), each(floor, tasks)) for _ in range(rounds + 1)][1:]
-    return paired(name, [ours for ours, _ in pairs], [theirs for _, theirs in pairs], bar, size=size)
+    return paired(
+        name, [ours for ours, _ in pairs], [theirs for _, theirs in pairs], bar, size=size
+    )
 
 
 def _small(rounds: int) -> Figure:
@@ -67,14 +91,20 @@ def _small(rounds: int) -> Figure:
         return await _timed(swarm, _chain(20)) - await _bare_tasks(20)
 
     extra = [statistics.median(anyio.run(run) for _ in range(20)) for _ in range(rounds)]
-    return single("a plan of 20 tasks, beyond the bare tasks", [1000 * seconds for seconds in extra], "ms", 1)
+    return single(
+        "a plan of 20 tasks, beyond the bare tasks", [1000 * seconds for seconds in extra], "ms", 1
+    )
 
 
 def _tracing(rounds: int, tasks: int) -> list[Figure]:
     """Spans on, against the run without and one span of the SDK for each task: made in a row by themselves, or in the run."""
     subjects = (_traced, _sequential, _spans, _spanned)
     rows = [[each(subject, tasks) for subject in subjects] for _ in range(rounds + 1)][1:]
-    traced, apart, within = [row[0] for row in rows], [row[1] + row[2] for row in rows], [row[3] for row in rows]
+    traced, apart, within = (
+        [row[0] for row in rows],
+        [row[1] + row[2] for row in rows],
+        [row[3] for row in rows],
+    )
     return [
         paired("tracing on, per task; spans of the floor in a row", traced, apart, 1.5),
         paired("tracing on, per task; spans of the floor in the run", traced, within, 1.5),
@@ -86,7 +116,9 @@ def _growth(rounds: int) -> list[Figure]:
     figures = []
     for size in (100, 1_000, 10_000, 100_000):
         times = rounds if size < 100_000 else 1
-        figures.append(_ratio("sequential", times, size, _sequential, _bare_tasks, bar=1.5, size=size))
+        figures.append(
+            _ratio("sequential", times, size, _sequential, _bare_tasks, bar=1.5, size=size)
+        )
         figures.append(_ratio("swarm of 100", times, size, _swarm, _task_group, bar=0.5, size=size))
     return figures
 
@@ -131,7 +163,9 @@ async def _swarm(tasks: int) -> float:
 
 async def _traced(tasks: int) -> float:
     plan = flat(tasks)
-    orchestrator = ReplanningEngine(tracer_provider=TracerProvider()).attach(SequentialOrchestrator(nothing))
+    orchestrator = ReplanningEngine(tracer_provider=TracerProvider()).attach(
+        SequentialOrchestrator(nothing)
+    )
     return await _timed(orchestrator, plan)
 
 
@@ -170,7 +204,9 @@ class _Instant:
 
 def _chain(tasks: int) -> Plan:
     """A plan of tasks one after another, with deadlines."""
-    each = (Task(id=f"t{i}", timeout=60.0, depends_on=(f"t{i - 1}",) if i else ()) for i in range(tasks))
+    each = (
+        Task(id=f"t{i}", timeout=60.0, depends_on=(f"t{i - 1}",) if i else ()) for i in range(tasks)
+    )
     return Plan(goal=Goal(objective="measure"), tasks=tuple(each))
 
 
@@ -216,10 +252,16 @@ async def failures(engine: ReplanningEngine, plan: Plan, count: int) -> list[flo
 def _replans(rounds: int, count: int, large: int) -> list[Figure]:
     """Latency from trigger to revision at 1,000 tasks, and how it grows with the plan, by its shape."""
     shapes = (("tasks", flat), ("tasks in a chain", _chain), ("tasks in layers", _layers))
-    return [figure for name, shape in shapes for figure in _replans_in(name, shape, rounds, count, large)]
+    return [
+        figure
+        for name, shape in shapes
+        for figure in _replans_in(name, shape, rounds, count, large)
+    ]
 
 
-def _replans_in(shape: str, plan: Callable[[int], Plan], rounds: int, count: int, large: int) -> list[Figure]:
+def _replans_in(
+    shape: str, plan: Callable[[int], Plan], rounds: int, count: int, large: int
+) -> list[Figure]:
     small_p50, small_p99, growth = [], [], []
     little, much = plan(1_000), plan(large)
     for _ in range(rounds):
@@ -252,9 +294,12 @@ async def _burst(failures: int, tail: int) -> float:
     tools = [{"name": name, "capability": "work"} for name in ("usual", "other")]
     first = [Task(id=f"f{i}", tool="usual") for i in range(failures)]
     chain = [
-        Task(id=f"t{i}", depends_on=(f"t{i - 1}",) if i else tuple(task.id for task in first)) for i in range(tail)
+        Task(id=f"t{i}", depends_on=(f"t{i - 1}",) if i else tuple(task.id for task in first))
+        for i in range(tail)
     ]
-    plan = Plan.model_validate({"goal": {"objective": "measure"}, "tools": tools, "tasks": [*first, *chain]})
+    plan = Plan.model_validate(
+        {"goal": {"objective": "measure"}, "tools": tools, "tasks": [*first, *chain]}
+    )
     async with ReplanningEngine(["repair"]).open(plan) as run:
         attempts = [run.started(task.id) for task in first]
         with quiet():
@@ -295,7 +340,10 @@ async def _independent(failures: int) -> float:
 
 def _bursts(rounds: int, failures: int, tail: int) -> list[Figure]:
     """Cost of many failures at once, together and apart."""
-    pairs = [(anyio.run(_burst, failures, tail), anyio.run(_burst, 2 * failures, tail)) for _ in range(rounds)]
+    pairs = [
+        (anyio.run(_burst, failures, tail), anyio.run(_burst, 2 * failures, tail))
+        for _ in range(rounds)
+    ]
     apart = [anyio.run(_independent, 20) for _ in range(rounds)]
     growth = [twice / once for once, twice in pairs]
     name = f"burst of {failures:,} failures before {tail:,} tasks"

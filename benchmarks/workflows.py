@@ -14,9 +14,26 @@ from pathlib import Path
 
 import anyio
 
-from replanning import Environment, Goal, Plan, ReplanningEngine, Settings, Task, TaskContext, ToolSpec
+from replanning import (
+    Environment,
+    Goal,
+    Plan,
+    ReplanningEngine,
+    Settings,
+    Task,
+    TaskContext,
+    ToolSpec,
+)
 from replanning.changes import ReplaceTask
-from replanning.journal import AttemptStarted, AttemptSucceeded, DecisionMade, Lease, MemoryStore, Record, TriggerFired
+from replanning.journal import (
+    AttemptStarted,
+    AttemptSucceeded,
+    DecisionMade,
+    Lease,
+    MemoryStore,
+    Record,
+    TriggerFired,
+)
 from replanning.orchestrators import SwarmOrchestrator
 from replanning.plan import Fallback, JsonObject
 from replanning.testing import VirtualClock
@@ -58,7 +75,11 @@ def load(folder: Path) -> list[Workflow]:
     with gzip.open(folder / FILE) as file:
         data = json.load(file)
     return [
-        Workflow(f"{d['name']} {d['file']}", tuple(t[1] for t in d["tasks"]), tuple(tuple(t[2]) for t in d["tasks"]))
+        Workflow(
+            f"{d['name']} {d['file']}",
+            tuple(t[1] for t in d["tasks"]),
+            tuple(tuple(t[2]) for t in d["tasks"]),
+        )
         for d in data
     ]
 
@@ -84,7 +105,12 @@ def faulty(workflow: Workflow, seed: int) -> tuple[Plan, frozenset[str]]:
                 fallbacks=(Fallback(tool="spare"),) if number in broken and not spare else (),
             )
         )
-    plan = Plan(name=workflow.name, goal=Goal(objective="finish the workflow"), tools=tuple(tools), tasks=tuple(tasks))
+    plan = Plan(
+        name=workflow.name,
+        goal=Goal(objective="finish the workflow"),
+        tools=tuple(tools),
+        tasks=tuple(tasks),
+    )
     return plan, frozenset(f"t{number}" for number in broken)
 
 
@@ -115,10 +141,20 @@ async def _run(workflow: Workflow, plan: Plan, broken: frozenset[str], bare: flo
     records = list(engine.store.read(result.run))
     started = Counter(r.body.task for r in records if isinstance(r.body, AttemptStarted))
     finished = Counter(r.body.task for r in records if isinstance(r.body, AttemptSucceeded))
-    changed = {c.task_id for revision in result.revisions for c in revision.changes if isinstance(c, ReplaceTask)}
+    changed = {
+        c.task_id
+        for revision in result.revisions
+        for c in revision.changes
+        if isinstance(c, ReplaceTask)
+    }
     rest = [task.id for task in plan.tasks if task.id not in broken]
-    clean = sum(started[task_id] == 1 and finished[task_id] == 1 and task_id not in changed for task_id in rest)
-    before, after = (engine.history(result.run).plan_at(number) for number in (0, len(result.revisions)))
+    clean = sum(
+        started[task_id] == 1 and finished[task_id] == 1 and task_id not in changed
+        for task_id in rest
+    )
+    before, after = (
+        engine.history(result.run).plan_at(number) for number in (0, len(result.revisions))
+    )
     return Row(
         workflow.name,
         len(plan.tasks),
@@ -135,7 +171,11 @@ async def _run(workflow: Workflow, plan: Plan, broken: frozenset[str], bare: flo
 
 def _edges(plan: Plan) -> set[tuple[str, str]]:
     """Return the dependencies between tasks; a replacement counts under the id that it replaced."""
-    return {(dep.partition("~")[0], task.id.partition("~")[0]) for task in plan.tasks for dep in task.depends_on}
+    return {
+        (dep.partition("~")[0], task.id.partition("~")[0])
+        for task in plan.tasks
+        for dep in task.depends_on
+    }
 
 
 class _Timed(MemoryStore):
@@ -152,10 +192,16 @@ class _Timed(MemoryStore):
         if isinstance(record.body, TriggerFired):
             self._fired[record.body.trigger.id] = time.perf_counter()
         elif isinstance(record.body, DecisionMade):
-            self.waits += [time.perf_counter() - self._fired.pop(t) for t in record.body.triggers if t in self._fired]
+            self.waits += [
+                time.perf_counter() - self._fired.pop(t)
+                for t in record.body.triggers
+                if t in self._fired
+            ]
 
 
-def measure(folder: Path, *, limit: int | None = None, report: Callable[[str], None] = lambda line: None) -> list[Row]:
+def measure(
+    folder: Path, *, limit: int | None = None, report: Callable[[str], None] = lambda line: None
+) -> list[Row]:
     """Every workflow once, with seeded faults."""
     workflows = load(folder)[:limit]
     rows = []
@@ -182,7 +228,11 @@ def table(rows: Sequence[Row]) -> str:
         if not some:
             continue
         waits = sorted(wait for row in some for wait in row.waits)
-        engine = f"{statistics.median(waits):.1f} / {waits[int(0.99 * len(waits))]:.1f} ms" if waits else ""
+        engine = (
+            f"{statistics.median(waits):.1f} / {waits[int(0.99 * len(waits))]:.1f} ms"
+            if waits
+            else ""
+        )
         lines.append(
             f"| {kind} ({len(some)}) | {sum(r.tasks for r in some):,} | {sum(r.faults for r in some):,}"
             f" | {sum(r.finished for r in some)}/{len(some)} | {sum(r.repeated for r in some)}"

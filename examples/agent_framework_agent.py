@@ -1,7 +1,15 @@
 """An agent of the Microsoft Agent Framework, attached by one line. Needs `pip install agent-framework-core`; run it as it is."""
 
 import anyio
-from agent_framework import Agent, BaseChatClient, ChatResponse, Content, FunctionInvocationLayer, Message, tool
+from agent_framework import (
+    Agent,
+    BaseChatClient,
+    ChatResponse,
+    Content,
+    FunctionInvocationLayer,
+    Message,
+    tool,
+)
 
 from replanning.integrations.agent_framework import Replanned
 
@@ -12,7 +20,9 @@ class ScriptedClient(FunctionInvocationLayer, BaseChatClient):
     async def _inner_get_response(self, *, messages, stream, options, **kwargs):
         found = [each.result for each in messages[-1].contents if each.type == "function_result"]
         call = Content.from_function_call("1", "search", arguments={"query": "changelog"})
-        return ChatResponse(messages=[Message("assistant", [f"found {found[0]}" if found else call])])
+        return ChatResponse(
+            messages=[Message("assistant", [f"found {found[0]}" if found else call])]
+        )
 
 
 @tool

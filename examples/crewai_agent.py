@@ -2,7 +2,9 @@
 
 import os
 
-os.environ["CREWAI_DISABLE_TELEMETRY"] = os.environ["CREWAI_DISABLE_VERSION_CHECK"] = "true"  # stay off the network
+os.environ["CREWAI_DISABLE_TELEMETRY"] = os.environ["CREWAI_DISABLE_VERSION_CHECK"] = (
+    "true"  # stay off the network
+)
 os.environ["CREWAI_TRACING_ENABLED"] = "false"
 
 from crewai import Agent, BaseLLM, Crew, Task
@@ -44,7 +46,10 @@ helper = Agent(
     llm=ScriptedModel(model="scripted"),
     tools=[search, search_archive],
 )
-crew = Crew(agents=[helper], tasks=[Task(description="What changed?", expected_output="A sentence.", agent=helper)])
+crew = Crew(
+    agents=[helper],
+    tasks=[Task(description="What changed?", expected_output="A sentence.", agent=helper)],
+)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,9 @@ TOOLS = {function.__name__: function for function in (scan, photograph, count)}
 async def main():
     """Starts a cluster, and executes the plan on it."""
     async with (
-        LocalCluster(n_workers=2, processes=False, dashboard_address=None, asynchronous=True) as cluster,
+        LocalCluster(
+            n_workers=2, processes=False, dashboard_address=None, asynchronous=True
+        ) as cluster,
         Client(cluster, asynchronous=True) as dask,
     ):
 
@@ -53,7 +55,9 @@ async def main():
             try:
                 return await future
             finally:
-                await future.cancel()  # does nothing to one that is done; a task that was stopped leaves the cluster
+                await (
+                    future.cancel()
+                )  # does nothing to one that is done; a task that was stopped leaves the cluster
 
         result = await ReplanningEngine().execute(PLAN, work, max_concurrency=100)
     print(result.status, result.outputs["words"])

@@ -18,7 +18,9 @@ class Model(BaseLlm):
         if asked.function_response:
             part = types.Part(text=f"found {asked.function_response.response['result']}")
         else:
-            part = types.Part(function_call=types.FunctionCall(name="search", args={"query": asked.text}))
+            part = types.Part(
+                function_call=types.FunctionCall(name="search", args={"query": asked.text})
+            )
         yield LlmResponse(content=types.Content(role="model", parts=[part]))
 
 
@@ -32,7 +34,9 @@ async def search_archive(query: str) -> str:
     return f"{query}, from the archive"
 
 
-assistant = LlmAgent(name="assistant", model=Model(model="scripted"), tools=[search, search_archive])
+assistant = LlmAgent(
+    name="assistant", model=Model(model="scripted"), tools=[search, search_archive]
+)
 app = App(
     name="assistant",
     root_agent=assistant,

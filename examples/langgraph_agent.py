@@ -32,7 +32,9 @@ class Model(GenericFakeChatModel):
 call = {"name": "search", "args": {"query": "changelog"}, "id": "1"}
 model = Model(messages=iter([AIMessage("", tool_calls=[call]), AIMessage("found")]))
 agent = create_agent(model, [search, search_archive], middleware=[ReplanningMiddleware()])
-agent = replanned(agent, ReplanningEngine(), capabilities={"search": "web", "search_archive": "web"})
+agent = replanned(
+    agent, ReplanningEngine(), capabilities={"search": "web", "search_archive": "web"}
+)
 
 
 async def main():

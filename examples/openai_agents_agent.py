@@ -22,15 +22,22 @@ async def search_archive(query: str) -> str:
 
 
 # A scripted stand-in for a model: it searches, then says what it found.
-model = ScriptedModel([[function_call("search", {"query": "changelog"}, call_id="1")], [assistant_message("found")]])
+model = ScriptedModel(
+    [[function_call("search", {"query": "changelog"}, call_id="1")], [assistant_message("found")]]
+)
 assistant = Agent("assistant", model=model, tools=[search, search_archive])
 
 
 async def main():
     """The tool that fails is replaced, and the model sees the result of the other one."""
-    async with replanned(assistant, capabilities={"search": "web", "search_archive": "web"}) as agent:
+    async with replanned(
+        assistant, capabilities={"search": "web", "search_archive": "web"}
+    ) as agent:
         result = await Runner.run(agent, "What changed?")
-    print([item.output for item in result.new_items if item.type == "tool_call_output_item"], result.final_output)
+    print(
+        [item.output for item in result.new_items if item.type == "tool_call_output_item"],
+        result.final_output,
+    )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,10 @@ import anyio
 
 from replanning import Goal, Plan, ReplanningEngine, Task, ToolSpec
 
-TOOLS = [ToolSpec(name="scanner", capability="read-page"), ToolSpec(name="camera", capability="read-page")]
+TOOLS = [
+    ToolSpec(name="scanner", capability="read-page"),
+    ToolSpec(name="camera", capability="read-page"),
+]
 PLAN = Plan(
     goal=Goal(objective="Read a page and count its words"),
     tools=tuple(TOOLS),

@@ -41,13 +41,17 @@ def count(text: str):
 
 async def main():
     """Starts a server and a worker, and runs the plan."""
-    program = shutil.which("temporal", path=str(Path(sys.executable).parent)) or shutil.which("temporal")
+    program = shutil.which("temporal", path=str(Path(sys.executable).parent)) or shutil.which(
+        "temporal"
+    )
     async with await WorkflowEnvironment.start_local(
         dev_server_existing_path=program, dev_server_log_level="error"
     ) as server:
         plugin = ReplanningPlugin(tools=[scan, photograph, count])
         async with Worker(server.client, task_queue="plans", plugins=[plugin]):
-            run = await TemporalOrchestrator(server.client, task_queue="plans").start(PLAN, run_id="page-1")
+            run = await TemporalOrchestrator(server.client, task_queue="plans").start(
+                PLAN, run_id="page-1"
+            )
             result = await run.result()
     print(result["status"], result["outputs"])
     print(*result["revisions"], sep="\n")

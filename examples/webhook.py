@@ -32,7 +32,9 @@ class Door(BaseHTTPRequestHandler):
         else:
             print(f"{body['text']}\n{body['diffs'][0]}")
             answer = {"id": body["id"], "verdict": "approve", "by": "ada"}
-            threading.Thread(target=httpx.post, args=(f"{URL}/answer",), kwargs={"json": answer}).start()
+            threading.Thread(
+                target=httpx.post, args=(f"{URL}/answer",), kwargs={"json": answer}
+            ).start()
 
     def log_message(self, *args):
         """Say nothing of every request."""

@@ -42,9 +42,13 @@ class Marker(NamedTuple):
         return f"<!-- replanning notice={self.kind} run={_quote_value(self.run)} about={_quote_value(self.subject)} -->"
 
 
-_MARKER_PATTERN: Final = re.compile(r"^<!-- replanning notice=([a-z]+) run=(\S*) about=(\S*) -->\s*$", re.MULTILINE)
+_MARKER_PATTERN: Final = re.compile(
+    r"^<!-- replanning notice=([a-z]+) run=(\S*) about=(\S*) -->\s*$", re.MULTILINE
+)
 
-_AUTHORSHIP_PATTERN: Final = re.compile(rf"(?<!\s)\s*^{re.escape(AUTHORSHIP_MARKER.strip())}[ \t]*$", re.MULTILINE)
+_AUTHORSHIP_PATTERN: Final = re.compile(
+    rf"(?<!\s)\s*^{re.escape(AUTHORSHIP_MARKER.strip())}[ \t]*$", re.MULTILINE
+)
 
 
 def find_marker(body: str) -> Marker | None:
@@ -53,7 +57,11 @@ def find_marker(body: str) -> Marker | None:
     Quoted texts never contain one, but people may edit a comment and write something after it.
     """
     markers = _MARKER_PATTERN.findall(body)
-    return Marker(markers[-1][0], unquote(markers[-1][1]), unquote(markers[-1][2])) if markers else None
+    return (
+        Marker(markers[-1][0], unquote(markers[-1][1]), unquote(markers[-1][2]))
+        if markers
+        else None
+    )
 
 
 def strip_authorship(body: str) -> tuple[str, bool]:

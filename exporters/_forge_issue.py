@@ -6,7 +6,15 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -201,7 +209,9 @@ class ForgeIssue(ABC):
         self._url = self._api_url(next(url for url in urls if url).strip().rstrip("/"))
         variable = self._url_variables[0]
         if problem := url_problem(self._url):
-            raise SettingsError([Problem(variable, f"{problem}; expected something like {self.default_url}")])
+            raise SettingsError(
+                [Problem(variable, f"{problem}; expected something like {self.default_url}")]
+            )
         text = issue.strip()
         match = self._short_pattern.fullmatch(text)
         if match is None or not _is_project_path(match["project"]):
@@ -212,21 +222,34 @@ class ForgeIssue(ABC):
             page = httpx.URL(text)
             match = self._page_pattern.fullmatch(page.path)
             if match is None or not _is_project_path(match["project"]):
-                problem = f"{issue!r} is not the page of {self._page_kinds}, such as {self._page_example}"
+                problem = (
+                    f"{issue!r} is not the page of {self._page_kinds}, such as {self._page_example}"
+                )
                 raise SettingsError([Problem("issue", problem)])
             api_host = httpx.URL(self._url).host
-            if api_host not in (page.host, f"api.{page.host}"):  # the token is sent to no other host
+            if api_host not in (
+                page.host,
+                f"api.{page.host}",
+            ):  # the token is sent to no other host
                 problem = f"{page.host} is not served by the API at {api_host}; set {variable} to the URL of its API"
-                raise SettingsError([Problem("issue", f"{problem}, such as https://{page.host}{self._api_path}")])
+                raise SettingsError(
+                    [Problem("issue", f"{problem}, such as https://{page.host}{self._api_path}")]
+                )
         self.id = self._locate(match)
         self._label = f"{self.name} {self.id.removeprefix('gitlab:')}"
         self._token = (variables.get(self._token_variable, "") if token is None else token).strip()
         if not is_valid_token(self._token):
-            problem = "the token has characters that are not allowed in tokens; copy exactly the token"
+            problem = (
+                "the token has characters that are not allowed in tokens; copy exactly the token"
+            )
             raise SettingsError([Problem(self._token_variable, problem)])
-        logins = variables.get(self._trusted_variable, "").split(",") if trusted is None else trusted
+        logins = (
+            variables.get(self._trusted_variable, "").split(",") if trusted is None else trusted
+        )
         logins = logins.split(",") if isinstance(logins, str) else logins
-        self._trusted = {login.strip().removeprefix("@").lower() for login in logins if login.strip()}
+        self._trusted = {
+            login.strip().removeprefix("@").lower() for login in logins if login.strip()
+        }
         self._timeout = timeout
         self._environment = environment or Environment()
         self._transport = transport
@@ -300,7 +323,9 @@ class ForgeIssue(ABC):
                 issue_id=self.id,
                 title=title,
                 text=text_at(entry, self._text_field),
-                comments=tuple(IssueComment(author=c.author, text=c.body, at=c.at) for c in comments),
+                comments=tuple(
+                    IssueComment(author=c.author, text=c.body, at=c.at) for c in comments
+                ),
                 repository=await self._repository_info(entry),
             ).truncated()
 
@@ -321,7 +346,9 @@ class ForgeIssue(ABC):
         """
         if comment.bot or comment.notice:
             return False
-        return comment.own or comment.author.lower() in self._trusted or await self._is_member(comment)
+        return (
+            comment.own or comment.author.lower() in self._trusted or await self._is_member(comment)
+        )
 
     async def _fetch_issue(self) -> JsonObject:
         return as_object(await self._get(self._path))
@@ -332,12 +359,15 @@ class ForgeIssue(ABC):
         labels = entry.get("labels")
         files = await result_or_none(self._list_entries(self._files_path, limit=MAX_FILES)) or []
         names: list[JsonValue] = [
-            f"{text_at(file, 'name')}{'/' if text_at(file, 'type') in ('dir', 'tree') else ''}" for file in files
+            f"{text_at(file, 'name')}{'/' if text_at(file, 'type') in ('dir', 'tree') else ''}"
+            for file in files
         ]
         readme = ""
         accepted = {"accept": self._readme_type}
         url = self._url + self._readme_path(project)
-        if answer := await result_or_none(self._with_retries(partial(self._send, "GET", url, headers=accepted))):
+        if answer := await result_or_none(
+            self._with_retries(partial(self._send, "GET", url, headers=accepted))
+        ):
             readme = truncate_text(answer.data.decode(errors="replace").strip(), _MAX_README_CHARS)
         info: JsonObject = {
             "forge": self.name,
@@ -345,8 +375,13 @@ class ForgeIssue(ABC):
             "name": re.split("[#!]", self.id.removeprefix("gitlab:"))[0],
             "state": text_at(entry, "state"),
             "author": text_at(entry, *self._author_path),
-            "labels": [text_at(label, "name") or str(label) for label in labels] if isinstance(labels, list) else [],
-            **{field: project.get(field) for field in ("description", "default_branch", "language", "topics")},
+            "labels": [text_at(label, "name") or str(label) for label in labels]
+            if isinstance(labels, list)
+            else [],
+            **{
+                field: project.get(field)
+                for field in ("description", "default_branch", "language", "topics")
+            },
             "files": truncated_list(names, _MAX_FILE_NAMES),
             "readme": readme,
             **await self._change_info(entry),
@@ -357,14 +392,18 @@ class ForgeIssue(ABC):
         """Return the login of the token's owner; empty if unknown."""
         if self._own_login is None:
             try:
-                self._own_login = text_at(await self._get("/user"), self._author_path[-1]) if self._token else ""
+                self._own_login = (
+                    text_at(await self._get("/user"), self._author_path[-1]) if self._token else ""
+                )
             except ForgeError as error:
                 if not error.final or error.status == 401:
                     raise
                 self._own_login = await self._fetch_app_login()
         return self._own_login
 
-    def _parse_comment(self, entry: JsonObject, login: str, *, kind: str = "", where: str = "") -> ForgeComment:
+    def _parse_comment(
+        self, entry: JsonObject, login: str, *, kind: str = "", where: str = ""
+    ) -> ForgeComment:
         """Return a comment of the forge.
 
         Args:
@@ -393,7 +432,9 @@ class ForgeIssue(ABC):
 
     def write_error(self) -> str:
         """Return the reason why nothing can be written, without a request; empty if it can."""
-        return "" if self._token else f"writing to {self.id} needs a token: set {self._token_variable}"
+        return (
+            "" if self._token else f"writing to {self.id} needs a token: set {self._token_variable}"
+        )
 
     async def post(self, body: str) -> str:
         """Write a new comment and return its id.
@@ -413,7 +454,11 @@ class ForgeIssue(ABC):
             first_page = self._first_page_url(self._comments_path)
             if not maybe_written:
                 listed = httpx.URL(first_page).path
-                cached = [page.entries for url, page in self._page_cache.items() if httpx.URL(url).path == listed]
+                cached = [
+                    page.entries
+                    for url, page in self._page_cache.items()
+                    if httpx.URL(url).path == listed
+                ]
                 pages = cached or [await self._list_entries(self._comments_path)]
                 ids = frozenset(text_at(entry, "id") for page in pages for entry in page)
                 self._unconfirmed[key] = _UnconfirmedPost(ids)
@@ -426,11 +471,18 @@ class ForgeIssue(ABC):
                     page = await self._get_page(url, once=True)
                     for entry in page.entries:
                         found = text_at(entry, "body")
-                        is_own = not self._own_login or text_at(entry, *self._author_path) == self._own_login
+                        is_own = (
+                            not self._own_login
+                            or text_at(entry, *self._author_path) == self._own_login
+                        )
                         is_new = text_at(entry, "id") not in unconfirmed.earlier | self._posted_ids
-                        is_same = find_marker(found) == marker if marker else is_same_text(found, text)
+                        is_same = (
+                            find_marker(found) == marker if marker else is_same_text(found, text)
+                        )
                         if is_own and is_new and is_same:
-                            if not is_same_text(found, text):  # an earlier text of the comment has arrived
+                            if not is_same_text(
+                                found, text
+                            ):  # an earlier text of the comment has arrived
                                 method, path = self._edit_request(text_at(entry, "id"))
                                 await self._send(method, self._url + path, body={"body": text})
                             return entry
@@ -438,7 +490,9 @@ class ForgeIssue(ABC):
                     if not url:
                         break
                 if clock.now() < unconfirmed.may_arrive_until:
-                    raise ForgeError(f"{self._label}: no response in time, but the comment may still arrive")
+                    raise ForgeError(
+                        f"{self._label}: no response in time, but the comment may still arrive"
+                    )
                 return None
 
             def on_unanswered() -> None:
@@ -481,7 +535,9 @@ class ForgeIssue(ABC):
     def _prepared(self, body: str) -> str:
         """Return a text to publish: without the token and without commands to the forge, marked as our own."""
         text = self._redact_token(body)
-        return (_SLASH_COMMAND.sub(r"\1&#47;", text) if self._has_slash_commands else text) + AUTHORSHIP_MARKER
+        return (
+            _SLASH_COMMAND.sub(r"\1&#47;", text) if self._has_slash_commands else text
+        ) + AUTHORSHIP_MARKER
 
     # Requests
 
@@ -516,7 +572,9 @@ class ForgeIssue(ABC):
 
     async def _get(self, path: str) -> JsonValue:
         """Return the JSON value at a path."""
-        return self._parse_json(await self._with_retries(partial(self._send, "GET", self._url + path)))
+        return self._parse_json(
+            await self._with_retries(partial(self._send, "GET", self._url + path))
+        )
 
     async def _list_entries(
         self, path: str, params: Mapping[str, str] | None = None, *, limit: int = MAX_COMMENTS
@@ -540,7 +598,9 @@ class ForgeIssue(ABC):
         return entries[:limit]
 
     def _first_page_url(self, path: str, params: Mapping[str, str] | None = None) -> str:
-        return str(httpx.URL(self._url + path, params={**(params or {}), "per_page": str(PAGE_SIZE)}))
+        return str(
+            httpx.URL(self._url + path, params={**(params or {}), "per_page": str(PAGE_SIZE)})
+        )
 
     async def _get_page(self, url: str, *, once: bool = False) -> Page:
         """Return one page, from the cache if it has not changed.
@@ -561,11 +621,19 @@ class ForgeIssue(ABC):
             # A page that was the last stays unchanged when it fills up and a next one begins.
             page, number = kept, httpx.URL(url).params.get("page", "1")
             if not kept.next_url and len(kept.entries) >= PAGE_SIZE and number.isdecimal():
-                page = kept._replace(next_url=str(httpx.URL(url).copy_merge_params({"page": str(int(number) + 1)})))
+                page = kept._replace(
+                    next_url=str(httpx.URL(url).copy_merge_params({"page": str(int(number) + 1)}))
+                )
         else:
             entries = self._parse_json(answer)
-            objects = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-            page = Page(objects, _next_page_url(url, answer.headers), answer.headers.get("etag", ""))
+            objects = (
+                [entry for entry in entries if isinstance(entry, dict)]
+                if isinstance(entries, list)
+                else []
+            )
+            page = Page(
+                objects, _next_page_url(url, answer.headers), answer.headers.get("etag", "")
+            )
         self._page_cache[url] = page
         return page
 
@@ -593,11 +661,17 @@ class ForgeIssue(ABC):
             ForgeError: the request failed, or its effect is unknown.
         """
         if not self._token:
-            raise ForgeError(f"{self._label}: writing needs a token: set {self._token_variable}", final=True)
+            raise ForgeError(
+                f"{self._label}: writing needs a token: set {self._token_variable}", final=True
+            )
 
         async def ask() -> ApiResponse | JsonObject:
             nonlocal maybe_written
-            if maybe_written and find_existing is not None and (existing := await find_existing()) is not None:
+            if (
+                maybe_written
+                and find_existing is not None
+                and (existing := await find_existing()) is not None
+            ):
                 return existing
             try:
                 return await self._send(method, self._url + path, body=body)
@@ -628,7 +702,12 @@ class ForgeIssue(ABC):
         return await call_with_retries(once, self._environment, self._deadline, give_up)
 
     async def _send(
-        self, method: str, url: str, *, body: JsonObject | None = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        url: str,
+        *,
+        body: JsonObject | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> ApiResponse:
         """Return the response to a request, after redirects on the same host.
 
@@ -639,18 +718,29 @@ class ForgeIssue(ABC):
         clock = self._environment.clock
         now = clock.now()
         if self._rate_limited_until > now:
-            raise RequestFailed("rate limit reached", retry_after=self._rate_limited_until - now, status=429)
+            raise RequestFailed(
+                "rate limit reached", retry_after=self._rate_limited_until - now, status=429
+            )
         assert self._client is not None  # `_call` opens it
         redirects = 0
         while True:
             try:
-                async with self._client.stream(method, url, json=body, headers=dict(headers or {})) as response:
+                async with self._client.stream(
+                    method, url, json=body, headers=dict(headers or {})
+                ) as response:
                     data, problem, _ = await read_body(response)
-            except (httpx.RequestError, UnicodeError) as error:  # UnicodeError: a redirect to an invalid host
+            except (
+                httpx.RequestError,
+                UnicodeError,
+            ) as error:  # UnicodeError: a redirect to an invalid host
                 excerpt = self._excerpt(f"{type(error).__name__}: {error}".rstrip(": "))
-                unsure = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+                unsure = not isinstance(
+                    error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout
+                )
                 what = "the connection was lost" if unsure else "cannot connect"
-                raise RequestFailed(f"{httpx.URL(url).host}: {what}", excerpt=excerpt, maybe_executed=unsure) from error
+                raise RequestFailed(
+                    f"{httpx.URL(url).host}: {what}", excerpt=excerpt, maybe_executed=unsure
+                ) from error
             if problem:
                 raise ForgeError(f"{self._label}: {problem}", status=response.status_code)
             answer = ApiResponse(response.status_code, response.headers, data)
@@ -664,7 +754,9 @@ class ForgeIssue(ABC):
         if answer.status == 304 or 200 <= answer.status < 300:
             return answer
         status, headers = answer.status, answer.headers
-        request_id = self._excerpt(headers.get("x-github-request-id") or headers.get("x-request-id") or "")
+        request_id = self._excerpt(
+            headers.get("x-github-request-id") or headers.get("x-request-id") or ""
+        )
         limited, message = _is_rate_limited(answer), self._excerpt(error_message(answer.data))
         reason = _STATUS_REASONS.get(429 if limited else status, "the request is refused")
         if 300 <= status < 400:
@@ -681,8 +773,18 @@ class ForgeIssue(ABC):
                 maybe_executed=status >= 500 or status == 408,
             )
         if status in (401, 403, 404):
-            reason += f"; check {self._token_variable}" if self._token else f"; {self._token_variable} is not set"
-        raise ForgeError(f"{self._label}: {reason}", status=status, final=True, request_id=request_id, excerpt=message)
+            reason += (
+                f"; check {self._token_variable}"
+                if self._token
+                else f"; {self._token_variable} is not set"
+            )
+        raise ForgeError(
+            f"{self._label}: {reason}",
+            status=status,
+            final=True,
+            request_id=request_id,
+            excerpt=message,
+        )
 
     def _parse_json(self, answer: ApiResponse) -> JsonValue:
         try:
@@ -721,7 +823,9 @@ def text_at(value: JsonValue, *path: str) -> str:
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     text = "" if value is None or isinstance(value, dict | list) else str(value)
-    return text if text.isascii() else text.encode(errors="replace").decode()  # replaces lone surrogates
+    return (
+        text if text.isascii() else text.encode(errors="replace").decode()
+    )  # replaces lone surrogates
 
 
 def _rate_limit_end(answer: ApiResponse, now: float) -> float:
@@ -729,7 +833,11 @@ def _rate_limit_end(answer: ApiResponse, now: float) -> float:
     headers, until = answer.headers, 0.0
     if _integer_header(headers, "x-ratelimit-remaining", "ratelimit-remaining") == 0:
         until = float(_integer_header(headers, "x-ratelimit-reset", "ratelimit-reset") or 0)
-    wait = retry_after_seconds(headers, now) if answer.status in (403, 429) or answer.status >= 500 else 0.0
+    wait = (
+        retry_after_seconds(headers, now)
+        if answer.status in (403, 429) or answer.status >= 500
+        else 0.0
+    )
     until = max(until, now + wait if wait else 0.0)
     return now + _DEFAULT_RATE_LIMIT_WAIT if _is_rate_limited(answer) and until <= now else until
 
@@ -740,7 +848,11 @@ def _is_rate_limited(answer: ApiResponse) -> bool:
         return answer.status == 429
     spent = _integer_header(answer.headers, "x-ratelimit-remaining") == 0
     message = error_message(answer.data).lower()
-    return spent or "retry-after" in answer.headers or any(phrase in message for phrase in _RATE_LIMIT_PHRASES)
+    return (
+        spent
+        or "retry-after" in answer.headers
+        or any(phrase in message for phrase in _RATE_LIMIT_PHRASES)
+    )
 
 
 def _integer_header(headers: Mapping[str, str], *names: str) -> int | None:

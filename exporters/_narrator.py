@@ -54,7 +54,9 @@ class Narrator:
         self._health = "good"
         self._triggers: dict[str, str] = {}  # their names
         self._candidates: dict[str, tuple[journal.Candidate, ...]] = {}
-        self._held: set[str] = set()  # tasks of planning mode that wait for a person; their failures are not shown
+        self._held: set[str] = (
+            set()
+        )  # tasks of planning mode that wait for a person; their failures are not shown
 
     def line_for(self, event: object) -> Line | None:  # one case for each kind of event
         """Return the line for an event; None for events that need no line."""
@@ -64,13 +66,19 @@ class Narrator:
                 if event.kind == "task-failed" and self._held.issuperset(event.tasks):
                     return None
                 cause = _one_line(event.reason or event.cause)
-                if event.kind in ("task-failed", "timeout") and event.tasks:  # the line before shows how it failed
-                    cause = f"looking for another way to do {', '.join(map(self._name, event.tasks))}"
+                if (
+                    event.kind in ("task-failed", "timeout") and event.tasks
+                ):  # the line before shows how it failed
+                    cause = (
+                        f"looking for another way to do {', '.join(map(self._name, event.tasks))}"
+                    )
                 return Line("!", f"{event.kind}: {cause}", "yellow")
             case journal.AttemptStarted():
                 tool = tool_name(self._view().task(event.task).task)
                 again = f", attempt {event.number}" if event.number > 1 else ""
-                return Line("▶", f"{self._name(event.task)} started{f' ({tool}{again})' if tool else again}")
+                return Line(
+                    "▶", f"{self._name(event.task)} started{f' ({tool}{again})' if tool else again}"
+                )
             case journal.AttemptSucceeded():
                 viewed = self._view().task(event.task)
                 took = f"in {viewed.duration:.1f} s"
@@ -85,41 +93,73 @@ class Narrator:
             case journal.AttemptFailed():
                 error = _short_error(event.failure.message)
                 if event.failure.kind == "unfinished":
-                    return Line("↻", f"{self._name(event.task)} is not finished and is run again: {error}", "yellow")
+                    return Line(
+                        "↻",
+                        f"{self._name(event.task)} is not finished and is run again: {error}",
+                        "yellow",
+                    )
                 again = "; it is tried again" if event.retry_at is not None else ""
                 return Line("✗", f"{self._name(event.task)} failed: {error}{again}", "red")
             case journal.AttemptTimedOut():
                 again = "; it is tried again" if event.retry_at is not None else ""
-                return Line("✗", f"{self._name(event.task)} did not finish within {event.timeout:g} s{again}", "red")
+                return Line(
+                    "✗",
+                    f"{self._name(event.task)} did not finish within {event.timeout:g} s{again}",
+                    "red",
+                )
             case journal.AttemptInterrupted():
-                return Line("✗", f"{self._name(event.task)} was cut off: {_one_line(event.reason)}", "red")
+                return Line(
+                    "✗", f"{self._name(event.task)} was cut off: {_one_line(event.reason)}", "red"
+                )
             case journal.AttemptFenced():
-                return Line("·", f"{event.task}: a late report was set aside ({event.report})", "dim")
+                return Line(
+                    "·", f"{event.task}: a late report was set aside ({event.report})", "dim"
+                )
             case journal.ConditionEvaluated(value=None):
-                return Line("✗", f"the condition of {event.task} cannot be evaluated: {_one_line(event.error)}", "red")
+                return Line(
+                    "✗",
+                    f"the condition of {event.task} cannot be evaluated: {_one_line(event.error)}",
+                    "red",
+                )
             case journal.ConditionEvaluated(value=False):
                 when = brief_repr(self._view().task(event.task).task.when)
                 return Line("↷", f"{event.task} skipped: its condition {when} does not hold", "dim")
             case journal.ContextUpdated():
-                parts = [f"{key} is now {brief_repr(value)}" for key, value in event.changes.items()]
+                parts = [
+                    f"{key} is now {brief_repr(value)}" for key, value in event.changes.items()
+                ]
                 parts += [f"{key} is gone" for key in event.removed]
                 return Line("•", f"the context changed: {', '.join(parts)}", "cyan")
             case journal.ResultsStale() if event.tasks:
                 return Line("!", stale_line(event.tasks), "yellow")
             case journal.ResourceUpdated():
-                parts = [] if event.available is None else ["available" if event.available else "unavailable"]
+                parts = (
+                    []
+                    if event.available is None
+                    else ["available" if event.available else "unavailable"]
+                )
                 parts += [] if event.capacity is None else [f"down to {event.capacity:g}"]
                 why = f": {_one_line(event.reason)}" if event.reason else ""
                 return Line("•", f"{event.name} is {' and '.join(parts)}{why}", "cyan")
             case journal.FactsObserved():
-                parts = [f"{fact} holds" for fact in event.holds] + [f"{fact} holds no longer" for fact in event.ceased]
-                return Line("•", f"observed: {', '.join(parts[:5])}{', …' if len(parts) > 5 else ''}", "cyan")
+                parts = [f"{fact} holds" for fact in event.holds] + [
+                    f"{fact} holds no longer" for fact in event.ceased
+                ]
+                return Line(
+                    "•",
+                    f"observed: {', '.join(parts[:5])}{', …' if len(parts) > 5 else ''}",
+                    "cyan",
+                )
             case journal.GoalChanged():
                 who = f" by {event.by}" if event.by else ""
                 goal = _one_line(goal_line(event.goal, event.changed))
                 return Line("•", f"the goal was changed{who}: {goal}", "cyan")
             case journal.ReplanRequested():
-                return Line("•", f"{event.by or 'somebody'} asked for replanning: {_one_line(event.reason)}", "cyan")
+                return Line(
+                    "•",
+                    f"{event.by or 'somebody'} asked for replanning: {_one_line(event.reason)}",
+                    "cyan",
+                )
             case journal.TriggerDropped():
                 dropped = f"{self._triggers.pop(event.trigger, 'a trigger')} leads to no replan"
                 return Line("·", f"{dropped}: {_one_line(event.reason)}", "dim")
@@ -134,42 +174,68 @@ class Narrator:
                 return Line("?", f"{text}{f' ({notes})' if notes else ''}", "dim")
             case journal.DecisionMade(by="observe") if event.chosen is not None:
                 reason = self._reason_with_score(event)
-                return Line("⟳", f"would have changed the plan (observing only): {reason}", "magenta")
+                return Line(
+                    "⟳", f"would have changed the plan (observing only): {reason}", "magenta"
+                )
             case journal.DecisionMade(decision="keep"):
-                return Line("·", f"the plan is kept ({event.rule}): {_one_line(event.reason)}", "yellow")
+                return Line(
+                    "·", f"the plan is kept ({event.rule}): {_one_line(event.reason)}", "yellow"
+                )
             case journal.PlanRevised():
                 by = event.by if event.by != "edit" else edit_author(event.changes)
                 reason = self._reason_with_score(event)
                 return Line("⟳", f"revision {event.number}: {reason} (by {by})", "bold magenta")
             case journal.QuestionAsked():
-                return Line("?", f"{spoken_id(event.question)}: {_one_line(event.text)}", "bold yellow")
+                return Line(
+                    "?", f"{spoken_id(event.question)}: {_one_line(event.text)}", "bold yellow"
+                )
             case journal.QuestionReminded():
-                return Line("?", f"{spoken_id(event.question)} still waits for an answer", "bold yellow")
+                return Line(
+                    "?", f"{spoken_id(event.question)} still waits for an answer", "bold yellow"
+                )
             case journal.QuestionAnswered():
-                return Line("•", f"{spoken_id(event.question)}: {event.verdict} (by {event.by or 'a person'})", "cyan")
+                return Line(
+                    "•",
+                    f"{spoken_id(event.question)}: {event.verdict} (by {event.by or 'a person'})",
+                    "cyan",
+                )
             case journal.AnswerRefused():
                 reason = _one_line(event.reason)
-                return Line("✗", f"the answer to {spoken_id(event.question)} was not taken: {reason}", "red")
+                return Line(
+                    "✗", f"the answer to {spoken_id(event.question)} was not taken: {reason}", "red"
+                )
             case journal.RunPaused():
                 running = self._view().counts[TaskState.RUNNING]
                 waits = f"; waiting for {pluralise(running, 'task')} to finish" if running else ""
-                again = "; once more stops it at once" if running and event.reason in _SIGNAL_REASONS else ""
+                again = (
+                    "; once more stops it at once"
+                    if running and event.reason in _SIGNAL_REASONS
+                    else ""
+                )
                 return Line("‖", f"pausing: {_one_line(event.reason)}{waits}{again}", "yellow")
             case journal.RunResumed():
                 return Line("▶", "the run goes on", "cyan")
             case journal.ErrorContained():
                 if event.where.startswith(("the plan", "the arguments of")):
                     return Line("!", f"{event.where}: {_one_line(event.error)}", "yellow")
-                return Line("✗", f"{event.where} failed, the run goes on: {_one_line(event.error)}", "yellow")
+                return Line(
+                    "✗",
+                    f"{event.where} failed, the run goes on: {_one_line(event.error)}",
+                    "yellow",
+                )
             case PlanEvaluation():
                 worse = event.health == "strained" and self._health != "strained"
                 self._health = event.health
                 return Line("!", evaluation_line(event), "yellow") if worse else None
             case journal.PlanningNoted(type="call", data=data):
-                from replanning.planning.tasks import describe_tool_use  # only runs of planning mode have such notes
+                from replanning.planning.tasks import (
+                    describe_tool_use,
+                )  # only runs of planning mode have such notes
 
                 task = self._view().task(TaskId(str(data["task"]).rpartition("#")[0])).task
-                use = describe_tool_use(tool_name(task), as_object(data["arguments"]), _MAX_TEXT_CHARS)
+                use = describe_tool_use(
+                    tool_name(task), as_object(data["arguments"]), _MAX_TEXT_CHARS
+                )
                 why = f"{_one_line(str(data['comment']))}: " if data.get("comment") else ""
                 return Line("◆", f"{display_name(task)}: {why}{use}", "cyan")
             case journal.PlanningNoted():
@@ -206,7 +272,9 @@ def _planning_text(kind: str, data: JsonObject, tools: Mapping[str, ToolSpec]) -
     value, record = data.get("value"), data.get("record")
     match kind:
         case "plan":
-            from replanning.planning.outputs import ActionPlan  # only runs of planning mode have plans
+            from replanning.planning.outputs import (
+                ActionPlan,
+            )  # only runs of planning mode have plans
             from replanning.planning.tasks import describe_actions
 
             plan = ActionPlan.model_validate(data["action_plan"], strict=False)
@@ -215,13 +283,20 @@ def _planning_text(kind: str, data: JsonObject, tools: Mapping[str, ToolSpec]) -
         case "output" if isinstance(value, dict):
             return f"{data.get('phase')}: {_phase_outcome(value)}"
         case "replan" if isinstance(record, dict):
-            warned = as_object(as_object(data.get("considered")).get("ruling")).get("kind") == "execute_with_warning"
+            warned = (
+                as_object(as_object(data.get("considered")).get("ruling")).get("kind")
+                == "execute_with_warning"
+            )
             from replanning.planning.tasks import decision_line
 
             return decision_line(record, warned=warned)
         case "assumed":
             assumptions = data.get("assumptions")
-            return f"assumed: {'; '.join(map(str, assumptions))}" if isinstance(assumptions, list) else ""
+            return (
+                f"assumed: {'; '.join(map(str, assumptions))}"
+                if isinstance(assumptions, list)
+                else ""
+            )
         case "held":
             return f"waits for a person: {' '.join(str(data.get('text')).split())}"
     return ""
@@ -239,5 +314,7 @@ def _phase_outcome(value: JsonObject) -> str:
     if said := value.get("main_objective") or comment:
         return str(said)
     if isinstance(summary, dict):
-        return "the goal was achieved" if summary.get("goal_achieved") else "the goal was not achieved"
+        return (
+            "the goal was achieved" if summary.get("goal_achieved") else "the goal was not achieved"
+        )
     return "it could not be judged" if "not_judged" in value else "done"

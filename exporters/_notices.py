@@ -50,7 +50,9 @@ _EMPHASIS: Final = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
 _BLOCK_START: Final = re.compile(r"(\d{1,9}(?=[.)])|(?=[-+=#/]))")
 """Beginnings of lines that make a list, a heading or a command to the forge."""
 
-_ESCAPES: Final = str.maketrans({**{mark: f"\\{mark}" for mark in "\\`*[]|~$"}, "<": "&lt;", ">": "&gt;", "&": "&amp;"})
+_ESCAPES: Final = str.maketrans(
+    {**{mark: f"\\{mark}" for mark in "\\`*[]|~$"}, "<": "&lt;", ">": "&gt;", "&": "&amp;"}
+)
 
 _ZERO_WIDTH_JOINERS: Final = "\u200c\u200d"
 """Invisible characters that some scripts need."""
@@ -70,7 +72,9 @@ def plain_line(text: str, limit: int) -> str:
     """Return a text on one line, without secrets and invisible characters, cut to `limit`."""
     words = " ".join(_redactor.text(text[: 20 * limit]).split())
     visible = "".join(c for c in words if c.isprintable() or c in _ZERO_WIDTH_JOINERS)
-    return visible if len(visible) <= limit and len(text) <= 20 * limit else f"{visible[: limit - 1]}…"
+    return (
+        visible if len(visible) <= limit and len(text) <= 20 * limit else f"{visible[: limit - 1]}…"
+    )
 
 
 @lru_cache(1024)
@@ -78,7 +82,11 @@ def markdown_line(text: str, limit: int) -> str:
     """Return Markdown that shows a text literally on one line, without links and mentions."""
     apart = _REFERENCES.sub(lambda match: f"{match[0]}{_ZERO_WIDTH_SPACE}", plain_line(text, limit))
     marked = _EMPHASIS.sub(r"\\_", apart.translate(_ESCAPES))
-    return _BLOCK_START.sub(lambda match: f"{match[0]}\\", marked, count=1) if _BLOCK_START.match(marked) else marked
+    return (
+        _BLOCK_START.sub(lambda match: f"{match[0]}\\", marked, count=1)
+        if _BLOCK_START.match(marked)
+        else marked
+    )
 
 
 def markdown_field(name: str, text: str, limit: int) -> str:
@@ -86,7 +94,9 @@ def markdown_field(name: str, text: str, limit: int) -> str:
     return f"**{name}**: {markdown_line(text, limit) or '—'}"
 
 
-def markdown_list(name: str, texts: Iterable[str], limit: int, *, after: str = "", numbered: bool = False) -> str:
+def markdown_list(
+    name: str, texts: Iterable[str], limit: int, *, after: str = "", numbered: bool = False
+) -> str:
     """Return a name with a list of items, or `none`.
 
     Args:
@@ -101,7 +111,9 @@ def markdown_list(name: str, texts: Iterable[str], limit: int, *, after: str = "
         return f"**{name}**{after}: none"
     more = [f"… and {len(lines) - _MAX_LIST_ITEMS} more"] if len(lines) > _MAX_LIST_ITEMS else []
     items = enumerate(lines[:_MAX_LIST_ITEMS] + more, 1)
-    return "\n".join([f"**{name}**{after}:", *(f"{f'{n}.' if numbered else '-'} {item}" for n, item in items)])
+    return "\n".join(
+        [f"**{name}**{after}:", *(f"{f'{n}.' if numbered else '-'} {item}" for n, item in items)]
+    )
 
 
 class NoticeKind(StrEnum):
@@ -190,7 +202,9 @@ def record_notices(record: Record, progress: PlanningProgress) -> Iterator[Notic
     """
     body = record.body
     if isinstance(body, PlanningNoted) and body.type == "replan":
-        yield from _replan_notices(ReplanNote.model_validate(body.data, strict=False), record.at, progress)
+        yield from _replan_notices(
+            ReplanNote.model_validate(body.data, strict=False), record.at, progress
+        )
     elif isinstance(body, QuestionAsked):
         yield _question_notice(body, record.at, progress)
     elif isinstance(body, RunEnded) and body.status in ("succeeded", "failed", "aborted"):
@@ -200,9 +214,19 @@ def record_notices(record: Record, progress: PlanningProgress) -> Iterator[Notic
 def _closing_notice(body: RunEnded, record: Record, progress: PlanningProgress) -> Notice:
     """Return the notice about the end of a run: outcome, criteria, actions and cost."""
     state = progress.state
-    completion, criteria, actions = state.completion or {}, _criteria(progress), progress.finished_actions()
-    verdict = state.latest.decision if state.latest is not None and state.latest.phase is Phase.REFLECTION else None
-    result, rate = (getattr(verdict, name, None) for name in ("evaluation_result", "achievement_rate"))
+    completion, criteria, actions = (
+        state.completion or {},
+        _criteria(progress),
+        progress.finished_actions(),
+    )
+    verdict = (
+        state.latest.decision
+        if state.latest is not None and state.latest.phase is Phase.REFLECTION
+        else None
+    )
+    result, rate = (
+        getattr(verdict, name, None) for name in ("evaluation_result", "achievement_rate")
+    )
     if body.status != "succeeded":
         met = "not all"
     elif completion.get("status") == "accepted":
@@ -221,7 +245,11 @@ def _closing_notice(body: RunEnded, record: Record, progress: PlanningProgress) 
             markdown_field("Outcome", body.status, limit),
             markdown_field("Reason", body.reason, limit),
             *_stop_paragraphs(completion, limit),
-            *([markdown_list("Success Criteria", criteria, limit, after=f" (met: {met})")] if criteria else ()),
+            *(
+                [markdown_list("Success Criteria", criteria, limit, after=f" (met: {met})")]
+                if criteria
+                else ()
+            ),
             markdown_list("Actions Done", actions, limit),
             markdown_field("Plan Revisions", revisions, limit),
             markdown_field("Cost", cost, limit),
@@ -241,14 +269,26 @@ def _replan_notices(note: ReplanNote, at: float, progress: PlanningProgress) -> 
     """Yield the notice about a step of a replan, if there is one."""
     considered, record = note.considered, note.record
     decision = considered.decision if considered is not None else None
-    if decision is None and record is not None and record.override_reason is not None:  # no model was asked
+    if (
+        decision is None and record is not None and record.override_reason is not None
+    ):  # no model was asked
 
         def closed(limit: int) -> Paragraphs:
             rule = markdown_field("Rule", record.reason, limit)
-            return (f"**Phase**: {record.phase}", f"**Overridden by**: {record.override_reason}", rule)
+            return (
+                f"**Phase**: {record.phase}",
+                f"**Overridden by**: {record.override_reason}",
+                rule,
+            )
 
-        yield Notice(NoticeKind.OVERRIDDEN, record.replan_id, at, f"{record.phase}: {record.reason}", closed)
-    if considered is None or decision is None or (record is not None and decision.replan_type is ReplanType.NONE):
+        yield Notice(
+            NoticeKind.OVERRIDDEN, record.replan_id, at, f"{record.phase}: {record.reason}", closed
+        )
+    if (
+        considered is None
+        or decision is None
+        or (record is not None and decision.replan_type is ReplanType.NONE)
+    ):
         return
     # The notice of its question covers a replan that asks people.
     asks = decision.replan_type is ReplanType.CLARIFICATION_REQUEST
@@ -278,7 +318,9 @@ def _replan_notices(note: ReplanNote, at: float, progress: PlanningProgress) -> 
             }.get(ruling.kind)
             return (*reasons(limit), *([markdown_field(*caution, limit)] if caution else ()))
 
-        text = f"{decision.replan_type} after {considered.phase}, {confidence}: {decision.reasoning}"
+        text = (
+            f"{decision.replan_type} after {considered.phase}, {confidence}: {decision.reasoning}"
+        )
         if note.stage == "applying" and not asks:
             started = (phase, revision, f"**Replans so far**: {note.counts.total}")
             yield Notice(NoticeKind.STARTED, considered.replan_id, at, text, lambda _: started)
@@ -292,7 +334,9 @@ def _replan_notices(note: ReplanNote, at: float, progress: PlanningProgress) -> 
             return (phase, revision, *error, f"**Duration**: {record.duration:.1f} s")
 
         kind = NoticeKind.FAILED if failed else NoticeKind.DONE
-        yield Notice(kind, record.replan_id, at, f"{decision.replan_type} {record.error}".strip(), done)
+        yield Notice(
+            kind, record.replan_id, at, f"{decision.replan_type} {record.error}".strip(), done
+        )
     elif not record.executed and record.override_reason is not None:
         held = [
             one
@@ -308,27 +352,57 @@ def _replan_notices(note: ReplanNote, at: float, progress: PlanningProgress) -> 
                 asked = markdown_field("Asked because", record.reason, limit)
                 return (*reasons(limit), markdown_field("Declined by", by, limit), asked)
 
-            yield Notice(NoticeKind.DECLINED, record.replan_id, at, f"{decision.replan_type}: by {by}", declined)
+            yield Notice(
+                NoticeKind.DECLINED,
+                record.replan_id,
+                at,
+                f"{decision.replan_type}: by {by}",
+                declined,
+            )
             return
-        why = f"{record.reason}; nobody has agreed to it" if considered.ruling.kind == "ask" else record.reason
+        why = (
+            f"{record.reason}; nobody has agreed to it"
+            if considered.ruling.kind == "ask"
+            else record.reason
+        )
 
         def overridden(limit: int) -> Paragraphs:
             rule = markdown_field("Rule", why, limit)
-            return (*reasons(limit), markdown_field("Overridden by", str(record.override_reason), limit), rule)
+            return (
+                *reasons(limit),
+                markdown_field("Overridden by", str(record.override_reason), limit),
+                rule,
+            )
 
-        yield Notice(NoticeKind.OVERRIDDEN, record.replan_id, at, f"{decision.replan_type}: {why}", overridden)
+        yield Notice(
+            NoticeKind.OVERRIDDEN,
+            record.replan_id,
+            at,
+            f"{decision.replan_type}: {why}",
+            overridden,
+        )
 
 
 def _question_notice(body: QuestionAsked, at: float, progress: PlanningProgress) -> Notice:
     held = progress.state.held.get(progress.state.questions.get(body.question, ""))
     if held is None or held.why != "clarification":
-        completion, criteria = progress.state.completion if held is not None else None, _criteria(progress)
+        completion, criteria = (
+            progress.state.completion if held is not None else None,
+            _criteria(progress),
+        )
 
         def question(limit: int) -> Paragraphs:
             choices = [candidate.alternative.reason for candidate in body.candidates]
-            asked = (markdown_field("Question", body.text, limit), markdown_list("If you agree", choices, limit))
+            asked = (
+                markdown_field("Question", body.text, limit),
+                markdown_list("If you agree", choices, limit),
+            )
             number = markdown_field("Question number", body.question.rpartition(".q")[2], limit)
-            listed = [markdown_list("Success Criteria", criteria, limit)] if completion and criteria else []
+            listed = (
+                [markdown_list("Success Criteria", criteria, limit)]
+                if completion and criteria
+                else []
+            )
             return (*asked, *_stop_paragraphs(completion, limit), *listed, number)
 
         return Notice(NoticeKind.QUESTION, body.question, at, body.text, question)
@@ -343,14 +417,22 @@ def _question_notice(body: QuestionAsked, at: float, progress: PlanningProgress)
             markdown_field("Context", context, limit),
         ]
         if held.risk:
-            paragraphs.append(markdown_field("Caution", f"{held.risk}: a reply alone does not agree to that", limit))
+            paragraphs.append(
+                markdown_field(
+                    "Caution", f"{held.risk}: a reply alone does not agree to that", limit
+                )
+            )
         if decision is not None and decision.issues_found:
             paragraphs.append(markdown_list("Issues Found", decision.issues_found, limit))
         waits = f"**If no response**{by}: the work waits; nothing is assumed"
-        assumed = markdown_list("If no response", held.effective_assumptions, limit, after=f"{by}, it is assumed")
+        assumed = markdown_list(
+            "If no response", held.effective_assumptions, limit, after=f"{by}, it is assumed"
+        )
         return (*paragraphs, assumed if progress.assumes_on_timeout else waits)
 
-    return Notice(NoticeKind.CLARIFICATION, body.question, at, " ".join(held.questions), clarification)
+    return Notice(
+        NoticeKind.CLARIFICATION, body.question, at, " ".join(held.questions), clarification
+    )
 
 
 def _stop_paragraphs(completion: JsonObject | None, limit: int) -> Iterator[str]:
@@ -412,7 +494,9 @@ def render_checklist(plans: Sequence[PlanProgress], run: str, room: int = MAX_CO
 def progress_line(plans: Sequence[PlanProgress]) -> str:
     """Return the progress of the current plan on a single line."""
     plan = plans[-1]
-    revision = f" | Revision: #{plan.number - 1} at {_format_time(plan.at)}" if plan.number > 1 else ""
+    revision = (
+        f" | Revision: #{plan.number - 1} at {_format_time(plan.at)}" if plan.number > 1 else ""
+    )
     return f"{_progress(plan)}{revision}"
 
 
@@ -435,7 +519,9 @@ def _task_list(steps: Sequence[PlanStep], room: int) -> str:
         if left < 0:
             rest = steps[number:]
             done = sum(step.done for step in rest)
-            return "\n".join([*lines, "", f"*… and {len(rest)} more tasks, {done} of them complete*"])
+            return "\n".join(
+                [*lines, "", f"*… and {len(rest)} more tasks, {done} of them complete*"]
+            )
         lines.append(item)
     return "\n".join(lines)
 
@@ -465,17 +551,25 @@ def _previous_plans(plans: Sequence[PlanProgress], room: int) -> str:
 
 def _details_block(sections: Sequence[str], gone: int, short: int) -> str:
     """Return a collapsible block of plans, with the numbers of omitted plans and of plans without tasks."""
-    notes = [f"*{gone} older plan{'s' * (gone != 1)} left out: there is no room here.*"] if gone else []
+    notes = (
+        [f"*{gone} older plan{'s' * (gone != 1)} left out: there is no room here.*"] if gone else []
+    )
     if short:
-        notes.append(f"*The tasks of {short} plan{'s' * (short != 1)} left out: there is no room here.*")
-    return "\n\n".join([f"<details>\n<summary>{HISTORY_HEADING}</summary>", *notes, *sections, "</details>"])
+        notes.append(
+            f"*The tasks of {short} plan{'s' * (short != 1)} left out: there is no room here.*"
+        )
+    return "\n\n".join(
+        [f"<details>\n<summary>{HISTORY_HEADING}</summary>", *notes, *sections, "</details>"]
+    )
 
 
 def _plan_section(plan: PlanProgress, *, tasks: bool) -> str:
     """Return an earlier plan with its reason and progress."""
     parts = [
         f"### Plan {plan.number} (started at {_format_time(plan.at)})",
-        markdown_field("Reason", plan.reason or "the initial plan", _MAX_REASON_CHARS if tasks else 100),
+        markdown_field(
+            "Reason", plan.reason or "the initial plan", _MAX_REASON_CHARS if tasks else 100
+        ),
         "\n".join(_task_item(step, _TASK_TEXT_LIMITS[0]) for step in plan.steps) if tasks else "",
         f"*{_progress(plan)}*",
     ]
@@ -522,7 +616,9 @@ class RunNotices:
             or (isinstance(body, AttemptStarted) and body.call is not None)
             or (isinstance(body, PlanningNoted) and body.type == "plan")
         )
-        if isinstance(body, RunEnded | RunResumed):  # other records may follow the end, such as a failure to post it
+        if isinstance(
+            body, RunEnded | RunResumed
+        ):  # other records may follow the end, such as a failure to post it
             self.end_status = body.status if isinstance(body, RunEnded) else ""
         if isinstance(body, RunOpened) and body.forked_from is not None and body.forked_from[1]:
             self._forked_revision = body.forked_from[1]

@@ -61,7 +61,9 @@ class ConsoleExporter(Exporter):
 
     def __init__(self, stream: TextIO | Literal["stderr", "stdout"] = "stderr") -> None:
         if isinstance(stream, str) and stream not in ("stderr", "stdout"):
-            raise SettingsError([Problem("console", f"{stream!r} is not a stream; expected stderr or stdout")])
+            raise SettingsError(
+                [Problem("console", f"{stream!r} is not a stream; expected stderr or stdout")]
+            )
         self._stream = stream
 
     @classmethod
@@ -79,9 +81,15 @@ class ConsoleExporter(Exporter):
     async def export(self, run: str, record: Record) -> None:
         """Print a record as one line, without control characters, cut to `MAX_LINE_CHARS`."""
         when = datetime.fromtimestamp(record.at, UTC).strftime("%H:%M:%S.%f")[:-3]
-        words = f"{when} {run} {record.seq} {record.body.kind} {_describe_body(record.body)}".split()
-        line = "".join(character if character.isprintable() else "�" for character in " ".join(words))
-        stream: TextIO = getattr(sys, self._stream) if isinstance(self._stream, str) else self._stream
+        words = (
+            f"{when} {run} {record.seq} {record.body.kind} {_describe_body(record.body)}".split()
+        )
+        line = "".join(
+            character if character.isprintable() else "�" for character in " ".join(words)
+        )
+        stream: TextIO = (
+            getattr(sys, self._stream) if isinstance(self._stream, str) else self._stream
+        )
         stream.write(f"{truncate(line, MAX_LINE_CHARS)}\n")
         stream.flush()
 
@@ -112,4 +120,6 @@ def _describe_body(body: RecordBody) -> str:
         case GoalChanged():
             return f"{body.goal.objective}: {', '.join(body.goal.facts[:10])}"
         case _:
-            return " ".join(str(getattr(body, field)) for field in _SUBJECT_FIELDS if getattr(body, field, None))
+            return " ".join(
+                str(getattr(body, field)) for field in _SUBJECT_FIELDS if getattr(body, field, None)
+            )

@@ -6,7 +6,13 @@ import re
 from typing import ClassVar, Final
 
 from replanning.exporters._forge import ForgeComment, ForgeError
-from replanning.exporters._forge_issue import MAX_FILES, ForgeIssue, result_or_none, text_at, truncated_list
+from replanning.exporters._forge_issue import (
+    MAX_FILES,
+    ForgeIssue,
+    result_or_none,
+    text_at,
+    truncated_list,
+)
 from replanning.plan import JsonObject
 from replanning.plan.json_values import as_object
 from replanning.plan.types import JsonValue
@@ -40,7 +46,10 @@ class GitHubIssue(ForgeIssue):
         r"/(?P<project>[\w.-]+/[\w.-]+)/(?:issues|pull)/(?P<number>[1-9]\d{0,9})(?:/.*)?", re.ASCII
     )
     example = "owner/repo#12"
-    _page_kinds, _page_example = "an issue or a pull request", "https://github.com/owner/repo/issues/12"
+    _page_kinds, _page_example = (
+        "an issue or a pull request",
+        "https://github.com/owner/repo/issues/12",
+    )
     _api_path = "/api/v3"
     _token_variable, _trusted_variable = "GITHUB_TOKEN", "GITHUB_TRUSTED_USERS"
     _url_variables = ("GITHUB_API_URL",)
@@ -59,7 +68,10 @@ class GitHubIssue(ForgeIssue):
         return f"{project}#{number}"
 
     def _headers(self) -> dict[str, str]:
-        headers = {"accept": "application/vnd.github+json, application/json", "x-github-api-version": "2022-11-28"}
+        headers = {
+            "accept": "application/vnd.github+json, application/json",
+            "x-github-api-version": "2022-11-28",
+        }
         return {**headers, "authorization": f"Bearer {self._token}"} if self._token else headers
 
     async def _is_member(self, comment: ForgeComment) -> bool:
@@ -77,12 +89,18 @@ class GitHubIssue(ForgeIssue):
         if not self._is_pull_request:
             return {}
         pull = as_object(await result_or_none(self._get(self._pull_path)))
-        files = await result_or_none(self._list_entries(f"{self._pull_path}/files", limit=MAX_FILES + 1))
+        files = await result_or_none(
+            self._list_entries(f"{self._pull_path}/files", limit=MAX_FILES + 1)
+        )
         changed: list[JsonValue] = [
             {
                 "path": text_at(file, "filename"),
                 "status": text_at(file, "status"),
-                **{name: file[name] for name in ("additions", "deletions") if isinstance(file.get(name), int)},
+                **{
+                    name: file[name]
+                    for name in ("additions", "deletions")
+                    if isinstance(file.get(name), int)
+                },
             }
             for file in files or []
         ]
@@ -101,13 +119,20 @@ class GitHubIssue(ForgeIssue):
         login = await self._login()
         if self._is_pull_request is None:
             await self._fetch_issue()
-        comments = [self._parse_comment(entry, login) for entry in await self._list_entries(self._comments_path)]
+        comments = [
+            self._parse_comment(entry, login)
+            for entry in await self._list_entries(self._comments_path)
+        ]
         if self._is_pull_request:
-            for entry in await result_or_none(self._list_entries(f"{self._pull_path}/comments")) or []:
+            for entry in (
+                await result_or_none(self._list_entries(f"{self._pull_path}/comments")) or []
+            ):
                 line = text_at(entry, "line") or text_at(entry, "original_line")
                 where = f"{text_at(entry, 'path')}{':' if line else ''}{line}: "
                 comments.append(self._parse_comment(entry, login, kind="r", where=where))
-            for entry in await result_or_none(self._list_entries(f"{self._pull_path}/reviews")) or []:
+            for entry in (
+                await result_or_none(self._list_entries(f"{self._pull_path}/reviews")) or []
+            ):
                 state = text_at(entry, "state").upper()
                 where = "Changes requested. " if state == "CHANGES_REQUESTED" else ""
                 if state != "PENDING" and (where or text_at(entry, "body").strip()):

@@ -9,7 +9,13 @@ from urllib.parse import quote, unquote
 import httpx
 
 from replanning.exporters._forge import ForgeComment, ForgeError
-from replanning.exporters._forge_issue import MAX_FILES, ForgeIssue, result_or_none, text_at, truncated_list
+from replanning.exporters._forge_issue import (
+    MAX_FILES,
+    ForgeIssue,
+    result_or_none,
+    text_at,
+    truncated_list,
+)
 from replanning.http import url_problem
 from replanning.plan import JsonObject
 from replanning.plan.json_values import as_object
@@ -20,7 +26,9 @@ _KIND_PATTERN: Final = r"(?P<kind>issues|work_items|merge_requests)"
 _DEVELOPER_LEVEL: Final = 30
 """Lowest access level of members who may push code, and so steer a run."""
 
-_BOT_LOGIN: Final = re.compile(r"(?:project|group)_\d+_bot(?:_\w+)?|ghost|.*[-_]bot|gitlab-.*bot.*", re.IGNORECASE)
+_BOT_LOGIN: Final = re.compile(
+    r"(?:project|group)_\d+_bot(?:_\w+)?|ghost|.*[-_]bot|gitlab-.*bot.*", re.IGNORECASE
+)
 
 
 class GitLabIssue(ForgeIssue):
@@ -38,10 +46,17 @@ class GitLabIssue(ForgeIssue):
     command = "!"
     default_url: ClassVar[str] = "https://gitlab.com/api/v4"
     _title = "GitLab"
-    _short_pattern = re.compile(rf"(?:gitlab:)?{_PROJECT_PATTERN}(?P<kind>[#!])(?P<number>[1-9]\d{{0,9}})")
-    _page_pattern = re.compile(rf"/{_PROJECT_PATTERN}/-/{_KIND_PATTERN}/(?P<number>[1-9]\d{{0,9}})(?:/.*)?")
+    _short_pattern = re.compile(
+        rf"(?:gitlab:)?{_PROJECT_PATTERN}(?P<kind>[#!])(?P<number>[1-9]\d{{0,9}})"
+    )
+    _page_pattern = re.compile(
+        rf"/{_PROJECT_PATTERN}/-/{_KIND_PATTERN}/(?P<number>[1-9]\d{{0,9}})(?:/.*)?"
+    )
     example = "group/project#12"
-    _page_kinds, _page_example = "an issue or a merge request", "https://gitlab.com/group/project/-/issues/12"
+    _page_kinds, _page_example = (
+        "an issue or a merge request",
+        "https://gitlab.com/group/project/-/issues/12",
+    )
     _api_path = "/api/v4"
     _token_variable, _trusted_variable = "GITLAB_TOKEN", "GITLAB_TRUSTED_USERS"
     _url_variables = ("GITLAB_API_URL", "CI_API_V4_URL")
@@ -61,9 +76,7 @@ class GitLabIssue(ForgeIssue):
         self._files_path = f"{self._project_path}/repository/tree"
         self._user_ids: dict[str, str] = {}
         self._membership: dict[str, bool] = {}
-        self._path = (
-            f"{self._project_path}/{'merge_requests' if self._is_merge_request else 'issues'}/{match['number']}"
-        )
+        self._path = f"{self._project_path}/{'merge_requests' if self._is_merge_request else 'issues'}/{match['number']}"
         self._comments_path = f"{self._path}/notes"
         return f"gitlab:{match['project']}{'!' if self._is_merge_request else '#'}{match['number']}"
 
@@ -76,13 +89,17 @@ class GitLabIssue(ForgeIssue):
         if person is not None and person not in self._membership:
             try:
                 async with self._call():
-                    member = as_object(await self._get(f"{self._project_path}/members/all/{person}"))
+                    member = as_object(
+                        await self._get(f"{self._project_path}/members/all/{person}")
+                    )
             except ForgeError as error:
                 if error.status != 404:  # GitLab reports strangers as not found
                     raise
                 member = {}
             level, state = member.get("access_level"), text_at(member, "state")
-            self._membership[person] = isinstance(level, int) and level >= _DEVELOPER_LEVEL and state in ("", "active")
+            self._membership[person] = (
+                isinstance(level, int) and level >= _DEVELOPER_LEVEL and state in ("", "active")
+            )
         return person is not None and self._membership[person]
 
     def _readme_path(self, project: JsonObject) -> str:
@@ -96,9 +113,14 @@ class GitLabIssue(ForgeIssue):
         changed: list[JsonValue] = [
             {
                 "path": text_at(file, "new_path"),
-                "status": next((word for flag, word in words.items() if file.get(flag) is True), "modified"),
+                "status": next(
+                    (word for flag, word in words.items() if file.get(flag) is True), "modified"
+                ),
             }
-            for file in await result_or_none(self._list_entries(f"{self._path}/diffs", limit=MAX_FILES + 1)) or []
+            for file in await result_or_none(
+                self._list_entries(f"{self._path}/diffs", limit=MAX_FILES + 1)
+            )
+            or []
         ]
         return {
             "merge_request": {
@@ -114,7 +136,9 @@ class GitLabIssue(ForgeIssue):
         """Return the notes of people and programs, without the system notes of GitLab."""
         login = await self._login()
         comments: list[ForgeComment] = []
-        for note in await self._list_entries(self._comments_path, {"sort": "asc", "order_by": "created_at"}):
+        for note in await self._list_entries(
+            self._comments_path, {"sort": "asc", "order_by": "created_at"}
+        ):
             self._user_ids[text_at(note, "author", "username")] = text_at(note, "author", "id")
             path = text_at(note, "position", "new_path") or text_at(note, "position", "old_path")
             line = text_at(note, "position", "new_line") or text_at(note, "position", "old_line")

@@ -117,7 +117,9 @@ class LiveExporter(Exporter):
             replayed = replay_records(one for one in past if one.seq < max(2, record.seq))
             if replayed.ledger.run_end is not None and not isinstance(record.body, RunResumed):
                 return  # what is recorded after the end was shown as the end
-            shown = self._runs[run] = _ShownRun(replayed, max(1, record.seq - 1), mean_durations(context.store))
+            shown = self._runs[run] = _ShownRun(
+                replayed, max(1, record.seq - 1), mean_durations(context.store)
+            )
             text = f"run {run}: {replayed.live.goal.objective} ({pluralise(shown.evaluate().total, 'task')})"
             self._print(Line("●", text, "bold"), 0.0)
             self._print_deferred()
@@ -140,17 +142,25 @@ class LiveExporter(Exporter):
         if self.questions_on_terminal and isinstance(body, QuestionAsked | QuestionReminded):
             events.clear()
         for line in filter(None, map(shown.narrator.line_for, events)):
-            self._print(line._replace(text=f"{run}: {line.text}") if len(self._runs) > 1 else line, elapsed)
+            self._print(
+                line._replace(text=f"{run}: {line.text}") if len(self._runs) > 1 else line, elapsed
+            )
         if isinstance(body, RunEnded):
             if self._tells_result:
-                self._print(Line("●", f"run {run} is {body.status}: {body.reason}", "bold"), elapsed)
+                self._print(
+                    Line("●", f"run {run} is {body.status}: {body.reason}", "bold"), elapsed
+                )
             del self._runs[run]
             self._update_picture()
 
     def show_note(self, symbol: str, text: str, style: str = "") -> None:
         """Show a line of one's own, once a run is shown."""
         last = next(reversed(self._runs.values()), None)
-        now = 0.0 if last is None or self._context is None else self._context.clock.now() - last.started
+        now = (
+            0.0
+            if last is None or self._context is None
+            else self._context.clock.now() - last.started
+        )
         self._print(Line(symbol, text, style), now)
 
     def _print(self, line: Line, elapsed: float) -> None:
@@ -172,7 +182,9 @@ class LiveExporter(Exporter):
                     # The line and the picture below it are rendered and written at once: the thread that draws erases as many
                     # lines as were rendered last.
                     with nullcontext() if self._live is None else self._live._lock:
-                        self._console.print(Text.assemble((f"{elapsed:6.1f}s ", "dim"), (text, line.style)))
+                        self._console.print(
+                            Text.assemble((f"{elapsed:6.1f}s ", "dim"), (text, line.style))
+                        )
             except OSError:
                 self._is_broken = True
 
@@ -233,10 +245,14 @@ class LiveExporter(Exporter):
         assert self._console is not None, "it draws"
         with self._lock:
             runs = list(self._runs.values())
-            parts = [part for run in runs[:MAX_PICTURES] for part in self._picture_of(run, len(runs))]
+            parts = [
+                part for run in runs[:MAX_PICTURES] for part in self._picture_of(run, len(runs))
+            ]
         if len(runs) > MAX_PICTURES:
             parts.append(f"  and {pluralise(len(runs) - MAX_PICTURES, 'more run')}")
-        return Segments(self._console.render(Group(*parts)))  # drawn again, not rendered again, below each line
+        return Segments(
+            self._console.render(Group(*parts))
+        )  # drawn again, not rendered again, below each line
 
     def _picture_of(self, run: _ShownRun, beside: int) -> Iterator[RenderableType]:
         from rich.text import Text
@@ -258,7 +274,11 @@ class LiveExporter(Exporter):
             "replaced": counts[TaskState.REPLACED_BY_REPLAN],
             "failed": counts[TaskState.FAILED] + counts[TaskState.BLOCKED],
         }
-        parts = [f"{number} {name}" for name, number in numbers.items() if number or name in ("running", "done")]
+        parts = [
+            f"{number} {name}"
+            for name, number in numbers.items()
+            if number or name in ("running", "done")
+        ]
         parts += [f"revision {live.revision}", f"{now - run.started:.1f} s"]
         yield Text(f"  {' · '.join(parts)}", "bold")
         obstacle = "waits for a person" if ledger.open_questions else ""
@@ -266,4 +286,7 @@ class LiveExporter(Exporter):
         spent, budget = ledger.budget_tracker.spent, ledger.budget_tracker.budget
         if spent.calls:
             limit = "" if budget.money is None else f" of {budget.money:g}"
-            yield Text(f"  {' · '.join([*usage_words(spent, budget), f'{spent.money:.4g}{limit} money'])}", "dim")
+            yield Text(
+                f"  {' · '.join([*usage_words(spent, budget), f'{spent.money:.4g}{limit} money'])}",
+                "dim",
+            )

@@ -22,7 +22,14 @@ import anyio
 from replanning import Environment
 from replanning.environment import Clock
 from replanning.errors import UnknownRun
-from replanning.exporters._forge import CommentIndex, Forge, ForgeComment, ForgeError, Marker, parse_time
+from replanning.exporters._forge import (
+    CommentIndex,
+    Forge,
+    ForgeComment,
+    ForgeError,
+    Marker,
+    parse_time,
+)
 from replanning.exporters._notices import CHECKLIST_KIND, RunNotices
 from replanning.journal import Record
 from replanning.plan import RunId
@@ -46,7 +53,9 @@ class _StoredComment(NamedTuple):
 
     def __str__(self) -> str:
         """Return the comment as it stands in the file, without lines that would begin or end a comment."""
-        body = self.body.replace("\r\n", "\n").replace("\r", "\n")  # line ends as reading the file converts them
+        body = self.body.replace("\r\n", "\n").replace(
+            "\r", "\n"
+        )  # line ends as reading the file converts them
         body = _COMMENT_DELIMITER.sub("<!--", body)
         return f"<!-- comment {self.number} at {self.at} -->\n\n{body}\n\n<!-- end of comment {self.number} -->\n"
 
@@ -79,7 +88,12 @@ class FileForge:
         with self._translated_errors("read"):
             return [
                 ForgeComment(
-                    str(stored.number), "replanning", stored.body, parse_time(stored.at), own=True, notice=True
+                    str(stored.number),
+                    "replanning",
+                    stored.body,
+                    parse_time(stored.at),
+                    own=True,
+                    notice=True,
                 )
                 for stored in _stored_comments(self._read())
             ]
@@ -134,10 +148,16 @@ class FileForge:
                 raise OSError(errno.EINVAL, "not a regular file")
         except FileNotFoundError:
             return []
-        text, end, pieces = self.path.read_text(encoding="utf-8-sig"), 0, list[str | _StoredComment]()
+        text, end, pieces = (
+            self.path.read_text(encoding="utf-8-sig"),
+            0,
+            list[str | _StoredComment](),
+        )
         for match in _COMMENT_PATTERN.finditer(text):
             pieces += [text[end : match.start()]] if match.start() > end else []
-            pieces.append(_StoredComment(int(match["number"]), match["at"], match["body"].strip("\n")))
+            pieces.append(
+                _StoredComment(int(match["number"]), match["at"], match["body"].strip("\n"))
+            )
             end = match.end()
         return [*pieces, text[end:]] if text[end:] else pieces
 
@@ -166,7 +186,9 @@ class FileForge:
         try:
             yield
         except (OSError, UnicodeError) as error:
-            raise ForgeError(f"{self.path} cannot be {what}: {getattr(error, 'strerror', None) or error}") from error
+            raise ForgeError(
+                f"{self.path} cannot be {what}: {getattr(error, 'strerror', None) or error}"
+            ) from error
 
 
 def _stored_comments(pieces: Sequence[str | _StoredComment]) -> list[_StoredComment]:
@@ -220,7 +242,9 @@ class Notifier(Exporter):
 
     name: ClassVar[str] = "notices"
 
-    def __init__(self, forge: Forge, *, edit_interval: float = EDIT_INTERVAL, hint: str = "") -> None:
+    def __init__(
+        self, forge: Forge, *, edit_interval: float = EDIT_INTERVAL, hint: str = ""
+    ) -> None:
         self._index = CommentIndex(forge)
         self.endpoint = str(getattr(forge, "id", forge.name))
         self._journals = RunJournals()
@@ -301,7 +325,10 @@ class Notifier(Exporter):
                 notices.rejected.clear()
                 for wait in () if self._unresponsive else _FINAL_RETRY_DELAYS:
                     blocked = self._blocked_until - self._clock.now()
-                    if not (notices.pending or notices.checklist_changed) or blocked > _POLL_INTERVAL:
+                    if (
+                        not (notices.pending or notices.checklist_changed)
+                        or blocked > _POLL_INTERVAL
+                    ):
                         break
                     await self._clock.sleep(max(wait, blocked))
                     with suppress(Exception):  # the unsent notices are reported below
@@ -319,7 +346,11 @@ class Notifier(Exporter):
         """Return the unsent notices in words; empty if everything is posted."""
         count = sum(len(notices.pending) + len(notices.rejected) for notices in self._runs.values())
         unsent = [f"{count} notice{'s' * (count != 1)}"] if count else []
-        unsent += ["the latest checklist"] if any(notices.checklist_changed for notices in self._runs.values()) else []
+        unsent += (
+            ["the latest checklist"]
+            if any(notices.checklist_changed for notices in self._runs.values())
+            else []
+        )
         return " and ".join(unsent)
 
     def _index_for(self, run: RunId) -> CommentIndex:
@@ -342,22 +373,31 @@ class Notifier(Exporter):
                 self._request_started = self._clock.now()
                 index = self._index_for(notices.run)
                 try:
-                    await index.write(notice.marker(notices.run), notice.body(notices.run, self.hint))
+                    await index.write(
+                        notice.marker(notices.run), notice.body(notices.run, self.hint)
+                    )
                 except ForgeError as error:
                     if error.status in _TEXT_REJECTED_STATUSES:
-                        notices.rejected.append(notices.pending.popleft())  # the others can still be posted
+                        notices.rejected.append(
+                            notices.pending.popleft()
+                        )  # the others can still be posted
                     raise
                 if notices.pending and notices.pending[0] is notice:
                     notices.pending.popleft()
             if self._clock.now() >= self._last_edit + self._edit_interval:
                 await self._update_checklist(notices)
         except anyio.get_cancelled_exc_class():
-            self._unresponsive = self._clock.now() - self._request_started >= _FINAL_RESPONSE_TIMEOUT
+            self._unresponsive = (
+                self._clock.now() - self._request_started >= _FINAL_RESPONSE_TIMEOUT
+            )
             raise
         except Exception as error:  # the forge may raise anything; the rest is tried later
             is_reported, self._problem = bool(self._problem), str(error) or repr(error)
             retry_after, now = getattr(error, "retry_after", None), self._clock.now()
-            if getattr(error, "final", False) and getattr(error, "status", None) not in _TEXT_REJECTED_STATUSES:
+            if (
+                getattr(error, "final", False)
+                and getattr(error, "status", None) not in _TEXT_REJECTED_STATUSES
+            ):
                 self._blocked_until = math.inf
             elif retry_after is not None:
                 self._blocked_until = now + max(retry_after, _POLL_INTERVAL)
@@ -380,14 +420,18 @@ class Notifier(Exporter):
         try:
             text = notices.checklist()
             marker = Marker(CHECKLIST_KIND, notices.run)
-            if text is not None and await self._index_for(notices.run).write(marker, text, edits=True):
+            if text is not None and await self._index_for(notices.run).write(
+                marker, text, edits=True
+            ):
                 self._last_edit = self._clock.now()
         except BaseException:
             notices.checklist_changed = True
             raise
 
 
-ANSWER_HINT = "*Answer with `replanning pending` and then `replanning approve`, `reject` or `modify`.*"
+ANSWER_HINT = (
+    "*Answer with `replanning pending` and then `replanning approve`, `reject` or `modify`.*"
+)
 """Instructions for answering questions on the command line."""
 
 
@@ -407,7 +451,9 @@ class FileNotifier(Notifier):
     def __init__(self, path: str | os.PathLike[str] = "notices.md") -> None:
         super().__init__(FileForge(path), edit_interval=0.0, hint=ANSWER_HINT)
         self._indexes: dict[RunId, CommentIndex] = {}
-        self._folder = Path(path) if os.fspath(path).endswith(("/", os.sep)) or Path(path).is_dir() else None
+        self._folder = (
+            Path(path) if os.fspath(path).endswith(("/", os.sep)) or Path(path).is_dir() else None
+        )
 
     @classmethod
     def from_target(cls, target: str) -> Self:
@@ -421,13 +467,17 @@ class FileNotifier(Notifier):
 
     def write_error(self) -> str:
         """Return the reason why nothing can be written, found by trying; empty if it can."""
-        return FileForge(self.endpoint if self._folder is None else self._folder / "notices.md").write_error()
+        return FileForge(
+            self.endpoint if self._folder is None else self._folder / "notices.md"
+        ).write_error()
 
     def _index_for(self, run: RunId) -> CommentIndex:
         if self._folder is None:
             return self._index
         if run not in self._indexes:
-            self._indexes[run] = CommentIndex(FileForge(self._folder / f"{quote(run, safe='')}.md", clock=self._clock))
+            self._indexes[run] = CommentIndex(
+                FileForge(self._folder / f"{quote(run, safe='')}.md", clock=self._clock)
+            )
         return self._indexes[run]
 
 

@@ -26,7 +26,9 @@ class _IssueNotifier(Notifier):
     def __init__(self, issue: str = "") -> None:
         if not issue:
             example = f"{self.name}={self._issue_type.example}"
-            raise SettingsError([Problem(self.name, f"no issue is named; expected one such as {example}")])
+            raise SettingsError(
+                [Problem(self.name, f"no issue is named; expected one such as {example}")]
+            )
         super().__init__(self._issue_type(issue), hint=ANSWER_HINT)
 
     @classmethod

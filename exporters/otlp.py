@@ -15,7 +15,13 @@ from urllib.parse import urlsplit
 import anyio.to_thread
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricExportResult, PeriodicExportingMetricReader
-from opentelemetry.sdk.resources import HOST_NAME, SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.resources import (
+    HOST_NAME,
+    SERVICE_INSTANCE_ID,
+    SERVICE_NAME,
+    SERVICE_VERSION,
+    Resource,
+)
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
@@ -131,7 +137,9 @@ class OtlpExporter(Exporter):
         close_limit: float = 3.0,
         service_name: str | None = None,
     ) -> None:
-        base = _base_url(endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or DEFAULT_ENDPOINT)
+        base = _base_url(
+            endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or DEFAULT_ENDPOINT
+        )
         try:
             from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -140,7 +148,9 @@ class OtlpExporter(Exporter):
                 f"exporter 'otlp' needs an extra that is not installed ({error}): pip install 'replanning[otlp]'"
             ) from error
         parts = urlsplit(base)
-        self.endpoint = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # without a password
+        self.endpoint = parts._replace(
+            netloc=parts.netloc.rpartition("@")[2]
+        ).geturl()  # without a password
         self._losses = _LossCounter()
         name = service_name or os.environ.get("OTEL_SERVICE_NAME") or "replanning"
         # By its host Jaeger knows that the clocks of all processes of a run are one, and does not correct their times.
@@ -153,7 +163,9 @@ class OtlpExporter(Exporter):
         queue_size = None if "OTEL_BSP_MAX_QUEUE_SIZE" in os.environ else MAX_QUEUE_SIZE
         # The end of the program is handled below: the SDK's own handler has no limit that could be set.
         self._tracer_provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._tracer_provider.add_span_processor(BatchSpanProcessor(spans, max_queue_size=queue_size))
+        self._tracer_provider.add_span_processor(
+            BatchSpanProcessor(spans, max_queue_size=queue_size)
+        )
         self._meter_provider: MeterProvider | None = None
         if metrics or (metrics is None and os.environ.get("OTEL_METRICS_EXPORTER") == "otlp"):
             place = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT") or f"{base}/v1/metrics"
@@ -169,7 +181,9 @@ class OtlpExporter(Exporter):
         # The SDK waits for as long as a request lasts; a daemon thread can be left to itself. It is started now because
         # from Python 3.12 on none can be started at the end of a program.
         self._close_requested = threading.Event()
-        self._close_thread = threading.Thread(target=self._shut_down_providers, name="otlp-close", daemon=True)
+        self._close_thread = threading.Thread(
+            target=self._shut_down_providers, name="otlp-close", daemon=True
+        )
         self._close_thread.start()
         atexit.register(self._shut_down)
 
@@ -216,7 +230,9 @@ class OtlpExporter(Exporter):
             socket.create_connection(address, timeout=REFUSED_CLOSE_LIMIT).close()
         except OSError as error:  # any other than this: it may be reachable through a proxy
             absent = isinstance(error, ConnectionRefusedError)
-        self._close_thread.join(min(self._close_limit, REFUSED_CLOSE_LIMIT) if absent else self._close_limit)
+        self._close_thread.join(
+            min(self._close_limit, REFUSED_CLOSE_LIMIT) if absent else self._close_limit
+        )
         if self._close_thread.is_alive():
             self._problem = (
                 f"spans could not be sent: no collector listens at {self.endpoint}"
@@ -243,6 +259,11 @@ def _base_url(endpoint: str) -> str:
         fits = False
     if not fits or any(character.isspace() for character in text):
         raise SettingsError(
-            [Problem("otlp", f"{endpoint!r} is not a URL of a collector; expected one such as {DEFAULT_ENDPOINT}")]
+            [
+                Problem(
+                    "otlp",
+                    f"{endpoint!r} is not a URL of a collector; expected one such as {DEFAULT_ENDPOINT}",
+                )
+            ]
         )
     return text.rstrip("/").removesuffix("/v1/traces")

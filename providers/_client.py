@@ -40,7 +40,15 @@ _INVALID_REQUEST_STATUSES: Final = (400, 422)
 _AUTH_STATUSES: Final = (401, 403)
 _MASK: Final = "[redacted]"
 _SCHEMA_MAPS: Final = ("properties", "$defs")
-_NON_STRICT_KEYWORDS: Final = ("prefixItems", "patternProperties", "propertyNames", "allOf", "not", "if", "contains")
+_NON_STRICT_KEYWORDS: Final = (
+    "prefixItems",
+    "patternProperties",
+    "propertyNames",
+    "allOf",
+    "not",
+    "if",
+    "contains",
+)
 _TYPE_KEYWORDS: Final = ("type", "enum", "const", "anyOf", "oneOf")
 _UNSUPPORTED_KEYWORDS: Final = frozenset(
     {"default", "examples", "title", "discriminator", "minLength", "maxLength", "uniqueItems"}
@@ -116,7 +124,9 @@ class HTTPLLMProvider(LLMProvider):
         )
         variables = os.environ if environ is None else environ
         self._key = (api_key or variables.get(self.key_variable, "")).strip()
-        self.base_url = self.normalise_url(base_url or variables.get(self.url_variable) or self.default_url)
+        self.base_url = self.normalise_url(
+            base_url or variables.get(self.url_variable) or self.default_url
+        )
         self._transport = transport
         self._client: tuple[object, httpx.AsyncClient] | None = None
         self._unsupported_features: dict[tuple[str, str], frozenset[str]] = {}
@@ -169,7 +179,10 @@ class HTTPLLMProvider(LLMProvider):
         Raises:
             LLMError: as for `post`.
         """
-        shape = options.model or self.model, "" if options.schema is None else options.schema.__name__
+        shape = (
+            options.model or self.model,
+            "" if options.schema is None else options.schema.__name__,
+        )
         left_out = self._unsupported_features.get(shape, frozenset())
         while True:
             try:
@@ -178,7 +191,11 @@ class HTTPLLMProvider(LLMProvider):
                 if error.status not in _INVALID_REQUEST_STATUSES:
                     raise
                 features = optional_features.items()
-                rejected = [name for name, word in features if name not in left_out and word in error.excerpt]
+                rejected = [
+                    name
+                    for name, word in features
+                    if name not in left_out and word in error.excerpt
+                ]
                 if not rejected:
                     raise
                 left_out |= {rejected[0]}
@@ -209,7 +226,9 @@ class HTTPLLMProvider(LLMProvider):
 
         attempt = partial(self._post_once, path, body)
         most = options.max_attempts or MAX_ATTEMPTS
-        return await call_with_retries(attempt, self.environment, options.deadline, final_error, max_attempts=most)
+        return await call_with_retries(
+            attempt, self.environment, options.deadline, final_error, max_attempts=most
+        )
 
     def parse(self, response: ServiceResponse, shape: type[ModelT]) -> ModelT:
         """Return a response as a model.
@@ -221,10 +240,14 @@ class HTTPLLMProvider(LLMProvider):
             return shape.model_validate(response.body)
         except ValidationError as error:
             problem = f"its answer is not of the usual form: {validation_message(error, 'the answer', most=1)}"
-            raise self._invalid_response(problem, response.request_id, json.dumps(response.body)) from None
+            raise self._invalid_response(
+                problem, response.request_id, json.dumps(response.body)
+            ) from None
 
     def _invalid_response(self, problem: str, request_id: str, text: str) -> LLMResponseInvalid:
-        return LLMResponseInvalid(problem, provider=self.name, request_id=request_id, excerpt=self._excerpt(text))
+        return LLMResponseInvalid(
+            problem, provider=self.name, request_id=request_id, excerpt=self._excerpt(text)
+        )
 
     async def _post_once(self, path: str, body: JsonObject) -> ServiceResponse:
         url, headers = self.base_url + path, dict(self.headers())
@@ -232,20 +255,35 @@ class HTTPLLMProvider(LLMProvider):
         try:
             async with client.stream("POST", url, json=body, headers=headers) as response:
                 data, problem, _ = await read_body(response)
-        except (httpx.TransportError, UnicodeError) as error:  # the latter for a redirect to an impossible host
+        except (
+            httpx.TransportError,
+            UnicodeError,
+        ) as error:  # the latter for a redirect to an impossible host
             excerpt = self._excerpt(f"{type(error).__name__}: {error}".rstrip(": "))
-            raise RequestFailed(f"{httpx.URL(self.base_url).host} cannot be reached", excerpt=excerpt) from error
-        request_id = self._excerpt(response.headers.get("x-request-id") or response.headers.get("request-id") or "")
+            raise RequestFailed(
+                f"{httpx.URL(self.base_url).host} cannot be reached", excerpt=excerpt
+            ) from error
+        request_id = self._excerpt(
+            response.headers.get("x-request-id") or response.headers.get("request-id") or ""
+        )
         if not response.is_success:
             excerpt, status = self._excerpt(error_message(data) or problem), response.status_code
-            fallback = "the service failed" if status >= 500 else "the service does not accept this request"
+            fallback = (
+                "the service failed"
+                if status >= 500
+                else "the service does not accept this request"
+            )
             message = _STATUS_MESSAGES.get(status, fallback)
             if 300 <= status < 400:
                 message = "the service has another address now, and the key is not sent there"
             if status < 500 and status not in RETRYABLE_STATUSES:
                 message += f"; check {self.key_variable}" if status in _AUTH_STATUSES else ""
                 raise LLMRequestRejected(
-                    message, provider=self.name, status=status, request_id=request_id, excerpt=excerpt
+                    message,
+                    provider=self.name,
+                    status=status,
+                    request_id=request_id,
+                    excerpt=excerpt,
                 )
             raise RequestFailed(
                 message,
@@ -273,7 +311,9 @@ class HTTPLLMProvider(LLMProvider):
         loop = current_token().native_token
         if self._client is None or self._client[0] is not loop:
             client = await create_client(self._transport)
-            if self._client is None or self._client[0] is not loop:  # unless another call created one meanwhile
+            if (
+                self._client is None or self._client[0] is not loop
+            ):  # unless another call created one meanwhile
                 self._client = loop, client
         return self._client[1]
 
@@ -286,7 +326,9 @@ def system_prompt(options: LLMOptions, *, schema_in_prompt: bool) -> str:
     parts = [options.system or ""]
     if options.schema is not None and schema_in_prompt:
         schema = json.dumps(json_schema(options.schema), ensure_ascii=False)
-        parts.append(f"Answer with one JSON object and nothing else. It must fit this JSON Schema:\n{schema}")
+        parts.append(
+            f"Answer with one JSON object and nothing else. It must fit this JSON Schema:\n{schema}"
+        )
     return "\n\n".join(filter(None, parts))
 
 
@@ -311,7 +353,9 @@ def _strict_node(node: JsonValue) -> JsonValue:
         return node
     if "$ref" in node:
         node = {name: node[name] for name in ("$ref", "$defs") if name in node}
-    elif any(name in node for name in _NON_STRICT_KEYWORDS) or not any(name in node for name in _TYPE_KEYWORDS):
+    elif any(name in node for name in _NON_STRICT_KEYWORDS) or not any(
+        name in node for name in _TYPE_KEYWORDS
+    ):
         raise ValueError("the schema accepts any value")
     strict: JsonObject = {}
     for name, value in node.items():

@@ -40,7 +40,17 @@ DEFAULT_PROMPT_CHARS: Final = 24_000
 MIN_PROMPT_CHARS: Final = 6_000
 """Characters below which a prompt cannot describe a plan."""
 
-CUT_ORDER: Final = ("earlier", "context", "results", "facts", "around", "tools", "limits", "rejected", "tasks")
+CUT_ORDER: Final = (
+    "earlier",
+    "context",
+    "results",
+    "facts",
+    "around",
+    "tools",
+    "limits",
+    "rejected",
+    "tasks",
+)
 """Kinds of data, the first to be cut first; after them the triggers, and the goal."""
 
 MAX_TASKS: Final = 120
@@ -127,9 +137,15 @@ class PromptBuilder:
         view = request.view
         goal, budget = view.goal, view.original_plan.budget
         criteria = list(goal.success_criteria)
-        stated = _non_empty(objective=goal.objective, facts=list(goal.facts), success_criteria=criteria)
+        stated = _non_empty(
+            objective=goal.objective, facts=list(goal.facts), success_criteria=criteria
+        )
         around = (
-            _non_empty(**_task_summary(task), error=_error_fields(task.failure), replaced_by=list(task.replaced_by))
+            _non_empty(
+                **_task_summary(task),
+                error=_error_fields(task.failure),
+                replaced_by=list(task.replaced_by),
+            )
             for task in builder._nearby
         )
         limits = _non_empty(
@@ -147,8 +163,14 @@ class PromptBuilder:
             "tools": (1200, builder._tools()),
             "limits": (1000, [limits]),
             "facts": (200, builder._facts()),
-            "context": (400, ({key: value} for key, value in islice(view.context.items(), _MAX_KEYS))),
-            "earlier": (1200, map(_record_summary, islice(reversed(request.history), _MAX_EARLIER_RECORDS))),
+            "context": (
+                400,
+                ({key: value} for key, value in islice(view.context.items(), _MAX_KEYS)),
+            ),
+            "earlier": (
+                1200,
+                map(_record_summary, islice(reversed(request.history), _MAX_EARLIER_RECORDS)),
+            ),
         }
         for name, (room, values) in kinds.items():
             builder._lines[name] = [builder._encode(value, room) for value in values]
@@ -160,7 +182,9 @@ class PromptBuilder:
 
     def render(self, rejected: Sequence[JsonObject] = ()) -> str:
         """Return the prompt; the second one has the rejected proposals of the first answer, with the reasons."""
-        lines = self._lines | {"rejected": [self._encode(dict(proposal), 2000) for proposal in rejected]}
+        lines = self._lines | {
+            "rejected": [self._encode(dict(proposal), 2000) for proposal in rejected]
+        }
         preface = f"{_RETRY_PROMPT}\n" if rejected else ""
         end = preface + _ANSWER_FORMAT.format(count=self._request.max_alternatives)
         sections = [DataSection(name, encoded) for name, encoded in lines.items() if encoded]
@@ -176,7 +200,11 @@ class PromptBuilder:
         seen = {task.id for task in self._concerned}
         queue = list(self._concerned)
         for task in queue:  # grows during the loop
-            neighbours = (*task.task.depends_on, *task.replaced_by, *self._view.dependents(task.id)[:MAX_TASKS])
+            neighbours = (
+                *task.task.depends_on,
+                *task.replaced_by,
+                *self._view.dependents(task.id)[:MAX_TASKS],
+            )
             for task_id in neighbours:
                 if task_id not in seen:
                     seen.add(task_id)
@@ -188,14 +216,20 @@ class PromptBuilder:
     def _triggers(self) -> Iterator[JsonValue]:
         hidden = {"kind", "id", "run", "at", "root", "cause", "revision", "traceback"}
         for trigger in self._request.triggers[:_MAX_TRIGGERS]:
-            yield {"what": trigger.kind, **trigger.model_dump(mode="json", exclude=hidden, exclude_defaults=True)}
+            yield {
+                "what": trigger.kind,
+                **trigger.model_dump(mode="json", exclude=hidden, exclude_defaults=True),
+            }
 
     def _concerned_tasks(self) -> Iterator[JsonValue]:
         """Yield the tasks concerned, with their errors and the failed tasks that they replaced."""
         for task in self._concerned:
             replaced = [
                 _non_empty(
-                    id=part.id, tool=part.task.tool, arguments=part.task.arguments, error=_error_fields(part.failure)
+                    id=part.id,
+                    tool=part.task.tool,
+                    arguments=part.task.arguments,
+                    error=_error_fields(part.failure),
                 )
                 for part in self._view.lineage(task.id)[:-1]
             ]
@@ -208,7 +242,10 @@ class PromptBuilder:
                 timeout=task.task.timeout,
                 acceptance=list(task.task.acceptance),
                 replaced_in_vain=replaced,
-                fallbacks=[_non_empty(tool=other.tool, arguments=other.arguments) for other in task.task.fallbacks[:5]],
+                fallbacks=[
+                    _non_empty(tool=other.tool, arguments=other.arguments)
+                    for other in task.task.fallbacks[:5]
+                ],
                 free_id=self._view.unused_id(task.id),
             )
 
@@ -224,7 +261,9 @@ class PromptBuilder:
         """Yield the tools of the tasks concerned and those like them first, then the others as the plan states them."""
         tools = list(islice(self._view.tools.values(), 20 * _MAX_TOOLS))
         own = {task.task.tool for task in self._concerned}
-        capabilities = {tool.capability for tool in tools if tool.name in own and tool.capability is not None}
+        capabilities = {
+            tool.capability for tool in tools if tool.name in own and tool.capability is not None
+        }
         tools.sort(key=lambda tool: (tool.name not in own, tool.capability not in capabilities))
         yield from map(_tool_fields, tools[:_MAX_TOOLS])
         if not tools:
@@ -236,9 +275,13 @@ class PromptBuilder:
         view = self._view
         if view.original_plan.facts is None and not view.facts:
             return
-        arguments = (encode_data(truncate_value(task.task.arguments, 2000)) for task in self._concerned)
+        arguments = (
+            encode_data(truncate_value(task.task.arguments, 2000)) for task in self._concerned
+        )
         words = {
-            word for text in (*view.goal.facts, *arguments) for word in re.findall(r"\w+", text[: _MAX_KEYS * 100])
+            word
+            for text in (*view.goal.facts, *arguments)
+            for word in re.findall(r"\w+", text[: _MAX_KEYS * 100])
         }
         facts = list(islice(view.facts, 10 * _MAX_FACTS))
         facts.sort(key=lambda fact: words.isdisjoint(re.findall(r"\w+", fact)))
@@ -247,7 +290,10 @@ class PromptBuilder:
 
 def _non_empty(**fields: object) -> JsonObject:
     """Return the fields that are not empty."""
-    return cast(JsonObject, {name: value for name, value in fields.items() if value not in (None, "", [], {}, False)})
+    return cast(
+        JsonObject,
+        {name: value for name, value in fields.items() if value not in (None, "", [], {}, False)},
+    )
 
 
 def _task_summary(task: TaskView) -> JsonObject:
@@ -268,19 +314,26 @@ def _task_summary(task: TaskView) -> JsonObject:
 def _error_fields(failure: Failure | None) -> JsonObject:
     if failure is None:
         return {}
-    return _non_empty(kind=failure.kind, type=failure.type, message=failure.message, may_pass=failure.transient)
+    return _non_empty(
+        kind=failure.kind, type=failure.type, message=failure.message, may_pass=failure.transient
+    )
 
 
 def _tool_fields(tool: ToolSpec) -> JsonObject:
     """Return a tool without its implementation, which does not concern a model."""
     facts = (*tool.requires, *tool.adds, *tool.removes, *tool.needs, *tool.produces)
     patterns = (*facts, tool.command or "", tool.url or "")
-    parameters = dict(tool.parameters) or {name: "any" for pattern in patterns for name in placeholders(pattern)}
+    parameters = dict(tool.parameters) or {
+        name: "any" for pattern in patterns for name in placeholders(pattern)
+    }
     fields = _non_empty(
         parameters=parameters,
         capability=tool.capability,
         description=tool.description,
-        **{name: list(getattr(tool, name)) for name in ("requires", "adds", "removes", "needs", "produces")},
+        **{
+            name: list(getattr(tool, name))
+            for name in ("requires", "adds", "removes", "needs", "produces")
+        },
         resources=dict(tool.resources),
         cost=tool.cost,
         dangerous=tool.dangerous,
@@ -297,12 +350,20 @@ def _record_summary(body: RecordBody) -> JsonValue:
     match body:
         case AlternativesConsidered():
             ways = [
-                _non_empty(reason=c.alternative.reason, of=c.alternative.source, rejected=c.rejected)
+                _non_empty(
+                    reason=c.alternative.reason, of=c.alternative.source, rejected=c.rejected
+                )
                 for c in body.candidates
             ]
             return _non_empty(replan=body.replan, considered=ways[:5], notes=list(body.notes[:3]))
         case DecisionMade():
-            return _non_empty(replan=body.replan, decided=body.decision, rule=body.rule, why=body.reason, by=body.by)
+            return _non_empty(
+                replan=body.replan,
+                decided=body.decision,
+                rule=body.rule,
+                why=body.reason,
+                by=body.by,
+            )
         case PlanRevised():
             changes = [change_document(change) for change in body.changes[:10]]
             return _non_empty(revision=body.number, changed=changes, why=body.reason, by=body.by)

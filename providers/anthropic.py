@@ -39,7 +39,11 @@ class _TokenUsage(BaseModel):
 
     def total_input_tokens(self) -> int:
         """Return the tokens of the prompt, cached ones included."""
-        return self.input_tokens + (self.cache_creation_input_tokens or 0) + (self.cache_read_input_tokens or 0)
+        return (
+            self.input_tokens
+            + (self.cache_creation_input_tokens or 0)
+            + (self.cache_read_input_tokens or 0)
+        )
 
 
 class _MessageResponse(BaseModel):
@@ -50,8 +54,14 @@ class _MessageResponse(BaseModel):
 
     def text(self) -> str:
         """Return the input of our tool, or else the text."""
-        inputs = [json.dumps(block.input, ensure_ascii=False) for block in self.content if block.type == "tool_use"]
-        return "\n".join(inputs) or "".join(block.text for block in self.content if block.type == "text")
+        inputs = [
+            json.dumps(block.input, ensure_ascii=False)
+            for block in self.content
+            if block.type == "tool_use"
+        ]
+        return "\n".join(inputs) or "".join(
+            block.text for block in self.content if block.type == "text"
+        )
 
 
 class AnthropicProvider(HTTPLLMProvider):
@@ -73,7 +83,9 @@ class AnthropicProvider(HTTPLLMProvider):
 
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
         """Request a message."""
-        optional = {"temperature": "temperature"} | ({} if options.schema is None else {"schema": "tool"})
+        optional = {"temperature": "temperature"} | (
+            {} if options.schema is None else {"schema": "tool"}
+        )
 
         def make_body(left_out: frozenset[str]) -> JsonObject:
             body: JsonObject = {
@@ -83,7 +95,11 @@ class AnthropicProvider(HTTPLLMProvider):
             }
             if options.schema is not None and "schema" not in left_out:
                 schema = json_schema(options.schema)
-                tool: JsonObject = {"name": _ANSWER_TOOL, "description": "Give the answer.", "input_schema": schema}
+                tool: JsonObject = {
+                    "name": _ANSWER_TOOL,
+                    "description": "Give the answer.",
+                    "input_schema": schema,
+                }
                 body |= {"tools": [tool], "tool_choice": {"type": "tool", "name": _ANSWER_TOOL}}
             if "temperature" not in left_out:
                 body["temperature"] = min(options.temperature or 0.0, 1.0)  # the most that it takes

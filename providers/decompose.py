@@ -17,7 +17,14 @@ from replanning.llm.quoting import DataSection, fit_sections
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.providers._prompt import encode_line
-from replanning.providers.llm import NewTask, ProposalParser, ProposalReply, ProposedAlternative, Replace, ReplyModel
+from replanning.providers.llm import (
+    NewTask,
+    ProposalParser,
+    ProposalReply,
+    ProposedAlternative,
+    Replace,
+    ReplyModel,
+)
 
 MAX_PROMPT_CHARS: Final = 12_000
 
@@ -30,8 +37,12 @@ class Decomposition(ReplyModel):
     """Answer of the model."""
 
     reason: str = Field(description="Why this helps, in a sentence.")
-    tasks: list[NewTask] = Field(min_length=2, max_length=5, description="Smaller tasks, each of which can be done.")
-    confidence: float = Field(ge=0, le=1, description="How likely it is that they get done what the task was for.")
+    tasks: list[NewTask] = Field(
+        min_length=2, max_length=5, description="Smaller tasks, each of which can be done."
+    )
+    confidence: float = Field(
+        ge=0, le=1, description="How likely it is that they get done what the task was for."
+    )
 
 
 class Decomposer:
@@ -65,15 +76,23 @@ class Decomposer:
             StaleView: the plan has changed meanwhile.
         """
         view = request.view
-        concerned = dict.fromkeys(task_id for trigger in request.triggers for task_id in trigger.tasks)
+        concerned = dict.fromkeys(
+            task_id for trigger in request.triggers for task_id in trigger.tasks
+        )
         failed = [task for task in map(view.task, concerned) if task.state is TaskState.FAILED]
-        rejected = [task for task in failed if task.failure is not None and task.failure.kind == "rejected"]
+        rejected = [
+            task for task in failed if task.failure is not None and task.failure.kind == "rejected"
+        ]
         options = LLMOptions(system=_SYSTEM_PROMPT, deadline=request.deadline, meter=request.meter)
         alternatives: list[Alternative] = []
         for task in rejected:
-            answer = await self.client.complete_json(self._prompt(task, view), Decomposition, options)
+            answer = await self.client.complete_json(
+                self._prompt(task, view), Decomposition, options
+            )
             replacement = Replace(kind="replace", task_id=task.id, tasks=answer.tasks)
-            proposed = ProposedAlternative(reason=answer.reason, changes=[replacement], confidence=answer.confidence)
+            proposed = ProposedAlternative(
+                reason=answer.reason, changes=[replacement], confidence=answer.confidence
+            )
             used = frozenset(part.task.tool for part in view.lineage(task.id))
             parser = ProposalParser(view, used, self.client.redactor)
             (candidate,) = parser.parse(ProposalReply(candidates=[proposed]))
@@ -106,7 +125,9 @@ class Decomposer:
         for part in reversed(view.lineage(task.id)):
             failure = part.failure if part.id != task.id else None
             error = {} if failure is None else {"error": failure.type, "message": failure.message}
-            log.append({"task": part.id, "tool": part.task.tool, "attempts": part.attempts, **error})
+            log.append(
+                {"task": part.id, "tool": part.task.tool, "attempts": part.attempts, **error}
+            )
         results: list[JsonValue] = []
         for task_id in document.depends_on[:_MAX_RESULTS]:
             with suppress(NoResult):  # it has not ended, or its output could not be recorded
@@ -120,11 +141,17 @@ class Decomposer:
             "results": results,
             "context": ({key: value} for key, value in view.context.items()),
             "tools": (
-                tool.model_dump(mode="json", include={"name", "parameters", "description", "available", "dangerous"})
+                tool.model_dump(
+                    mode="json",
+                    include={"name", "parameters", "description", "available", "dangerous"},
+                )
                 for tool in islice(view.tools.values(), _MAX_TOOLS)
             ),
         }
-        lines = {n: [encode_line(each, MAX_PROMPT_CHARS // 6, redact) for each in values] for n, values in data.items()}
+        lines = {
+            n: [encode_line(each, MAX_PROMPT_CHARS // 6, redact) for each in values]
+            for n, values in data.items()
+        }
         sections = [DataSection(name, encoded) for name, encoded in lines.items() if encoded]
         room = MAX_PROMPT_CHARS - len(_ANSWER_FORMAT)
         return fit_sections(sections, room, (*_CUT_ORDER, "goal")) + _ANSWER_FORMAT

@@ -7,7 +7,10 @@ from typing import ClassVar, Final
 
 from replanning.providers.openai import OpenAIProvider
 
-_EDITOR_HEADERS: Final = {"editor-version": "vscode/1.99.0", "copilot-integration-id": "vscode-chat"}
+_EDITOR_HEADERS: Final = {
+    "editor-version": "vscode/1.99.0",
+    "copilot-integration-id": "vscode-chat",
+}
 """Headers without which the service refuses a request; it accepts only the names of editors that it knows."""
 
 

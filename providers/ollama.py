@@ -86,7 +86,9 @@ class OllamaProvider(HTTPLLMProvider):
 
     async def _probe(self, path: str, options: LLMOptions) -> bool:
         client = await self._http_client()
-        async with client.stream("GET", self.base_url + path, headers=dict(self.headers())) as response:
+        async with client.stream(
+            "GET", self.base_url + path, headers=dict(self.headers())
+        ) as response:
             return response.is_success
 
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
@@ -97,7 +99,10 @@ class OllamaProvider(HTTPLLMProvider):
             body: JsonObject = {"model": options.model, "stream": False}
             if options.schema is not None and "schema" not in left_out:
                 body["format"] = json_schema(options.schema)
-            settings: JsonObject = {"temperature": options.temperature, "num_predict": options.max_tokens}
+            settings: JsonObject = {
+                "temperature": options.temperature,
+                "num_predict": options.max_tokens,
+            }
             answer_tokens = options.max_tokens or 0
             prompt_tokens = (
                 self.estimate(prompt, options).tokens - answer_tokens
@@ -107,7 +112,10 @@ class OllamaProvider(HTTPLLMProvider):
                 settings["num_ctx"] = 2 ** (needed - 1).bit_length()
             system = system_prompt(options, schema_in_prompt="schema" in left_out)
             messages: list[JsonValue] = [{"role": "system", "content": system}] if system else []
-            return body | {"options": settings, "messages": [*messages, {"role": "user", "content": prompt}]}
+            return body | {
+                "options": settings,
+                "messages": [*messages, {"role": "user", "content": prompt}],
+            }
 
         response = await self.post_with_downgrade("/api/chat", make_body, optional, options)
         chat = self.parse(response, _ChatResponse)
@@ -122,9 +130,13 @@ class OllamaProvider(HTTPLLMProvider):
             request_id=response.request_id,
         )
 
-    async def request_embedding(self, text: str, options: LLMOptions) -> tuple[list[float], Completion]:
+    async def request_embedding(
+        self, text: str, options: LLMOptions
+    ) -> tuple[list[float], Completion]:
         """Request the embedding of a text."""
         response = await self.post("/api/embed", {"model": options.model, "input": text}, options)
         result = self.parse(response, _EmbeddingResponse)
-        completion = self.completion(text, "", options, model=result.model, input_tokens=result.prompt_eval_count)
+        completion = self.completion(
+            text, "", options, model=result.model, input_tokens=result.prompt_eval_count
+        )
         return result.embeddings[0], completion

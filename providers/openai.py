@@ -115,14 +115,18 @@ class OpenAIProvider(HTTPLLMProvider):
 
         def make_body(left_out: frozenset[str]) -> JsonObject:
             # OpenAI has a new name for the limit of tokens, which few other services know.
-            has_new_name = (self.base_url == OpenAIProvider.default_url) is ("limit" not in left_out)
+            has_new_name = (self.base_url == OpenAIProvider.default_url) is (
+                "limit" not in left_out
+            )
             limit = "max_completion_tokens" if has_new_name else "max_tokens"
             body: JsonObject = {"model": options.model, limit: options.max_tokens}
             system = system_prompt(options, schema_in_prompt="schema" in left_out)
             if options.schema is not None and "schema" not in left_out:
                 strict = strict_schema(options.schema)
                 schema: JsonObject = {
-                    "name": re.sub(r"[^A-Za-z0-9_-]", "_", options.schema.__name__)[:64],  # as services accept it
+                    "name": re.sub(r"[^A-Za-z0-9_-]", "_", options.schema.__name__)[
+                        :64
+                    ],  # as services accept it
                     "schema": strict or json_schema(options.schema),
                     "strict": strict is not None,
                 }
@@ -146,11 +150,15 @@ class OpenAIProvider(HTTPLLMProvider):
             model=chat.model or "",
             input_tokens=usage.prompt_tokens,
             output_tokens=usage.completion_tokens,
-            finish="refusal" if message.refusal else _FINISH_REASONS.get(chat.choices[0].finish_reason, "other"),
+            finish="refusal"
+            if message.refusal
+            else _FINISH_REASONS.get(chat.choices[0].finish_reason, "other"),
             request_id=response.request_id,
         )
 
-    async def request_embedding(self, text: str, options: LLMOptions) -> tuple[list[float], Completion]:
+    async def request_embedding(
+        self, text: str, options: LLMOptions
+    ) -> tuple[list[float], Completion]:
         """Request the embedding of a text."""
         response = await self.post("/embeddings", {"model": options.model, "input": text}, options)
         result = self.parse(response, _EmbeddingResponse)

@@ -78,8 +78,19 @@ class PydanticAIProvider(LLMProvider):
         """
         model = self._resolve_model(options.model or self.model)
         from pydantic_ai.direct import model_request
-        from pydantic_ai.exceptions import AgentRunError, ContentFilterError, ModelHTTPError, UserError
-        from pydantic_ai.messages import ModelRequest, SystemPromptPart, TextPart, ToolCallPart, UserPromptPart
+        from pydantic_ai.exceptions import (
+            AgentRunError,
+            ContentFilterError,
+            ModelHTTPError,
+            UserError,
+        )
+        from pydantic_ai.messages import (
+            ModelRequest,
+            SystemPromptPart,
+            TextPart,
+            ToolCallPart,
+            UserPromptPart,
+        )
         from pydantic_ai.models import ModelRequestParameters
         from pydantic_ai.output import OutputObjectDefinition
         from pydantic_ai.settings import ModelSettings
@@ -87,10 +98,15 @@ class PydanticAIProvider(LLMProvider):
 
         system = [SystemPromptPart(options.system)] if options.system else []
         parameters = ModelRequestParameters()
-        if options.schema is not None:  # in every form: pydantic-ai takes the one that fits the model
+        if (
+            options.schema is not None
+        ):  # in every form: pydantic-ai takes the one that fits the model
             shape, name = options.schema.model_json_schema(), options.schema.__name__
             tool = ToolDefinition(
-                name="answer", parameters_json_schema=shape, description="Give the answer.", kind="output"
+                name="answer",
+                parameters_json_schema=shape,
+                description="Give the answer.",
+                kind="output",
             )
             parameters = ModelRequestParameters(
                 output_mode="auto",
@@ -104,7 +120,9 @@ class PydanticAIProvider(LLMProvider):
             response = await model_request(
                 model,
                 [ModelRequest(parts=[*system, UserPromptPart(prompt)])],
-                model_settings=ModelSettings(temperature=options.temperature, max_tokens=options.max_tokens),
+                model_settings=ModelSettings(
+                    temperature=options.temperature, max_tokens=options.max_tokens
+                ),
                 model_request_parameters=parameters,
                 instrument=False,  # the call has a span of ours
             )
@@ -112,14 +130,18 @@ class PydanticAIProvider(LLMProvider):
             transient = error.status_code in RETRYABLE_STATUSES or error.status_code >= 500
             kind = LLMUnavailable if transient else LLMRequestRejected
             excerpt = self.redactor.text(str(error.body or ""))[:300]
-            raise kind("the request failed", provider=self.name, status=error.status_code, excerpt=excerpt) from error
+            raise kind(
+                "the request failed", provider=self.name, status=error.status_code, excerpt=excerpt
+            ) from error
         except ContentFilterError as error:
             raise LLMRefusal(self._error_text(error), provider=self.name) from error
         except UserError as error:
             raise LLMRequestRejected(self._error_text(error), provider=self.name) from error
         except AgentRunError as error:
             raise LLMUnavailable(self._error_text(error), provider=self.name) from error
-        calls = [part.args_as_json_str() for part in response.parts if isinstance(part, ToolCallPart)]
+        calls = [
+            part.args_as_json_str() for part in response.parts if isinstance(part, ToolCallPart)
+        ]
         text = "".join(part.content for part in response.parts if isinstance(part, TextPart))
         return self.completion(
             prompt,
@@ -134,20 +156,26 @@ class PydanticAIProvider(LLMProvider):
 
     def estimate(self, prompt: str, options: LLMOptions) -> Usage:
         """Return an upper bound as every provider does, at the price of the model, whoever serves it."""
-        return super().estimate(prompt, replace(options, model=_price_key(options.model or self.model)))
+        return super().estimate(
+            prompt, replace(options, model=_price_key(options.model or self.model))
+        )
 
     def _resolve_model(self, name: str) -> Model | str:
         """Return the model of this name; raise LLMRequestRejected if there is none, or it lacks something."""
         if self._model is not None and name == self.model and not isinstance(self._model, str):
             return self._model
         if not name:
-            raise LLMRequestRejected("it needs the name of a model with its provider, such as 'openai:gpt-5'")
+            raise LLMRequestRejected(
+                "it needs the name of a model with its provider, such as 'openai:gpt-5'"
+            )
         try:
             from pydantic_ai.models import infer_model
 
             return infer_model(name)
         except Exception as error:  # depends on the client of that service
-            raise LLMRequestRejected(f"the model {name!r} cannot be used: {self._error_text(error)}") from error
+            raise LLMRequestRejected(
+                f"the model {name!r} cannot be used: {self._error_text(error)}"
+            ) from error
 
     def _error_text(self, error: Exception) -> str:
         return self.redactor.text(str(error) or type(error).__name__)[:500]

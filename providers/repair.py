@@ -36,7 +36,12 @@ _MAX_DELAY: Final = 300.0
 _MAX_LISTED_ITEMS: Final = 5
 _MAX_EQUIVALENT_TOOLS: Final = 20
 _STUCK_STATES: Final = (TaskState.FAILED, TaskState.BLOCKED)
-_WAITING_STATES = (TaskState.PENDING, TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
+_WAITING_STATES = (
+    TaskState.PENDING,
+    TaskState.READY,
+    TaskState.BACKOFF,
+    TaskState.NEEDS_CONTINUATION,
+)
 _REPAIRABLE_WAITING_STATES: Final = {
     "resource-changed": _WAITING_STATES,
     "human-request": _WAITING_STATES,
@@ -74,7 +79,9 @@ class RepairProvider:
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
         """Return alternatives for a request, best first, and the verdict on tasks without a repair."""
         view, limit = request.view, request.max_alternatives
-        better_paths = [trigger for trigger in request.triggers if isinstance(trigger, BetterPathFound)]
+        better_paths = [
+            trigger for trigger in request.triggers if isinstance(trigger, BetterPathFound)
+        ]
         if len(better_paths) == len(request.triggers):  # otherwise repairs come first
             shortcuts: list[Alternative] = []
             if any(not path.tool for path in better_paths):
@@ -85,16 +92,22 @@ class RepairProvider:
         stale: dict[TaskId, None] = {}
         for trigger in request.triggers:
             if isinstance(trigger, ContextChanged) and trigger.stale:
-                stale |= {task_id: None for task_id, result in view.stale_results().items() if result.redo}
+                stale |= {
+                    task_id: None for task_id, result in view.stale_results().items() if result.redo
+                }
                 continue
             unreachable = trigger.kind == "goal-unreachable"
             tasks = [view.task(task_id) for task_id in trigger.tasks]
             if unreachable or (trigger.kind == "human-request" and not tasks):
-                free = (task for task in view.stuck() if not task.is_held)  # by a question to a person
+                free = (
+                    task for task in view.stuck() if not task.is_held
+                )  # by a question to a person
                 tasks = [*islice(free, MAX_STUCK_TASKS), *tasks]
             for task in tasks:
                 waits = task.state in _REPAIRABLE_WAITING_STATES.get(trigger.kind, ())
-                ended = task.condition_not_met or (task.state is TaskState.CANCELLED and unreachable)
+                ended = task.condition_not_met or (
+                    task.state is TaskState.CANCELLED and unreachable
+                )
                 if task.state in _STUCK_STATES or waits or ended:
                     concerned.setdefault(task.id, (task, set()))[1].add(trigger.kind)
         repairable: list[list[RepairOption]] = []
@@ -109,11 +122,19 @@ class RepairProvider:
             if len(repairable) >= MAX_COMBINED_TASKS:
                 break
         followers = view.followers(stale)
-        cases = [RepairCase(task, {"context-changed"}, view, reserved_ids) for task in map(view.task, stale)]
+        cases = [
+            RepairCase(task, {"context-changed"}, view, reserved_ids)
+            for task in map(view.task, stale)
+        ]
         redoes = [(case.task, case.redo(followers.get(case.task.id, ()))) for case in cases]
-        unrepairable += [(task, [result]) for task, result in redoes if isinstance(result, NotApplicable)]
+        unrepairable += [
+            (task, [result]) for task, result in redoes if isinstance(result, NotApplicable)
+        ]
         joined = [
-            ModifyTask(task_id=waiting, fields={"depends_on": [*view.task(waiting).task.depends_on, *first]})
+            ModifyTask(
+                task_id=waiting,
+                fields={"depends_on": [*view.task(waiting).task.depends_on, *first]},
+            )
             for waiting, first in followers.items()
             if first and waiting not in stale
         ]
@@ -125,7 +146,9 @@ class RepairProvider:
             alternatives.append(_alternative(chosen))
         if len(repairable) > 1:
             alternatives += [_alternative(options[:1]) for options in repairable[:limit]]
-        missing = [fact for trigger in request.triggers for fact in getattr(trigger, "missing_facts", ())]
+        missing = [
+            fact for trigger in request.triggers for fact in getattr(trigger, "missing_facts", ())
+        ]
         verdicts: list[Alternative] = []
         if unrepairable or (missing and not repairable):
             is_final = all(
@@ -134,7 +157,12 @@ class RepairProvider:
             )
             # With stated facts, other tools might achieve the effects of the tasks.
             states_facts = view.original_plan.facts is not None
-            proven = is_final and not states_facts and not missing and len(unrepairable) < MAX_STUCK_TASKS
+            proven = (
+                is_final
+                and not states_facts
+                and not missing
+                and len(unrepairable) < MAX_STUCK_TASKS
+            )
             lines: list[str] = []
             for task, obstacles in unrepairable:
                 error = f" ({task.failure.type})" if task.failure is not None else ""
@@ -145,7 +173,9 @@ class RepairProvider:
             reason = f"no repair for {_join_lines(lines)}"
             verdicts.append(
                 Alternative(
-                    changes=(), reason=reason, unreachable="proven-unreachable" if proven else "not-found-within-bound"
+                    changes=(),
+                    reason=reason,
+                    unreachable="proven-unreachable" if proven else "not-found-within-bound",
                 )
             )
         bridges = await find_repairs(request, threads=self._threads)
@@ -162,7 +192,9 @@ class RepairProvider:
         )
         return [*alternatives, verdict]
 
-    async def complete(self, request: ReplanRequest, alternative: Alternative, reason: str) -> Alternative | None:
+    async def complete(
+        self, request: ReplanRequest, alternative: Alternative, reason: str
+    ) -> Alternative | None:
         """Complete another provider's alternative that is not executable by the facts; None if little of it remains.
 
         The source of the result names both providers, the other one first if all of its tasks are kept; it then
@@ -172,7 +204,9 @@ class RepairProvider:
         if completed is None:
             return None
         result, keeps_all_tasks = completed
-        sources = (alternative.source, self.name) if keeps_all_tasks else (self.name, alternative.source)
+        sources = (
+            (alternative.source, self.name) if keeps_all_tasks else (self.name, alternative.source)
+        )
         return result.model_copy(update={"source": "+".join(filter(None, sources))})
 
 
@@ -215,7 +249,11 @@ class RepairCase:
         """Return the repairs of the task, best first, and the reasons why there are no others."""
         task, kinds = self.task, self.trigger_kinds
         if task.state is TaskState.CANCELLED:
-            return [], [NotApplicable("it was cancelled" + (f": {task.reason}" if task.reason else ""), is_final=False)]
+            return [], [
+                NotApplicable(
+                    "it was cancelled" + (f": {task.reason}" if task.reason else ""), is_final=False
+                )
+            ]
         if task.state is TaskState.BLOCKED and "human-request" not in kinds:  # by a limit
             return [], [NotApplicable(task.reason or "it was given up", is_final=False)]
         is_stuck, failure = task.state in _STUCK_STATES, task.failure
@@ -224,7 +262,9 @@ class RepairCase:
         results: list[StrategyResult] = []
         if task.condition_not_met or unprepared:
             results.append(self._revive())
-        if not is_stuck and (problem := self._missing_resource(task.task)):  # which may come back by itself
+        if not is_stuck and (
+            problem := self._missing_resource(task.task)
+        ):  # which may come back by itself
             results.append(NotApplicable(problem, is_final=False))
         if not task.condition_not_met:
             results += self._declared_fallbacks()
@@ -233,7 +273,11 @@ class RepairCase:
             if is_stuck or kinds & {"goal-unreachable", "human-request"}:  # nothing else can run
                 if task.task.optional or self.view.task(task.root).task.optional:
                     change = SkipTask(task_id=task.id, reason="it is optional and did not succeed")
-                    results.append(RepairOption(change, SKIP_CONFIDENCE, f"skip {task.id!r}, which is optional"))
+                    results.append(
+                        RepairOption(
+                            change, SKIP_CONFIDENCE, f"skip {task.id!r}, which is optional"
+                        )
+                    )
                 else:
                     results.append(NotApplicable("it is not optional"))
         if is_stuck and failure is not None and not unprepared:
@@ -244,7 +288,9 @@ class RepairCase:
             if isinstance(result, NotApplicable):
                 obstacles.append(result)
             elif problems := self.view.check((result.change,)):
-                obstacles.append(NotApplicable(f"cannot {result.reason}: {problems[0]}", is_final=False))
+                obstacles.append(
+                    NotApplicable(f"cannot {result.reason}: {problems[0]}", is_final=False)
+                )
             else:
                 options.append(result)
         options.sort(key=lambda option: -option.confidence)
@@ -260,7 +306,9 @@ class RepairCase:
         except ExpressionError:
             is_prepared = False
         if not is_prepared:
-            return NotApplicable("its condition or arguments refer to values that do not exist", is_final=False)
+            return NotApplicable(
+                "its condition or arguments refer to values that do not exist", is_final=False
+            )
         reason = f"run {task.id!r}, whose condition holds now"
         if not task.condition_not_met:
             by_condition = task.failure is not None and task.failure.kind == "condition"
@@ -271,7 +319,9 @@ class RepairCase:
     def redo(self, after: Sequence[TaskId]) -> StrategyResult:
         """Do the task again, because its result is stale: after what it depends on, and after further tasks."""
         new = self.task.task.model_copy(update={"depends_on": tuple(after)})
-        return self._replacement(new, REDO_CONFIDENCE, f"do {self.task.id!r} again, whose result is stale")
+        return self._replacement(
+            new, REDO_CONFIDENCE, f"do {self.task.id!r} again, whose result is stale"
+        )
 
     def _declared_fallbacks(self) -> Iterator[StrategyResult]:
         """Replace the task by a declared fallback, which gets its acceptance and the remaining fallbacks."""
@@ -290,7 +340,9 @@ class RepairCase:
             yield self._replacement(Task(id=task.id, **fields), FALLBACK_CONFIDENCE, reason)
         if not declared:
             tried = self.view.task(task.root).task.fallbacks
-            yield NotApplicable("its fallbacks have all been tried" if tried else "it declares no fallback")
+            yield NotApplicable(
+                "its fallbacks have all been tried" if tried else "it declares no fallback"
+            )
 
     def _equivalent_tools(self) -> Iterator[StrategyResult]:
         """Replace the tool by another of the same capability that has not failed for this lineage, cheapest first.
@@ -304,7 +356,9 @@ class RepairCase:
             return
         failed = {part.task.tool for part in view.lineage(task.id) if part.failure is not None}
         others = [
-            other for other in view.tools.values() if other.capability == tool.capability and other.name != tool.name
+            other
+            for other in view.tools.values()
+            if other.capability == tool.capability and other.name != tool.name
         ]
         room = _MAX_EQUIVALENT_TOOLS
         for other in sorted(others, key=lambda other: (other.cost is None, other.cost or 0.0)):
@@ -322,9 +376,13 @@ class RepairCase:
         task = self.task.task
         needed = (name for name in tool.parameters if name not in tool.optional)
         if missing := [name for name in needed if name not in task.arguments]:
-            return NotApplicable(f"{tool.name!r} needs the arguments {missing}, which {task.id!r} does not have")
+            return NotApplicable(
+                f"{tool.name!r} needs the arguments {missing}, which {task.id!r} does not have"
+            )
         arguments: JsonObject = {
-            name: value for name, value in task.arguments.items() if not tool.parameters or name in tool.parameters
+            name: value
+            for name, value in task.arguments.items()
+            if not tool.parameters or name in tool.parameters
         }
         dropped = ", ".join(repr(name) for name in task.arguments if name not in arguments)
         without = f" (without {dropped}, which it does not take)" if dropped else ""
@@ -342,7 +400,11 @@ class RepairCase:
             return NotApplicable("the retries it declares are used up", is_final=False)
         if task.failures > MAX_RETRIES:
             return NotApplicable(f"it has failed {task.failures} times", is_final=False)
-        delay = 0.0 if failure.kind == "interrupted" else min(_BASE_DELAY * 2 ** (task.failures - 1), _MAX_DELAY)
+        delay = (
+            0.0
+            if failure.kind == "interrupted"
+            else min(_BASE_DELAY * 2 ** (task.failures - 1), _MAX_DELAY)
+        )
         when = f" in {delay:g} s" if delay else ""
         why = f"{failure.type} may pass" if may_pass else "what it refers to has changed"
         reason = f"try {task.id!r} again{when}: {why}"
@@ -372,7 +434,9 @@ class RepairCase:
         return ""
 
 
-def _equally_capable_paths(triggers: Sequence[BetterPathFound], view: PlanView) -> list[Alternative]:
+def _equally_capable_paths(
+    triggers: Sequence[BetterPathFound], view: PlanView
+) -> list[Alternative]:
     """Return, for each trigger, the replacement of its waiting tasks by the cheaper tool."""
     alternatives: list[Alternative] = []
     new_ids: set[str] = set()
@@ -381,7 +445,12 @@ def _equally_capable_paths(triggers: Sequence[BetterPathFound], view: PlanView) 
         options: list[RepairOption] = []
         for task in map(view.task, trigger.tasks):
             used = view.tool(task.task.tool)
-            if task.state in _WAITING_STATES and tool and used and used.capability == tool.capability:
+            if (
+                task.state in _WAITING_STATES
+                and tool
+                and used
+                and used.capability == tool.capability
+            ):
                 result = RepairCase(task, {trigger.kind}, view, new_ids).replace_tool(tool)
                 if isinstance(result, RepairOption) and not view.check((result.change,)):
                     options.append(result)
@@ -390,7 +459,9 @@ def _equally_capable_paths(triggers: Sequence[BetterPathFound], view: PlanView) 
     return alternatives
 
 
-def _alternative(options: Sequence[RepairOption], further: Sequence[PlanChange] = ()) -> Alternative:
+def _alternative(
+    options: Sequence[RepairOption], further: Sequence[PlanChange] = ()
+) -> Alternative:
     costs = [option.cost for option in options if option.cost is not None]
     return Alternative(
         changes=(*(option.change for option in options), *further),

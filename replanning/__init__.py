@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 from replanning.exports import report_module
 
-logging.getLogger("replanning").addHandler(logging.NullHandler())  # the program decides what becomes of messages
+logging.getLogger("replanning").addHandler(
+    logging.NullHandler()
+)  # the program decides what becomes of messages
 
 if TYPE_CHECKING:
     from replanning.changes import Alternative
@@ -115,7 +117,9 @@ if not TYPE_CHECKING:  # a type checker would take every name for `object`
         for home, names in _HOMES.items():
             module = sys.modules.get(f"{__name__}.{home}")
             for public in names:
-                found = getattr(module, public, None)  # while a module is imported not all of it is there
+                found = getattr(
+                    module, public, None
+                )  # while a module is imported not all of it is there
                 if found is not None:
                     globals()[public] = found
         report_module(__name__, __all__)

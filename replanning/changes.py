@@ -12,7 +12,13 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from replanning.errors import ChangeRejected, Problem
-from replanning.plan.messages import brief_repr, did_you_mean, first_problems, format_path, validation_problems
+from replanning.plan.messages import (
+    brief_repr,
+    did_you_mean,
+    first_problems,
+    format_path,
+    validation_problems,
+)
 from replanning.plan.tasks import Items, StrictModel, Task
 from replanning.plan.types import JsonObject, TaskId, to_seconds
 
@@ -113,7 +119,15 @@ class AbortRun(_Change):
 
 
 PlanChange = Annotated[
-    AddTask | RemoveTask | ReplaceTask | ModifyTask | ReorderTasks | RetryTask | SkipTask | CancelTask | AbortRun,
+    AddTask
+    | RemoveTask
+    | ReplaceTask
+    | ModifyTask
+    | ReorderTasks
+    | RetryTask
+    | SkipTask
+    | CancelTask
+    | AbortRun,
     Field(discriminator="kind"),
 ]
 
@@ -154,7 +168,9 @@ def target_task_ids(changes: Sequence[PlanChange]) -> tuple[TaskId, ...]:
 
 def new_task_ids(changes: Sequence[PlanChange]) -> tuple[TaskId, ...]:
     """Return the tasks that changes add, in order."""
-    added = ([c.task] if c.kind == "add" else c.tasks if c.kind == "replace" else () for c in changes)
+    added = (
+        [c.task] if c.kind == "add" else c.tasks if c.kind == "replace" else () for c in changes
+    )
     return tuple(task.id for tasks in added for task in tasks)
 
 
@@ -162,14 +178,18 @@ _HASH_CACHE_SIZE: Final = 16
 _HASH_CACHE: Final[list[tuple[tuple[PlanChange, ...], str]]] = []
 """Last hashes by identity of the changes, which are vetted, and later remembered as tried."""
 
-_KEYS_WITH_IDS: Final = frozenset({"id", "task_id", "depends_on", "before", "order", "task", "tasks", "fields"})
+_KEYS_WITH_IDS: Final = frozenset(
+    {"id", "task_id", "depends_on", "before", "order", "task", "tasks", "fields"}
+)
 """Keys of a change that have ids, or parts that have them."""
 
 to_canonical_json: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 """Returns JSON with sorted keys and without blanks, for hashes."""
 
 
-def changes_hash(changes: tuple[PlanChange, ...], originals: Mapping[TaskId, TaskId] = MappingProxyType({})) -> str:
+def changes_hash(
+    changes: tuple[PlanChange, ...], originals: Mapping[TaskId, TaskId] = MappingProxyType({})
+) -> str:
     """Return the SHA-256 of changes in canonical JSON, with new tasks named by position instead of by id.
 
     Args:
@@ -179,7 +199,10 @@ def changes_hash(changes: tuple[PlanChange, ...], originals: Mapping[TaskId, Tas
     for known, found in _HASH_CACHE:
         if known is changes and not originals:
             return found
-    names = {**originals, **{task_id: f"\n{number}" for number, task_id in enumerate(new_task_ids(changes))}}
+    names = {
+        **originals,
+        **{task_id: f"\n{number}" for number, task_id in enumerate(new_task_ids(changes))},
+    }
     document = [dump_change(change) for change in changes]
     parts = list(document)
     while parts:  # ids are replaced wherever a change has them; values of wrong types stay
@@ -189,13 +212,17 @@ def changes_hash(changes: tuple[PlanChange, ...], originals: Mapping[TaskId, Tas
             if key in ("id", "task_id") and isinstance(value, str):
                 part[key] = names.get(value, value)
             elif key in ("depends_on", "before", "order") and isinstance(value, list):
-                part[key] = [names.get(name, name) if isinstance(name, str) else name for name in value]
+                part[key] = [
+                    names.get(name, name) if isinstance(name, str) else name for name in value
+                ]
             elif key in ("task", "tasks", "fields"):
                 inner = value if isinstance(value, list) else [value]
                 parts += [item for item in inner if isinstance(item, dict)]
     text = to_canonical_json(document)
     for name, number in names.items() if "${" in text else ():
-        text = text.replace(f"${{{json.dumps(name)[1:-1]}.output", f"${{{json.dumps(number)[1:-1]}.output")
+        text = text.replace(
+            f"${{{json.dumps(name)[1:-1]}.output", f"${{{json.dumps(number)[1:-1]}.output"
+        )
     found = hashlib.sha256(text.encode()).hexdigest()
     if not originals:
         _HASH_CACHE[:] = [(changes, found), *_HASH_CACHE[: _HASH_CACHE_SIZE - 1]]
@@ -205,7 +232,10 @@ def changes_hash(changes: tuple[PlanChange, ...], originals: Mapping[TaskId, Tas
 def dump_change(change: PlanChange) -> JsonObject:
     """Return a change as JSON for `parse_changes`."""
     # As `model_dump` does, in half the time: each call of an agent is a change.
-    return {"kind": change.kind, **change.__pydantic_serializer__.to_python(change, mode="json", exclude_defaults=True)}
+    return {
+        "kind": change.kind,
+        **change.__pydantic_serializer__.to_python(change, mode="json", exclude_defaults=True),
+    }
 
 
 def parse_changes(data: object) -> tuple[PlanChange, ...]:
@@ -220,7 +250,10 @@ def parse_changes(data: object) -> tuple[PlanChange, ...]:
         return _CHANGES_ADAPTER.validate_python(data)
     except ValidationError as error:
         details = error.errors(include_url=False)
-        problems = (Problem(format_path(("changes", *item["loc"])), _error_message(item)) for item in details)
+        problems = (
+            Problem(format_path(("changes", *item["loc"])), _error_message(item))
+            for item in details
+        )
         raise ChangeRejected(first_problems(problems)) from None
 
 
@@ -243,5 +276,15 @@ def _error_message(details: ErrorDetails) -> str:
     return details["msg"]
 
 
-_CHANGE_KINDS: Final = ("add", "remove", "replace", "modify", "reorder", "retry", "skip", "cancel", "abort")
+_CHANGE_KINDS: Final = (
+    "add",
+    "remove",
+    "replace",
+    "modify",
+    "reorder",
+    "retry",
+    "skip",
+    "cancel",
+    "abort",
+)
 _CHANGES_ADAPTER: TypeAdapter[tuple[PlanChange, ...]] = TypeAdapter(tuple[PlanChange, ...])

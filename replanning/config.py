@@ -53,7 +53,9 @@ _FIELD_BY_KEY: Final[Mapping[str, str]] = {"retry.exponential_backoff": "retry.e
 """Keys that differ from the field, which plans have as well."""
 
 _KEY_BY_FIELD: Final[Mapping[str, str]] = {field: key for key, field in _FIELD_BY_KEY.items()}
-_CREDENTIAL: Final = re.compile(r"(?i)(?:^|[._-])(?:api[_-]?)?(?:key|token|secret|password|credentials?)s?$")
+_CREDENTIAL: Final = re.compile(
+    r"(?i)(?:^|[._-])(?:api[_-]?)?(?:key|token|secret|password|credentials?)s?$"
+)
 
 Kind = Literal["default", "file", "override", "environment", "argument"]
 """Kind of source, from the lowest to the highest precedence."""
@@ -83,9 +85,17 @@ class LoadedSettings:
         source = self.sources.get(key)
         if source is None:
             return "default"
-        if self.file is not None and (source == str(self.file) or source.startswith(f"{self.file}:")):
+        if self.file is not None and (
+            source == str(self.file) or source.startswith(f"{self.file}:")
+        ):
             return "file"
-        return "argument" if source == "argument" else "override" if source.startswith("override") else "environment"
+        return (
+            "argument"
+            if source == "argument"
+            else "override"
+            if source.startswith("override")
+            else "environment"
+        )
 
 
 class _Value(NamedTuple):
@@ -129,16 +139,26 @@ def load_settings(
     warnings = list(misspelt(environ))
     in_file = _file_values(Path(path), problems) if path is not None else {}
     guarded, untrusted = _guarded_values(in_file) if found else {}, list[Problem]()
-    if found and guarded and _read_trusted(_trust_path(environ)).get(str(found.resolve())) != _digest(guarded):
+    if (
+        found
+        and guarded
+        and _read_trusted(_trust_path(environ)).get(str(found.resolve())) != _digest(guarded)
+    ):
         hint = "it does not count until the file is trusted: read it, then run `replanning config trust`"
         untrusted = [Problem(f"{value.source} {key}", hint) for key, value in guarded.items()]
-    texts = {name: text.strip() for name, text in environ.items() if name.isupper() and text.strip()}
-    names = {name: name for name in texts if name.startswith(_PREFIX) and len(name) <= _MAX_NAME_CHARS}
+    texts = {
+        name: text.strip() for name, text in environ.items() if name.isupper() and text.strip()
+    }
+    names = {
+        name: name for name in texts if name.startswith(_PREFIX) and len(name) <= _MAX_NAME_CHARS
+    }
     names |= {_long_names()[key]: name for name, key in VARIABLES if name in texts}
     variables = _Variables(Settings, env_prefix=_PREFIX, env_nested_delimiter=_DELIMITER)  # type: ignore[arg-type] # it reads the fields alone
     variables.env_vars = {long.lower(): texts[name] for long, name in names.items()}
     in_environment = {
-        format_path(steps): _Value(_typed(format_path(steps), value), f"environment {_variable_of(steps, names)}")
+        format_path(steps): _Value(
+            _typed(format_path(steps), value), f"environment {_variable_of(steps, names)}"
+        )
         for steps, value in _leaves(variables())
     }
     in_arguments: dict[str, _Value] = {}
@@ -152,7 +172,9 @@ def load_settings(
     asked: Override | OverrideSettings | None = override
     if asked is None and not untrusted:
         named = ChainMap(in_arguments, in_environment, in_file)
-        server = _validate({key: named[key] for key in ("override.url", "override.timeout") if key in named}, [])
+        server = _validate(
+            {key: named[key] for key in ("override.url", "override.timeout") if key in named}, []
+        )
         asked = server.override if server is not None and server.override.url is not None else None
     in_override = _override_values(asked, problems, warnings) if asked is not None else {}
     merged = ChainMap(in_arguments, in_environment, in_override, in_file)
@@ -175,7 +197,9 @@ def find_file() -> Path | None:
     return Path(files[0]) if files else None
 
 
-def trust_file(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> dict[str, JsonValue]:
+def trust_file(
+    path: str | os.PathLike[str], environ: Mapping[str, str] | None = None
+) -> dict[str, JsonValue]:
     """Trust the settings of a file that name services, plugins, folders or patterns, until one of them changes.
 
     Somebody else's checkout may contain a settings file that sends keys and plans to their server. So trust is kept
@@ -203,7 +227,9 @@ def trust_file(path: str | os.PathLike[str], environ: Mapping[str, str] | None =
         new.write_text(json.dumps(trusted, indent=2), encoding="utf-8")
         new.replace(file)
     except OSError as error:
-        raise SettingsError([Problem(str(file), f"it cannot be written: {error.strerror}")]) from error
+        raise SettingsError(
+            [Problem(str(file), f"it cannot be written: {error.strerror}")]
+        ) from error
     return {key: value.value for key, value in guarded.items()}
 
 
@@ -222,14 +248,20 @@ def _guarded_values(values: Mapping[str, _Value]) -> dict[str, _Value]:
                 return value is not None
             case "provider" | "judge.provider" | "llm.fallback" | "triggers":
                 names = set(map(str, value if isinstance(value, list) else [value])) - _OWN_NAMES
-                return bool(names) and not (key == "provider" and names == {"auto"})  # which is the default
+                return bool(names) and not (
+                    key == "provider" and names == {"auto"}
+                )  # which is the default
         return False
 
     return {key: value for key, value in values.items() if is_guarded(key, value.value)}
 
 
 def _trust_path(environ: Mapping[str, str]) -> Path:
-    return Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "replanning" / "trusted.json"
+    return (
+        Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        / "replanning"
+        / "trusted.json"
+    )
 
 
 def _read_trusted(file: Path) -> dict[str, JsonValue]:
@@ -254,14 +286,19 @@ def keys() -> Mapping[str, bool]:
 
 def values(settings: Settings) -> dict[str, JsonValue]:
     """Return every key with its value, in the order of the sections."""
-    leaves = {format_path(steps): value for steps, value in _leaves(settings.model_dump(mode="json", by_alias=True))}
+    leaves = {
+        format_path(steps): value
+        for steps, value in _leaves(settings.model_dump(mode="json", by_alias=True))
+    }
     return {_KEY_BY_FIELD.get(key, key): value for key, value in leaves.items()}
 
 
 class _Key(NamedTuple):
     type: Any  # with the bounds of the field
     is_section: bool
-    is_table: bool  # a mapping whose names are the user's own, such as those of models, with dots in them
+    is_table: (
+        bool  # a mapping whose names are the user's own, such as those of models, with dots in them
+    )
 
 
 @cache
@@ -276,9 +313,14 @@ def _iter_keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, _Key]
         key = _KEY_BY_FIELD.get(name, name)
         is_table = get_origin(field.annotation) is dict
         options = (field.annotation, *get_args(field.annotation))
-        section = next((kind for kind in options if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        section = next(
+            (kind for kind in options if isinstance(kind, type) and issubclass(kind, BaseModel)),
+            None,
+        )
         is_section = section is not None and not is_table
-        bounded: Any = Annotated[(field.annotation, key, *field.metadata)]  # the key itself has no meaning
+        bounded: Any = Annotated[
+            (field.annotation, key, *field.metadata)
+        ]  # the key itself has no meaning
         yield key, _Key(section if is_section else bounded, is_section, is_table)
         if is_table:
             yield f"{key}.*", _Key(section, is_section=True, is_table=False)
@@ -286,13 +328,17 @@ def _iter_keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, _Key]
             yield from _iter_keys(section, f"{key}.*." if is_table else f"{key}.")
 
 
-def _leaves(value: JsonValue, steps: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], JsonValue]]:
+def _leaves(
+    value: JsonValue, steps: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], JsonValue]]:
     """Yield the leaves of a mapping with their paths; a table is a leaf, and an empty section has none."""
     entry = _key_index().get(".".join(steps))
     if isinstance(value, dict) and (entry.is_section if entry is not None else value):
         for key, item in value.items():
             yield from _leaves(item, (*steps, key))
-    elif steps and not (value is None and entry is not None and (entry.is_section or entry.is_table)):
+    elif steps and not (
+        value is None and entry is not None and (entry.is_section or entry.is_table)
+    ):
         yield steps, value
 
 
@@ -300,7 +346,9 @@ def _as_json(value: object) -> JsonValue:
     try:
         clean: JsonValue = json.loads(json.dumps(value))
     except (TypeError, ValueError, RecursionError):
-        raise PlanError([Problem("", f"got {brief_repr(value)}, which JSON cannot express")]) from None
+        raise PlanError(
+            [Problem("", f"got {brief_repr(value)}, which JSON cannot express")]
+        ) from None
     return clean
 
 
@@ -318,13 +366,25 @@ def _file_values(path: Path, problems: list[Problem]) -> dict[str, _Value]:
     for name, section in document.items():
         if name == SECTION and isinstance(section, dict):
             if PLANNING in section:
-                problems.append(Problem(f"{path} {SECTION}.{PLANNING}", "it is a section of its own; move it out"))
+                problems.append(
+                    Problem(
+                        f"{path} {SECTION}.{PLANNING}", "it is a section of its own; move it out"
+                    )
+                )
             inner = {key: value for key, value in section.items() if key != PLANNING}
-            leaves |= {(name, *steps): (format_path(steps), value) for steps, value in _leaves(inner)}
+            leaves |= {
+                (name, *steps): (format_path(steps), value) for steps, value in _leaves(inner)
+            }
         elif name == SECTION and section is not None:
-            problems.append(Problem(f"{path} {name}", f"expected a mapping of settings, got {brief_repr(section)}"))
+            problems.append(
+                Problem(
+                    f"{path} {name}", f"expected a mapping of settings, got {brief_repr(section)}"
+                )
+            )
         elif name == PLANNING:
-            leaves |= {steps: (format_path(steps), value) for steps, value in _leaves(section, (name,))}
+            leaves |= {
+                steps: (format_path(steps), value) for steps, value in _leaves(section, (name,))
+            }
         elif name != SECTION:
             unknown = f"there is no section of this name; known are {SECTION!r} and {PLANNING!r}"
             problems.append(Problem(f"{path} {name}", unknown))
@@ -393,7 +453,9 @@ def _long_names() -> Mapping[str, str]:
 class _Variables(EnvSettingsSource):
     """Source of variables by their long names: a section as JSON, or each of its settings by itself."""
 
-    def decode_complex_value(self, field_name: str, field: FieldInfo | None, value: str) -> JsonValue:
+    def decode_complex_value(
+        self, field_name: str, field: FieldInfo | None, value: str
+    ) -> JsonValue:
         """Return a list or section from JSON or from names with commas; any other text as it is, to be refused later."""
         decoded = _decoded(value)
         if isinstance(decoded, (list, dict)) or decoded is None:
@@ -432,7 +494,9 @@ def _typed(key: str, value: JsonValue) -> JsonValue:
 def _variable_of(steps: Sequence[str], names: Mapping[str, str]) -> str:
     """Return the variable of a setting: its own, that of a section around it, or the first of those within it."""
     by_long = {long.lower(): name for long, name in names.items()}
-    longs = [f"{_PREFIX}{_DELIMITER.join(steps[:length])}".lower() for length in range(len(steps), 0, -1)]
+    longs = [
+        f"{_PREFIX}{_DELIMITER.join(steps[:length])}".lower() for length in range(len(steps), 0, -1)
+    ]
     own = next((long for long in longs if long in by_long), None)
     return by_long[own or next(long for long in by_long if long.startswith(longs[0] + _DELIMITER))]
 
@@ -441,20 +505,30 @@ def misspelt(environ: Mapping[str, str]) -> Iterator[Problem]:
     """Yield a problem for each variable that looks like a misspelt setting; its value is not shown."""
     known = [*(name for name, _ in VARIABLES), *OTHERS]
     every = [*known, *_long_names().values()]
-    section_prefixes = tuple(f"{_long_names()[key]}{_DELIMITER}" for key, is_section in keys().items() if is_section)
+    section_prefixes = tuple(
+        f"{_long_names()[key]}{_DELIMITER}" for key, is_section in keys().items() if is_section
+    )
     by_single_delimiter = {name.replace(_DELIMITER, "_"): name for name in _long_names().values()}
     for name in sorted(environ):
         upper = name.upper()
-        is_refused = name.isupper() and name.startswith(section_prefixes)  # unknown settings are errors themselves
+        is_refused = name.isupper() and name.startswith(
+            section_prefixes
+        )  # unknown settings are errors themselves
         if name in every or is_refused or not environ[name].strip():
             continue
         near = by_single_delimiter.get(upper) or by_single_delimiter.get(f"{_PREFIX}{upper}")
-        if near is None:  # the nearest name of the same family, compared without the prefix of the family
+        if (
+            near is None
+        ):  # the nearest name of the same family, compared without the prefix of the family
             family = next((prefix for prefix in _FAMILIES if upper.startswith(prefix)), "")
             names = every if family else known
-            rests = {other.removeprefix(family): other for other in names if other.startswith(family)}
+            rests = {
+                other.removeprefix(family): other for other in names if other.startswith(family)
+            }
             cutoff = _FAMILY_SIMILARITY if family else _SIMILARITY
-            similar = difflib.get_close_matches(upper.removeprefix(family), rests, n=1, cutoff=cutoff)
+            similar = difflib.get_close_matches(
+                upper.removeprefix(family), rests, n=1, cutoff=cutoff
+            )
             near = rests[similar[0]] if similar else None
         if near:
             yield Problem(f"environment {name}", f"nothing is read from it; did you mean {near!r}?")
@@ -480,8 +554,12 @@ def _override_values(
         if callable(override):
             try:
                 answer = override()
-            except Exception as error:  # the function of a user may raise anything, and must not stop work
-                raise _Unanswered(Redactor().text(f"it failed with {type(error).__name__}: {error}")) from error
+            except (
+                Exception
+            ) as error:  # the function of a user may raise anything, and must not stop work
+                raise _Unanswered(
+                    Redactor().text(f"it failed with {type(error).__name__}: {error}")
+                ) from error
             answer = _as_json(answer)
         else:
             answer = _fetch(override)
@@ -489,11 +567,17 @@ def _override_values(
         warnings.append(Problem(source, f"{error}; the settings of the person are left out"))
         return {}
     except PlanError as error:
-        problems += [Problem(source, Redactor().text(f"{_OVERRIDE_FORM}; {each.message}")) for each in error.problems]
+        problems += [
+            Problem(source, Redactor().text(f"{_OVERRIDE_FORM}; {each.message}"))
+            for each in error.problems
+        ]
         return {}
     match answer:
         case {"status": "success", "data": {"planning": dict(planning)}}:
-            return {format_path(steps): _Value(value, source) for steps, value in _leaves(planning, (PLANNING,))}
+            return {
+                format_path(steps): _Value(value, source)
+                for steps, value in _leaves(planning, (PLANNING,))
+            }
         case {"status": "success", "data": {**sections}}:
             got = f"data with {', '.join(map(brief_repr, sections)) or 'nothing'} in it"
         case {"status": status} if status != "success":
@@ -507,7 +591,9 @@ def _override_values(
 def _fetch(server: OverrideSettings) -> JsonValue:
     answers: SimpleQueue[bytes | _Unanswered] = SimpleQueue()
     # A server that sends slowly keeps a request alive beyond any timeout per read: so a thread waits for it.
-    Thread(target=lambda: answers.put(_download(server)), name="settings of the person", daemon=True).start()
+    Thread(
+        target=lambda: answers.put(_download(server)), name="settings of the person", daemon=True
+    ).start()
     try:
         content = answers.get(timeout=server.timeout)
     except Empty:
@@ -525,9 +611,13 @@ def _download(server: OverrideSettings) -> bytes | _Unanswered:
     deadline = time.monotonic() + patience
     content = b""
     try:
-        with httpx.stream("GET", server.url, timeout=patience, headers={"Accept": "application/json"}) as answer:
+        with httpx.stream(
+            "GET", server.url, timeout=patience, headers={"Accept": "application/json"}
+        ) as answer:
             if not answer.is_success:
-                return _Unanswered(f"the server answered with {answer.status_code} {answer.reason_phrase}".rstrip())
+                return _Unanswered(
+                    f"the server answered with {answer.status_code} {answer.reason_phrase}".rstrip()
+                )
             for part in answer.iter_bytes():
                 content += part
                 if len(content) > MAX_SIZE:
@@ -535,8 +625,16 @@ def _download(server: OverrideSettings) -> bytes | _Unanswered:
                 if time.monotonic() > deadline:
                     break
     except Exception as error:  # noqa: BLE001 - whatever a server makes the client raise, work must not stop
-        name = "" if isinstance(error, (httpx.HTTPError, httpx.InvalidURL, OSError)) else f"{type(error).__name__}: "
-        return _Unanswered(Redactor().text(f"the server cannot be asked: {name}{str(error) or type(error).__name__}"))
+        name = (
+            ""
+            if isinstance(error, (httpx.HTTPError, httpx.InvalidURL, OSError))
+            else f"{type(error).__name__}: "
+        )
+        return _Unanswered(
+            Redactor().text(
+                f"the server cannot be asked: {name}{str(error) or type(error).__name__}"
+            )
+        )
     return content
 
 
@@ -556,7 +654,9 @@ def _unknown_key(key: str) -> str:
         advice = "remove it here, and consider it known to others"
         return f"keys of API services are taken from the environment alone; {advice}"
     section, _, name = key.rpartition(".")
-    siblings = [k for k in keys() if k.rpartition(".")[0] == section] or [k for k in keys() if "." not in k]
+    siblings = [k for k in keys() if k.rpartition(".")[0] == section] or [
+        k for k in keys() if "." not in k
+    ]
     elsewhere = [k for k in keys() if k.rpartition(".")[2] == name]
     hint = did_you_mean(key, siblings) or f"known are {', '.join(siblings)}"
     return f"there is no such setting; {f'did you mean {elsewhere[0]!r}?' if len(elsewhere) == 1 else hint}"
@@ -605,14 +705,18 @@ def _value_problem(error: ErrorDetails, given: Mapping[str, _Value]) -> Problem:
                     message = f"expected {expected}, got {got}"
             return Problem(f"{given[key].source} {' '.join([key, *inner])}", message)
     section = ".".join(steps)
-    sources = dict.fromkeys(value.source for key, value in given.items() if key.startswith(f"{section}."))
+    sources = dict.fromkeys(
+        value.source for key, value in given.items() if key.startswith(f"{section}.")
+    )
     return Problem(f"{', '.join(sources)} {section}", error["msg"].removeprefix("Value error, "))
 
 
 def _schema_text(schema: JsonObject) -> str:
     match schema:
         case {"anyOf": list(options)}:
-            return " or ".join(_schema_text(option) for option in options if isinstance(option, dict))
+            return " or ".join(
+                _schema_text(option) for option in options if isinstance(option, dict)
+            )
         case {"enum": list(values)}:
             return f"one of {', '.join(map(str, values))}"
         case {"const": value}:
@@ -621,9 +725,15 @@ def _schema_text(schema: JsonObject) -> str:
             return f"a list of {_schema_text(item)}{', at least one' if schema.get('minItems') else ''}"
         case {"type": "integer" | "number" as kind}:
             noun = "a whole number" if kind == "integer" else "a number"
-            low, above, high = (schema.get(name) for name in ("minimum", "exclusiveMinimum", "maximum"))
+            low, above, high = (
+                schema.get(name) for name in ("minimum", "exclusiveMinimum", "maximum")
+            )
             if low is not None:
-                return f"{noun} of at least {low:g}" if high is None else f"{noun} from {low:g} to {high:g}"
+                return (
+                    f"{noun} of at least {low:g}"
+                    if high is None
+                    else f"{noun} from {low:g} to {high:g}"
+                )
             return noun if above is None else f"{noun} above {above:g}"
         case {"type": "object", "properties": dict(inner)}:
             return f"a section with {', '.join(inner)}"

@@ -92,8 +92,14 @@ class Environment:
 
     def __post_init__(self) -> None:
         clock = self.clock
-        if isinstance(clock, type) or not callable(getattr(clock, "now", None)) or not hasattr(clock, "sleep"):
-            raise TypeError(f"clock: expected an object with `now()` and async `sleep(seconds)`, got {clock!r}")
+        if (
+            isinstance(clock, type)
+            or not callable(getattr(clock, "now", None))
+            or not hasattr(clock, "sleep")
+        ):
+            raise TypeError(
+                f"clock: expected an object with `now()` and async `sleep(seconds)`, got {clock!r}"
+            )
         for name, source in (("chance", self.chance), ("new_id", self.new_id)):
             if not callable(source):
                 raise TypeError(f"{name}: expected a function without arguments, got {source!r}")

@@ -318,14 +318,25 @@ class LLMError(ReplanningError):
     """
 
     def __init__(
-        self, message: str, *, provider: str = "", status: int | None = None, request_id: str = "", excerpt: str = ""
+        self,
+        message: str,
+        *,
+        provider: str = "",
+        status: int | None = None,
+        request_id: str = "",
+        excerpt: str = "",
     ) -> None:
         details = [f"HTTP {status}"] if status is not None else []
         details += [f"request {request_id}"] if request_id else []
         lead = f"{provider}: " if provider else ""
         tail = (f" ({', '.join(details)})" if details else "") + (f": {excerpt}" if excerpt else "")
         super().__init__(f"{lead}{message}{tail}")
-        self.provider, self.status, self.request_id, self.excerpt = provider, status, request_id, excerpt
+        self.provider, self.status, self.request_id, self.excerpt = (
+            provider,
+            status,
+            request_id,
+            excerpt,
+        )
 
 
 class LLMUnavailable(LLMError):

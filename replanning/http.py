@@ -129,7 +129,11 @@ async def create_client(
         transport=transport,
         verify=True if transport is not None else await to_thread.run_sync(_ssl_context),
         timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT),
-        headers={"user-agent": f"replanning/{__version__}", "accept-encoding": "gzip", **(headers or {})},
+        headers={
+            "user-agent": f"replanning/{__version__}",
+            "accept-encoding": "gzip",
+            **(headers or {}),
+        },
     )
 
 
@@ -171,7 +175,9 @@ async def read_body(response: httpx.Response, *, limit: int = MAX_RESPONSE_BYTES
         async for chunk in response.aiter_raw():
             data += chunk
             if len(data) > limit:
-                await response.aclose()  # ends the loop; `break` would leave the underlying generator open
+                await (
+                    response.aclose()
+                )  # ends the loop; `break` would leave the underlying generator open
     except (httpx.StreamError, httpx.TransportError):
         if len(data) <= limit:
             raise
@@ -190,7 +196,9 @@ async def read_body(response: httpx.Response, *, limit: int = MAX_RESPONSE_BYTES
         elif encoding in ("gzip", "x-gzip") and data.count(_GZIP_MAGIC) <= _MAX_GZIP_MEMBERS:
             content = gzip.GzipFile(fileobj=BytesIO(data)).read(limit + 1)
     if content is None:
-        return ResponseBody(b"", f"its answer is compressed with {encoding!r} and cannot be decompressed")
+        return ResponseBody(
+            b"", f"its answer is compressed with {encoding!r} and cannot be decompressed"
+        )
     if len(content) > limit:
         return too_large
     return ResponseBody(content)
@@ -206,7 +214,9 @@ def error_message(body: bytes) -> str:
         return str(content)
     error = content.get("error")
     part = error if isinstance(error, dict) else content
-    message = part.get("message") or part.get("detail") or (error if part is content else None) or content
+    message = (
+        part.get("message") or part.get("detail") or (error if part is content else None) or content
+    )
     details = part.get("errors")
     return f"{message} {json.dumps(details)}" if details else str(message)
 
@@ -256,4 +266,6 @@ def url_problem(address: str) -> str:
         return f"has a port above {_MAX_PORT}"
     if url.userinfo:
         return "holds a login, which would end up in logs"
-    return "has parameters, to which no path can be added" if "?" in address or "#" in address else ""
+    return (
+        "has parameters, to which no path can be added" if "?" in address or "#" in address else ""
+    )

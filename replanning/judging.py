@@ -13,7 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from replanning.errors import BudgetExceeded, LLMError, LLMResponseInvalid, NotAccepted
 from replanning.llm.completions import LLMOptions, Meter
 from replanning.llm.provider import LLMProvider
-from replanning.llm.quoting import DataSection, encode_data, fit_sections, truncate_text, truncate_value
+from replanning.llm.quoting import (
+    DataSection,
+    encode_data,
+    fit_sections,
+    truncate_text,
+    truncate_value,
+)
 from replanning.plan.checks import nested_bodies
 from replanning.plan.document import Plan
 from replanning.plan.json_values import copy_json
@@ -25,7 +31,15 @@ from replanning.run.event_loop import error_message, isolate
 from replanning.run.lifecycle import RunMeter
 from replanning.run.run import TaskContext, Work, validate_work
 
-__all__ = ["CommandCheck", "Judge", "JudgeRequest", "JudgedWork", "Judgement", "LLMJudge", "RuleJudge"]
+__all__ = [
+    "CommandCheck",
+    "Judge",
+    "JudgeRequest",
+    "JudgedWork",
+    "Judgement",
+    "LLMJudge",
+    "RuleJudge",
+]
 
 Disposition = Literal["done", "continue", "replan", "blocked"]
 """The consequence of a judgement for the task."""
@@ -151,7 +165,9 @@ class JudgedWork:
         timeout = settings.judge.timeout_seconds
         deadline = life.clock.now() + timeout
         shown = copy_json(output)  # type: ignore[arg-type]  # what is not JSON stays as it is
-        request = JudgeRequest(task, shown, life.live.goal, context, deadline, RunMeter(life, "judge"))
+        request = JudgeRequest(
+            task, shown, life.live.goal, context, deadline, RunMeter(life, "judge")
+        )
         reason = f"it gave no judgement within {timeout:g} s (judge.timeout_seconds)"
         judgement = Judgement(False, unverified=True, reason=reason)
         scope, settled = anyio.CancelScope(), anyio.Event()
@@ -162,13 +178,17 @@ class JudgedWork:
                 try:
                     given = _validated_judgement(await isolate(judge.judge, request))
                 except Exception as error:  # noqa: BLE001 - a judge that fails leaves the attempt unverified
-                    given = replace(judgement, reason=f"{type(error).__name__}: {error_message(error)}")
+                    given = replace(
+                        judgement, reason=f"{type(error).__name__}: {error_message(error)}"
+                    )
                 if not settled.is_set():
                     judgement = given
             settled.set()
 
         alarm = life.timer.call_at(deadline, settled.set)
-        life.start_plugin(f"judge {plugin_name(judge)!r}", ask)  # one that waits in a thread is left at the deadline
+        life.start_plugin(
+            f"judge {plugin_name(judge)!r}", ask
+        )  # one that waits in a thread is left at the deadline
         try:
             await settled.wait()
         finally:
@@ -180,7 +200,9 @@ class JudgedWork:
             return output
         if judgement.unverified:
             advice = "see whether it is done, then skip the task or retry it"
-            raise NotAccepted(f"the judge could not verify it: {judgement.reason}; {advice}", "blocked")
+            raise NotAccepted(
+                f"the judge could not verify it: {judgement.reason}; {advice}", "blocked"
+            )
         missing = f"missing: {'; '.join(judgement.missing)}" if judgement.missing else ""
         if consequence == "continue":
             parts = [judgement.feedback or judgement.reason, missing]
@@ -203,7 +225,10 @@ def _validated_judgement(judgement: object) -> Judgement:
     """
     if not isinstance(judgement, Judgement):
         raise TypeError(f"it gave {brief_repr(judgement)} in place of a Judgement")
-    flags, texts = ("success", "should_continue", "should_replan", "unverified"), ("feedback", "reason")
+    flags, texts = (
+        ("success", "should_continue", "should_replan", "unverified"),
+        ("feedback", "reason"),
+    )
     wrong = [name for name in flags if not isinstance(getattr(judgement, name), bool)]
     wrong += [name for name in texts if not isinstance(getattr(judgement, name), str)]
     missing: object = judgement.missing
@@ -214,7 +239,9 @@ def _validated_judgement(judgement: object) -> Judgement:
         judgement,
         feedback=truncate_text(judgement.feedback, _MAX_FEEDBACK_CHARS),
         reason=truncate_text(judgement.reason, _MAX_FEEDBACK_CHARS),
-        missing=tuple(truncate_text(one, _MAX_FEEDBACK_CHARS) for one in judgement.missing[:_MAX_MISSING]),
+        missing=tuple(
+            truncate_text(one, _MAX_FEEDBACK_CHARS) for one in judgement.missing[:_MAX_MISSING]
+        ),
     )
 
 
@@ -244,7 +271,9 @@ class RuleJudge:
             `context.feedback`; otherwise an alternative is sought.
     """
 
-    def __init__(self, check: CommandCheck | None = None, *, retry_on_failure: bool = False) -> None:
+    def __init__(
+        self, check: CommandCheck | None = None, *, retry_on_failure: bool = False
+    ) -> None:
         self._check = check
         self._retry_on_failure = retry_on_failure
         self._plan_acceptance: tuple[Plan | None, frozenset[str]] = (None, frozenset())
@@ -266,19 +295,26 @@ class RuleJudge:
                     return Judgement(False, unverified=True, reason=reason)
                 if self._plan_acceptance[0] is not plan:
                     texts = (
-                        text for other in plan.tasks for _, body in nested_bodies(other) for text in body.acceptance
+                        text
+                        for other in plan.tasks
+                        for _, body in nested_bodies(other)
+                        for text in body.acceptance
                     )
                     self._plan_acceptance = plan, frozenset(texts)
                 if entry not in self._plan_acceptance[1]:
                     reason = f"the check {entry!r} is not in the plan that the run was opened with, so it is not run"
                     return Judgement(False, unverified=True, reason=reason)
-                if output := await self._check(entry.removeprefix(COMMAND_PREFIX), task, request.context):
+                if output := await self._check(
+                    entry.removeprefix(COMMAND_PREFIX), task, request.context
+                ):
                     failed[entry] = output
             if not failed:
                 return Judgement(True, reason="every check passed")
             why = "; ".join(failed.values())
         reason, missing = f"it is not accepted: {why}", tuple(failed)
-        return Judgement(False, self._retry_on_failure, True, feedback=why, missing=missing, reason=reason)
+        return Judgement(
+            False, self._retry_on_failure, True, feedback=why, missing=missing, reason=reason
+        )
 
 
 # Language models
@@ -308,7 +344,9 @@ class LLMJudge:
         max_attempts: how often the model is asked for a reply that can be read, each with one repair.
     """
 
-    def __init__(self, llm: LLMProvider, rules: RuleJudge | None = None, *, max_attempts: int = 2) -> None:
+    def __init__(
+        self, llm: LLMProvider, rules: RuleJudge | None = None, *, max_attempts: int = 2
+    ) -> None:
         self.rules = rules
         self._llm = llm
         self._max_attempts = max_attempts
@@ -325,7 +363,9 @@ class LLMJudge:
         options = LLMOptions(system=_SYSTEM_PROMPT, deadline=request.deadline, meter=request.meter)
         for _ in range(self._max_attempts):
             try:
-                reply = await self._llm.complete_json(self._prompt(request, problem), _JudgeResponse, options)
+                reply = await self._llm.complete_json(
+                    self._prompt(request, problem), _JudgeResponse, options
+                )
             except LLMResponseInvalid as error:
                 problem = str(error)
             except (LLMError, BudgetExceeded) as error:
@@ -339,9 +379,20 @@ class LLMJudge:
         room = _MAX_PROMPT_CHARS // 4
         end = _RESPONSE_FORMAT + (_REPAIR_PROMPT.format(problem=problem[:1_000]) if problem else "")
         task, clean = request.task, self._llm.redactor.value
-        shown = {"id": task.id, "name": task.name, "goal": task.goal, "tool": task.tool, "arguments": task.arguments}
+        shown = {
+            "id": task.id,
+            "name": task.name,
+            "goal": task.goal,
+            "tool": task.tool,
+            "arguments": task.arguments,
+        }
         data: dict[str, list[JsonValue]] = {
-            "goal": [{"objective": request.goal.objective, "success_criteria": list(request.goal.success_criteria)}],
+            "goal": [
+                {
+                    "objective": request.goal.objective,
+                    "success_criteria": list(request.goal.success_criteria),
+                }
+            ],
             "task": [{name: value for name, value in shown.items() if value}],
             "acceptance": list(task.acceptance),
             "told": [request.context.feedback] if request.context.feedback else [],
@@ -349,7 +400,10 @@ class LLMJudge:
         }
         sections = []
         for name, values in data.items():
-            texts = [encode_data(truncate_value(clean(truncate_value(value, 8 * room)), room)) for value in values]
+            texts = [
+                encode_data(truncate_value(clean(truncate_value(value, 8 * room)), room))
+                for value in values
+            ]
             sections += [DataSection(name, texts)] if texts else []
         order = ("told", "goal", "acceptance", "result", "task")
         return fit_sections(sections, _MAX_PROMPT_CHARS - len(end), order) + end

@@ -23,7 +23,9 @@ class _Orchestrator:
         attached = "attached" if self.engine is not None else "no engine"
         return f"<{type(self).__name__} max_concurrency={self.max_concurrency} {attached}>"
 
-    async def run(self, plan: Plan, *, replanning: bool = True, run_id: str | None = None) -> RunResult:
+    async def run(
+        self, plan: Plan, *, replanning: bool = True, run_id: str | None = None
+    ) -> RunResult:
         """Run a plan to its end.
 
         Args:
@@ -34,7 +36,9 @@ class _Orchestrator:
         if self.engine is not None and replanning:
             source = self.engine.open(plan, run_id=run_id)
         else:
-            source = open_run(plan, settings=self.engine.settings if self.engine else Settings(), run_id=run_id)
+            source = open_run(
+                plan, settings=self.engine.settings if self.engine else Settings(), run_id=run_id
+            )
         async with source as run:
             await run_workers(run, self.work, self.max_concurrency)
         return run.result

@@ -13,7 +13,9 @@ from replanning.errors import PluginError
 PLUGIN_GROUPS = ("providers", "triggers", "exporters", "stores")
 
 
-def read_attribute(plugin: object, name: str, default: object = None) -> Any:  # of a type that the caller checks
+def read_attribute(
+    plugin: object, name: str, default: object = None
+) -> Any:  # of a type that the caller checks
     """Return an attribute of a plugin; the default if there is none, or its code fails."""
     try:
         return getattr(plugin, name, default)
@@ -78,5 +80,7 @@ def load_plugin(group: str, name: str) -> type:
     try:
         plugin: type = points[name].load()
     except Exception as error:  # importing a module may raise anything
-        raise PluginError(f"the plugin {name!r} ({points[name].value}) cannot be loaded: {error!r}") from error
+        raise PluginError(
+            f"the plugin {name!r} ({points[name].value}) cannot be loaded: {error!r}"
+        ) from error
     return plugin

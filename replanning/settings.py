@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from replanning.errors import SettingsError
 from replanning.journal.records import trigger_types
@@ -77,10 +84,18 @@ class DecisionSettings(Section):
     def _follow_minimum(cls, data: Any) -> object:
         """Move the thresholds that are not set, so that a minimum alone is always valid."""
         minimum = data.get("min_confidence_threshold") if isinstance(data, dict) else None
-        if isinstance(minimum, bool) or not isinstance(minimum, int | float) or not 0 <= minimum <= 1:
+        if (
+            isinstance(minimum, bool)
+            or not isinstance(minimum, int | float)
+            or not 0 <= minimum <= 1
+        ):
             return data
         moved = {"user_confirmation_threshold": minimum} if minimum < _USER_CONFIRMATION else {}
-        return {**moved, **({"immediate_execution_threshold": minimum} if minimum > _IMMEDIATE else {}), **data}
+        return {
+            **moved,
+            **({"immediate_execution_threshold": minimum} if minimum > _IMMEDIATE else {}),
+            **data,
+        }
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -168,7 +183,13 @@ Names = Annotated[
     tuple[str, ...],
     Field(min_length=1),
     BeforeValidator(
-        lambda value: (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+        lambda value: (
+            (value,)
+            if isinstance(value, str)
+            else tuple(value)
+            if isinstance(value, list)
+            else value
+        )
     ),
 ]
 """Names in order; a single name may stand for a list of one."""
@@ -178,7 +199,9 @@ def _known_trigger(name: str) -> str:
     if name not in trigger_types() and name not in (plugins := installed_plugins("triggers")):
         known = dict.fromkeys((*trigger_types(), *plugins))
         hint = did_you_mean(name, known)
-        raise ValueError(f"there is no detector of this name; {f'{hint} ' if hint else ''}known are {', '.join(known)}")
+        raise ValueError(
+            f"there is no detector of this name; {f'{hint} ' if hint else ''}known are {', '.join(known)}"
+        )
     return name
 
 
@@ -223,7 +246,10 @@ class AlternativeSettings(Section):
     min_llm_confidence: Share = 0.3
     human_approval_threshold: Share = 0.7
     require_approval: bool = False
-    shrink: bool = Field(default=False, description="Shrink self-assessments towards the past success of their source.")
+    shrink: bool = Field(
+        default=False,
+        description="Shrink self-assessments towards the past success of their source.",
+    )
 
 
 class BetterPathSettings(Section):
@@ -240,7 +266,9 @@ class ApprovalSettings(Section):
     timeout: Duration | None = 300.0
     on_timeout: Literal["abort", "skip", "continue", "pause"] | None = None
     always_for: tuple[TriggerName, ...] = ("goal-unreachable",)
-    remind_after: Share = Field(default=0.8, description="Share of the timeout after which the person is reminded.")
+    remind_after: Share = Field(
+        default=0.8, description="Share of the timeout after which the person is reminded."
+    )
 
 
 class LimitSettings(Section):
@@ -262,10 +290,15 @@ class JudgeSettings(Section):
 
     enabled: bool = True
     provider: Names | None = Field(
-        default=None, description="Language model that judges outputs accepted by the checks, for the command line."
+        default=None,
+        description="Language model that judges outputs accepted by the checks, for the command line.",
     )
-    max_iterations: int = Field(default=3, ge=1, le=10, description="Attempts, those after feedback included.")
-    timeout_seconds: Annotated[float, Field(ge=60, le=600, allow_inf_nan=False), BeforeValidator(to_seconds)] = 300.0
+    max_iterations: int = Field(
+        default=3, ge=1, le=10, description="Attempts, those after feedback included."
+    )
+    timeout_seconds: Annotated[
+        float, Field(ge=60, le=600, allow_inf_nan=False), BeforeValidator(to_seconds)
+    ] = 300.0
 
 
 class EscalationSettings(Section):
@@ -293,7 +326,9 @@ def _plain_address(address: str | None) -> str | None:
             " environment alone"
         )
     if _ADDRESS.fullmatch(address) is None:
-        raise ValueError("expected an address that begins with http:// or https://, such as http://localhost:8000/v1")
+        raise ValueError(
+            "expected an address that begins with http:// or https://, such as http://localhost:8000/v1"
+        )
     return address
 
 
@@ -304,7 +339,9 @@ def _guarded_address(address: str | None) -> str | None:
     """Refuse an address whose answers could be changed on the way: they are settings."""
     plain = _plain_address(address)
     if plain is not None and _TRUSTED.fullmatch(plain) is None:
-        raise ValueError("expected an address that begins with https://; http:// only on this machine (localhost)")
+        raise ValueError(
+            "expected an address that begins with https://; http:// only on this machine (localhost)"
+        )
     return plain
 
 
@@ -321,11 +358,17 @@ class RedactionSettings(Section):
     environment: tuple[str, ...] = Field(
         default=(), description="Names of environment variables whose values are secrets."
     )
-    patterns: tuple[str, ...] = Field(default=(), max_length=100, description="Regular expressions that match secrets.")
+    patterns: tuple[str, ...] = Field(
+        default=(), max_length=100, description="Regular expressions that match secrets."
+    )
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
-        wrong = [f"{pattern!r} {problem}" for pattern in self.patterns if (problem := pattern_problem(pattern))]
+        wrong = [
+            f"{pattern!r} {problem}"
+            for pattern in self.patterns
+            if (problem := pattern_problem(pattern))
+        ]
         if wrong:
             raise ValueError(f"redaction.patterns: {'; '.join(wrong)}")
         return self
@@ -340,11 +383,16 @@ class LLMSettings(Section):
     base_url: Annotated[str | None, AfterValidator(_plain_address)] = Field(
         default=None, description="Address of a compatible server."
     )
-    fallback: tuple[str, ...] = Field(default=(), description="Providers to try when one fails, in order.")
+    fallback: tuple[str, ...] = Field(
+        default=(), description="Providers to try when one fails, in order."
+    )
     ollama: bool = Field(default=False, description="Let `auto` choose Ollama.")
-    max_concurrency: int = Field(default=4, ge=1, description="Most concurrent calls of a provider.")
+    max_concurrency: int = Field(
+        default=4, ge=1, description="Most concurrent calls of a provider."
+    )
     prices: dict[str, PriceSettings] = Field(
-        default={}, description="By model; a name that ends with * matches all names with this beginning."
+        default={},
+        description="By model; a name that ends with * matches all names with this beginning.",
     )
 
 
@@ -352,7 +400,9 @@ class Settings(Section):
     """Settings of replanning."""
 
     enabled: bool = True
-    provider: Names = Field(default=("auto",), description="Providers of alternatives, for the command line.")
+    provider: Names = Field(
+        default=("auto",), description="Providers of alternatives, for the command line."
+    )
     triggers: tuple[TriggerName, ...] = DEFAULT_TRIGGERS
     alternatives: AlternativeSettings = AlternativeSettings()
     weights: Weights = Weights()
@@ -377,12 +427,17 @@ class Settings(Section):
     redaction: RedactionSettings = RedactionSettings()
     override: OverrideSettings = OverrideSettings()
     cooldown: Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(to_seconds)] = 30.0
-    max_output: int = Field(default=1024 * 1024, ge=1, description="Largest output of a task, in bytes of JSON.")
+    max_output: int = Field(
+        default=1024 * 1024, ge=1, description="Largest output of a task, in bytes of JSON."
+    )
     on_store_failure: Literal["pause", "continue_unjournaled"] = "pause"
     store_patience: Annotated[float, Field(ge=0), BeforeValidator(to_seconds)] = Field(
         default=30.0, description="Seconds for which a failing store is retried."
     )
-    capture_content: bool = Field(default=False, description="Put arguments, outputs and reasons onto spans.")
+    capture_content: bool = Field(
+        default=False, description="Put arguments, outputs and reasons onto spans."
+    )
     planning: PlanningSettings = Field(
-        default=PlanningSettings(), description="Planning mode; in the file, a section beside this one."
+        default=PlanningSettings(),
+        description="Planning mode; in the file, a section beside this one.",
     )

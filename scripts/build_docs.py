@@ -87,14 +87,19 @@ def main(*arguments: str) -> None:
     if "--pages" not in arguments:
         generator = Path(sys.executable).with_name("zensical")
         settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-        settings["nav"] = filled(settings["nav"], {str(path.relative_to(PAGES)) for path in PAGES.rglob("*.md")})
-        (ROOT / "build" / "mkdocs.yml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+        settings["nav"] = filled(
+            settings["nav"], {str(path.relative_to(PAGES)) for path in PAGES.rglob("*.md")}
+        )
+        (ROOT / "build" / "mkdocs.yml").write_text(
+            yaml.safe_dump(settings, sort_keys=False), encoding="utf-8"
+        )
         command = [generator, "build", "--config-file", "build/mkdocs.yml", "--clean", "--strict"]
         if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
             raise SystemExit(code)
         for page in (ROOT / "build" / "site").rglob("*.html"):
             if loaded := re.search(
-                r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?https?:[^>]*>", page.read_text("utf-8")
+                r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?https?:[^>]*>",
+                page.read_text("utf-8"),
             ):
                 raise SystemExit(f"{page} loads something from elsewhere: {loaded[0]}")
 
@@ -125,8 +130,15 @@ def filled(nav: list[Any], pages: set[str]) -> list[Any]:
 
 def page_sources() -> dict[str, str]:
     """Return the pages of the site that are files of the repository: the path of the file, and that of the page."""
-    own = {f"docs/{path.relative_to(DOCS)}": str(path.relative_to(DOCS)) for path in sorted(DOCS.rglob("*.md"))}
-    return own | PAGES_OF_THE_ROOT | {example: page for example, page in example_pages() if "/" not in page[9:]}
+    own = {
+        f"docs/{path.relative_to(DOCS)}": str(path.relative_to(DOCS))
+        for path in sorted(DOCS.rglob("*.md"))
+    }
+    return (
+        own
+        | PAGES_OF_THE_ROOT
+        | {example: page for example, page in example_pages() if "/" not in page[9:]}
+    )
 
 
 def example_pages() -> Iterator[tuple[str, str]]:
@@ -181,20 +193,26 @@ def relinked(text: str, source: str, page: str) -> str:
         elif file.startswith("docs/") and (ROOT / file).is_file():
             there = file.removeprefix("docs/")  # an image
         else:
-            raise SystemExit(f"{source}: the link to {link[2]} leads to {file}, which is no page of the site")
+            raise SystemExit(
+                f"{source}: the link to {link[2]} leads to {file}, which is no page of the site"
+            )
         return f"{link[1]}{os.path.relpath(there, Path(page).parent)}{link[3] or ''}"
 
     blocks = [match.span() for match in FENCE.finditer(text)]
     edges = [0, *(edge for span in blocks for edge in span), len(text)]
     pieces = [text[start:end] for start, end in pairwise(edges)]
-    return "".join(piece if number % 2 else LINK.sub(target, piece) for number, piece in enumerate(pieces))
+    return "".join(
+        piece if number % 2 else LINK.sub(target, piece) for number, piece in enumerate(pieces)
+    )
 
 
 def as_table(block: str) -> str:
     """Return the diagram of the task states as a table: drawing it needs a program from elsewhere."""
     if "stateDiagram" not in block:
         return block
-    rows = {(str(state), str(event), str(follows)) for (state, event), follows in TRANSITIONS.items()}
+    rows = {
+        (str(state), str(event), str(follows)) for (state, event), follows in TRANSITIONS.items()
+    }
     lines = [f"| `{state}` | {event} | `{follows}` |" for state, event, follows in sorted(rows)]
     return "\n".join(["| state | event | next state |", "|---|---|---|", *lines])
 
@@ -238,8 +256,12 @@ def properties(part: Mapping[str, Any]) -> str:
     required = set(part.get("required", ()))
     rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
     for name, spec in part["properties"].items():
-        default = "required" if name in required else code(spec["default"]) if "default" in spec else ""
-        rows.append(f"| `{name}` | {type_of(spec)} | {default} | {cell(spec.get('description', ''))} |")
+        default = (
+            "required" if name in required else code(spec["default"]) if "default" in spec else ""
+        )
+        rows.append(
+            f"| `{name}` | {type_of(spec)} | {default} | {cell(spec.get('description', ''))} |"
+        )
     return "\n".join(rows)
 
 
@@ -327,7 +349,12 @@ def describe(name: str, command: Any) -> Iterator[str]:
         rows.append(f"| {flags}{value} | {cell(param.help or '')}{variable} |")
     if rows:
         yield "\n".join(["| argument or option | meaning |", "|---|---|", *rows])
-    examples = (command.epilog or "").partition("[bold]Examples[/bold]")[2].partition("[bold]")[0].split("\n\n")
+    examples = (
+        (command.epilog or "")
+        .partition("[bold]Examples[/bold]")[2]
+        .partition("[bold]")[0]
+        .split("\n\n")
+    )
     lines = [line for line in examples if line.startswith("replanning ")]
     if lines:
         yield "```console\n" + "\n".join(f"$ {line}" for line in lines) + "\n```"
@@ -338,7 +365,11 @@ def describe(name: str, command: Any) -> Iterator[str]:
 def choices(param: Any) -> str:
     """Return the values that an option takes, or a word for them."""
     values = get_args(getattr(param, "type_descriptor", None) and param.type_descriptor.annotation)
-    return "|".join(map(str, values)) if values and all(isinstance(each, str) for each in values) else "VALUE"
+    return (
+        "|".join(map(str, values))
+        if values and all(isinstance(each, str) for each in values)
+        else "VALUE"
+    )
 
 
 def usage_of(param: Any) -> str:
@@ -369,7 +400,10 @@ def records() -> str:
     ]
     for kind, body in BODY_TYPES.items():
         text += [f"### {kind}", docstring(body), fields_of(body)]
-    text += ["## Triggers", "The trigger in `trigger-fired` has one of these kinds, or the kind of a plugin."]
+    text += [
+        "## Triggers",
+        "The trigger in `trigger-fired` has one of these kinds, or the kind of a plugin.",
+    ]
     for kind, trigger in sorted(trigger_types().items()):
         text += [f"### {kind}", docstring(trigger), fields_of(trigger)]
     return "\n\n".join(filter(None, text))
@@ -385,7 +419,9 @@ def docstring(cls: type) -> str:
 def fields_of(cls: type) -> str:
     """Return the fields of a class as a table of names and types."""
     hints = {
-        name: hint for each in reversed(cls.__mro__) for name, hint in vars(each).get("__annotations__", {}).items()
+        name: hint
+        for each in reversed(cls.__mro__)
+        for name, hint in vars(each).get("__annotations__", {}).items()
     }
     own = getattr(cls, "model_fields", None) or getattr(cls, "__dataclass_fields__", None) or hints
     types = {name: str(getattr(hint, "__forward_arg__", hint)) for name, hint in hints.items()}
@@ -403,7 +439,9 @@ def telemetry() -> str:
     notes = {
         node.target.id: ast.literal_eval(after.value)
         for node, after in pairwise(body)
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(after, ast.Expr)
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and isinstance(after, ast.Expr)
     }
     text = [
         "# Spans and metrics",
@@ -420,9 +458,16 @@ def telemetry() -> str:
             (getattr(names, name), notes.get(name, ""))
             for name in re.findall(r"^([A-Z_]+): Final", lines, re.MULTILINE)
         ]
-        rows = [(", ".join((value,) if isinstance(value, str) else value), note) for value, note in found]
+        rows = [
+            (", ".join((value,) if isinstance(value, str) else value), note)
+            for value, note in found
+        ]
         text.append(
-            "\n".join(f"- `{name}`: {note}" if note else f"- `{name}`" for name, note in rows if head != "Metrics")
+            "\n".join(
+                f"- `{name}`: {note}" if note else f"- `{name}`"
+                for name, note in rows
+                if head != "Metrics"
+            )
         )
     text.append("\n".join(f"- `{name}`: {note}" for name, note in metrics()))
     return "\n\n".join(filter(None, text))
@@ -440,7 +485,10 @@ def metrics() -> Iterator[tuple[str, str]]:
                 for each in [*node.args[1:], *(word.value for word in node.keywords)]
                 if isinstance(each, ast.Constant)
             ]
-            yield name, f"{kind}, {texts[0]}: {texts[1]}" if len(texts) > 1 else f"{kind}, {texts[0]}"
+            yield (
+                name,
+                f"{kind}, {texts[0]}: {texts[1]}" if len(texts) > 1 else f"{kind}, {texts[0]}",
+            )
 
 
 # the Python API
@@ -455,7 +503,11 @@ def api() -> dict[str, str]:
                 continue  # what the integrations share
             modules[f"replanning.{family}.{path.stem}"] = f"`{path.stem}`"
     pages, seen = {}, set[str]()
-    lines = ["# Python API", "Public are the names on these pages, and no others.", "| module | about |\n|---|---|"]
+    lines = [
+        "# Python API",
+        "Public are the names on these pages, and no others.",
+        "| module | about |\n|---|---|",
+    ]
     for module, title in modules.items():
         exported = [name for name in public_names(module) if name not in seen]
         if not exported:
@@ -476,8 +528,16 @@ def public_names(module: str) -> list[str]:
     tree = ast.parse(path.read_text(encoding="utf-8")).body
     for node in tree:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-            return [name for name in ast.literal_eval(node.value) if name not in {"JsonValue", "__version__"}]
-    defined = [node.name for node in tree if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))]
+            return [
+                name
+                for name in ast.literal_eval(node.value)
+                if name not in {"JsonValue", "__version__"}
+            ]
+    defined = [
+        node.name
+        for node in tree
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
     return [name for name in defined if not name.startswith("_")]
 
 

@@ -24,7 +24,9 @@ _LITERAL_KEYS = "gcp-api-key"
 
 def allowlist(given: dict[str, Any]) -> dict[str, Any] | None:
     """Return the texts that an allowlist excludes; None if that depends on a file."""
-    if not given.keys() & {"regexes", "stopwords"} or (given.get("condition") == "AND" and "paths" in given):
+    if not given.keys() & {"regexes", "stopwords"} or (
+        given.get("condition") == "AND" and "paths" in given
+    ):
         return None
     return {
         "target": given.get("regexTarget", "secret"),
@@ -35,7 +37,11 @@ def allowlist(given: dict[str, Any]) -> dict[str, Any] | None:
 
 def rule(given: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of a rule that concern text."""
-    lists = [] if given["id"] == _LITERAL_KEYS else [allowlist(each) for each in given.get("allowlists", ())]
+    lists = (
+        []
+        if given["id"] == _LITERAL_KEYS
+        else [allowlist(each) for each in given.get("allowlists", ())]
+    )
     return {
         "id": given["id"],
         "regex": given["regex"],

@@ -39,7 +39,13 @@ PLAN = rp.Plan(
         rp.ToolSpec(name="pip-wheel", kind="shell", command="x"),
     ],
     tasks=[
-        rp.Task(id="build", tool="pypa-build", arguments={"out": "dist"}, timeout=120, retry=rp.Retry(max_attempts=1)),
+        rp.Task(
+            id="build",
+            tool="pypa-build",
+            arguments={"out": "dist"},
+            timeout=120,
+            retry=rp.Retry(max_attempts=1),
+        ),
         rp.Task(id="announce", depends_on=["build"], optional=True, when="context.announce"),
     ],
 )
@@ -128,7 +134,10 @@ async def reports(engine: rp.ReplanningEngine) -> None:
         run.modify_task("build", arguments={"out": "wheels"}, timeout=60)
         run.reorder_tasks("announce", "sign")
         run.cancel_task("sign")
-        run.apply([changes.AbortRun(reason="enough"), {"kind": "skip", "task_id": "sign"}], expected_revision=number)
+        run.apply(
+            [changes.AbortRun(reason="enough"), {"kind": "skip", "task_id": "sign"}],
+            expected_revision=number,
+        )
         run.pause("lunch", by="ada")
         result = await run.wait()
     assert_type(result, rp.RunResult)
@@ -156,7 +165,9 @@ def every_change() -> Sequence[changes.PlanChange]:
     made: list[changes.PlanChange] = [
         changes.AddTask(task=rp.Task(id="x"), before=["build"]),
         changes.RemoveTask(task_id="x"),
-        changes.ReplaceTask(task_id="build", tasks=[rp.Task(id="y", depends_on=["x"], acceptance=["it works"])]),
+        changes.ReplaceTask(
+            task_id="build", tasks=[rp.Task(id="y", depends_on=["x"], acceptance=["it works"])]
+        ),
         changes.ModifyTask(task_id="y", fields={"timeout": 5}),
         changes.ReorderTasks(order=("y", "z")),
         changes.RetryTask(task_id="y", delay=5),
@@ -175,7 +186,12 @@ def every_change() -> Sequence[changes.PlanChange]:
                 assert_type(change.fields, JsonObject)
             case changes.ReorderTasks() | changes.AbortRun():
                 pass
-            case changes.RemoveTask() | changes.RetryTask() | changes.SkipTask() | changes.CancelTask():
+            case (
+                changes.RemoveTask()
+                | changes.RetryTask()
+                | changes.SkipTask()
+                | changes.CancelTask()
+            ):
                 assert_type(change.kind, Literal["remove", "retry", "skip", "cancel"])
             case _:
                 assert_never(change)
@@ -203,7 +219,9 @@ class Patience:
         new = rp.Task(id=request.view.unused_id("build"))
         return [
             rp.Alternative(changes=retries, reason="it may work in a minute", confidence=0.8),
-            rp.Alternative(changes=(changes.ReplaceTask(task_id="build", tasks=(new,)),), reason="anew"),
+            rp.Alternative(
+                changes=(changes.ReplaceTask(task_id="build", tasks=(new,)),), reason="anew"
+            ),
         ]
 
     def estimate(self, request: rp.ReplanRequest) -> journal.Usage:
@@ -249,8 +267,12 @@ class Larger(BaseModel):
 
 async def models() -> list[float]:
     """Language models by name and as objects, and their answers."""
-    found: llm.LLMProvider = llm.create_llm_provider(["openai", "parrot:grey"], settings=rp.Settings(), environ={})
-    engine = rp.ReplanningEngine([Parrot(model="grey"), found, "openai:gpt-4.1,anthropic", "repair"])
+    found: llm.LLMProvider = llm.create_llm_provider(
+        ["openai", "parrot:grey"], settings=rp.Settings(), environ={}
+    )
+    engine = rp.ReplanningEngine(
+        [Parrot(model="grey"), found, "openai:gpt-4.1,anthropic", "repair"]
+    )
     await engine.aclose()
     larger: Larger = await found.complete_json("Which is larger, 9.11 or 9.9?", Larger)
     text: str = await Parrot().complete("Who is a good boy?", llm.LLMOptions(temperature=0.0))
@@ -265,9 +287,16 @@ class SlowSuccess:
     name = "slow-success"
     observes: tuple[type[journal.RecordBody], ...] = (journal.AttemptSucceeded,)
 
-    def detect(self, observation: journal.Observation, view: rp.PlanView) -> Iterable[journal.Trigger]:
-        if isinstance(observation, journal.AttemptSucceeded) and view.task(observation.task).duration > 60:
-            yield SlowSuccessTrigger(tasks=(observation.task,), cause=normalised_cause("slow", observation.task))
+    def detect(
+        self, observation: journal.Observation, view: rp.PlanView
+    ) -> Iterable[journal.Trigger]:
+        if (
+            isinstance(observation, journal.AttemptSucceeded)
+            and view.task(observation.task).duration > 60
+        ):
+            yield SlowSuccessTrigger(
+                tasks=(observation.task,), cause=normalised_cause("slow", observation.task)
+            )
 
 
 def monitors(engine: rp.ReplanningEngine) -> None:
@@ -323,7 +352,12 @@ def people(store: journal.RunStore) -> None:
             engine.answer(question.id, "approve", by="ada", choice=1)
             engine.answer(question.id, "modify", changes=[{"kind": "skip", "task_id": "a"}, skip])
             engine.answer(question.id, "maybe")  # type: ignore[arg-type]
-        except (errors.StaleAnswer, errors.UnknownQuestion, errors.ChangeRejected, errors.NotRunning) as error:
+        except (
+            errors.StaleAnswer,
+            errors.UnknownQuestion,
+            errors.ChangeRejected,
+            errors.NotRunning,
+        ) as error:
             use(error)
     rp.Answer("yes")  # type: ignore[arg-type]
     rp.ReplanningEngine(gate=lambda question: rp.Answer("approve"))  # type: ignore[arg-type]
@@ -338,7 +372,10 @@ class Printer(Exporter):
 
 def stores(path: Path) -> list[journal.RunStore]:
     """Stores, and what is read from them."""
-    found: list[journal.RunStore] = [journal.JsonlStore(path), journal.SqliteStore(path, synchronous="full")]
+    found: list[journal.RunStore] = [
+        journal.JsonlStore(path),
+        journal.SqliteStore(path, synchronous="full"),
+    ]
     for store in found:
         infos: Sequence[journal.RunInfo] = store.runs()
         for record in store.read(infos[0].run):
@@ -364,7 +401,9 @@ def parts(clock: Clock, tracer_provider: TracerProvider) -> rp.ReplanningEngine:
     rp.ReplanningEngine(store=5)  # type: ignore[arg-type]
     rp.ReplanningEngine(provider="repair")  # type: ignore[call-arg]
     rp.Task(name="build")  # type: ignore[call-arg]
-    settings = rp.Settings(approval=ApprovalSettings(timeout=60, on_timeout="skip"), weights=Weights())
+    settings = rp.Settings(
+        approval=ApprovalSettings(timeout=60, on_timeout="skip"), weights=Weights()
+    )
     seconds: float | None = settings.approval.timeout
     scorer = rp.ConfidenceScorer(settings.weights)
     rp.PlanEvaluator()
@@ -396,15 +435,27 @@ def past(engine: rp.ReplanningEngine) -> None:
 async def tests_of_plans() -> None:
     """Plans tested with the public fakes."""
     async with testing.VirtualClock() as clock:
-        build = [testing.raises(FileNotFoundError("pypa-build")), testing.returns({"wheel": "x"}, after=3)]
-        script: dict[str, testing.ScriptStep | Sequence[testing.ScriptStep]] = {"build": build, "sign": testing.hangs()}
+        build = [
+            testing.raises(FileNotFoundError("pypa-build")),
+            testing.returns({"wheel": "x"}, after=3),
+        ]
+        script: dict[str, testing.ScriptStep | Sequence[testing.ScriptStep]] = {
+            "build": build,
+            "sign": testing.hangs(),
+        }
         executor = testing.ScriptedExecutor(script, clock=clock)
         as_work: Work = executor
-        gate = testing.ScriptedGate([testing.returns(rp.Answer("approve"), after=60), rp.Answer("reject")], clock=clock)
-        provider = testing.ScriptedProvider(
-            [rp.Alternative(changes=(), reason="x"), testing.hangs()], clock=clock, usage=journal.Usage(calls=1)
+        gate = testing.ScriptedGate(
+            [testing.returns(rp.Answer("approve"), after=60), rp.Answer("reject")], clock=clock
         )
-        engine = rp.ReplanningEngine([provider], gate=gate, environment=testing.virtual_environment(7, clock=clock))
+        provider = testing.ScriptedProvider(
+            [rp.Alternative(changes=(), reason="x"), testing.hangs()],
+            clock=clock,
+            usage=journal.Usage(calls=1),
+        )
+        engine = rp.ReplanningEngine(
+            [provider], gate=gate, environment=testing.virtual_environment(7, clock=clock)
+        )
         await engine.execute(PLAN, as_work)
     report = testing.simulate(PLAN, testing.FaultSchedule(fail={"build": 0.5}), runs=10, seed=1)
     assert_type(report.success_rate, float)

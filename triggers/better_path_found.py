@@ -43,7 +43,11 @@ class BetterPathDetector:
     """
 
     name = "better-path-found"
-    observes: ClassVar[tuple[type[RecordBody], ...]] = (AttemptSucceeded, FactsObserved, ResourceUpdated)
+    observes: ClassVar[tuple[type[RecordBody], ...]] = (
+        AttemptSucceeded,
+        FactsObserved,
+        ResourceUpdated,
+    )
 
     def __init__(self, *, every: int = 3, min_gain: float = 0.15) -> None:
         self.every = every
@@ -57,24 +61,43 @@ class BetterPathDetector:
     def detect(self, observation: Observation, view: PlanView) -> Iterable[BetterPathFound]:
         """Yield a trigger for each tool whose waiting tasks a cheaper one could take over, or one for a shortcut."""
         due = isinstance(observation, AttemptSucceeded) and not view.succeeded_attempts % self.every
-        shortcut = isinstance(observation, FactsObserved | ResourceUpdated) and view.original_plan.facts is not None
+        shortcut = (
+            isinstance(observation, FactsObserved | ResourceUpdated)
+            and view.original_plan.facts is not None
+        )
         if due or shortcut:
             usable = [
                 tool
                 for tool in view.tools.values()
-                if tool.available and all(view.capacity.get(n, 0.0) >= need for n, need in tool.resources.items())
+                if tool.available
+                and all(view.capacity.get(n, 0.0) >= need for n, need in tool.resources.items())
             ]
-            yield from self._cheaper_tools(usable, view) if due else _possible_shortcuts(observation, usable, view)
+            yield from (
+                self._cheaper_tools(usable, view)
+                if due
+                else _possible_shortcuts(observation, usable, view)
+            )
 
-    def _cheaper_tools(self, usable: Sequence[ToolSpec], view: PlanView) -> Iterator[BetterPathFound]:
-        priced = sorted(((tool.cost, tool) for tool in usable if tool.cost is not None), key=lambda each: each[0])
-        cheapest = {tool.capability: (cost, tool) for cost, tool in reversed(priced) if tool.capability}
+    def _cheaper_tools(
+        self, usable: Sequence[ToolSpec], view: PlanView
+    ) -> Iterator[BetterPathFound]:
+        priced = sorted(
+            ((tool.cost, tool) for tool in usable if tool.cost is not None),
+            key=lambda each: each[0],
+        )
+        cheapest = {
+            tool.capability: (cost, tool) for cost, tool in reversed(priced) if tool.capability
+        }
         for name, tool in view.tools.items():
             cost, other = cheapest.get(tool.capability or "", (inf, tool))
             saving = (tool.cost or 0.0) - cost
             if saving > 0:
                 waiting = _waiting_tasks(name, view)
-                tasks = [task for task in waiting if other.parameters.keys() <= task.task.arguments.keys()]
+                tasks = [
+                    task
+                    for task in waiting
+                    if other.parameters.keys() <= task.task.arguments.keys()
+                ]
                 gain = saving * len(tasks) / view.remaining_cost if tasks else 0.0
                 if tasks and gain >= self.min_gain:
                     count = f"{len(tasks)} waiting task{'s' * (len(tasks) != 1)}"
@@ -92,7 +115,9 @@ def _possible_shortcuts(
     observation: Observation, usable: Sequence[ToolSpec], view: PlanView
 ) -> Iterator[BetterPathFound]:
     """Yield a trigger if waiting tasks add facts that hold now, or that tools may achieve from the new facts."""
-    effects = {tool.name: (*tool.adds, *map(artifact_fact, tool.produces)) for tool in view.tools.values()}
+    effects = {
+        tool.name: (*tool.adds, *map(artifact_fact, tool.produces)) for tool in view.tools.values()
+    }
     if isinstance(observation, FactsObserved):
         news, reached = sorted(observation.holds), list(observation.holds)
     else:
@@ -102,17 +127,27 @@ def _possible_shortcuts(
         news, reached = [name], [fact for tool in able for fact in effects[tool.name]]
     for fact in reached:  # grows during the loop
         able = (
-            t for t in usable if any(_may_equal(fact, need) for need in (*t.requires, *map(artifact_fact, t.needs)))
+            t
+            for t in usable
+            if any(_may_equal(fact, need) for need in (*t.requires, *map(artifact_fact, t.needs)))
         )
         reached += [new for tool in able for new in effects[tool.name] if new not in reached]
         if len(reached) > MAX_FOLLOWED_FACTS:
             break
-    replaced = [name for name, adds in effects.items() if any(_may_equal(f, new) for f in adds for new in reached)]
-    tasks = [task.id for name in replaced for task in _waiting_tasks(name, view)][:MAX_TASKS_PER_TOOL]
+    replaced = [
+        name
+        for name, adds in effects.items()
+        if any(_may_equal(f, new) for f in adds for new in reached)
+    ]
+    tasks = [task.id for name in replaced for task in _waiting_tasks(name, view)][
+        :MAX_TASKS_PER_TOOL
+    ]
     if tasks:
         count = f"{len(tasks)} waiting task{'s' * (len(tasks) != 1)}"
         reason = f"there may be a cheaper way than {count}, as {join_names(news, 5)} changed"
-        yield BetterPathFound(tasks=tuple(tasks), cause=",".join(news), reason=one_line(reason, MAX_REASON_CHARS))
+        yield BetterPathFound(
+            tasks=tuple(tasks), cause=",".join(news), reason=one_line(reason, MAX_REASON_CHARS)
+        )
 
 
 def _may_equal(one: str, other: str) -> bool:

@@ -42,7 +42,12 @@ class ContextChangedDetector:
     """
 
     name = "context-changed"
-    observes: ClassVar[tuple[type[RecordBody], ...]] = (ContextUpdated, ResultsStale, FactsObserved, GoalChanged)
+    observes: ClassVar[tuple[type[RecordBody], ...]] = (
+        ContextUpdated,
+        ResultsStale,
+        FactsObserved,
+        GoalChanged,
+    )
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[ContextChanged]:
         """Return at most one trigger, which names the tasks that depend on the change."""
@@ -73,7 +78,11 @@ def _goal_triggers(observation: GoalChanged, view: PlanView) -> Iterator[Context
             missing = feasibility.missing_goal_facts
             tasks = feasibility.tasks_related_to(missing)
         else:
-            missing = [fact for fact in goal.facts if fact not in view.facts and _is_lost_for_goal(fact, view)]
+            missing = [
+                fact
+                for fact in goal.facts
+                if fact not in view.facts and _is_lost_for_goal(fact, view)
+            ]
     if missing or (not goal.facts and not _TEXT_FIELDS.isdisjoint(observation.changed)):
         why = f"the remaining plan does not achieve {join_names(missing, _MAX_LISTED_ITEMS)}"
         why = why if missing else "no facts say whether the plan still reaches it"
@@ -87,7 +96,10 @@ def _goal_triggers(observation: GoalChanged, view: PlanView) -> Iterator[Context
 
 
 def _context_triggers(keys: Sequence[str], view: PlanView) -> Iterator[ContextChanged]:
-    readers = {key: [task for task in view.context_readers(key) if _is_affected(task, view)] for key in keys}
+    readers = {
+        key: [task for task in view.context_readers(key) if _is_affected(task, view)]
+        for key in keys
+    }
     tasks = tuple(dict.fromkeys(task.id for affected in readers.values() for task in affected))
     if tasks:
         read_keys = tuple(key for key in keys if readers[key])
@@ -102,11 +114,17 @@ def _context_triggers(keys: Sequence[str], view: PlanView) -> Iterator[ContextCh
 
 def _stale_triggers(view: PlanView) -> Iterator[ContextChanged]:
     """Yield a trigger for the tasks that are to be done again; those that wait for them are concerned as well."""
-    stale = {task_id: result.causes for task_id, result in view.stale_results().items() if result.redo}
+    stale = {
+        task_id: result.causes for task_id, result in view.stale_results().items() if result.redo
+    }
     if stale:
-        causes = dict.fromkeys(cause for causes in stale.values() for cause in causes if cause.startswith("context."))
+        causes = dict.fromkeys(
+            cause for causes in stale.values() for cause in causes if cause.startswith("context.")
+        )
         changed = (
-            f"{join_names(list(causes), _MAX_LISTED_ITEMS)} changed" if causes else "what they followed is done again"
+            f"{join_names(list(causes), _MAX_LISTED_ITEMS)} changed"
+            if causes
+            else "what they followed is done again"
         )
         names = join_names([repr(task_id) for task_id in stale], _MAX_LISTED_ITEMS)
         results = "1 result is stale" if len(stale) == 1 else f"{len(stale)} results are stale"
@@ -154,7 +172,9 @@ def _closed_world_triggers(ceased: Sequence[str], view: PlanView) -> Iterator[Co
         yield _lost_facts_trigger(lost, feasibility.tasks_related_to_stuck(), stuck)
 
 
-def _lost_facts_trigger(lost: tuple[str, ...], tasks: Sequence[str], dependents: Sequence[str]) -> ContextChanged:
+def _lost_facts_trigger(
+    lost: tuple[str, ...], tasks: Sequence[str], dependents: Sequence[str]
+) -> ContextChanged:
     why = _dependents_phrase(dependents) if dependents else "the goal needs it"
     return ContextChanged(
         tasks=tuple(tasks),
@@ -175,7 +195,9 @@ def _tasks_missing_fact(fact: str, view: PlanView) -> Iterator[TaskView]:
     for tool in view.tools.values():
         if _may_match(fact, tool.requires, tool.needs):
             for task in _unfinished_tasks(tool, view):
-                needed = task.state is not TaskState.RUNNING and fact in _ground_facts(tool.preconditions, task, view)
+                needed = task.state is not TaskState.RUNNING and fact in _ground_facts(
+                    tool.preconditions, task, view
+                )
                 if needed and not (adding and _runs_after(task, adding, view)):
                     yield task
 
@@ -194,7 +216,10 @@ def _tasks_adding(fact: str, view: PlanView) -> Iterator[TaskView]:
 
 
 def _unfinished_tasks(tool: ToolSpec, view: PlanView) -> Iterator[TaskView]:
-    return islice((task for task in view.resource_users(tool.name) if task.task.tool == tool.name), _MAX_TASKS_EXAMINED)
+    return islice(
+        (task for task in view.resource_users(tool.name) if task.task.tool == tool.name),
+        _MAX_TASKS_EXAMINED,
+    )
 
 
 def _ground_facts(
@@ -230,4 +255,6 @@ def _may_match(fact: str, patterns: Sequence[str], artifacts: Sequence[str]) -> 
     """Return whether one of the patterns could match a fact, judged by its name before the bracket."""
     head = fact.partition("(")[0]
     heads = (pattern.partition("(")[0] for pattern in patterns)
-    return any("{" in name or name == head for name in heads) or (bool(artifacts) and head == "artifact")
+    return any("{" in name or name == head for name in heads) or (
+        bool(artifacts) and head == "artifact"
+    )

@@ -33,7 +33,11 @@ class GoalUnreachableDetector:
         missing, count = observation.missing_facts, len(observation.unsatisfied)
         causes = []
         for task in blocking:
-            error = normalised_cause(task.failure.type, task.failure.message) if task.failure else task.reason
+            error = (
+                normalised_cause(task.failure.type, task.failure.message)
+                if task.failure
+                else task.reason
+            )
             causes.append(f"{task.id}:{task.state}:{error}")
         left = f"{count} required task{'s' * (count != 1)} cannot be done" if count else ""
         facts = f"the goal lacks {join_names(missing, 5)}" if missing else ""
@@ -44,7 +48,9 @@ class GoalUnreachableDetector:
             cause=hashlib.sha256("\n".join([*causes, *missing]).encode()).hexdigest()[:16],
             reason=one_line(reason, 300),
             missing_facts=missing,
-            traceback=next((task.failure.traceback for task in blocking if task.failure is not None), ""),
+            traceback=next(
+                (task.failure.traceback for task in blocking if task.failure is not None), ""
+            ),
         )
 
 
@@ -59,6 +65,12 @@ def _blocking_tasks(observation: RunQuiescent, view: PlanView) -> Iterator[TaskV
             yield task
             continue
         replaced = task.state is TaskState.REPLACED_BY_REPLAN
-        behind = task.replaced_by if replaced else task.task.depends_on if task.state is TaskState.PENDING else ()
+        behind = (
+            task.replaced_by
+            if replaced
+            else task.task.depends_on
+            if task.state is TaskState.PENDING
+            else ()
+        )
         stack.extend(new for new in behind if new not in seen)
         seen.update(behind)

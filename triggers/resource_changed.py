@@ -32,7 +32,10 @@ class ResourceChangedDetector:
             task
             for task in view.resource_users(name)
             if task.state in WAITING
-            and ((gone and task.task.tool == name) or view.demand(task.task).get(name, 0.0) > capacity)
+            and (
+                (gone and task.task.tool == name)
+                or view.demand(task.task).get(name, 0.0) > capacity
+            )
         ]
         if not lacking:
             return

@@ -24,7 +24,11 @@ class TaskFailedDetector:
     """`task-failed`: an attempt failed or was interrupted and is not retried, or a condition cannot be evaluated."""
 
     name = "task-failed"
-    observes: ClassVar[tuple[type[RecordBody], ...]] = (AttemptFailed, AttemptInterrupted, ConditionEvaluated)
+    observes: ClassVar[tuple[type[RecordBody], ...]] = (
+        AttemptFailed,
+        AttemptInterrupted,
+        ConditionEvaluated,
+    )
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[TaskFailed]:
         """Yield one trigger if the task has failed now."""

@@ -18,7 +18,14 @@ from replanning import Alternative, PlanView, ReplanRequest, Task, ToolSpec
 from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask, SkipTask
 from replanning.errors import ExpressionError
 from replanning.journal import ContextChanged
-from replanning.live import DraftView, Feasibility, GroundAction, StripsProblem, StripsStep, TaskState
+from replanning.live import (
+    DraftView,
+    Feasibility,
+    GroundAction,
+    StripsProblem,
+    StripsStep,
+    TaskState,
+)
 from replanning.live.strips import artifact_fact, ground_action
 from replanning.plan.checks import result_references, reverse_graph
 from replanning.plan.json_values import as_text
@@ -58,7 +65,12 @@ _MAX_LISTED_ITEMS: Final = 5
 
 _STUCK_STATES = (TaskState.FAILED, TaskState.BLOCKED)
 
-_TERMINAL_STATES = (TaskState.DONE, TaskState.SKIPPED, TaskState.CANCELLED, TaskState.REPLACED_BY_REPLAN)
+_TERMINAL_STATES = (
+    TaskState.DONE,
+    TaskState.SKIPPED,
+    TaskState.CANCELLED,
+    TaskState.REPLACED_BY_REPLAN,
+)
 
 
 async def find_repairs(request: ReplanRequest, *, threads: bool = True) -> list[Alternative]:
@@ -77,7 +89,9 @@ async def find_repairs(request: ReplanRequest, *, threads: bool = True) -> list[
         steps = (*problem.remainders[-1].prefix, *problem.remainders[-1].suffix)
         changed = {fact for step in steps for fact in (*step.action.adds, *step.action.removes)}
         actions = (action for repair in solution.repairs for action in repair.actions)
-        if not all(changed.issuperset(action.removes) for action in actions):  # steps elsewhere could need these facts
+        if not all(
+            changed.issuperset(action.removes) for action in actions
+        ):  # steps elsewhere could need these facts
             problems = await repair_problems(request)
             solutions = await _solve_all(problems, threads=threads)
             break
@@ -86,9 +100,13 @@ async def find_repairs(request: ReplanRequest, *, threads: bool = True) -> list[
     verdicts: list[Alternative] = []
     for problem, solution in zip(problems, solutions, strict=True):
         if solution.unreachable is not None:
-            stuck = ", ".join(repr(step.id) for step in problem.stuck[:_MAX_LISTED_ITEMS]) or "the goal"
+            stuck = (
+                ", ".join(repr(step.id) for step in problem.stuck[:_MAX_LISTED_ITEMS]) or "the goal"
+            )
             reason = f"no sequence of available tools leads from the current facts past {stuck} to the goal of the plan"
-            verdicts.append(Alternative(changes=(), reason=reason, unreachable=solution.unreachable))
+            verdicts.append(
+                Alternative(changes=(), reason=reason, unreachable=solution.unreachable)
+            )
     return [*alternatives, *verdicts]
 
 
@@ -112,18 +130,24 @@ async def find_cheaper_paths(request: ReplanRequest, *, threads: bool = True) ->
         goal = [fact for fact in dict.fromkeys([*world.goal, *wanted]) if fact in whole.final_facts]
         tasks = {step.id: view.task(step.id) for step in world.steps}
         known = {name for task in tasks.values() for name in (task.id, task.root)}
-        fixed = {name for task in tasks.values() for _, name, _ in result_references(task.task, known)}
+        fixed = {
+            name for task in tasks.values() for _, name, _ in result_references(task.task, known)
+        }
         fixed.update(task.id for task in tasks.values() if task.is_held or task.root in fixed)
         solutions: list[Solution] = []
         stuck = {step.id for step in whole.stuck}
         groups = [{step.id for step in group} for group in whole.components()]
         groups = [ids for ids in groups if stuck.isdisjoint(ids) and not ids.isdisjoint(named)]
         for group in groups[:_MAX_SHORTCUT_PARTS]:
-            part = StripsProblem(world.facts, tuple(s for s in world.steps if s.id in group), world.goal, True)
+            part = StripsProblem(
+                world.facts, tuple(s for s in world.steps if s.id in group), world.goal, True
+            )
             feasibility = part.feasibility()
             (problem,) = await _group_problems(view, part, feasibility, [feasibility.executable])
             rest = problem.remainders[-1]
-            rest = rest._replace(removable=tuple(step for step in rest.removable if step.id not in fixed))
+            rest = rest._replace(
+                removable=tuple(step for step in rest.removable if step.id not in fixed)
+            )
             own_goal = tuple(fact for fact in goal if fact in feasibility.final_facts)
             problem = replace(problem, goal=own_goal, remainders=(rest,))
             solutions += await _solve_all([problem], find_shortcuts, threads=threads)
@@ -131,27 +155,35 @@ async def find_cheaper_paths(request: ReplanRequest, *, threads: bool = True) ->
         alternatives = []
         for alternative in await _combine(solutions, ("shortcut", "superfluous"), view):
             after = view.strips_problem(alternative.changes, tasks=named).feasibility()
-            if after.final_facts.issuperset(goal) and stuck.issuperset(step.id for step in after.stuck):
+            if after.final_facts.issuperset(goal) and stuck.issuperset(
+                step.id for step in after.stuck
+            ):
                 alternatives.append(alternative)
         if alternatives or not any(solution.repairs for solution in solutions):
             return alternatives
     return []  # during each search tasks began, or the path would disturb other parts of the plan
 
 
-async def _combine(solutions: Sequence[Solution], kinds: Sequence[str], view: PlanView) -> list[Alternative]:
+async def _combine(
+    solutions: Sequence[Solution], kinds: Sequence[str], view: PlanView
+) -> list[Alternative]:
     """Return one alternative for each kind of repair, of the repairs of all parts together."""
     alternatives: dict[str, Alternative] = {}
     options = [solution.repairs for solution in solutions if solution.repairs]
     tried: list[list[Repair]] = []
     for kind in kinds if options else ():
-        repairs = [next((repair for repair in each if repair.kind == kind), each[0]) for each in options]
+        repairs = [
+            next((repair for repair in each if repair.kind == kind), each[0]) for each in options
+        ]
         if any(all(map(is_, repairs, others)) for others in tried):
             continue
         tried.append(repairs)
         reserved_ids: set[str] = set()
         costs = [action.cost for repair in repairs for action in repair.actions]
         alternative = Alternative(
-            changes=tuple(change for repair in repairs for change in splice(repair, view, reserved_ids)),
+            changes=tuple(
+                change for repair in repairs for change in splice(repair, view, reserved_ids)
+            ),
             reason="; ".join(map(_describe_repair, repairs)),
             confidence=VERIFIED_CONFIDENCE,
             expected_cost=sum(costs) if any(costs) else None,
@@ -184,7 +216,9 @@ async def complete_proposal(
     feasibility = world.feasibility(strict=True)
     await _checkpoint_if_large(draft)
     stuck = {step.id for step in feasibility.stuck} - elsewhere
-    groups = [group for group in feasibility.components() if any(step.id in stuck for step in group)]
+    groups = [
+        group for group in feasibility.components() if any(step.id in stuck for step in group)
+    ]
     if not groups and not feasibility.missing_goal_facts:
         return None
     problems = await _group_problems(draft, world, feasibility, groups)
@@ -196,12 +230,21 @@ async def complete_proposal(
     kept = [task_id for task_id in draft.new_task_ids if task_id not in removed]
     reserved_ids: set[str] = set()
     more = [change for repair in repairs for change in splice(repair, draft, reserved_ids)]
-    if len(kept) < sum(len(repair.actions) for repair in repairs) or not kept or not more or draft.check(more):
+    if (
+        len(kept) < sum(len(repair.actions) for repair in repairs)
+        or not kept
+        or not more
+        or draft.check(more)
+    ):
         return None
     # Tasks that would be added and then removed or rewired are left out, or added as they end up.
     dropped = {change.task_id for change in more if isinstance(change, RemoveTask)}
     new = {change.task.id for change in proposed.changes if isinstance(change, AddTask)}
-    rewired = {c.task_id: c.fields["depends_on"] for c in more if isinstance(c, ModifyTask) and c.task_id in new}
+    rewired = {
+        c.task_id: c.fields["depends_on"]
+        for c in more
+        if isinstance(c, ModifyTask) and c.task_id in new
+    }
     merged: list[PlanChange] = []
     for change in proposed.changes:
         if isinstance(change, AddTask) and change.task.id in rewired.keys() - dropped:
@@ -247,9 +290,14 @@ def _describe_repair(repair: Repair) -> str:
         "shortcut": "cheaper path to the goal",
         "superfluous": "the same path without what is superfluous",
     }
-    actions = [" ".join([action.tool, *map(as_text, action.arguments.values())]) for action in repair.actions]
+    actions = [
+        " ".join([action.tool, *map(as_text, action.arguments.values())])
+        for action in repair.actions
+    ]
     removed = [repr(step.id) for step in repair.removed_steps]
-    more = f" and {len(actions) - _MAX_LISTED_ITEMS} more" if len(actions) > _MAX_LISTED_ITEMS else ""
+    more = (
+        f" and {len(actions) - _MAX_LISTED_ITEMS} more" if len(actions) > _MAX_LISTED_ITEMS else ""
+    )
     parts = [
         f"do {', '.join(actions[:_MAX_LISTED_ITEMS])}{more}" if actions else "",
         f"leave out {join_names(removed, _MAX_LISTED_ITEMS)}" if removed else "",
@@ -260,13 +308,19 @@ def _describe_repair(repair: Repair) -> str:
 # Posing the problems
 
 
-async def repair_problems(request: ReplanRequest, *, whole_plan: bool = True) -> list[RepairProblem]:
+async def repair_problems(
+    request: ReplanRequest, *, whole_plan: bool = True
+) -> list[RepairProblem]:
     """Return one problem for each part of the plan that is stuck and related to a trigger.
 
     Unless `whole_plan` is true, steps that are not related to the triggers may be left out.
     """
     view = request.view
-    goal_changes = [trigger for trigger in request.triggers if isinstance(trigger, ContextChanged) and trigger.goal]
+    goal_changes = [
+        trigger
+        for trigger in request.triggers
+        if isinstance(trigger, ContextChanged) and trigger.goal
+    ]
     concerns_all = any(
         trigger.kind == "goal-unreachable" or not (trigger.tasks or trigger in goal_changes)
         for trigger in request.triggers
@@ -276,7 +330,9 @@ async def repair_problems(request: ReplanRequest, *, whole_plan: bool = True) ->
     if whole_plan:
         world = view.strips_problem()
     else:
-        facts = {fact for t in request.triggers if isinstance(t, ContextChanged) for fact in t.facts}
+        facts = {
+            fact for t in request.triggers if isinstance(t, ContextChanged) for fact in t.facts
+        }
         world = view.strips_problem(tasks=named, facts=facts)
     world = _with_assumed_facts(world)
     await _checkpoint_if_large(view)
@@ -287,9 +343,12 @@ async def repair_problems(request: ReplanRequest, *, whole_plan: bool = True) ->
     concerned = {
         task.id
         for task in stuck
-        if (requested or task.state is not TaskState.BLOCKED) and not (concerns_all and task.is_held)  # by a question
+        if (requested or task.state is not TaskState.BLOCKED)
+        and not (concerns_all and task.is_held)  # by a question
     }
-    groups = [group for group in feasibility.components() if any(step.id in concerned for step in group)]
+    groups = [
+        group for group in feasibility.components() if any(step.id in concerned for step in group)
+    ]
     if not (groups or whole_plan) and feasibility.missing_goal_facts:
         return await repair_problems(request)  # effects of the other steps may be useful
     if groups or (feasibility.missing_goal_facts and (goal_changes or not feasibility.stuck)):
@@ -302,13 +361,21 @@ def _with_assumed_facts(world: StripsProblem) -> StripsProblem:
     if world.closed_world:
         return world
     added = {fact for step in world.steps for fact in step.action.adds}
-    assumed = (fact for step in world.steps for fact in step.action.facts if fact in step.action.requires - added)
+    assumed = (
+        fact
+        for step in world.steps
+        for fact in step.action.facts
+        if fact in step.action.requires - added
+    )
     facts = tuple(dict.fromkeys([*world.facts, *assumed]))
     return StripsProblem(facts, world.steps, world.goal, world.closed_world)
 
 
 async def _group_problems(
-    view: AnyPlanView, world: StripsProblem, feasibility: Feasibility, groups: Sequence[Sequence[StripsStep]]
+    view: AnyPlanView,
+    world: StripsProblem,
+    feasibility: Feasibility,
+    groups: Sequence[Sequence[StripsStep]],
 ) -> list[RepairProblem]:
     """Return a problem for each group; if there is no group, the problem of reaching the goal."""
     await _checkpoint_if_large(view)
@@ -316,7 +383,9 @@ async def _group_problems(
     # facts, arguments of all tasks that have not ended may be used.
     closed = world.closed_world
     sources: ArgumentSources = {
-        name: [] for tool in _usable_tools(view) for name in _unbound_parameters(tool, view, closed=closed)
+        name: []
+        for tool in _usable_tools(view)
+        for name in _unbound_parameters(tool, view, closed=closed)
     }
     for task, state in view.task_states() if sources else ():
         for name in sources.keys() & task.arguments.keys():
@@ -329,32 +398,52 @@ async def _group_problems(
         if not all(_is_removable(step) or step.startable for step in stuck):
             continue
         await _checkpoint_if_large(view)
-        own = tuple(step for step in feasibility.executable if step.id in own_ids and not step.running)
-        others = tuple(step for step in feasibility.executable if step.id not in own_ids and not step.running)
+        own = tuple(
+            step for step in feasibility.executable if step.id in own_ids and not step.running
+        )
+        others = tuple(
+            step for step in feasibility.executable if step.id not in own_ids and not step.running
+        )
         placed = {step.id for step in (*running, *own, *stuck, *others)}
         rest = tuple(_topological_order(step for step in world.steps if step.id not in placed))
         following = _dependent_steps((*own, *stuck), rest)
         # Facts that other stuck parts lack are left to the problems of those parts.
         stuck_elsewhere = [step.action for step in feasibility.stuck if step.id not in own_ids]
-        granted = [f for use in stuck_elsewhere for f in use.facts if f in use.requires - feasibility.final_facts]
+        granted = [
+            f
+            for use in stuck_elsewhere
+            for f in use.facts
+            if f in use.requires - feasibility.final_facts
+        ]
         steps = (*running, *own, *stuck, *others, *rest)
         await _checkpoint_if_large(view)
         domain = build_domain(view, world, (*stuck, *own, *following), sources)
         await _checkpoint_if_large(view)
         stuck_ids = {step.id for step in stuck}
         remainders: list[PlanRemainder] = []
-        for before, behind in (((*running, *own), ()), (running, own)) if own else ((running, own),):
+        for before, behind in (
+            (((*running, *own), ()), (running, own)) if own else ((running, own),)
+        ):
             removable = tuple(step for step in (*behind, *stuck, *following) if _is_removable(step))
-            unusable = [i for i, step in enumerate(removable, 1) if step.id in stuck_ids and not step.startable]
+            unusable = [
+                i
+                for i, step in enumerate(removable, 1)
+                if step.id in stuck_ids and not step.startable
+            ]
             suffix = (*behind, *stuck, *others, *rest)
-            remainders.append(PlanRemainder(before, suffix, removable, unusable[-1] if unusable else 0))
+            remainders.append(
+                PlanRemainder(before, suffix, removable, unusable[-1] if unusable else 0)
+            )
         tools = {step.id: view.tool(step.tool) for step in steps}
         problem = RepairProblem(
             facts=tuple(dict.fromkeys([*world.facts, *granted])),
             goal=_repair_goal(world, steps, stated=bool(view.goal.facts)),
             domain=domain,
             remainders=tuple(remainders),
-            costs={step_id: (tool.cost or 0.0) if tool is not None else 0.0 for step_id, tool in tools.items()},
+            costs={
+                step_id: (tool.cost or 0.0) if tool is not None else 0.0
+                for step_id, tool in tools.items()
+            },
             stuck=tuple(stuck),
         )
         problems.append(problem)
@@ -383,7 +472,9 @@ def _topological_order(steps: Iterable[StripsStep]) -> Iterator[StripsStep]:
                 heapq.heappush(ready, after)
 
 
-def _dependent_steps(first: Sequence[StripsStep], following: Iterable[StripsStep]) -> list[StripsStep]:
+def _dependent_steps(
+    first: Sequence[StripsStep], following: Iterable[StripsStep]
+) -> list[StripsStep]:
     """Return the following steps that depend on the first ones, or need or change the facts that these change."""
     related = {step.id for step in first}
     changed = {fact for step in first for fact in (*step.action.adds, *step.action.removes)}
@@ -400,7 +491,9 @@ def _dependent_steps(first: Sequence[StripsStep], following: Iterable[StripsStep
     return dependents
 
 
-def _repair_goal(world: StripsProblem, steps: Sequence[StripsStep], *, stated: bool) -> tuple[str, ...]:
+def _repair_goal(
+    world: StripsProblem, steps: Sequence[StripsStep], *, stated: bool
+) -> tuple[str, ...]:
     """Return the facts that must hold at the end: the stated goal, or all effects of the plan, and never less.
 
     If the plan states no facts, effects of a step that are only for steps that depend on it are left out.
@@ -428,7 +521,10 @@ def _repair_goal(world: StripsProblem, steps: Sequence[StripsStep], *, stated: b
 
 
 def build_domain(
-    view: AnyPlanView, world: StripsProblem, concerned: Sequence[StripsStep], sources: ArgumentSources
+    view: AnyPlanView,
+    world: StripsProblem,
+    concerned: Sequence[StripsStep],
+    sources: ArgumentSources,
 ) -> Domain:
     """Return the domain: the available tools, and the values that tasks have for their parameters."""
     tools = _usable_tools(view)
@@ -440,16 +536,24 @@ def build_domain(
             # A call may be used again where something that it needs has ceased to hold, or was made true anew.
             tool = view.tool(part.task.tool)
             arguments = step.arguments if part.id == step.id else part.task.arguments
-            needs = ground_action(tool, arguments).requires if tool is not None and part.attempts else ()
+            needs = (
+                ground_action(tool, arguments).requires
+                if tool is not None and part.attempts
+                else ()
+            )
             if not any(view.made_true_since(need, part.id) for need in needs):
-                failed |= {action_key(part.task.tool, each) for each in (part.task.arguments, arguments)}
+                failed |= {
+                    action_key(part.task.tool, each) for each in (part.task.arguments, arguments)
+                }
     near = [view.task(step.id).task for step in concerned]
     steps_of: dict[str | None, list[StripsStep]] = {}
     for step in world.steps:
         steps_of.setdefault(step.tool, []).append(step)
     values = {
         (tool.name, name): tuple(
-            _candidate_values(tool, name, near, (*concerned, *steps_of.get(tool.name, ()), *world.steps), sources)
+            _candidate_values(
+                tool, name, near, (*concerned, *steps_of.get(tool.name, ()), *world.steps), sources
+            )
         )
         for tool in tools
         for name in _unbound_parameters(tool, view, closed=world.closed_world)
@@ -460,16 +564,28 @@ def build_domain(
 
 def _usable_tools(view: AnyPlanView) -> tuple[ToolSpec, ...]:
     """Return the tools that are available, have effects, and take no more of any resource than there is."""
-    tools = (tool for tool in view.tools.values() if tool.available and (tool.adds or tool.produces))
-    return tuple(t for t in tools if all(view.capacity.get(n, 0.0) >= amount for n, amount in t.resources.items()))
+    tools = (
+        tool for tool in view.tools.values() if tool.available and (tool.adds or tool.produces)
+    )
+    return tuple(
+        t
+        for t in tools
+        if all(view.capacity.get(n, 0.0) >= amount for n, amount in t.resources.items())
+    )
 
 
 def _unbound_parameters(tool: ToolSpec, view: AnyPlanView, *, closed: bool) -> Iterator[str]:
     """Yield the parameters whose values come from tasks; those of the others come from facts and objects."""
-    bound = {name for need in (*tool.requires, *tool.needs) for name in placeholders(need)} if closed else set()
+    bound = (
+        {name for need in (*tool.requires, *tool.needs) for name in placeholders(need)}
+        if closed
+        else set()
+    )
     types = set(view.original_plan.objects.values())
     texts = (*_fact_patterns(tool), tool.command or "", tool.url or "")
-    for name in tool.parameters or dict.fromkeys(name for text in texts for name in placeholders(text)):
+    for name in tool.parameters or dict.fromkeys(
+        name for text in texts for name in placeholders(text)
+    ):
         if name not in bound and tool.parameters.get(name) not in types:
             yield name
 
@@ -479,15 +595,23 @@ def _fact_patterns(tool: ToolSpec) -> tuple[str, ...]:
 
 
 def _candidate_values(
-    tool: ToolSpec, name: str, near: Sequence[Task], steps: Sequence[StripsStep], sources: ArgumentSources
+    tool: ToolSpec,
+    name: str,
+    near: Sequence[Task],
+    steps: Sequence[StripsStep],
+    sources: ArgumentSources,
 ) -> Iterator[JsonValue]:
     """Yield the values of tasks for a parameter: of those concerned, then those of the same tool, then the others.
 
     A parameter that occurs in no fact gets the first value, with its references.
     """
     if not any(name in placeholders(text) for text in _fact_patterns(tool)):
-        others = sorted((task for task, _ in sources.get(name, ())), key=lambda task: task.tool != tool.name)
-        yield from islice((task.arguments[name] for task in (*near, *others) if name in task.arguments), 1)
+        others = sorted(
+            (task for task, _ in sources.get(name, ())), key=lambda task: task.tool != tool.name
+        )
+        yield from islice(
+            (task.arguments[name] for task in (*near, *others) if name in task.arguments), 1
+        )
         return
     values = [step.arguments[name] for step in steps if name in step.arguments]
     for task, may_be_used in sources.get(name, ()):  # the steps may be only a part of the plan
@@ -495,15 +619,23 @@ def _candidate_values(
             values.append(task.arguments[name])
     distinct: dict[object, JsonValue] = {}
     for value in values:  # most of them are text, which needs no encoding
-        distinct.setdefault(value if isinstance(value, str) else (action_key(None, {"": value}),), value)
+        distinct.setdefault(
+            value if isinstance(value, str) else (action_key(None, {"": value}),), value
+        )
     yield from distinct.values()
 
 
 def _assumed_patterns(view: AnyPlanView, tools: Sequence[ToolSpec]) -> Iterator[str]:
     """Yield the preconditions that no tool adds; if the plan states no facts, they are assumed to hold."""
-    effects = [pattern for tool in view.tools.values() for pattern in (*tool.adds, *map(artifact_fact, tool.produces))]
+    effects = [
+        pattern
+        for tool in view.tools.values()
+        for pattern in (*tool.adds, *map(artifact_fact, tool.produces))
+    ]
     patterns = [FactPattern(effect) for effect in effects]
-    for need in (fact for tool in tools for fact in (*tool.requires, *map(artifact_fact, tool.needs))):
+    for need in (
+        fact for tool in tools for fact in (*tool.requires, *map(artifact_fact, tool.needs))
+    ):
         if placeholders(need):
             start = need.partition("{")[0]
             others = (effect.partition("{")[0] for effect in effects)
@@ -541,9 +673,20 @@ def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[P
     )
     before = [step for step in repair.remainder.prefix if _must_be_ordered(step.action, bridge)]
     needed = {dep for step in before for dep in step.depends_on}
-    external = [dep for step in removed.values() for dep in view.task(step.id).task.depends_on if dep not in removed]
-    inherited = tuple(dict.fromkeys([*external, *(step.id for step in before if step.id not in needed)]))
-    affected = [s for s in kept if _must_be_ordered(s.action, bridge) or not removed.keys().isdisjoint(s.depends_on)]
+    external = [
+        dep
+        for step in removed.values()
+        for dep in view.task(step.id).task.depends_on
+        if dep not in removed
+    ]
+    inherited = tuple(
+        dict.fromkeys([*external, *(step.id for step in before if step.id not in needed)])
+    )
+    affected = [
+        s
+        for s in kept
+        if _must_be_ordered(s.action, bridge) or not removed.keys().isdisjoint(s.depends_on)
+    ]
     affected_ids = {step.id for step in affected if not step.running}
     behind: set[str] = set()
     dependents: list[str] = []  # those of them that depend on no other
@@ -552,25 +695,37 @@ def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[P
             behind.add(step.id)
         elif step.id in affected_ids:
             dependents.append(step.id)
-    is_new = isinstance(view, DraftView) and all(view.task(i).root == i and i in view.new_task_ids for i in removed)
+    is_new = isinstance(view, DraftView) and all(
+        view.task(i).root == i and i in view.new_task_ids for i in removed
+    )
     # The bridge replaces the step that failed, else the last one that it makes superfluous; or it is added.
     target: StripsStep | None = None
     if repair.actions and removed and not is_new:
-        target = next((step for step in removed.values() if not step.startable), repair.removed_steps[-1])
+        target = next(
+            (step for step in removed.values() if not step.startable), repair.removed_steps[-1]
+        )
     # New tasks, each after the previous one; repetitions of a step are copies of its task.
     used = {action.tool for action in repair.actions}
-    steps = (step for step in (*repair.remainder.suffix, *repair.remainder.prefix) if step.tool in used)
+    steps = (
+        step for step in (*repair.remainder.suffix, *repair.remainder.prefix) if step.tool in used
+    )
     repeated = {action_key(step.tool, step.arguments): step for step in steps}
     chain: list[Task] = []
     for action in repair.actions:
-        new_id = view.unused_id(view.task(target.id).root if target is not None else action.tool, reserved_ids)
+        new_id = view.unused_id(
+            view.task(target.id).root if target is not None else action.tool, reserved_ids
+        )
         reserved_ids.add(new_id)
         depends_on = (chain[-1].id,) if chain else ()
         same = repeated.get(action.key)
         if same is not None:
-            chain.append(view.task(same.id).task.model_copy(update={"id": new_id, "depends_on": depends_on}))
+            chain.append(
+                view.task(same.id).task.model_copy(update={"id": new_id, "depends_on": depends_on})
+            )
         else:
-            chain.append(Task(id=new_id, tool=action.tool, arguments=action.arguments, depends_on=depends_on))
+            chain.append(
+                Task(id=new_id, tool=action.tool, arguments=action.arguments, depends_on=depends_on)
+            )
     changes: list[PlanChange] = []
     instead, late = tuple[str, ...](), set[str]()
     if target is not None:

@@ -172,7 +172,9 @@ def reachable_actions(facts: Sequence[str], domain: Domain, most: int = MAX_ACTI
                 found[index] = action._replace(needs=(*action.needs, again))
             elif not frozenset(action.removes).isdisjoint(failed.needs):
                 found[index] = action._replace(adds=(*action.adds, again))
-    complete = complete and all(matcher.complete for schema in schemas for matcher in schema.matchers)
+    complete = complete and all(
+        matcher.complete for schema in schemas for matcher in schema.matchers
+    )
     return Grounding(tuple(found), complete, truncated)
 
 
@@ -180,14 +182,20 @@ class _ActionSchema:
     """A tool with the matchers of its preconditions."""
 
     def __init__(self, tool: ToolSpec, domain: Domain) -> None:
-        needs = [n for n in (*tool.requires, *map(artifact_fact, tool.needs)) if n not in domain.assumed_patterns]
+        needs = [
+            n
+            for n in (*tool.requires, *map(artifact_fact, tool.needs))
+            if n not in domain.assumed_patterns
+        ]
         adds = (*tool.adds, *map(artifact_fact, tool.produces))
         named = (name for text in (*needs, *adds, *tool.removes) for name in placeholders(text))
         types = set(domain.objects.values())
         self.tool = tool
         self.parameters = tuple(dict.fromkeys([*tool.parameters, *named]))
         self.choices = {
-            name: tuple(thing for thing, kind in domain.objects.items() if kind == tool.parameters[name])
+            name: tuple(
+                thing for thing, kind in domain.objects.items() if kind == tool.parameters[name]
+            )
             for name in self.parameters
             if tool.parameters.get(name) in types
         }

@@ -20,7 +20,13 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from replanning.live import GroundAction, StripsStep
 from replanning.live.strips import regress_at
-from replanning.providers._planner.domain import MAX_ACTIONS, Domain, ToolAction, action_key, reachable_actions
+from replanning.providers._planner.domain import (
+    MAX_ACTIONS,
+    Domain,
+    ToolAction,
+    action_key,
+    reachable_actions,
+)
 
 MAX_ASTAR_NODES: Final = 20_000
 """Most states that A* expands."""
@@ -83,7 +89,10 @@ class _SearchSpace:
 
     def satisfied_target(self, state: int) -> tuple[float, int] | None:
         """Return the cost and number of the cheapest target that a state satisfies."""
-        return min(((cost, number) for needs, cost, number in self.goals if not needs & ~state), default=None)
+        return min(
+            ((cost, number) for needs, cost, number in self.goals if not needs & ~state),
+            default=None,
+        )
 
 
 def find_cheapest_path(
@@ -126,7 +135,11 @@ def find_cheapest_path(
                 action = actions[number]
                 needed.update(action.needs)
                 removed.update(action.removes)
-                both = [f for f in (*action.needs, *action.removes) if f in needed and (f in removed or f not in holds)]
+                both = [
+                    f
+                    for f in (*action.needs, *action.removes)
+                    if f in needed and (f in removed or f not in holds)
+                ]
                 lacking += [fact for fact in both if fact not in seen]
                 seen.update(both)
     actions = [actions[number] for number in sorted(chosen)]
@@ -202,11 +215,16 @@ def _a_star(space: _SearchSpace, limit: int, check_cancelled: Callable[[], None]
             if total < cheapest.get(successor, _INFINITY):
                 cheapest[successor] = total
                 ahead = space.heuristic(successor)
-                heapq.heappush(queue, (total + ahead, ahead, len(cheapest), total, _Node(successor, node, action)))
+                heapq.heappush(
+                    queue,
+                    (total + ahead, ahead, len(cheapest), total, _Node(successor, node, action)),
+                )
     return best._replace(nodes=nodes)
 
 
-def _greedy_search(space: _SearchSpace, limit: int, check_cancelled: Callable[[], None]) -> SearchResult:
+def _greedy_search(
+    space: _SearchSpace, limit: int, check_cancelled: Callable[[], None]
+) -> SearchResult:
     """Run greedy best-first search: expand the state that looks nearest to a target."""
     distance = _additive_heuristic(space)
     root = _Node(space.start, None, None)
@@ -234,7 +252,10 @@ def _additive_heuristic(space: _SearchSpace) -> Callable[[int], float]:
     """Return the additive heuristic: the sum of the costs of a target's facts, each as if it were reached alone."""
     goals = [(list(_bits(needs)), cost) for needs, cost, _ in space.goals]
     moves = [(list(_bits(m.needs)), list(_bits(m.adds)), m.weight) for m in space.moves]
-    masks = (*(needs for needs, _, _ in space.goals), *(m.adds | m.removes | m.needs for m in space.moves))
+    masks = (
+        *(needs for needs, _, _ in space.goals),
+        *(m.adds | m.removes | m.needs for m in space.moves),
+    )
     size = max(space.start, *masks).bit_length()
     users: list[list[int]] = [[] for _ in range(size)]
     for number, (needs, _, _) in enumerate(moves):
@@ -365,7 +386,9 @@ class Solution(NamedTuple):
 
 
 def solve(
-    problem: RepairProblem, nodes: int = MAX_ASTAR_NODES, check_cancelled: Callable[[], None] = lambda: None
+    problem: RepairProblem,
+    nodes: int = MAX_ASTAR_NODES,
+    check_cancelled: Callable[[], None] = lambda: None,
 ) -> Solution:
     """Return the distinct repairs of one part of a plan: the nearest, the cheapest, and one from scratch.
 
@@ -375,20 +398,31 @@ def solve(
             are used up.
         check_cancelled: called now and then; an exception of it ends the search.
     """
-    patient, search = nodes >= MAX_ASTAR_NODES, partial(find_cheapest_path, check_cancelled=check_cancelled)
+    patient, search = (
+        nodes >= MAX_ASTAR_NODES,
+        partial(find_cheapest_path, check_cancelled=check_cancelled),
+    )
     facts = dict.fromkeys(problem.facts)
     for step in problem.remainders[0].prefix:
         facts.update((fact, None) for fact in step.action.facts if fact in step.action.adds)
-    if not patient and max(len(rest.removable) * len(rest.suffix) for rest in problem.remainders) > MAX_INLINE_STEPS:
+    if (
+        not patient
+        and max(len(rest.removable) * len(rest.suffix) for rest in problem.remainders)
+        > MAX_INLINE_STEPS
+    ):
         return Solution()
-    grounded = reachable_actions(tuple(facts), problem.domain, MAX_ACTIONS if patient else MAX_INLINE_ACTIONS)
+    grounded = reachable_actions(
+        tuple(facts), problem.domain, MAX_ACTIONS if patient else MAX_INLINE_ACTIONS
+    )
     if not patient and grounded.truncated:
         return Solution()
     near, results = [], []
     whole = problem.remainders[-1]
     changing = (step.action.removes for step in (*whole.prefix, *whole.suffix))
     # Without facts that hold and are never removed, the preconditions of long suffixes stay short.
-    static = frozenset(problem.facts).difference(*changing, *(action.removes for action in grounded.actions))
+    static = frozenset(problem.facts).difference(
+        *changing, *(action.removes for action in grounded.actions)
+    )
     suffixes: list[_SuffixTarget] = []
     for rest in problem.remainders:
         suffixes = list(_suffix_targets(problem, rest, static))
@@ -402,16 +436,22 @@ def solve(
     if not certain and not patient:
         return Solution()
     if not near:
-        return Solution((), "proven-unreachable" if certain and grounded.complete else "not-found-within-bound")
+        return Solution(
+            (), "proven-unreachable" if certain and grounded.complete else "not-found-within-bound"
+        )
     repairs = [min(near, key=lambda repair: repair.distance)]
     others: list[SearchResult] = []
     start, actions = _initial_facts(problem, whole), grounded.actions
     if len({action.cost for action in actions}) > 1:
         targets = [Target(needs, cost) for _, needs, cost in suffixes]
-        result = search(start, targets, actions, weight=lambda action: action.cost, nodes=nodes, greedy_nodes=0)
+        result = search(
+            start, targets, actions, weight=lambda action: action.cost, nodes=nodes, greedy_nodes=0
+        )
         others.append(result)
         if result.actions is not None:
-            repairs.append(Repair("cheaper", whole, result.actions, whole.min_removed + result.target))
+            repairs.append(
+                Repair("cheaper", whole, result.actions, whole.min_removed + result.target)
+            )
     share = min(1.0, SCRATCH_ACTIONS / max(len(actions), 1))
     few, greedy = min(nodes, int(SCRATCH_NODES * share)), int(SCRATCH_GREEDY_NODES * share)
     result = search(start, [Target(suffixes[-1][1], 0)], actions, nodes=few, greedy_nodes=greedy)
@@ -424,7 +464,9 @@ def solve(
 
 
 def find_shortcuts(
-    problem: RepairProblem, nodes: int = SCRATCH_NODES, check_cancelled: Callable[[], None] = lambda: None
+    problem: RepairProblem,
+    nodes: int = SCRATCH_NODES,
+    check_cancelled: Callable[[], None] = lambda: None,
 ) -> Solution:
     """Return cheaper ways to the goal of a plan that can be executed: the cheapest, and the plan without superfluous steps.
 
@@ -436,14 +478,22 @@ def find_shortcuts(
     """
     patient, whole = nodes > MAX_INLINE_NODES, problem.remainders[-1]
     prices = {tool.name: 1.0 if tool.cost is None else tool.cost for tool in problem.domain.tools}
-    problem = replace(problem, costs={step.id: prices.get(step.tool or "", 0.0) for step in whole.suffix})
+    problem = replace(
+        problem, costs={step.id: prices.get(step.tool or "", 0.0) for step in whole.suffix}
+    )
     superfluous = _superfluous_steps(problem, whole)
     left_out = {step.id for step in superfluous}
     others = (step for step in whole.removable if step.id not in left_out)
     rest = whole._replace(removable=(*superfluous, *others), min_removed=len(superfluous))
-    facts = dict.fromkeys([*problem.facts, *(fact for step in rest.prefix for fact in sorted(step.action.adds))])
-    grounded = reachable_actions(tuple(facts), problem.domain, MAX_ACTIONS if patient else MAX_INLINE_ACTIONS)
-    if not patient and (grounded.truncated or len(rest.removable) * len(rest.suffix) > MAX_INLINE_STEPS):
+    facts = dict.fromkeys(
+        [*problem.facts, *(fact for step in rest.prefix for fact in sorted(step.action.adds))]
+    )
+    grounded = reachable_actions(
+        tuple(facts), problem.domain, MAX_ACTIONS if patient else MAX_INLINE_ACTIONS
+    )
+    if not patient and (
+        grounded.truncated or len(rest.removable) * len(rest.suffix) > MAX_INLINE_STEPS
+    ):
         return Solution()
     suffixes = list(_suffix_targets(problem, rest, frozenset()))
     targets = [Target(needs, cost) for _, needs, cost in suffixes]
@@ -452,14 +502,19 @@ def find_shortcuts(
         targets,
         grounded.actions,
         weight=lambda action: prices[action.tool],
-        nodes=int(nodes * min(1.0, SHORTCUT_CHOICES / max(len(grounded.actions) * len(targets), 1))),
+        nodes=int(
+            nodes * min(1.0, SHORTCUT_CHOICES / max(len(grounded.actions) * len(targets), 1))
+        ),
         greedy_nodes=0,
         check_cancelled=check_cancelled,
     )
     if not result.conclusive and not patient:
         return Solution()
     found = Repair("shortcut", rest, result.actions or (), len(superfluous) + max(result.target, 0))
-    shortcuts = [_keep_repeated_steps(problem, found), Repair("superfluous", rest, (), len(superfluous))]
+    shortcuts = [
+        _keep_repeated_steps(problem, found),
+        Repair("superfluous", rest, (), len(superfluous)),
+    ]
     cheaper = [
         shortcut
         for shortcut in shortcuts
@@ -499,7 +554,11 @@ def _keep_repeated_steps(problem: RepairProblem, repair: Repair) -> Repair:
     All of them are kept if they can precede the bridge, else those with which it begins.
     """
     repeated = Counter(action.key for action in repair.actions)
-    same = [s for s in repair.removed_steps if s.startable and _take(repeated, action_key(s.tool, s.arguments))]
+    same = [
+        s
+        for s in repair.removed_steps
+        if s.startable and _take(repeated, action_key(s.tool, s.arguments))
+    ]
     first: list[StripsStep] = []
     for step, action in zip(repair.removed_steps, repair.actions, strict=False):
         if not step.startable or action_key(step.tool, step.arguments) != action.key:
@@ -520,7 +579,10 @@ def _keep_repeated_steps(problem: RepairProblem, repair: Repair) -> Repair:
         shorter = repair._replace(remainder=remainder, actions=actions, removed_count=count)
         removed = {step.id for step in shorter.removed_steps}
         uses = [step.action for step in steps]
-        uses += (GroundAction(frozenset(a.needs), frozenset(a.adds), frozenset(a.removes)) for a in actions)
+        uses += (
+            GroundAction(frozenset(a.needs), frozenset(a.adds), frozenset(a.removes))
+            for a in actions
+        )
         uses += (step.action for step in remainder.suffix if step.id not in removed)
         needs = regress_at(problem.goal, uses)[0]
         later = {step.id for step in remainder.suffix}
@@ -542,7 +604,9 @@ def _initial_facts(problem: RepairProblem, rest: PlanRemainder) -> frozenset[str
     return facts
 
 
-def _suffix_targets(problem: RepairProblem, rest: PlanRemainder, static: frozenset[str]) -> Iterator[_SuffixTarget]:
+def _suffix_targets(
+    problem: RepairProblem, rest: PlanRemainder, static: frozenset[str]
+) -> Iterator[_SuffixTarget]:
     """Yield, by the number of removed steps, the facts that must hold before the kept steps, and their cost.
 
     The facts needed after the last removed step are computed once for all numbers.
@@ -552,7 +616,10 @@ def _suffix_targets(problem: RepairProblem, rest: PlanRemainder, static: frozens
     movable = set(loose)
     staying = [number for number in range(len(rest.suffix)) if number not in movable]
     last = list(accumulate(loose, max, initial=-1))
-    tried = {*range(rest.min_removed, min(rest.min_removed + MAX_SUFFIX_TARGETS, len(loose)) + 1), len(loose)}
+    tried = {
+        *range(rest.min_removed, min(rest.min_removed + MAX_SUFFIX_TARGETS, len(loose)) + 1),
+        len(loose),
+    }
     uses = [step.action._replace(requires=step.action.requires - static) for step in rest.suffix]
     goal = frozenset(problem.goal) - static
     behind = regress_at(goal, uses, {last[removed] + 1 for removed in tried})
@@ -563,6 +630,8 @@ def _suffix_targets(problem: RepairProblem, rest: PlanRemainder, static: frozens
         if after is None:
             yield removed, None, cost
         else:
-            before = sorted(number for number in (*staying, *loose[removed:]) if number < last[removed])
+            before = sorted(
+                number for number in (*staying, *loose[removed:]) if number < last[removed]
+            )
             yield removed, regress_at(after, [uses[number] for number in before])[0], cost
         cost -= problem.costs[rest.removable[removed].id] if removed < len(loose) else 0.0

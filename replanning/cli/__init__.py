@@ -19,7 +19,9 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     if logging.lastResort is not None:
-        logging.getLogger("replanning").addHandler(logging.lastResort)  # warnings, on standard error
+        logging.getLogger("replanning").addHandler(
+            logging.lastResort
+        )  # warnings, on standard error
     in_runs = logging.getLogger("replanning.run")  # the display tells what happens in a run
     in_runs.addHandler(logging.NullHandler())
     in_runs.propagate = False
@@ -27,6 +29,8 @@ def main() -> None:
         from replanning.cli.app import app
 
         app()
-    except KeyboardInterrupt:  # before a command has begun, while the program is still being imported
+    except (
+        KeyboardInterrupt
+    ):  # before a command has begun, while the program is still being imported
         sys.stderr.write("error: interrupted\n")
         sys.exit(130)

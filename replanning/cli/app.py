@@ -55,8 +55,19 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "history prune": "history",
     },
     "Keep agents alive": {"mcp-proxy": "proxy"},
-    "Decide about runs": {"approve": "status", "reject": "status", "modify": "status", "request": "status"},
-    "Look at plans": {"plan": "solve", "validate": "plans", "tools": "plans", "schema": "plans", "simulate": "plans"},
+    "Decide about runs": {
+        "approve": "status",
+        "reject": "status",
+        "modify": "status",
+        "request": "status",
+    },
+    "Look at plans": {
+        "plan": "solve",
+        "validate": "plans",
+        "tools": "plans",
+        "schema": "plans",
+        "simulate": "plans",
+    },
     "About this installation": {"config": "setup", "providers": "setup"},
 }
 """Commands by the panel that lists them in the help, each with the module of `replanning.cli` that implements it.
@@ -65,7 +76,9 @@ A module is imported when one of its commands is called. A command is the functi
 help; a command of two words, or with a hyphen, is the function `first_second`.
 """
 
-_MODULES: Final = {name: module for panel in COMMANDS.values() for name, module in panel.items()} | {
+_MODULES: Final = {
+    name: module for panel in COMMANDS.values() for name, module in panel.items()
+} | {
     "questions": "status"  # another name of `pending`, which help does not list
 }
 
@@ -75,11 +88,15 @@ NON_TTY_WIDTH: Final = 120
 DIFF_STYLES: Final = {"+": "green", "-": "red"}
 """Colours of the lines of a diff, by their first character."""
 
-_CONTROL_CHARACTERS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_CONTROL_CHARACTERS: Final = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+)
 """With the marks that turn the direction of writing."""
 
 _CONTROL_CODES: Final = {
-    ord(character): f"\\x{ord(character):02x}" if character <= "\xff" else f"\\u{ord(character):04x}"
+    ord(character): f"\\x{ord(character):02x}"
+    if character <= "\xff"
+    else f"\\u{ord(character):04x}"
     for character in _CONTROL_CHARACTERS.findall("".join(map(chr, range(0x206A))))
 }
 
@@ -106,7 +123,9 @@ def console(*, error: bool = False) -> Console:
 
     stream = sys.stderr if error else sys.stdout
     width = None if stream.isatty() else NON_TTY_WIDTH
-    return Console(stderr=error, width=width, markup=False, highlight=False, emoji=False, soft_wrap=True)
+    return Console(
+        stderr=error, width=width, markup=False, highlight=False, emoji=False, soft_wrap=True
+    )
 
 
 _settings_file: Final = ContextVar[str | None]("_settings_file", default=None)
@@ -125,7 +144,9 @@ def redactor() -> Redactor:
         from replanning.run.opening import redactor_for
 
         try:
-            loaded = load_settings(_settings_file.get(), override=lambda: _NO_OVERRIDE)  # which says nothing of secrets
+            loaded = load_settings(
+                _settings_file.get(), override=lambda: _NO_OVERRIDE
+            )  # which says nothing of secrets
             found = redactor_for(loaded.settings)
         except (SettingsError, OSError):
             found = Redactor()
@@ -188,17 +209,24 @@ StoreOption = Annotated[
     ),
 ]
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")
+]
 
 NewestRunArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="RUN", show_default=False, help="The id of a run, or the beginning of it; by default the newest."
+        metavar="RUN",
+        show_default=False,
+        help="The id of a run, or the beginning of it; by default the newest.",
     ),
 ]
 
 RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="The id of the run, or the beginning of it; latest is the newest run.")
+    str,
+    typer.Argument(
+        metavar="RUN", help="The id of the run, or the beginning of it; latest is the newest run."
+    ),
 ]
 
 SettingsOption = Annotated[
@@ -211,7 +239,10 @@ SettingsOption = Annotated[
 ]
 
 PlanArgument = Annotated[
-    Path, typer.Argument(metavar="PLAN", help="The plan file: YAML, or JSON where its name ends in .json.")
+    Path,
+    typer.Argument(
+        metavar="PLAN", help="The plan file: YAML, or JSON where its name ends in .json."
+    ),
 ]
 
 
@@ -226,7 +257,10 @@ class RunOptions:
 
     replan: Annotated[
         bool | None,
-        typer.Option("--replan/--no-replan", help="Repair the plan when something goes wrong, or leave it as it is."),
+        typer.Option(
+            "--replan/--no-replan",
+            help="Repair the plan when something goes wrong, or leave it as it is.",
+        ),
     ] = None
     providers: Annotated[
         list[str] | None,
@@ -239,23 +273,36 @@ class RunOptions:
         ),
     ] = None
     store: StoreOption = DEFAULT_STORE
-    sequential: Annotated[bool, typer.Option("--sequential", help="Run one task at a time.")] = False
+    sequential: Annotated[bool, typer.Option("--sequential", help="Run one task at a time.")] = (
+        False
+    )
     max_concurrency: Annotated[
         int | None,
-        typer.Option("--max-concurrency", metavar="N", min=1, help="Run at most this many tasks at the same time (8)."),
+        typer.Option(
+            "--max-concurrency",
+            metavar="N",
+            min=1,
+            help="Run at most this many tasks at the same time (8).",
+        ),
     ] = None
     context: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="context.KEY=VALUE", help="Set a value of the context; repeat for several."),
+        typer.Option(
+            "--set",
+            metavar="context.KEY=VALUE",
+            help="Set a value of the context; repeat for several.",
+        ),
     ] = None
     settings: SettingsOption = None
-    observe: Annotated[bool, typer.Option("--observe", help="Record the changes that would be made; make none.")] = (
-        False
-    )
+    observe: Annotated[
+        bool, typer.Option("--observe", help="Record the changes that would be made; make none.")
+    ] = False
     trace: Annotated[
         str | None,
         typer.Option(
-            "--trace", metavar="WHERE", help="Send spans: console, or otlp=ADDRESS, such as otlp=http://localhost:4318."
+            "--trace",
+            metavar="WHERE",
+            help="Send spans: console, or otlp=ADDRESS, such as otlp=http://localhost:4318.",
         ),
     ] = None
     notify: Annotated[
@@ -317,12 +364,16 @@ def decode_argument(text: str, option: str) -> str:
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SettingsError([Problem(option, f"it is not UTF-8: {error.reason} at byte {error.start}")]) from error
+        raise SettingsError(
+            [Problem(option, f"it is not UTF-8: {error.reason} at byte {error.start}")]
+        ) from error
 
 
 def epilog(*examples: str, title: str = "Examples", codes: str = "") -> str:
     """Return the text below the help of a command: examples, and what its exit codes mean; each line a paragraph."""
-    return "\n\n".join([f"[bold]{title}[/bold]", *examples, *(["[bold]Exit codes[/bold]", codes] if codes else ())])
+    return "\n\n".join(
+        [f"[bold]{title}[/bold]", *examples, *(["[bold]Exit codes[/bold]", codes] if codes else ())]
+    )
 
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -358,7 +409,11 @@ class LazyCommandGroup(CommandGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        listed = {name: Command(name, rich_help_panel=panel) for panel, modules in COMMANDS.items() for name in modules}
+        listed = {
+            name: Command(name, rich_help_panel=panel)
+            for panel, modules in COMMANDS.items()
+            for name in modules
+        }
         self.commands = {**listed, **self.commands}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # typer does not export the types
@@ -380,7 +435,9 @@ class LazyCommandGroup(CommandGroup):
         except ReplanningError as error:
             problems = error.problems if isinstance(error, SettingsError) else ()
             places = [problem.place for problem in problems]
-            if places and all(place.startswith("--") or (place.isalpha() and place.isupper()) for place in places):
+            if places and all(
+                place.startswith("--") or (place.isalpha() and place.isupper()) for place in places
+            ):
                 fail("; ".join(map(str, problems)))  # about arguments, not about settings
             fail(str(error))
         except OSError as error:
@@ -399,7 +456,9 @@ class LazyCommandGroup(CommandGroup):
         for name, command in self.commands.items():
             if name in _MODULES:
                 source = Path(__file__).with_name(f"{_MODULES[name]}.py").read_bytes()
-                functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+                functions = [
+                    node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)
+                ]
                 (function,) = (node for node in functions if node.name == re.sub("[ -]", "_", name))
                 command.help = unwrap_paragraphs(ast.get_docstring(function))
         super().format_help(ctx, formatter)
@@ -409,9 +468,13 @@ class Program(typer.Typer):
     """Typer application whose help wraps docstrings at the width of the terminal."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"cls": CommandGroup, "no_args_is_help": True, "rich_markup_mode": "rich", **settings})
+        super().__init__(
+            **{"cls": CommandGroup, "no_args_is_help": True, "rich_markup_mode": "rich", **settings}
+        )
 
-    def command(self, *args: Any, without: Sequence[str] = (), **settings: Any) -> Callable[[FunctionT], FunctionT]:
+    def command(
+        self, *args: Any, without: Sequence[str] = (), **settings: Any
+    ) -> Callable[[FunctionT], FunctionT]:
         """Return a decorator that registers a function as a command; arguments are those of `Typer.command`.
 
         Args:
@@ -423,7 +486,9 @@ class Program(typer.Typer):
 
         def decorate(function: FunctionT) -> FunctionT:
             expanded = _expand_options(function, without)
-            register(*args, cls=Command, help=unwrap_paragraphs(function.__doc__), **settings)(expanded)
+            register(*args, cls=Command, help=unwrap_paragraphs(function.__doc__), **settings)(
+                expanded
+            )
             return function
 
         return decorate
@@ -438,7 +503,9 @@ def _expand_options(function: Callable[..., Any], without: Sequence[str]) -> Cal
     hints = get_type_hints(group, include_extras=True)
     keyword = inspect.Parameter.KEYWORD_ONLY
     options = [
-        inspect.Parameter(option.name, keyword, default=option.default, annotation=hints[option.name])
+        inspect.Parameter(
+            option.name, keyword, default=option.default, annotation=hints[option.name]
+        )
         for option in fields(group)
         if option.init and option.name not in without
     ]
@@ -448,7 +515,10 @@ def _expand_options(function: Callable[..., Any], without: Sequence[str]) -> Cal
         given = {option.name: values.pop(option.name) for option in options}
         return function(**values, options=group(**given))
 
-    parameters = [*(one for one in signature.parameters.values() if one.name != "options"), *options]
+    parameters = [
+        *(one for one in signature.parameters.values() if one.name != "options"),
+        *options,
+    ]
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined] # inspect reads it
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command
@@ -477,7 +547,9 @@ app = Program(
 
 @app.callback(invoke_without_command=True)
 def program(
-    ctx: typer.Context, *, show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+    ctx: typer.Context,
+    *,
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     """Options of the program itself."""
     if show_version:
@@ -491,6 +563,12 @@ def program(
 def version(*, as_json: JsonOption = False) -> None:
     """Print the version."""
     if as_json:
-        print_json({"replanning": __version__, "python": platform.python_version(), "platform": platform.platform()})
+        print_json(
+            {
+                "replanning": __version__,
+                "python": platform.python_version(),
+                "platform": platform.platform(),
+            }
+        )
     else:
         console().print(f"replanning {__version__} (Python {platform.python_version()})")

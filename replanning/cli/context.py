@@ -44,7 +44,11 @@ async def run_context_shell(call: ToolCall) -> JsonValue:
     with TemporaryDirectory(prefix="replanning-") as folder:
         file = anyio.Path(folder, "context")
         output = await run_shell(
-            replace(call, environ={**call.environ, CONTEXT_VARIABLE: str(file)}, writable=(Path(folder),))
+            replace(
+                call,
+                environ={**call.environ, CONTEXT_VARIABLE: str(file)},
+                writable=(Path(folder),),
+            )
         )
         content = b""
         if await file.is_file():
@@ -52,16 +56,22 @@ async def run_context_shell(call: ToolCall) -> JsonValue:
                 content = await stream.read(MAX_CONTEXT_BYTES + 1)
     tool, place = f"tool {call.tool.name!r} wrote", f"${CONTEXT_VARIABLE}"
     if len(content) > MAX_CONTEXT_BYTES:
-        raise ToolError(f"{tool} more than {MAX_CONTEXT_BYTES} bytes to {place}; keep large data in a file")
+        raise ToolError(
+            f"{tool} more than {MAX_CONTEXT_BYTES} bytes to {place}; keep large data in a file"
+        )
     try:
         text = content.decode()
     except UnicodeDecodeError:
         raise ToolError(f"{tool} text to {place} that is not UTF-8") from None
     changes: JsonObject = {}
-    for line in filter(str.strip, text.split("\n")):  # a value may contain other characters that end lines
+    for line in filter(
+        str.strip, text.split("\n")
+    ):  # a value may contain other characters that end lines
         pair = _parse_pair(line)
         if pair is None:
-            raise ToolError(f"{tool} {brief_repr(line)} to {place}; expected lines of the form key=value")
+            raise ToolError(
+                f"{tool} {brief_repr(line)} to {place}; expected lines of the form key=value"
+            )
         changes[pair[0]] = pair[1]
     if changes:
         attempt = cast("TaskContext", call.context)  # or what stands for it on another machine
@@ -76,9 +86,13 @@ def parse_context_options(options: Sequence[str]) -> JsonObject:
         SettingsError: one of them is not of the form `context.key=value`.
     """
     pairs = {text: _parse_pair(text.removeprefix("context.")) for text in options}
-    wrong = [text for text, pair in pairs.items() if pair is None or not text.startswith("context.")]
+    wrong = [
+        text for text, pair in pairs.items() if pair is None or not text.startswith("context.")
+    ]
     if wrong:
-        raise SettingsError([Problem("--set", f"expected context.key=value, got {text!r}") for text in wrong])
+        raise SettingsError(
+            [Problem("--set", f"expected context.key=value, got {text!r}") for text in wrong]
+        )
     return dict(pair for pair in pairs.values() if pair is not None)
 
 

@@ -43,14 +43,17 @@ def create_gate(
     Raises:
         SettingsError: no person can be asked there.
     """
-    ask, at_terminal = options.ask, all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+    ask, at_terminal = (
+        options.ask,
+        all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)),
+    )
     ways = "use --ask store or --no-ask" if store.durable else "use --no-ask"
     if ask == "console" and not at_terminal:
-        raise SettingsError([Problem("--ask", f"nobody can be asked here: this is no terminal; {ways}")])
-    if ask == "store" and not (store.durable or remote_answers):
-        problem = (
-            "nobody could answer: the run is kept in the memory of this process alone; use --ask console or --no-ask"
+        raise SettingsError(
+            [Problem("--ask", f"nobody can be asked here: this is no terminal; {ways}")]
         )
+    if ask == "store" and not (store.durable or remote_answers):
+        problem = "nobody could answer: the run is kept in the memory of this process alone; use --ask console or --no-ask"
         raise SettingsError([Problem("--ask", problem)])
     if ask == "console" or (ask is None and at_terminal and not options.json):
         display.questions_on_terminal = True
@@ -63,9 +66,14 @@ def print_question(out: Console, question: Question) -> None:
     for line in question.text.splitlines():
         out.print(f"  {escape_control(line)}")
     for trigger in question.triggers:
-        if question.text.partition("\n")[0] not in trigger.reason and trigger.reason not in question.text:
+        if (
+            question.text.partition("\n")[0] not in trigger.reason
+            and trigger.reason not in question.text
+        ):
             out.print(f"  because   {trigger_line(trigger)}")
-    for number, (candidate, diff) in enumerate(zip(question.candidates, question.diffs, strict=True), 1):
+    for number, (candidate, diff) in enumerate(
+        zip(question.candidates, question.diffs, strict=True), 1
+    ):
         # Changes that only continue planning mean nothing to a person.
         if not all(
             isinstance(change, ReplaceTask) and all(map(is_phase_task, change.tasks))
@@ -74,7 +82,10 @@ def print_question(out: Console, question: Question) -> None:
             for line in candidate_lines(number, candidate):
                 out.print(f"  {line}")
             for line in diff.splitlines():
-                out.print(f"       {line[:2]}{printable_line(line[2:])}", style=DIFF_STYLES.get(line[:1], ""))
+                out.print(
+                    f"       {line[:2]}{printable_line(line[2:])}",
+                    style=DIFF_STYLES.get(line[:1], ""),
+                )
 
 
 class ConsoleGate:
@@ -128,7 +139,9 @@ class ConsoleGate:
         if takes_words and line:
             return Answer("approve", self._by, choice=0, comment=line)
         if word in ("m", "modify"):
-            first: Sequence[PlanChange] = question.candidates[0].alternative.changes if question.candidates else ()
+            first: Sequence[PlanChange] = (
+                question.candidates[0].alternative.changes if question.candidates else ()
+            )
             text = json.dumps(list(map(dump_change, first)), indent=2)
             editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
             try:
@@ -138,17 +151,24 @@ class ConsoleGate:
                         await file.write_text(text, encoding="utf-8")
                         # The editor has the terminal, and goes with the question when time is up.
                         await anyio.run_process(
-                            [*shlex.split(editor), str(file)], stdin=sys.stdin, stdout=None, stderr=None
+                            [*shlex.split(editor), str(file)],
+                            stdin=sys.stdin,
+                            stdout=None,
+                            stderr=None,
                         )
                         edited = await file.read_text(encoding="utf-8")
                 else:
                     out = self._console
-                    out.print("Changes as JSON on one line, for example (set EDITOR to use an editor):")
+                    out.print(
+                        "Changes as JSON on one line, for example (set EDITOR to use an editor):"
+                    )
                     out.print(json.dumps(json.loads(text)), style="dim")
                     edited = await _read_line()
                 changes = parse_changes(json.loads(edited))
             except (ReplanningError, ValueError, RecursionError, OSError) as error:
-                self._console.print(f"These changes are not valid: {escape_control(str(error))}", style="red")
+                self._console.print(
+                    f"These changes are not valid: {escape_control(str(error))}", style="red"
+                )
                 return None
             return Answer("modify", self._by, changes=changes)
         if word.isdecimal() and 1 <= int(word) <= count:
@@ -158,7 +178,11 @@ class ConsoleGate:
 
     def _title(self, question: Question, state: str = "") -> str:
         now = SystemClock().now()
-        left = "" if question.deadline is None else f" ({max(0.0, question.deadline - now):.0f} s left)"
+        left = (
+            ""
+            if question.deadline is None
+            else f" ({max(0.0, question.deadline - now):.0f} s left)"
+        )
         return f"\n{spoken_id(question.id).capitalize()}{state}{left}"
 
 

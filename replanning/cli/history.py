@@ -68,7 +68,9 @@ commands = Program()
 MAX_REPLANS: Final = 1_000_000
 """Largest number of replans that a command keeps in memory."""
 
-_epilog = partial(epilog, codes="0 done · 1 there is no such run, revision or replan · 2 wrong usage or store")
+_epilog = partial(
+    epilog, codes="0 done · 1 there is no such run, revision or replan · 2 wrong usage or store"
+)
 
 _REPORT_STYLES: Final = {**DIFF_STYLES, "~": "yellow", "*": "yellow"}
 
@@ -88,10 +90,16 @@ def history(
         Literal["text", "json", "markdown"], typer.Option("--format", help="The format to print.")
     ] = "text",
     trigger: Annotated[
-        str | None, typer.Option("--trigger", metavar="KIND", help="Only replans with this trigger, as task-failed.")
+        str | None,
+        typer.Option(
+            "--trigger", metavar="KIND", help="Only replans with this trigger, as task-failed."
+        ),
     ] = None,
     decision: Annotated[
-        str | None, typer.Option("--decision", metavar="KIND", help="Only replans with this decision, as execute.")
+        str | None,
+        typer.Option(
+            "--decision", metavar="KIND", help="Only replans with this decision, as execute."
+        ),
     ] = None,
     calibration: Annotated[
         bool,
@@ -121,38 +129,54 @@ def history(
                 except ReplanningError as error:
                     print_message(f"run {info.run!r} is left out: {error}")
         seen = (kind for found in loaded for event in found.events for kind in event.trigger_kinds)
-        _check_kind("trigger", trigger, dict.fromkeys((*trigger_types(), *installed_plugins("triggers"), *seen)))
+        _check_kind(
+            "trigger",
+            trigger,
+            dict.fromkeys((*trigger_types(), *installed_plugins("triggers"), *seen)),
+        )
         filtered = [found.filter(trigger=trigger, decision=decision) for found in loaded]  # type: ignore[arg-type] # checked
         if calibration:
             where = f"run {loaded[0].run}" if run is not None else pluralise(len(loaded), "run")
             events = [event for found in filtered for event in found]
             _print_calibration(events, where, len(loaded), as_json=form == "json")
             return
-        found, only = loaded[0], filtered[0] if trigger is not None or decision is not None else None
+        found, only = (
+            loaded[0],
+            filtered[0] if trigger is not None or decision is not None else None,
+        )
         if form == "json":
             print_json(history_json(found) if only is None else summary_json(found, only))
         else:
-            _print_report(markdown_report(found, only) if form == "markdown" else text_report(found, only))
+            _print_report(
+                markdown_report(found, only) if form == "markdown" else text_report(found, only)
+            )
 
 
 def _check_kind(option: str, kind: str | None, known: Collection[str]) -> None:
     if kind is not None and kind not in known:
         hint = did_you_mean(kind, known)
         expected = f"{hint} " if hint else ""
-        fail(f"--{option}: there is no {option} {kind!r}; {expected}expected one of {', '.join(known)}")
+        fail(
+            f"--{option}: there is no {option} {kind!r}; {expected}expected one of {', '.join(known)}"
+        )
 
 
 def _load_history(store: RunStore, run: str | None) -> ReplanHistory:
     return ReplanHistory.of(store, find_run(store, run).run, max_events=MAX_REPLANS)
 
 
-def _print_calibration(events: Sequence[ReplanEvent], where: str, runs: int, *, as_json: bool) -> None:
+def _print_calibration(
+    events: Sequence[ReplanEvent], where: str, runs: int, *, as_json: bool
+) -> None:
     """Print how well confidence, its parts, and the claims of each source predicted success."""
     parts = {part: calibrate(events, of=part) for part in get_args(Prediction)}
     sources = calibrate_sources(events)
     if as_json:
         by_part, by_source = (
-            {name: {**asdict(found), "bins": [bin_._asdict() for bin_ in found.bins]} for name, found in table.items()}
+            {
+                name: {**asdict(found), "bins": [bin_._asdict() for bin_ in found.bins]}
+                for name, found in table.items()
+            }
             for table in (parts, sources)
         )
         print_json({"runs": runs, "calibration": by_part, "sources": by_source})
@@ -195,10 +219,15 @@ def why(
         if word is None:
             if not history.entries:
                 status = f"{history.status}: {history.reason}" if history.reason else history.status
-                count, see = len(history.dropped_triggers), command_line(store, "history", history.run)
+                count, see = (
+                    len(history.dropped_triggers),
+                    command_line(store, "history", history.run),
+                )
                 stale = f"; {stale_line(history.stale)}" if history.stale else ""
                 dropped = f"; {pluralise(count, 'trigger')} dropped: {see}" if count else ""
-                refuse(f"nothing was replanned in run {history.run!r}, which is {status}{stale}{dropped}")
+                refuse(
+                    f"nothing was replanned in run {history.run!r}, which is {status}{stale}{dropped}"
+                )
             entry = _last_explanation(history.entries)
         elif word.startswith("r"):
             entry = next((event for event in history.events if event.replan == word), None)
@@ -210,13 +239,22 @@ def why(
             entry = history.entry(revision)
             if entry is None:
                 origin = "is no longer kept" if revision else "is the original plan"
-                latest = ", ".join(str(each.after) for each in history.entries[-8:] if each.after is not None) or "none"
+                latest = (
+                    ", ".join(
+                        str(each.after) for each in history.entries[-8:] if each.after is not None
+                    )
+                    or "none"
+                )
                 refuse(
                     f"revision {revision} {origin}; the last replans and edits of run {history.run!r} made: {latest}"
                 )
         if as_json:
             found = event_json(entry) if isinstance(entry, ReplanEvent) else edit_json(entry)
-            diff = revision_diffs(history, [entry.after])[entry.after] if entry.after is not None else ""
+            diff = (
+                revision_diffs(history, [entry.after])[entry.after]
+                if entry.after is not None
+                else ""
+            )
             print_json({"run": history.run, **found, "diff": diff.splitlines()})
         else:
             _print_report(why_report(history, entry))
@@ -227,7 +265,11 @@ def _last_explanation(entries: Sequence[ReplanEvent | PlanEdit]) -> ReplanEvent 
     *earlier, last = entries
     if not (earlier and isinstance(last, ReplanEvent) and isinstance(earlier[-1], ReplanEvent)):
         return last
-    echo = last.trigger_kinds == ("goal-unreachable",) and last.decision == "keep" and not last.candidates
+    echo = (
+        last.trigger_kinds == ("goal-unreachable",)
+        and last.decision == "keep"
+        and not last.candidates
+    )
     return _last_explanation(earlier) if echo and earlier[-1].decision == "keep" else last
 
 
@@ -235,12 +277,18 @@ def _parse_revision(history: ReplanHistory, word: str) -> int:
     if not word.isdecimal():
         fail(f"{word!r} is not a revision; expected a number from 0 to {history.revision}")
     if int(word) > history.revision:
-        refuse(f"run {history.run!r} has no revision {int(word)}; it has revisions 0 to {history.revision}")
+        refuse(
+            f"run {history.run!r} has no revision {int(word)}; it has revisions 0 to {history.revision}"
+        )
     return int(word)
 
 
-@commands.command(epilog=_epilog("replanning decisions fix-12", "replanning decisions fix-12 --json"))
-def decisions(run: RunArgument = "latest", *, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+@commands.command(
+    epilog=_epilog("replanning decisions fix-12", "replanning decisions fix-12 --json")
+)
+def decisions(
+    run: RunArgument = "latest", *, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False
+) -> None:
     """Show what the language model decided in a run of planning mode, whether that was followed, and what was assumed."""
     with existing_store(store) as opened:
         state = PlanningState.from_records(opened.read(find_run(opened, run).run))
@@ -252,7 +300,10 @@ def decisions(run: RunArgument = "latest", *, store: StoreOption = DEFAULT_STORE
     out = console()
     for number, (record, written) in enumerate(zip(state.records, records, strict=True), 1):
         sure = "" if record.confidence is None else f" [confidence {record.confidence:g}]"
-        out.print(f"{number}. {record.timestamp}{sure} {escape_control(decision_line(written))}", markup=False)
+        out.print(
+            f"{number}. {record.timestamp}{sure} {escape_control(decision_line(written))}",
+            markup=False,
+        )
         issues = record.llm_decision.get("issues_found") if record.llm_decision else None
         for issue in issues if isinstance(issues, list) else ():
             out.print(f"     issue: {escape_control(str(issue))}", markup=False)
@@ -353,9 +404,7 @@ def notify(
         request = request_of(body.plan) if isinstance(body, RunOpened) else None
         issue = request.issue_id if request is not None else ""
         if not (to or issue):
-            problem = (
-                f"run {info.run!r} belongs to no issue; name a file, github=owner/repo#12 or gitlab=group/project!7"
-            )
+            problem = f"run {info.run!r} belongs to no issue; name a file, github=owner/repo#12 or gitlab=group/project!7"
             raise SettingsError([Problem("--to", problem)])
         exporters = open_notifiers(to or [f"{forge_of(issue)}={issue}"], "--to")
         try:  # no other process posts meanwhile
@@ -384,7 +433,9 @@ def notify(
                 continue
             posted.append(str(getattr(exporter, "endpoint", exporter.name)))
             print_message(f"{posted[-1]} has all notices about run {info.run}")
-        if not problems:  # otherwise something may be on its way, and the next process must wait for it
+        if (
+            not problems
+        ):  # otherwise something may be on its way, and the next process must wait for it
             opened.release(lease)
         if as_json:
             print_json({"run": info.run, "posted_to": posted, "unsent": problems})
@@ -406,10 +457,15 @@ def history_prune(
     days: Annotated[
         float | None,
         typer.Option(
-            "--days", metavar="N", min=0, help="Keep finished runs so long; by default as the settings say (90)."
+            "--days",
+            metavar="N",
+            min=0,
+            help="Keep finished runs so long; by default as the settings say (90).",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs; move and remove nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list the runs; move and remove nothing.")
+    ] = False,
     settings: SettingsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -418,19 +474,32 @@ def history_prune(
     It is kept in the folder planning_history, one file for each run; the store is not changed. Unfinished runs stay,
     however old they are.
     """
-    from replanning.planning import PlanningHistoryStore  # the other commands of this module do not need it
+    from replanning.planning import (
+        PlanningHistoryStore,
+    )  # the other commands of this module do not need it
 
     place = read_settings(settings, quiet=as_json).planning.history
     kept_days = place.retention_days if days is None else days
-    pruned = PlanningHistoryStore(place.directory).prune(kept_days, place.archive_directory, dry_run=dry_run)
+    pruned = PlanningHistoryStore(place.directory).prune(
+        kept_days, place.archive_directory, dry_run=dry_run
+    )
     if as_json:
         folders = {"directory": place.directory, "archive_directory": place.archive_directory}
-        print_json({**folders, "days": kept_days, "dry_run": dry_run, "pruned": [asdict(task) for task in pruned]})
+        print_json(
+            {
+                **folders,
+                "days": kept_days,
+                "dry_run": dry_run,
+                "pruned": [asdict(task) for task in pruned],
+            }
+        )
         return
     for task in pruned:
         issue = f" of {task.issue_id}" if task.issue_id else ""
         archived = f": {task.archived}" if task.archived else ""
-        console().print(escape_control(f"{task.task_uuid}{issue}, finished {task.finished[:10]}{archived}"))
+        console().print(
+            escape_control(f"{task.task_uuid}{issue}, finished {task.finished[:10]}{archived}")
+        )
     done = "moved" if place.archive_directory else "removed"
     result = f"would be {done}" if dry_run else done
     count = pluralise(len(pruned), "run")

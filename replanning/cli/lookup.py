@@ -84,7 +84,9 @@ def open_store(place: str, *, must_exist: bool = False) -> RunStore:
             raise
         raise StoreError(f"{error} (--store names the store)") from error
     what = "the memory of this process" if name == "memory" else repr(path)
-    raise StoreError(f"there are no runs in {what}; run a plan first, or name another store with --store")
+    raise StoreError(
+        f"there are no runs in {what}; run a plan first, or name another store with --store"
+    )
 
 
 def is_on_temporal(place: str) -> bool:
@@ -102,7 +104,9 @@ def open_temporal(place: str) -> TemporalStore:
     try:
         from replanning.integrations.temporal_store import TemporalStore
     except ImportError as error:
-        raise PluginError(f'Temporal needs its SDK: pip install "replanning[temporal]" ({error})') from error
+        raise PluginError(
+            f'Temporal needs its SDK: pip install "replanning[temporal]" ({error})'
+        ) from error
     return TemporalStore(place.removeprefix(ON_TEMPORAL))
 
 
@@ -131,18 +135,24 @@ def find_run(store: RunStore, name: str | None) -> RunInfo:
         raise UnknownRun(name or LATEST, NO_RUNS)
     if name is None or name == LATEST:
         return runs[0]
-    matches = [info for info in runs if info.run == name] or [info for info in runs if info.run.startswith(name)]
+    matches = [info for info in runs if info.run == name] or [
+        info for info in runs if info.run.startswith(name)
+    ]
     if len(matches) == 1:
         return matches[0]
     if matches:
         ids = join_names([info.run for info in matches], 5)
         raise UnknownRun(name, f"{len(matches)} ids begin with it: {ids}; give more of the id")
-    raise UnknownRun(name, did_you_mean(name, [info.run for info in runs]) or "replanning status lists the runs")
+    raise UnknownRun(
+        name, did_you_mean(name, [info.run for info in runs]) or "replanning status lists the runs"
+    )
 
 
 def split_run(words: Sequence[str], store: RunStore) -> tuple[str | None, list[str]]:
     """Split arguments into the run, which may be left out, and the revisions."""
-    if not words or (_REVISION_PATTERN.fullmatch(words[0]) and all(info.run != words[0] for info in store.runs())):
+    if not words or (
+        _REVISION_PATTERN.fullmatch(words[0]) and all(info.run != words[0] for info in store.runs())
+    ):
         return None, list(words)
     return words[0], list(words[1:])
 
@@ -151,7 +161,9 @@ def split_question(words: Sequence[str], store: RunStore) -> tuple[str | None, s
     """Split arguments into the run and the end of the id of its question, each of which may be left out."""
     match = _QUESTION_PATTERN.fullmatch(words[-1]) if words else None
     if len(words) > 2 or (len(words) == 2 and (match is None or match[1])):
-        fail(f"expected a run and the number of a question, as pending shows them, got: {' '.join(words)}")
+        fail(
+            f"expected a run and the number of a question, as pending shows them, got: {' '.join(words)}"
+        )
     if match is None or (len(words) == 1 and any(info.run == words[0] for info in store.runs())):
         return next(iter(words), None), ""
     return words[0] if len(words) == 2 else match[1], f".q{match[2]}"
@@ -172,7 +184,9 @@ def find_question(store: RunStore, words: Sequence[str]) -> Question:
     """
     name, end = split_question(words, store)
     run = None if name is None else find_run(store, name).run
-    questions = [q for found in open_questions_by_run(store, run) for q in found if q.id.endswith(end)]
+    questions = [
+        q for found in open_questions_by_run(store, run) for q in found if q.id.endswith(end)
+    ]
     if run is not None and end and not questions:
         raise closed_error(QuestionId(f"{run}{end}"), replay_records(store.read(run)).ledger)
     if not questions:
@@ -197,9 +211,17 @@ def find_questions(store: RunStore, words: Sequence[str]) -> tuple[RunInfo, Ques
         return find_run(store, question.run), question.id
     if name is not None:
         return find_run(store, name), None
-    runs = list(dict.fromkeys(question.run for found in open_questions_by_run(store, None) for question in found))
+    runs = list(
+        dict.fromkeys(
+            question.run for found in open_questions_by_run(store, None) for question in found
+        )
+    )
     if len(runs) != 1:
-        refuse(f"several runs ask: {', '.join(runs[:8])}; name one of them" if runs else "no run has an open question")
+        refuse(
+            f"several runs ask: {', '.join(runs[:8])}; name one of them"
+            if runs
+            else "no run has an open question"
+        )
     return find_run(store, runs[0]), None
 
 
@@ -221,8 +243,14 @@ def check_run_id(run_id: str) -> None:
     """Refuse an id for a new run that later commands could not name."""
     problems = {"": "is empty", LATEST: "means the newest run"}
     if redactor().is_secret_name(run_id):
-        fail("--run-id: what looks like a secret cannot be the id of a run, because it is kept; choose another")
-    if problem := "would be read as an option" if run_id.startswith("-") else problems.get(run_id, ""):
+        fail(
+            "--run-id: what looks like a secret cannot be the id of a run, because it is kept; choose another"
+        )
+    if (
+        problem := "would be read as an option"
+        if run_id.startswith("-")
+        else problems.get(run_id, "")
+    ):
         fail(f"--run-id: {run_id!r} {problem}; choose another id, or leave the option out")
 
 
@@ -233,7 +261,11 @@ def shown_place(place: str) -> str:
 
 def command_line(place: str, *words: str) -> str:
     """Return a command line for the user to copy, with `--store` where the store is not the default one."""
-    store = [] if place == DEFAULT_STORE else ["--on" if is_on_temporal(place) else "--store", shown_place(place)]
+    store = (
+        []
+        if place == DEFAULT_STORE
+        else ["--on" if is_on_temporal(place) else "--store", shown_place(place)]
+    )
     return shlex.join(["replanning", *words, *store])
 
 
@@ -248,14 +280,22 @@ def belongs_to_program(opened: RunOpened) -> bool:
 
     used = {task.tool for task in opened.plan.tasks}
     kinds = {tool.kind for tool in opened.plan.tools if tool.name in used}
-    executed_here = any(map(is_phase_task, opened.plan.tasks)) or (bool(kinds) and kinds <= TOOL_KINDS)
+    executed_here = any(map(is_phase_task, opened.plan.tasks)) or (
+        bool(kinds) and kinds <= TOOL_KINDS
+    )
     return opened.open_ended or not executed_here
 
 
 def how_to_resume(store: RunStore, place: str, run: RunId) -> tuple[str | None, str]:
     """Return the command that resumes a run and the words for it; no command where only a program can go on with it."""
-    opened = None if is_on_temporal(place) else next(iter(store.read(run)), None)  # its workers execute functions
-    if opened is not None and isinstance(opened.body, RunOpened) and belongs_to_program(opened.body):
+    opened = (
+        None if is_on_temporal(place) else next(iter(store.read(run)), None)
+    )  # its workers execute functions
+    if (
+        opened is not None
+        and isinstance(opened.body, RunOpened)
+        and belongs_to_program(opened.body)
+    ):
         return None, f"the program that began it, with run_id={run!r}"
     command = command_line(place, "resume", run)
     return command, command
@@ -303,7 +343,9 @@ def read_plan(path: str) -> Plan:
         what = "this is a file of tools, not a plan: it has neither a goal nor tasks"
         solve = f"replanning solve --goal TEXT --tools {name} achieves a goal with them"
         others = (problem for problem in error.problems if problem.place != f"{path} goal")
-        raise PlanError([Problem(path, f"{what}; {solve}, replanning tools {name} lists them"), *others]) from None
+        raise PlanError(
+            [Problem(path, f"{what}; {solve}, replanning tools {name} lists them"), *others]
+        ) from None
 
 
 def load_document(path: str) -> JsonObject:
@@ -324,7 +366,9 @@ def read_text_argument(path: Path, argument: str) -> str:
     try:
         return read_text_file(path, noun="file")
     except PlanError as error:
-        raise SettingsError([Problem(argument, str(problem)) for problem in error.problems]) from error
+        raise SettingsError(
+            [Problem(argument, str(problem)) for problem in error.problems]
+        ) from error
 
 
 class RunDisplay(Protocol):
@@ -344,7 +388,9 @@ def create_display(*, picture: bool = True) -> Any:  # both an Exporter and a Ru
     return load_plugin("exporters", "live")(picture=picture, result=False)
 
 
-def tell_models(display: RunDisplay, engine: ReplanningEngine, judge_model: LLMProvider | None = None) -> None:
+def tell_models(
+    display: RunDisplay, engine: ReplanningEngine, judge_model: LLMProvider | None = None
+) -> None:
     """Tell which language models see something of a run."""
     from replanning.llm import LLMProvider  # most commands need none
 
@@ -394,7 +440,9 @@ def open_notifiers(targets: Sequence[str], option: str = "--notify") -> list[Exp
         name, _, place = target.partition("=")
         if not target:
             raise SettingsError([Problem(option, "name a file, console, or github=owner/repo#12")])
-        if place and name not in FORGES and name.isidentifier():  # more likely a slip than the name of a file
+        if (
+            place and name not in FORGES and name.isidentifier()
+        ):  # more likely a slip than the name of a file
             expected = f"expected {' or '.join(f'{forge}=…' for forge in FORGES)}; for a file write {'./' + target!r}"
             raise SettingsError([Problem(option, f"{name!r} is not a forge; {expected}")])
         exporter: Exporter
@@ -407,7 +455,9 @@ def open_notifiers(targets: Sequence[str], option: str = "--notify") -> list[Exp
         write_error = getattr(exporter, "write_error", str)  # optional
         if problem := write_error():
             raise SettingsError([Problem(option, problem)])
-        endpoint = str(getattr(exporter, "endpoint", ""))  # forges, other than file systems, ignore capitals
+        endpoint = str(
+            getattr(exporter, "endpoint", "")
+        )  # forges, other than file systems, ignore capitals
         key = endpoint.lower() if exporter.name in FORGES else os.path.realpath(endpoint)
         exporters.setdefault((exporter.name, key), exporter)
     return list(exporters.values())
@@ -424,7 +474,9 @@ def create_exporter(name: str, target: str, option: str) -> Exporter:
     try:
         exporter: Exporter = plugin.from_target(target)
     except SettingsError as error:
-        raise SettingsError([Problem(option, problem.message) for problem in error.problems]) from None
+        raise SettingsError(
+            [Problem(option, problem.message) for problem in error.problems]
+        ) from None
     return exporter
 
 
@@ -438,9 +490,13 @@ def open_trace_exporter(text: str) -> Exporter:
     name, _, target = text.partition("=")
     if name not in installed_plugins("exporters"):
         installed = ", ".join(installed_plugins("exporters"))
-        raise SettingsError([Problem("--trace", f"there is no exporter {name!r}; installed are: {installed}")])
+        raise SettingsError(
+            [Problem("--trace", f"there is no exporter {name!r}; installed are: {installed}")]
+        )
     plugin: Any = load_plugin("exporters", name)  # `from_target` is optional
     if target and not hasattr(plugin, "from_target"):
-        raise SettingsError([Problem("--trace", f"exporter {name!r} does not take a target; remove {target!r}")])
+        raise SettingsError(
+            [Problem("--trace", f"exporter {name!r} does not take a target; remove {target!r}")]
+        )
     exporter: Exporter = plugin.from_target(target) if target else plugin()
     return exporter

@@ -72,7 +72,11 @@ def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
     try:
         document = read_plan(path)
         problems = locate_problems(check_tools(document), path)
-        notes = [*check_unused_arguments(document), *check_danger(document), *check_machine(document)]
+        notes = [
+            *check_unused_arguments(document),
+            *check_danger(document),
+            *check_machine(document),
+        ]
     except PlanError as error:
         problems = [*error.problems, *_tool_problems(path, error.problems)]
     if as_json:
@@ -81,7 +85,9 @@ def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
     elif document is None or problems:
         print_message(f"error: {PlanError(problems)}")
     else:
-        counts = f"{pluralise(len(document.tasks), 'task')}, {pluralise(len(document.tools), 'tool')}"
+        counts = (
+            f"{pluralise(len(document.tasks), 'task')}, {pluralise(len(document.tools), 'tool')}"
+        )
         console().print(f"{path} is valid: {counts}")
         for note in notes:
             console().print(f"note: {escape_control(redactor().text(note.message))}")
@@ -93,9 +99,15 @@ def _tool_problems(path: str, reported: Sequence[Problem]) -> list[Problem]:
     document = load_document(path)
     tools, tasks = _valid_parts(document, "tools", ToolSpec), _valid_parts(document, "tasks", Task)
     # This plan is not valid as a whole, and its positions are not those of the file.
-    plan = Plan.model_construct(goal=Goal(objective=""), tools=tuple(tools.values()), tasks=tuple(tasks.values()))
+    plan = Plan.model_construct(
+        goal=Goal(objective=""), tools=tuple(tools.values()), tasks=tuple(tasks.values())
+    )
     numbers = {"tools": list(tools), "tasks": list(tasks)}
-    parts = {part for problem in reported for part in re.findall(r"(?<!\S)(?:tools|tasks)\[\d+\]", problem.place)}
+    parts = {
+        part
+        for problem in reported
+        for part in re.findall(r"(?<!\S)(?:tools|tasks)\[\d+\]", problem.place)
+    }
     problems = []
     for problem in check_tools(plan):
         match parse_path(problem.place):
@@ -113,7 +125,9 @@ def _valid_parts(document: JsonObject, group: str, model: type[ModelT]) -> dict[
     for number, part in enumerate(parts if isinstance(parts, list) else ()):
         if isinstance(part, dict):
             with suppress(ValidationError, PlanError):
-                valid[number] = model.model_validate({name: part[name] for name in part if name in model.model_fields})
+                valid[number] = model.model_validate(
+                    {name: part[name] for name in part if name in model.model_fields}
+                )
     return valid
 
 
@@ -131,7 +145,9 @@ def schema(*, as_json: JsonOption = True) -> None:  # noqa: ARG001 # it is JSON 
     )
 )
 def tools(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A plan file, or a file of tools: YAML or JSON.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A plan file, or a file of tools: YAML or JSON.")
+    ],
     *,
     as_json: JsonOption = False,
 ) -> None:
@@ -149,7 +165,11 @@ def tools(
     notes = check_machine(plan)
     rows: list[JsonObject] = []
     for index, tool in enumerate(plan.tools):
-        own = [note.message.removeprefix(f"tool {tool.name!r} ") for note in notes if note.place == f"tools[{index}]"]
+        own = [
+            note.message.removeprefix(f"tool {tool.name!r} ")
+            for note in notes
+            if note.place == f"tools[{index}]"
+        ]
         why = "; ".join(own)
         if not why and not tool.available:
             name = tool.tool or tool.name
@@ -158,7 +178,9 @@ def tools(
             elif (problem := unavailable.get(tool.server or "")) is not None:
                 why = problem
             else:
-                there = [other for other in plan.tools if other.available and other.server == tool.server]
+                there = [
+                    other for other in plan.tools if other.available and other.server == tool.server
+                ]
                 hint = did_you_mean(name, [other.tool or other.name for other in there])
                 why = f"the MCP server {tool.server!r} has no tool {name!r}{f'; {hint}' if hint else ''}"
         server = plan.mcp.get(tool.server or "")
@@ -181,15 +203,28 @@ def tools(
             }
         )
     if as_json:
-        servers = {name: {"available": name not in unavailable, "why": unavailable.get(name, "")} for name in plan.mcp}
+        servers = {
+            name: {"available": name not in unavailable, "why": unavailable.get(name, "")}
+            for name in plan.mcp
+        }
         print_json({"tools": rows, "servers": servers}, redact=True)
         return
     for tool, row in zip(plan.tools, rows, strict=True):
-        parameters = (f"{name}{'?' if name in tool.optional else ''}: {kind}" for name, kind in tool.parameters.items())
+        parameters = (
+            f"{name}{'?' if name in tool.optional else ''}: {kind}"
+            for name, kind in tool.parameters.items()
+        )
         dangerous = ", dangerous" if tool.dangerous else ""
         signature = f"{tool.name}({', '.join(parameters)})"
-        console().print(escape_control(redactor().text(f"{signature}  {tool.kind}{dangerous}  from {row['from']}")))
-        details = {"": one_line(redactor().text(tool.description), MAX_DESCRIPTION_CHARS), "dangerous: ": row["harm"]}
+        console().print(
+            escape_control(
+                redactor().text(f"{signature}  {tool.kind}{dangerous}  from {row['from']}")
+            )
+        )
+        details = {
+            "": one_line(redactor().text(tool.description), MAX_DESCRIPTION_CHARS),
+            "dangerous: ": row["harm"],
+        }
         for label, text in (details | {"not available: ": row["why"]}).items():
             if text:
                 console().print(escape_control(redactor().text(f"    {label}{text}")))
@@ -224,7 +259,9 @@ def read_tools(path: Path, argument: str = "--tools", *, planning: bool = True) 
             sections = {name: document[name] for name in _TOOL_SECTIONS if name in document}
             plan = Plan.model_validate({"goal": {"objective": ""}, **sections})
         except PlanError as error:
-            problems = (Problem(f"{path} {problem.place}", problem.message) for problem in error.problems)
+            problems = (
+                Problem(f"{path} {problem.place}", problem.message) for problem in error.problems
+            )
             raise PlanError(list(problems)) from None
         if wrong := [*redactor().name_problems(plan), *check_tools(plan)]:
             raise PlanError(wrong)
@@ -264,17 +301,29 @@ def simulate(
     plan: PlanArgument,
     *,
     fail: Annotated[
-        list[str] | None, typer.Option("--fail", metavar="TASK=CHANCE", help="The chance that a task fails for good.")
+        list[str] | None,
+        typer.Option(
+            "--fail", metavar="TASK=CHANCE", help="The chance that a task fails for good."
+        ),
     ] = None,
     flaky: Annotated[
-        list[str] | None, typer.Option("--flaky", metavar="TASK=CHANCE", help="The chance that one attempt fails.")
+        list[str] | None,
+        typer.Option("--flaky", metavar="TASK=CHANCE", help="The chance that one attempt fails."),
     ] = None,
     hang: Annotated[
-        list[str] | None, typer.Option("--hang", metavar="TASK=CHANCE", help="The chance that one attempt never ends.")
+        list[str] | None,
+        typer.Option(
+            "--hang", metavar="TASK=CHANCE", help="The chance that one attempt never ends."
+        ),
     ] = None,
-    runs: Annotated[int, typer.Option("--runs", metavar="N", min=1, help="The number of runs.")] = 100,
+    runs: Annotated[
+        int, typer.Option("--runs", metavar="N", min=1, help="The number of runs.")
+    ] = 100,
     seed: Annotated[
-        int, typer.Option("--seed", metavar="N", help="The random seed; equal seeds give equal reports.")
+        int,
+        typer.Option(
+            "--seed", metavar="N", help="The random seed; equal seeds give equal reports."
+        ),
     ] = 0,
     replan_provider: Annotated[
         list[str] | None,
@@ -297,7 +346,9 @@ def simulate(
     document = read_plan(str(plan))
     loaded = read_settings(options.settings)
     names = replan_provider or loaded.provider
-    if models := [name for name in names if is_llm(name)]:  # they cost money and have no virtual time
+    if models := [
+        name for name in names if is_llm(name)
+    ]:  # they cost money and have no virtual time
         message = f"a simulation asks no language model such as {', '.join(map(repr, models))}; use repair"
         raise SettingsError([Problem("--replan-provider", message)])
     providers = list(dict.fromkeys(REPAIR_PLUGIN if name == AUTO else name for name in names))
@@ -309,28 +360,42 @@ def simulate(
     try:
         schedule.check(document)
     except PlanError as error:  # an option is wrong, not the plan
-        places = (problem.place.replace("faults.", "--", 1).replace(".", " ", 1) for problem in error.problems)
+        places = (
+            problem.place.replace("faults.", "--", 1).replace(".", " ", 1)
+            for problem in error.problems
+        )
         messages = (problem.message for problem in error.problems)
         raise SettingsError(list(map(Problem, places, messages))) from None
     engine = partial(ReplanningEngine, providers, settings=loaded)
     report = testing.simulate(
-        document, schedule, runs=runs, seed=seed, engine_factory=engine, max_concurrency=options.concurrency
+        document,
+        schedule,
+        runs=runs,
+        seed=seed,
+        engine_factory=engine,
+        max_concurrency=options.concurrency,
     )
     if options.json:
         print_json(report.document(), redact=True)
     else:
         out = console()
         name = escape_control(redactor().text(report.plan))
-        out.print(f"{name}: {len(report.runs)} simulated runs of {len(document.tasks)} tasks, no tool was used")
         out.print(
-            f"  {report.success_rate:.1%} succeeded", style="bold green" if report.success_rate == 1 else "bold red"
+            f"{name}: {len(report.runs)} simulated runs of {len(document.tasks)} tasks, no tool was used"
+        )
+        out.print(
+            f"  {report.success_rate:.1%} succeeded",
+            style="bold green" if report.success_rate == 1 else "bold red",
         )
         for status, number in report.statuses.items():
             out.print(f"    {number:6} {status}")
         out.print(f"  took       {_format_distribution(report.makespan, ' s')}")
         out.print(f"  revisions  {_format_distribution(report.revisions)}")
         out.print(f"  questions  {_format_distribution(report.questions)}")
-        for title, counts in (("failed in so many runs", report.failures), ("did not succeed because", report.reasons)):
+        for title, counts in (
+            ("failed in so many runs", report.failures),
+            ("did not succeed because", report.reasons),
+        ):
             if counts:
                 out.print(f"\n{title}", style="bold")
                 for reason, number in list(counts.items())[:10]:

@@ -22,9 +22,7 @@ from replanning.plan.tasks import Retry
 
 commands = Program()
 
-_PROXY_CODES: Final = (
-    "0 the client, or Ctrl-C, ended it · 2 wrong usage, settings or store, or no server can be started"
-)
+_PROXY_CODES: Final = "0 the client, or Ctrl-C, ended it · 2 wrong usage, settings or store, or no server can be started"
 
 
 @commands.command(
@@ -86,7 +84,10 @@ def mcp_proxy(
         ),
     ] = 0,
     run_id: Annotated[
-        str | None, typer.Option("--run-id", metavar="ID", help="The id of the run, which is resumed if it exists.")
+        str | None,
+        typer.Option(
+            "--run-id", metavar="ID", help="The id of the run, which is resumed if it exists."
+        ),
     ] = None,
     options: RunOptions,
 ) -> None:
@@ -97,7 +98,9 @@ def mcp_proxy(
     error.
     """
     if bool(server) is (tools is not None):
-        fail("expected either the command line of a server after --, or --tools with a file that names servers")
+        fail(
+            "expected either the command line of a server after --, or --tools with a file that names servers"
+        )
     if tools is not None and safe:
         fail("--safe is for SERVER; in a file of tools, write `safe` below the server")
     if options.ask == "console":
@@ -126,13 +129,17 @@ def mcp_proxy(
 
     async def serve(engine: ReplanningEngine, scopes: list[anyio.CancelScope]) -> None:
         retry = Retry(max_attempts=retries + 1) if retries else None
-        async with mcp.open_proxy(engine, plan, capabilities=capabilities, retry=retry, run_id=run_id) as proxy:
+        async with mcp.open_proxy(
+            engine, plan, capabilities=capabilities, retry=retry, run_id=run_id
+        ) as proxy:
             run = proxy.session.run
             if not options.quiet:
                 for name, reason in proxy.unavailable.items():
                     print_message(f"note: the MCP server {name!r} is not there: {reason}")
                 look = lookup.command_line(options.store, "status", run.id)
-                print_message(f"run {run.id} keeps the calls of {len(proxy.tools)} tools alive; see {look}")
+                print_message(
+                    f"run {run.id} keeps the calls of {len(proxy.tools)} tools alive; see {look}"
+                )
                 lookup.tell_models(display, engine)
             with anyio.CancelScope() as serving:
                 scopes.append(serving)
@@ -190,7 +197,12 @@ def _parse_capabilities(options: list[str] | tuple[str, ...]) -> dict[str, str]:
             raise SettingsError([Problem("--capability", f"expected NAME=TOOL,TOOL, got {text!r}")])
         if twice := [tool for tool in tools if found.get(tool, name.strip()) != name.strip()]:
             raise SettingsError(
-                [Problem("--capability", f"a tool has one capability; several have {join_names(twice, 5)}")]
+                [
+                    Problem(
+                        "--capability",
+                        f"a tool has one capability; several have {join_names(twice, 5)}",
+                    )
+                ]
             )
         found |= dict.fromkeys(tools, name.strip())
     return found

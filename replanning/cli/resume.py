@@ -29,7 +29,12 @@ def resume(
     *,
     revision: Annotated[
         int | None,
-        typer.Option("--from", metavar="REVISION", min=0, help="Start a new run from this revision of the old one."),
+        typer.Option(
+            "--from",
+            metavar="REVISION",
+            min=0,
+            help="Start a new run from this revision of the old one.",
+        ),
     ] = None,
     options: RunOptions,
 ) -> None:
@@ -50,10 +55,18 @@ def resume(
 
         raise typer.Exit(temporal.resume(info, options, revision))
     if first is None or not isinstance(opened := first.body, RunOpened):
-        raise JournalCorrupt(f"the journal of run {info.run!r} does not begin with the opening of a run")
+        raise JournalCorrupt(
+            f"the journal of run {info.run!r} does not begin with the opening of a run"
+        )
     if lookup.belongs_to_program(opened):
-        what = "is the session of a program" if opened.open_ended else "executes functions of a program"
-        raise NotRunning(f"run {info.run!r} {what}; only that program can go on with it, with run_id={info.run!r}")
+        what = (
+            "is the session of a program"
+            if opened.open_ended
+            else "executes functions of a program"
+        )
+        raise NotRunning(
+            f"run {info.run!r} {what}; only that program can go on with it, with run_id={info.run!r}"
+        )
     if any(map(lookup.is_phase_task, opened.plan.tasks)):
         from replanning.cli.solve import resume_planning  # other runs need no planning mode
 

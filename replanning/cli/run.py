@@ -77,7 +77,9 @@ The plan is repaired each time, while everything else goes on. The plan can be c
 def run(
     plan: PlanArgument,
     *,
-    run_id: Annotated[str | None, typer.Option("--run-id", metavar="ID", help="The id of the run.")] = None,
+    run_id: Annotated[
+        str | None, typer.Option("--run-id", metavar="ID", help="The id of the run.")
+    ] = None,
     options: RunOptions,
 ) -> None:
     """Run a plan, and repair it while it runs.
@@ -102,7 +104,9 @@ def run(
         from replanning.cli import temporal  # other runs do not need it
 
         raise typer.Exit(temporal.start(document, run_id, options))
-    summary = _carry_out(options, document, lambda engine, with_tools: engine.open(with_tools, run_id=run_id))
+    summary = _carry_out(
+        options, document, lambda engine, with_tools: engine.open(with_tools, run_id=run_id)
+    )
     raise typer.Exit(summary.report(json=options.json))
 
 
@@ -124,7 +128,9 @@ def resume_plan(run_id: RunId, opened: RunOpened, options: RunOptions, revision:
     summary = _carry_out(
         options,
         opened.plan,
-        lambda engine, _: engine.resume(run_id if revision is None else engine.fork(run_id, revision)),
+        lambda engine, _: engine.resume(
+            run_id if revision is None else engine.fork(run_id, revision)
+        ),
         context=parse_context_options(options.context or ()),
     )
     return summary.report(json=options.json)
@@ -138,7 +144,11 @@ def demo(
     *,
     folder: Annotated[
         str | None,
-        typer.Option("--folder", metavar="FOLDER", help="The folder for its files; by default ./replanning-demo."),
+        typer.Option(
+            "--folder",
+            metavar="FOLDER",
+            help="The folder for its files; by default ./replanning-demo.",
+        ),
     ] = None,
     options: RunOptions,
 ) -> None:
@@ -269,7 +279,15 @@ def _carry_out(
         interrupted = anyio.run(run_until_stopped, work, engine, lambda: run)
         assert run is not None
         elapsed = environment.clock.now() - started
-        return RunSummary(run.result, run.live, options, store, elapsed, exporters=exporters, interrupted=interrupted)
+        return RunSummary(
+            run.result,
+            run.live,
+            options,
+            store,
+            elapsed,
+            exporters=exporters,
+            interrupted=interrupted,
+        )
 
 
 def create_judge_model(settings: Settings) -> LLMProvider | None:
@@ -280,7 +298,9 @@ def create_judge_model(settings: Settings) -> LLMProvider | None:
     """
     if settings.judge.provider is None or not (settings.enabled and settings.judge.enabled):
         return None
-    return create_llm_provider(settings.judge.provider, settings=settings, redactor=redactor_for(settings))
+    return create_llm_provider(
+        settings.judge.provider, settings=settings, redactor=redactor_for(settings)
+    )
 
 
 async def run_until_stopped(
@@ -308,7 +328,9 @@ async def run_until_stopped(
     scope, background_scope = anyio.CancelScope(), anyio.CancelScope()
 
     stop_signals = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup, a closed terminal stops nothing
+    if (
+        signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    ):  # under nohup, a closed terminal stops nothing
         stop_signals.append(signal.SIGHUP)
 
     async def handle_signals() -> None:

@@ -72,14 +72,18 @@ commands.add_typer(config_commands, name="config")
 def show(
     *,
     settings: SettingsOption = None,
-    changed: Annotated[bool, typer.Option("--changed", help="Leave out settings that were not set anywhere.")] = False,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Leave out settings that were not set anywhere.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print every setting with its value and its source: the file, a variable, an override, or the default."""
     loaded = load_settings(settings)
     redact = redactor_for(loaded.settings).value
     shown = {
-        key: redact(value) for key, value in values(loaded.settings).items() if key in loaded.sources or not changed
+        key: redact(value)
+        for key, value in values(loaded.settings).items()
+        if key in loaded.sources or not changed
     }
     if as_json:
         rows = {
@@ -103,7 +107,11 @@ def show(
         kind, place = loaded.kind(key), loaded.sources.get(key, "")
         source = f"file {place}" if kind == "file" else place or kind
         if not isinstance(value, str):
-            value = "none" if value is None or value in ([], {}) else json.dumps(value, ensure_ascii=False)  # noqa: PLW2901
+            value = (  # noqa: PLW2901
+                "none"
+                if value is None or value in ([], {})
+                else json.dumps(value, ensure_ascii=False)
+            )
         line = Text(f"{key}: {escape_control(value)}", "" if kind == "default" else "bold")
         out.print(line.append(f"  # {escape_control(source)}", "dim"))
 
@@ -145,14 +153,19 @@ def check(
     elif problems:
         print_message(f"error: {SettingsError(problems)}")
     else:
-        console().print(f"{name or 'no settings file'}: nothing is wrong; {pluralise(given, 'setting')} given")
+        console().print(
+            f"{name or 'no settings file'}: nothing is wrong; {pluralise(given, 'setting')} given"
+        )
         for warning in warnings:
             print_message(f"warning: {warning}")
     raise typer.Exit(ExitCode.USAGE if problems else ExitCode.OK)
 
 
 @config_commands.command(
-    epilog=epilog("replanning config trust", codes="0 the file is trusted · 2 it cannot be read, or there is none")
+    epilog=epilog(
+        "replanning config trust",
+        codes="0 the file is trusted · 2 it cannot be read, or there is none",
+    )
 )
 def trust(*, as_json: JsonOption = False) -> None:
     """Trust the settings file in the working directory, after you have read it.
@@ -170,7 +183,9 @@ def trust(*, as_json: JsonOption = False) -> None:
         print_json({"file": str(file.resolve()), "trusted": trusted})
         return
     console().print(
-        f"{file} is trusted" if trusted else f"{file} needs no trust: it sets no server, plugin, pattern or folder"
+        f"{file} is trusted"
+        if trusted
+        else f"{file} needs no trust: it sets no server, plugin, pattern or folder"
     )
     for key, value in trusted.items():
         console().print(f"  {key}: {escape_control(json.dumps(value, ensure_ascii=False))}")
@@ -188,7 +203,11 @@ def trust(*, as_json: JsonOption = False) -> None:
 def providers(
     *,
     check: Annotated[
-        bool, typer.Option("--check", help="Ask each available language model a tiny question; this may cost a little.")
+        bool,
+        typer.Option(
+            "--check",
+            help="Ask each available language model a tiny question; this may cost a little.",
+        ),
     ] = False,
     settings: SettingsOption = None,
     as_json: JsonOption = False,
@@ -201,7 +220,9 @@ def providers(
         "triggers": list(loaded.triggers),
         "stores": ["sqlite"],
     }
-    selected: dict[str, tuple[LLMProvider, str]] = {}  # the language models that a run would ask, with their states
+    selected: dict[
+        str, tuple[LLMProvider, str]
+    ] = {}  # the language models that a run would ask, with their states
     for name in loaded.provider:
         with suppress(NoLLMProvider, PluginError):  # shown with the plugin
             clients = create_clients(name, settings=loaded) if name == AUTO or is_llm(name) else []
@@ -221,9 +242,14 @@ def providers(
                     loadable = True
                     if point.name not in selected:
                         # A model that no run would ask goes without the model and address that are set for another.
-                        own = loaded.llm.model_copy(update={"model": AUTO, "base_url": None, "fallback": ()})
+                        own = loaded.llm.model_copy(
+                            update={"model": AUTO, "base_url": None, "fallback": ()}
+                        )
                         unselected = loaded.model_copy(update={"llm": own})
-                        selected[point.name] = create_clients(point.name, settings=unselected)[0], "available"
+                        selected[point.name] = (
+                            create_clients(point.name, settings=unselected)[0],
+                            "available",
+                        )
                     client, state = selected[point.name]
                     plugin.problem = client.unavailable_reason()
                     plugin.state = "unavailable" if plugin.problem else state
@@ -242,7 +268,9 @@ def providers(
                     plugin.state = "used"
             except PluginError as error:
                 plugin.state, plugin.problem = "unavailable" if loadable else "broken", str(error)
-            except SettingsError as error:  # it works, and needs an option, such as the issue to write to
+            except (
+                SettingsError
+            ) as error:  # it works, and needs an option, such as the issue to write to
                 plugin.problem = "; ".join(problem.message for problem in error.problems)
             except Exception as error:  # noqa: BLE001 # a plugin's constructor may raise anything
                 plugin.state, plugin.problem = "broken", f"it cannot be created: {error!r}"
@@ -336,7 +364,9 @@ async def _probe_models(models: Sequence[tuple[PluginStatus, LLMProvider]]) -> N
             await client.aclose()
 
     if models:
-        print_message(f"asking whether they answer: {', '.join(client.name for _, client in models)}")
+        print_message(
+            f"asking whether they answer: {', '.join(client.name for _, client in models)}"
+        )
     async with anyio.create_task_group() as group:
         for plugin, client in models:
             group.start_soon(ask, plugin, client)

@@ -28,13 +28,32 @@ from replanning.cli.app import (
     fail,
     print_json,
 )
-from replanning.cli.lookup import command_line, create_display, existing_store, find_run, question_words
+from replanning.cli.lookup import (
+    command_line,
+    create_display,
+    existing_store,
+    find_run,
+    question_words,
+)
 from replanning.cli.status import POLL_INTERVAL, status_json, status_title
 from replanning.environment import SystemClock
 from replanning.history.graph import draw_graph
-from replanning.history.overview import Repair, RepairStep, RunOverview, fold_rows, read_overview, task_table
+from replanning.history.overview import (
+    Repair,
+    RepairStep,
+    RunOverview,
+    fold_rows,
+    read_overview,
+    task_table,
+)
 from replanning.history.status import is_owner_alive
-from replanning.history.wording import evaluation_line, format_duration, format_iso_time, pluralise, printable_line
+from replanning.history.wording import (
+    evaluation_line,
+    format_duration,
+    format_iso_time,
+    pluralise,
+    printable_line,
+)
 from replanning.journal import RunStore
 from replanning.plan.messages import spoken_id
 from replanning.plan.types import JsonObject, RunId
@@ -48,10 +67,16 @@ MIN_ROWS: Final = 16
 MIN_STEPS: Final = 20
 """Lines about repairs that a terminal shows, the newest, however low it is."""
 
-_REPAIR_STYLES: Final = {"failed": "red", "timed out": "red", "waits": "yellow", "applied": "magenta"}
+_REPAIR_STYLES: Final = {
+    "failed": "red",
+    "timed out": "red",
+    "waits": "yellow",
+    "applied": "magenta",
+}
 
 _epilog = partial(
-    epilog, codes="0 done · 1 there is no such run · 2 wrong usage or store · 130 Ctrl-C ended --watch; the run goes on"
+    epilog,
+    codes="0 done · 1 there is no such run · 2 wrong usage or store · 130 Ctrl-C ended --watch; the run goes on",
 )
 
 
@@ -67,11 +92,15 @@ def show(
     run: NewestRunArgument = None,
     *,
     everything: Annotated[
-        bool, typer.Option("--all", help="List every task and repair; a file or pipe always gets all.")
+        bool,
+        typer.Option("--all", help="List every task and repair; a file or pipe always gets all."),
     ] = False,
     watch: Annotated[
         bool,
-        typer.Option("--watch", help="Follow the run until it ends, as its own process shows it; Ctrl-C stops that."),
+        typer.Option(
+            "--watch",
+            help="Follow the run until it ends, as its own process shows it; Ctrl-C stops that.",
+        ),
     ] = False,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
@@ -132,7 +161,9 @@ def graph(
     *,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The file to write; by default standard output."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="The file to write; by default standard output."
+        ),
     ] = None,
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
@@ -178,7 +209,10 @@ def _print_overview(overview: RunOverview, place: str, *, everything: bool) -> N
     print_repairs(out, repairs, report.started)
     for question in report.questions:
         run, number = question_words(question.id)
-        out.print(f"\n{spoken_id(question.id)} waits: {command_line(place, 'approve', run, number)}", style="yellow")
+        out.print(
+            f"\n{spoken_id(question.id)} waits: {command_line(place, 'approve', run, number)}",
+            style="yellow",
+        )
 
 
 def print_repairs(out: Console, repairs: Sequence[Repair], started: float) -> None:
@@ -200,7 +234,9 @@ def _steps_table(repair: Repair, started: float) -> Table:
         when = "" if step.at is None else f"+{format_duration(max(0.0, step.at - started))}"
         style = _REPAIR_STYLES.get(step.word, "")
         table.add_row(
-            Text(when if when != last else "", "dim"), Text(step.word, style), Text(printable_line(step.text))
+            Text(when if when != last else "", "dim"),
+            Text(step.word, style),
+            Text(printable_line(step.text)),
         )
         last = when
     return table
@@ -218,10 +254,21 @@ def _overview_json(overview: RunOverview, now: float) -> JsonObject:
 
     def step_json(step: RepairStep) -> JsonObject:
         at = None if step.at is None else format_iso_time(step.at)
-        return {"at": at, "after": step.at and round(step.at - report.started, 3), "step": step.word, "text": step.text}
+        return {
+            "at": at,
+            "after": step.at and round(step.at - report.started, 3),
+            "step": step.word,
+            "text": step.text,
+        }
 
     return {
         **status_json(report, now),
-        "tasks": [{**asdict(row), "seconds": row.seconds and round(row.seconds, 3)} for row in overview.tasks],
-        "repairs": [{**asdict(repair), "steps": list(map(step_json, repair.steps))} for repair in overview.repairs],
+        "tasks": [
+            {**asdict(row), "seconds": row.seconds and round(row.seconds, 3)}
+            for row in overview.tasks
+        ],
+        "repairs": [
+            {**asdict(repair), "steps": list(map(step_json, repair.steps))}
+            for repair in overview.repairs
+        ],
     }

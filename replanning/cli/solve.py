@@ -73,14 +73,21 @@ _MODEL_NOTE: Final = "model"
 """Type of the note about the language model that the command line names for a run."""
 
 GoalFileArgument = Annotated[
-    Path | None, typer.Argument(metavar="FILE", help="A text file that holds the goal, instead of --goal.")
+    Path | None,
+    typer.Argument(metavar="FILE", help="A text file that holds the goal, instead of --goal."),
 ]
 
-GoalOption = Annotated[str | None, typer.Option("--goal", metavar="TEXT", help="The goal, in words.")]
+GoalOption = Annotated[
+    str | None, typer.Option("--goal", metavar="TEXT", help="The goal, in words.")
+]
 
 ToolsOption = Annotated[
     Path | None,
-    typer.Option("--tools", metavar="FILE", help="The tools that may be used: a YAML file with a section `tools`."),
+    typer.Option(
+        "--tools",
+        metavar="FILE",
+        help="The tools that may be used: a YAML file with a section `tools`.",
+    ),
 ]
 
 LlmOption = Annotated[
@@ -141,7 +148,10 @@ def solve(
         ),
     ] = None,
     no_comment: Annotated[
-        bool, typer.Option("--no-comment", help="Only read the issue: write nothing there, and read no replies.")
+        bool,
+        typer.Option(
+            "--no-comment", help="Only read the issue: write nothing there, and read no replies."
+        ),
     ] = False,
     tools: ToolsOption = None,
     llm: LlmOption = None,
@@ -162,7 +172,9 @@ def solve(
             " and an unfinished run is continued.",
         ),
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan, print the plan, and execute nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Plan, print the plan, and execute nothing.")
+    ] = False,
     approve: Annotated[
         Literal["plan"] | None,
         typer.Option("--approve", help="Ask a person to approve each plan before it is executed."),
@@ -178,7 +190,9 @@ def solve(
     if issue is not None and (goal is not None or file is not None or issue_id):
         fail("--issue states the goal: leave out --goal, FILE and --issue-id")
     comment = not (no_comment or dry_run)
-    job = _read_job(goal, file, tools, llm, options, issue=issue, issue_id=issue_id, comment=comment)
+    job = _read_job(
+        goal, file, tools, llm, options, issue=issue, issue_id=issue_id, comment=comment
+    )
     options.providers = [llm] if llm else None
     if dry_run:
         raise typer.Exit(_make_plan(job, options))
@@ -188,7 +202,11 @@ def solve(
     run, records = _existing_run(job.request, run_id, loaded, options.store)
     loaded = _with_approval(loaded, records, approve is not None)
     job = replace(job, llm=job.llm or _recorded_model(records))
-    raise typer.Exit(_solve_and_report(job, options, loaded, lambda planning: planning.execute_with_planning(run)))
+    raise typer.Exit(
+        _solve_and_report(
+            job, options, loaded, lambda planning: planning.execute_with_planning(run)
+        )
+    )
 
 
 @commands.command(
@@ -205,7 +223,9 @@ def plan(
     goal: GoalOption = None,
     tools: ToolsOption = None,
     llm: LlmOption = None,
-    save: Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the plan into this file.")] = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE", help="Write the plan into this file.")
+    ] = None,
     options: RunOptions,
 ) -> None:
     """Have a language model make a plan for a goal in words, and print it; nothing is executed."""
@@ -242,7 +262,9 @@ def resume_planning(run: RunId, opened: Plan, options: RunOptions, revision: int
     settings = _with_approval(lookup.read_settings(options.settings, quiet=options.quiet), records)
 
     def start(planning: PlanningCoordinator) -> Awaitable[object]:
-        return planning.execute_with_planning(run if revision is None else planning.engine.fork(run, revision))
+        return planning.execute_with_planning(
+            run if revision is None else planning.engine.fork(run, revision)
+        )
 
     return _solve_and_report(job, options, settings, start)
 
@@ -263,7 +285,9 @@ def _read_job(
 ) -> _Job:
     """Read the goal, from the command line or from an issue, and the tools that may be used."""
     if issue is None and (goal is None) == (file is None):
-        what = "give the goal in words with --goal, or in a FILE" + (", and not both" if file is not None else "")
+        what = "give the goal in words with --goal, or in a FILE" + (
+            ", and not both" if file is not None else ""
+        )
         raise SettingsError([Problem("--goal", what)])
     if tools is None:
         problem = "name a YAML file whose section `tools` describes the tools, as in a plan file"
@@ -277,7 +301,11 @@ def _read_job(
                 asked = f"a person is asked before tool {tool.name!r} is used: {reason}"
                 print_message(f"note: {asked}; `dangerous: false` turns that off")
     if issue is None:
-        text = lookup.read_text_argument(file, "FILE") if file is not None else decode_argument(goal or "", "--goal")
+        text = (
+            lookup.read_text_argument(file, "FILE")
+            if file is not None
+            else decode_argument(goal or "", "--goal")
+        )
         text = text.strip()
         if not text or len(text) > MAX_GOAL_CHARS:
             problem = f"has more than {MAX_GOAL_CHARS} characters" if text else "is empty"
@@ -286,12 +314,18 @@ def _read_job(
         return _Job(TaskRequest(goal=Goal(objective=text), issue_id=issue_id), library, llm)
     name = issue.strip()
     family = lookup.forge_of(name)
-    exporter = lookup.create_exporter(family, name, "--issue")  # the clients of forges come with their exporters
+    exporter = lookup.create_exporter(
+        family, name, "--issue"
+    )  # the clients of forges come with their exporters
     if not (isinstance(exporter, lookup.IssueNotifier) and isinstance(exporter.forge, Issue)):
-        raise SettingsError([Problem("--issue", f"the exporter {family!r} that is installed reads no issues")])
+        raise SettingsError(
+            [Problem("--issue", f"the exporter {family!r} that is installed reads no issues")]
+        )
     forge = exporter.forge
     if comment and (problem := forge.write_error()):
-        raise SettingsError([Problem("--issue", f"{problem}; to only read the issue, use --no-comment")])
+        raise SettingsError(
+            [Problem("--issue", f"{problem}; to only read the issue, use --no-comment")]
+        )
     if not options.quiet:
         print_message(f"reading {name}")
 
@@ -325,7 +359,10 @@ def _existing_run(
     with closing(opened) as store:
         statuses = {str(info.run): info.status for info in store.runs()}
         if run_id is None and request.issue_id:
-            earlier = [str(execution["task_uuid"]) for execution in _with_past_executions(request, settings).earlier]
+            earlier = [
+                str(execution["task_uuid"])
+                for execution in _with_past_executions(request, settings).earlier
+            ]
             last = next((run for run in reversed(earlier) if run in statuses), None)
             if last is not None and statuses[last] not in FINISHED_STATUSES:
                 ways = "and is continued; --run-id begins another"
@@ -336,7 +373,10 @@ def _existing_run(
         records = list(store.read(RunId(run_id)))
     body = records[0].body
     assert isinstance(body, RunOpened)
-    earlier_request, redactor = request_of(body.plan), redactor_for(settings)  # journals hold goals without secrets
+    earlier_request, redactor = (
+        request_of(body.plan),
+        redactor_for(settings),
+    )  # journals hold goals without secrets
     about = body.plan.goal.objective
     if earlier_request is None or (
         (not request.issue_id or earlier_request.issue_id != request.issue_id)
@@ -357,17 +397,27 @@ def _with_past_executions(request: TaskRequest, settings: Settings) -> TaskReque
     if not request.issue_id or request.earlier:
         return request
     try:
-        past = PlanningHistoryStore(settings.planning.history.directory).get_past_executions_for_issue(request.issue_id)
+        past = PlanningHistoryStore(
+            settings.planning.history.directory
+        ).get_past_executions_for_issue(request.issue_id)
     except StoreError as error:
         print_message(f"note: nothing is known of earlier runs of {request.issue_id}: {error}")
         return request
     return request.model_copy(update={"earlier": tuple(past)})
 
 
-def _with_approval(settings: Settings, records: Sequence[Record], approve: bool = False) -> Settings:
+def _with_approval(
+    settings: Settings, records: Sequence[Record], approve: bool = False
+) -> Settings:
     """Return settings that have a person approve plans where the command line says so, or did when the run began."""
-    begun = [as_object(record.body.settings) for record in records[:1] if isinstance(record.body, RunOpened)]
-    approve = approve or any(as_object(one.get("planning")).get("approve_plan") is True for one in begun)
+    begun = [
+        as_object(record.body.settings)
+        for record in records[:1]
+        if isinstance(record.body, RunOpened)
+    ]
+    approve = approve or any(
+        as_object(one.get("planning")).get("approve_plan") is True for one in begun
+    )
     planning = settings.planning.model_copy(update={"approve_plan": True} if approve else None)
     return settings.model_copy(update={"planning": planning})
 
@@ -375,7 +425,11 @@ def _with_approval(settings: Settings, records: Sequence[Record], approve: bool 
 def _recorded_model(records: Iterable[Record]) -> str | None:
     """Return the language model that the command line named last for a run; it stays that model when resumed."""
     bodies = [record.body for record in records]
-    names = [body.data.get("name") for body in bodies if isinstance(body, PlanningNoted) and body.type == _MODEL_NOTE]
+    names = [
+        body.data.get("name")
+        for body in bodies
+        if isinstance(body, PlanningNoted) and body.type == _MODEL_NOTE
+    ]
     return str(names[-1]) if names else None
 
 
@@ -394,7 +448,9 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
 
     options.store, options.context = "memory", None
     settings = lookup.read_settings(options.settings, quiet=options.quiet)
-    settings = settings.model_copy(update={"judge": settings.judge.model_copy(update={"enabled": False})})
+    settings = settings.model_copy(
+        update={"judge": settings.judge.model_copy(update={"enabled": False})}
+    )
     summary, _ = _run_planning(job, options, settings, start)
     if made is None:
         result, reason = summary.result, summary.result.reason
@@ -418,9 +474,13 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
         print_message(f"note: {harm}; run does not ask about them again")
     if save is not None:
         try:
-            save.write_text(made.to_json() if save.suffix == ".json" else made.to_yaml(), encoding="utf-8")
+            save.write_text(
+                made.to_json() if save.suffix == ".json" else made.to_yaml(), encoding="utf-8"
+            )
         except OSError as error:
-            raise SettingsError([Problem("--save", f"{save} cannot be written: {error.strerror}")]) from error
+            raise SettingsError(
+                [Problem("--save", f"{save} cannot be written: {error.strerror}")]
+            ) from error
         print_message(f"the plan is in {save}; replanning run {save} carries it out")
     if options.json:
         document = made.model_dump(mode="json", exclude_defaults=True)
@@ -430,7 +490,9 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
     return ExitCode.OK
 
 
-def _solve_and_report(job: _Job, options: RunOptions, settings: Settings, start: PlanningStarter) -> int:
+def _solve_and_report(
+    job: _Job, options: RunOptions, settings: Settings, start: PlanningStarter
+) -> int:
     """Carry out a run of planning mode, print its summary, and return the exit code."""
     summary, completion = _run_planning(job, options, settings, start)
     if options.json:  # the phases of planning mode apart from the tasks that use tools
@@ -450,14 +512,22 @@ def _solve_and_report(job: _Job, options: RunOptions, settings: Settings, start:
             "outputs": {
                 root: output
                 for root, output in outputs.items()
-                if all(phase_of(entry.task) is None for entry in live.leaves(live.entry(TaskId(root))))
+                if all(
+                    phase_of(entry.task) is None for entry in live.leaves(live.entry(TaskId(root)))
+                )
             },
-            "tasks": {task: state for task, state in tasks.items() if phase_of(live.entry(TaskId(task)).task) is None},
+            "tasks": {
+                task: state
+                for task, state in tasks.items()
+                if phase_of(live.entry(TaskId(task)).task) is None
+            },
             "phases": rows,
         }
         print_json({**document, "completion": completion})
         return summary.exit_code
-    if completion is not None:  # the model's conclusion, except for the reason that the summary shows
+    if (
+        completion is not None
+    ):  # the model's conclusion, except for the reason that the summary shows
         concluded = as_object(completion.get("summary"))
         text = str(concluded.get("reason") or completion.get("comment") or "")
         if text and (text.partition(": ")[2] or text) not in summary.result.reason:
@@ -496,7 +566,9 @@ def _run_planning(
             await stack.enter_async_context(executor)
             use_tool: Work = executor
             if judge_model is not None:
-                use_tool = JudgedWork(executor, LLMJudge(await stack.enter_async_context(judge_model)))
+                use_tool = JudgedWork(
+                    executor, LLMJudge(await stack.enter_async_context(judge_model))
+                )
             library = await discover_tools(executor, job.tools, quiet=options.quiet)
             if not library.tools:
                 problem = "there are no tools: none is described, and no server has any"
@@ -541,7 +613,9 @@ def _run_planning(
             async def listen() -> None:  # to the comments on each issue to which the run writes
                 async with anyio.create_task_group() as group:
                     for exporter in planning.engine.exporters:
-                        if isinstance(exporter, lookup.IssueNotifier) and isinstance(exporter.forge, Issue):
+                        if isinstance(exporter, lookup.IssueNotifier) and isinstance(
+                            exporter.forge, Issue
+                        ):
                             exporter.hint = REPLY_HINT.format(exporter.forge.command)
                             steering = Steering(
                                 planning,
@@ -554,7 +628,9 @@ def _run_planning(
             planning.on_run_started = watch
             background = listen if reads_replies else None
             try:
-                interrupted = await run_until_stopped(work, planning.engine, lambda: planning.run, background)
+                interrupted = await run_until_stopped(
+                    work, planning.engine, lambda: planning.run, background
+                )
             finally:
                 executor.watch(None)
             return planning, interrupted
@@ -564,22 +640,37 @@ def _run_planning(
         if not options.quiet:
             resumed = bool(job.tools.tasks)  # a run that is resumed keeps its mode
             loops = is_tool_loop(job.tools) if resumed else not settings.planning.enabled
-            how = "nothing is planned; tools are chosen one by one" if loops else "planned and judged"
+            how = (
+                "nothing is planned; tools are chosen one by one" if loops else "planned and judged"
+            )
             print_message(f"{how} by {model.name} ({model.model})")
         planning, interrupted = anyio.run(execute)
         run = planning.run
         assert run is not None
         elapsed, exporters = environment.clock.now() - started, planning.engine.exporters
         summary = RunSummary(
-            run.result, run.live, options, store, elapsed, exporters=exporters, interrupted=interrupted
+            run.result,
+            run.live,
+            options,
+            store,
+            elapsed,
+            exporters=exporters,
+            interrupted=interrupted,
         )
         request = request_of(run.live.plan)
         if request is not None and not store.durable and run.result.status not in FINISHED_STATUSES:
             # The run is over, as its store does not keep it.
-            past = PlanningHistoryStore(history, task_uuid=run.id, issue_id=request.issue_id, environment=environment)
-            completion: JsonObject = {"phase": "completion", "status": "planned" if past.has_plan() else "given_up"}
+            past = PlanningHistoryStore(
+                history, task_uuid=run.id, issue_id=request.issue_id, environment=environment
+            )
+            completion: JsonObject = {
+                "phase": "completion",
+                "status": "planned" if past.has_plan() else "given_up",
+            }
             try:
-                past.save_completion({**completion, "result": run.result.status, "reason": run.result.reason})
+                past.save_completion(
+                    {**completion, "result": run.result.status, "reason": run.result.reason}
+                )
             except StoreError as error:
                 print_message(f"note: {error}")
         return summary, planning.state.completion

@@ -78,13 +78,16 @@ PendingQuestion = tuple[Question, journal.InboxMessage | None]
 """An open question, with the answer that was posted for it, if the run has not read that yet."""
 
 _epilog = partial(
-    epilog, codes="0 done · 1 there is no such run or question, or it refuses · 2 wrong usage, file or store"
+    epilog,
+    codes="0 done · 1 there is no such run or question, or it refuses · 2 wrong usage, file or store",
 )
 
 AnyRunArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="RUN", show_default=False, help="The id of a run, or the beginning of it; by default all runs."
+        metavar="RUN",
+        show_default=False,
+        help="The id of a run, or the beginning of it; by default all runs.",
     ),
 ]
 
@@ -100,7 +103,8 @@ QuestionArgument = Annotated[
 AllOption = Annotated[
     bool,
     typer.Option(
-        "--all", help="Answer all open questions of a run alike; with a NUMBER, those that have the same cause."
+        "--all",
+        help="Answer all open questions of a run alike; with a NUMBER, those that have the same cause.",
     ),
 ]
 
@@ -111,16 +115,24 @@ class MessageOptions:
 
     comment: Annotated[
         str,
-        typer.Option("--comment", "-m", metavar="TEXT", help="The reason, for the history; or the answer in words."),
+        typer.Option(
+            "--comment",
+            "-m",
+            metavar="TEXT",
+            help="The reason, for the history; or the answer in words.",
+        ),
     ] = ""
     by: Annotated[
         str | None,
         typer.Option(
-            "--by", metavar="NAME", help="The name of the person, for the history; by default the current user."
+            "--by",
+            metavar="NAME",
+            help="The name of the person, for the history; by default the current user.",
         ),
     ] = None
     wait: Annotated[
-        float, typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for the run to react.")
+        float,
+        typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for the run to react."),
     ] = 5.0
     store: StoreOption = DEFAULT_STORE
     json: JsonOption = False
@@ -128,13 +140,17 @@ class MessageOptions:
 
 @commands.command(
     epilog=_epilog(
-        "replanning status", "replanning status 20250131-120000-1a2b3c4d5e6f", "replanning status latest --json"
+        "replanning status",
+        "replanning status 20250131-120000-1a2b3c4d5e6f",
+        "replanning status latest --json",
     )
 )
 def status(
     run: AnyRunArgument = None,
     *,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="List at most this many runs.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, help="List at most this many runs.")
+    ] = 20,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -194,7 +210,9 @@ def status(
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        console().print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        console().print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
     if len(runs) > limit:
         console().print(f"… and {len(runs) - limit} older; --limit shows more")
 
@@ -226,7 +244,9 @@ def status_json(report: RunStatusReport, now: float) -> JsonObject:
         "evaluation": asdict(report.evaluation),
         "held": [{"task": task.id, "question": task.question} for task in report.held_tasks],
         "running": running,
-        "failed": [{"task": task_id, **asdict(failure)} for task_id, failure in report.failures.items()],
+        "failed": [
+            {"task": task_id, **asdict(failure)} for task_id, failure in report.failures.items()
+        ],
         "stale": {task_id: list(causes) for task_id, causes in report.stale.items()},
         "questions": [question.id for question in report.questions],
         "spent": {**asdict(report.spent), "wall_clock": round(report.elapsed, 3)},
@@ -239,15 +259,25 @@ def status_json(report: RunStatusReport, now: float) -> JsonObject:
 
 
 def _status_lines(
-    report: RunStatusReport, waiting: Sequence[PendingQuestion], place: str, now: float, how_to_resume: str
+    report: RunStatusReport,
+    waiting: Sequence[PendingQuestion],
+    place: str,
+    now: float,
+    how_to_resume: str,
 ) -> Iterator[str]:
     abandoned = _is_abandoned(report)
     owner = printable_line(report.owner.partition(" (")[0]) if report.owner is not None else "none"
     gone = ", which is gone" if report.owner is not None and not report.owner_alive else ""
     budget = report.budget
-    spent = [*usage_words(report.spent, budget), f"{report.spent.money:g} money", format_duration(report.elapsed)]
+    spent = [
+        *usage_words(report.spent, budget),
+        f"{report.spent.money:g} money",
+        format_duration(report.elapsed),
+    ]
     spent[-2] += f" of {budget.money:g}" if budget.money is not None else ""
-    spent[-1] += f" of {format_duration(budget.wall_clock)}" if budget.wall_clock is not None else ""
+    spent[-1] += (
+        f" of {format_duration(budget.wall_clock)}" if budget.wall_clock is not None else ""
+    )
     yield status_title(report)
     yield f"  goal      {printable_line(report.objective)}"
     yield f"  started   {format_time(report.started)}, last record {_age(now, report.updated)} ago"
@@ -260,7 +290,11 @@ def _status_lines(
         label = f"{printable_line(task.id)}, attempt {task.attempt}"
         age = _age(now, task.since)
         left = f", {_age(task.deadline, now)} left" if task.deadline is not None else ""
-        yield f"  cut off   {label}, started {age} ago" if abandoned else f"  running   {label}, for {age}{left}"
+        yield (
+            f"  cut off   {label}, started {age} ago"
+            if abandoned
+            else f"  running   {label}, for {age}{left}"
+        )
     held = {task.question: task.id for task in report.held_tasks}
     for task_id, failure in list(report.failures.items())[:_MAX_FAILURES]:
         yield f"  failed    {printable_line(task_id)}: {printable_line(str(failure))}"
@@ -299,22 +333,38 @@ def _progress(report: RunStatusReport) -> str:
         "blocked": report.task_counts.get(TaskState.BLOCKED, 0),
         "waiting for a person": held,
     }
-    words = [f"{found.done} of {found.total} done", *(f"{number} {word}" for word, number in counts.items() if number)]
-    words += [f"about {format_duration(found.remaining_seconds)} left"] if found.remaining_seconds else []
+    words = [
+        f"{found.done} of {found.total} done",
+        *(f"{number} {word}" for word, number in counts.items() if number),
+    ]
+    words += (
+        [f"about {format_duration(found.remaining_seconds)} left"]
+        if found.remaining_seconds
+        else []
+    )
     return ", ".join(words)
 
 
 def _task_counts(report: RunStatusReport) -> str:
     held = len(report.held_tasks)
-    counts = {**report.task_counts, TaskState.FAILED: report.task_counts.get(TaskState.FAILED, 0) - held}
-    words = [f"{number} {state.lower().replace('_', ' ')}" for state, number in counts.items() if number]
+    counts = {
+        **report.task_counts,
+        TaskState.FAILED: report.task_counts.get(TaskState.FAILED, 0) - held,
+    }
+    words = [
+        f"{number} {state.lower().replace('_', ' ')}" for state, number in counts.items() if number
+    ]
     waiting = [f"{held} waiting for a person"] if held else []
     return ", ".join([*words, *waiting]) or "no tasks"
 
 
 @commands.command("questions", hidden=True)
-@commands.command(epilog=_epilog("replanning pending", "replanning pending 20250131-120000-1a2b3c4d5e6f --json"))
-def pending(run: AnyRunArgument = None, *, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+@commands.command(
+    epilog=_epilog("replanning pending", "replanning pending 20250131-120000-1a2b3c4d5e6f --json")
+)
+def pending(
+    run: AnyRunArgument = None, *, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False
+) -> None:
     """Show the questions that wait for a person, with the choices and the changes that each one makes."""
     now = SystemClock().now()
     with lookup.existing_store(store) as opened:
@@ -328,7 +378,10 @@ def pending(run: AnyRunArgument = None, *, store: StoreOption = DEFAULT_STORE, a
                     "question": question.id,
                     "run": question.run,
                     "text": question.text,
-                    "triggers": [{"kind": trigger.kind, "reason": trigger.reason} for trigger in question.triggers],
+                    "triggers": [
+                        {"kind": trigger.kind, "reason": trigger.reason}
+                        for trigger in question.triggers
+                    ],
                     "candidates": [
                         {"choice": number, **candidate_json(candidate), "diff": diff.splitlines()}
                         for number, (candidate, diff) in enumerate(
@@ -338,8 +391,11 @@ def pending(run: AnyRunArgument = None, *, store: StoreOption = DEFAULT_STORE, a
                     "holds": question.holds,
                     "asked": format_iso_time(question.asked_at),
                     "age": round(now - question.asked_at, 3),
-                    "seconds_left": None if question.deadline is None else round(question.deadline - now, 3),
-                    "answered": answer and {"verdict": answer.payload.get("verdict"), "by": answer.by},
+                    "seconds_left": None
+                    if question.deadline is None
+                    else round(question.deadline - now, 3),
+                    "answered": answer
+                    and {"verdict": answer.payload.get("verdict"), "by": answer.by},
                 }
                 for question, answer in waiting
             ]
@@ -358,14 +414,20 @@ def pending(run: AnyRunArgument = None, *, store: StoreOption = DEFAULT_STORE, a
         out.print(f"  {_posted_answer_text(answer) if answer is not None else how}")
 
 
-def _pending_questions(store: journal.RunStore, questions: Sequence[Question]) -> list[PendingQuestion]:
+def _pending_questions(
+    store: journal.RunStore, questions: Sequence[Question]
+) -> list[PendingQuestion]:
     messages: Sequence[journal.InboxMessage] = ()
     if questions:
         try:
             messages = store.inbox(questions[0].run)
         except JournalCorrupt as error:  # without the messages, only what was answered is unknown
             print_message(f"the answers to run {questions[0].run} cannot be read: {error}")
-    answers = {message.payload.get("question"): message for message in reversed(messages) if message.kind == "answer"}
+    answers = {
+        message.payload.get("question"): message
+        for message in reversed(messages)
+        if message.kind == "answer"
+    }
     return [(question, answers.get(question.id)) for question in questions]
 
 
@@ -385,7 +447,11 @@ def approve(
     *,
     choice: Annotated[
         int,
-        typer.Option("--choice", metavar="N", help="The number of a candidate, as `pending` shows it; 1 is the best."),
+        typer.Option(
+            "--choice",
+            metavar="N",
+            help="The number of a candidate, as `pending` shows it; 1 is the best.",
+        ),
     ] = 1,
     every: AllOption = False,
     options: MessageOptions,
@@ -394,14 +460,20 @@ def approve(
     (_answer_all if every else _answer)(question or (), "approve", options, choice=choice)
 
 
-@commands.command(epilog=_epilog("replanning reject 20250131-120000-1a2b3c4d5e6f 1 --comment 'not today'"))
-def reject(question: QuestionArgument = None, *, every: AllOption = False, options: MessageOptions) -> None:
+@commands.command(
+    epilog=_epilog("replanning reject 20250131-120000-1a2b3c4d5e6f 1 --comment 'not today'")
+)
+def reject(
+    question: QuestionArgument = None, *, every: AllOption = False, options: MessageOptions
+) -> None:
     """Refuse every change that a run asks about; the plan stays as it is."""
     (_answer_all if every else _answer)(question or (), "reject", options)
 
 
 @commands.command(
-    epilog=_epilog("replanning modify --changes changes.yaml    with lines such as: - {kind: skip, task_id: announce}")
+    epilog=_epilog(
+        "replanning modify --changes changes.yaml    with lines such as: - {kind: skip, task_id: announce}"
+    )
 )
 def modify(
     question: QuestionArgument = None,
@@ -427,13 +499,23 @@ def modify(
         document = read_document(text, format=format_of(place), source=place)
         given = document.get("changes") if isinstance(document, dict) else document
         if not isinstance(given, list) or not given:
-            fail(f"{place}: expected a list of changes, each with a `kind`, such as [{{kind: skip, task_id: build}}]")
+            fail(
+                f"{place}: expected a list of changes, each with a `kind`, such as [{{kind: skip, task_id: build}}]"
+            )
         parse_changes(given)
     except PlanError as error:
         fail("; ".join(map(str, error.problems)))
     except ChangeRejected as error:
-        fail(f"{place}: these changes are not valid:\n" + "\n".join(f"  {problem}" for problem in error.problems))
-    _answer(question or (), "modify", options, changes=[change for change in given if isinstance(change, dict)])
+        fail(
+            f"{place}: these changes are not valid:\n"
+            + "\n".join(f"  {problem}" for problem in error.problems)
+        )
+    _answer(
+        question or (),
+        "modify",
+        options,
+        changes=[change for change in given if isinstance(change, dict)],
+    )
 
 
 def _answer(
@@ -464,7 +546,10 @@ def _answer(
 
 
 def _answer_all(
-    words: Sequence[str], verdict: Literal["approve", "reject"], options: MessageOptions, choice: int = 1
+    words: Sequence[str],
+    verdict: Literal["approve", "reject"],
+    options: MessageOptions,
+    choice: int = 1,
 ) -> None:
     """Give several questions of a run the same answer, and report how the run reacted; code 1 if one was refused."""
     from replanning import ReplanningEngine
@@ -480,26 +565,42 @@ def _answer_all(
             choice=choice - 1,
             comment=options.comment,
         )
-        until, (resume, how) = time.monotonic() + options.wait, lookup.how_to_resume(store, options.store, info.run)
+        until, (resume, how) = (
+            time.monotonic() + options.wait,
+            lookup.how_to_resume(store, options.store, info.run),
+        )
         reports, waiting = list[JsonObject](), False
         for question_id, error in answers.items():
             question, outcome, waits = questions[question_id], "", False
             refused = error.hint if isinstance(error, UnknownQuestion) else str(error or "")
             if error is None:
                 try:
-                    outcome, status, alive = _await_outcome(store, info, partial(_answer_outcome, question), until)
+                    outcome, status, alive = _await_outcome(
+                        store, info, partial(_answer_outcome, question), until
+                    )
                     waits = not outcome and not alive
                     if not outcome and status in FINISHED_STATUSES:
                         refused, waits = f"the run has {status} meanwhile", False
                 except StaleAnswer as stale:
                     refused = str(stale)
-            about: JsonObject = {"run": info.run, "question": question_id, "verdict": verdict, "taken": bool(outcome)}
+            about: JsonObject = {
+                "run": info.run,
+                "question": question_id,
+                "verdict": verdict,
+                "taken": bool(outcome),
+            }
             reports.append({**about, "refused": refused, "resume": resume if waits else None})
             waiting = waiting or waits
             if not options.json:
-                told = f"not taken: {refused}" if refused else f"{verdict}: {outcome or 'left for the run'}"
+                told = (
+                    f"not taken: {refused}"
+                    if refused
+                    else f"{verdict}: {outcome or 'left for the run'}"
+                )
                 chosen = question.candidates[choice - 1 : choice] if verdict == "approve" else ()
-                told += "".join(f" ({printable_line(candidate.alternative.reason)})" for candidate in chosen)
+                told += "".join(
+                    f" ({printable_line(candidate.alternative.reason)})" for candidate in chosen
+                )
                 console().print(f"{spoken_id(question_id)}: {told}")
         if options.json:
             print_json(reports)
@@ -522,8 +623,12 @@ def _answer_outcome(question: Question, bodies: list[journal.RecordBody]) -> str
             if body.verdict == "withdrawn" or body.by == "timeout":
                 closed = f"it was closed before: {body.verdict} by {body.by}"
                 raise StaleAnswer(f"it was not taken: {body.comment or closed}")
-            decision = next((b.decision for b in bodies[number:] if isinstance(b, journal.DecisionMade)), "")
-            return decision and ("the plan is kept" if decision == "keep" else "the plan was changed")
+            decision = next(
+                (b.decision for b in bodies[number:] if isinstance(b, journal.DecisionMade)), ""
+            )
+            return decision and (
+                "the plan is kept" if decision == "keep" else "the plan was changed"
+            )
     return ""
 
 
@@ -537,19 +642,25 @@ def _answer_outcome(question: Question, bodies: list[journal.RecordBody]) -> str
 def request(
     what: Annotated[
         list[str],
-        typer.Argument(metavar="RUN REASON", help="The run, by default the newest, and the reason in quotes."),
+        typer.Argument(
+            metavar="RUN REASON", help="The run, by default the newest, and the reason in quotes."
+        ),
     ],
     *,
     task: Annotated[
-        list[str] | None, typer.Option("--task", metavar="TASK", help="A task to reconsider; repeat for several.")
+        list[str] | None,
+        typer.Option("--task", metavar="TASK", help="A task to reconsider; repeat for several."),
     ] = None,
     goal: Annotated[
-        str | None, typer.Option("--goal", metavar="TEXT", help="The new objective of the plan, in words.")
+        str | None,
+        typer.Option("--goal", metavar="TEXT", help="The new objective of the plan, in words."),
     ] = None,
     goal_fact: Annotated[
         list[str] | None,
         typer.Option(
-            "--goal-fact", metavar="FACT", help="A fact that must hold at the end; repeat it, these replace all others."
+            "--goal-fact",
+            metavar="FACT",
+            help="A fact that must hold at the end; repeat it, these replace all others.",
         ),
     ] = None,
     options: MessageOptions,
@@ -566,7 +677,9 @@ def request(
     except PlanError as error:
         fail("this cannot be a goal: " + "; ".join(map(str, error.problems)))
     if new_goal and task:
-        fail("--task goes with a request to replan; another goal concerns the whole plan, so leave it out")
+        fail(
+            "--task goes with a request to replan; another goal concerns the whole plan, so leave it out"
+        )
     if len(what) > 2:
         fail(f"expected a run and a reason, got {len(what)} words; put the reason in quotes")
     *named, reason = what
@@ -585,7 +698,8 @@ def request(
 
         def outcome(bodies: list[journal.RecordBody]) -> str:
             received = any(
-                isinstance(body, journal.ReplanRequested | journal.GoalChanged) and body.by == name for body in bodies
+                isinstance(body, journal.ReplanRequested | journal.GoalChanged) and body.by == name
+                for body in bodies
             )
             return "the run considers it" if received else ""
 
@@ -600,7 +714,9 @@ def request(
 )
 def pause(
     run: RunArgument,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="The reason, for the history.")] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="The reason, for the history.")
+    ] = "",
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -615,7 +731,9 @@ def pause(
     if as_json:
         print_json({"run": info.run, "asked": "pause"})
     else:
-        console().print(f"Asked for run {info.run} to be paused; it stops when its running tasks have finished.")
+        console().print(
+            f"Asked for run {info.run} to be paused; it stops when its running tasks have finished."
+        )
 
 
 def _report_outcome(
@@ -635,20 +753,28 @@ def _report_outcome(
         about: the message, as `--json` describes it.
     """
     place = options.store
-    outcome, status, alive = _await_outcome(store, info, read_outcome, time.monotonic() + options.wait)
+    outcome, status, alive = _await_outcome(
+        store, info, read_outcome, time.monotonic() + options.wait
+    )
     if not outcome and status in FINISHED_STATUSES:
         refuse(f"it was not taken: the run has {status} meanwhile")
     resume, how = lookup.how_to_resume(store, place, info.run)
     if options.json:
         waits = not outcome and not alive
-        print_json({"run": info.run, **about, "taken": bool(outcome), "resume": resume if waits else None})
+        print_json(
+            {"run": info.run, **about, "taken": bool(outcome), "resume": resume if waits else None}
+        )
     elif outcome:
-        console().print(f"run {info.run} has taken it: {outcome}; see: {lookup.command_line(place, 'why', info.run)}")
+        console().print(
+            f"run {info.run} has taken it: {outcome}; see: {lookup.command_line(place, 'why', info.run)}"
+        )
     elif alive:
         see = lookup.command_line(place, "status", info.run)
         console().print(f"left for run {info.run}, which has not taken it yet; see: {see}")
     else:
-        console().print(f"left for run {info.run}; no process carries it out now, so go on with: {how}")
+        console().print(
+            f"left for run {info.run}; no process carries it out now, so go on with: {how}"
+        )
 
 
 def _await_outcome(

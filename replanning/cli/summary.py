@@ -8,12 +8,26 @@ from typing import Final
 
 from replanning import RunResult
 from replanning.changes import dump_change
-from replanning.cli.app import ExitCode, RunOptions, console, escape_control, print_json, print_message
+from replanning.cli.app import (
+    ExitCode,
+    RunOptions,
+    console,
+    escape_control,
+    print_json,
+    print_message,
+)
 from replanning.cli.lookup import command_line, is_phase_task, question_words, shown_place
 from replanning.cli.show import print_repairs, print_table
 from replanning.errors import StoreError
 from replanning.history import ReplanEvent, ReplanHistory
-from replanning.history.overview import Repair, TaskRow, find_repairs, fold_rows, task_rows, task_table
+from replanning.history.overview import (
+    Repair,
+    TaskRow,
+    find_repairs,
+    fold_rows,
+    task_rows,
+    task_table,
+)
 from replanning.history.reports import revision_diffs
 from replanning.history.status import replay_records
 from replanning.history.wording import format_usage, pluralise, stale_line
@@ -82,7 +96,9 @@ class RunSummary:
         if options.trace:
             exporter = exporters[0]
             self._trace_place = str(getattr(exporter, "endpoint", exporter.name))
-        problems = (getattr(exporter, "problem", "") for exporter in exporters)  # optional; final once closed
+        problems = (
+            getattr(exporter, "problem", "") for exporter in exporters
+        )  # optional; final once closed
         self._unsent = [problem for problem in problems if problem]
         self._resume_options = options.resume_options()
         self._resume = self._command("resume", self.result.run, *self._resume_options)
@@ -101,7 +117,9 @@ class RunSummary:
         rows = task_rows(self.live, replayed.ledger, replayed.updated)
         # Phases of planning mode mean nothing to people.
         self._tasks = [row for row in rows if not is_phase_task(self.live.entry(row.id).task)]
-        self._repairs = [one for one in find_repairs(history, self.live) if one.revision is not None]
+        self._repairs = [
+            one for one in find_repairs(history, self.live) if one.revision is not None
+        ]
 
     def report(self, *, json: bool) -> int:
         """Print the summary on standard output and return the exit code."""
@@ -116,7 +134,9 @@ class RunSummary:
         out.print()
         out.print(f"{mark} {result.status}: {escape_control(result.reason)}", style=style)
         spent = f" · {format_usage(result.spent)}" if result.spent.calls else ""
-        out.print(f"  run {result.run} · {pluralise(count, 'revision')} · {self._elapsed:.1f} s{spent}")
+        out.print(
+            f"  run {result.run} · {pluralise(count, 'revision')} · {self._elapsed:.1f} s{spent}"
+        )
         if result.stale:
             out.print(f"  ! {escape_control(stale_line(result.stale))}", style="yellow")
         if count:
@@ -128,16 +148,23 @@ class RunSummary:
                 out.print(f"\n… and {pluralise(count - MAX_REVISIONS_SHOWN, 'more revision')}")
         out.print("\nWhere to look", style="bold")
         if result.unjournaled:
-            out.print("  history  is not complete: the store failed, and the run went on without it", style="yellow")
+            out.print(
+                "  history  is not complete: the store failed, and the run went on without it",
+                style="yellow",
+            )
         elif self._durable:
-            out.print(f"  history  {shown_place(self._store)}  →  {self._command('history', result.run)}")
+            out.print(
+                f"  history  {shown_place(self._store)}  →  {self._command('history', result.run)}"
+            )
         else:
             out.print("  history  was kept in memory only; use --store to keep it")
         if self._trace_place:
             trace_id = f"{self._trace_id} at " if self._trace_id else ""
             out.print(f"  trace    {trace_id}{self._trace_place}")
         else:
-            out.print("  trace    was not recorded; --trace otlp=http://localhost:4318 sends it to a collector")
+            out.print(
+                "  trace    was not recorded; --trace otlp=http://localhost:4318 sends it to a collector"
+            )
         for problem in self._unsent:
             out.print(f"  missing  {escape_control(problem)}", style="yellow")
         for note in self.notes:
@@ -162,7 +189,11 @@ class RunSummary:
             "revisions": list(self._revisions_json()),
             "questions": list(result.questions),
             "stale": {task_id: list(causes) for task_id, causes in result.stale.items()},
-            "spent": {"calls": result.spent.calls, "tokens": result.spent.tokens, "money": result.spent.money},
+            "spent": {
+                "calls": result.spent.calls,
+                "tokens": result.spent.tokens,
+                "money": result.spent.money,
+            },
             "store": self._store,
             "unjournaled": result.unjournaled,
             "unsent": list(self._unsent),
@@ -185,12 +216,18 @@ class RunSummary:
                     "reason": chosen.alternative.reason if chosen is not None else entry.reason,
                     "by": entry.by,
                     "triggers": [
-                        {"kind": trigger.kind, "reason": trigger.reason, "tasks": list(trigger.tasks)}
+                        {
+                            "kind": trigger.kind,
+                            "reason": trigger.reason,
+                            "tasks": list(trigger.tasks),
+                        }
                         for trigger in (event.triggers if event is not None else ())
                     ],
                     "changes": list(map(dump_change, entry.changes)),
                     "source": chosen.alternative.source if chosen is not None else None,
-                    "confidence": asdict(chosen.score) if chosen is not None and chosen.score else None,
+                    "confidence": asdict(chosen.score)
+                    if chosen is not None and chosen.score
+                    else None,
                     "diff": list[JsonValue](diffs.get(entry.after, "").splitlines()),
                 }
 
@@ -206,15 +243,27 @@ class RunSummary:
         elif self.exit_code in (ExitCode.PAUSED, ExitCode.INTERRUPTED):
             yield self._resume, "goes on where it stopped"
         if self._repairs:
-            yield self._command("why", run), "cause, candidates with their scores, rule and diff of each revision"
+            yield (
+                self._command("why", run),
+                "cause, candidates with their scores, rule and diff of each revision",
+            )
             yield self._command("diff", run), "the plan before and after"
         elif failed:
-            yield self._command("why", run), "the alternatives that were considered, and why the plan was kept"
+            yield (
+                self._command("why", run),
+                "the alternatives that were considered, and why the plan was kept",
+            )
         if self._unsent:
-            yield self._command("notify", run, "--to", "PLACE"), "posts what is missing, and nothing twice"
+            yield (
+                self._command("notify", run, "--to", "PLACE"),
+                "posts what is missing, and nothing twice",
+            )
         if failed:
             again = self._command("resume", run, *self._resume_options, "--from", "REVISION")
-            yield again, "a new run from a revision of this one (0 is the original plan), once the cause is gone"
+            yield (
+                again,
+                "a new run from a revision of this one (0 is the original plan), once the cause is gone",
+            )
 
     def _command(self, *words: str) -> str:
         return command_line(self._store, *words)

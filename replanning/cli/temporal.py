@@ -14,7 +14,15 @@ import typer
 
 from replanning import Plan, ReplanningEngine
 from replanning.cli import lookup
-from replanning.cli.app import ExitCode, Program, RunOptions, all_except, epilog, fail, print_message
+from replanning.cli.app import (
+    ExitCode,
+    Program,
+    RunOptions,
+    all_except,
+    epilog,
+    fail,
+    print_message,
+)
 from replanning.cli.context import parse_context_options, run_context_shell
 from replanning.cli.gate import ConsoleGate, create_gate
 from replanning.cli.plans import discover_tools, read_tools
@@ -61,7 +69,10 @@ _NOT_THERE: Final = ("sequential", "observe", "trace", "notify")
 )
 def worker(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE…", help="The plan files, or files of tools, whose tools it executes.")
+        list[Path],
+        typer.Argument(
+            metavar="FILE…", help="The plan files, or files of tools, whose tools it executes."
+        ),
     ],
     *,
     options: RunOptions,
@@ -76,14 +87,31 @@ def worker(
     tools, servers, checks = dict[str, Any](), dict[str, Any](), set[str]()
     for file in files:
         plan = read_tools(file, "FILE", planning=False)
-        for known, described in ((tools, {tool.name: tool for tool in plan.tools}), (servers, plan.mcp)):
-            if other := [name for name in described if known.setdefault(name, described[name]) != described[name]]:
-                fail(f"{file}: another file describes {other[0]!r} differently; serve them from two task queues")
-        tasks = lookup.read_plan(str(file)).tasks if lookup.load_document(str(file)).get("tasks") else ()
-        checks.update(text for task in tasks for _, body in nested_bodies(task) for text in body.acceptance)
+        for known, described in (
+            (tools, {tool.name: tool for tool in plan.tools}),
+            (servers, plan.mcp),
+        ):
+            if other := [
+                name
+                for name in described
+                if known.setdefault(name, described[name]) != described[name]
+            ]:
+                fail(
+                    f"{file}: another file describes {other[0]!r} differently; serve them from two task queues"
+                )
+        tasks = (
+            lookup.read_plan(str(file)).tasks
+            if lookup.load_document(str(file)).get("tasks")
+            else ()
+        )
+        checks.update(
+            text for task in tasks for _, body in nested_bodies(task) for text in body.acceptance
+        )
     with closing(lookup.open_temporal(options.store)):  # says what is missing or wrong
         pass
-    served = Plan.model_validate({"goal": {"objective": ""}, "tools": tuple(tools.values()), "mcp": servers})
+    served = Plan.model_validate(
+        {"goal": {"objective": ""}, "tools": tuple(tools.values()), "mcp": servers}
+    )
     if not anyio.run(_serve, served, checks, options):
         raise typer.Exit(ExitCode.INTERRUPTED)
 
@@ -113,7 +141,10 @@ async def _serve(plan: Plan, checks: Collection[str], options: RunOptions) -> bo
         for check in task.acceptance if settings.judge.enabled else ():
             if check.startswith(COMMAND_PREFIX):
                 if check not in checks:
-                    raise NotAccepted(f"no file of this worker has the check {check!r}, so it is not run", "blocked")
+                    raise NotAccepted(
+                        f"no file of this worker has the check {check!r}, so it is not run",
+                        "blocked",
+                    )
                 if said := await executor.check(check.removeprefix(COMMAND_PREFIX), task, context):
                     raise NotAccepted(f"it is not accepted: {said}", "rejected")
         return output
@@ -127,7 +158,11 @@ async def _serve(plan: Plan, checks: Collection[str], options: RunOptions) -> bo
         plugin = ReplanningPlugin(
             cast("Work", work),
             tools=cast("Any", found.tools),  # descriptions will do
-            providers=[each for each in engine.generator.path_generator.providers if each.name != REPAIR_PLUGIN],
+            providers=[
+                each
+                for each in engine.generator.path_generator.providers
+                if each.name != REPAIR_PLUGIN
+            ],
             settings=settings,
         )
         serving = Worker(
@@ -136,7 +171,9 @@ async def _serve(plan: Plan, checks: Collection[str], options: RunOptions) -> bo
             plugins=[plugin],
             max_concurrent_activities=options.concurrency,
             graceful_shutdown_timeout=timedelta(days=7),
-            sticky_queue_schedule_to_start_timeout=timedelta(seconds=3),  # in which runs leave a worker that is gone
+            sticky_queue_schedule_to_start_timeout=timedelta(
+                seconds=3
+            ),  # in which runs leave a worker that is gone
         )
         finished = False
 
@@ -150,9 +187,13 @@ async def _serve(plan: Plan, checks: Collection[str], options: RunOptions) -> bo
             async with anyio.create_task_group() as group:
                 group.start_soon(serve, group.cancel_scope)
                 tools = ", ".join(tool.name for tool in found.tools)
-                print_message(f"serving task queue {queue!r} with the tools {tools}; Ctrl-C ends it")
+                print_message(
+                    f"serving task queue {queue!r} with the tools {tools}; Ctrl-C ends it"
+                )
                 await anext(signals)
-                print_message("running tasks are finished first, and no others taken; Ctrl-C stops them at once")
+                print_message(
+                    "running tasks are finished first, and no others taken; Ctrl-C stops them at once"
+                )
                 group.start_soon(serving.shutdown)
                 await anext(signals)
                 group.cancel_scope.cancel()
@@ -204,8 +245,14 @@ def _refuse_options(options: RunOptions) -> None:
     for name in (*_OF_WORKERS, *_NOT_THERE):
         if getattr(options, name) or (name, options.replan) == ("replan", False):
             no_replan = "no-replan" if options.replan is False else "replan"
-            option = {"replan": no_replan, "providers": "replan-provider"}.get(name, name.replace("_", "-"))
-            expected = "give it to replanning worker" if name in _OF_WORKERS else "runs on Temporal cannot have it"
+            option = {"replan": no_replan, "providers": "replan-provider"}.get(
+                name, name.replace("_", "-")
+            )
+            expected = (
+                "give it to replanning worker"
+                if name in _OF_WORKERS
+                else "runs on Temporal cannot have it"
+            )
             problems.append(Problem(f"--{option}", f"with --on, {expected}"))
     if problems:
         raise SettingsError(problems)
@@ -225,17 +272,25 @@ def _follow(store: TemporalStore, run: str, options: RunOptions, seen: int) -> i
     display, clock = lookup.create_display(), SystemClock()
     gate, started = create_gate(options, store, display), clock.now()
     display.attach(ExporterContext(store, clock))
-    follower = _Follower(store, RunId(run), None if options.quiet else display, gate, options.ask == "never")
+    follower = _Follower(
+        store, RunId(run), None if options.quiet else display, gate, options.ask == "never"
+    )
     try:
         over = anyio.run(follower.follow, seen)
     except KeyboardInterrupt:
-        follow, stop = (lookup.command_line(options.store, word, run) for word in ("resume", "pause"))
-        print_message(f"run {run} goes on without this command; follow it with: {follow}; pause it with: {stop}")
+        follow, stop = (
+            lookup.command_line(options.store, word, run) for word in ("resume", "pause")
+        )
+        print_message(
+            f"run {run} goes on without this command; follow it with: {follow}; pause it with: {stop}"
+        )
         return ExitCode.INTERRUPTED
     live, ledger = replay_records(store.read(RunId(run)))[1:3]
     end, resumes = ledger.run_end, lookup.command_line(options.store, "resume", run)
     if end is None and over:
-        raise StoreError(f"the workflow of run {run!r} was ended from outside; go on with: {resumes}")
+        raise StoreError(
+            f"the workflow of run {run!r} was ended from outside; go on with: {resumes}"
+        )
     if end is None:
         end = RunEnded("needs_human", "a person must answer before it goes on")
     result = RunResult(
@@ -246,10 +301,16 @@ def _follow(store: TemporalStore, run: str, options: RunOptions, seen: int) -> i
         tuple(revised for _, revised in ledger.revisions),
         tuple(ledger.open_questions),
         ledger.budget_tracker.spent,
-        failures={each.id: each.failure for each in map(live.entry, live.stuck) if each.failure is not None},
+        failures={
+            each.id: each.failure
+            for each in map(live.entry, live.stuck)
+            if each.failure is not None
+        },
         stale={task_id: found.causes for task_id, found in stale_results(live).items()},
     )
-    return RunSummary(result, live, options, store, elapsed=clock.now() - started).report(json=options.json)
+    return RunSummary(result, live, options, store, elapsed=clock.now() - started).report(
+        json=options.json
+    )
 
 
 class _Follower:
@@ -264,7 +325,12 @@ class _Follower:
     """
 
     def __init__(
-        self, store: TemporalStore, run: RunId, display: Any, gate: HumanGate | None, leaves_questions: bool
+        self,
+        store: TemporalStore,
+        run: RunId,
+        display: Any,
+        gate: HumanGate | None,
+        leaves_questions: bool,
     ) -> None:
         self._store, self._run, self._display = store, run, display
         self._gate = gate if isinstance(gate, ConsoleGate) else None
@@ -302,9 +368,13 @@ class _Follower:
 
     async def _show(self, seen: int) -> tuple[bool, int]:
         """Show the records after one; return whether these are all that there will be, and the last one."""
-        from replanning.integrations.temporal_store import NoWorker  # the store is there, so it can be imported
+        from replanning.integrations.temporal_store import (
+            NoWorker,
+        )  # the store is there, so it can be imported
 
-        over = self._store.info(self._run).owner is None  # first: the run may record something and end before the read
+        over = (
+            self._store.info(self._run).owner is None
+        )  # first: the run may record something and end before the read
         try:
             records = list(self._store.read(self._run, seen))
         except NoWorker as error:
@@ -330,7 +400,11 @@ class _Follower:
         assert self._gate is not None
         with self._scopes[question_id]:
             try:
-                asked = [each for each in open_questions(self._store.read(self._run)) if each.id == question_id]
+                asked = [
+                    each
+                    for each in open_questions(self._store.read(self._run))
+                    if each.id == question_id
+                ]
                 if not asked:  # somebody has answered it meanwhile
                     return
                 (question,) = asked

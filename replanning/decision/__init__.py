@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from replanning.decision.request import AlternativeProvider, Answer, HumanGate, Question, ReplanRequest, TriggerDetector
+from replanning.decision.request import (
+    AlternativeProvider,
+    Answer,
+    HumanGate,
+    Question,
+    ReplanRequest,
+    TriggerDetector,
+)
 from replanning.exports import report_module
 
-__all__ = ["AlternativeProvider", "Answer", "HumanGate", "Question", "ReplanRequest", "TriggerDetector"]
+__all__ = [
+    "AlternativeProvider",
+    "Answer",
+    "HumanGate",
+    "Question",
+    "ReplanRequest",
+    "TriggerDetector",
+]
 
 report_module(__name__, __all__)

@@ -36,10 +36,15 @@ def validate_answer(answer: object) -> Answer:
     problems = []
     if verdict not in HUMAN_VERDICTS:
         problems.append(
-            Problem("verdict", f"{brief_repr(verdict)} is not a verdict; expected approve, reject or modify")
+            Problem(
+                "verdict",
+                f"{brief_repr(verdict)} is not a verdict; expected approve, reject or modify",
+            )
         )
     if not isinstance(choice, int):
-        problems.append(Problem("choice", f"expected the number of a candidate, got {brief_repr(choice)}"))
+        problems.append(
+            Problem("choice", f"expected the number of a candidate, got {brief_repr(choice)}")
+        )
     problems += [
         Problem(name, f"expected a text, got {brief_repr(text)}")
         for name in ("by", "comment")
@@ -63,11 +68,15 @@ def answer_changes(answer: Answer, asked: QuestionAsked, live: LivePlan) -> tupl
     if answer.verdict == "reject":
         return ()
     if is_stale(asked, live):
-        raise StaleAnswer(f"{spoken_id(asked.question)}: {STALE_QUESTION_REASON}; replanning is considered again")
+        raise StaleAnswer(
+            f"{spoken_id(asked.question)}: {STALE_QUESTION_REASON}; replanning is considered again"
+        )
     if answer.verdict == "modify":
         changes = answer.changes
         if not changes:
-            raise ChangeRejected([Problem("changes", "modify needs at least one change; to keep the plan, reject")])
+            raise ChangeRejected(
+                [Problem("changes", "modify needs at least one change; to keep the plan, reject")]
+            )
     else:
         have = len(asked.candidates)
         if not 0 <= answer.choice < have:
@@ -86,7 +95,9 @@ def closed_error(question: QuestionId, ledger: Ledger) -> ReplanningError:
         return UnknownQuestion(question, "it was never asked")
     if closing.verdict == "withdrawn":
         return StaleAnswer(f"{spoken_id(question)}: {closing.comment}")
-    return UnknownQuestion(question, f"it was answered already: {closing.verdict} by {closing.by or 'a person'}")
+    return UnknownQuestion(
+        question, f"it was answered already: {closing.verdict} by {closing.by or 'a person'}"
+    )
 
 
 def is_stale(asked: QuestionAsked, live: LivePlan) -> bool:

@@ -70,7 +70,9 @@ class ConfidenceScorer:
         own = NEUTRAL_SCORE if alternative.confidence is None else alternative.confidence
         if self.shrink and alternative.source:
             own = shrink_confidence(own, past(source_key(alternative.source)))
-        rates = [(sum(outcomes) + 1) / (len(outcomes) + 2) for outcomes in map(past, tools) if outcomes]
+        rates = [
+            (sum(outcomes) + 1) / (len(outcomes) + 2) for outcomes in map(past, tools) if outcomes
+        ]
         success = sum(rates) / len(rates) if rates else NEUTRAL_SCORE
         demand: dict[str, float] = {}
         for task in run:
@@ -81,7 +83,9 @@ class ConfidenceScorer:
         availability = sum(available) / len(available) if available else 1.0
         if time_left is not None and alternative.expected_duration:
             availability *= min(1.0, max(0.0, time_left / alternative.expected_duration))
-        touched = sum(len(change.tasks) if change.kind == "replace" else 1 for change in alternative.changes)
+        touched = sum(
+            len(change.tasks) if change.kind == "replace" else 1 for change in alternative.changes
+        )
         repaired = {target for target in target_task_ids(alternative.changes) if target in tasks}
         simplicity = 1 / max(1, touched - max(0, len(repaired) - 1))
         weights = self.weights
@@ -107,7 +111,9 @@ def tasks_to_run(changes: Sequence[PlanChange], view: PlanView) -> list[Task]:
         elif change.kind in ("retry", "modify"):
             task = tasks.get(change.task_id) or view.task(change.task_id).task
             new = change.fields if change.kind == "modify" else {}
-            tasks[task.id] = task.model_copy(update={name: new[name] for name in ("tool", "resources") if name in new})
+            tasks[task.id] = task.model_copy(
+                update={name: new[name] for name in ("tool", "resources") if name in new}
+            )
         elif change.kind in ("remove", "replace", "skip", "cancel"):
             tasks.pop(change.task_id, None)
             if change.kind == "replace":
@@ -186,11 +192,15 @@ class PlanEvaluator:
             else:
                 advice.append(f"task {task.id!r} is {task.state}: {why}; replace, retry or skip it")
         if strained and not stuck:
-            often = f"of the last {len(ends)} attempts and replans, {failures} were failures or replans"
+            often = (
+                f"of the last {len(ends)} attempts and replans, {failures} were failures or replans"
+            )
             advice.append(f"{often}; look for a common cause before more is tried")
         health: Health = "stuck" if stuck else "strained" if strained else "good"
         remaining = _remaining_seconds(view, total - done, past)
-        return PlanEvaluation(done, total, done / total if total else 1.0, remaining, health, tuple(advice))
+        return PlanEvaluation(
+            done, total, done / total if total else 1.0, remaining, health, tuple(advice)
+        )
 
     def compare(self, one: Iterable[Task], other: Iterable[Task], view: PlanView) -> float:
         """Return the share by which `other` costs less than `one`; negative if it costs more.

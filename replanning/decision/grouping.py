@@ -31,7 +31,10 @@ def group_triggers(
         return group
 
     causes: dict[tuple[str, ...], int] = {}
-    starts = [[live.entry(task_id) for task_id in trigger.tasks if task_id in live] for trigger in triggers]
+    starts = [
+        [live.entry(task_id) for task_id in trigger.tasks if task_id in live]
+        for trigger in triggers
+    ]
     for index, trigger in enumerate(triggers):
         for failure in (entry.failure for entry in starts[index] if entry.failure is not None):
             cause = trigger.kind, failure.type, normalised_cause(failure.message)
@@ -66,4 +69,6 @@ def group_triggers(
     for index, trigger in enumerate(triggers):
         if index not in waiting:
             together.setdefault(find(index), []).append(trigger)
-    return list(together.values()), [(triggers[index], question) for index, question in waiting.items()]
+    return list(together.values()), [
+        (triggers[index], question) for index, question in waiting.items()
+    ]

@@ -57,7 +57,9 @@ class BudgetTracker:
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
-        self._has_limits = any(limit is not None for limit in (budget.calls, budget.tokens, budget.money))
+        self._has_limits = any(
+            limit is not None for limit in (budget.calls, budget.tokens, budget.money)
+        )
         self.spent = Usage()
         self.reservations: list[Usage] = []
         self.unrecorded: list[Usage] = []  # spent while the store fails
@@ -85,7 +87,11 @@ class BudgetTracker:
         """Return in words the limits that the usage has exceeded, or would exceed with what is planned; empty if none."""
         spent = sum(self.unrecorded, self.spent)
         total = spent if planned is None else spent + self.reserved + planned
-        limits = (("calls", self.budget.calls), ("tokens", self.budget.tokens), ("money", self.budget.money))
+        limits = (
+            ("calls", self.budget.calls),
+            ("tokens", self.budget.tokens),
+            ("money", self.budget.money),
+        )
         over = [
             f"{getattr(total, name):g} of {limit:g} {name}"
             for name, limit in limits
@@ -132,7 +138,9 @@ class Ledger:
         quiescent_at: the revision at which the plan was last reported as quiescent.
     """
 
-    def __init__(self, budget: Budget, root_of: Callable[[TaskId], TaskId], running: Callable[[], int]) -> None:
+    def __init__(
+        self, budget: Budget, root_of: Callable[[TaskId], TaskId], running: Callable[[], int]
+    ) -> None:
         self.budget_tracker = BudgetTracker(budget)
         self.triggers: dict[TriggerId, Trigger] = {}
         self.open_triggers: dict[TriggerId, Trigger] = {}
@@ -192,7 +200,9 @@ class Ledger:
     def hash_of(self, changes: tuple[PlanChange, ...]) -> str:
         """Return the hash of changes that is equal for the same changes to a task and to what replaced it."""
         originals = self._originals
-        return changes_hash(changes, {i: originals[i] for i in target_task_ids(changes) if i in originals})
+        return changes_hash(
+            changes, {i: originals[i] for i in target_task_ids(changes) if i in originals}
+        )
 
     def fold(self, record: Record) -> None:
         """Apply a journal record; records that do not concern replanning are ignored."""
@@ -216,20 +226,38 @@ class Ledger:
                 self.replan_ids[body.replan] = None
                 self._considered[body.replan] = body
             case DecisionMade():
-                self.replan_ids[body.replan] = None  # limits decide without considering alternatives
+                self.replan_ids[body.replan] = (
+                    None  # limits decide without considering alternatives
+                )
                 for trigger_id in body.triggers:
                     trigger = self.triggers.get(trigger_id)
                     if trigger is not None:
-                        self.last_decided[trigger.fingerprint] = at, frozenset(map(self._root_of, trigger.tasks))
-                        failed = trigger.kind in ("task-failed", "timeout")  # for others, what is missing may come back
-                        if failed and body.rule == "no-alternative" and body.replan in self._considered:
-                            self.sought_in_vain |= dict.fromkeys(trigger.tasks, self._considered[body.replan])
+                        self.last_decided[trigger.fingerprint] = (
+                            at,
+                            frozenset(map(self._root_of, trigger.tasks)),
+                        )
+                        failed = trigger.kind in (
+                            "task-failed",
+                            "timeout",
+                        )  # for others, what is missing may come back
+                        if (
+                            failed
+                            and body.rule == "no-alternative"
+                            and body.replan in self._considered
+                        ):
+                            self.sought_in_vain |= dict.fromkeys(
+                                trigger.tasks, self._considered[body.replan]
+                            )
                     if body.decision != "ask" or body.by == "observe":
                         self._close(trigger_id)
                 if body.decision != "ask":
                     if body.replan in self.answers_by_replan:
                         asked, _ = self.answers_by_replan.pop(body.replan)
-                        self._reopen(trigger_id for trigger_id in asked.triggers if trigger_id not in body.triggers)
+                        self._reopen(
+                            trigger_id
+                            for trigger_id in asked.triggers
+                            if trigger_id not in body.triggers
+                        )
                     self.undecided_revisions.pop(body.replan, None)
                     self._considered.pop(body.replan, None)
             case PlanRevised():
@@ -238,16 +266,28 @@ class Ledger:
                 if body.replan is not None:
                     self.undecided_revisions[body.replan] = body
                     self.applied_count += 1
-                    proposed = considered.candidates if (considered := self._considered.get(body.replan)) else ()
-                    if body.chosen is not None and body.chosen < len(proposed):  # otherwise a person wrote the changes
-                        self.source_by_replan[body.replan] = proposed[body.chosen].alternative.source
+                    proposed = (
+                        considered.candidates
+                        if (considered := self._considered.get(body.replan))
+                        else ()
+                    )
+                    if body.chosen is not None and body.chosen < len(
+                        proposed
+                    ):  # otherwise a person wrote the changes
+                        self.source_by_replan[body.replan] = proposed[
+                            body.chosen
+                        ].alternative.source
                     new = set(new_task_ids(body.changes))
                     lineages = dict.fromkeys(map(self._root_of, target_task_ids(body.changes)))
-                    roots = self._roots_by_replan[body.replan] = tuple(root for root in lineages if root not in new)
+                    roots = self._roots_by_replan[body.replan] = tuple(
+                        root for root in lineages if root not in new
+                    )
                     fingerprint = self.hash_of(body.changes)
                     for change in body.changes:
                         if change.kind == "replace" and len(change.tasks) == 1:
-                            self._originals[change.tasks[0].id] = self._originals.get(change.task_id, change.task_id)
+                            self._originals[change.tasks[0].id] = self._originals.get(
+                                change.task_id, change.task_id
+                            )
                     for root in roots:
                         self.replans_by_root[root] = self.replans_by_root.get(root, 0) + 1
                         self.tried_by_root.setdefault(root, {})[fingerprint] = None
@@ -260,7 +300,9 @@ class Ledger:
                     outcomes.append(body.succeeded)
                 for root in self._roots_by_replan.pop(body.replan, ()):
                     pending = self.pending_outcomes.get(root)
-                    if pending is not None and pending.replan == body.replan:  # otherwise a later replan counts
+                    if (
+                        pending is not None and pending.replan == body.replan
+                    ):  # otherwise a later replan counts
                         del self.pending_outcomes[root]
             case QuestionAsked():
                 self.question_count += 1
@@ -282,7 +324,9 @@ class Ledger:
                         self._close(trigger_id)
                     self.answers_by_replan[closed.replan] = (closed, body)
                     if body.verdict in ("reject", "continue"):
-                        self.declined_at.update((c.alternative.fingerprint(), at) for c in closed.candidates)
+                        self.declined_at.update(
+                            (c.alternative.fingerprint(), at) for c in closed.candidates
+                        )
                 self.closed_questions[body.question] = body
                 self.asked_at.pop(body.question, None)
             case GoalChanged():
@@ -333,7 +377,13 @@ class Ledger:
         return self._waited_seconds + max(0.0, now - since)
 
 
-_REPLAN_RECORDS = {AlternativesConsidered, DecisionMade, PlanRevised, OutcomeRecorded, QuestionAnswered}
+_REPLAN_RECORDS = {
+    AlternativesConsidered,
+    DecisionMade,
+    PlanRevised,
+    OutcomeRecorded,
+    QuestionAnswered,
+}
 
 LEDGER_RECORDS: Final[frozenset[type[RecordBody]]] = frozenset(
     (

@@ -71,29 +71,43 @@ def redact_changes(changes: Sequence[PlanChange], redactor: Redactor) -> tuple[P
 def check_secrets(clean: Sequence[PlanChange], proposed: Sequence[PlanChange]) -> str:
     """Return why redacted changes cannot be executed as they were proposed; empty if nothing was redacted."""
     uses = zip(_change_arguments(clean), _change_arguments(proposed), strict=True)
-    names = ", ".join(dict.fromkeys(repr(name) for (name, kept), (_, stated) in uses if kept != stated))
-    advice = f"do without it in the arguments of {names}, or let a tool refer to it, as {{env:NAME}}"
+    names = ", ".join(
+        dict.fromkeys(repr(name) for (name, kept), (_, stated) in uses if kept != stated)
+    )
+    advice = (
+        f"do without it in the arguments of {names}, or let a tool refer to it, as {{env:NAME}}"
+    )
     return f"what looks like a secret cannot be kept: {advice}" if names else ""
 
 
 def find_objection(
-    alternative: Alternative, request: ReplanRequest, live: LivePlan, ledger: Ledger, limits: LimitSettings
+    alternative: Alternative,
+    request: ReplanRequest,
+    live: LivePlan,
+    ledger: Ledger,
+    limits: LimitSettings,
 ) -> str:
     """Return why an alternative is rejected before it is staged; empty if nothing speaks against it."""
     targets = target_task_ids(alternative.changes)
     known = [live.entries[task_id] for task_id in targets if task_id in live.entries]
     if masked := [
-        (i, texts) for i, stated in _change_arguments(alternative.changes) if (texts := _masked_texts(stated))
+        (i, texts)
+        for i, stated in _change_arguments(alternative.changes)
+        if (texts := _masked_texts(stated))
     ]:
         # A replacement may repeat a text with such a mark if the original task already had it.
         stated_before = (arguments for entry in known for arguments in _task_arguments(entry.task))
         original = {text for arguments in stated_before for text in _masked_texts(arguments)}
-        if names := ", ".join(dict.fromkeys(repr(i) for i, texts in masked if not original.issuperset(texts))):
+        if names := ", ".join(
+            dict.fromkeys(repr(i) for i, texts in masked if not original.issuperset(texts))
+        ):
             return f"{MASK} and [cut: …] stand for text that is not shown: do without them in the arguments of {names}"
     if not alternative.changes:
         return alternative.unreachable or "it changes nothing"
     retries = all(isinstance(change, RetryTask) for change in alternative.changes)
-    redoes = any(entry.state is TaskState.DONE for entry in known)  # with other values of the context each time
+    redoes = any(
+        entry.state is TaskState.DONE for entry in known
+    )  # with other values of the context each time
     if (
         not retries
         and not redoes
@@ -109,7 +123,9 @@ def find_objection(
     # Checked again, because a person may have approved a change since providers were asked.
     if limits.replans_per_run is not None and ledger.applied_count >= limits.replans_per_run:
         return f"the limit of {limits.replans_per_run} replans per run is reached"
-    for root in (live.entries[task_id].root if task_id in live.entries else task_id for task_id in targets):
+    for root in (
+        live.entries[task_id].root if task_id in live.entries else task_id for task_id in targets
+    ):
         if ledger.replans_by_root.get(root, 0) >= limits.replans_per_lineage:
             return f"the limit of {limits.replans_per_lineage} replans per lineage is reached for {root!r}"
     return ""
@@ -121,12 +137,20 @@ def find_futile_call(changes: Sequence[PlanChange], view: PlanView) -> str:
     A failed call may be repeated if another new task runs first, or if a fact that it needs was made true since; one that
     was refused as dangerous, if its arguments have other values now.
     """
-    rewired = {change.task_id for change in changes if change.kind == "modify" and "tool" not in change.fields}
-    for tool in (view.tool(task.tool) for task in tasks_to_run(changes, view) if task.id not in rewired):
+    rewired = {
+        change.task_id
+        for change in changes
+        if change.kind == "modify" and "tool" not in change.fields
+    }
+    for tool in (
+        view.tool(task.tool) for task in tasks_to_run(changes, view) if task.id not in rewired
+    ):
         if tool is not None and not tool.available:
             return f"the tool {tool.name!r} is unavailable"
     for change in changes:
-        if isinstance(change, RetryTask) and (refused := _refused_again(view.task(change.task_id), view)):
+        if isinstance(change, RetryTask) and (
+            refused := _refused_again(view.task(change.task_id), view)
+        ):
             return refused
         if not isinstance(change, ReplaceTask):
             continue
@@ -159,7 +183,9 @@ def _refused_again(task: TaskView, view: PlanView) -> str:
         harm = filled_danger(tool, task.task.arguments, view.arguments(task.id))
     except ExpressionError as error:
         harm = str(error)
-    return f"the use of {tool.name!r} for {task.id!r} would be refused again: {harm}" if harm else ""
+    return (
+        f"the use of {tool.name!r} for {task.id!r} would be refused again: {harm}" if harm else ""
+    )
 
 
 def _masked_texts(arguments: JsonValue) -> list[str]:
@@ -170,8 +196,16 @@ def _change_arguments(changes: Sequence[PlanChange]) -> Iterator[tuple[TaskId, J
     """Yield the arguments in changes, each with the id of its task."""
     for change in changes:
         if change.kind == "modify":
-            yield from ((change.task_id, arguments) for arguments in _field_arguments(change.fields))
-        for task in change.tasks if change.kind == "replace" else (change.task,) if change.kind == "add" else ():
+            yield from (
+                (change.task_id, arguments) for arguments in _field_arguments(change.fields)
+            )
+        for task in (
+            change.tasks
+            if change.kind == "replace"
+            else (change.task,)
+            if change.kind == "add"
+            else ()
+        ):
             if task.arguments or task.fallbacks or task.undo is not None:
                 yield from ((task.id, arguments) for arguments in _task_arguments(task))
 
@@ -200,14 +234,28 @@ def check_feasible(draft: Draft, triggers: Sequence[Trigger], live: LivePlan) ->
     if any(isinstance(change, AbortRun) for change in draft.changes):
         return ""
     named = {task_id for trigger in triggers for task_id in trigger.tasks}
-    lost = {fact for trigger in triggers if isinstance(trigger, ContextChanged) for fact in trigger.facts}
-    lost |= {fact for trigger in triggers if isinstance(trigger, GoalUnreachable) for fact in trigger.missing_facts}
+    lost = {
+        fact
+        for trigger in triggers
+        if isinstance(trigger, ContextChanged)
+        for fact in trigger.facts
+    }
+    lost |= {
+        fact
+        for trigger in triggers
+        if isinstance(trigger, GoalUnreachable)
+        for fact in trigger.missing_facts
+    }
     world = strips_problem(live, draft, tasks=named, facts=lost)
     after = world.feasibility()
     if after.valid:
         return ""
-    before = strips_problem(live, tasks=[*named, *(step.id for step in world.steps)], facts=lost).feasibility()
-    apart = bool(named) or any(isinstance(trigger, ContextChanged) and trigger.goal for trigger in triggers)
+    before = strips_problem(
+        live, tasks=[*named, *(step.id for step in world.steps)], facts=lost
+    ).feasibility()
+    apart = bool(named) or any(
+        isinstance(trigger, ContextChanged) and trigger.goal for trigger in triggers
+    )
     elsewhere = {step.id for step in before.stuck} - named if apart else set()
     left = after.excluding(elsewhere, frozenset(before.missing_goal_facts) - lost)
     return "" if left.valid else f"{INFEASIBLE}: {left.explain()}"
@@ -255,16 +303,32 @@ class ReplanPolicy:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    def check_limits(self, triggers: Sequence[Trigger], view: PlanView, ledger: Ledger) -> Decision | None:
+    def check_limits(
+        self, triggers: Sequence[Trigger], view: PlanView, ledger: Ledger
+    ) -> Decision | None:
         """Return the decision that limits force before any provider is asked; None if they force none."""
         limits = self.settings.limits
         if limits.replans_per_run is not None and ledger.applied_count >= limits.replans_per_run:
-            return Decision("keep", "limit-run", f"the limit of {limits.replans_per_run} replans per run is reached")
+            return Decision(
+                "keep",
+                "limit-run",
+                f"the limit of {limits.replans_per_run} replans per run is reached",
+            )
         # A stuck plan, a person's request, a better path or another goal concerns the plan, not one lineage.
         whole = ("goal-unreachable", "human-request", "better-path-found")
-        concerned = [t for t in triggers if t.kind not in whole and not (isinstance(t, ContextChanged) and t.goal)]
-        roots = dict.fromkeys(view.task(task_id).root for trigger in concerned for task_id in trigger.tasks)
-        spent = [root for root in roots if ledger.replans_by_root.get(root, 0) >= limits.replans_per_lineage]
+        concerned = [
+            t
+            for t in triggers
+            if t.kind not in whole and not (isinstance(t, ContextChanged) and t.goal)
+        ]
+        roots = dict.fromkeys(
+            view.task(task_id).root for trigger in concerned for task_id in trigger.tasks
+        )
+        spent = [
+            root
+            for root in roots
+            if ledger.replans_by_root.get(root, 0) >= limits.replans_per_lineage
+        ]
         if not spent:
             return None
         names = ", ".join(map(repr, spent))
@@ -274,11 +338,18 @@ class ReplanPolicy:
             for task in view.stuck()
             if task.state is TaskState.FAILED and task.root in spent and task.id in failed
         )
-        reason = f"the limit of {limits.replans_per_lineage} replans per lineage is reached for {names}"
+        reason = (
+            f"the limit of {limits.replans_per_lineage} replans per lineage is reached for {names}"
+        )
         return Decision("keep", "limit-lineage", reason, blocks=blocks)
 
     def decide(
-        self, triggers: Sequence[Trigger], candidates: Sequence[Candidate], view: PlanView, *, gate: bool = False
+        self,
+        triggers: Sequence[Trigger],
+        candidates: Sequence[Candidate],
+        view: PlanView,
+        *,
+        gate: bool = False,
     ) -> Decision:
         """Decide on the best candidate that was not rejected.
 
@@ -288,16 +359,26 @@ class ReplanPolicy:
             view: the plan.
             gate: whether a person can be asked when there is no alternative.
         """
-        usable = [(i, candidate) for i, candidate in enumerate(candidates) if not candidate.rejected]
-        always_ask = next((t.kind for t in triggers if t.kind in self.settings.approval.always_for), "")
+        usable = [
+            (i, candidate) for i, candidate in enumerate(candidates) if not candidate.rejected
+        ]
+        always_ask = next(
+            (t.kind for t in triggers if t.kind in self.settings.approval.always_for), ""
+        )
         if not usable:
             reason = _no_alternative_reason(candidates)
             if gate and always_ask:
                 return Decision("ask", "no-alternative", reason)
             # Tasks whose output a judge rejected are blocked.
-            concerned = map(view.task, dict.fromkeys(task_id for t in triggers for task_id in t.tasks))
-            failed = [(task.id, task.failure) for task in concerned if task.state is TaskState.FAILED]
-            rejected = tuple(task_id for task_id, failure in failed if failure and failure.kind == "rejected")
+            concerned = map(
+                view.task, dict.fromkeys(task_id for t in triggers for task_id in t.tasks)
+            )
+            failed = [
+                (task.id, task.failure) for task in concerned if task.state is TaskState.FAILED
+            ]
+            rejected = tuple(
+                task_id for task_id, failure in failed if failure and failure.kind == "rejected"
+            )
             return Decision("keep", "no-alternative", reason, blocks=rejected)
         index, best = usable[0]
         ask, alternative = partial(Decision, "ask", chosen=index), best.alternative
@@ -314,22 +395,38 @@ class ReplanPolicy:
             done = view.task(repeated).state is TaskState.DONE
             why = "has taken effect" if done else "was cut off and may have taken effect"
             return ask("not-idempotent", f"{repeated!r} {why}; running it again may do harm")
-        changed = {*target_task_ids(alternative.changes), *(task_id for t in triggers for task_id in t.tasks)}
-        existing = [view.task(task_id).task for task_id in sorted(changed - set(new_task_ids(alternative.changes)))]
+        changed = {
+            *target_task_ids(alternative.changes),
+            *(task_id for t in triggers for task_id in t.tasks),
+        }
+        existing = [
+            view.task(task_id).task
+            for task_id in sorted(changed - set(new_task_ids(alternative.changes)))
+        ]
         # The plan states these, so nobody is asked again.
         stated = [body.arguments for task in existing for body in (task, *task.fallbacks)]
         for task in tasks_to_run(alternative.changes, view):
             tool = view.tool(task.tool)
             if tool is not None and tool.dangerous:
                 return ask("dangerous-tool", f"the tool {tool.name!r} needs a person's agreement")
-            if tool is not None and task.arguments not in stated and (harm := use_danger(tool, task.arguments)):
-                return ask("dangerous-tool", f"the tool {tool.name!r} needs a person's agreement: {harm}")
+            if (
+                tool is not None
+                and task.arguments not in stated
+                and (harm := use_danger(tool, task.arguments))
+            ):
+                return ask(
+                    "dangerous-tool", f"the tool {tool.name!r} needs a person's agreement: {harm}"
+                )
         if total < threshold and not _divides_rejected(alternative, view):
             return ask("low-confidence", f"confidence {total:.2f} is below {threshold:g}")
         if any(change.kind == "abort" for change in alternative.changes):
             return Decision("abort", "confident", alternative.reason, index)
-        least = threshold if total >= threshold else settings.min_confidence  # a judge has asked for it
-        return Decision("execute", "confident", f"confidence {total:.2f} is at least {least:g}", index)
+        least = (
+            threshold if total >= threshold else settings.min_confidence
+        )  # a judge has asked for it
+        return Decision(
+            "execute", "confident", f"confidence {total:.2f} is at least {least:g}", index
+        )
 
 
 def _divides_rejected(alternative: Alternative, view: PlanView) -> bool:
@@ -344,18 +441,30 @@ def _divides_rejected(alternative: Alternative, view: PlanView) -> bool:
     return all(map(is_division, alternative.changes))
 
 
-def _unsafe_retry(alternative: Alternative, triggers: Sequence[Trigger], view: PlanView) -> TaskId | None:
+def _unsafe_retry(
+    alternative: Alternative, triggers: Sequence[Trigger], view: PlanView
+) -> TaskId | None:
     """Return the task that has or may have taken effect and would be executed again, by its own or another tool."""
     new = set(new_task_ids(alternative.changes))
     added = [change.task for change in alternative.changes if change.kind == "add"]
     again = {c.task_id: c for c in alternative.changes if isinstance(c, RetryTask | ReplaceTask)}
-    left = [c.task_id for c in alternative.changes if isinstance(c, RemoveTask | SkipTask | CancelTask)]
-    others = [*left, *(task_id for trigger in triggers for task_id in trigger.tasks)] if added else []
-    for task in (view.task(task_id) for task_id in dict.fromkeys([*again, *others]) if task_id not in new):
+    left = [
+        c.task_id for c in alternative.changes if isinstance(c, RemoveTask | SkipTask | CancelTask)
+    ]
+    others = (
+        [*left, *(task_id for trigger in triggers for task_id in trigger.tasks)] if added else []
+    )
+    for task in (
+        view.task(task_id) for task_id in dict.fromkeys([*again, *others]) if task_id not in new
+    ):
         change = again.get(task.id)
         if change is not None and task.state is TaskState.DONE and not task.task.idempotent:
             return task.id
-        if task.failure is None or task.failure.kind not in ("timeout", "interrupted") or task.task.idempotent:
+        if (
+            task.failure is None
+            or task.failure.kind not in ("timeout", "interrupted")
+            or task.task.idempotent
+        ):
             continue
         if change is not None and not _is_declared_fallback(change, task.task):
             return task.id
@@ -367,7 +476,12 @@ def _unsafe_retry(alternative: Alternative, triggers: Sequence[Trigger], view: P
 def _is_equivalent(old: Task, new: Task, view: PlanView) -> bool:
     """Return whether two tasks use the same tool, or tools of the same capability."""
     one, other = view.tool(old.tool), view.tool(new.tool)
-    alike = one is not None and other is not None and one.capability is not None and one.capability == other.capability
+    alike = (
+        one is not None
+        and other is not None
+        and one.capability is not None
+        and one.capability == other.capability
+    )
     return old.tool == new.tool or alike
 
 
@@ -376,7 +490,9 @@ def _is_declared_fallback(change: RetryTask | ReplaceTask, task: Task) -> bool:
     if isinstance(change, RetryTask) or len(change.tasks) != 1:
         return False
     new = change.tasks[0]
-    return any((new.tool, new.arguments) == (other.tool, other.arguments) for other in task.fallbacks)
+    return any(
+        (new.tool, new.arguments) == (other.tool, other.arguments) for other in task.fallbacks
+    )
 
 
 def _no_alternative_reason(candidates: Sequence[Candidate]) -> str:
@@ -385,4 +501,6 @@ def _no_alternative_reason(candidates: Sequence[Candidate]) -> str:
     verdicts = [c.alternative for c in candidates if c.alternative.unreachable]
     if verdicts and len(verdicts) == len(candidates):
         return f"{verdicts[0].unreachable}: {verdicts[0].reason}"
-    return "every alternative was rejected: " + "; ".join(f"{c.alternative.reason}: {c.rejected}" for c in candidates)
+    return "every alternative was rejected: " + "; ".join(
+        f"{c.alternative.reason}: {c.rejected}" for c in candidates
+    )

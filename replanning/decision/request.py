@@ -129,7 +129,10 @@ class Question:
     def causes(self) -> frozenset[tuple[str, str]]:
         """Kind and cause of each trigger; the cause of a failure is its error. Questions that share one have a common cause."""
         return frozenset(
-            (t.kind, normalised_cause(t.error_type, t.message) if isinstance(t, TaskFailed) else t.cause)
+            (
+                t.kind,
+                normalised_cause(t.error_type, t.message) if isinstance(t, TaskFailed) else t.cause,
+            )
             for t in self.triggers
         )
 

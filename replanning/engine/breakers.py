@@ -7,7 +7,13 @@ from itertools import islice
 from typing import Final
 
 from replanning.history.wording import format_duration
-from replanning.journal.records import AttemptFailed, AttemptSucceeded, AttemptTimedOut, Record, ResourceUpdated
+from replanning.journal.records import (
+    AttemptFailed,
+    AttemptSucceeded,
+    AttemptTimedOut,
+    Record,
+    ResourceUpdated,
+)
 from replanning.live.graph import COUNTED_FAILURES
 from replanning.live.states import WAITING
 from replanning.plan.messages import one_line
@@ -52,7 +58,9 @@ class ToolBreakers:
             case AttemptSucceeded(task=task_id) if live.breakers:
                 name = live.entry(task_id).fields["tool"] or ""
                 if name in live.breakers:
-                    self._lifecycle.commit_or_defer(ResourceUpdated(name, available=True, reason="it works again"))
+                    self._lifecycle.commit_or_defer(
+                        ResourceUpdated(name, available=True, reason="it works again")
+                    )
             case AttemptFailed() | AttemptTimedOut():
                 self._on_failure(record.body, record.at)
             case ResourceUpdated(retry_at=float() as retry_at, available=False):
@@ -68,19 +76,28 @@ class ToolBreakers:
         life, live, failure = self._lifecycle, self._lifecycle.live, body.failure
         name = live.entry(body.task).fields["tool"] or ""
         breaker, tool = live.breakers.get(name), live.tools.get(name)
-        if breaker is None or tool is None or not tool.available or failure.kind not in COUNTED_FAILURES:
+        if (
+            breaker is None
+            or tool is None
+            or not tool.available
+            or failure.kind not in COUNTED_FAILURES
+        ):
             return
         if not breaker.openings:
-            users = islice(reversed(live.dependency_index.resource_users[name]), _MAX_EXAMINED_TASKS)
-            if len(breaker.roots) < self._threshold or not any(live.entries[i].state in WAITING for i in users):
+            users = islice(
+                reversed(live.dependency_index.resource_users[name]), _MAX_EXAMINED_TASKS
+            )
+            if len(breaker.roots) < self._threshold or not any(
+                live.entries[i].state in WAITING for i in users
+            ):
                 return
         delay = life.settings.cooldown * 2**breaker.openings
         many = f"{len(breaker.roots)} tasks in a row failed for one cause, the last"
         cause = one_line(str(failure), _MAX_CAUSE_CHARS)
-        reason = (
-            f"{'a trial failed' if breaker.openings else many}: {cause}; tried again after {format_duration(delay)}"
+        reason = f"{'a trial failed' if breaker.openings else many}: {cause}; tried again after {format_duration(delay)}"
+        life.commit_or_defer(
+            ResourceUpdated(name, available=False, reason=reason, retry_at=at + delay)
         )
-        life.commit_or_defer(ResourceUpdated(name, available=False, reason=reason, retry_at=at + delay))
 
     def _schedule_trial(self, name: str, retry_at: float) -> None:
         self._lifecycle.timer.call_at(retry_at, partial(self._begin_trial, name, retry_at))
@@ -89,5 +106,7 @@ class ToolBreakers:
         life, breaker = self._lifecycle, self._lifecycle.live.breakers.get(name)
         if life.end is None and breaker is not None and breaker.retry_at == retry_at:
             trial = retry_at if self._threshold else None
-            life.commit_or_defer(ResourceUpdated(name, None, True, "one task tries it again", trial))
+            life.commit_or_defer(
+                ResourceUpdated(name, None, True, "one task tries it again", trial)
+            )
             life.after_observation()

@@ -38,7 +38,9 @@ class ExporterDelivery:
     def __init__(self, life: Lifecycle, exporters: Sequence[Exporter]) -> None:
         self._lifecycle = life
         self._queues = [
-            _ExporterQueue(life, exporter) for exporter in exporters if type(exporter).export is not Exporter.export
+            _ExporterQueue(life, exporter)
+            for exporter in exporters
+            if type(exporter).export is not Exporter.export
         ]
         self._lifecycle.listeners += [queue.enqueue for queue in self._queues]
 
@@ -150,10 +152,16 @@ async def close_exporters(exporters: Sequence[Exporter], clock: Clock, redactor:
                 await isolate(exporter.aclose)
             except Exception as error:  # noqa: BLE001 - likewise
                 text = redactor.text(describe_error(error))
-                _log.warning("exporter %r failed when it was closed: %s", plugin_name(exporter), text)
+                _log.warning(
+                    "exporter %r failed when it was closed: %s", plugin_name(exporter), text
+                )
             closed = True
         if not closed:
-            _log.warning("exporter %r did not close within %g s", plugin_name(exporter), EXPORTER_TIMEOUT_SECONDS)
+            _log.warning(
+                "exporter %r did not close within %g s",
+                plugin_name(exporter),
+                EXPORTER_TIMEOUT_SECONDS,
+            )
 
     async with anyio.create_task_group() as group:
         for exporter in exporters:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -141,13 +149,17 @@ class ReplanningEngine:
         is_transient: IsTransient | None = None,
     ) -> None:
         self.settings = _as_settings(settings)
-        self.exporters = tuple(load_plugin("exporters", e)() if isinstance(e, str) else e for e in exporters)
+        self.exporters = tuple(
+            load_plugin("exporters", e)() if isinstance(e, str) else e for e in exporters
+        )
         for name, source, method in (
             ("tracer_provider", tracer_provider, "get_tracer"),
             ("meter_provider", meter_provider, "get_meter"),
         ):
             if source is not None and (isinstance(source, type) or not hasattr(source, method)):
-                raise TypeError(f"{name}: expected an OpenTelemetry provider with `{method}`, got {brief_repr(source)}")
+                raise TypeError(
+                    f"{name}: expected an OpenTelemetry provider with `{method}`, got {brief_repr(source)}"
+                )
         if gate is not None:
             require_async("gate.ask", gate.ask)
         for exporter in self.exporters:
@@ -162,22 +174,32 @@ class ReplanningEngine:
         if isinstance(providers, AlternativeGenerator):
             self.generator = providers
         else:
-            scorer = ConfidenceScorer(self.settings.weights, shrink=self.settings.alternatives.shrink)
-            self.generator = AlternativeGenerator(self._provider_registry.resolve(providers), scorer=scorer)
+            scorer = ConfidenceScorer(
+                self.settings.weights, shrink=self.settings.alternatives.shrink
+            )
+            self.generator = AlternativeGenerator(
+                self._provider_registry.resolve(providers), scorer=scorer
+            )
         for plugin in (*self.exporters, *self.generator.path_generator.providers):
             if redactor.is_secret_name(plugin_name(plugin)):
                 kind = type(plugin).__name__
-                raise ValueError(f"{kind}: what looks like a secret cannot be its name, which is kept; choose another")
+                raise ValueError(
+                    f"{kind}: what looks like a secret cannot be its name, which is kept; choose another"
+                )
         self._owns_store = not isinstance(store, RunStore)
         self.store = MemoryStore() if store is None else open_store(store)
         for exporter in self.exporters:
             exporter.attach(ExporterContext(self.store, environment.clock))
         telemetry = build_telemetry(self.exporters, tracer_provider, meter_provider)
-        self._run_factory = RunFactory(self.store, self.settings, environment, redactor, codec, is_transient, telemetry)
+        self._run_factory = RunFactory(
+            self.store, self.settings, environment, redactor, codec, is_transient, telemetry
+        )
         self._open_runs: dict[RunId, tuple[PlanRun, Questions]] = {}
 
     def __repr__(self) -> str:
-        return f"<ReplanningEngine {self.mode} {self.generator!r} store={type(self.store).__name__}>"
+        return (
+            f"<ReplanningEngine {self.mode} {self.generator!r} store={type(self.store).__name__}>"
+        )
 
     def attach(self, orchestrator: OrchestratorT) -> OrchestratorT:
         """Attach an orchestrator, which then opens its runs through this engine, and return it.
@@ -185,11 +207,15 @@ class ReplanningEngine:
         Raises:
             TypeError: it has no attribute `engine`.
         """
-        require_instance("attach", orchestrator, _Attachable, "an orchestrator, which has an attribute `engine`")
+        require_instance(
+            "attach", orchestrator, _Attachable, "an orchestrator, which has an attribute `engine`"
+        )
         orchestrator.engine = self
         return orchestrator
 
-    def open(self, plan: Plan, *, run_id: str | None = None) -> AbstractAsyncContextManager[PlanRun]:
+    def open(
+        self, plan: Plan, *, run_id: str | None = None
+    ) -> AbstractAsyncContextManager[PlanRun]:
         """A run of a plan: `async with engine.open(plan) as run:`, then pull and report.
 
         An exception of the body is raised again, unwrapped. A body that ends before the run has leaves it
@@ -219,7 +245,9 @@ class ReplanningEngine:
             RunOwned: another process is at it.
             StoreError: it is a run of another plan, or the store does not take it.
         """
-        return self._managed_run(lambda: self._run_factory.create_or_resume(plan, run_id, mode=self.mode))
+        return self._managed_run(
+            lambda: self._run_factory.create_or_resume(plan, run_id, mode=self.mode)
+        )
 
     def fork(self, run_id: str, revision: int, *, new_id: str | None = None) -> RunId:
         """Start a new run from a checkpoint of an old one: the moment a revision had been applied.
@@ -397,7 +425,11 @@ class ReplanningEngine:
 
         def waiting() -> list[InboxMessage]:
             messages = self.store.inbox(run_id)
-            return [m for m in messages if m.kind == "answer" and m.payload.get("question") == question_id]
+            return [
+                m
+                for m in messages
+                if m.kind == "answer" and m.payload.get("question") == question_id
+            ]
 
         try:
             _, live, ledger, *_ = replay_records(self.store.read(run_id))
@@ -408,7 +440,9 @@ class ReplanningEngine:
         if asked is None:
             raise closed_error(QuestionId(question_id), ledger)
         if ledger.run_end is not None and ledger.run_end.status not in RESUMABLE_STATUSES:
-            raise NotRunning(f"run {run_id!r} is {ledger.run_end.status}; its questions need no answer any more")
+            raise NotRunning(
+                f"run {run_id!r} is {ledger.run_end.status}; its questions need no answer any more"
+            )
         if answered:
             raise UnknownQuestion(question_id, _ANSWERED_ALREADY)
         answer_changes(answer, asked, live)
@@ -420,9 +454,13 @@ class ReplanningEngine:
             "changes": list(map(dump_change, redact_changes(answer.changes, redactor))),
             "comment": redactor.text(answer.comment),
         }
-        message = InboxMessage("answer", self._run_factory.environment.clock.now(), redactor.text(answer.by), payload)
+        message = InboxMessage(
+            "answer", self._run_factory.environment.clock.now(), redactor.text(answer.by), payload
+        )
         self.store.post(run_id, message)
-        first = next(iter(waiting()), message)  # the earliest answer counts, if somebody answered at the same time
+        first = next(
+            iter(waiting()), message
+        )  # the earliest answer counts, if somebody answered at the same time
         if replace(first, id=message.id) != message:
             raise UnknownQuestion(question_id, _ANSWERED_ALREADY)
 
@@ -458,7 +496,9 @@ class ReplanningEngine:
         if cause_of is not None and cause_of not in questions:
             raise UnknownQuestion(cause_of, "it is not open")
         causes = None if cause_of is None else questions[QuestionId(cause_of)].causes
-        about = [q.id for q in questions.values() if causes is None or not causes.isdisjoint(q.causes)]
+        about = [
+            q.id for q in questions.values() if causes is None or not causes.isdisjoint(q.causes)
+        ]
         if not about:
             raise UnknownQuestion(f"{run_id}.q", f"run {run_id!r} has no open question")
         errors: dict[QuestionId, ReplanningError | None] = dict.fromkeys(about)
@@ -482,7 +522,9 @@ class ReplanningEngine:
                 f"the engine is closed after its last run; {join_names(self._open_runs, 5)} must end before"
             )
         await self._provider_registry.aclose()
-        await close_exporters(self.exporters, self._run_factory.environment.clock, self._run_factory.redactor)
+        await close_exporters(
+            self.exporters, self._run_factory.environment.clock, self._run_factory.redactor
+        )
         if self._owns_store:
             self.store.close()
 
@@ -493,7 +535,9 @@ class ReplanningEngine:
         life.evaluator = self.evaluator
         questions = Questions(life, self.gate, durable=self.store.durable)
         life.is_asked = questions.conversations.__contains__
-        replanner = Replanner(life, self.generator, self.policy, questions, observe_only=self.mode == "observe")
+        replanner = Replanner(
+            life, self.generator, self.policy, questions, observe_only=self.mode == "observe"
+        )
         delivery = ExporterDelivery(life, self.exporters)
         delivered = anyio.Event()
 
@@ -527,14 +571,23 @@ class ReplanningEngine:
 
             renewer = self._run_factory.renewer
             async with run_services(
-                run, renewer, [begin], on_message=on_message, on_resume=on_resume, before_close=close
+                run,
+                renewer,
+                [begin],
+                on_message=on_message,
+                on_resume=on_resume,
+                before_close=close,
             ):
                 yield run
         finally:
             del self._open_runs[run.id]
-            self.monitor.unwatch(run.id)  # `close` was not called where the orchestrator was cancelled
+            self.monitor.unwatch(
+                run.id
+            )  # `close` was not called where the orchestrator was cancelled
             await delivery.flush()
-            if not self._open_runs:  # users may never call `aclose`, and no connection outlives the runs it was for
+            if (
+                not self._open_runs
+            ):  # users may never call `aclose`, and no connection outlives the runs it was for
                 await self._provider_registry.aclose()
 
 
@@ -559,7 +612,9 @@ def _handle_answer_message(life: Lifecycle, questions: Questions, message: Inbox
     choice: Any = payload.get("choice", 0)
     try:
         changes: Any = parse_changes(payload.get("changes") or [])
-        answer = validate_answer(Answer(verdict, message.by, choice, changes, str(payload.get("comment") or "")))
+        answer = validate_answer(
+            Answer(verdict, message.by, choice, changes, str(payload.get("comment") or ""))
+        )
         questions.answer(QuestionId(str(payload.get("question"))), answer)
     except ReplanningError as error:
         if isinstance(error, StoreError) and not isinstance(error, RecordNotSerializable):
@@ -636,7 +691,9 @@ class ProviderRegistry:
             NoLLMProvider: a language model that is named cannot be used.
             TypeError: an object is not a provider.
         """
-        expanded = [item for spec in specs for item in ((REPAIR_PLUGIN, AUTO) if spec == AUTO else (spec,))]
+        expanded = [
+            item for spec in specs for item in ((REPAIR_PLUGIN, AUTO) if spec == AUTO else (spec,))
+        ]
         providers = []
         for index, spec in enumerate(expanded):
             if isinstance(spec, str) and spec in expanded[:index]:
@@ -663,7 +720,11 @@ class ProviderRegistry:
             elif isinstance(spec, LLMProvider):
                 _set_redactor(spec, self._redactor)  # a secret of the run is one in prompts as well
                 guarded = isinstance(spec, FallbackLLM | GuardedLLM)
-                model = spec if guarded else GuardedLLM(spec, max_concurrency=self._settings.llm.max_concurrency)
+                model = (
+                    spec
+                    if guarded
+                    else GuardedLLM(spec, max_concurrency=self._settings.llm.max_concurrency)
+                )
                 provider = load_plugin("providers", LLM_PROVIDER_PLUGIN)(model)
             providers.append(require_provider(provider))
         return providers

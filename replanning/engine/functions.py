@@ -6,7 +6,18 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, update_wrapper
 from types import NoneType, UnionType
-from typing import Any, Final, Generic, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints, overload
+from typing import (
+    Any,
+    Final,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 import anyio.to_thread
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -84,33 +95,52 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
             hints: Mapping[str, object] = get_type_hints(function, include_extras=True)
         except Exception:  # noqa: BLE001 - an annotation may name something that only type checkers import
             hints = {}
-        self._hints = {name: hints.get(name, parameter.annotation) for name, parameter in self._parameters()}
-        self._contexts = [name for name, hint in self._hints.items() if TaskContext in (hint, *get_args(hint))]
-        stated = [each for name, each in self._signature.parameters.items() if name not in self._contexts]
+        self._hints = {
+            name: hints.get(name, parameter.annotation) for name, parameter in self._parameters()
+        }
+        self._contexts = [
+            name for name, hint in self._hints.items() if TaskContext in (hint, *get_args(hint))
+        ]
+        stated = [
+            each for name, each in self._signature.parameters.items() if name not in self._contexts
+        ]
         self._caller_signature = self._signature.replace(parameters=stated)
-        named = {name: parameter for name, parameter in self._parameters() if name not in self._contexts}
+        named = {
+            name: parameter for name, parameter in self._parameters() if name not in self._contexts
+        }
         described: dict[str, object] = {
             "name": getattr(function, "__name__", type(function).__name__),
             "kind": _KIND,
             "description": " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split()),
             "parameters": {name: _type_name(self._hints[name]) for name in named},
-            "optional": [name for name, each in named.items() if each.default is not inspect.Parameter.empty],
+            "optional": [
+                name for name, each in named.items() if each.default is not inspect.Parameter.empty
+            ],
         }
         problems = wrong_kinds(
-            ("idempotent", idempotent, bool, "true or false"), ("retry", retry, Retry | None, "a Retry")
+            ("idempotent", idempotent, bool, "true or false"),
+            ("retry", retry, Retry | None, "a Retry"),
         )
         try:
-            self.spec: ToolSpec = ToolSpec.__pydantic_validator__.validate_python(described | fields)
+            self.spec: ToolSpec = ToolSpec.__pydantic_validator__.validate_python(
+                described | fields
+            )
         except ValidationError as error:
             problems += map(str, validation_problems(error, ToolSpec))
         if problems:
-            raise ValueError(f"tool {fields.get('name', described['name'])!r}: {'; '.join(problems)}")
+            raise ValueError(
+                f"tool {fields.get('name', described['name'])!r}: {'; '.join(problems)}"
+            )
         only, by_both, by_name = _NAMED
         self._positional_only = [name for name, each in self._parameters() if each.kind is only]
         self._positional = [each.name for each in stated if each.kind in (only, by_both)]
         self._by_name = frozenset(each.name for each in stated if each.kind in (by_both, by_name))
-        self._required = frozenset(name for name, each in named.items() if each.default is inspect.Parameter.empty)
-        self._is_async = any(map(inspect.iscoroutinefunction, (inspect.unwrap(function), type(function).__call__)))
+        self._required = frozenset(
+            name for name, each in named.items() if each.default is inspect.Parameter.empty
+        )
+        self._is_async = any(
+            map(inspect.iscoroutinefunction, (inspect.unwrap(function), type(function).__call__))
+        )
 
     def __repr__(self) -> str:
         return f"<FunctionTool {self.spec.name!r} of {self.function!r}>"
@@ -120,7 +150,9 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         return self.function(*args, **kwargs)
 
     def _parameters(self) -> Iterable[tuple[str, inspect.Parameter]]:
-        return [(name, each) for name, each in self._signature.parameters.items() if each.kind in _NAMED]
+        return [
+            (name, each) for name, each in self._signature.parameters.items() if each.kind in _NAMED
+        ]
 
     def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
         """Return the arguments of a call by name.
@@ -129,7 +161,11 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
             TypeError: the function does not take them.
         """
         named: dict[str, object] = dict(zip(self._positional, args, strict=False))
-        if len(args) == len(named) and kwargs.keys() <= self._by_name and named.keys().isdisjoint(kwargs):
+        if (
+            len(args) == len(named)
+            and kwargs.keys() <= self._by_name
+            and named.keys().isdisjoint(kwargs)
+        ):
             named |= kwargs
             if self._required <= named.keys():
                 return named
@@ -139,11 +175,15 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         for name, value in bound.items():
             kind = self._signature.parameters[name].kind
             if kind is inspect.Parameter.VAR_POSITIONAL:
-                raise TypeError(f"{self.spec.name!r} takes any number of positional arguments, which have no names")
+                raise TypeError(
+                    f"{self.spec.name!r} takes any number of positional arguments, which have no names"
+                )
             named |= dict(value) if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
         return named
 
-    async def execute(self, arguments: Mapping[str, object], context: TaskContext, *, convert: bool) -> object:
+    async def execute(
+        self, arguments: Mapping[str, object], context: TaskContext, *, convert: bool
+    ) -> object:
         """Execute the function.
 
         Args:
@@ -159,7 +199,11 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
             context.arguments = detached(context.arguments)  # which the function may change
             values[name] = context
         if convert:
-            values |= {name: self._converted(name, value) for name, value in arguments.items() if name in self._hints}
+            values |= {
+                name: self._converted(name, value)
+                for name, value in arguments.items()
+                if name in self._hints
+            }
         positional = [values.pop(name) for name in self._positional_only if name in values]
         function: Callable[..., Any] = self.function
         if self._is_async:
@@ -174,7 +218,9 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         if hint is inspect.Parameter.empty:
             return value
         try:
-            adapter: TypeAdapter[object] = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+            adapter: TypeAdapter[object] = TypeAdapter(
+                hint, config=ConfigDict(arbitrary_types_allowed=True)
+            )
         except PydanticUserError:  # a model, which has a configuration of its own
             adapter = TypeAdapter(hint)
         return adapter.validate_python(value)
@@ -212,7 +258,9 @@ def tool(function: Any = None, /, **fields: Any) -> Any:
         fields: as `FunctionTool` takes them: `idempotent`, `retry`, and the fields of a `ToolSpec`, such as `capability`,
             `requires`, `adds`, `cost`, `timeout` and `dangerous`.
     """
-    return partial(tool, **fields) if function is None and fields else FunctionTool(function, **fields)
+    return (
+        partial(tool, **fields) if function is None and fields else FunctionTool(function, **fields)
+    )
 
 
 class FunctionTools:
@@ -241,7 +289,11 @@ class FunctionTools:
                 wrong.append(error)
                 continue
             if spec.name in specs:
-                wrong.append(ValueError(f"two tools are called {spec.name!r}; give one of them another `name`"))
+                wrong.append(
+                    ValueError(
+                        f"two tools are called {spec.name!r}; give one of them another `name`"
+                    )
+                )
             specs[spec.name] = spec
         if wrong:
             kind = TypeError if any(isinstance(error, TypeError) for error in wrong) else ValueError
@@ -254,13 +306,19 @@ class FunctionTools:
         Raises:
             ValueError: another tool has its name.
         """
-        name = function.spec.name if isinstance(function, FunctionTool) else getattr(function, "__name__", "")
+        name = (
+            function.spec.name
+            if isinstance(function, FunctionTool)
+            else getattr(function, "__name__", "")
+        )
         known = self.functions.get(name)
         if known is None or function not in (known, known.function):
             made = as_function_tool(function)
             known = self.functions.setdefault(made.spec.name, made)
             if known.function is not made.function:
-                raise ValueError(f"another tool is called {made.spec.name!r}; give one of them another `name`")
+                raise ValueError(
+                    f"another tool is called {made.spec.name!r}; give one of them another `name`"
+                )
         return known
 
     def describe(self, plan: Plan) -> Plan:
@@ -271,9 +329,15 @@ class FunctionTools:
         for task in plan.tasks:
             function = self.functions.get(task.tool or "")
             stated: dict[str, object] = (
-                {} if function is None else {"idempotent": function.idempotent, "retry": function.retry}
+                {}
+                if function is None
+                else {"idempotent": function.idempotent, "retry": function.retry}
             )
-            update = {name: value for name, value in stated.items() if value and name not in task.model_fields_set}
+            update = {
+                name: value
+                for name, value in stated.items()
+                if value and name not in task.model_fields_set
+            }
             tasks.append(task.model_copy(update=update) if update else task)
         tools = (*plan.tools, *(spec for spec in self.specs if spec.name not in known))
         fields = {name: getattr(plan, name) for name in plan.model_fields_set}
@@ -287,13 +351,17 @@ class FunctionTools:
         """
         problems = [
             Problem(
-                f"tools[{index}]", f"no function was given for the tool {spec.name!r}; give one, or leave the tool out"
+                f"tools[{index}]",
+                f"no function was given for the tool {spec.name!r}; give one, or leave the tool out",
             )
             for index, spec in enumerate(plan.tools)
             if spec.name not in self.functions
         ]
         problems += [
-            Problem(f"tasks[{index}].tool", f"task {task.id!r} has no tool; name the one that executes it")
+            Problem(
+                f"tasks[{index}].tool",
+                f"task {task.id!r} has no tool; name the one that executes it",
+            )
             for index, task in enumerate(plan.tasks)
             if task.tool is None
         ]
@@ -307,7 +375,9 @@ class FunctionTools:
         async def work(task: Task, context: TaskContext) -> object:
             function = self.functions.get(task.tool or "")
             if function is None:
-                raise LookupError(f"no function was given for the tool {task.tool!r} of task {task.id!r}")
+                raise LookupError(
+                    f"no function was given for the tool {task.tool!r} of task {task.id!r}"
+                )
             return await function.execute(context.arguments, context, convert=True)
 
         return work

@@ -25,7 +25,9 @@ class CallbackGate:
         remind: called with it again when the deadline is near.
     """
 
-    def __init__(self, ask: AskCallback, remind: Callable[[Question], Awaitable[None] | None] | None = None) -> None:
+    def __init__(
+        self, ask: AskCallback, remind: Callable[[Question], Awaitable[None] | None] | None = None
+    ) -> None:
         self._ask = ask
         self._remind = remind
 

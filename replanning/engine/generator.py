@@ -77,7 +77,9 @@ class ContextAnalyzer:
     def analyse(self, triggers: Sequence[Trigger], life: Lifecycle, began: float) -> ReplanRequest:
         """Return the request that follows from triggers, considered since `began`."""
         live, ledger, settings = life.live, life.ledger, life.settings
-        roots = sorted({live.entry(task_id).root for trigger in triggers for task_id in trigger.tasks})
+        roots = sorted(
+            {live.entry(task_id).root for trigger in triggers for task_id in trigger.tasks}
+        )
         patience = settings.timeout.replan
         if all(trigger.kind == "better-path-found" for trigger in triggers):
             patience = min(patience, settings.better_path.time_cap)  # the plan can go on as it is
@@ -86,7 +88,9 @@ class ContextAnalyzer:
             view=PlanView(live),
             max_alternatives=settings.alternatives.max_count,
             deadline=began + patience,
-            tried_fingerprints=frozenset(tried for root in roots for tried in ledger.tried_by_root.get(root, ())),
+            tried_fingerprints=frozenset(
+                tried for root in roots for tried in ledger.tried_by_root.get(root, ())
+            ),
             charge=life.charge,
             history=tuple(ledger.recent_records),
         )
@@ -136,23 +140,34 @@ class AlternativeVetter:
         rest = without_begun(proposed.changes, live, self.asked_at)
         if rest and len(rest) < len(proposed.changes):
             reason = f"{proposed.reason} (without what has begun meanwhile)"
-            current = proposed.model_copy(update={"changes": rest, "reason": reason, "expected_cost": None})
+            current = proposed.model_copy(
+                update={"changes": rest, "reason": reason, "expected_cost": None}
+            )
         alternative = life.redactor.document(current)
         if problem := "; ".join(map(str, life.redactor.name_problems(current.changes)[:5])):
-            alternative = alternative.model_copy(update={"changes": ()})  # which are kept even if they are rejected
+            alternative = alternative.model_copy(
+                update={"changes": ()}
+            )  # which are kept even if they are rejected
         elif alternative is not current:
             problem = check_secrets(alternative.changes, current.changes)
-        problem = problem or find_objection(alternative, request, live, life.ledger, settings.limits)
+        problem = problem or find_objection(
+            alternative, request, live, life.ledger, settings.limits
+        )
         if not problem:
             draft = Draft(live, alternative.changes)
             left_out = [
-                c.task_id for c in alternative.changes if c.kind == "remove" and c.task_id in live.ready_queue.reserved
+                c.task_id
+                for c in alternative.changes
+                if c.kind == "remove" and c.task_id in live.ready_queue.reserved
             ]
             if draft.problems:
                 problem = "it does not fit the plan: " + "; ".join(map(str, draft.problems[:5]))
             elif left_out:
                 problem = f"a caller waits for the result of {join_names(left_out, 5)}, which it leaves out"
-            elif not (problem := find_futile_call(alternative.changes, PlanView(live))) and live.closed_world:
+            elif (
+                not (problem := find_futile_call(alternative.changes, PlanView(live)))
+                and live.closed_world
+            ):
                 problem = check_feasible(draft, request.triggers, live)
             if not problem and self.seeks_better_path:
                 saving = relative_saving(draft, live)
@@ -160,9 +175,14 @@ class AlternativeVetter:
                     problem = f"it saves {saving:.0%} of the remaining cost, which is too little"
         if not problem:
             tasks = {task_id for trigger in request.triggers for task_id in trigger.tasks}
-            score = self.scorer.score(alternative, PlanView(live), self.past, time_left=self.time_left, tasks=tasks)
+            score = self.scorer.score(
+                alternative, PlanView(live), self.past, time_left=self.time_left, tasks=tasks
+            )
             minimum = settings.alternatives
-            if alternative.confidence is not None and alternative.confidence < minimum.min_llm_confidence:
+            if (
+                alternative.confidence is not None
+                and alternative.confidence < minimum.min_llm_confidence
+            ):
                 problem = f"its own confidence {alternative.confidence:g} is below {minimum.min_llm_confidence:g}"
             elif score.total < minimum.min_confidence:
                 problem = f"confidence {score.total:.2f} is below {minimum.min_confidence:g}"
@@ -177,7 +197,9 @@ def require_provider(provider: object) -> AlternativeProvider:
     Raises:
         TypeError: it cannot.
     """
-    is_provider = isinstance(read_attribute(provider, "name"), str) and callable(read_attribute(provider, "propose"))
+    is_provider = isinstance(read_attribute(provider, "name"), str) and callable(
+        read_attribute(provider, "propose")
+    )
     if isinstance(provider, type) or not is_provider:
         raise TypeError(
             f"{provider!r} is not a provider: it needs a `name` and an async `propose(request)`, or to be an LLMProvider"
@@ -200,9 +222,13 @@ class PathGenerator:
     def __init__(self, providers: Sequence[AlternativeProvider], scorer: ConfidenceScorer) -> None:
         self.providers = tuple(map(require_provider, providers))
         self.scorer = scorer
-        self.last_resorts = tuple(p for p in self.providers if read_attribute(p, "last_resort") is True)
+        self.last_resorts = tuple(
+            p for p in self.providers if read_attribute(p, "last_resort") is True
+        )
         self._names = [plugin_name(provider) for provider in self.providers]
-        yielding = [read_attribute(provider, "yields_priority") is True for provider in self.providers]
+        yielding = [
+            read_attribute(provider, "yields_priority") is True for provider in self.providers
+        ]
         self._low_priority = set(compress(self._names, yielding))
 
     async def generate(
@@ -223,7 +249,11 @@ class PathGenerator:
         """
         replies = [
             ProviderReply(
-                name, provider, partial(_complete, provider, name, flawed) if flawed else partial(_propose, provider)
+                name,
+                provider,
+                partial(_complete, provider, name, flawed)
+                if flawed
+                else partial(_propose, provider),
             )
             for name, provider in zip(self._names, self.providers, strict=True)
             if not flawed or read_attribute(provider, "complete") is not None
@@ -239,12 +269,22 @@ class PathGenerator:
                 if len(together) == 1 and getattr(reply.provider, "immediate", False):
                     await _ask_provider(reply, vetter)
                 else:  # a provider that waits in a thread goes on after its deadline, and its answer is ignored
-                    vetter.life.start_plugin(f"provider {reply.name!r}", _ask_provider, reply, vetter)
+                    vetter.life.start_plugin(
+                        f"provider {reply.name!r}", _ask_provider, reply, vetter
+                    )
             for reply in together:
-                if not reply.settled.is_set():  # waiting for what has happened takes a turn of the event loop
+                if (
+                    not reply.settled.is_set()
+                ):  # waiting for what has happened takes a turn of the event loop
                     await reply.settled.wait()
-            proposals = [(alternative, reply.name) for reply in together for alternative in reply.alternatives]
-            if len(rounds) > 1 and not all(vetter.vet(*proposal).candidate.rejected for proposal in proposals):
+            proposals = [
+                (alternative, reply.name)
+                for reply in together
+                for alternative in reply.alternatives
+            ]
+            if len(rounds) > 1 and not all(
+                vetter.vet(*proposal).candidate.rejected for proposal in proposals
+            ):
                 break
         for reply in replies:
             if reply.stale_error is not None and not last:
@@ -261,11 +301,15 @@ class PathGenerator:
         good: list[tuple[Candidate, Draft | None]] = []
         bad: list[tuple[Candidate, Draft | None]] = []
         with life.spans.scoring_span():
-            for alternative, source in ((proposed, reply.name) for reply in replies for proposed in reply.alternatives):
+            for alternative, source in (
+                (proposed, reply.name) for reply in replies for proposed in reply.alternatives
+            ):
                 _, candidate, draft, _ = vetter.vet(alternative, source)
                 fingerprint = candidate.alternative.fingerprint()
                 if candidate.alternative.changes and fingerprint in fingerprints:
-                    candidate = Candidate(candidate.alternative, None, "the same was proposed already")
+                    candidate = Candidate(
+                        candidate.alternative, None, "the same was proposed already"
+                    )
                 fingerprints.add(fingerprint)
                 (bad if candidate.rejected else good).append((candidate, draft))
         verifiable = life.live.plan.facts is not None
@@ -276,13 +320,20 @@ class PathGenerator:
             alternative, score, draft = ranked[0].alternative, ranked[0].score, ranked[1]
             total = score.total if score else 0.0
             if draft is not None and vetter.seeks_better_path:
-                return total < threshold or bool(alternative.ask), -relative_saving(draft, life.live)
+                return total < threshold or bool(alternative.ask), -relative_saving(
+                    draft, life.live
+                )
             needs_person = not verifiable or total < threshold or bool(alternative.ask)
-            leading, _, _ = alternative.source.partition("+")  # of a proposal that another completed
+            leading, _, _ = alternative.source.partition(
+                "+"
+            )  # of a proposal that another completed
             return needs_person or leading in self._low_priority, -total
 
         good.sort(key=order)
-        spare = [(replace(c, rejected=f"only {limit} are considered"), draft) for c, draft in good[limit:]]
+        spare = [
+            (replace(c, rejected=f"only {limit} are considered"), draft)
+            for c, draft in good[limit:]
+        ]
         ranked = [*good[:limit], *spare, *bad]
         return RankedCandidates(
             tuple(candidate for candidate, _ in ranked),
@@ -315,7 +366,9 @@ class AlternativeGenerator:
         self.path_generator = PathGenerator(providers, scorer or ConfidenceScorer())
 
     def __repr__(self) -> str:
-        return f"<AlternativeGenerator of {[plugin_name(p) for p in self.path_generator.providers]}>"
+        return (
+            f"<AlternativeGenerator of {[plugin_name(p) for p in self.path_generator.providers]}>"
+        )
 
     async def generate(
         self, triggers: Sequence[Trigger], life: Lifecycle, *, began: float, last: bool
@@ -332,23 +385,38 @@ class AlternativeGenerator:
             StaleView: a provider read the plan after it had moved on to another revision, and must be asked again.
         """
         paths, in_vain = self.path_generator, life.ledger.sought_in_vain
-        stuck = {task_id for trigger in triggers for task_id in trigger.tasks if trigger.kind == "goal-unreachable"}
+        stuck = {
+            task_id
+            for trigger in triggers
+            for task_id in trigger.tasks
+            if trigger.kind == "goal-unreachable"
+        }
         again = stuck and len(triggers) == 1 and in_vain.keys() >= stuck
         if again and not paths.last_resorts:  # providers have said already what they know
-            earlier = {body.replan: body for body in (in_vain[task_id] for task_id in triggers[0].tasks)}.values()
+            earlier = {
+                body.replan: body for body in (in_vain[task_id] for task_id in triggers[0].tasks)
+            }.values()
             candidates = tuple(candidate for body in earlier for candidate in body.candidates)
             notes = tuple(note for body in earlier for note in body.notes)
             view, version = PlanView(life.live), life.live.version
-            ranked = RankedCandidates(candidates, (None,) * len(candidates), notes, view, version, lambda: ranked)
+            ranked = RankedCandidates(
+                candidates, (None,) * len(candidates), notes, view, version, lambda: ranked
+            )
             return ranked
         request = self.analyzer.analyse(triggers, life, began)
         time_left, past = life.wall_clock_left(began), cache(life.past_outcomes)
         vetter = AlternativeVetter(request, life, paths.scorer, past, time_left, life.clock.now())
         replies = await paths.generate(vetter, last=last)
         ranked = paths.rank(replies, vetter)
-        flawed = [candidate for candidate in ranked.candidates if candidate.rejected.startswith(INFEASIBLE)]
+        flawed = [
+            candidate
+            for candidate in ranked.candidates
+            if candidate.rejected.startswith(INFEASIBLE)
+        ]
         if flawed:
-            completions = await paths.generate(vetter, last=last, flawed=flawed[: request.max_alternatives])
+            completions = await paths.generate(
+                vetter, last=last, flawed=flawed[: request.max_alternatives]
+            )
             if any(reply.alternatives or reply.notes for reply in completions):
                 ranked = paths.rank([*replies, *completions], vetter)
         return ranked
@@ -378,7 +446,9 @@ class ProviderReply:
         self.settled.set()
 
 
-def _propose(provider: AlternativeProvider, request: ReplanRequest) -> Awaitable[Sequence[Alternative]]:
+def _propose(
+    provider: AlternativeProvider, request: ReplanRequest
+) -> Awaitable[Sequence[Alternative]]:
     return provider.propose(request)
 
 
@@ -401,7 +471,9 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
     name, request, life = reply.name, vetter.request, vetter.life
     try:
         estimate = getattr(reply.provider, "estimate", None)
-        release = life.ledger.budget_tracker.reserve(estimate(request) if estimate is not None else Usage())
+        release = life.ledger.budget_tracker.reserve(
+            estimate(request) if estimate is not None else Usage()
+        )
     except BudgetExceeded as error:
         return reply.settle(f"was not asked: {error}")
     except BaseException as error:  # noqa: BLE001 - the estimate is the provider's code
@@ -423,14 +495,18 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
         charge=partial(life.charge, provider=name),
         meter=RunMeter(life, name, reply.add_note),
         history=request.history,
-        rejection_reason=lambda alternative: vetter.vet(detached(alternative), name).candidate.rejected,
+        rejection_reason=lambda alternative: (
+            vetter.vet(detached(alternative), name).candidate.rejected
+        ),
         add_note=reply.add_note,
     )
     try:
         with life.spans.provider_span(name) as answered:
             alternatives: list[Alternative] = []
             with scope:
-                alternatives = await isolate(collect_alternatives, lambda: reply.ask(request), reply.add_note)
+                alternatives = await isolate(
+                    collect_alternatives, lambda: reply.ask(request), reply.add_note
+                )
             if not reply.settled.is_set():
                 reply.alternatives = alternatives
             answered(len(reply.alternatives), scope.cancelled_caught)
@@ -448,7 +524,9 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
         reply.settled.set()
 
 
-async def collect_alternatives(ask: Callable[[], object], add_note: Callable[[str], None]) -> list[Alternative]:
+async def collect_alternatives(
+    ask: Callable[[], object], add_note: Callable[[str], None]
+) -> list[Alternative]:
     """Return the proposals of a provider that is asked, which may come from a generator.
 
     Raises:

@@ -74,7 +74,9 @@ class PlanMonitor:
             if isinstance(spec, str):
                 load_plugin("triggers", spec)
             elif inspect.iscoroutinefunction(spec.detect):
-                raise TypeError(f"detectors: `detect` of {spec.name!r} is async; write `def`: a detector must not wait")
+                raise TypeError(
+                    f"detectors: `detect` of {spec.name!r} is async; write `def`: a detector must not wait"
+                )
         self._detector_specs = detectors
         self._emitter = EventEmitter()
         self._event_names: dict[type, str] = {}
@@ -98,8 +100,12 @@ class PlanMonitor:
         """
         given: object = event_type
         if not isinstance(given, type) or not callable(handler):
-            raise TypeError(f"expected a type of event and a function, got {event_type!r} and {handler!r}")
-        name = self._event_names.setdefault(event_type, f"{event_type.__module__}.{event_type.__qualname__}")
+            raise TypeError(
+                f"expected a type of event and a function, got {event_type!r} and {handler!r}"
+            )
+        name = self._event_names.setdefault(
+            event_type, f"{event_type.__module__}.{event_type.__qualname__}"
+        )
         self._emitter.add_listener(name, handler)
         for watch in self._watches.values():
             watch.subscribe()
@@ -130,7 +136,9 @@ class PlanMonitor:
 
     def redetect(self, run: RunId, past: ResumeState) -> None:
         """Fire the triggers that follow from the last record of a resumed run and were not fired before."""
-        self._watches[run].detect(past.last_cause, {trigger.fingerprint for trigger in past.fired_triggers})
+        self._watches[run].detect(
+            past.last_cause, {trigger.fingerprint for trigger in past.fired_triggers}
+        )
 
     async def deliver(self, watch: RunWatch, delivered: anyio.Event) -> None:
         """Call the handlers of a run's events, until it is no longer watched; set `delivered` when all have been called."""
@@ -142,12 +150,16 @@ class PlanMonitor:
                     except Exception as error:  # noqa: BLE001 - a listener must not harm the run
                         # The record of a listener that fails at records of failures would call it again, without end.
                         if not isinstance(event, ErrorContained):
-                            watch.record_failure(f"listener {getattr(handler, '__qualname__', handler)!r}", error)
+                            watch.record_failure(
+                                f"listener {getattr(handler, '__qualname__', handler)!r}", error
+                            )
         delivered.set()
 
     def handlers(self, event_type: type) -> list[Callable[[object], Awaitable[None] | None]]:
         """Return the handlers of a type of event, in the order of the types for which they are registered."""
-        names = [self._event_names[base] for base in event_type.__mro__ if base in self._event_names]
+        names = [
+            self._event_names[base] for base in event_type.__mro__ if base in self._event_names
+        ]
         return [handler for name in names for handler in self._emitter.listeners(name)]
 
 
@@ -160,7 +172,9 @@ async def _call(handler: Callable[[object], Awaitable[None] | None], event: obje
 class RunWatch:
     """The watch on one run: its detectors, and the queue of its events."""
 
-    def __init__(self, life: Lifecycle, detectors: Sequence[TriggerDetector], monitor: PlanMonitor) -> None:
+    def __init__(
+        self, life: Lifecycle, detectors: Sequence[TriggerDetector], monitor: PlanMonitor
+    ) -> None:
         self._lifecycle = life
         self._monitor = monitor
         self._overflow = False
@@ -192,20 +206,27 @@ class RunWatch:
             if not self._overflow:
                 self._overflow = True
                 self.record_failure(
-                    "listeners", RuntimeError(f"more than {MAX_QUEUED_EVENTS} events wait; further ones are dropped")
+                    "listeners",
+                    RuntimeError(
+                        f"more than {MAX_QUEUED_EVENTS} events wait; further ones are dropped"
+                    ),
                 )
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # the run is being closed
 
     def record_failure(self, where: str, error: BaseException) -> None:
         """Record a failure that goes no further."""
-        if self._lifecycle.store_available:  # also after the end of the run: its journal is ours until it is closed
+        if (
+            self._lifecycle.store_available
+        ):  # also after the end of the run: its journal is ours until it is closed
             self._lifecycle.record_error(where, error)
 
     def close(self) -> None:
         """Stop detecting, and take no more events."""
         for observers in self._lifecycle.observers.values():
-            observers[:] = [observer for observer in observers if observer not in (self.detect, self._evaluate)]
+            observers[:] = [
+                observer for observer in observers if observer not in (self.detect, self._evaluate)
+            ]
         if self._on_record in self._lifecycle.listeners:
             self._lifecycle.listeners.remove(self._on_record)
         self._send.close()
@@ -226,16 +247,25 @@ class RunWatch:
         for detector in self._detectors_by_type.get(type(record.body), ()):
             try:
                 given: Any = detector.detect(detached(record.body), PlanView(life.live))  # type: ignore[arg-type] # its own kinds
-                triggers = list(islice(given if isinstance(given, Iterable) else [given], MAX_TRIGGERS_PER_RECORD + 1))
+                triggers = list(
+                    islice(
+                        given if isinstance(given, Iterable) else [given],
+                        MAX_TRIGGERS_PER_RECORD + 1,
+                    )
+                )
                 if len(triggers) > MAX_TRIGGERS_PER_RECORD:
-                    raise ValueError(f"it made more than {MAX_TRIGGERS_PER_RECORD} triggers of one record")
+                    raise ValueError(
+                        f"it made more than {MAX_TRIGGERS_PER_RECORD} triggers of one record"
+                    )
                 for detected in triggers:
                     require_instance("detect", detected, TriggerEvent, "triggers")
                     if detected.fingerprint not in fired:
                         self._fire(detected, record.at)
             except BaseException as error:  # noqa: BLE001 - a detector must not harm the run
                 failure = plugin_error(error)
-                if not isinstance(record.body, ErrorContained):  # as above: it would be shown that record, and so on
+                if not isinstance(
+                    record.body, ErrorContained
+                ):  # as above: it would be shown that record, and so on
                     self.record_failure(f"detector {plugin_name(detector)!r}", failure)
 
     def _fire(self, detected: Trigger, at: float) -> None:

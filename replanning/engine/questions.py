@@ -84,7 +84,9 @@ class Questions:
         """Carry out the answers on record of a resumed run, and put its open questions to the gate again."""
         self._group = group
         if self._lifecycle.ledger.answers_by_replan:
-            self._lifecycle.checks_deferred = True  # the run is not at its end before all of it is taken up again
+            self._lifecycle.checks_deferred = (
+                True  # the run is not at its end before all of it is taken up again
+            )
             try:
                 self._carry_out_answers()
             finally:
@@ -106,7 +108,10 @@ class Questions:
         life = self._lifecycle
         now, approval = life.clock.now(), life.settings.approval
         timeout = approval.timeout if self.gate is not None else None
-        causes, first = [trigger.reason or trigger.kind for trigger in triggers], decision.reason.partition("\n")[0]
+        causes, first = (
+            [trigger.reason or trigger.kind for trigger in triggers],
+            decision.reason.partition("\n")[0],
+        )
         asked = QuestionAsked(
             question=QuestionId(f"{life.run_id}.q{life.ledger.question_count + 1}"),
             replan=replan,
@@ -127,11 +132,15 @@ class Questions:
         """Return the open questions, unless the run is over for good."""
         life = self._lifecycle
         over = life.end is not None and life.end.status not in RESUMABLE_STATUSES
-        return [] if over else [self.question(asked) for asked in life.ledger.open_questions.values()]
+        return (
+            [] if over else [self.question(asked) for asked in life.ledger.open_questions.values()]
+        )
 
     def question(self, asked: QuestionAsked) -> Question:
         """Return a question as gates and people see it."""
-        return build_question(asked, self._lifecycle.run_id, self._lifecycle.live, self._lifecycle.ledger)
+        return build_question(
+            asked, self._lifecycle.run_id, self._lifecycle.live, self._lifecycle.ledger
+        )
 
     def answer(self, question_id: QuestionId, answer: Answer) -> None:
         """Take an answer and carry it out.
@@ -146,7 +155,9 @@ class Questions:
         life = self._lifecycle
         redact = life.redactor.text
         if life.end is not None:
-            raise NotRunning(f"the run is {life.end.status}; resume it to have {spoken_id(question_id)} answered")
+            raise NotRunning(
+                f"the run is {life.end.status}; resume it to have {spoken_id(question_id)} answered"
+            )
         asked = life.ledger.open_questions.get(question_id)
         if asked is None:
             raise closed_error(question_id, life.ledger)
@@ -155,14 +166,21 @@ class Questions:
             answer = replace(answer, changes=redact_changes(answer.changes, life.redactor))
             answer_changes(answer, asked, life.live)
         except (ChangeRejected, StaleAnswer) as error:
-            life.commit(AnswerRefused(question_id, redact(str(getattr(answer, "by", ""))), redact(str(error))))
+            life.commit(
+                AnswerRefused(
+                    question_id, redact(str(getattr(answer, "by", ""))), redact(str(error))
+                )
+            )
             if isinstance(error, StaleAnswer):
                 with life.batch():
                     self._withdraw(asked)
             raise
         by, comment = redact(answer.by), redact(answer.comment)
         self._close_and_carry_out(
-            asked, QuestionAnswered(question_id, answer.verdict, by, answer.choice, answer.changes, comment)
+            asked,
+            QuestionAnswered(
+                question_id, answer.verdict, by, answer.choice, answer.changes, comment
+            ),
         )
 
     # Closing
@@ -207,18 +225,25 @@ class Questions:
         reason = closing.comment or f"{closing.verdict} by {who}"
         if changes and not any(revised.replan == asked.replan for _, revised in ledger.revisions):
             try:
-                life.revise(changes, why, by, triggers=asked.triggers, replan=asked.replan, chosen=chosen)
+                life.revise(
+                    changes, why, by, triggers=asked.triggers, replan=asked.replan, chosen=chosen
+                )
             except ChangeRejected as error:  # the plan was edited before it could be carried out
                 decision, rule, reason = "keep", "refused", str(error)
         settled = asked.triggers
-        if decision == "execute":  # a person who approves of one candidate decides nothing about the other triggers
+        if (
+            decision == "execute"
+        ):  # a person who approves of one candidate decides nothing about the other triggers
             triggers = [ledger.triggers[trigger_id] for trigger_id in asked.triggers]
             settled = tuple(trigger.id for trigger in relevant_triggers(triggers, [changes]))
         life.commit(DecisionMade(asked.replan, settled, decision, rule, reason, chosen, by))
 
     def _withdraw(self, asked: QuestionAsked) -> None:
         """Close a question that has become stale; its triggers are considered again."""
-        self._close(asked, QuestionAnswered(asked.question, "withdrawn", "policy", comment=STALE_QUESTION_REASON))
+        self._close(
+            asked,
+            QuestionAnswered(asked.question, "withdrawn", "policy", comment=STALE_QUESTION_REASON),
+        )
 
     def _close(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
         self._lifecycle.commit(closing)
@@ -245,12 +270,18 @@ class Questions:
     # Asking
 
     def _present(self, asked: QuestionAsked) -> None:
-        if self.gate is not None and self._group is not None and asked.question not in self.conversations:
+        if (
+            self.gate is not None
+            and self._group is not None
+            and asked.question not in self.conversations
+        ):
             self.conversations[asked.question] = scope = anyio.CancelScope()
             gate = f"gate {plugin_name(self.gate)!r}"
             self._lifecycle.start_plugin(gate, self._converse, asked, self.gate, scope)
 
-    async def _converse(self, asked: QuestionAsked, gate: HumanGate, scope: anyio.CancelScope) -> None:
+    async def _converse(
+        self, asked: QuestionAsked, gate: HumanGate, scope: anyio.CancelScope
+    ) -> None:
         """Put a question to the gate, with reminder and deadline, until it is closed."""
         life = self._lifecycle
         approval, now = life.settings.approval, life.clock.now()
@@ -268,11 +299,16 @@ class Questions:
             scope.cancel()
             life.start_task(self._expire, asked)
 
-        alarms = [] if question.deadline is None else [life.timer.call_at(question.deadline, expire)]
+        alarms = (
+            [] if question.deadline is None else [life.timer.call_at(question.deadline, expire)]
+        )
         try:
             with scope:
                 async with anyio.create_task_group() as group:
-                    if remind_at is not None and asked.question not in life.ledger.reminded_questions:
+                    if (
+                        remind_at is not None
+                        and asked.question not in life.ledger.reminded_questions
+                    ):
                         alarms.append(life.timer.call_at(remind_at, remind))
                     try:
                         await self._ask_until_accepted(gate, question)
@@ -306,13 +342,31 @@ class Questions:
                     life.commit(RunPaused(reason, "timeout"))
                     return
                 else:
-                    changes: tuple[PlanChange, ...] = (AbortRun(reason=reason),) if outcome == "abort" else ()
-                    if outcome == "skip":  # the tasks of the triggers, not all that the candidates would have touched
-                        tasks = [t for trigger in asked.triggers for t in life.ledger.triggers[trigger].tasks]
-                        entries = [life.live.entry(task) for task in dict.fromkeys(tasks) if task in life.live]
-                        unfinished = [e.id for e in entries if e.state in STUCK | WAITING and not e.removed]
-                        changes = tuple(SkipTask(task_id=task, reason=reason) for task in unfinished)
-                    closing = QuestionAnswered(asked.question, outcome, "timeout", changes=changes, comment=reason)
+                    changes: tuple[PlanChange, ...] = (
+                        (AbortRun(reason=reason),) if outcome == "abort" else ()
+                    )
+                    if (
+                        outcome == "skip"
+                    ):  # the tasks of the triggers, not all that the candidates would have touched
+                        tasks = [
+                            t
+                            for trigger in asked.triggers
+                            for t in life.ledger.triggers[trigger].tasks
+                        ]
+                        entries = [
+                            life.live.entry(task)
+                            for task in dict.fromkeys(tasks)
+                            if task in life.live
+                        ]
+                        unfinished = [
+                            e.id for e in entries if e.state in STUCK | WAITING and not e.removed
+                        ]
+                        changes = tuple(
+                            SkipTask(task_id=task, reason=reason) for task in unfinished
+                        )
+                    closing = QuestionAnswered(
+                        asked.question, outcome, "timeout", changes=changes, comment=reason
+                    )
                     self._close_and_carry_out(asked, closing)
             except StoreError:
                 await life.wait_for_store()
@@ -337,7 +391,9 @@ class Questions:
                         return
                 except ChangeRejected as error:
                     question = replace(question, rejection_reason=str(error))
-            raise ReplanningError(f"{MAX_REFUSED_ANSWERS} answers in a row were refused: {question.rejection_reason}")
+            raise ReplanningError(
+                f"{MAX_REFUSED_ANSWERS} answers in a row were refused: {question.rejection_reason}"
+            )
         except (StaleAnswer, UnknownQuestion, NotRunning):
             return
         except Exception as error:  # noqa: BLE001 - a failing gate is contained, and the question stays open

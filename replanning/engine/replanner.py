@@ -20,7 +20,13 @@ from replanning.decision.policy import Decision, ReplanPolicy
 from replanning.decision.staleness import PERSISTENT_KINDS, relevant_triggers, stale_reason
 from replanning.engine.generator import AlternativeGenerator, RankedCandidates
 from replanning.engine.questions import Questions
-from replanning.errors import ChangeRejected, NotRunning, RecordNotSerializable, StaleView, StoreError
+from replanning.errors import (
+    ChangeRejected,
+    NotRunning,
+    RecordNotSerializable,
+    StaleView,
+    StoreError,
+)
 from replanning.journal.records import (
     AlternativesConsidered,
     DecisionKind,
@@ -99,9 +105,17 @@ class Replanner:
         """Whether a trigger is being decided or will be, a person is being asked, or an answer is carried out."""
         if self._in_progress or self._waiting or self._questions.conversations:
             return True
-        live = self._lifecycle.live  # a deferred trigger that is stale, or for a plan that can go on, is not waited for
-        deferred = [t for t in self._deferred.values() if t.kind != "better-path-found" and not stale_reason(t, live)]
-        return (bool(deferred) and not live.complete) or bool(self._lifecycle.ledger.answers_by_replan)
+        live = (
+            self._lifecycle.live
+        )  # a deferred trigger that is stale, or for a plan that can go on, is not waited for
+        deferred = [
+            t
+            for t in self._deferred.values()
+            if t.kind != "better-path-found" and not stale_reason(t, live)
+        ]
+        return (bool(deferred) and not live.complete) or bool(
+            self._lifecycle.ledger.answers_by_replan
+        )
 
     # Queue
 
@@ -111,7 +125,9 @@ class Replanner:
                 self._queue(trigger)
             case TriggerDropped(trigger=dropped):
                 self._waiting.pop(dropped, None)
-                self._deferred = {mark: each for mark, each in self._deferred.items() if each.id != dropped}
+                self._deferred = {
+                    mark: each for mark, each in self._deferred.items() if each.id != dropped
+                }
             case QuestionAnswered():
                 self.reload()
             case DecisionMade(by=decider) if decider not in _AUTOMATIC_DECIDERS:
@@ -121,11 +137,20 @@ class Replanner:
 
     def _queue(self, trigger: Trigger) -> None:
         self._waiting[trigger.id] = trigger
-        if trigger.kind in _HOLD_KINDS and trigger.id not in self._held_tasks and not self._observe_only:
+        if (
+            trigger.kind in _HOLD_KINDS
+            and trigger.id not in self._held_tasks
+            and not self._observe_only
+        ):
             live = self._lifecycle.live
             concerned = [live.entry(task_id) for task_id in trigger.tasks if task_id in live]
             # What waits for a task that may be run after all waits for the decision about it.
-            waiting = [other for entry in concerned if entry.state in SATISFIED for other in entry.dependents]
+            waiting = [
+                other
+                for entry in concerned
+                if entry.state in SATISFIED
+                for other in entry.dependents
+            ]
             self._held_tasks[trigger.id] = (*concerned, *waiting)
             live.hold(self._held_tasks[trigger.id])
         self._nonempty.set()
@@ -134,7 +159,9 @@ class Replanner:
         """Queue the triggers that are recorded as undecided and belong to no question, as after a resume."""
         ledger = self._lifecycle.ledger
         parked = {t for attached in ledger.triggers_by_question.values() for t in attached}
-        elsewhere = self._in_progress.keys() | {trigger.id for trigger in self._deferred.values()} | parked
+        elsewhere = (
+            self._in_progress.keys() | {trigger.id for trigger in self._deferred.values()} | parked
+        )
         self._waiting.clear()
         for trigger in ledger.open_triggers.values():
             if trigger.id not in elsewhere:
@@ -148,7 +175,11 @@ class Replanner:
         """
         life, open_questions = self._lifecycle, self._lifecycle.ledger.open_questions.values()
         waiting = list(islice(self._waiting.values(), 2 * MAX_TRIGGERS_PER_ROUND))
-        current = [t for t in waiting if not self._drop_if_stale(t) and not self._drop_or_defer_repetition(t)]
+        current = [
+            t
+            for t in waiting
+            if not self._drop_if_stale(t) and not self._drop_or_defer_repetition(t)
+        ]
         groups, parked = [current] if current else [], list[tuple[Trigger, QuestionId]]()
         if len(current) > 1 or open_questions:
             groups, parked = group_triggers(current, life.live, open_questions)
@@ -156,11 +187,17 @@ class Replanner:
             life.commit(TriggerAttached(question, trigger.id))
             del self._waiting[trigger.id]
         taken = []
-        for group in groups:  # a path that is still better after repairs is considered next, apart from them
-            together = [trigger for trigger in group if trigger.kind != "better-path-found"] or group
+        for group in (
+            groups
+        ):  # a path that is still better after repairs is considered next, apart from them
+            together = [
+                trigger for trigger in group if trigger.kind != "better-path-found"
+            ] or group
             if room := MAX_TRIGGERS_PER_ROUND - len(self._in_progress):
                 taken.append(together[:room])
-                self._in_progress |= {trigger.id: self._waiting.pop(trigger.id) for trigger in taken[-1]}
+                self._in_progress |= {
+                    trigger.id: self._waiting.pop(trigger.id) for trigger in taken[-1]
+                }
         return taken
 
     def _put_back(self, triggers: Iterable[Trigger]) -> None:
@@ -184,18 +221,31 @@ class Replanner:
         life, ledger, mark = self._lifecycle, self._lifecycle.ledger, trigger.fingerprint
         if trigger.kind == "goal-unreachable":
             # If no alternative was found for these tasks, none is sought again, unless there is a last resort.
-            asks = self._questions.gate is not None and trigger.kind in life.settings.approval.always_for
+            asks = (
+                self._questions.gate is not None
+                and trigger.kind in life.settings.approval.always_for
+            )
             asks = asks or bool(self._generator.path_generator.last_resorts)
-            in_vain = bool(trigger.tasks) and ledger.sought_in_vain.keys() >= set(trigger.tasks) and not asks
+            in_vain = (
+                bool(trigger.tasks)
+                and ledger.sought_in_vain.keys() >= set(trigger.tasks)
+                and not asks
+            )
             if in_vain or mark in ledger.last_decided:
-                life.commit(TriggerDropped(trigger.id, "the same was decided before, and nothing has changed since"))
+                life.commit(
+                    TriggerDropped(
+                        trigger.id, "the same was decided before, and nothing has changed since"
+                    )
+                )
                 return True
             return False
         cooldown = life.settings.cooldown
         if not ledger.was_decided(trigger, since=life.clock.now() - cooldown):
             return False
         if mark in self._deferred:
-            life.commit(TriggerDropped(trigger.id, "the same trigger waits for its cooldown already"))
+            life.commit(
+                TriggerDropped(trigger.id, "the same trigger waits for its cooldown already")
+            )
             return True
 
         def end_cooldown() -> None:
@@ -225,7 +275,9 @@ class Replanner:
                     self.record_pending_decisions()
                     await self._replan(self._take_groups())
             except Exception as error:  # noqa: BLE001 - the engine never makes things worse
-                if isinstance(error, StoreError | NotRunning) and not isinstance(error, RecordNotSerializable):
+                if isinstance(error, StoreError | NotRunning) and not isinstance(
+                    error, RecordNotSerializable
+                ):
                     with suppress(NotRunning):  # the run has ended, and nothing more is decided
                         await life.wait_for_store()
                         self._in_progress.clear()
@@ -234,7 +286,9 @@ class Replanner:
                     self._drop_failed(list(self._in_progress.values()), error)
             finally:  # tasks are no longer held for triggers that are decided, or wait elsewhere
                 self._in_progress.clear()
-                for trigger_id in [trigger_id for trigger_id in self._held_tasks if trigger_id not in self._waiting]:
+                for trigger_id in [
+                    trigger_id for trigger_id in self._held_tasks if trigger_id not in self._waiting
+                ]:
                     life.live.release(self._held_tasks.pop(trigger_id))
                     life.wake_waiters()
             life.check_completion()
@@ -242,7 +296,9 @@ class Replanner:
     def _drop_failed(self, triggers: Sequence[Trigger], error: Exception) -> None:
         self._lifecycle.record_error("replanning", repr(error))
         for failed in triggers:
-            self._lifecycle.commit_or_defer(TriggerDropped(failed.id, f"replanning failed: {type(error).__name__}"))
+            self._lifecycle.commit_or_defer(
+                TriggerDropped(failed.id, f"replanning failed: {type(error).__name__}")
+            )
 
     def record_pending_decisions(self) -> None:
         """Record the decisions behind revisions that were applied just before the store failed or the process ended.
@@ -255,7 +311,9 @@ class Replanner:
             if replan not in ledger.answers_by_replan:
                 aborts = any(isinstance(change, AbortRun) for change in revised.changes)
                 kind: DecisionKind = "abort" if aborts else "execute"
-                triggers: Sequence[Trigger] = [ledger.triggers[trigger_id] for trigger_id in revised.triggers]
+                triggers: Sequence[Trigger] = [
+                    ledger.triggers[trigger_id] for trigger_id in revised.triggers
+                ]
                 settled = triggers if aborts else self._resolved_triggers(triggers, revised.changes)
                 ids = tuple(trigger.id for trigger in settled)
                 how = kind, "confident", revised.reason, revised.chosen, revised.by
@@ -268,7 +326,10 @@ class Replanner:
         order of their triggers: until then the plan stays as providers see it, and nothing depends on who answers first.
         """
         life, limit = self._lifecycle, self._lifecycle.settings.limits.replans_per_run
-        began, number = life.clock.now(), int(next(reversed(life.ledger.replan_ids), "r0").removeprefix("r"))
+        began, number = (
+            life.clock.now(),
+            int(next(reversed(life.ledger.replan_ids), "r0").removeprefix("r")),
+        )
         asked: list[list[Trigger]] = []
         for group in groups:
             allowed = []
@@ -291,7 +352,9 @@ class Replanner:
         elif replans:
             async with anyio.create_task_group() as tasks:
                 for replan, group in replans:
-                    tasks.start_soon(self._replan_group, replan, group, began, turns, len(turns.waiting))
+                    tasks.start_soon(
+                        self._replan_group, replan, group, began, turns, len(turns.waiting)
+                    )
                     turns.waiting.append(anyio.Event())
                     turns.starts.append(anyio.Event())
                 turns.starts[0].set()
@@ -304,7 +367,9 @@ class Replanner:
         """Ask providers about a group of triggers, and decide when it is the group's turn."""
         life, ranked = self._lifecycle, None
         failure: Exception | None = None
-        if turns.starts:  # providers are asked in the order of the groups, in which trio would not start them
+        if (
+            turns.starts
+        ):  # providers are asked in the order of the groups, in which trio would not start them
             await turns.starts[index].wait()
             for following in turns.starts[index + 1 : index + 2]:
                 following.set()
@@ -312,10 +377,14 @@ class Replanner:
             for attempt in range(MAX_STALE_VIEWS + 1):
                 try:
                     if attempt:  # the plan was edited meanwhile: providers are asked again about current triggers
-                        triggers = [t for t in triggers if life.end is None and not self._drop_if_stale(t)]
+                        triggers = [
+                            t for t in triggers if life.end is None and not self._drop_if_stale(t)
+                        ]
                     if triggers:
                         last = attempt == MAX_STALE_VIEWS
-                        generate = partial(self._generator.generate, triggers, life, began=began, last=last)
+                        generate = partial(
+                            self._generator.generate, triggers, life, began=began, last=last
+                        )
                         ranked = await isolate(generate)
                     break
                 except StaleView:
@@ -327,24 +396,37 @@ class Replanner:
             try:
                 if failure is not None:
                     raise failure
-                triggers = [t for t in triggers if not self._drop_if_stale(t)] if life.end is None else []
-                if triggers and ranked is not None:  # otherwise an edit has settled the matter meanwhile
-                    before, ranked = ranked, ranked if ranked.version == life.live.version else ranked.rank()
+                triggers = (
+                    [t for t in triggers if not self._drop_if_stale(t)] if life.end is None else []
+                )
+                if (
+                    triggers and ranked is not None
+                ):  # otherwise an edit has settled the matter meanwhile
+                    before, ranked = (
+                        ranked,
+                        ranked if ranked.version == life.live.version else ranked.rank(),
+                    )
                     if before.has_usable and not ranked.has_usable:
-                        self._put_back(triggers)  # the change of an earlier group is in the way: ask again
+                        self._put_back(
+                            triggers
+                        )  # the change of an earlier group is in the way: ask again
                     else:
                         with life.batch():
                             self._decide(replan, triggers, ranked, began)
             except BaseException as raised:  # noqa: BLE001 - the engine never makes things worse
                 error = plugin_error(raised)
-                if isinstance(error, StoreError | NotRunning) and not isinstance(error, RecordNotSerializable):
+                if isinstance(error, StoreError | NotRunning) and not isinstance(
+                    error, RecordNotSerializable
+                ):
                     turns.error = error
                 else:
                     self._drop_failed(triggers, error)
             finally:
                 turns.end(index)
 
-    def _decide(self, replan: ReplanId, triggers: list[Trigger], ranked: RankedCandidates, began: float) -> None:
+    def _decide(
+        self, replan: ReplanId, triggers: list[Trigger], ranked: RankedCandidates, began: float
+    ) -> None:
         life, candidates, view = self._lifecycle, ranked.candidates, ranked.view
         ids = tuple(trigger.id for trigger in triggers)
         notes = tuple(life.redactor.text(note) for note in ranked.notes)
@@ -357,7 +439,9 @@ class Replanner:
         settled: Sequence[Trigger] = triggers
         if decision.kind == "ask" and not self._observe_only:
             # Only about the triggers that candidates concern; the others are considered apart.
-            usable = [candidate.alternative.changes for candidate in candidates if not candidate.rejected]
+            usable = [
+                candidate.alternative.changes for candidate in candidates if not candidate.rejected
+            ]
             settled = relevant_triggers(triggers, usable)
             holds = question_footprint(candidates, settled, life.live)
             self._questions.ask(replan, settled, decision, candidates, holds)
@@ -384,21 +468,38 @@ class Replanner:
             if trigger.id not in done:
                 self._queue(trigger)
 
-    def _record_decision(self, replan: ReplanId, triggers: Sequence[Trigger], decision: Decision, began: float) -> None:
+    def _record_decision(
+        self, replan: ReplanId, triggers: Sequence[Trigger], decision: Decision, began: float
+    ) -> None:
         life = self._lifecycle
         if life.end is None:
             ids = tuple(trigger.id for trigger in triggers)
             by = "observe" if self._observe_only else "policy"
-            how = decision.kind, decision.rule, decision.reason, decision.chosen, by, decision.blocks
+            how = (
+                decision.kind,
+                decision.rule,
+                decision.reason,
+                decision.chosen,
+                by,
+                decision.blocks,
+            )
             life.commit(DecisionMade(replan, ids, *how, duration=life.clock.now() - began))
 
-    def _resolved_triggers(self, triggers: Sequence[Trigger], changes: Sequence[PlanChange]) -> Sequence[Trigger]:
+    def _resolved_triggers(
+        self, triggers: Sequence[Trigger], changes: Sequence[PlanChange]
+    ) -> Sequence[Trigger]:
         """Return the triggers that applied changes have settled; changes may leave out some of the tasks."""
         live = self._lifecycle.live
-        left = {t.id: t.tasks for t in triggers if t.kind in PERSISTENT_KINDS and not stale_reason(t, live)}
+        left = {
+            t.id: t.tasks
+            for t in triggers
+            if t.kind in PERSISTENT_KINDS and not stale_reason(t, live)
+        }
         targets = set(target_task_ids(tuple(changes)))
         # Triggers stay open only if this round made progress; otherwise it would never end.
-        fewer = len(left) < len(triggers) or any(not targets.isdisjoint(tasks) for tasks in left.values())
+        fewer = len(left) < len(triggers) or any(
+            not targets.isdisjoint(tasks) for tasks in left.values()
+        )
         return [trigger for trigger in triggers if trigger.id not in left] if fewer else triggers
 
 

@@ -51,7 +51,9 @@ class Session:
         run: the run; it also takes further tasks, facts, and changes of the context.
     """
 
-    def __init__(self, run: PlanRun, tools: FunctionTools, passes: tuple[type[BaseException], ...]) -> None:
+    def __init__(
+        self, run: PlanRun, tools: FunctionTools, passes: tuple[type[BaseException], ...]
+    ) -> None:
         self.run = run
         self._tools = tools
         self._passes = passes
@@ -67,11 +69,19 @@ class Session:
 
     @overload
     async def call(
-        self, tool: Callable[Parameters, Awaitable[ReturnedT]], /, *args: Parameters.args, **kwargs: Parameters.kwargs
+        self,
+        tool: Callable[Parameters, Awaitable[ReturnedT]],
+        /,
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
     ) -> ReturnedT: ...
     @overload
     async def call(
-        self, tool: Callable[Parameters, ReturnedT], /, *args: Parameters.args, **kwargs: Parameters.kwargs
+        self,
+        tool: Callable[Parameters, ReturnedT],
+        /,
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
     ) -> ReturnedT: ...
     async def call(self, tool: ToolFunction, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function as a tool and return its result, or that of what replaced it.
@@ -128,7 +138,9 @@ class Session:
             require_async("execute", execute)
         given, begun = self._given(tool, arguments), None
         life, digest = self.run._lifecycle, key and _digest(key)
-        while (task_id := self._by_key.get(digest)) is None or not (once or life.is_unsettled(task_id)):
+        while (task_id := self._by_key.get(digest)) is None or not (
+            once or life.is_unsettled(task_id)
+        ):
             try:
                 task_id, begun = self._add(tool, given.journaled, digest)
             except RecordNotSerializable:
@@ -142,7 +154,12 @@ class Session:
         return await Call(self, task_id, given, passes, begun).finish(execute)
 
     def begin(
-        self, tool: str, arguments: Mapping[str, object], *, key: str = "", passes: tuple[type[BaseException], ...] = ()
+        self,
+        tool: str,
+        arguments: Mapping[str, object],
+        *,
+        key: str = "",
+        passes: tuple[type[BaseException], ...] = (),
     ) -> Call | None:
         """Make a call as `invoke` does, for a thread that executes the tool without awaiting anything.
 
@@ -167,7 +184,9 @@ class Session:
     def is_timed(self, tool: str) -> bool:
         """Return whether a call of this tool is being executed that has a deadline."""
         running = self.run._lifecycle.running.values()
-        return any(entry.deadline is not None and entry.fields["tool"] == tool for entry, _ in running)
+        return any(
+            entry.deadline is not None and entry.fields["tool"] == tool for entry, _ in running
+        )
 
     def entered(self) -> AbstractContextManager[None]:
         """Take the thread of a block for that of the session, whose event loop must not run anything meanwhile."""
@@ -193,7 +212,9 @@ class Session:
             )
             if name in live.tools:
                 self._models[name, function is None] = model
-        task = model.model_copy(update={"id": task_id, "arguments": arguments, "metadata": {_CALL_KEY: digest}})
+        task = model.model_copy(
+            update={"id": task_id, "arguments": arguments, "metadata": {_CALL_KEY: digest}}
+        )
         try:
             begun = self.run._lifecycle.add_call(task, may_time_out=may_time_out)
         except ChangeRejected:  # unknown, or it does not take these arguments: executing it says so
@@ -203,13 +224,19 @@ class Session:
             self._by_key[digest] = task_id
         return task_id, begun
 
-    def _require_same_call(self, task_id: TaskId, key: str, tool: str, arguments: JsonObject) -> None:
+    def _require_same_call(
+        self, task_id: TaskId, key: str, tool: str, arguments: JsonObject
+    ) -> None:
         """Refuse a key that is used for two calls; arguments are not compared where a secret was removed from them.
 
         Raises:
             ValueError: the key is that of another call.
         """
-        life, task, given = self.run._lifecycle, self.run.live.entry(task_id).task, _escaped(arguments)
+        life, task, given = (
+            self.run._lifecycle,
+            self.run.live.entry(task_id).task,
+            _escaped(arguments),
+        )
         name, recorded = task.tool or task.name, task.arguments
         other = given.keys() != recorded.keys() or any(
             value != recorded[each] and not is_redacted(value) and not is_redacted(recorded[each])
@@ -219,7 +246,9 @@ class Session:
             return
         revisions = (revised.changes for _, revised in life.ledger.revisions)
         if not any(
-            change.kind == "modify" and change.task_id == task_id for changes in revisions for change in changes
+            change.kind == "modify" and change.task_id == task_id
+            for changes in revisions
+            for change in changes
         ):
             raise ValueError(
                 f"key {brief_repr(key)} is that of call {task_id!r}, of {name!r} with {brief_repr(recorded)}; it cannot be that of a"
@@ -228,7 +257,9 @@ class Session:
 
     def _given(self, tool: str, arguments: Mapping[str, object]) -> _Arguments:
         objects: list[object] = []
-        return _Arguments(tool, arguments, self._journaled(arguments, objects) if arguments else {}, objects)
+        return _Arguments(
+            tool, arguments, self._journaled(arguments, objects) if arguments else {}, objects
+        )
 
     def _journaled(self, arguments: Mapping[str, object], objects: list[object]) -> JsonObject:
         """Return arguments as the journal records them; values that are not JSON are appended to the objects."""
@@ -250,7 +281,9 @@ class Session:
             objects.clear()
             for name, value in named.items():
                 try:
-                    kept, size = to_plain_json(to_jsonable_python(value, fallback=reference, inf_nan_mode="strings"))
+                    kept, size = to_plain_json(
+                        to_jsonable_python(value, fallback=reference, inf_nan_mode="strings")
+                    )
                 except (RecordNotSerializable, ValueError, RecursionError):
                     kept, size = None, most + 1
                 journaled[name] = kept if size <= most else reference(value)
@@ -261,7 +294,11 @@ class Session:
         life, live = self.run._lifecycle, self.run.live
         if life.ledger.pause is not None:
             return
-        left = [entry.id for entry in live if entry.counts_as_unsatisfied and _CALL_KEY not in entry.task.metadata]
+        left = [
+            entry.id
+            for entry in live
+            if entry.counts_as_unsatisfied and _CALL_KEY not in entry.task.metadata
+        ]
         if questions := life.ledger.open_questions:
             life.finish("needs_human", f"a person must answer {join_names(questions, 5)} first")
             return
@@ -271,7 +308,11 @@ class Session:
             reason += f" before {join_names(left, 5)}, which must be done"
         if live.missing_facts:
             reason += f"; of the goal these facts do not hold: {', '.join(live.missing_facts)}"
-        life.finish(status, reason, tuple(e.id for e in live if e.state in WAITING or e.state is TaskState.RUNNING))
+        life.finish(
+            status,
+            reason,
+            tuple(e.id for e in live if e.state in WAITING or e.state is TaskState.RUNNING),
+        )
 
 
 class _Arguments(NamedTuple):
@@ -360,7 +401,9 @@ def _restore(arguments: Mapping[str, JsonValue], objects: Sequence[object]) -> d
             index = value[_OBJECT_KEY]
             if isinstance(index, int) and 0 <= index < len(objects):
                 return objects[index]
-            raise LookupError(f"an argument is no JSON ({value['type']}) and is gone with the process that made it")
+            raise LookupError(
+                f"an argument is no JSON ({value['type']}) and is gone with the process that made it"
+            )
         return {name: restored(item) for name, item in value.items()}
 
     return {name: restored(value) for name, value in arguments.items()}

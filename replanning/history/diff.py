@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from replanning.changes import AbortRun, CancelTask, PlanChange, ReorderTasks, RetryTask, SkipTask, dump_change
+from replanning.changes import (
+    AbortRun,
+    CancelTask,
+    PlanChange,
+    ReorderTasks,
+    RetryTask,
+    SkipTask,
+    dump_change,
+)
 from replanning.history.wording import change_line, printable_line
 from replanning.live.draft import display_fields
 from replanning.live.plan import LivePlan
@@ -49,15 +57,21 @@ class Replacement(NamedTuple):
     fields: tuple[FieldChange, ...]
 
     def __str__(self) -> str:
-        changes = (f"{name} {_plain_text(old)} → {_plain_text(new)}" for name, old, new in self.fields)
-        return printable_line(": ".join(filter(None, (f"{self.id} → {', '.join(self.by)}", ", ".join(changes)))))
+        changes = (
+            f"{name} {_plain_text(old)} → {_plain_text(new)}" for name, old, new in self.fields
+        )
+        return printable_line(
+            ": ".join(filter(None, (f"{self.id} → {', '.join(self.by)}", ", ".join(changes))))
+        )
 
 
 def describe_replacement(old: Task, new: Sequence[Task]) -> Replacement:
     """Return a replaced task with the tasks in its place; what follows from the replacement is no difference."""
     fields: tuple[FieldChange, ...] = ()
     if len(new) == 1:
-        fields = _field_changes(*(display_fields(task) | dict.fromkeys(_CONSEQUENCES) for task in (old, *new)))
+        fields = _field_changes(
+            *(display_fields(task) | dict.fromkeys(_CONSEQUENCES) for task in (old, *new))
+        )
     return Replacement(old.id, tuple(task.id for task in new), fields)
 
 
@@ -90,16 +104,30 @@ class PlanDiff:
     replaced: tuple[Replacement, ...] = ()
 
     def __bool__(self) -> bool:
-        return any((self.removed, self.added, self.changed, self.tools, self.context, self.goal, self.acts))
+        return any(
+            (self.removed, self.added, self.changed, self.tools, self.context, self.goal, self.acts)
+        )
 
     def __str__(self) -> str:
         undone = "undone: " if self.after < self.before else ""
         lines = [f"~ {undone}{pair}" for pair in self.replaced]
-        told = {one for pair in self.replaced for one in ((pair.id, *pair.by) if len(pair.by) == 1 else (pair.id,))}
+        told = {
+            one
+            for pair in self.replaced
+            for one in ((pair.id, *pair.by) if len(pair.by) == 1 else (pair.id,))
+        }
         lines += [f"- {_task_line(task)}" for task in self.removed if task.id not in told]
         lines += [f"+ {_task_line(task)}" for task in self.added if task.id not in told]
-        lines += [f"~ {printable_line(f'{task.id}: {change}')}" for task in self.changed for change in task.fields]
-        lines += [f"~ {printable_line(f'tool {tool.id}: {change}')}" for tool in self.tools for change in tool.fields]
+        lines += [
+            f"~ {printable_line(f'{task.id}: {change}')}"
+            for task in self.changed
+            for change in task.fields
+        ]
+        lines += [
+            f"~ {printable_line(f'tool {tool.id}: {change}')}"
+            for tool in self.tools
+            for change in tool.fields
+        ]
         lines += [f"~ {printable_line(f'context.{change}')}" for change in self.context]
         lines += [f"~ {printable_line(f'goal.{change}')}" for change in self.goal]
         lines += [f"* {undone}{change_line(act)}" for act in self.acts]
@@ -122,7 +150,12 @@ class PlanDiff:
 
 
 def diff_plans(
-    before: Plan, after: Plan, *, numbers: tuple[int, int], between: Sequence[PlanChange], live: LivePlan
+    before: Plan,
+    after: Plan,
+    *,
+    numbers: tuple[int, int],
+    between: Sequence[PlanChange],
+    live: LivePlan,
 ) -> PlanDiff:
     """Return the differences between two plans.
 
@@ -138,14 +171,20 @@ def diff_plans(
     replaced = tuple(
         describe_replacement(entry.task, leaves)
         for entry in map(live.entry, new if numbers[1] < numbers[0] else old)
-        if (leaves := [leaf.task for leaf in live.leaves(entry) if leaf is not entry and not leaf.removed])
+        if (
+            leaves := [
+                leaf.task for leaf in live.leaves(entry) if leaf is not entry and not leaf.removed
+            ]
+        )
     )
     return PlanDiff(
         *numbers,
         removed=tuple(task for task_id, task in old.items() if task_id not in new),
         added=tuple(task for task_id, task in new.items() if task_id not in old),
         changed=_changed_items(old, new),
-        tools=_changed_items({tool.name: tool for tool in before.tools}, {tool.name: tool for tool in after.tools}),
+        tools=_changed_items(
+            {tool.name: tool for tool in before.tools}, {tool.name: tool for tool in after.tools}
+        ),
         context=_field_changes(before.context, after.context),
         goal=_field_changes(_json_document(before.goal), _json_document(after.goal)),
         acts=tuple(change for change in between if isinstance(change, _ACTS)),
@@ -154,11 +193,15 @@ def diff_plans(
 
 
 def _task_line(task: Task) -> str:
-    rest = ", ".join(f"{name}: {_value_text(value)}" for name, value in display_fields(task).items())
+    rest = ", ".join(
+        f"{name}: {_value_text(value)}" for name, value in display_fields(task).items()
+    )
     return printable_line(f"{task.id}: {rest}" if rest else task.id)
 
 
-def _changed_items(old: Mapping[str, Task | ToolSpec], new: Mapping[str, Task | ToolSpec]) -> tuple[TaskChange, ...]:
+def _changed_items(
+    old: Mapping[str, Task | ToolSpec], new: Mapping[str, Task | ToolSpec]
+) -> tuple[TaskChange, ...]:
     return tuple(
         TaskChange(name, _field_changes(_json_document(before), _json_document(new[name])))
         for name, before in old.items()
@@ -171,9 +214,15 @@ def _json_document(thing: Task | ToolSpec | Goal) -> JsonObject:
     return document
 
 
-def _field_changes(old: Mapping[str, JsonValue], new: Mapping[str, JsonValue]) -> tuple[FieldChange, ...]:
+def _field_changes(
+    old: Mapping[str, JsonValue], new: Mapping[str, JsonValue]
+) -> tuple[FieldChange, ...]:
     names = dict.fromkeys([*old, *new])
-    return tuple(FieldChange(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name))
+    return tuple(
+        FieldChange(name, old.get(name), new.get(name))
+        for name in names
+        if old.get(name) != new.get(name)
+    )
 
 
 def _item_change_json(thing: TaskChange | Replacement) -> JsonObject:

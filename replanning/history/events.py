@@ -198,7 +198,9 @@ def compute_metrics(events: Iterable[ReplanEvent]) -> ReplanMetrics:
     """Return the metrics of some replans, without edits and dropped triggers."""
     events = tuple(events)
     waiting = end = 0.0
-    for start, stop in sorted((q.at, q.answered_at) for e in events if (q := e.question) and q.answered_at is not None):
+    for start, stop in sorted(
+        (q.at, q.answered_at) for e in events if (q := e.question) and q.answered_at is not None
+    ):
         waiting += max(0.0, stop - max(start, end))
         end = max(stop, end)
     return ReplanMetrics(
@@ -250,7 +252,9 @@ Prediction = Literal["total", "self_assessment", "claimed"]
 
 
 @checked
-def calibrate(events: Iterable[ReplanEvent], *, of: Prediction = "total", bins: int = 10) -> Calibration:
+def calibrate(
+    events: Iterable[ReplanEvent], *, of: Prediction = "total", bins: int = 10
+) -> Calibration:
     """Compare predictions with outcomes.
 
     Args:
@@ -264,7 +268,9 @@ def calibrate(events: Iterable[ReplanEvent], *, of: Prediction = "total", bins: 
             continue
         score = event.chosen.score
         claimed = event.chosen.alternative.confidence
-        predicted = claimed if of == "claimed" else None if score is None else float(getattr(score, of))
+        predicted = (
+            claimed if of == "claimed" else None if score is None else float(getattr(score, of))
+        )
         if predicted is not None:
             pairs.append((predicted, event.outcome == "success"))
     if not pairs:
@@ -272,7 +278,10 @@ def calibrate(events: Iterable[ReplanEvent], *, of: Prediction = "total", bins: 
     per_bin: dict[int, list[tuple[float, bool]]] = {}
     for predicted, came_true in pairs:
         per_bin.setdefault(min(int(predicted * bins), bins - 1), []).append((predicted, came_true))
-    found = tuple(Bin(n / bins, (n + 1) / bins, len(inside), *_means(inside)) for n, inside in sorted(per_bin.items()))
+    found = tuple(
+        Bin(n / bins, (n + 1) / bins, len(inside), *_means(inside))
+        for n, inside in sorted(per_bin.items())
+    )
     brier = sum((predicted - came_true) ** 2 for predicted, came_true in pairs) / len(pairs)
     return Calibration(len(pairs), brier, found, *_means(pairs))
 
@@ -280,7 +289,9 @@ def calibrate(events: Iterable[ReplanEvent], *, of: Prediction = "total", bins: 
 def _means(pairs: Sequence[tuple[float, bool]]) -> tuple[float, float]:
     """Return the mean prediction and the share that came true."""
     count = len(pairs)
-    return sum(predicted for predicted, _ in pairs) / count, sum(came_true for _, came_true in pairs) / count
+    return sum(predicted for predicted, _ in pairs) / count, sum(
+        came_true for _, came_true in pairs
+    ) / count
 
 
 def calibrate_sources(events: Iterable[ReplanEvent], *, bins: int = 10) -> dict[str, Calibration]:
@@ -289,5 +300,7 @@ def calibrate_sources(events: Iterable[ReplanEvent], *, bins: int = 10) -> dict[
     for event in events:
         if event.chosen is not None:
             sources.setdefault(event.chosen.alternative.source, []).append(event)
-    found = {source: calibrate(sources[source], of="claimed", bins=bins) for source in sorted(sources)}
+    found = {
+        source: calibrate(sources[source], of="claimed", bins=bins) for source in sorted(sources)
+    }
     return {source: calibration for source, calibration in found.items() if calibration.count}

@@ -31,7 +31,12 @@ def history_json(history: ReplanHistory) -> JsonObject:
     """Return the whole history: metrics, entries and journal."""
     document = summary_json(history, history.events)
     document["journal"] = [
-        {"seq": record.seq, "at": record.at, "kind": record.body.kind, "body": json.loads(encode_body(record))}
+        {
+            "seq": record.seq,
+            "at": record.at,
+            "kind": record.body.kind,
+            "body": json.loads(encode_body(record)),
+        }
         for record in history.records(0)
     ]
     return document
@@ -54,7 +59,10 @@ def summary_json(history: ReplanHistory, events: Iterable[ReplanEvent]) -> JsonO
         "updated": format_iso_time(history.updated),
         "revision": history.revision,
         "evaluation": asdict(history.evaluate()),
-        "metrics": {**asdict(metrics), "success_rate": metrics.success_rate},  # null if no outcome is known
+        "metrics": {
+            **asdict(metrics),
+            "success_rate": metrics.success_rate,
+        },  # null if no outcome is known
         "events": [event_json(event) for event in events],
         "edits": [edit_json(edit) for edit in history.edits],
         "goals": [
@@ -68,7 +76,11 @@ def summary_json(history: ReplanHistory, events: Iterable[ReplanEvent]) -> JsonO
             for edit in history.goal_edits
         ],
         "dropped": [
-            {"timestamp": format_iso_time(drop.at), "reason": drop.reason, "trigger": _trigger_json(drop.trigger)}
+            {
+                "timestamp": format_iso_time(drop.at),
+                "reason": drop.reason,
+                "trigger": _trigger_json(drop.trigger),
+            }
             for drop in history.dropped_triggers
         ],
     }
@@ -127,7 +139,9 @@ def candidate_json(candidate: Candidate) -> JsonObject:
 
 
 def _trigger_json(trigger: Trigger) -> JsonObject:
-    fields: JsonObject = trigger.model_dump(mode="json", exclude_defaults=True, exclude={"run", "at"})
+    fields: JsonObject = trigger.model_dump(
+        mode="json", exclude_defaults=True, exclude={"run", "at"}
+    )
     return {"kind": trigger.kind, "timestamp": format_iso_time(trigger.at), **fields}
 
 
@@ -163,18 +177,28 @@ def import_history(text: str, *, max_events: int = MAX_EVENTS) -> ReplanHistory:
         )
     journal = document.get("journal")
     if not isinstance(journal, list) or not journal:
-        raise JournalCorrupt("this history has no `journal`: it is an extract; export the whole history to import it")
+        raise JournalCorrupt(
+            "this history has no `journal`: it is an extract; export the whole history to import it"
+        )
     records = []
     for number, entry in enumerate(journal, 1):
         place = f"journal[{number - 1}]"
         if not isinstance(entry, dict) or not entry.keys() >= {"seq", "at", "kind", "body"}:
-            raise JournalCorrupt(f"{place}: a record has seq, at, kind and body; got {brief_repr(entry)}")
+            raise JournalCorrupt(
+                f"{place}: a record has seq, at, kind and body; got {brief_repr(entry)}"
+            )
         seq, at, kind, body = entry["seq"], entry["at"], entry["kind"], entry["body"]
         if seq != number or isinstance(seq, bool):
             got = f"{brief_repr(seq)}: records are missing or out of order"
             raise JournalCorrupt(f"{place}: expected record {number}, got {got}")
-        if not isinstance(at, float | int) or isinstance(at, bool) or not -_MAX_EPOCH_SECONDS < at < _MAX_EPOCH_SECONDS:
-            raise JournalCorrupt(f"{place}.at: expected seconds since the epoch, got {brief_repr(at)}")
+        if (
+            not isinstance(at, float | int)
+            or isinstance(at, bool)
+            or not -_MAX_EPOCH_SECONDS < at < _MAX_EPOCH_SECONDS
+        ):
+            raise JournalCorrupt(
+                f"{place}.at: expected seconds since the epoch, got {brief_repr(at)}"
+            )
         try:
             records.append(Record(number, float(at), decode_body(str(kind), json.dumps(body))))
         except (ValueError, RecursionError) as error:
@@ -185,5 +209,7 @@ def import_history(text: str, *, max_events: int = MAX_EVENTS) -> ReplanHistory:
     try:
         history.replay()
     except ReplanningError as error:
-        raise JournalCorrupt(f"the records of this history contradict one another: {error}") from error
+        raise JournalCorrupt(
+            f"the records of this history contradict one another: {error}"
+        ) from error
     return history

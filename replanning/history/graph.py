@@ -75,20 +75,28 @@ def draw_graph(overview: RunOverview) -> str:
     """Return the plan of a run as an SVG, without scripts and with all text escaped."""
     boxes, edges = _boxes(overview)
     layers, links = _layers(boxes, edges)
-    upright = len(layers) > 10 and max(map(len, layers)) * 4 <= len(layers)  # a long chain grows downwards
+    upright = len(layers) > 10 and max(map(len, layers)) * 4 <= len(
+        layers
+    )  # a long chain grows downwards
     places, (width, height) = _places(layers, boxes, upright=upright)
     body = [_edge(places, link, boxes, upright=upright) for link in links]
     for key, box in boxes.items():
         body += _lineage(places[key], box, upright=upright)
     revisions = [one for one in overview.repairs if one.revision is not None]
-    told = [f"… and {pluralise(len(revisions) - MAX_REVISIONS, 'earlier revision')}"] * (len(revisions) > MAX_REVISIONS)
+    told = [f"… and {pluralise(len(revisions) - MAX_REVISIONS, 'earlier revision')}"] * (
+        len(revisions) > MAX_REVISIONS
+    )
     for one in revisions[-MAX_REVISIONS:]:
         applied = "; ".join(step.text for step in one.steps if step.word == "applied")
         told.append(f"⟳ revision {one.revision}{f' by {one.by}' if one.by else ''}: {applied}")
-    looks = [box.look for box in boxes.values()] + [row.look for box in boxes.values() for row in box.replaced]
+    looks = [box.look for box in boxes.values()] + [
+        row.look for box in boxes.values() for row in box.replaced
+    ]
     legend = ", ".join(dict.fromkeys(f"{look.sign} {look.word}" for look in looks))
     for number, line in enumerate([legend, *told]):
-        body.append(_text(_MARGIN, height + 16 + number * _LINE, printable_line(line, 200), "small"))
+        body.append(
+            _text(_MARGIN, height + 16 + number * _LINE, printable_line(line, 200), "small")
+        )
     height += 16 + (len(told) + 1) * _LINE
     width = max(width, 640, *(7 * min(200, len(line)) + 2 * _MARGIN for line in (legend, *told)))
     report = overview.status
@@ -97,12 +105,22 @@ def draw_graph(overview: RunOverview) -> str:
         _text(
             _MARGIN,
             44,
-            printable_line(f"{report.status}, {evaluation_line(report.evaluation, report.obstacle)}", 140),
+            printable_line(
+                f"{report.status}, {evaluation_line(report.evaluation, report.obstacle)}", 140
+            ),
             "small",
         )
     )
     size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">', _STYLE, *head, *body, "</svg>\n"])
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
+            _STYLE,
+            *head,
+            *body,
+            "</svg>\n",
+        ]
+    )
 
 
 def _boxes(overview: RunOverview) -> tuple[dict[Hashable, _Box], set[tuple[Hashable, Hashable]]]:
@@ -112,10 +130,16 @@ def _boxes(overview: RunOverview) -> tuple[dict[Hashable, _Box], set[tuple[Hasha
     stages: dict[str, int] = {}
     needed = {task.id: task.depends_on for task in live.document().tasks if task.id in rows}
     for task_id in TopologicalSorter(needed).static_order():
-        stages[task_id] = 1 + max((stages[before] for before in needed.get(task_id, ())), default=-1)
-    former: dict[str, list[TaskRow]] = defaultdict(list)  # the tasks that each one stands for, once each
+        stages[task_id] = 1 + max(
+            (stages[before] for before in needed.get(task_id, ())), default=-1
+        )
+    former: dict[str, list[TaskRow]] = defaultdict(
+        list
+    )  # the tasks that each one stands for, once each
     for row in overview.tasks:
-        current = next((leaf.id for leaf in live.leaves(live.entry(row.id)) if leaf.id in needed), None)
+        current = next(
+            (leaf.id for leaf in live.leaves(live.entry(row.id)) if leaf.id in needed), None
+        )
         if row.state is TaskState.REPLACED_BY_REPLAN and current is not None:
             former[current].append(row)
     if len(needed) <= MAX_TASKS_DRAWN:
@@ -125,11 +149,17 @@ def _boxes(overview: RunOverview) -> tuple[dict[Hashable, _Box], set[tuple[Hasha
             took = "" if row.seconds is None else format_duration(row.seconds)
             detail = " · ".join(filter(None, (row.look.word, took, row.tool)))
             hint = f"{row.name}: {detail}. {row.detail}"
-            drawn[task_id] = _Box(stages[task_id], row.look, row.name, detail, hint, former[task_id])
-        return drawn, {(before, task_id) for task_id, befores in needed.items() for before in befores}
+            drawn[task_id] = _Box(
+                stages[task_id], row.look, row.name, detail, hint, former[task_id]
+            )
+        return drawn, {
+            (before, task_id) for task_id, befores in needed.items() for before in befores
+        }
     last = max(stages.values())
     joined = min(MAX_STAGES, last + 1)
-    keys = {task_id: (stages[task_id] * joined // (last + 1), rows[task_id].look) for task_id in needed}
+    keys = {
+        task_id: (stages[task_id] * joined // (last + 1), rows[task_id].look) for task_id in needed
+    }
     groups: dict[tuple[int, StateLook], list[str]] = defaultdict(list)
     for task_id, key in keys.items():
         groups[key].append(task_id)
@@ -139,8 +169,12 @@ def _boxes(overview: RunOverview) -> tuple[dict[Hashable, _Box], set[tuple[Hasha
         redone = sum(len(former[name]) for name in names)
         detail = f"⟳ {redone} replaced before" if redone else ends if len(names) > 1 else look.word
         title = f"{len(names)} {look.word}" if len(names) > 1 else rows[names[0]].name
-        grouped[stage, look] = _Box(stage, look, title, detail, f"stage {stage + 1}, {title}: {', '.join(names[:50])}")
-    links = {(keys[before], keys[task_id]) for task_id, befores in needed.items() for before in befores}
+        grouped[stage, look] = _Box(
+            stage, look, title, detail, f"stage {stage + 1}, {title}: {', '.join(names[:50])}"
+        )
+    links = {
+        (keys[before], keys[task_id]) for task_id, befores in needed.items() for before in befores
+    }
     return grouped, {(one, other) for one, other in links if one[0] < other[0]}
 
 
@@ -153,7 +187,9 @@ def _layers(
     *Methods for visual understanding of hierarchical system structures*, 1981); the order is that of the means of the
     neighbours' positions.
     """
-    layers: list[list[Hashable]] = [[] for _ in range(1 + max((box.stage for box in boxes.values()), default=0))]
+    layers: list[list[Hashable]] = [
+        [] for _ in range(1 + max((box.stage for box in boxes.values()), default=0))
+    ]
     for key, box in boxes.items():
         layers[box.stage].append(key)
     links: dict[tuple[Hashable, Hashable], None] = {}
@@ -198,10 +234,17 @@ def _places(
         along, across = _MARGIN + number * step, (widest - span) / 2
         for key in layer:
             at = across + (size(key) - unit if key in boxes else 0)
-            places[key] = _Place(_MARGIN + at, _HEAD + along) if upright else _Place(along, _HEAD + _MARGIN + at)
+            places[key] = (
+                _Place(_MARGIN + at, _HEAD + along)
+                if upright
+                else _Place(along, _HEAD + _MARGIN + at)
+            )
             across += size(key)
     length = _MARGIN + len(layers) * step
-    return places, (widest + 2 * _MARGIN, _HEAD + length) if upright else (length, _HEAD + widest + 2 * _MARGIN)
+    return places, (widest + 2 * _MARGIN, _HEAD + length) if upright else (
+        length,
+        _HEAD + widest + 2 * _MARGIN,
+    )
 
 
 def _edge(
@@ -224,7 +267,9 @@ def _edge(
         x1, y1, y2 = x1 + along, y1 + before, y2 + after
         middle = (x1 + x2) / 2
         curve = f"C{middle:.0f} {y1:.0f} {middle:.0f} {y2:.0f}"
-    through = "" if link[1] in boxes else (f"V{y2 + along:.0f}" if upright else f"H{x2 + along:.0f}")
+    through = (
+        "" if link[1] in boxes else (f"V{y2 + along:.0f}" if upright else f"H{x2 + along:.0f}")
+    )
     tip = ' marker-end="url(#tip)"' if link[1] in boxes else ""
     return f'<path class="edge" d="M{x1:.0f} {y1:.0f}{curve} {x2:.0f} {y2:.0f}{through}"{tip}/>'
 
@@ -237,8 +282,14 @@ def _lineage(place: _Place, box: _Box, *, upright: bool) -> Iterator[str]:
         back = number * ((_WIDTH if upright else _HEIGHT) + _GAP)
         x, y = (place.x - back, place.y) if upright else (place.x, place.y - back)
         detail = " · ".join(filter(None, (replaced.word, row.tool)))
-        yield from _rectangle(_Place(x, y), replaced, row.name, detail, f"{row.name}: {detail}. {row.detail}")
-        start = f"M{x + _WIDTH} {y + _HEIGHT / 2}h{_GAP}" if upright else f"M{x + 16} {y + _HEIGHT}v{_GAP}"
+        yield from _rectangle(
+            _Place(x, y), replaced, row.name, detail, f"{row.name}: {detail}. {row.detail}"
+        )
+        start = (
+            f"M{x + _WIDTH} {y + _HEIGHT / 2}h{_GAP}"
+            if upright
+            else f"M{x + 16} {y + _HEIGHT}v{_GAP}"
+        )
         yield f'<path class="edge replaced" d="{start}" marker-end="url(#tip)"/>'
 
 

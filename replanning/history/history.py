@@ -125,7 +125,9 @@ class ReplanHistory:
         self._pending_usage = Usage()
         self.refresh()
         if not hasattr(self, "plan"):
-            raise JournalCorrupt("the journal does not begin with the opening of a run, so it has no history")
+            raise JournalCorrupt(
+                "the journal does not begin with the opening of a run, so it has no history"
+            )
 
     def __repr__(self) -> str:
         return f"<ReplanHistory of {self.run!r} replans={self.metrics.replans} revision={self.revision} {self.status}>"
@@ -156,7 +158,10 @@ class ReplanHistory:
     @property
     def metrics(self) -> ReplanMetrics:
         """Metrics of the whole run, including replans that are no longer kept."""
-        return replace(self._evicted_metrics + compute_metrics(self._events.values()), waiting=self._waited_seconds)
+        return replace(
+            self._evicted_metrics + compute_metrics(self._events.values()),
+            waiting=self._waited_seconds,
+        )
 
     def refresh(self) -> Self:
         """Fold the records written since the last call; returns itself."""
@@ -258,7 +263,9 @@ class ReplanHistory:
             if live.revision in (first, last) and live.revision not in plans:
                 plans[live.revision] = live.document()
             if last in plans:
-                return diff_plans(plans[before], plans[after], numbers=(before, after), between=between, live=live)
+                return diff_plans(
+                    plans[before], plans[after], numbers=(before, after), between=between, live=live
+                )
             if isinstance(following, PlanRevised) and live.revision >= first:
                 between += following.changes
         raise self._unknown_revision(last)
@@ -277,7 +284,9 @@ class ReplanHistory:
             yield live, None
 
     def _unknown_revision(self, revision: int | None) -> StoreError:
-        return StoreError(f"run {self.run!r} has no revision {revision}; it has revisions 0 to {self.revision}")
+        return StoreError(
+            f"run {self.run!r} has no revision {revision}; it has revisions 0 to {self.revision}"
+        )
 
     def fold(self, record: Record) -> None:
         """Add a record to the history; records that it already contains are ignored.
@@ -292,7 +301,12 @@ class ReplanHistory:
             return
         match body:
             case RunOpened():
-                self.run, self.plan, self.forked_from, self.started = body.run, body.plan, body.forked_from, at
+                self.run, self.plan, self.forked_from, self.started = (
+                    body.run,
+                    body.plan,
+                    body.forked_from,
+                    at,
+                )
                 self.goal = body.plan.goal
             case RunEnded():
                 self.status, self.reason = body.status, body.reason
@@ -306,7 +320,9 @@ class ReplanHistory:
             case TriggerFired():
                 self._triggers[body.trigger.id] = body.trigger
             case TriggerDropped() if body.trigger in self._triggers:
-                self.dropped_triggers.append(DroppedTrigger(at, self._triggers.pop(body.trigger), body.reason))
+                self.dropped_triggers.append(
+                    DroppedTrigger(at, self._triggers.pop(body.trigger), body.reason)
+                )
                 self._evicted_metrics += ReplanMetrics(dropped=1)
             case UsageCharged() if body.provider is not None:
                 self._pending_usage += body.usage
@@ -314,7 +330,9 @@ class ReplanHistory:
                 # Replans are considered one after another: what was used since the last one was used for this one.
                 spent, self._pending_usage = self._pending_usage, Usage()
                 triggers = self._resolve_triggers(body.triggers)
-                self._store_event(ReplanEvent(body.replan, at, triggers, body.candidates, body.notes, spent=spent))
+                self._store_event(
+                    ReplanEvent(body.replan, at, triggers, body.candidates, body.notes, spent=spent)
+                )
             case DecisionMade():
                 triggers = self._resolve_triggers(body.triggers)
                 if body.decision != "ask":
@@ -344,11 +362,15 @@ class ReplanHistory:
             case PlanRevised():
                 self.revision = body.number
                 if body.replan is None:
-                    self.edits.append(PlanEdit(at, body.parent, body.number, body.changes, body.reason, body.by))
+                    self.edits.append(
+                        PlanEdit(at, body.parent, body.number, body.changes, body.reason, body.by)
+                    )
                     self._evicted_metrics += ReplanMetrics(edits=1)
                     return
                 # The decision follows in a record of its own, unless the process dies or the run is forked in between.
-                decision: DecisionKind = "abort" if any(isinstance(c, AbortRun) for c in body.changes) else "execute"
+                decision: DecisionKind = (
+                    "abort" if any(isinstance(c, AbortRun) for c in body.changes) else "execute"
+                )
                 event = self._events.get(body.replan)
                 if event is None:
                     self._evicted_metrics += ReplanMetrics(executed=1)
@@ -367,16 +389,22 @@ class ReplanHistory:
                 )
                 self._store_event(applied)
             case OutcomeRecorded() if (event := self._events.get(body.replan)) is not None:
-                self._store_event(replace(event, outcome="success" if body.succeeded else "failure"))
+                self._store_event(
+                    replace(event, outcome="success" if body.succeeded else "failure")
+                )
             case OutcomeRecorded():
-                self._evicted_metrics += ReplanMetrics(succeeded=int(body.succeeded), failed=int(not body.succeeded))
+                self._evicted_metrics += ReplanMetrics(
+                    succeeded=int(body.succeeded), failed=int(not body.succeeded)
+                )
             case QuestionAsked():
                 if not self._questions:
                     self._waiting_since = at
                 self._questions[body.question] = body.replan
                 if (event := self._events.get(body.replan)) is not None:
                     question = QuestionEntry(body.question, body.text, at)
-                    self._store_event(replace(event, decision="ask", reason=body.text, question=question))
+                    self._store_event(
+                        replace(event, decision="ask", reason=body.text, question=question)
+                    )
             case QuestionAnswered():
                 if body.question in self._questions:
                     self._waited_seconds += at - self._waiting_since
@@ -384,7 +412,13 @@ class ReplanHistory:
                 event = self._events.get(self._questions.pop(body.question, ReplanId("")))
                 if event is not None and event.question is not None:
                     asked = event.question
-                    asked = replace(asked, verdict=body.verdict, by=body.by, comment=body.comment, answered_at=at)
+                    asked = replace(
+                        asked,
+                        verdict=body.verdict,
+                        by=body.by,
+                        comment=body.comment,
+                        answered_at=at,
+                    )
                     self._store_event(replace(event, question=asked))
             case AnswerRefused():
                 person = body.by or "an unnamed person"
@@ -394,7 +428,9 @@ class ReplanHistory:
                 self._add_note(body.question, f"{trigger_name(trigger)} waits for the same answer")
 
     def _resolve_triggers(self, ids: tuple[TriggerId, ...]) -> tuple[Trigger, ...]:
-        return tuple(self._triggers[trigger_id] for trigger_id in ids if trigger_id in self._triggers)
+        return tuple(
+            self._triggers[trigger_id] for trigger_id in ids if trigger_id in self._triggers
+        )
 
     def _store_event(self, event: ReplanEvent) -> None:
         self._events[event.replan] = event

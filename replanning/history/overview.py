@@ -107,7 +107,11 @@ class TaskRow:
     @property
     def look(self) -> StateLook:
         """Its sign, word and style."""
-        return HELD_LOOK if self.question and self.state is not TaskState.RUNNING else STATE_LOOKS[self.state]
+        return (
+            HELD_LOOK
+            if self.question and self.state is not TaskState.RUNNING
+            else STATE_LOOKS[self.state]
+        )
 
     @property
     def detail(self) -> str:
@@ -191,16 +195,26 @@ def read_overview(store: RunStore, info: RunInfo, now: float) -> RunOverview:
     return RunOverview(status, rows, repairs, replayed)
 
 
-def task_rows(live: LivePlan, ledger: Ledger, now: float, *, active_only: bool = False) -> Iterator[TaskRow]:
+def task_rows(
+    live: LivePlan, ledger: Ledger, now: float, *, active_only: bool = False
+) -> Iterator[TaskRow]:
     """Yield the tasks of a plan in order, each replacement after what it replaced; or only those that run or failed."""
-    questions = {task_id: asked.question for asked in ledger.open_questions.values() for task_id in asked.holds}
+    questions = {
+        task_id: asked.question
+        for asked in ledger.open_questions.values()
+        for task_id in asked.holds
+    }
     held = {str(task.id) for task in held_tasks(live, ledger.open_questions.values())}
     passed_over = {*_FOLDABLE, TaskState.REPLACED_BY_REPLAN} if active_only else ()
     entries = [entry for entry in live if not (entry.removed or entry.state in passed_over)]
     entries.sort(key=lambda entry: [one.order for one in entry.lineage()])
     for entry in entries:
         waiting = entry.state in WAITING
-        asked = questions.get(entry.id) if waiting or entry.id in held or entry.state is TaskState.FAILED else None
+        asked = (
+            questions.get(entry.id)
+            if waiting or entry.id in held or entry.state is TaskState.FAILED
+            else None
+        )
         note = entry.reason
         if entry.state is TaskState.RUNNING and entry.deadline is not None:
             note = f"of {format_duration(entry.deadline - entry.started_at)}"
@@ -208,8 +222,16 @@ def task_rows(live: LivePlan, ledger: Ledger, now: float, *, active_only: bool =
             note = f"again in {format_duration(max(0.0, entry.not_before - now))}"
         elif entry.state is TaskState.FAILED and entry.failure is not None:
             note = str(entry.failure)
-        needed = (live.entry(task_id) for task_id in (entry.fields["depends_on"] if waiting else ()))
-        leaves = (leaf.id for one in needed if not one.satisfied for leaf in live.leaves(one) if not leaf.satisfied)
+        needed = (
+            live.entry(task_id) for task_id in (entry.fields["depends_on"] if waiting else ())
+        )
+        leaves = (
+            leaf.id
+            for one in needed
+            if not one.satisfied
+            for leaf in live.leaves(one)
+            if not leaf.satisfied
+        )
         seconds = now - entry.started_at if entry.state is TaskState.RUNNING else entry.duration
         yield TaskRow(
             id=entry.id,
@@ -273,19 +295,35 @@ def task_table(rows: Iterable[TaskRow | FoldedRows]) -> Table:
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for heading in ("  task", "state", "tool", "tries", "time", ""):
-        narrow = heading in ("state", "tries", "time")  # the others are cut where the terminal is too narrow
-        table.add_column(heading, no_wrap=narrow, justify="right" if heading in ("tries", "time") else "left")
+        narrow = heading in (
+            "state",
+            "tries",
+            "time",
+        )  # the others are cut where the terminal is too narrow
+        table.add_column(
+            heading, no_wrap=narrow, justify="right" if heading in ("tries", "time") else "left"
+        )
     for row in rows:
         if isinstance(row, FoldedRows):
-            look, ends = STATE_LOOKS[row.state], dict.fromkeys((row.rows[0].name, row.rows[-1].name))
-            count = sum(one.replaces is None for one in row.rows) or len(row.rows)  # a replacement goes with its task
-            name, detail = cell(f"{look.sign} {pluralise(count, 'task')}", look.style), cell(" … ".join(ends))
+            look, ends = (
+                STATE_LOOKS[row.state],
+                dict.fromkeys((row.rows[0].name, row.rows[-1].name)),
+            )
+            count = sum(one.replaces is None for one in row.rows) or len(
+                row.rows
+            )  # a replacement goes with its task
+            name, detail = (
+                cell(f"{look.sign} {pluralise(count, 'task')}", look.style),
+                cell(" … ".join(ends)),
+            )
             table.add_row(name, cell(look.word, look.style), "", "", "", detail)
             continue
         look, took = row.look, "" if row.seconds is None else format_duration(row.seconds)
         name = cell(f"{look.sign} {'↳ ' if row.replaces else ''}{row.name}", look.style)
         tries = str(row.attempts) if row.attempts > 1 else ""
-        table.add_row(name, cell(look.word, look.style), cell(row.tool, "dim"), tries, took, cell(row.detail))
+        table.add_row(
+            name, cell(look.word, look.style), cell(row.tool, "dim"), tries, took, cell(row.detail)
+        )
     return table
 
 
@@ -299,12 +337,18 @@ def find_repairs(history: ReplanHistory, live: LivePlan) -> Iterator[Repair]:
     for entry in sorted([*history.goal_edits, *history.entries], key=lambda one: one.at):
         if isinstance(entry, GoalEdit):
             text = goal_line(entry.goal, entry.changed)
-            yield Repair("goal changed", entry.by, None, "", (RepairStep(entry.at, "changed", text),))
+            yield Repair(
+                "goal changed", entry.by, None, "", (RepairStep(entry.at, "changed", text),)
+            )
         elif isinstance(entry, PlanEdit):
             author = edit_author(entry.changes)
-            decided = RepairStep(entry.at, "decided", f"by {author}" + (f": {entry.reason}" if entry.reason else ""))
+            decided = RepairStep(
+                entry.at, "decided", f"by {author}" + (f": {entry.reason}" if entry.reason else "")
+            )
             title = "edit by hand" if author == "hand" else f"edit by {author}"
-            yield Repair(title, entry.by, entry.after, "", (decided, *_applied_steps(entry, entry.at, live)))
+            yield Repair(
+                title, entry.by, entry.after, "", (decided, *_applied_steps(entry, entry.at, live))
+            )
         else:
             outcome = entry.outcome if entry.executed and entry.outcome != "unknown" else ""
             steps = (*_cause_steps(entry), *_decision_steps(entry))
@@ -328,7 +372,9 @@ def _cause_steps(event: ReplanEvent) -> Iterator[RepairStep]:
                 )
                 yield RepairStep(trigger.at, "failed", printable_line(f"{about}: {error}"))
             case TaskTimedOut():
-                yield RepairStep(trigger.at, "timed out", printable_line(f"{about}: after {trigger.timeout:g} s"))
+                yield RepairStep(
+                    trigger.at, "timed out", printable_line(f"{about}: after {trigger.timeout:g} s")
+                )
             case _:
                 yield RepairStep(trigger.at, "changed", trigger_cause(trigger))
     more = len(event.triggers) - _MAX_STEPS
@@ -342,13 +388,17 @@ def _decision_steps(event: ReplanEvent) -> Iterator[RepairStep]:
     """Yield the question to a person, if one was asked, and the decision."""
     question: QuestionEntry | None = event.question
     if question is not None:
-        yield RepairStep(question.at, "asked", printable_line(f"{spoken_id(question.id)}: {question.text}"))
+        yield RepairStep(
+            question.at, "asked", printable_line(f"{spoken_id(question.id)}: {question.text}")
+        )
         if question.answered_at is None:
             yield RepairStep(None, "waits", f"for a person's answer to {spoken_id(question.id)}")
             return
         said = f": {question.comment}" if question.comment else ""
         by = f" by {question.by}" if question.by else ""
-        yield RepairStep(question.answered_at, "answered", printable_line(f"{question.verdict}{by}{said}"))
+        yield RepairStep(
+            question.answered_at, "answered", printable_line(f"{question.verdict}{by}{said}")
+        )
     if event.decision is None:
         yield RepairStep(None, "waits", "no decision was recorded")
         return
@@ -358,19 +408,29 @@ def _decision_steps(event: ReplanEvent) -> Iterator[RepairStep]:
     how = f" ({', '.join(about)})" if about else ""
     reason = event.reason if chosen is None else chosen.alternative.reason
     by = f" by {event.by}" if event.by else ""
-    yield RepairStep(event.decided_at, "decided", printable_line(f"{event.decision}{by}{how}: {reason}"))
+    yield RepairStep(
+        event.decided_at, "decided", printable_line(f"{event.decision}{by}{how}: {reason}")
+    )
 
 
-def _applied_steps(entry: ReplanEvent | PlanEdit, at: float | None, live: LivePlan) -> Iterator[RepairStep]:
+def _applied_steps(
+    entry: ReplanEvent | PlanEdit, at: float | None, live: LivePlan
+) -> Iterator[RepairStep]:
     """Yield the changes that were applied, replacements as pairs; what phases of planning mode wait for is left out."""
-    changes = [change for change in entry.changes if not (isinstance(change, ModifyTask) and _is_phase(change, live))]
+    changes = [
+        change
+        for change in entry.changes
+        if not (isinstance(change, ModifyTask) and _is_phase(change, live))
+    ]
     for change in changes[:_MAX_STEPS]:
         line = change_line(change)
         if isinstance(change, ReplaceTask) and change.task_id in live:
             line = str(describe_replacement(live.entry(change.task_id).task, change.tasks))
         yield RepairStep(at, "applied", line)
     if len(changes) > _MAX_STEPS:
-        yield RepairStep(at, "applied", f"and {pluralise(len(changes) - _MAX_STEPS, 'more change')}")
+        yield RepairStep(
+            at, "applied", f"and {pluralise(len(changes) - _MAX_STEPS, 'more change')}"
+        )
 
 
 def _is_phase(change: ModifyTask, live: LivePlan) -> bool:

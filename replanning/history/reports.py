@@ -9,7 +9,14 @@ from typing import Final
 
 from replanning.changes import ReplaceTask
 from replanning.history.diff import describe_replacement
-from replanning.history.events import Calibration, GoalEdit, PlanEdit, QuestionEntry, ReplanEvent, ReplanMetrics
+from replanning.history.events import (
+    Calibration,
+    GoalEdit,
+    PlanEdit,
+    QuestionEntry,
+    ReplanEvent,
+    ReplanMetrics,
+)
 from replanning.history.history import ReplanHistory
 from replanning.history.wording import (
     change_line,
@@ -47,8 +54,14 @@ def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = N
     """
     plan, forked_from = history.plan, history.forked_from
     name = f" {printable_line(plan.name)!r}" if plan.name else ""
-    status = f"{history.status}: {printable_line(history.reason)}" if history.reason else history.status
-    origin = f", forked from revision {forked_from[1]} of {printable_line(forked_from[0])}" if forked_from else ""
+    status = (
+        f"{history.status}: {printable_line(history.reason)}" if history.reason else history.status
+    )
+    origin = (
+        f", forked from revision {forked_from[1]} of {printable_line(forked_from[0])}"
+        if forked_from
+        else ""
+    )
     lines = [
         f"run {printable_line(history.run)}{name}: {status}",
         f"  goal:     {printable_line(history.goal.objective)}",
@@ -58,7 +71,9 @@ def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = N
         *([f"  stale:    {stale_line(history.stale)}"] if history.stale else []),
         "",
     ]
-    entries: Sequence[ReplanEvent | PlanEdit | GoalEdit] = events if events is not None else _timeline(history)
+    entries: Sequence[ReplanEvent | PlanEdit | GoalEdit] = (
+        events if events is not None else _timeline(history)
+    )
     for entry in entries:
         if isinstance(entry, GoalEdit):
             by = f" by {printable_line(entry.by)}" if entry.by else ""
@@ -68,13 +83,20 @@ def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = N
         else:
             lines.append(_entry_title(entry))
             if isinstance(entry, ReplanEvent):
-                lines += [f"    cause:    {trigger_cause(trigger)}" for trigger in entry.triggers[:_MAX_ITEMS]]
+                lines += [
+                    f"    cause:    {trigger_cause(trigger)}"
+                    for trigger in entry.triggers[:_MAX_ITEMS]
+                ]
                 lines += [f"    asked:    {line}" for line in _question_lines(entry.question)]
                 lines.append(f"    decided:  {_decision_line(entry)}")
-            lines += [f"    applied:  {change_line(change)}" for change in entry.changes[:_MAX_ITEMS]]
+            lines += [
+                f"    applied:  {change_line(change)}" for change in entry.changes[:_MAX_ITEMS]
+            ]
             if isinstance(entry, ReplanEvent):
                 lines += [f"    spent:    {format_usage(entry.spent)}"] if entry.spent.calls else []
-                lines += [f"    note:     {printable_line(note)}" for note in entry.notes[:_MAX_ITEMS]]
+                lines += [
+                    f"    note:     {printable_line(note)}" for note in entry.notes[:_MAX_ITEMS]
+                ]
         lines.append("")
     if not entries:
         lines += ["no replans" if events is None else "no replan matches", ""]
@@ -98,31 +120,50 @@ def _timeline(history: ReplanHistory) -> list[ReplanEvent | PlanEdit | GoalEdit]
 @checked
 def why_report(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> str:
     """Return one screen about a replan or an edit: cause, candidates, rejected ones, decision and diff of the plan."""
-    effect = revision_diffs(history, [entry.after]).get(entry.after, "") if entry.after is not None else ""
+    effect = (
+        revision_diffs(history, [entry.after]).get(entry.after, "")
+        if entry.after is not None
+        else ""
+    )
     sections: list[tuple[str, list[str]]] = []
     if isinstance(entry, PlanEdit):
         sections.append(("Changes", [change_line(change) for change in entry.changes]))
     else:
         candidates: list[str] = []
         for number, candidate in enumerate(entry.candidates, 1):
-            candidates += candidate_lines(number, candidate, chosen=candidate == entry.chosen and entry.executed)
+            candidates += candidate_lines(
+                number, candidate, chosen=candidate == entry.chosen and entry.executed
+            )
         rejected: list[str] = []
         for candidate in entry.rejected[:_MAX_ITEMS]:
-            rejected += [_candidate_text(candidate), f"   rejected: {printable_line(candidate.rejected)}"]
-            rejected += [f"   {format_score(candidate.score)}"] if candidate.score is not None else []
+            rejected += [
+                _candidate_text(candidate),
+                f"   rejected: {printable_line(candidate.rejected)}",
+            ]
+            rejected += (
+                [f"   {format_score(candidate.score)}"] if candidate.score is not None else []
+            )
         if len(entry.rejected) > _MAX_ITEMS:
             rejected.append(f"… and {len(entry.rejected) - _MAX_ITEMS} more")
         sections += [
             ("Cause", _limited_lines([trigger_line(trigger) for trigger in entry.triggers])),
-            ("Traceback", printable_lines(next(filter(None, (t.traceback for t in entry.triggers)), ""))),
+            (
+                "Traceback",
+                printable_lines(next(filter(None, (t.traceback for t in entry.triggers)), "")),
+            ),
             ("Candidates", candidates or ["none"]),
             ("Rejected", rejected),
             ("Notes", _limited_lines([printable_line(note) for note in entry.notes])),
             ("Spent", [format_usage(entry.spent)] if entry.spent.calls else []),
             ("Asked", _question_lines(entry.question)),
-            ("Decision", [_decision_line(entry), *([f"outcome: {entry.outcome}"] if entry.executed else [])]),
+            (
+                "Decision",
+                [_decision_line(entry), *([f"outcome: {entry.outcome}"] if entry.executed else [])],
+            ),
         ]
-    plan = effect.splitlines() or ["nothing was applied" if entry.after is None else "no task is another than before"]
+    plan = effect.splitlines() or [
+        "nothing was applied" if entry.after is None else "no task is another than before"
+    ]
     lines = [f"run {printable_line(history.run)}: {_entry_title(entry)}"]
     stale = [stale_line(history.stale)] if history.stale else []
     for title, content in [*sections, ("Plan", plan), ("Stale", stale)]:
@@ -134,7 +175,11 @@ def why_report(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> str:
 def _metrics_line(metrics: ReplanMetrics) -> str:
     """Return metrics as one line."""
     known = metrics.succeeded + metrics.failed
-    rate = f"{metrics.success_rate:.0%} of {known} with a known outcome worked out" if known else "no outcome known yet"
+    rate = (
+        f"{metrics.success_rate:.0%} of {known} with a known outcome worked out"
+        if known
+        else "no outcome known yet"
+    )
     parts = [f"{metrics.replans}, of which {metrics.executed} applied ({rate})"]
     parts += [pluralise(metrics.edits, "edit")] if metrics.edits else []
     parts += [pluralise(metrics.dropped, "trigger") + " dropped"] if metrics.dropped else []
@@ -172,7 +217,10 @@ def _question_lines(asked: QuestionEntry | None) -> list[str]:
         return [text, "not answered yet"]
     said = f", who said: {printable_line(asked.comment)}" if asked.comment else ""
     by = f" by {printable_line(asked.by)}" if asked.by else ""
-    return [text, f"{asked.verdict}{by} after {format_duration(asked.answered_at - asked.at)}{said}"]
+    return [
+        text,
+        f"{asked.verdict}{by} after {format_duration(asked.answered_at - asked.at)}{said}",
+    ]
 
 
 def candidate_lines(number: int, candidate: Candidate, *, chosen: bool = False) -> list[str]:
@@ -186,7 +234,10 @@ def candidate_lines(number: int, candidate: Candidate, *, chosen: bool = False) 
 
 def _candidate_text(candidate: Candidate) -> str:
     alternative = candidate.alternative
-    does = "; ".join(change_line(change) for change in alternative.changes[:_MAX_ITEMS]) or "no changes"
+    does = (
+        "; ".join(change_line(change) for change in alternative.changes[:_MAX_ITEMS])
+        or "no changes"
+    )
     source = f"{printable_line(alternative.source)}: " if alternative.source else ""
     return f"{does}  ({source}{printable_line(alternative.reason)})"
 
@@ -221,7 +272,9 @@ def calibration_lines(calibration: Calibration, title: str = "calibration") -> l
     return lines
 
 
-def revision_diffs(history: ReplanHistory, revisions: Collection[int] | None = None) -> dict[int, str]:
+def revision_diffs(
+    history: ReplanHistory, revisions: Collection[int] | None = None
+) -> dict[int, str]:
     """Return the diff of each revision over the tasks concerned: what replaced what, then `-` before and `+` after.
 
     Args:
@@ -232,11 +285,19 @@ def revision_diffs(history: ReplanHistory, revisions: Collection[int] | None = N
     for live, following in history.replay_records():
         if revisions is not None and len(diffs) == len(revisions):
             break
-        if isinstance(following, PlanRevised) and (revisions is None or following.number in revisions):
-            replaced = (c for c in following.changes if isinstance(c, ReplaceTask) and c.task_id in live)
-            pairs = [f"~ {describe_replacement(live.entry(c.task_id).task, c.tasks)}" for c in replaced]
+        if isinstance(following, PlanRevised) and (
+            revisions is None or following.number in revisions
+        ):
+            replaced = (
+                c for c in following.changes if isinstance(c, ReplaceTask) and c.task_id in live
+            )
+            pairs = [
+                f"~ {describe_replacement(live.entry(c.task_id).task, c.tasks)}" for c in replaced
+            ]
             lines = [*pairs, *filter(None, live.diff(following.changes).split("\n"))]
-            diffs[following.number] = "\n".join(line[:2] + printable_line(line[2:]) for line in lines)
+            diffs[following.number] = "\n".join(
+                line[:2] + printable_line(line[2:]) for line in lines
+            )
     return diffs
 
 
@@ -260,7 +321,11 @@ def markdown_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None
         f"- **Progress**: {_escape_inline(evaluation_line(history.evaluate()))}",
         f"- **Replans**: {_escape_inline(_metrics_line(metrics))}",
         *([f"- **By trigger**: {_counts_text(metrics.by_trigger)}"] if metrics.by_trigger else []),
-        *([f"- **By decision**: {_counts_text(metrics.by_decision)}"] if metrics.by_decision else []),
+        *(
+            [f"- **By decision**: {_counts_text(metrics.by_decision)}"]
+            if metrics.by_decision
+            else []
+        ),
         "",
     ]
     shown = revision_diffs(history)
@@ -291,22 +356,40 @@ def _entry_section(entry: ReplanEvent | PlanEdit | GoalEdit, diffs: Mapping[int,
     made = f", revision {entry.before} → {entry.after}" if entry.after is not None else ""
     block: list[str] = []
     if effect := diffs.get(entry.after or 0, ""):
-        fence = "`" * max([3, *(len(found) + 1 for found in _FENCE.findall(effect))])  # longer than any inside
+        fence = "`" * max(
+            [3, *(len(found) + 1 for found in _FENCE.findall(effect))]
+        )  # longer than any inside
         block = [f"{fence}diff", *effect.split("\n"), fence, ""]
     if isinstance(entry, PlanEdit):
         changes = [f"- {_escape_inline(change_line(change))}" for change in entry.changes]
-        return [f"## Edit by {edit_author(entry.changes)}{made}", "", when, *reason, *changes, "", *block]
+        return [
+            f"## Edit by {edit_author(entry.changes)}{made}",
+            "",
+            when,
+            *reason,
+            *changes,
+            "",
+            *block,
+        ]
     title = f"{trigger_kinds_text(entry.triggers)} → {entry.decision or 'undecided'}{made}"
     lines = [f"## {_escape_inline(spoken_id(entry.replan))}: {title}", "", when]
-    lines += [f"- **Cause**: {_escape_inline(trigger_cause(trigger))}" for trigger in entry.triggers]
-    lines += [f"- **Asked**: {_escape_inline('; '.join(_question_lines(entry.question)))}"] if entry.question else []
+    lines += [
+        f"- **Cause**: {_escape_inline(trigger_cause(trigger))}" for trigger in entry.triggers
+    ]
+    lines += (
+        [f"- **Asked**: {_escape_inline('; '.join(_question_lines(entry.question)))}"]
+        if entry.question
+        else []
+    )
     lines.append(f"- **Decision**: {_escape_inline(_decision_line(entry))}")
     lines.append(f"- **Executed**: {'yes' if entry.executed else 'no'}, outcome: {entry.outcome}")
     lines += [f"- **Spent**: {format_usage(entry.spent)}"] if entry.spent.calls else []
     lines += [f"- **Note**: {_escape_inline(note)}" for note in entry.notes]
     lines += [""]
     if entry.all_candidates:
-        lines += ["| | alternative | confidence | self-assessment | past success | availability | simplicity |"]
+        lines += [
+            "| | alternative | confidence | self-assessment | past success | availability | simplicity |"
+        ]
         lines += ["|-|-|-|-|-|-|-|"]
         for candidate in entry.all_candidates:
             alternative, score = candidate.alternative, [""] * 5

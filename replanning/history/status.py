@@ -15,7 +15,13 @@ from replanning.errors import JournalCorrupt
 from replanning.history.wording import HELD_FAILURE_TYPE
 from replanning.journal.owner import is_lease_free
 from replanning.journal.records import Failure, QuestionAsked, Record, RunOpened, Usage
-from replanning.journal.store import FINISHED_STATUSES, CurrentRunStatus, RunInfo, RunStore, mean_durations
+from replanning.journal.store import (
+    FINISHED_STATUSES,
+    CurrentRunStatus,
+    RunInfo,
+    RunStore,
+    mean_durations,
+)
 from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
 from replanning.live.states import TaskState
@@ -93,7 +99,9 @@ class RunStatusReport:
         """Why nobody knows the remaining time of a run that is not over: `waits for a person`, `its process is gone`; or ""."""
         if self.status == "running" and not self.owner_alive:
             return "its process is gone"
-        return "waits for a person" if self.questions and self.status not in FINISHED_STATUSES else ""
+        return (
+            "waits for a person" if self.questions and self.status not in FINISHED_STATUSES else ""
+        )
 
 
 class ReplayedRun(NamedTuple):
@@ -155,7 +163,9 @@ def open_questions(records: Iterable[Record]) -> list[Question]:
         JournalCorrupt: the journal does not begin with the opening of a run.
     """
     opened, live, ledger, _, _ = replay_records(records)
-    return [build_question(asked, opened.run, live, ledger) for asked in ledger.open_questions.values()]
+    return [
+        build_question(asked, opened.run, live, ledger) for asked in ledger.open_questions.values()
+    ]
 
 
 def build_question(asked: QuestionAsked, run: RunId, live: LivePlan, ledger: Ledger) -> Question:
@@ -164,7 +174,9 @@ def build_question(asked: QuestionAsked, run: RunId, live: LivePlan, ledger: Led
         id=QuestionId(asked.question),
         run=run,
         text=asked.text,
-        triggers=detached(tuple(ledger.triggers[t] for t in asked.triggers if t in ledger.triggers)),
+        triggers=detached(
+            tuple(ledger.triggers[t] for t in asked.triggers if t in ledger.triggers)
+        ),
         candidates=detached(asked.candidates),
         diffs=tuple(live.diff(candidate.alternative.changes) for candidate in asked.candidates),
         holds=asked.holds,
@@ -189,7 +201,9 @@ def run_status(store: RunStore, info: RunInfo, now: float) -> RunStatusReport:
     return status_report(replay_records(store.read(info.run)), store, info, now)
 
 
-def status_report(replayed: ReplayedRun, store: RunStore, info: RunInfo, now: float) -> RunStatusReport:
+def status_report(
+    replayed: ReplayedRun, store: RunStore, info: RunInfo, now: float
+) -> RunStatusReport:
     """Return the status of a run whose journal was replayed."""
     opened, live, ledger, first, last = replayed
     ended = ledger.run_end
@@ -208,15 +222,23 @@ def status_report(replayed: ReplayedRun, store: RunStore, info: RunInfo, now: fl
         evaluation=PlanEvaluator().evaluate(PlanView(live), mean_durations(store)),
         held_tasks=tuple(held_tasks(live, ledger.open_questions.values())),
         running_tasks=tuple(
-            RunningTask(e.id, e.attempts, e.started_at, e.deadline) for e in live if e.state is TaskState.RUNNING
+            RunningTask(e.id, e.attempts, e.started_at, e.deadline)
+            for e in live
+            if e.state is TaskState.RUNNING
         ),
         failures={
             e.id: e.failure
             for e in live
-            if e.state is TaskState.FAILED and not e.removed and e.failure and e.failure.type != HELD_FAILURE_TYPE
+            if e.state is TaskState.FAILED
+            and not e.removed
+            and e.failure
+            and e.failure.type != HELD_FAILURE_TYPE
         },
         stale={task_id: result.causes for task_id, result in stale_results(live).items()},
-        questions=tuple(build_question(asked, info.run, live, ledger) for asked in ledger.open_questions.values()),
+        questions=tuple(
+            build_question(asked, info.run, live, ledger)
+            for asked in ledger.open_questions.values()
+        ),
         replans=ledger.applied_count,
         spent=ledger.budget_tracker.spent,
         budget=ledger.budget_tracker.budget,
@@ -241,5 +263,9 @@ def held_tasks(live: LivePlan, questions: Iterable[QuestionAsked]) -> Iterator[H
     for asked in questions:
         for entry in (live.entry(task_id) for task_id in asked.holds if task_id in live):
             failure = entry.failure
-            if entry.state is TaskState.FAILED and failure is not None and failure.type == HELD_FAILURE_TYPE:
+            if (
+                entry.state is TaskState.FAILED
+                and failure is not None
+                and failure.type == HELD_FAILURE_TYPE
+            ):
                 yield HeldTask(entry.id, asked.question)

@@ -35,13 +35,19 @@ def printable_line(text: str, limit: int = MAX_LINE_CHARS) -> str:
     Names, errors and reasons come from plans, tools and people: control characters are shown as escapes.
     """
     words = " ".join(text[: 4 * limit].split())
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in words)
+    shown = "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
+        for c in words
+    )
     return shown if len(shown) <= limit and len(text) <= 4 * limit else f"{shown[: limit - 1]}…"
 
 
 def printable_lines(text: str, limit: int = MAX_LINE_CHARS) -> list[str]:
     """Return the lines of a text, each printable, cut at `limit`, and with its indentation."""
-    return [" " * (len(line) - len(line.lstrip())) + printable_line(line, limit) for line in text.splitlines()]
+    return [
+        " " * (len(line) - len(line.lstrip())) + printable_line(line, limit)
+        for line in text.splitlines()
+    ]
 
 
 def format_time(at: float, form: str = "%Y-%m-%d %H:%M:%SZ") -> str:
@@ -93,7 +99,10 @@ def format_usage(spent: Usage) -> str:
 def usage_words(spent: Usage, budget: Budget) -> list[str]:
     """Return the calls and tokens that were spent, with their limits, such as `2 of 20 calls`."""
     used = (("call", spent.calls, budget.calls), ("token", spent.tokens, budget.tokens))
-    return [pluralise(count, unit) if most is None else f"{count} of {most} {unit}s" for unit, count, most in used]
+    return [
+        pluralise(count, unit) if most is None else f"{count} of {most} {unit}s"
+        for unit, count, most in used
+    ]
 
 
 def pluralise(number: int, thing: str) -> str:
@@ -114,7 +123,9 @@ def stale_line(stale: Mapping[TaskId, Sequence[str]]) -> str:
     """Return stale results as one line: what changed, and the tasks that read it or depend on such tasks."""
     shown = [f"{task_id} ({', '.join(causes)})" for task_id, causes in list(stale.items())[:5]]
     more = f" and {len(stale) - 5} more" if len(stale) > 5 else ""
-    return printable_line(f"{pluralise(len(stale), 'result')} of older values: {', '.join(shown)}{more}")
+    return printable_line(
+        f"{pluralise(len(stale), 'result')} of older values: {', '.join(shown)}{more}"
+    )
 
 
 def is_held(trigger: TriggerEvent) -> bool:
@@ -124,14 +135,21 @@ def is_held(trigger: TriggerEvent) -> bool:
 
 def trigger_kinds_text(triggers: Sequence[TriggerEvent]) -> str:
     """Return the distinct kinds of triggers."""
-    return ", ".join(dict.fromkeys("a person must decide" if is_held(t) else t.kind for t in triggers)) or "no trigger"
+    return (
+        ", ".join(dict.fromkeys("a person must decide" if is_held(t) else t.kind for t in triggers))
+        or "no trigger"
+    )
 
 
 def trigger_name(trigger: TriggerEvent | None) -> str:
     """Return the kind and the tasks of a trigger, if it is known: `task-failed (build)`."""
     if trigger is None:
         return "a trigger"
-    return f"{trigger.kind} ({printable_line(', '.join(trigger.tasks[:5]))})" if trigger.tasks else trigger.kind
+    return (
+        f"{trigger.kind} ({printable_line(', '.join(trigger.tasks[:5]))})"
+        if trigger.tasks
+        else trigger.kind
+    )
 
 
 def trigger_cause(trigger: TriggerEvent) -> str:
@@ -147,15 +165,22 @@ def trigger_cause(trigger: TriggerEvent) -> str:
 
 def trigger_line(trigger: TriggerEvent) -> str:
     """Return the kind and the cause of a trigger, or the cause alone if a person must decide."""
-    return trigger_cause(trigger) if is_held(trigger) else f"{trigger.kind}: {trigger_cause(trigger)}"
+    return (
+        trigger_cause(trigger) if is_held(trigger) else f"{trigger.kind}: {trigger_cause(trigger)}"
+    )
 
 
 def goal_line(goal: Goal, names: Sequence[str] = ()) -> str:
     """Return fields of a goal as one line; objective and facts by default."""
     values = {name: getattr(goal, name) for name in names or ("objective", "facts")}
-    parts = [", ".join(value) or "none" if isinstance(value, tuple) else str(value) for value in values.values()]
+    parts = [
+        ", ".join(value) or "none" if isinstance(value, tuple) else str(value)
+        for value in values.values()
+    ]
     return printable_line(
-        "; ".join(f"{name.replace('_', ' ')}: {text}" for name, text in zip(values, parts, strict=True))
+        "; ".join(
+            f"{name.replace('_', ' ')}: {text}" for name, text in zip(values, parts, strict=True)
+        )
     )
 
 
@@ -170,15 +195,17 @@ def change_line(change: PlanChange) -> str:
         case ReplaceTask():
             text = f"replace {change.task_id} by {', '.join(map(_new_task_text, change.tasks))}"
         case ModifyTask():
-            text = (
-                f"modify {change.task_id}: {', '.join(f'{name} = {value!r}' for name, value in change.fields.items())}"
-            )
+            text = f"modify {change.task_id}: {', '.join(f'{name} = {value!r}' for name, value in change.fields.items())}"
         case ReorderTasks():
             text = f"reorder {', '.join(change.order)}"
         case RetryTask():
-            text = f"run {change.task_id} again" + (f" after {format_duration(change.delay)}" if change.delay else "")
+            text = f"run {change.task_id} again" + (
+                f" after {format_duration(change.delay)}" if change.delay else ""
+            )
         case SkipTask() | CancelTask():
-            text = f"{change.kind} {change.task_id}" + (f": {change.reason}" if change.reason else "")
+            text = f"{change.kind} {change.task_id}" + (
+                f": {change.reason}" if change.reason else ""
+            )
         case _:
             text = "abort the run" + (f": {change.reason}" if change.reason else "")
     return printable_line(text)

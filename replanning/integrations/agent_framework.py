@@ -55,7 +55,10 @@ try:
 
     if "tools" not in inspect.signature(FunctionInvocationContext).parameters:
         raise ImportError("a function middleware does not see the tools of the agent")
-    if function_middleware(lambda context, call_next: None)._middleware_type is not MiddlewareType.FUNCTION:
+    if (
+        function_middleware(lambda context, call_next: None)._middleware_type
+        is not MiddlewareType.FUNCTION
+    ):
         raise ImportError("decorated function middleware cannot be recognized")
 except (ImportError, AttributeError) as error:
     raise missing_framework(
@@ -130,32 +133,50 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
     def __init__(self, attachment: Replanned, context: Any) -> None:
         self._attachment, self._engine = attachment, attachment.engine
         name = context.agent.name or ""
-        self._objective = attachment.objective or (f"Run of the agent {name}" if name else "Run of an agent")
+        self._objective = attachment.objective or (
+            f"Run of the agent {name}" if name else "Run of an agent"
+        )
         self._agent_session, self._state_key = context.session, f"{METADATA} {name}".rstrip()
         self._resumed: str | None = None
-        if context.session is not None and (left := context.session.state.pop(self._state_key, None)):
+        if context.session is not None and (
+            left := context.session.state.pop(self._state_key, None)
+        ):
             known = next((each for each in self._engine.store.runs() if each.run == left), None)
             self._resumed = str(left) if known is None or known.status in UNFINISHED else None
         self._run_id = self._resumed
         self._task: SessionTask | None = None
         self._asks = False
         given = context.client_kwargs.get("middleware", ())
-        given = [each for each in given if not isinstance(each, _AgentRun)]  # of an earlier turn of the same loop
+        given = [
+            each for each in given if not isinstance(each, _AgentRun)
+        ]  # of an earlier turn of the same loop
         client = getattr(context.agent, "client", None)
-        self._others = [*getattr(client, "function_middleware", ()), *filter(_is_function_middleware, given)]
+        self._others = [
+            *getattr(client, "function_middleware", ()),
+            *filter(_is_function_middleware, given),
+        ]
         context.client_kwargs["middleware"] = [*given, self]
 
     async def _open(self, tools: Sequence[Any]) -> Session:
         if self._task is None:
-            functions = [each for each in tools if isinstance(each, FunctionTool) and not each.declaration_only]
+            functions = [
+                each
+                for each in tools
+                if isinstance(each, FunctionTool) and not each.declaration_only
+            ]
             described = describe_tools(
-                {each.name: _fields(each) for each in functions}, self._attachment.capabilities if tools else None
+                {each.name: _fields(each) for each in functions},
+                self._attachment.capabilities if tools else None,
             )
             asks = self._attachment.approvals
             if asks is None:
-                asks = not tools or any(each.approval_mode == "always_require" for each in functions)
+                asks = not tools or any(
+                    each.approval_mode == "always_require" for each in functions
+                )
             self._asks = asks and self._agent_session is not None
-            opened = self._engine.session(self._objective, tools=described, run_id=self._run_id, passes=_PASSES)
+            opened = self._engine.session(
+                self._objective, tools=described, run_id=self._run_id, passes=_PASSES
+            )
             self._task = SessionTask(opened)
         session = await self._task.session()
         self._run_id = session.run.id
@@ -205,7 +226,9 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
         try:
             session = await self._open(context.tools or (context.function,))
         except Exception as error:
-            raise MiddlewareFailure(f"the session of the agent cannot be opened: {error}") from error
+            raise MiddlewareFailure(
+                f"the session of the agent cannot be opened: {error}"
+            ) from error
         try:
             await self._call(session, context, call_next)
         except (NotRunning, StoreError) as error:
@@ -214,8 +237,14 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
             if refused.__cause__ is not None:
                 raise refused.__cause__  # noqa: B904 - as the framework raised it, with its own cause
 
-    async def _call(self, session: Session, context: Any, call_next: Callable[[], Awaitable[None]]) -> None:
-        name, arguments, outputs = context.function.name, context.arguments, list[tuple[object, object]]()
+    async def _call(
+        self, session: Session, context: Any, call_next: Callable[[], Awaitable[None]]
+    ) -> None:
+        name, arguments, outputs = (
+            context.function.name,
+            context.arguments,
+            list[tuple[object, object]](),
+        )
         approved = "approval_response" in context.metadata
         # Only a call that a person is asked about is made again, by the next run, under the same id.
         is_keyed = self._asks or context.function.approval_mode == "always_require"
@@ -231,7 +260,14 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
 
         try:
             output = await invoke_approved(
-                self._engine, session, name, arguments, execute=execute, key=key, approved=approved, once=approved
+                self._engine,
+                session,
+                name,
+                arguments,
+                execute=execute,
+                key=key,
+                approved=approved,
+                once=approved,
             )
         except NeedsHuman as error:
             if not self._asks:
@@ -244,18 +280,28 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
             results = [result for journaled, result in outputs if journaled is output]
             context.result = results[-1] if results else _restored(output)
 
-    def _request(self, session: Session, context: Any, arguments: Any, questions: Sequence[str]) -> Any:
+    def _request(
+        self, session: Session, context: Any, arguments: Any, questions: Sequence[str]
+    ) -> Any:
         """Return a request for the approval of a call, with the questions that the engine asks."""
         shown = shown_questions(self._engine, session.run.id, questions)
         call_id = context.metadata["call_id"]
         occurrence = context.metadata.get("function_call_occurrence_id", call_id)
         plain = to_jsonable_python(arguments, serialize_unknown=True)
-        call = Content.from_function_call(call_id, context.function.name, arguments=plain, id=occurrence)
-        return Content.from_function_approval_request(occurrence, call, additional_properties={METADATA: shown})
+        call = Content.from_function_call(
+            call_id, context.function.name, arguments=plain, id=occurrence
+        )
+        return Content.from_function_approval_request(
+            occurrence, call, additional_properties={METADATA: shown}
+        )
 
     async def _stand_in(self, context: Any, name: str, arguments: Mapping[str, object]) -> Any:
         """Execute a tool with arguments that the model did not choose, with the function middleware of the agent."""
-        tool = next(each for each in context.tools or (context.function,) if getattr(each, "name", None) == name)
+        tool = next(
+            each
+            for each in context.tools or (context.function,)
+            if getattr(each, "name", None) == name
+        )
         own = FunctionInvocationContext(
             tool,
             dict(arguments),
@@ -269,7 +315,9 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
         async def go_on(index: int) -> None:
             if index == len(self._others):
                 own.result = await tool.invoke(
-                    arguments=own.arguments, context=own, tool_call_id=context.metadata.get("call_id")
+                    arguments=own.arguments,
+                    context=own,
+                    tool_call_id=context.metadata.get("call_id"),
                 )
                 return
             middleware = self._others[index]
@@ -290,7 +338,9 @@ async def _execute(context: Any, arguments: Any, call_next: Callable[[], Awaitab
     try:
         await call_next()
     except Exception as error:
-        if type(error).__module__ == FunctionTool.__module__:  # arguments that the tool does not take
+        if (
+            type(error).__module__ == FunctionTool.__module__
+        ):  # arguments that the tool does not take
             raise _Refused from error
         raise
     if _is_request(context.result):
@@ -321,7 +371,9 @@ def _journaled(result: object) -> object:
 
 def _restored(output: object) -> Any:
     """Return the result of a tool that was recorded."""
-    if isinstance(output, list) and all(isinstance(each, dict) and "type" in each for each in output):
+    if isinstance(output, list) and all(
+        isinstance(each, dict) and "type" in each for each in output
+    ):
         return [Content.from_dict(each) for each in output]
     return FunctionTool.parse_result(output)
 
@@ -331,4 +383,6 @@ def _fields(tool: Any) -> dict[str, object]:
     # One that requires approval stands in for another one only if a person agrees.
     dangerous = tool.approval_mode == "always_require"
     stated = (tool.additional_properties or {}).get(METADATA)
-    return tool_fields(tool.description, tool.parameters(), stated=stated, kind="function", dangerous=dangerous)
+    return tool_fields(
+        tool.description, tool.parameters(), stated=stated, kind="function", dangerous=dangerous
+    )

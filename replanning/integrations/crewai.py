@@ -48,7 +48,9 @@ try:
     from crewai.tools.tool_failure import ToolFailure, ToolFailureReason
     from crewai.utilities.string_utils import sanitize_tool_name
 except ImportError as error:
-    raise missing_framework(__name__, "CrewAI, and was tested with its version 1.15.30", "crewai", error) from error
+    raise missing_framework(
+        __name__, "CrewAI, and was tested with its version 1.15.30", "crewai", error
+    ) from error
 
 CrewT = TypeVar("CrewT")
 
@@ -60,7 +62,14 @@ _FOR_THE_MODEL: Final = (ToolFailureReason.USAGE_LIMIT, ToolFailureReason.INVALI
 _NOTED: Final = (PlanStepCompletedEvent, PlanRefinementEvent, PlanReplanTriggeredEvent)
 """Events of agents that plan their work in steps."""
 
-_NOTED_FIELDS: Final = {"agent_role", "step_number", "step_description", "success", "error", "replan_reason"}
+_NOTED_FIELDS: Final = {
+    "agent_role",
+    "step_number",
+    "step_description",
+    "success",
+    "error",
+    "replan_reason",
+}
 
 _MAX_ID_CHARS: Final = 60
 
@@ -101,10 +110,16 @@ def replanned(
     """
     lists, attachment = _lists_of_tools(crew), _Attachment()
     wrapped = [attachment.wrap(tools) for tools in lists]
-    stated = {sanitize_tool_name(str(name)): fields for name, fields in (capabilities or {}).items()}
+    stated = {
+        sanitize_tool_name(str(name)): fields for name, fields in (capabilities or {}).items()
+    }
     described = describe_tools(attachment.described, stated)
     engine = ReplanningEngine() if engine is None else engine
-    named = f"Run of the crew {crew.name}" if isinstance(crew, Crew) else f"Run of the agent {crew.role}"  # type: ignore[attr-defined]
+    named = (
+        f"Run of the crew {crew.name}"
+        if isinstance(crew, Crew)
+        else f"Run of the agent {crew.role}"  # type: ignore[attr-defined]
+    )
     run_id = None if thread is None else thread_run(engine, thread)
     with SessionThread.open(
         engine.session(objective or named, tools=described, run_id=run_id, passes=_PASSES)
@@ -125,7 +140,10 @@ def replanned(
 def _lists_of_tools(crew: Any) -> list[list[Any]]:
     """Return the lists of tools of a crew and its agents; several may be the same list."""
     if isinstance(crew, Crew):
-        agents = [*crew.agents, *filter(None, (crew.manager_agent, *(task.agent for task in crew.tasks)))]
+        agents = [
+            *crew.agents,
+            *filter(None, (crew.manager_agent, *(task.agent for task in crew.tasks))),
+        ]
         holders = [*agents, *crew.tasks]
     elif isinstance(crew, Agent):
         holders = [crew]
@@ -147,7 +165,10 @@ class _Attachment:
         self.session: SessionThread | None = None
         self._attempts: dict[str, AttemptId] = {}
         self._early: dict[str, str] = {}
-        self._handlers = {TaskStartedEvent: self._on_started, TaskCompletedEvent: self._on_completed}
+        self._handlers = {
+            TaskStartedEvent: self._on_started,
+            TaskCompletedEvent: self._on_completed,
+        }
         self._handlers |= dict.fromkeys(_NOTED, self._on_step)
 
     def wrap(self, tools: Sequence[Any]) -> list[_Tool]:
@@ -156,7 +177,9 @@ class _Attachment:
         wrapped = []
         for original in tools:
             if isinstance(original, _Tool):
-                raise ValueError("the crew is attached already; attach it once, for as long as it is used")
+                raise ValueError(
+                    "the crew is attached already; attach it once, for as long as it is used"
+                )
             made = _Tool.wrapping(original, self, own)
             name = made._called
             wrapped.append(made)
@@ -179,26 +202,38 @@ class _Attachment:
             crewai_event_bus.off(kind, handler)
         self.session = None
 
-    def call(self, tool: _Tool, own_function: Callable[..., Any], arguments: Mapping[str, object]) -> Any:
+    def call(
+        self, tool: _Tool, own_function: Callable[..., Any], arguments: Mapping[str, object]
+    ) -> Any:
         """Call a tool, or what replaces it, from any thread but that of the session."""
         session, called = self.session, tool._called
         if session is None or not _fits(tool, arguments):  # the tool itself tells the model
             return own_function(**arguments)
 
         def execute(name: str, values: Mapping[str, object]) -> object:
-            function = own_function if name == called else (tool._own.get(name) or self._tools[name])._original.run
+            function = (
+                own_function
+                if name == called
+                else (tool._own.get(name) or self._tools[name])._original.run
+            )
             result = function(**values)
             if asyncio.iscoroutine(result):
                 result = asyncio.run(result)
-            if isinstance(result, ToolFailure) and not (name == called and result.reason in _FOR_THE_MODEL):
-                raise (_MayPass if result.retryable else ReportedFailure)(result.as_agent_message(), result)
+            if isinstance(result, ToolFailure) and not (
+                name == called and result.reason in _FOR_THE_MODEL
+            ):
+                raise (_MayPass if result.retryable else ReportedFailure)(
+                    result.as_agent_message(), result
+                )
             return result
 
         try:
             return session.invoke(called, arguments, execute)
         except CallSkipped as skipped:
             told = str(skipped)
-            return ToolFailure(message=told) if tool.result_as_answer else told  # a failure is never the final answer
+            return (
+                ToolFailure(message=told) if tool.result_as_answer else told
+            )  # a failure is never the final answer
         except (NeedsHuman, ReportedFailure) as error:
             return reported_result(error)
 
@@ -262,7 +297,9 @@ class _Tool(BaseTool):  # type: ignore[misc] # its types may not be installed
             attachment: takes the calls.
             own: the tools of the same agent, which take precedence over those of others.
         """
-        made: _Tool = cls.model_construct(**{name: getattr(original, name) for name in BaseTool.model_fields})
+        made: _Tool = cls.model_construct(
+            **{name: getattr(original, name) for name in BaseTool.model_fields}
+        )
         made._original, made._attachment, made._own = original, attachment, own
         made._called = sanitize_tool_name(original.name)
         return made
@@ -306,9 +343,13 @@ class _Tool(BaseTool):  # type: ignore[misc] # its types may not be installed
 
         def call(**arguments: Any) -> Any:
             chosen = {
-                name: value for name, value in arguments.items() if name not in fields or fields[name].default != value
+                name: value
+                for name, value in arguments.items()
+                if name not in fields or fields[name].default != value
             }
-            return self._attachment.call(self, lambda **values: function(**{**arguments, **values}), chosen)
+            return self._attachment.call(
+                self, lambda **values: function(**{**arguments, **values}), chosen
+            )
 
         made.func = call
         return made

@@ -14,7 +14,15 @@ import anyio
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
 from replanning.engine.session import Execute, Session
-from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NoResult, NotRunning, StaleAnswer, UnknownQuestion
+from replanning.errors import (
+    CallFailed,
+    CallSkipped,
+    NeedsHuman,
+    NoResult,
+    NotRunning,
+    StaleAnswer,
+    UnknownQuestion,
+)
 from replanning.plan.messages import did_you_mean, require_instance
 
 Capabilities = Mapping[str, str | Mapping[str, object]]
@@ -50,14 +58,18 @@ def tool_fields(
         fields: further ones, such as `dangerous`.
     """
     properties = {
-        name: each if isinstance(each, Mapping) else {} for name, each in schema.get("properties", {}).items()
+        name: each if isinstance(each, Mapping) else {}
+        for name, each in schema.get("properties", {}).items()
     }
     kinds = {name: each.get("type") for name, each in properties.items()}
-    required = {name for name in schema.get("required", ()) if "default" not in properties.get(name, {})}
+    required = {
+        name for name in schema.get("required", ()) if "default" not in properties.get(name, {})
+    }
     return {
         "description": "".join(filter(str.isprintable, " ".join((description or "").split()))),
         "parameters": {
-            name: kind if isinstance(kind, str) and kind in _JSON_TYPES else "any" for name, kind in kinds.items()
+            name: kind if isinstance(kind, str) and kind in _JSON_TYPES else "any"
+            for name, kind in kinds.items()
         },
         "optional": [name for name in properties if name not in required],
         **fields,
@@ -72,7 +84,10 @@ def _stated_fields(stated: object) -> dict[str, Any]:
 
 
 def describe_tools(
-    tools: Mapping[str, Mapping[str, object]], capabilities: Capabilities | None, *, noun: str = "tool"
+    tools: Mapping[str, Mapping[str, object]],
+    capabilities: Capabilities | None,
+    *,
+    noun: str = "tool",
 ) -> list[FunctionTool[..., Any]]:
     """Return the tools of an agent as a session takes them, which must be told how to execute them.
 
@@ -102,13 +117,17 @@ async def _executed_elsewhere(**_: object) -> object:
     raise LookupError("this tool is executed by its framework")
 
 
-def unknown_names(capabilities: Capabilities, known: Collection[str], noun: str = "tool") -> list[str]:
+def unknown_names(
+    capabilities: Capabilities, known: Collection[str], noun: str = "tool"
+) -> list[str]:
     """Return a problem for each name in capabilities that is unknown."""
     hints = ((name, did_you_mean(str(name), known)) for name in capabilities if name not in known)
     return [f"there is no {noun} called {name!r}{hint and f'; {hint}'}" for name, hint in hints]
 
 
-def thread_run(engine: ReplanningEngine, thread: str, *, part: str = "", resumes: bool = True) -> str:
+def thread_run(
+    engine: ReplanningEngine, thread: str, *, part: str = "", resumes: bool = True
+) -> str:
     """Return the id of the run for a thread, such as a conversation: its last run if that is unfinished, or a new one.
 
     Args:
@@ -123,13 +142,17 @@ def thread_run(engine: ReplanningEngine, thread: str, *, part: str = "", resumes
     require_instance("thread", thread, str, "the id of a thread")
     prefix = f"thread-{quote(thread, safe='')}{part and f'-{part}'}"
     runs = engine.store.runs() if resumes else ()
-    last = next((each for each in runs if each.run.rpartition(".")[0] == prefix), None)  # the newest
+    last = next(
+        (each for each in runs if each.run.rpartition(".")[0] == prefix), None
+    )  # the newest
     if last is not None and last.status in UNFINISHED:
         return last.run
     return f"{prefix}.{uuid.uuid4().hex[:8]}"
 
 
-def shown_questions(engine: ReplanningEngine, run_id: str, questions: Sequence[str]) -> list[dict[str, object]]:
+def shown_questions(
+    engine: ReplanningEngine, run_id: str, questions: Sequence[str]
+) -> list[dict[str, object]]:
     """Return open questions as frameworks show them to people: their ids, texts, and the alternatives to choose from."""
     return [
         {
@@ -180,7 +203,9 @@ async def invoke_approved(
         Exception: as `Session.invoke`; NeedsHuman for a question that the approval does not answer.
     """
     if not (approved or (once and resumed)):
-        return await session.invoke(tool, arguments, execute=execute, key=key, once=once, passes=passes)
+        return await session.invoke(
+            tool, arguments, execute=execute, key=key, once=once, passes=passes
+        )
     seen = {question.id for question in engine.pending(session.run.id)} if approved else set[str]()
     executed = False
 
@@ -191,7 +216,9 @@ async def invoke_approved(
 
     while True:
         try:
-            return await session.invoke(tool, arguments, execute=noting, key=key, once=once, passes=passes)
+            return await session.invoke(
+                tool, arguments, execute=noting, key=key, once=once, passes=passes
+            )
         except NeedsHuman as error:
             if not seen.issuperset(error.questions):
                 raise

@@ -44,13 +44,20 @@ try:
     from google.adk.workflow import BaseNode
 
     _USED: Final = (
-        *(BasePlugin.before_run_callback, BasePlugin.before_tool_callback, BasePlugin.on_event_callback),
+        *(
+            BasePlugin.before_run_callback,
+            BasePlugin.before_tool_callback,
+            BasePlugin.on_event_callback,
+        ),
         *(BaseTool.run_async, BaseTool.check_require_confirmation, LlmRequest.append_tools),
         *(ToolContext.tool_confirmation, ToolContext.request_confirmation, ToolContext.node),
     )
 except (ImportError, AttributeError) as error:
     raise missing_framework(
-        "replanning.integrations.google_adk", "Google ADK (tested with google-adk 2.13)", "google-adk", error
+        "replanning.integrations.google_adk",
+        "Google ADK (tested with google-adk 2.13)",
+        "google-adk",
+        error,
     ) from error
 
 METADATA: Final = "replanning"
@@ -72,7 +79,11 @@ def reports_failure(result: object) -> bool:
         return False
     said = result.get("error")
     own = bool(said) and not str(said).startswith("Invoking `")
-    return own or result.get("status") == "error" or any(result.get(key) is True for key in ("isError", "is_error"))
+    return (
+        own
+        or result.get("status") == "error"
+        or any(result.get(key) is True for key in ("isError", "is_error"))
+    )
 
 
 class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be installed
@@ -171,7 +182,9 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
             await run.end(pause_reason)
 
 
-_CALL: Final[contextvars.ContextVar[tuple[_Run, Any] | None]] = contextvars.ContextVar("replanning_call", default=None)
+_CALL: Final[contextvars.ContextVar[tuple[_Run, Any] | None]] = contextvars.ContextVar(
+    "replanning_call", default=None
+)
 """The run, and the tool that the framework is about to execute; None as the tool while the session executes it."""
 
 
@@ -182,7 +195,9 @@ class _Attached:
         own = vars(tool).get("run_async")
         self.tool = tool
         # A copy of a tool that was attached has the attribute of the first one.
-        self._execute = type(tool).run_async.__get__(tool) if isinstance(own, _Attached) else tool.run_async
+        self._execute = (
+            type(tool).run_async.__get__(tool) if isinstance(own, _Attached) else tool.run_async
+        )
 
     async def __call__(self, *, args: Any, tool_context: Any) -> Any:
         run, tool = _CALL.get() or (None, None)
@@ -225,14 +240,20 @@ class _Run:
         Raises:
             ValueError: capabilities name a tool that does not exist, or a field is not valid.
         """
-        family = [each.root_agent for each in (context.agent, *self._owner.agents) if each is not None]
+        family = [
+            each.root_agent for each in (context.agent, *self._owner.agents) if each is not None
+        ]
         known = known and context.agent is not None
         for agent in family:  # which grows
             own = self.tools.setdefault(agent.name, {})
             tools: list[Any] = []
             for item in getattr(agent, "tools", ()):
-                if isinstance(item, BaseToolset) and agent.name == getattr(context.agent, "name", None):
-                    with suppress(Exception):  # the framework reports it, and goes on without these tools
+                if isinstance(item, BaseToolset) and agent.name == getattr(
+                    context.agent, "name", None
+                ):
+                    with suppress(
+                        Exception
+                    ):  # the framework reports it, and goes on without these tools
                         tools += await item.get_tools_with_prefix(ReadonlyContext(context))
                 elif isinstance(item, BaseTool):
                     tools.append(item)
@@ -243,20 +264,31 @@ class _Run:
                 own[tool.name] = tool
                 if tool.name not in self._fields and (fields := _fields(tool)) is not None:
                     self._fields[tool.name] = fields
-            below = [*agent.sub_agents, *(tool.agent for tool in tools if isinstance(tool, AgentTool))]
+            below = [
+                *agent.sub_agents,
+                *(tool.agent for tool in tools if isinstance(tool, AgentTool)),
+            ]
             family += [each for each in below if all(each is not other for other in family)]
-            known = known and (hasattr(agent, "tools") or bool(below))  # others may run agents that nobody sees
+            known = known and (
+                hasattr(agent, "tools") or bool(below)
+            )  # others may run agents that nobody sees
         capabilities = self._owner.capabilities
         if not known:
-            capabilities = {name: stated for name, stated in capabilities.items() if name in self._fields}
+            capabilities = {
+                name: stated for name, stated in capabilities.items() if name in self._fields
+            }
         self._described = describe_tools(self._fields, capabilities)
 
     async def _open(self) -> Session:
         """Open the session at the first call, or again if that failed."""
         if (task := self._task) is None:
             run_id, objective = self._identity()
-            opened = self._owner.engine.session(objective, tools=self._described, run_id=run_id, passes=_PASSES)
-            task = self._task = (self._around or contextvars.copy_context()).run(SessionTask, opened)
+            opened = self._owner.engine.session(
+                objective, tools=self._described, run_id=run_id, passes=_PASSES
+            )
+            task = self._task = (self._around or contextvars.copy_context()).run(
+                SessionTask, opened
+            )
         try:
             return await task.session()
         except Exception:
@@ -297,7 +329,9 @@ class _Run:
             return run_id, known[run_id].objective
         parts = getattr(self.context.user_content, "parts", None) or ()
         words = " ".join(part.text for part in parts if part.text).strip()
-        return run_id, words[:_MAX_OBJECTIVE_CHARS] or f"run {getattr(self.context.agent, 'name', 'a workflow')}"
+        return run_id, words[
+            :_MAX_OBJECTIVE_CHARS
+        ] or f"run {getattr(self.context.agent, 'name', 'a workflow')}"
 
     async def call(self, tool: Any, arguments: dict[str, Any], context: Any) -> Any:
         """Call a tool, or what replaces it, in the context of the call.
@@ -311,7 +345,9 @@ class _Run:
         for question in asked.get("questions", ()):
             with suppress(StaleAnswer, UnknownQuestion):  # it was answered elsewhere
                 verdict: QuestionVerdict = "approve" if answer.confirmed else "reject"
-                self._owner.engine.answer(question["question"], verdict, by="the confirmation of the call")
+                self._owner.engine.answer(
+                    question["question"], verdict, by="the confirmation of the call"
+                )
         if asked and not answer.confirmed:
             return {"error": "This tool call is rejected."}
         before = _requests(context)
@@ -332,15 +368,24 @@ class _Run:
                 args=arguments if values is arguments else dict(values), tool_context=context
             )
             actions = context.actions
-            if call_id in actions.requested_tool_confirmations or call_id in actions.requested_auth_configs:
+            if (
+                call_id in actions.requested_tool_confirmations
+                or call_id in actions.requested_auth_configs
+            ):
                 raise _Interrupted(output)
             if (answer is None or answer.confirmed) and self._owner.is_failure(output):
-                said = (output.get("error_message") or output.get("error")) if isinstance(output, Mapping) else None
+                said = (
+                    (output.get("error_message") or output.get("error"))
+                    if isinstance(output, Mapping)
+                    else None
+                )
                 raise ReportedFailure(f"{name} says: {said or output}", output)
             return output
 
         try:
-            return await session.invoke(tool.name, arguments, execute=execute, key=call_id, once=bool(asked))
+            return await session.invoke(
+                tool.name, arguments, execute=execute, key=call_id, once=bool(asked)
+            )
         except _Interrupted as interrupted:
             self.waits = True
             return interrupted.response
@@ -349,7 +394,9 @@ class _Run:
         except NeedsHuman as error:
             if self._can_ask(context):
                 shown = shown_questions(self._owner.engine, session.run.id, error.questions)
-                return self._ask(context, " ".join(str(each["text"]) for each in shown), {"questions": shown})
+                return self._ask(
+                    context, " ".join(str(each["text"]) for each in shown), {"questions": shown}
+                )
             return reported_result(error)
         except ReportedFailure as error:
             return reported_result(error)
@@ -358,17 +405,27 @@ class _Run:
         self, tool: Any, values: dict[str, Any], context: Any, asked: Mapping[str, Any], called: Any
     ) -> None:
         """Request a confirmation for a tool that stands in, if it needs one; that of the call does not apply to it."""
-        if asked.get("tool") == tool.name or await tool.check_require_confirmation(values, context) is not True:
+        if (
+            asked.get("tool") == tool.name
+            or await tool.check_require_confirmation(values, context) is not True
+        ):
             return
         if not self._can_ask(context):
-            raise PermissionError(f"{tool.name} requires a confirmation, which cannot be requested here")
+            raise PermissionError(
+                f"{tool.name} requires a confirmation, which cannot be requested here"
+            )
         text = f"Please approve or reject that {tool.name}() stands in for {called.name}(), which failed."
         raise _Interrupted(self._ask(context, text, {"tool": tool.name, "arguments": values}))
 
     def _can_ask(self, context: Any) -> bool:
         """Return whether the framework passes on a request to confirm: once for each call of an agent."""
         asks = self._owner.approvals and not self.nested
-        return asks and bool(context.function_call_id) and context.tool_confirmation is None and context.node is None
+        return (
+            asks
+            and bool(context.function_call_id)
+            and context.tool_confirmation is None
+            and context.node is None
+        )
 
     def _ask(self, context: Any, text: str, payload: dict[str, Any]) -> dict[str, str]:
         context.request_confirmation(hint=text, payload={METADATA: payload})
@@ -383,7 +440,11 @@ _PASSES: Final = (_Interrupted, LlmCallsLimitExceededError)
 def _requests(context: Any) -> dict[str, Any]:
     """Return what a call has asked of the framework so far, such as a transfer."""
     fields = vars(context.actions).items()
-    return {name: value.copy() if type(value) is dict else value for name, value in fields if name not in _DELTAS}
+    return {
+        name: value.copy() if type(value) is dict else value
+        for name, value in fields
+        if name not in _DELTAS
+    }
 
 
 def _asked(context: Any) -> Mapping[str, Any]:
@@ -405,4 +466,6 @@ def _fields(tool: Any) -> dict[str, object] | None:
     schema = declaration.parameters_json_schema
     if schema is None and declaration.parameters is not None:
         schema = declaration.parameters.json_schema.model_dump(mode="json", exclude_none=True)
-    return tool_fields(tool.description, schema or {}, stated=(tool.custom_metadata or {}).get(METADATA))
+    return tool_fields(
+        tool.description, schema or {}, stated=(tool.custom_metadata or {}).get(METADATA)
+    )

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import wraps
@@ -17,7 +26,14 @@ from typing import Any, Final
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
 from replanning.engine.session import Call, Execute, Session
-from replanning.errors import CallSkipped, ChangeRejected, NeedsHuman, ReplanningError, StaleAnswer, UnknownQuestion
+from replanning.errors import (
+    CallSkipped,
+    ChangeRejected,
+    NeedsHuman,
+    ReplanningError,
+    StaleAnswer,
+    UnknownQuestion,
+)
 from replanning.integrations.frameworks import (
     ReportedFailure,
     SessionTask,
@@ -91,15 +107,23 @@ def replanned(
     detached: list[str] = []
     for name, node in graph.nodes.items():
         if isinstance(node.bound, ToolNode):
-            described += [(tool.name, _described(tool)) for tool in node.bound.tools_by_name.values()]
+            described += [
+                (tool.name, _described(tool)) for tool in node.bound.tools_by_name.values()
+            ]
             if not _has_middleware(node.bound):
-                detached += [each for each in node.bound.tools_by_name if each in (capabilities or {})]
+                detached += [
+                    each for each in node.bound.tools_by_name if each in (capabilities or {})
+                ]
         elif name != START:
             capability = (node.metadata or {}).get("capability")
             described.append((name, tool_fields("", {}, kind="langgraph", stated=capability)))
             bodies[name] = node.bound
-    if twice := [name for name, times in Counter(name for name, _ in described).items() if times > 1]:
-        raise ValueError(f"two nodes or tools are called {', '.join(map(repr, twice))}; give one of them another name")
+    if twice := [
+        name for name, times in Counter(name for name, _ in described).items() if times > 1
+    ]:
+        raise ValueError(
+            f"two nodes or tools are called {', '.join(map(repr, twice))}; give one of them another name"
+        )
     if detached:
         raise ValueError(
             f"capabilities: the calls of {', '.join(map(repr, detached))} would not be replanned; create the agent with "
@@ -107,7 +131,9 @@ def replanned(
         )
     tools = describe_tools(dict(described), capabilities, noun="node or tool")
     nodes = {
-        name: node.copy({"bound": _Node(name, bodies), "subgraphs": node.subgraphs}) if name in bodies else node
+        name: node.copy({"bound": _Node(name, bodies), "subgraphs": node.subgraphs})
+        if name in bodies
+        else node
         for name, node in graph.nodes.items()
     }
     # Without the names of nodes, so that a thread can be resumed after a node was added.
@@ -120,14 +146,21 @@ def _described(tool: Any) -> dict[str, Any]:
     """Return the fields of the description of a tool."""
     function = convert_to_openai_tool(tool)["function"]
     capability = (tool.metadata or {}).get("capability")
-    return tool_fields(function.get("description"), function.get("parameters", {}), kind="langchain", stated=capability)
+    return tool_fields(
+        function.get("description"),
+        function.get("parameters", {}),
+        kind="langchain",
+        stated=capability,
+    )
 
 
 def _has_middleware(node: Any) -> bool:
     """Return whether calls of a `ToolNode` go through a `ReplanningMiddleware`; a wrapper of a user may call one, too."""
     wrappers, seen = [node._wrap_tool_call, node._awrap_tool_call], set[int]()
     owners: list[Any] = []
-    while wrappers:  # the factory of agents puts the methods of the middleware into functions within functions
+    while (
+        wrappers
+    ):  # the factory of agents puts the methods of the middleware into functions within functions
         wrapper = wrappers.pop()
         if not callable(wrapper) or id(wrapper) in seen:
             continue
@@ -136,24 +169,32 @@ def _has_middleware(node: Any) -> bool:
         cells = getattr(wrapper, "__closure__", None) or ()
         wrappers += [getattr(wrapper, "__wrapped__", None), *(cell.cell_contents for cell in cells)]
     others = [each for each in owners if each is not None]
-    return any(isinstance(each, ReplanningMiddleware) for each in others) or bool(owners and not others)
+    return any(isinstance(each, ReplanningMiddleware) for each in others) or bool(
+        owners and not others
+    )
 
 
 class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not followed
     """Run of a graph, with the session of its calls; as a callback handler it receives only interrupts."""
 
     run_inline = True
-    ignore_agent = ignore_chain = ignore_chat_model = ignore_custom_event = ignore_llm = ignore_retriever = True
+    ignore_agent = ignore_chain = ignore_chat_model = ignore_custom_event = ignore_llm = (
+        ignore_retriever
+    ) = True
     ignore_retry = True
 
-    def __init__(self, engine: ReplanningEngine, session: Session, thread: SessionThread | None = None) -> None:
+    def __init__(
+        self, engine: ReplanningEngine, session: Session, thread: SessionThread | None = None
+    ) -> None:
         self.engine, self.session, self.thread = engine, session, thread
         self.pause_reason = ""  # empty unless the run will be resumed
 
     def added_to(self, config: Any) -> Any:
         """Return the configuration of a graph, with this run in it."""
         # The nodes do not inherit the handler: it would be asked about the beginning and the end of everything within them.
-        return merge_configs(config, {"configurable": {_KEY: self}, "callbacks": BaseCallbackManager([self])})
+        return merge_configs(
+            config, {"configurable": {_KEY: self}, "callbacks": BaseCallbackManager([self])}
+        )
 
     def on_interrupt(self, event: object) -> None:
         """Note that this run will be resumed."""
@@ -196,7 +237,9 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             except ReportedFailure as error:
                 return error.result
             except CallSkipped as skipped:
-                return ToolMessage(str(skipped), name=name, tool_call_id=call_id) if call_id else None
+                return (
+                    ToolMessage(str(skipped), name=name, tool_call_id=call_id) if call_id else None
+                )
             except NeedsHuman as error:
                 if info.thread_id is None:  # without a checkpointer nobody could answer
                     raise error.__cause__ or error from None
@@ -217,7 +260,11 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             answer = interrupt(payload)
             if not isinstance(answer, Mapping) or answer.get("question") != question_id:
                 continue
-            fields = {str(name): value for name, value in answer.items() if name not in ("question", "verdict")}
+            fields = {
+                str(name): value
+                for name, value in answer.items()
+                if name not in ("question", "verdict")
+            }
             try:
                 self.engine.answer(question_id, answer.get("verdict", ""), **fields)
             except (StaleAnswer, UnknownQuestion):  # it was answered elsewhere
@@ -228,7 +275,11 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
                 return True
 
     def call_from_thread(
-        self, name: str, arguments: Mapping[str, object], execute: Callable[..., Any], call_id: str = ""
+        self,
+        name: str,
+        arguments: Mapping[str, object],
+        execute: Callable[..., Any],
+        call_id: str = "",
     ) -> Any:
         """Do the same as `call`, from the thread of a graph that runs without an event loop."""
         if self.thread is None:
@@ -241,10 +292,14 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             execute,
             key=_call_key(call_id),
             passes=_PASSES,
-            rest=lambda hand_over, begun: self.call(name, arguments, hand_over, call_id, begun=begun),
+            rest=lambda hand_over, begun: self.call(
+                name, arguments, hand_over, call_id, begun=begun
+            ),
         )
 
-    def in_event_loop(self, function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+    def in_event_loop(
+        self, function: Callable[..., Coroutine[Any, Any, Any]]
+    ) -> Callable[..., Any]:
         """Return a function for the thread of the graph that executes an async function in that of the session."""
 
         @wraps(function)
@@ -270,9 +325,15 @@ class _Attachment:
             configurable = {**ensure_config()["configurable"], **configurable}
         run_id = None
         if thread := configurable.get("thread_id"):
-            inner = configurable.get("checkpoint_ns")  # of a task of the other graph, which gives its input again
+            inner = configurable.get(
+                "checkpoint_ns"
+            )  # of a task of the other graph, which gives its input again
             part = hashlib.blake2s(inner.encode(), digest_size=4).hexdigest() if inner else ""
-            resumes = bool(inner) or given is None or (isinstance(given, Command) and given.resume is not None)
+            resumes = (
+                bool(inner)
+                or given is None
+                or (isinstance(given, Command) and given.resume is not None)
+            )
             run_id = thread_run(self.engine, str(thread), part=part, resumes=resumes)
         return self.engine.session(self.objective, tools=self.tools, run_id=run_id)
 
@@ -330,7 +391,9 @@ class _Node(Runnable):  # type: ignore[misc]  # its types are not followed
 
         def execute(name: str, _: Mapping[str, object]) -> Any:
             body = self._bodies[name]
-            if name != self.name and getattr(body, "func", body) is None:  # it has no synchronous function
+            if (
+                name != self.name and getattr(body, "func", body) is None
+            ):  # it has no synchronous function
                 return run.in_event_loop(body.ainvoke)(input, config, **options)
             return body.invoke(input, config, **options)
 
@@ -355,7 +418,9 @@ def _call_key(call_id: str) -> str:
 def _run_of(config: Any) -> _Run:
     run = config["configurable"].get(_KEY)
     if not isinstance(run, _Run):
-        raise RuntimeError("the graph is not attached; use the one that `replanned(graph, engine)` returns")
+        raise RuntimeError(
+            "the graph is not attached; use the one that `replanned(graph, engine)` returns"
+        )
     return run
 
 
@@ -373,7 +438,9 @@ class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types 
         def execute(name: str, arguments: Mapping[str, object]) -> Any:
             own = _request(request, name, arguments)
             if own is not request and getattr(own.tool, "func", own.tool) is None:
-                own = own.override(tool=own.tool.model_copy(update={"func": run.in_event_loop(own.tool.coroutine)}))
+                own = own.override(
+                    tool=own.tool.model_copy(update={"func": run.in_event_loop(own.tool.coroutine)})
+                )
             return _checked(handler(own), request)
 
         call, run = request.tool_call, _run_of(request.runtime.config)
@@ -388,7 +455,9 @@ class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types 
             return _checked(await handler(_request(request, name, arguments)), request)
 
         call = request.tool_call
-        return await _run_of(request.runtime.config).call(call["name"], call["args"], execute, call["id"])
+        return await _run_of(request.runtime.config).call(
+            call["name"], call["args"], execute, call["id"]
+        )
 
 
 def _request(request: Any, name: str, arguments: Mapping[str, object]) -> Any:

@@ -92,7 +92,10 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
     """Manager that gives its plans and rounds to a session."""
 
     def __init__(
-        self, manager: Any, engine: ReplanningEngine, capabilities: Mapping[str, str | Mapping[str, object]] | None
+        self,
+        manager: Any,
+        engine: ReplanningEngine,
+        capabilities: Mapping[str, str | Mapping[str, object]] | None,
     ) -> None:
         super().__init__(
             max_stall_count=manager.max_stall_count,
@@ -103,7 +106,9 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         self._manager, self._engine, self._capabilities = manager, engine, capabilities
         self._task: SessionTask | None = None
         self._round: asyncio.Task[None] | None = None
-        self._requests = asyncio.Queue[tuple[str, str] | None]()  # a participant and its instruction; None at the end
+        self._requests = asyncio.Queue[
+            tuple[str, str] | None
+        ]()  # a participant and its instruction; None at the end
         self._replies = asyncio.Queue[str | NoProgress]()
         self._saved: dict[str, Any] = {}
         self._reason = ""
@@ -126,7 +131,9 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         """Create another plan, whose steps replace those that are not done."""
         await self._open(magentic_context)
         message = await self._manager.replan(magentic_context)
-        await self._replace_steps(message, magentic_context, self._reason or "the manager plans anew")
+        await self._replace_steps(
+            message, magentic_context, self._reason or "the manager plans anew"
+        )
         return message
 
     async def _replace_steps(self, message: Any, context: Any, reason: str) -> None:
@@ -134,7 +141,10 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         await self._end_round()
         if session is not None:
             left = [RemoveTask(task_id=each.id) for each in self._open_steps(session)]
-            session.run.apply([*left, *(AddTask(task=each) for each in self._steps(message, session))], reason=reason)
+            session.run.apply(
+                [*left, *(AddTask(task=each) for each in self._steps(message, session))],
+                reason=reason,
+            )
 
     async def create_progress_ledger(self, magentic_context: Any) -> Any:
         """Create a progress ledger, whose next speaker may be a participant that replaces the last one."""
@@ -143,20 +153,31 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         if session is None:
             return ledger
         is_stalled = ledger.is_in_loop.answer or not ledger.is_progress_being_made.answer
-        self._reason = (ledger.is_in_loop if ledger.is_in_loop.answer else ledger.is_progress_being_made).reason
+        self._reason = (
+            ledger.is_in_loop if ledger.is_in_loop.answer else ledger.is_progress_being_made
+        ).reason
         request = None
         if self._round is not None:
             text = magentic_context.chat_history[-1].text if magentic_context.chat_history else ""
-            self._replies.put_nowait(NoProgress(self._reason or "no progress") if is_stalled else text)
+            self._replies.put_nowait(
+                NoProgress(self._reason or "no progress") if is_stalled else text
+            )
             request = await self._next_request()
         if ledger.is_request_satisfied.answer:
             await self._end_round()
             for step in self._open_steps(session):
-                session.run.succeeded(session.run.started(step.id), ledger.is_request_satisfied.reason)
+                session.run.succeeded(
+                    session.run.started(step.id), ledger.is_request_satisfied.reason
+                )
             return ledger
-        if request is None and ledger.next_speaker.answer in magentic_context.participant_descriptions:
+        if (
+            request is None
+            and ledger.next_speaker.answer in magentic_context.participant_descriptions
+        ):
             self._round = asyncio.create_task(
-                self._speak(session, ledger.next_speaker.answer, str(ledger.instruction_or_question.answer))
+                self._speak(
+                    session, ledger.next_speaker.answer, str(ledger.instruction_or_question.answer)
+                )
             )
             request = await self._next_request()
         if request is None:
@@ -165,7 +186,9 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         return dataclasses.replace(
             ledger,
             next_speaker=MagenticProgressLedgerItem(ledger.next_speaker.reason, speaker),
-            instruction_or_question=MagenticProgressLedgerItem(ledger.instruction_or_question.reason, instruction),
+            instruction_or_question=MagenticProgressLedgerItem(
+                ledger.instruction_or_question.reason, instruction
+            ),
         )
 
     async def prepare_final_answer(self, magentic_context: Any) -> Any:
@@ -190,10 +213,14 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         try:
             if self._task is None:
                 described = context.participant_descriptions.items()
-                fields = {name: tool_fields(text, _SCHEMA, kind="participant") for name, text in described}
+                fields = {
+                    name: tool_fields(text, _SCHEMA, kind="participant") for name, text in described
+                }
                 tools = describe_tools(fields, self._capabilities, noun="participant")
                 plan = Plan.model_validate(self._saved["plan"])
-                self._task = SessionTask(self._engine.session(plan, tools=tools, run_id=self._saved["run"]))
+                self._task = SessionTask(
+                    self._engine.session(plan, tools=tools, run_id=self._saved["run"])
+                )
             session = await self._task.session()
         except Exception as error:
             self._failure = error
@@ -245,7 +272,11 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
             self._requests, self._replies = asyncio.Queue(), asyncio.Queue()
 
     def _open_steps(self, session: Session) -> list[Any]:
-        return [each for each in session.run.live if STATE in each.task.metadata and each.counts_as_unsatisfied]
+        return [
+            each
+            for each in session.run.live
+            if STATE in each.task.metadata and each.counts_as_unsatisfied
+        ]
 
     def _steps(self, message: Any, session: Session | None = None) -> list[Task]:
         """Return the steps of a plan: the items of its list, at the outermost level, or else its text."""
@@ -256,4 +287,6 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         known = () if session is None else [each.id for each in session.run.live]
         free = (f"step-{number}" for number in count(1) if f"step-{number}" not in known)
         names = [" ".join(name.split())[:_MAX_TEXT_CHARS] for name in names]
-        return [Task(id=next(free), name=name or "plan", metadata={STATE: "step"}) for name in names]
+        return [
+            Task(id=next(free), name=name or "plan", metadata={STATE: "step"}) for name in names
+        ]

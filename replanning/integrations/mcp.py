@@ -22,7 +22,15 @@ from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
 from replanning.engine.session import Session
 from replanning.environment import SystemClock
-from replanning.errors import CallFailed, CallSkipped, NotRunning, PlanError, Problem, StoreError, ToolError
+from replanning.errors import (
+    CallFailed,
+    CallSkipped,
+    NotRunning,
+    PlanError,
+    Problem,
+    StoreError,
+    ToolError,
+)
 from replanning.integrations.frameworks import missing_framework, unknown_names
 from replanning.plan.document import Plan
 from replanning.plan.json_values import as_object
@@ -42,7 +50,14 @@ try:
     from mcp.server.lowlevel import NotificationOptions, Server
     from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
     from mcp.shared.message import SessionMessage
-    from mcp.types import INVALID_PARAMS, CallToolResult, ListToolsResult, TextContent, Tool, jsonrpc_message_adapter
+    from mcp.types import (
+        INVALID_PARAMS,
+        CallToolResult,
+        ListToolsResult,
+        TextContent,
+        Tool,
+        jsonrpc_message_adapter,
+    )
     from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
     from replanning.tools.mcp_session import McpSession, ServerGone
@@ -92,7 +107,12 @@ class McpProxy:
     """
 
     def __init__(
-        self, plan: Plan, capabilities: Mapping[str, str], retry: Retry | None, environ: Mapping[str, str], cwd: Path
+        self,
+        plan: Plan,
+        capabilities: Mapping[str, str],
+        retry: Retry | None,
+        environ: Mapping[str, str],
+        cwd: Path,
     ) -> None:
         self.server: Server[Any] = Server("replanning")
         self.session: Session  # once the servers have answered, or failed
@@ -101,7 +121,9 @@ class McpProxy:
         self._sessions: list[McpSession] = []
         self._tools: dict[str, _ServedTool] = {}
         self._group: TaskGroup
-        self._client: Any = None  # notifies a client of the older protocol that the tools have changed
+        self._client: Any = (
+            None  # notifies a client of the older protocol that the tools have changed
+        )
         self._changes = InMemorySubscriptionBus()
 
     def __repr__(self) -> str:
@@ -164,7 +186,11 @@ class McpProxy:
             session.close()
 
     def _list_tools(self) -> dict[str, _ServedTool]:
-        stated = {(each.server, each.tool or each.name): each for each in self._plan.tools if each.kind == "mcp"}
+        stated = {
+            (each.server, each.tool or each.name): each
+            for each in self._plan.tools
+            if each.kind == "mcp"
+        }
         found: dict[str, _ServedTool] = {}
         for session in self._sessions:
             for tool in session.tools.values():
@@ -175,28 +201,47 @@ class McpProxy:
                 name = own.name if own is not None else joined
                 if name not in found:
                     served = tool if name == tool.name else tool.model_copy(update={"name": name})
-                    found[name] = _ServedTool(session, served, tool.name, self._as_function(name, session, tool, own))
+                    found[name] = _ServedTool(
+                        session, served, tool.name, self._as_function(name, session, tool, own)
+                    )
         return found
 
     def _as_function(
         self, name: str, session: McpSession, tool: Tool, own: ToolSpec | None
     ) -> FunctionTool[..., Any] | None:
-        fields: dict[str, object] = {"name": name, "kind": "mcp", "server": session.name, "tool": tool.name}
-        fields |= {key: getattr(own, key) for key in own.model_fields_set} if own is not None else {}
+        fields: dict[str, object] = {
+            "name": name,
+            "kind": "mcp",
+            "server": session.name,
+            "tool": tool.name,
+        }
+        fields |= (
+            {key: getattr(own, key) for key in own.model_fields_set} if own is not None else {}
+        )
         fields |= {"capability": self._capabilities[name]} if name in self._capabilities else {}
         with suppress(PlanError, ValueError):  # its name is not valid in a plan
             given = ToolSpec.model_validate(fields)
             spec = mcp_tool_spec(session.name, session.server, tool, given, session.secrets.redact)
             if spec is not None:
                 hints = tool.annotations
-                idempotent = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
-                retry = self._retry.model_copy(update={"on": (_RETRIED_ERROR,)}) if self._retry is not None else None
+                idempotent = hints is not None and bool(
+                    hints.read_only_hint or hints.idempotent_hint
+                )
+                retry = (
+                    self._retry.model_copy(update={"on": (_RETRIED_ERROR,)})
+                    if self._retry is not None
+                    else None
+                )
 
                 async def call(**arguments: object) -> object:
                     return await session.call(tool.name, arguments)
 
-                described = {key: getattr(spec, key) for key in spec.model_fields_set - _SERVER_FIELDS}
-                return FunctionTool(call, idempotent=idempotent, retry=retry if idempotent else None, **described)
+                described = {
+                    key: getattr(spec, key) for key in spec.model_fields_set - _SERVER_FIELDS
+                }
+                return FunctionTool(
+                    call, idempotent=idempotent, retry=retry if idempotent else None, **described
+                )
         return None
 
     def _on_change(self, session: McpSession) -> None:
@@ -211,7 +256,9 @@ class McpProxy:
     def _report_availability(self) -> None:
         for name, tool in [*self.session.run.live.tools.items()]:
             served = self._tools.get(name)
-            reason = "no server has it any more" if served is None else served.session.unavailable_reason
+            reason = (
+                "no server has it any more" if served is None else served.session.unavailable_reason
+            )
             if tool.available == bool(reason):
                 with suppress(ValueError, NotRunning):
                     self.session.run.change_resource(name, available=not reason, reason=reason)
@@ -243,20 +290,30 @@ class McpProxy:
                 result = await self._execute(tool, given, context)
             except ToolError:
                 raise
-            except Exception as error:  # whatever a server makes the SDK raise is a failure of this call alone
+            except (
+                Exception
+            ) as error:  # whatever a server makes the SDK raise is a failure of this call alone
                 if isinstance(error, MCPError):
                     failures[tool] = error
                 raise self._failure(tool, str(error) or type(error).__name__) from error
             if result.is_error:
                 failures[tool] = result
-                raise self._failure(tool, "\n".join(part.text for part in result.content if part.type == "text"))
+                raise self._failure(
+                    tool, "\n".join(part.text for part in result.content if part.type == "text")
+                )
             served = self._tools[tool]
             schema = self._tools[name].tool.output_schema if tool != name else None
             if schema is not None:  # which the client checks
                 content = result.structured_content
-                problems = ["it has no structured content"] if content is None else schema_problems(schema, content)
+                problems = (
+                    ["it has no structured content"]
+                    if content is None
+                    else schema_problems(schema, content)
+                )
                 if problems:
-                    raise self._failure(tool, f"its answer is not one that {name!r} may give: {'; '.join(problems)}")
+                    raise self._failure(
+                        tool, f"its answer is not one that {name!r} may give: {'; '.join(problems)}"
+                    )
             plain = as_object(result.model_dump(mode="json", by_alias=True, exclude_none=True))
             output = served.session.secrets.redact_json(plain)
             results.append((output, result))
@@ -266,7 +323,9 @@ class McpProxy:
             output = await self.session.invoke(name, arguments, execute=execute)
         except CallSkipped as skipped:
             # A result that is no error must fit the output schema of the tool.
-            return _text_result(str(skipped), is_error=self._tools[name].tool.output_schema is not None)
+            return _text_result(
+                str(skipped), is_error=self._tools[name].tool.output_schema is not None
+            )
         except (ToolError, CallFailed, NotRunning) as given_up:
             # The client gets the failure of the tool that it called, whatever was tried instead.
             failure = failures.get(name)
@@ -278,9 +337,13 @@ class McpProxy:
 
     def _failure(self, tool: str, said: str) -> McpToolFailed:
         session = self._tools[tool].session
-        return McpToolFailed(tool, session.name, session.secrets.redact(said) or "it does not say why")
+        return McpToolFailed(
+            tool, session.name, session.secrets.redact(said) or "it does not say why"
+        )
 
-    async def _execute(self, name: str, arguments: Mapping[str, object], context: Any) -> CallToolResult:
+    async def _execute(
+        self, name: str, arguments: Mapping[str, object], context: Any
+    ) -> CallToolResult:
         """Execute a tool, and return what its server answers.
 
         Raises:
@@ -300,14 +363,22 @@ class McpProxy:
             return result if kept == result.meta else result.model_copy(update={"meta": kept})
         except ServerGone as gone:
             if not gone.request_sent:
-                raise ToolUnavailable(name, f"the MCP server {session.name!r}", f"which is not there: {gone}") from None
-            lost = TransientMcpServerLost if function is not None and function.idempotent else McpServerLost
+                raise ToolUnavailable(
+                    name, f"the MCP server {session.name!r}", f"which is not there: {gone}"
+                ) from None
+            lost = (
+                TransientMcpServerLost
+                if function is not None and function.idempotent
+                else McpServerLost
+            )
             raise lost(name, session.name, str(gone)) from None
 
 
 def _without_reserved(meta: Mapping[str, Any] | None) -> Any:
     """Return the metadata of a message without that of its connection; None if nothing is left."""
-    return {key: value for key, value in (meta or {}).items() if not key.startswith(_RESERVED)} or None
+    return {
+        key: value for key, value in (meta or {}).items() if not key.startswith(_RESERVED)
+    } or None
 
 
 def _text_result(text: str, *, is_error: bool) -> CallToolResult:
@@ -347,7 +418,13 @@ async def open_proxy(
     """
     if not plan.mcp:
         raise PlanError([Problem("mcp", "expected at least one server")])
-    proxy = McpProxy(plan, capabilities or {}, retry, os.environ if environ is None else environ, cwd or Path.cwd())
+    proxy = McpProxy(
+        plan,
+        capabilities or {},
+        retry,
+        os.environ if environ is None else environ,
+        cwd or Path.cwd(),
+    )
     group = anyio.create_task_group()
     await group.__aenter__()  # not as a context, which would wrap errors of the body into groups
     try:
@@ -357,10 +434,14 @@ async def open_proxy(
             raise ToolError(f"no MCP server is there: {reasons}")
         goal = Plan(goal=Goal(objective=f"Answer calls of tools of {', '.join(plan.mcp)}"))
         async with engine.session(
-            goal, tools=[each.function for each in proxy._tools.values() if each.function is not None], run_id=run_id
+            goal,
+            tools=[each.function for each in proxy._tools.values() if each.function is not None],
+            run_id=run_id,
         ) as session:
             if session.run.ended:
-                raise StoreError(f"run {run_id!r} has ended ({session.run.result.status}); choose another id")
+                raise StoreError(
+                    f"run {run_id!r} has ended ({session.run.result.status}); choose another id"
+                )
             proxy.attach(session)
             yield proxy
             if run_id is not None:
@@ -372,7 +453,9 @@ async def open_proxy(
 
 
 @checked
-def server_of_command(command: list[str], *, environ: Mapping[str, str], safe: tuple[str, ...] = ()) -> McpServer:
+def server_of_command(
+    command: list[str], *, environ: Mapping[str, str], safe: tuple[str, ...] = ()
+) -> McpServer:
     """Return the server that a command line starts, with the environment variables of this process.
 
     Args:
@@ -381,7 +464,11 @@ def server_of_command(command: list[str], *, environ: Mapping[str, str], safe: t
         safe: tools that are not dangerous, whatever the server declares.
     """
     usual = inherited_variables(environ)
-    own = {name: f"{{env:{name}}}" for name in environ if name not in usual and _VARIABLE.fullmatch(name)}
+    own = {
+        name: f"{{env:{name}}}"
+        for name in environ
+        if name not in usual and _VARIABLE.fullmatch(name)
+    }
     return McpServer(command=tuple(command), env=own, safe=safe)
 
 
@@ -434,14 +521,18 @@ async def _read_messages(end: int, messages: ObjectSendStream[SessionMessage | E
             for line in filter(bytes.strip, lines):
                 try:
                     message: SessionMessage | Exception = SessionMessage(
-                        jsonrpc_message_adapter.validate_json(line.decode(errors="replace"), by_name=False)
+                        jsonrpc_message_adapter.validate_json(
+                            line.decode(errors="replace"), by_name=False
+                        )
                     )
                 except ValueError as error:
                     message = error
                 await messages.send(message)
 
 
-async def _write_messages(end: int, messages: ObjectReceiveStream[SessionMessage], group: TaskGroup) -> None:
+async def _write_messages(
+    end: int, messages: ObjectReceiveStream[SessionMessage], group: TaskGroup
+) -> None:
     async with messages:
         async for each in messages:
             text = each.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"

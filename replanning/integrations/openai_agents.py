@@ -60,7 +60,10 @@ try:
         raise ImportError("a copy of a function tool does not handle failures by itself")
 except ImportError as error:
     raise missing_framework(
-        __name__, "the OpenAI Agents SDK, and was tested with its version 0.24", "openai-agents", error
+        __name__,
+        "the OpenAI Agents SDK, and was tested with its version 0.24",
+        "openai-agents",
+        error,
     ) from error
 
 AgentT = TypeVar("AgentT")
@@ -106,7 +109,10 @@ async def replanned(
     for each in agents:
         await copies.wrap(each)
     tools = describe_tools(copies.described, capabilities, noun="attached function tool")
-    engine, objective = engine or ReplanningEngine(), objective or f"Run of the agent {wrapped.name}"
+    engine, objective = (
+        engine or ReplanningEngine(),
+        objective or f"Run of the agent {wrapped.name}",
+    )
     run_id = None if thread is None else thread_run(engine, thread)
     async with engine.session(objective, tools=tools, run_id=run_id, passes=_PASSES) as session:
         copies.session = session
@@ -150,18 +156,24 @@ class _Agents:
         self._context, self.keyed = context, keyed
         self._named = {each.name: each for each in agents}
         self.tools: dict[str, _Tool] = {}
-        self._copies: dict[int, tuple[Any, Any]] = {}  # both are kept, so that an id names one agent
+        self._copies: dict[
+            int, tuple[Any, Any]
+        ] = {}  # both are kept, so that an id names one agent
         self.done = {""}
 
     async def wrap(self, agent: Any) -> Any:
         """Return the copy of an agent."""
         if not isinstance(agent, Agent):
-            raise TypeError(f"expected an Agent of the OpenAI Agents SDK, not {type(agent).__name__}")
+            raise TypeError(
+                f"expected an Agent of the OpenAI Agents SDK, not {type(agent).__name__}"
+            )
         if any(agent is made for _, made in self._copies.values()):
             return agent
         if id(agent) in self._copies:
             return self._copies[id(agent)][1]
-        tools = await agent.get_mcp_tools(RunContextWrapper(self._context)) if agent.mcp_servers else []
+        tools = (
+            await agent.get_mcp_tools(RunContextWrapper(self._context)) if agent.mcp_servers else []
+        )
         own: dict[str, _Tool] = {}
         made = agent.clone(
             tools=[self._wrap_tool(each, own) for each in (*tools, *agent.tools)],
@@ -171,7 +183,11 @@ class _Agents:
         )
         self._copies[id(agent)] = agent, made
         for each in agent.handoffs:
-            made.handoffs.append(await self._wrap_handoff(each) if isinstance(each, Handoff) else await self.wrap(each))
+            made.handoffs.append(
+                await self._wrap_handoff(each)
+                if isinstance(each, Handoff)
+                else await self.wrap(each)
+            )
         return made
 
     async def _wrap_handoff(self, original: Any) -> Any:
@@ -198,7 +214,10 @@ class _Agents:
             # One that needs approval stands in for another one only if a person agrees.
             dangerous = bool(original.needs_approval)
             self.described[name] = tool_fields(
-                original.description, original.params_json_schema, kind="function", dangerous=dangerous
+                original.description,
+                original.params_json_schema,
+                kind="function",
+                dangerous=dangerous,
             )
         made = copy.copy(original)
         made.on_invoke_tool = tool
@@ -236,15 +255,25 @@ class _Tool:
         arguments = None
         with suppress(ValueError):
             arguments = json.loads(text or "{}")
-        if agents.session is None or not isinstance(arguments, dict):  # the tool itself tells the model
-            return await invoke_function_tool(function_tool=self._original, context=context, arguments=text)
+        if agents.session is None or not isinstance(
+            arguments, dict
+        ):  # the tool itself tells the model
+            return await invoke_function_tool(
+                function_tool=self._original, context=context, arguments=text
+            )
 
         async def execute(called: str, values: Mapping[str, object]) -> object:
             if called == name and values == arguments:
                 return await self._execute(context, text)
-            return await (self._own.get(called) or agents.tools[called])._stand_in(context, values, called == name)
+            return await (self._own.get(called) or agents.tools[called])._stand_in(
+                context, values, called == name
+            )
 
-        key = f"{context.tool_call_id} {hashlib.sha256(text.encode()).hexdigest()[:16]}" if self._keyed else ""
+        key = (
+            f"{context.tool_call_id} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+            if self._keyed
+            else ""
+        )
         key = "" if key in agents.done else key
         try:
             output = await agents.session.invoke(name, arguments, execute=execute, key=key)
@@ -276,7 +305,11 @@ class _Tool:
         """
         tool, text = self._original, json.dumps(arguments)
         own = ToolContext.from_agent_context(
-            context, context.tool_call_id, context.tool_call, tool_name=tool.name, tool_arguments=text
+            context,
+            context.tool_call_id,
+            context.tool_call,
+            tool_name=tool.name,
+            tool_arguments=text,
         )
         enabled = tool.is_enabled(own, own.agent) if callable(tool.is_enabled) else tool.is_enabled
         if not (await enabled if inspect.isawaitable(enabled) else enabled):
@@ -315,7 +348,10 @@ class _Tool:
         if span := get_current_span():
             detail = str(error) if shown else "Tool execution failed. Error details are redacted."
             span.set_error(
-                {"message": "Error running tool (non-fatal)", "data": {"tool_name": tool.name, "error": detail}}
+                {
+                    "message": "Error running tool (non-fatal)",
+                    "data": {"tool_name": tool.name, "error": detail},
+                }
             )
         return text
 

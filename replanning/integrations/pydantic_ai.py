@@ -48,15 +48,26 @@ try:
     from pydantic_ai.tools import DeferredToolRequests, RunContext, ToolDenied
     from pydantic_ai.toolsets import FunctionToolset, WrapperToolset
 
-    _USED: Final = [getattr(AbstractCapability, name) for name in ("for_run", "wrap_run", "get_wrapper_toolset")]
+    _USED: Final = [
+        getattr(AbstractCapability, name) for name in ("for_run", "wrap_run", "get_wrapper_toolset")
+    ]
     _MANAGER: Final = RunContext.__dataclass_fields__["tool_manager"]
 except (ImportError, AttributeError, KeyError) as error:
-    raise missing_framework(__name__, "pydantic-ai, and was tested with 2.68", "pydantic-ai", error) from error
+    raise missing_framework(
+        __name__, "pydantic-ai, and was tested with 2.68", "pydantic-ai", error
+    ) from error
 
 METADATA: Final = "replanning"
 """Key in the metadata of a tool, for fields of its description, and of a request for an approval, for the question."""
 
-_PASSES: Final = (CallDeferred, ApprovalRequired, SkipToolExecution, ToolRetryError, RunCancelled, UsageLimitExceeded)
+_PASSES: Final = (
+    CallDeferred,
+    ApprovalRequired,
+    SkipToolExecution,
+    ToolRetryError,
+    RunCancelled,
+    UsageLimitExceeded,
+)
 
 _MAX_OBJECTIVE_CHARS: Final = 500
 
@@ -122,9 +133,15 @@ class _AgentRun:
     """One run of an agent, and its session."""
 
     def __init__(self, owner: Replanned) -> None:
-        self._engine, self._capabilities, self._approvals = owner.engine, owner.capabilities, owner.approvals
+        self._engine, self._capabilities, self._approvals = (
+            owner.engine,
+            owner.capabilities,
+            owner.approvals,
+        )
         self._task: SessionTask | None = None
-        self._asked = False  # a question was put as a request for an approval, perhaps by an earlier run
+        self._asked = (
+            False  # a question was put as a request for an approval, perhaps by an earlier run
+        )
         self._resumed = False
         self._numbers = count(1)
         self._dispatched: set[str] = set()
@@ -136,13 +153,18 @@ class _AgentRun:
 
     def open(self, ctx: Any, tools: Mapping[str, Any], hidden: set[str]) -> None:
         """Open the session with the tools of the first step of the run, in which those that are prepared may be hidden."""
-        capabilities = {name: each for name, each in self._capabilities.items() if name not in hidden - set(tools)}
+        capabilities = {
+            name: each
+            for name, each in self._capabilities.items()
+            if name not in hidden - set(tools)
+        }
         fields = {
             name: tool_fields(
                 each.description,
                 each.parameters_json_schema,
                 kind="function",
-                dangerous=each.kind == "unapproved",  # it stands in for another one only if a person agrees
+                dangerous=each.kind
+                == "unapproved",  # it stands in for another one only if a person agrees
                 stated=(each.metadata or {}).get(METADATA),
             )
             for name, each in ((name, tool.tool_def) for name, tool in tools.items())
@@ -153,7 +175,9 @@ class _AgentRun:
         self._asked = self._resumed = run_id != ctx.run_id
         if not is_valid_run_id(RunId(run_id)):
             run_id = str(uuid5(NAMESPACE_URL, run_id))
-        self._task = SessionTask(self._engine.session(self._objective(ctx, run_id), tools=described, run_id=run_id))
+        self._task = SessionTask(
+            self._engine.session(self._objective(ctx, run_id), tools=described, run_id=run_id)
+        )
 
     async def end(self, pause_reason: str) -> None:
         """End the session, or leave it paused for this reason."""
@@ -171,9 +195,13 @@ class _AgentRun:
             return opened.plan.goal.objective
         prompt = [ctx.prompt] if isinstance(ctx.prompt, str) else ctx.prompt or ()
         words = " ".join(part for part in prompt if isinstance(part, str)).strip()
-        return words[:_MAX_OBJECTIVE_CHARS] or f"run {getattr(ctx.agent, 'name', None) or 'an agent'}"
+        return (
+            words[:_MAX_OBJECTIVE_CHARS] or f"run {getattr(ctx.agent, 'name', None) or 'an agent'}"
+        )
 
-    async def call(self, toolset: _ReplannedToolset, name: str, arguments: Any, ctx: Any, tool: Any) -> Any:
+    async def call(
+        self, toolset: _ReplannedToolset, name: str, arguments: Any, ctx: Any, tool: Any
+    ) -> Any:
         """Call a tool, or what replaces it."""
         if ctx.tool_call_id in self._dispatched:
             return await toolset.wrapped.call_tool(name, arguments, ctx, tool)
@@ -210,7 +238,9 @@ class _AgentRun:
         except CallSkipped as skipped:
             return str(skipped)
 
-    async def _dispatch(self, name: str, arguments: Mapping[str, object], ctx: Any, *, approved: bool) -> object:
+    async def _dispatch(
+        self, name: str, arguments: Mapping[str, object], ctx: Any, *, approved: bool
+    ) -> object:
         """Call another tool as the framework does, with its own context, hooks and span."""
         manager = ctx.tool_manager
         definition = next(each for each in manager.tool_defs if each.name == name)
@@ -219,7 +249,8 @@ class _AgentRun:
         try:
             result = await manager.handle_call(
                 ToolCallPart(name, dict(arguments), tool_call_id=call_id),
-                approved=approved or definition.kind == "unapproved",  # the engine has asked a person
+                approved=approved
+                or definition.kind == "unapproved",  # the engine has asked a person
                 wrap_validation_errors=False,
             )
         finally:
@@ -246,7 +277,11 @@ class _ReplannedToolset(WrapperToolset[Any]):  # type: ignore[misc]
         tools = await super().get_tools(ctx)
         if not self.run.is_open:
             prepared = set[str]()
-            self.apply(lambda each: prepared.update(each.tools) if isinstance(each, FunctionToolset) else None)
+            self.apply(
+                lambda each: (
+                    prepared.update(each.tools) if isinstance(each, FunctionToolset) else None
+                )
+            )
             self.run.open(ctx, tools, prepared)
         return tools
 

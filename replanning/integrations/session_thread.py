@@ -77,14 +77,21 @@ class _SharedLoop(asyncio.SelectorEventLoop):
             super().run_forever()
 
     def call_soon(
-        self, callback: Callable[[*ArgumentsT], object], *args: *ArgumentsT, context: Context | None = None
+        self,
+        callback: Callable[[*ArgumentsT], object],
+        *args: *ArgumentsT,
+        context: Context | None = None,
     ) -> asyncio.Handle:
         """Call back in the next turn, for which the loop wakes up where another thread uses it."""
         call_soon = super().call_soon_threadsafe if self._has_guest else super().call_soon
         return call_soon(callback, *args, context=context)
 
     def call_at(
-        self, when: float, callback: Callable[[*ArgumentsT], object], *args: *ArgumentsT, context: Context | None = None
+        self,
+        when: float,
+        callback: Callable[[*ArgumentsT], object],
+        *args: *ArgumentsT,
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """Call back at a time, for which the loop wakes up where another thread uses it."""
         timer = super().call_at(when, callback, *args, context=context)
@@ -167,7 +174,9 @@ class SessionThread:
         self._thread = get_ident()
         self._loop = cast("_SharedLoop", asyncio.get_running_loop())
         self._lock = RLock()  # held by one calling thread at a time, which may wait for the loop
-        self._posting = RLock()  # held for a moment only, so that the thread of the loop may wait for it
+        self._posting = (
+            RLock()
+        )  # held for a moment only, so that the thread of the loop may wait for it
         self._closed = False
         self._user: int | None = None  # another thread that uses the session now
 
@@ -253,7 +262,9 @@ class SessionThread:
         async def finish(hand_over: Execute, call: Call | None) -> object:
             if call is not None:
                 return await call.finish(hand_over)
-            return await self.session.invoke(tool, arguments, execute=hand_over, key=key, passes=passes)
+            return await self.session.invoke(
+                tool, arguments, execute=hand_over, key=key, passes=passes
+            )
 
         try:
             if self._is_usable():
@@ -305,11 +316,18 @@ class SessionThread:
             RuntimeError: this is the thread of the session, which cannot wait for itself.
         """
         if get_ident() in (self._thread, self._user):
-            raise RuntimeError("this is called from the thread of the session, which cannot wait for itself")
-        inbox = SimpleQueue[Callable[[], None] | None]()  # what this thread has to execute; None at the end
+            raise RuntimeError(
+                "this is called from the thread of the session, which cannot wait for itself"
+            )
+        inbox = SimpleQueue[
+            Callable[[], None] | None
+        ]()  # what this thread has to execute; None at the end
         loop = self._loop
         task: asyncio.Task[None] | None = None
-        outcome: tuple[Exception | None, Any] = NotRunning("the session was left before the call was done"), None
+        outcome: tuple[Exception | None, Any] = (
+            NotRunning("the session was left before the call was done"),
+            None,
+        )
 
         async def hand_over(name: str, arguments: Mapping[str, object]) -> object:
             assert execute is not None
@@ -343,7 +361,9 @@ class SessionThread:
 
             if self.session.is_timed(name):
                 error, output = await anyio.to_thread.run_sync(attempt, abandon_on_cancel=True)
-                if error is not None and not isinstance(error, Exception):  # it would end the thread of the session
+                if error is not None and not isinstance(
+                    error, Exception
+                ):  # it would end the thread of the session
                     inbox.put(partial(end, error))
                     await anyio.sleep_forever()
             else:

@@ -30,7 +30,11 @@ from replanning.decision.confidence import ConfidenceScorer
 from replanning.decision.request import AlternativeProvider, Answer, Question, ReplanRequest
 from replanning.engine.engine import ProviderRegistry, ProviderSpec, ReplanningEngine, run_workers
 from replanning.engine.functions import FunctionTools, ToolFunction
-from replanning.engine.generator import AlternativeGenerator, AlternativeVetter, collect_alternatives
+from replanning.engine.generator import (
+    AlternativeGenerator,
+    AlternativeVetter,
+    collect_alternatives,
+)
 from replanning.environment import Environment
 from replanning.errors import BudgetExceeded, LLMError, RecordNotSerializable, ReplanningError
 from replanning.integrations.frameworks import missing_framework
@@ -55,13 +59,20 @@ try:
     from temporalio import activity, workflow
     from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
     from temporalio.common import RetryPolicy, WorkflowIDReusePolicy
-    from temporalio.exceptions import ActivityError, ApplicationError, ApplicationErrorCategory, CancelledError
+    from temporalio.exceptions import (
+        ActivityError,
+        ApplicationError,
+        ApplicationErrorCategory,
+        CancelledError,
+    )
     from temporalio.exceptions import TimeoutError as TimedOut
     from temporalio.plugin import SimplePlugin
     from temporalio.service import RPCError, RPCStatusCode
     from temporalio.worker import ReplayerConfig, WorkerConfig
 except ImportError as error:
-    raise missing_framework(__name__, "the Temporal SDK, tested with its version 1.35", "temporal", error) from error
+    raise missing_framework(
+        __name__, "the Temporal SDK, tested with its version 1.35", "temporal", error
+    ) from error
 
 _MAX_TASK_SECONDS: Final = 7 * 24 * 3600.0
 """Longest time that a task without a timeout may take, because Temporal wants a limit."""
@@ -145,7 +156,9 @@ class ReplanningPlugin(SimplePlugin):
             activities=[self._describe, self._execute, self._propose, self._end_step],
         )
         self.functions = FunctionTools(tools)
-        self.settings = settings if isinstance(settings, Settings) else Settings.model_validate(settings or {})
+        self.settings = (
+            settings if isinstance(settings, Settings) else Settings.model_validate(settings or {})
+        )
         self.max_concurrency, self.max_history = max_concurrency, max_history
         self._redactor = redactor_for(self.settings)
         scorer = ConfidenceScorer(self.settings.weights, shrink=self.settings.alternatives.shrink)
@@ -178,7 +191,9 @@ class ReplanningPlugin(SimplePlugin):
         try:
             return await asyncio.to_thread(describe)
         except Exception as error:  # the same plan would fail again
-            raise ApplicationError(str(error), type=type(error).__name__, non_retryable=True) from error
+            raise ApplicationError(
+                str(error), type=type(error).__name__, non_retryable=True
+            ) from error
 
     @activity.defn(name="replanning.execute")
     async def _execute(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -190,12 +205,19 @@ class ReplanningPlugin(SimplePlugin):
             try:
                 plain, _ = to_plain_json(output)
             except RecordNotSerializable:
-                return {"reads": context.reads, "reports": self._redactor.value(cast("JsonValue", context.reports))}
-            reported = self._redactor.value({"output": plain, "reports": cast("JsonValue", context.reports)})
+                return {
+                    "reads": context.reads,
+                    "reports": self._redactor.value(cast("JsonValue", context.reports)),
+                }
+            reported = self._redactor.value(
+                {"output": plain, "reports": cast("JsonValue", context.reports)}
+            )
             return {**cast("dict[str, Any]", reported), "reads": context.reads}
         except (Exception, asyncio.CancelledError) as error:
             if not isinstance(error, asyncio.CancelledError):
-                failure = failure_from(error, (task.retry or self.settings.retry).on, task.idempotent)
+                failure = failure_from(
+                    error, (task.retry or self.settings.retry).on, task.idempotent
+                )
             elif activity.is_cancelled():
                 raise
             else:  # the program of the worker was stopped in the midst of it
@@ -204,7 +226,10 @@ class ReplanningPlugin(SimplePlugin):
             failure = replace(failure, message=message, traceback=traceback)
             raise ApplicationError(
                 failure.message,
-                {"failure": asdict(failure), "reports": self._redactor.value(cast("JsonValue", context.reports))},
+                {
+                    "failure": asdict(failure),
+                    "reports": self._redactor.value(cast("JsonValue", context.reports)),
+                },
                 type=failure.type,
                 category=ApplicationErrorCategory.BENIGN,  # the engine logs it, and decides what follows
             ) from None  # the failure has its traceback, without secrets
@@ -223,9 +248,18 @@ class ReplanningPlugin(SimplePlugin):
                 store.append(lease, record)
             store.release(lease)
             replayed = await RunFactory(store, self.settings, redactor=self._redactor).resume(run)
-            life, provider, notes = replayed._lifecycle, self.providers[request["provider"]], list[str]()
-            life.ledger.budget_tracker.reservations += [Usage(**each) for each in request["reserved"]]
-            triggers, now = [life.ledger.triggers[each] for each in request["triggers"]], life.clock.now()
+            life, provider, notes = (
+                replayed._lifecycle,
+                self.providers[request["provider"]],
+                list[str](),
+            )
+            life.ledger.budget_tracker.reservations += [
+                Usage(**each) for each in request["reserved"]
+            ]
+            triggers, now = (
+                [life.ledger.triggers[each] for each in request["triggers"]],
+                life.clock.now(),
+            )
             asked = replace(
                 self._generator.analyzer.analyse(triggers, life, now),
                 deadline=request["deadline"],
@@ -236,24 +270,35 @@ class ReplanningPlugin(SimplePlugin):
             scorer, past = self._generator.path_generator.scorer, cache(life.past_outcomes)
             vetter = AlternativeVetter(asked, life, scorer, past, life.wall_clock_left(now), now)
             asked = replace(
-                asked, rejection_reason=lambda other: vetter.vet(detached(other), provider.name).candidate.rejected
+                asked,
+                rejection_reason=lambda other: (
+                    vetter.vet(detached(other), provider.name).candidate.rejected
+                ),
             )
             reply: dict[str, Any] = {"proposed": [], "notes": notes}
             try:
                 if (flawed := request.get("flawed")) is not None:
-                    completed = await provider.complete(asked, Alternative.model_validate(flawed), request["reason"])  # type: ignore[attr-defined]
+                    completed = await provider.complete(  # type: ignore[attr-defined]
+                        asked, Alternative.model_validate(flawed), request["reason"]
+                    )
                     proposed = [] if completed is None else [completed]
                 else:
-                    proposed = await isolate(collect_alternatives, partial(provider.propose, asked), notes.append)
+                    proposed = await isolate(
+                        collect_alternatives, partial(provider.propose, asked), notes.append
+                    )
                 reply["proposed"] = [each.model_dump(mode="json") for each in proposed]
             except Exception as error:  # noqa: BLE001 - the workflow contains it, as the engine does
-                reply["budget" if isinstance(error, BudgetExceeded) else "error"] = self._redactor.text(
-                    str(error).removeprefix(f"{provider.name}: ")
-                    if isinstance(error, LLMError)
-                    else describe_error(error)
+                reply["budget" if isinstance(error, BudgetExceeded) else "error"] = (
+                    self._redactor.text(
+                        str(error).removeprefix(f"{provider.name}: ")
+                        if isinstance(error, LLMError)
+                        else describe_error(error)
+                    )
                 )
             charged = (record.body for record in store.read(run, len(records)))
-            reply["usage"] = [asdict(body.usage) for body in charged if isinstance(body, UsageCharged)]
+            reply["usage"] = [
+                asdict(body.usage) for body in charged if isinstance(body, UsageCharged)
+            ]
             return reply
         finally:
             heart.cancel()
@@ -295,9 +340,13 @@ class ActivityContext:
         """Count usage against the budget."""
         self.reports.append(["charge", {"calls": calls, "tokens": tokens, "money": money}])
 
-    def change_context(self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()) -> None:
+    def change_context(
+        self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()
+    ) -> None:
         """Change the context of the plan."""
-        self.reports.append(["change_context", {"changes": dict(changes), "removed": list(removed)}])
+        self.reports.append(
+            ["change_context", {"changes": dict(changes), "removed": list(removed)}]
+        )
 
     def observe(self, holds: Sequence[str] = (), ceased: Sequence[str] = ()) -> None:
         """Report facts that hold, or hold no longer."""
@@ -307,7 +356,9 @@ class ActivityContext:
         """Do nothing: the run may go on on another machine, which cannot end a process of this one."""
 
 
-@workflow.defn(name="replanning.Plan", sandboxed=False)  # the core takes time, chance and ids from the workflow
+@workflow.defn(
+    name="replanning.Plan", sandboxed=False
+)  # the core takes time, chance and ids from the workflow
 class PlanWorkflow:
     """Run of a plan; its id is the id of the workflow."""
 
@@ -322,11 +373,19 @@ class PlanWorkflow:
         self._pause_reason = ""
         random = workflow.random()
         self._engine = ReplanningEngine(
-            ["repair", *(_ActivityProvider(provider, self) for provider in self._plugin.providers.values())],
+            [
+                "repair",
+                *(
+                    _ActivityProvider(provider, self)
+                    for provider in self._plugin.providers.values()
+                ),
+            ],
             settings=self._plugin.settings,
             gate=_Gate(),
             store=self.store,
-            environment=Environment(self._clock, random.random, lambda: f"{random.getrandbits(64):016x}"),
+            environment=Environment(
+                self._clock, random.random, lambda: f"{random.getrandbits(64):016x}"
+            ),
         )
 
     @workflow.run
@@ -358,7 +417,9 @@ class PlanWorkflow:
                     opened = self._engine.open(plan, run_id=run_id)
                 self.live_run = run = await stack.enter_async_context(opened)
                 await self._clock.end_step()
-                gc.collect(1)  # in a step that does nothing else, because it takes long after a large plan
+                gc.collect(
+                    1
+                )  # in a step that does nothing else, because it takes long after a large plan
             if changes := request.get("context"):
                 run.change_context(changes)
             watch = asyncio.create_task(self._watch_history(run))
@@ -372,7 +433,11 @@ class PlanWorkflow:
                 workflow.continue_as_new(args=[{"updates": self._taken}, journal])
             result = replace(result, reason=self._pause_reason or _TOO_LARGE)
         if _size(result.outputs) > _MAX_PAYLOAD_BYTES:
-            result = replace(result, outputs={}, reason=f"{result.reason}; the outputs are too large, see the journal")
+            result = replace(
+                result,
+                outputs={},
+                reason=f"{result.reason}; the outputs are too large, see the journal",
+            )
         workflow.upsert_memo({"status": result.status})
         return {
             "run": result.run,
@@ -410,7 +475,11 @@ class PlanWorkflow:
                 "attempt_id": context.attempt_id,
                 "idempotency_key": context.idempotency_key,
                 "context": live.context,
-                "results": {name: context.results[name] for name in task.depends_on if name in context.results},
+                "results": {
+                    name: context.results[name]
+                    for name in task.depends_on
+                    if name in context.results
+                },
                 "feedback": context.feedback,
             },
         }
@@ -422,9 +491,13 @@ class PlanWorkflow:
                 "replanning.execute",
                 request,
                 # Beyond the task's own deadline, which the engine enforces: Temporal would call it a lost worker.
-                start_to_close_timeout=timedelta(seconds=(task.timeout or _MAX_TASK_SECONDS) + _HEARTBEAT_SECONDS),
+                start_to_close_timeout=timedelta(
+                    seconds=(task.timeout or _MAX_TASK_SECONDS) + _HEARTBEAT_SECONDS
+                ),
                 heartbeat_timeout=timedelta(seconds=_HEARTBEAT_SECONDS),
-                retry_policy=RetryPolicy(maximum_attempts=1),  # the engine decides what follows a failure
+                retry_policy=RetryPolicy(
+                    maximum_attempts=1
+                ),  # the engine decides what follows a failure
                 summary=f"{task.id} with {task.tool}" if task.tool else str(task.id),
             )
         except ActivityError as error:
@@ -475,16 +548,24 @@ class PlanWorkflow:
         await workflow.wait_condition(lambda: self.live_run is not None)
         run = self.live_run
         assert run is not None
-        if update.id in self._taken_before:  # its sender had no reply when the workflow was continued
+        if (
+            update.id in self._taken_before
+        ):  # its sender had no reply when the workflow was continued
             return
         if run.ended:  # what it took now would be lost
             continued = run.result.reason == _CONTINUED and not self._pause_reason
-            kind, told = (_SEND_AGAIN, _CONTINUED) if continued else ("NotRunning", f"run {run.id!r} has ended")
+            kind, told = (
+                (_SEND_AGAIN, _CONTINUED)
+                if continued
+                else ("NotRunning", f"run {run.id!r} has ended")
+            )
             raise ApplicationError(told, type=kind, non_retryable=True)
         try:
             action(run)
         except (ReplanningError, TypeError, ValueError) as error:  # refuses the update, not the run
-            raise ApplicationError(str(error), type=type(error).__name__, non_retryable=True) from error
+            raise ApplicationError(
+                str(error), type=type(error).__name__, non_retryable=True
+            ) from error
         self._taken.append(update.id)
 
 
@@ -493,7 +574,9 @@ _NOT_JSON: Final = object()
 
 _CONTINUED: Final = "the history of the workflow is long; it continues as a new one"
 
-_TOO_LARGE: Final = "its journal is larger than Temporal takes, so that it cannot continue as a new workflow"
+_TOO_LARGE: Final = (
+    "its journal is larger than Temporal takes, so that it cannot continue as a new workflow"
+)
 
 _SEND_AGAIN: Final = "SendAgain"
 """Type of the failure of an update that came too late for a workflow that continues as a new one."""
@@ -517,10 +600,16 @@ class TemporalOrchestrator:
             temporalio.exceptions.WorkflowAlreadyStartedError: there is a run with this id.
         """
         request: JsonObject = {"plan": _packed(plan.model_dump_json(exclude_defaults=True))}
-        return await self._start(request, plan, run_id, reuse=WorkflowIDReusePolicy.REJECT_DUPLICATE)
+        return await self._start(
+            request, plan, run_id, reuse=WorkflowIDReusePolicy.REJECT_DUPLICATE
+        )
 
     async def resume(
-        self, records: Sequence[Record], *, run_id: str, context: Mapping[str, JsonValue] | None = None
+        self,
+        records: Sequence[Record],
+        *,
+        run_id: str,
+        context: Mapping[str, JsonValue] | None = None,
     ) -> TemporalRun:
         """Go on with a run that was paused or has failed, or with a fork, from its journal, in a new workflow of its id.
 
@@ -538,10 +627,18 @@ class TemporalOrchestrator:
         for record in records:
             store.append(lease, record)
         reuse = WorkflowIDReusePolicy.ALLOW_DUPLICATE
-        return await self._start({"context": dict(context or {})}, opened.plan, run_id, store.journal(), reuse=reuse)
+        return await self._start(
+            {"context": dict(context or {})}, opened.plan, run_id, store.journal(), reuse=reuse
+        )
 
     async def _start(
-        self, request: JsonObject, plan: Plan, run_id: str, journal: bytes = b"", *, reuse: WorkflowIDReusePolicy
+        self,
+        request: JsonObject,
+        plan: Plan,
+        run_id: str,
+        journal: bytes = b"",
+        *,
+        reuse: WorkflowIDReusePolicy,
     ) -> TemporalRun:
         await self._client.start_workflow(
             "replanning.Plan",
@@ -549,7 +646,10 @@ class TemporalOrchestrator:
             id=run_id,
             task_queue=self._task_queue,
             id_reuse_policy=reuse,
-            memo={"name": plan.name or plan.id or "", "objective": redactor_for(Settings()).text(plan.goal.objective)},
+            memo={
+                "name": plan.name or plan.id or "",
+                "objective": redactor_for(Settings()).text(plan.goal.objective),
+            },
         )
         return self.run(run_id)
 
@@ -596,7 +696,13 @@ class TemporalRun:
         comment: str = "",
     ) -> None:
         """Answer a question, as `ReplanningEngine.answer`."""
-        answer = {"verdict": verdict, "by": by, "choice": choice, "changes": list(changes), "comment": comment}
+        answer = {
+            "verdict": verdict,
+            "by": by,
+            "choice": choice,
+            "changes": list(changes),
+            "comment": comment,
+        }
         await self._update("answer", question_id, answer)
 
     async def request_replan(self, reason: str, *, by: str = "", tasks: Sequence[str] = ()) -> None:
@@ -607,7 +713,9 @@ class TemporalRun:
         """Give the plan another goal, by the fields of `PlanRun.change_goal`."""
         await self._update("change_goal", goal, reason, by)
 
-    async def change_context(self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()) -> None:
+    async def change_context(
+        self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()
+    ) -> None:
         """Change the context of the plan, as `PlanRun.change_context`."""
         await self._update("change_context", dict(changes), list(removed))
 
@@ -621,9 +729,14 @@ class TemporalRun:
         for left in reversed(range(_UPDATE_ATTEMPTS)):
             try:
                 async with self._sending:
-                    await self.handle.execute_update(name, args=args, id=sent, rpc_timeout=self._timeout)
+                    await self.handle.execute_update(
+                        name, args=args, id=sent, rpc_timeout=self._timeout
+                    )
             except RPCError as error:
-                if not left or error.status not in (RPCStatusCode.UNAVAILABLE, RPCStatusCode.RESOURCE_EXHAUSTED):
+                if not left or error.status not in (
+                    RPCStatusCode.UNAVAILABLE,
+                    RPCStatusCode.RESOURCE_EXHAUSTED,
+                ):
                     raise
             except WorkflowUpdateFailedError as error:
                 if not left or getattr(error.cause, "type", "") != _SEND_AGAIN:
@@ -657,7 +770,9 @@ class _Clock:
 
         A timer would do the same, but takes a second and five times as many events.
         """
-        ended = workflow.start_local_activity("replanning.end_step", start_to_close_timeout=timedelta(minutes=1))
+        ended = workflow.start_local_activity(
+            "replanning.end_step", start_to_close_timeout=timedelta(minutes=1)
+        )
         await asyncio.shield(ended)  # see `_activity`
 
 
@@ -690,20 +805,28 @@ class _ActivityProvider:
     async def propose(self, request: ReplanRequest) -> list[Alternative]:
         return await self._ask(request, {})
 
-    async def _complete(self, request: ReplanRequest, alternative: Alternative, reason: str) -> Alternative | None:
-        completed = await self._ask(request, {"flawed": alternative.model_dump(mode="json"), "reason": reason})
+    async def _complete(
+        self, request: ReplanRequest, alternative: Alternative, reason: str
+    ) -> Alternative | None:
+        completed = await self._ask(
+            request, {"flawed": alternative.model_dump(mode="json"), "reason": reason}
+        )
         return completed[0] if completed else None
 
     async def _ask(self, request: ReplanRequest, more: JsonObject) -> list[Alternative]:
         seconds = max(request.deadline - workflow.now().timestamp(), 1.0)
         assert self._workflow.live_run is not None
         if len(journal := self._workflow.store.journal()) > _MAX_PAYLOAD_BYTES:
-            raise ValueError("the journal is larger than Temporal takes, so that no provider in an activity can see it")
+            raise ValueError(
+                "the journal is larger than Temporal takes, so that no provider in an activity can see it"
+            )
         asked = {
             "provider": self.name,
             "triggers": [trigger.id for trigger in request.triggers],
             "deadline": request.deadline,
-            "reserved": list(map(asdict, self._workflow.live_run._lifecycle.ledger.budget_tracker.reservations)),
+            "reserved": list(
+                map(asdict, self._workflow.live_run._lifecycle.ledger.budget_tracker.reservations)
+            ),
             **more,
         }
         reply = await _activity(
@@ -760,7 +883,9 @@ def _failure(error: ActivityError) -> tuple[list[list[Any]], Failure]:
     if isinstance(cause, ApplicationError) and cause.details:
         told: Any = cause.details[0]
         return told["reports"], Failure(**told["failure"])
-    if isinstance(cause, TimedOut):  # the deadline of the task is the engine's: this is a worker that was lost
+    if isinstance(
+        cause, TimedOut
+    ):  # the deadline of the task is the engine's: this is a worker that was lost
         return [], Failure("WorkerLost", f"its worker was lost: {cause}", kind="interrupted")
     if isinstance(cause, CancelledError):
         return [], Failure("Cancelled", "it was cancelled outside of the run", kind="interrupted")
@@ -801,7 +926,9 @@ class _Store(MemoryStore):
             self._lines, self._chars = [], 0
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
-        kept = self._existing_run(run)  # without making copies, which takes a second for a large plan
+        kept = self._existing_run(
+            run
+        )  # without making copies, which takes a second for a large plan
         return map(Record, count(after + 1), kept.times[after:], kept.bodies[after:])
 
     def journal(self, after: int = 0, most: float = math.inf) -> bytes:
@@ -819,7 +946,9 @@ class _Store(MemoryStore):
     async def restore(self, run: RunId, journal: bytes, clock: _Clock) -> None:
         """Fill the store with a journal, in steps."""
         texts = list(_uncompressed(journal))
-        self._pages = [(int(text.rpartition("\n")[2].partition(" ")[0]), page) for text, page in texts]
+        self._pages = [
+            (int(text.rpartition("\n")[2].partition(" ")[0]), page) for text, page in texts
+        ]
         lease = self.create(run, "workflow", 0.0, 0.0)
         for text, _ in texts:
             for line in text.split("\n"):
@@ -827,7 +956,9 @@ class _Store(MemoryStore):
                 if seq == "1":
                     opened = json.loads(body)
                     plan = await _read_plan(opened["plan"], clock)
-                    rest = decode_body(kind, json.dumps({**opened, "plan": {"goal": {"objective": "below"}}}))
+                    rest = decode_body(
+                        kind, json.dumps({**opened, "plan": {"goal": {"objective": "below"}}})
+                    )
                     assert isinstance(rest, RunOpened)
                     decoded: RecordBody = replace(rest, plan=plan)
                 else:

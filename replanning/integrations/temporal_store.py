@@ -60,14 +60,20 @@ async def connect(place: str) -> tuple[Client, str]:
         config: dict[str, Any] = dict(ClientConfig.load_client_connect_config())
         config |= {"target_host": address} if address else {}
         if "target_host" not in config:
-            raise ValueError("no address is given: write temporal=HOST:PORT, or set TEMPORAL_ADDRESS")
+            raise ValueError(
+                "no address is given: write temporal=HOST:PORT, or set TEMPORAL_ADDRESS"
+            )
         client = await Client.connect(**config)
         await _has_worker(client, queue or DEFAULT_QUEUE)  # which needs the namespace
         return client, queue or DEFAULT_QUEUE
     except (RuntimeError, ValueError, RPCError) as error:
-        told = re.search(r'(?:message|error): "([^"]+)"', str(error))  # of the parts that it is made of
+        told = re.search(
+            r'(?:message|error): "([^"]+)"', str(error)
+        )  # of the parts that it is made of
         where = f" at {address}" if address else ""
-        raise StoreError(f"there is no connection to Temporal{where}: {told[1] if told else error}") from error
+        raise StoreError(
+            f"there is no connection to Temporal{where}: {told[1] if told else error}"
+        ) from error
 
 
 class TemporalStore(RunStore):
@@ -192,7 +198,9 @@ class TemporalStore(RunStore):
         Raises:
             StoreError: always.
         """
-        raise StoreError("runs on Temporal are written by their workflows alone; replanning run --on starts one")
+        raise StoreError(
+            "runs on Temporal are written by their workflows alone; replanning run --on starts one"
+        )
 
     create = acquire = renew = release = append = discard = add_outcomes = _refuse  # type: ignore[assignment]
 
@@ -208,7 +216,9 @@ class TemporalStore(RunStore):
         """
 
         async def start() -> None:
-            await begin(TemporalOrchestrator(self.client, task_queue=self._queues.get(run, self.queue)))
+            await begin(
+                TemporalOrchestrator(self.client, task_queue=self._queues.get(run, self.queue))
+            )
 
         try:
             self._call(start, run)
@@ -230,17 +240,25 @@ class TemporalStore(RunStore):
             late = error.status in (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED)
             if (late or "no poller" in error.message) and run in self._queues:
                 queue = self._queues[run]
-                self._silent_until[queue] = self._clock.now() + _TIMEOUT  # its other runs would take as long
+                self._silent_until[queue] = (
+                    self._clock.now() + _TIMEOUT
+                )  # its other runs would take as long
                 raise self._no_worker(queue) from error
             if "workflow not found" in error.message:
                 raise UnknownRun(run, "replanning status lists the runs") from error
             if "already completed" in error.message:
-                raise NotRunning(f"run {run!r} has stopped; resume it first, then say it again") from error
-            raise StoreError(f"Temporal at {self._address or 'its address'}: {error.message}") from error
+                raise NotRunning(
+                    f"run {run!r} has stopped; resume it first, then say it again"
+                ) from error
+            raise StoreError(
+                f"Temporal at {self._address or 'its address'}: {error.message}"
+            ) from error
 
     def _no_worker(self, queue: str) -> NoWorker:
         place = f"temporal={self._address}" + ("" if queue == DEFAULT_QUEUE else f"/{queue}")
-        return NoWorker(f"no worker serves task queue {queue!r}; start one with: replanning worker FILE --on {place}")
+        return NoWorker(
+            f"no worker serves task queue {queue!r}; start one with: replanning worker FILE --on {place}"
+        )
 
 
 async def _has_worker(client: Client, queue: str) -> bool:

@@ -138,7 +138,10 @@ __all__ = [
 report_module(__name__, __all__)
 
 
-_LAZY_MODULES = {"JsonlStore": "replanning.journal.jsonl", "SqliteStore": "replanning.journal.sqlite"}
+_LAZY_MODULES = {
+    "JsonlStore": "replanning.journal.jsonl",
+    "SqliteStore": "replanning.journal.sqlite",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -50,7 +50,9 @@ from replanning.plan.types import JsonObject, RunId
 try:
     import fcntl
 except ImportError as error:
-    raise ImportError("the JSONL store locks files with fcntl, which this system lacks; use SqliteStore") from error
+    raise ImportError(
+        "the JSONL store locks files with fcntl, which this system lacks; use SqliteStore"
+    ) from error
 
 _FILE_MODE: Final = 0o600
 """Files are private to their user: they tell what people work on, and whoever can lock one can block its owner."""
@@ -75,7 +77,8 @@ _MAX_OUTCOMES_BYTES: Final = 1 << 18
 """Size of the file of outcomes at which it is rotated; the file rotated before is then deleted."""
 
 _RECORD_LINE: Final = re.compile(
-    rb'\{\s*"seq":\s*(\d+),\s*"at":\s*([-+.\deE]+),\s*"kind":\s*"([a-z-]+)",\s*"data":\s*+(.*)\}\s*', re.DOTALL
+    rb'\{\s*"seq":\s*(\d+),\s*"at":\s*([-+.\deE]+),\s*"kind":\s*"([a-z-]+)",\s*"data":\s*+(.*)\}\s*',
+    re.DOTALL,
 )
 
 _CHECKSUM: Final = re.compile(rb"(\d+)\}\s*")
@@ -119,8 +122,12 @@ class JsonlStore(RunStore):
             with file_lock(self._lease_path(run)) as guard:
                 if self._journal_path(run).exists():
                     raise run_already_exists(run)
-                if written := parse_lease_state(*read_lease_bytes(guard), self._lease_path(run)).records:
-                    raise journal_cut_off(self._journal_path(run), 0, written, self._lease_path(run))
+                if written := parse_lease_state(
+                    *read_lease_bytes(guard), self._lease_path(run)
+                ).records:
+                    raise journal_cut_off(
+                        self._journal_path(run), 0, written, self._lease_path(run)
+                    )
                 write_lease_state(guard, LeaseState(1, owner, at + ttl, at))
                 self._journal_path(run).touch(_FILE_MODE)
         return Lease(run, 1, owner)
@@ -130,7 +137,9 @@ class JsonlStore(RunStore):
         with self._operation(f"hand over run {run!r}"), self._locked_run(run) as (guard, holder):
             if not is_lease_free(holder.owner, holder.until, at):
                 raise RunOwned(run, str(holder.owner))
-            write_lease_state(guard, holder._replace(epoch=holder.epoch + 1, owner=owner, until=at + ttl))
+            write_lease_state(
+                guard, holder._replace(epoch=holder.epoch + 1, owner=owner, until=at + ttl)
+            )
             self._close_journal(run)  # its files may have been replaced since an earlier lease
             return Lease(run, holder.epoch + 1, owner)
 
@@ -149,7 +158,9 @@ class JsonlStore(RunStore):
     def append(self, lease: Lease, record: Record) -> None:
         """Append one line in one write, if the lock file says that the lease is current."""
         kind, data = record.body.kind, encode_body(record)
-        line = _with_checksum(f'{{"seq":{record.seq},"at":{record.at!r},"kind":"{kind}","data":{data}}}')
+        line = _with_checksum(
+            f'{{"seq":{record.seq},"at":{record.at!r},"kind":"{kind}","data":{data}}}'
+        )
         with self._operation(f"take record {record.seq} of run {lease.run!r}"), self._lock:
             journal = self._open_journals.get(lease.run)
             if journal is None:
@@ -170,7 +181,9 @@ class JsonlStore(RunStore):
     def runs(self) -> Sequence[RunInfo]:
         """Return the runs whose journals are in the folder; each journal is scanned."""
         with self._operation("be read"):
-            journals = sorted(path for path in self._directory.glob("*.jsonl") if not path.name.startswith("."))
+            journals = sorted(
+                path for path in self._directory.glob("*.jsonl") if not path.name.startswith(".")
+            )
             listed = [_run_info(path, self._lease_path(RunId(path.stem))) for path in journals]
         return sorted(filter(None, listed), key=lambda info: info.created, reverse=True)
 
@@ -178,7 +191,10 @@ class JsonlStore(RunStore):
         """Append a line to the inbox of the run."""
         self._existing_journal(run)
         # Not with the lock of the run, for which its owner would have to wait.
-        with self._operation(f"take a message for run {run!r}"), file_lock(self._inbox_lock_path, LOOP_LOCK_TIMEOUT):
+        with (
+            self._operation(f"take a message for run {run!r}"),
+            file_lock(self._inbox_lock_path, LOOP_LOCK_TIMEOUT),
+        ):
             last = max((number for number, _ in _read_inbox(self._inbox_path(run))), default=0)
             line = to_json_line({**_message_fields(message), "id": last + 1})
             append_lines(self._inbox_path(run), _with_checksum(line))
@@ -187,7 +203,9 @@ class JsonlStore(RunStore):
         """Return the messages whose lines are complete."""
         self._existing_journal(run)
         with self._operation("be read"):
-            return [message for _, message in _read_inbox(self._inbox_path(run)) if message is not None]
+            return [
+                message for _, message in _read_inbox(self._inbox_path(run)) if message is not None
+            ]
 
     def discard(self, lease: Lease, messages: Sequence[int]) -> None:
         """Replace the inbox by one without these messages."""
@@ -198,7 +216,11 @@ class JsonlStore(RunStore):
         ):
             inbox = self._inbox_path(lease.run)
             entries = _read_inbox(inbox)
-            kept = [_message_fields(message) for number, message in entries if message and number not in messages]
+            kept = [
+                _message_fields(message)
+                for number, message in entries
+                if message and number not in messages
+            ]
             # The last id stays, because ids of discarded messages must not be used again.
             kept += [{"id": number} for number, _ in entries[-1:]]
             whole = inbox.with_name(inbox.name + ".new")
@@ -224,9 +246,15 @@ class JsonlStore(RunStore):
         # Most lines can be skipped without parsing: those that do not contain the names as JSON text.
         needles = [to_json_line(name).encode() for name in (tool, capability) if name is not None]
         with self._operation("be read"):
-            lines = chain.from_iterable(reversed(list(read_lines(path))) for path in self._outcome_paths)
-            near = _parse_outcomes(line for line in lines if all(needle in line for needle in needles))
-            found = (o for o in near if tool in {None, o.tool} and capability in {None, o.capability})
+            lines = chain.from_iterable(
+                reversed(list(read_lines(path))) for path in self._outcome_paths
+            )
+            near = _parse_outcomes(
+                line for line in lines if all(needle in line for needle in needles)
+            )
+            found = (
+                o for o in near if tool in {None, o.tool} and capability in {None, o.capability}
+            )
             return list(islice(found, limit))
 
     def close(self) -> None:
@@ -333,7 +361,9 @@ def _read_inbox(path: Path) -> list[tuple[int, InboxMessage | None]]:
             entry = json.loads(_without_checksum(line))
             entries.append((int(entry["id"]), InboxMessage(**entry) if len(entry) > 1 else None))
         except (ValueError, TypeError, KeyError) as error:
-            raise JournalCorrupt(f"{path}, line {number}: not a message ({error}); remove the line") from error
+            raise JournalCorrupt(
+                f"{path}, line {number}: not a message ({error}); remove the line"
+            ) from error
     return entries
 
 
@@ -357,8 +387,15 @@ def _run_info(path: Path, lease_path: Path) -> RunInfo | None:
             # Not decoded as a record, because the plan that a run opens with can be large.
             with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 match json.loads(line):
-                    case {"kind": "run-opened", "at": float() | int() as at, "data": {"plan": plan}}:
-                        name, objective = plan.get("name") or plan.get("id") or "", plan["goal"]["objective"]
+                    case {
+                        "kind": "run-opened",
+                        "at": float() | int() as at,
+                        "data": {"plan": plan},
+                    }:
+                        name, objective = (
+                            plan.get("name") or plan.get("id") or "",
+                            plan["goal"]["objective"],
+                        )
                         created = created or at  # the journal came without its lock file
                     case {"kind": "run-resumed"}:
                         status = "running"
@@ -368,7 +405,9 @@ def _run_info(path: Path, lease_path: Path) -> RunInfo | None:
         return None
     with suppress(ValueError, KeyError, TypeError, RecursionError):
         updated = float(json.loads(line)["at"])
-    return RunInfo(RunId(path.stem), name, objective, status, created, updated, records, holder.owner)
+    return RunInfo(
+        RunId(path.stem), name, objective, status, created, updated, records, holder.owner
+    )
 
 
 def journal_cut_off(path: Path, lines: int, written: int, lease_path: Path) -> JournalCorrupt:
@@ -431,7 +470,9 @@ def _open_private(path: Path, flags: int) -> int:
             os.fchmod(file, _FILE_MODE)
         except OSError as error:
             os.close(file)
-            raise StoreError(f"{path} belongs to another user, who could change it; name another folder") from error
+            raise StoreError(
+                f"{path} belongs to another user, who could change it; name another folder"
+            ) from error
     return file
 
 
@@ -477,7 +518,11 @@ def read_lease_bytes(guard: int) -> tuple[bytes, bytes]:
 def parse_lease_state(count: bytes, lease: bytes, path: Path) -> LeaseState:
     """Parse the two lines of a lock file; in a new file the run has no owner."""
     try:
-        return LeaseState(**json.loads(_without_checksum(lease)), records=int(count)) if count else LeaseState()
+        return (
+            LeaseState(**json.loads(_without_checksum(lease)), records=int(count))
+            if count
+            else LeaseState()
+        )
     except (ValueError, TypeError) as error:
         raise JournalCorrupt(
             f"{path} does not name the owner of the run; if no process is running it, remove this file"
@@ -522,7 +567,9 @@ def append_line(file: int, line: bytes, size: int) -> None:
         while rest:  # once, unless the disk is full: then the second write says so
             rest = rest[os.write(file, rest) :]
     except OSError:
-        with suppress(OSError):  # then readers leave the torn line out, and whoever appends next removes it
+        with suppress(
+            OSError
+        ):  # then readers leave the torn line out, and whoever appends next removes it
             os.ftruncate(file, size)
         raise
 
@@ -584,7 +631,10 @@ class JournalFile:
             _lock(self._lease_file, self._lease_path, LOOP_LOCK_TIMEOUT)
             count, text = read_lease_bytes(self._lease_file)
             if text != self._lease_bytes:  # as it does once per renewal
-                self._epoch, self._lease_bytes = parse_lease_state(count, text, self._lease_path).epoch, text
+                self._epoch, self._lease_bytes = (
+                    parse_lease_state(count, text, self._lease_path).epoch,
+                    text,
+                )
             if self._epoch != lease.epoch:
                 raise lease_lost(lease)
             status = os.stat(self._name)  # noqa: PTH116 - a text
@@ -592,7 +642,9 @@ class JournalFile:
                 raise StoreError(
                     f"{self._path} was replaced while its run was going on; put the original back, or resume the run"
                 )
-            if status.st_size != self._size:  # first of all, and where a killed owner left an incomplete line
+            if (
+                status.st_size != self._size
+            ):  # first of all, and where a killed owner left an incomplete line
                 self._last_seq, self._size = scan_complete_lines(self._file)
                 written = parse_lease_state(count, text, self._lease_path).records
                 if self._last_seq < written:

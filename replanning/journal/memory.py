@@ -122,10 +122,23 @@ class MemoryStore(RunStore):
                 if not kept.bodies:
                     continue
                 turns = map(status_after, reversed(kept.bodies))
-                status: CurrentRunStatus = next((turn for turn in turns if turn is not None), "running")
+                status: CurrentRunStatus = next(
+                    (turn for turn in turns if turn is not None), "running"
+                )
                 name, objective = run_title(kept.bodies[0])
                 number = len(kept.bodies)
-                listed.append(RunInfo(run, name, objective, status, kept.created, kept.times[-1], number, kept.owner))
+                listed.append(
+                    RunInfo(
+                        run,
+                        name,
+                        objective,
+                        status,
+                        kept.created,
+                        kept.times[-1],
+                        number,
+                        kept.owner,
+                    )
+                )
         return sorted(listed, key=lambda info: info.created)[::-1]
 
     def post(self, run: RunId, message: InboxMessage) -> None:

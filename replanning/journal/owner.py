@@ -44,7 +44,10 @@ def is_lease_free(owner: str | None, until: float, at: float) -> bool:
     match = _OWNER_PATTERN.fullmatch(owner)
     if match is not None:
         pid, host, born, where = int(match[1]), *match.groups()[1:]
-        if (host, where) == (socket.gethostname(), pid_namespace_id()):  # of other machines nothing is known
+        if (host, where) == (
+            socket.gethostname(),
+            pid_namespace_id(),
+        ):  # of other machines nothing is known
             if _process_start_time(pid) != born:
                 return True
             if pid != os.getpid() and process_stat(pid)[:1] not in STOPPED_STATES:
@@ -54,7 +57,9 @@ def is_lease_free(owner: str | None, until: float, at: float) -> bool:
 
 @cache
 def _owner_id(pid: int) -> str:
-    return f"process {pid} on {socket.gethostname()} ({_process_start_time(pid)}.{pid_namespace_id()})"
+    return (
+        f"process {pid} on {socket.gethostname()} ({_process_start_time(pid)}.{pid_namespace_id()})"
+    )
 
 
 @cache

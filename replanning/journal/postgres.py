@@ -181,12 +181,17 @@ class PostgresStore(RunStore):
     def __init__(self, place: str = "", *, timeout: float = 5.0) -> None:
         address = f"postgresql:{place}" if place.startswith("//") else place
         try:
-            self._address = make_conninfo(address, **_LIMITS, connect_timeout=str(max(2, round(timeout))))
+            self._address = make_conninfo(
+                address, **_LIMITS, connect_timeout=str(max(2, round(timeout)))
+            )
         except psycopg.Error as error:
-            raise StoreError(f"this is no address of a PostgreSQL database: {_first_line(error)}") from None
+            raise StoreError(
+                f"this is no address of a PostgreSQL database: {_first_line(error)}"
+            ) from None
         known = conninfo_to_dict(address)
         self._name = (
-            "/".join(str(known[key]) for key in ("host", "service", "dbname") if known.get(key)) or "the database"
+            "/".join(str(known[key]) for key in ("host", "service", "dbname") if known.get(key))
+            or "the database"
         )
         self._timeout = timeout
         self._threads = _Workers(_MAX_CONNECTIONS)
@@ -250,7 +255,9 @@ class PostgresStore(RunStore):
         for error in self.renew_all([lease], at, ttl).values():
             raise error
 
-    def renew_all(self, leases: Sequence[Lease], at: float, ttl: float) -> Mapping[Lease, LeaseLost]:
+    def renew_all(
+        self, leases: Sequence[Lease], at: float, ttl: float
+    ) -> Mapping[Lease, LeaseLost]:
         """Move the ends of the leases in the rows of their runs, in one statement."""
 
         def renew(database: psycopg.Connection) -> set[tuple[object, ...]]:
@@ -296,7 +303,9 @@ class PostgresStore(RunStore):
         doubtful, doubted = self._doubtful.get(lease.run, (None, None))
         doing = f"take record {seq} of run {lease.run!r}"
         if doubted is not None and not doubted.done():
-            raise _Unanswered(f"{self._name} cannot {doing}: the server has not answered an earlier request")
+            raise _Unanswered(
+                f"{self._name} cannot {doing}: the server has not answered an earlier request"
+            )
 
         def insert(database: psycopg.Connection) -> None:
             if doubtful is not None:
@@ -334,7 +343,9 @@ class PostgresStore(RunStore):
                 number, *_ = self._run(database, run)
                 # One after the other, so that messages become visible in the order of their numbers.
                 database.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_LOCK_KEY, run))
-                database.execute("INSERT INTO replanning_inbox (run, message) VALUES (%s, %s)", (number, text))
+                database.execute(
+                    "INSERT INTO replanning_inbox (run, message) VALUES (%s, %s)", (number, text)
+                )
                 database.execute("SELECT pg_notify(%s, %s)", (_CHANNEL, run))
 
         self._ask("take a message", insert)
@@ -389,7 +400,9 @@ class PostgresStore(RunStore):
     ) -> Sequence[ToolOutcome]:
         """Return the last outcomes, found by an index."""
         wanted = {"tool": tool, "capability": capability}
-        where = " AND ".join(f"{column} = %({column})s" for column, value in wanted.items() if value is not None)
+        where = " AND ".join(
+            f"{column} = %({column})s" for column, value in wanted.items() if value is not None
+        )
         query = _OUTCOMES_SQL.format(where or "TRUE")
         values = {**wanted, "limit": limit}
         rows = self._ask("be read", lambda database: database.execute(query, values).fetchall())
@@ -402,12 +415,18 @@ class PostgresStore(RunStore):
             self._threads.submit(self._pool.close)
             self._threads.stop()
 
-    def _run(self, database: psycopg.Connection, run: RunId, *, lock: bool = False) -> tuple[Any, ...]:
+    def _run(
+        self, database: psycopg.Connection, run: RunId, *, lock: bool = False
+    ) -> tuple[Any, ...]:
         row = None
         if is_valid_run_id(run):
-            row = database.execute(f"{_RUN_SQL} FOR UPDATE" if lock else _RUN_SQL, (run,)).fetchone()
+            row = database.execute(
+                f"{_RUN_SQL} FOR UPDATE" if lock else _RUN_SQL, (run,)
+            ).fetchone()
         if row is None:
-            raise unknown_run(run, [known for (known,) in database.execute("SELECT id FROM replanning_runs")])
+            raise unknown_run(
+                run, [known for (known,) in database.execute("SELECT id FROM replanning_runs")]
+            )
         return row
 
     def _withdraw(self, database: psycopg.Connection, row: Mapping[str, object]) -> None:
@@ -423,7 +442,10 @@ class PostgresStore(RunStore):
         for start in range(after, end, _READ_BATCH_SIZE):
             numbers = range(start + 1, min(start + _READ_BATCH_SIZE, end) + 1)
             values = number, start, numbers[-1]
-            found = self._ask("be read", lambda database: database.execute(query, values).fetchall())  # noqa: B023
+            found = self._ask(
+                "be read",
+                lambda database: database.execute(query, values).fetchall(),  # noqa: B023
+            )
             rows = {seq: rest for seq, *rest in found}
             for seq in numbers:
                 try:
@@ -448,7 +470,9 @@ class PostgresStore(RunStore):
         """
         return self._result(doing, self._submit(doing, request))
 
-    def _submit(self, doing: str, request: Callable[[psycopg.Connection], ResultT]) -> Future[ResultT]:
+    def _submit(
+        self, doing: str, request: Callable[[psycopg.Connection], ResultT]
+    ) -> Future[ResultT]:
         """Make a request in a thread, because the server may never answer it."""
         if self._closed.is_set():
             raise StoreError(f"{self._name} cannot {doing}: the store was closed")
@@ -473,7 +497,9 @@ class PostgresStore(RunStore):
             raise _Unanswered(text) from None
         except psycopg.Error as error:
             lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-            raise (_Unanswered if lost else StoreError)(f"{self._name} cannot {doing}: {_first_line(error)}") from None
+            raise (_Unanswered if lost else StoreError)(
+                f"{self._name} cannot {doing}: {_first_line(error)}"
+            ) from None
 
     def _open(self) -> None:
         """Migrate the tables to the current version, all or nothing, and open the pool."""
@@ -484,7 +510,9 @@ class PostgresStore(RunStore):
                 raise StoreError(
                     f"{self._name} cannot be used: its encoding is {encoding}; create it with ENCODING 'UTF8'"
                 )
-            database.execute("CREATE TABLE IF NOT EXISTS replanning_schema (version INTEGER NOT NULL)")
+            database.execute(
+                "CREATE TABLE IF NOT EXISTS replanning_schema (version INTEGER NOT NULL)"
+            )
             found = database.execute("SELECT version FROM replanning_schema").fetchone()
             version = found[0] if found else 0
             if version > SCHEMA_VERSION:
@@ -523,7 +551,10 @@ class _Listener(threading.Thread):
     def run(self) -> None:
         """Listen until the store is closed, on a new connection after each failure."""
         while not self._closed.is_set():
-            with suppress(psycopg.Error), psycopg.connect(self._address, autocommit=True) as database:
+            with (
+                suppress(psycopg.Error),
+                psycopg.connect(self._address, autocommit=True) as database,
+            ):
                 database.execute(f"LISTEN {_CHANNEL}")
                 self._listening = True
                 while not self._closed.is_set():

@@ -31,7 +31,16 @@ from replanning.errors import JournalCorrupt, PluginError
 from replanning.plan.document import Plan
 from replanning.plan.messages import brief_repr
 from replanning.plan.tasks import Goal, Task
-from replanning.plan.types import AttemptId, JsonObject, JsonValue, QuestionId, ReplanId, RunId, TaskId, TriggerId
+from replanning.plan.types import (
+    AttemptId,
+    JsonObject,
+    JsonValue,
+    QuestionId,
+    ReplanId,
+    RunId,
+    TaskId,
+    TriggerId,
+)
 from replanning.plugins import installed_plugins, load_plugin
 
 JOURNAL_FORMAT: Final = 2
@@ -89,7 +98,11 @@ class Failure:
             )
 
     def __str__(self) -> str:
-        return self.message if self.message.startswith(f"{self.type}: ") else f"{self.type}: {self.message}"
+        return (
+            self.message
+            if self.message.startswith(f"{self.type}: ")
+            else f"{self.type}: {self.message}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +135,9 @@ class Usage:
 
     def __add__(self, other: Usage) -> Usage:
         unpriced = self.unpriced or other.unpriced
-        return Usage(self.calls + other.calls, self.tokens + other.tokens, self.money + other.money, unpriced)
+        return Usage(
+            self.calls + other.calls, self.tokens + other.tokens, self.money + other.money, unpriced
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +201,9 @@ class AttemptTimedOut:
     @property
     def failure(self) -> Failure:
         """The failure with which the attempt ended."""
-        return Failure("TimedOut", f"ran into its deadline after {self.timeout:g} s", kind="timeout")
+        return Failure(
+            "TimedOut", f"ran into its deadline after {self.timeout:g} s", kind="timeout"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +392,11 @@ def new_attempt_started(
 
 
 def new_attempt_succeeded(
-    attempt: AttemptId, task: TaskId, output: JsonValue, recoverable: bool, reads: dict[str, int] | None
+    attempt: AttemptId,
+    task: TaskId,
+    output: JsonValue,
+    recoverable: bool,
+    reads: dict[str, int] | None,
 ) -> AttemptSucceeded:
     """Return `AttemptSucceeded(attempt, task, output, recoverable, reads)`, faster."""
     body: Any = _MutableAttemptSucceeded()
@@ -493,7 +514,13 @@ class GoalUnreachable(TriggerEvent):
 
 
 _OwnTrigger = (
-    TaskFailed | TaskTimedOut | ContextChanged | ResourceChanged | BetterPathFound | HumanRequest | GoalUnreachable
+    TaskFailed
+    | TaskTimedOut
+    | ContextChanged
+    | ResourceChanged
+    | BetterPathFound
+    | HumanRequest
+    | GoalUnreachable
 )
 
 
@@ -513,14 +540,18 @@ def _trigger_tag(trigger: TriggerEvent | JsonObject) -> str:
     return "own" if type(trigger) in _OwnTrigger.__args__ else "other"
 
 
-def _read_other_trigger(value: JsonObject, read_plain: ValidatorFunctionWrapHandler) -> TriggerEvent:
+def _read_other_trigger(
+    value: JsonObject, read_plain: ValidatorFunctionWrapHandler
+) -> TriggerEvent:
     """Return a trigger of a plugin in its own class, or a plain one if the class is gone or refuses the fields."""
     kind = str(value.get("kind"))
     if kind not in trigger_types() and kind in installed_plugins("triggers"):
         with suppress(PluginError):
             load_plugin("triggers", kind)
     if own_type := trigger_types().get(kind):
-        with suppress(Exception):  # validators of a plugin may raise anything, and the journal must be readable
+        with suppress(
+            Exception
+        ):  # validators of a plugin may raise anything, and the journal must be readable
             return own_type.model_validate(value)
     trigger: TriggerEvent = read_plain(value)
     return trigger
@@ -823,7 +854,9 @@ def dump_body(body: RecordBody) -> str:
     # twice as long as writing: they only warn, by True, because "warn" as a text is as slow as "error".
     strict: Literal[True, "error"] = True if kind in _KINDS_OF_EVERY_TASK else "error"
     serializer = _type_adapter(kind).serializer
-    text = serializer.to_json(body, exclude_defaults=kind not in _KINDS_WITH_UNIONS, warnings=strict).decode()
+    text = serializer.to_json(
+        body, exclude_defaults=kind not in _KINDS_WITH_UNIONS, warnings=strict
+    ).decode()
     return f'{{"format":{JOURNAL_FORMAT},{text[1:]}' if kind == RunOpened.kind else text
 
 

@@ -162,15 +162,21 @@ def _read_only_options(path: Path, wal: Path, shm: Path) -> str:
     Raises:
         StoreError: SQLite has to write to read its log.
     """
-    may_write = partial(os.access, mode=os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+    may_write = partial(
+        os.access, mode=os.W_OK, effective_ids=os.access in os.supports_effective_ids
+    )
     folder = may_write(path.parent)
     if not path.exists() or (may_write(path) and (folder or wal.exists())):
         return ""
     if not (wal.exists() and wal.stat().st_size):
-        return "mode=ro&immutable=1"  # SQLite would otherwise make a log and an index, and leave them
+        return (
+            "mode=ro&immutable=1"  # SQLite would otherwise make a log and an index, and leave them
+        )
     if not (folder or shm.exists()):
         advice = "copy both files to a folder where you may write, and look there"
-        raise StoreError(f"{wal}, which holds the last records, cannot be read without writing beside it; {advice}")
+        raise StoreError(
+            f"{wal}, which holds the last records, cannot be read without writing beside it; {advice}"
+        )
     return "mode=ro"
 
 
@@ -185,7 +191,9 @@ def _check_log(log: Path, index: Path) -> None:
     # If the index has changed, another process is using the log, and began it anew while it was read.
     if header and not _is_whole(frames, header) and _index_header(index) == header:
         advice = f"put it back, or remove {index} to continue with the records that are intact"
-        raise JournalCorrupt(f"{log}, which holds the last records, is missing or damaged; {advice}")
+        raise JournalCorrupt(
+            f"{log}, which holds the last records, is missing or damaged; {advice}"
+        )
 
 
 def _index_header(index: Path) -> bytes:
@@ -235,7 +243,9 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         application, version = connection.execute(_VERSION_SQL).fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if application != _APPLICATION_ID and (application or version or tables):
-            raise StoreError(f"{path} is a database of another program; name another file for the history")
+            raise StoreError(
+                f"{path} is a database of another program; name another file for the history"
+            )
         if version > SCHEMA_VERSION:
             raise StoreError(
                 f"{path} has version {version} of the schema, and this library knows versions up to {SCHEMA_VERSION}: "
@@ -284,7 +294,9 @@ _SAVE_RUN_SQL: Final = """
     UPDATE runs SET name = ?, objective = ?, status = ?, owner = ?, epoch = ?, until = ?, crc = ? WHERE number = ?
 """
 
-_ADD_OUTCOME_SQL: Final = "INSERT INTO outcomes (tool, capability, succeeded, at, seconds) VALUES (?, ?, ?, ?, ?)"
+_ADD_OUTCOME_SQL: Final = (
+    "INSERT INTO outcomes (tool, capability, succeeded, at, seconds) VALUES (?, ?, ?, ?, ?)"
+)
 
 _OUTCOMES_SQL: Final = """
     SELECT tool, capability, succeeded, at, seconds FROM outcomes
@@ -352,22 +364,33 @@ class SqliteStore(RunStore):
     def __repr__(self) -> str:
         return f"<SqliteStore {str(self._path)!r}>"
 
-    def __del__(self) -> None:  # engines that made their store are not closed; Python 3.13 warns of open connections
+    def __del__(
+        self,
+    ) -> (
+        None
+    ):  # engines that made their store are not closed; Python 3.13 warns of open connections
         if (connection := self.__dict__.get("_connection")) is not None:
             connection.close()
 
     @cached_property
     def _connection(self) -> sqlite3.Connection:
-        new, wal, shm = (self._path.with_name(self._path.name + suffix) for suffix in ("-new", "-wal", "-shm"))
+        new, wal, shm = (
+            self._path.with_name(self._path.name + suffix) for suffix in ("-new", "-wal", "-shm")
+        )
         try:
             self._path.parent.mkdir(0o700, parents=True, exist_ok=True)
             with suppress(OSError):
                 if not self._path.exists():
                     new.touch(0o600)  # until the file has its tables, and may be empty
                 # Only a new file is opened: closing a file takes the locks of this process from it.
-                os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+                os.close(
+                    os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                )
             # SQLite takes such files as new ones. Looked at twice, because another process may be opening or closing them.
-            if all(self._path.is_file() and self._path.stat().st_size < 2 and not new.exists() for _ in range(2)):
+            if all(
+                self._path.is_file() and self._path.stat().st_size < 2 and not new.exists()
+                for _ in range(2)
+            ):
                 raise JournalCorrupt(f"{self._path} is damaged: it was cut off; {_DAMAGE_ADVICE}")
             # Not if this process has the file open already: reading the index would take the locks from it.
             used = {inode for store in list(_open_stores) for inode in store._inodes.values()}
@@ -386,7 +409,9 @@ class SqliteStore(RunStore):
             raise _not_ours(error) from error
         except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
             folder = f"the folder of {self._path} cannot be made"
-            raise StoreError(f"{folder}: {getattr(error, 'strerror', error)}; name another path") from error
+            raise StoreError(
+                f"{folder}: {getattr(error, 'strerror', error)}; name another path"
+            ) from error
         except sqlite3.Error as error:
             raise store_error(error, self._path, "be opened") from error
         # Damaged text need not be UTF-8; its checksum is wrong all the same.
@@ -397,7 +422,9 @@ class SqliteStore(RunStore):
             with suppress(OSError):
                 new.unlink()
             if not options:
-                _make_private(self._path)  # a file of another program has been refused, and stays as it is
+                _make_private(
+                    self._path
+                )  # a file of another program has been refused, and stays as it is
             # With a write-ahead log, readers and writers do not block each other.
             for _ in range(0 if options else _MAX_WAL_ATTEMPTS):
                 try:
@@ -417,7 +444,9 @@ class SqliteStore(RunStore):
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
             connection.execute(_BUSY_TIMEOUT_SQL)
-            files = (path for path in (self._path, wal) if path.exists())  # one that is only read has no log
+            files = (
+                path for path in (self._path, wal) if path.exists()
+            )  # one that is only read has no log
             self._inodes = {path.absolute(): path.stat().st_ino for path in files}
         except BaseException as error:
             connection.close()
@@ -457,7 +486,9 @@ class SqliteStore(RunStore):
         with self._transaction("renew a lease"):
             for path, inode in self._inodes.items():
                 if not path.exists() or path.stat().st_ino != inode:
-                    raise LeaseLost(f"{path} was removed or replaced, and another process may take run {lease.run!r}")
+                    raise LeaseLost(
+                        f"{path} was removed or replaced, and another process may take run {lease.run!r}"
+                    )
             self._save(self._owned_row(lease)._replace(until=float(at + ttl)))
 
     def release(self, lease: Lease) -> None:
@@ -474,7 +505,9 @@ class SqliteStore(RunStore):
             database = self._connection
             try:  # not `_transaction`, because this is done for every record
                 database.execute("BEGIN IMMEDIATE")
-                if not database.execute(_COUNT_SQL, (seq, lease.run, lease.epoch, seq - 1)).rowcount:
+                if not database.execute(
+                    _COUNT_SQL, (seq, lease.run, lease.epoch, seq - 1)
+                ).rowcount:
                     raise record_out_of_order(lease, record, self._owned_row(lease).records)
                 database.execute(_APPEND_SQL, (seq, at, kind, data, crc, lease.run))
                 status = status_after(body)
@@ -489,7 +522,9 @@ class SqliteStore(RunStore):
                 with suppress(sqlite3.Error):
                     database.execute("ROLLBACK")
                 if isinstance(error, sqlite3.Error | UnicodeError):
-                    raise store_error(error, self._path, f"take record {seq} of run {lease.run!r}") from error
+                    raise store_error(
+                        error, self._path, f"take record {seq} of run {lease.run!r}"
+                    ) from error
                 raise
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
@@ -507,17 +542,31 @@ class SqliteStore(RunStore):
         """Return all runs from their rows."""
         with self._operation("be read") as database:
             rows = map(
-                self._verified, database.execute(f"{_RUN_SQL} WHERE records > 0 ORDER BY created DESC, number DESC")
+                self._verified,
+                database.execute(
+                    f"{_RUN_SQL} WHERE records > 0 ORDER BY created DESC, number DESC"
+                ),
             )
             return [
-                RunInfo(r.id, r.name, r.objective, r.status, r.created, r.updated or r.created, r.records, r.owner)
+                RunInfo(
+                    r.id,
+                    r.name,
+                    r.objective,
+                    r.status,
+                    r.created,
+                    r.updated or r.created,
+                    r.records,
+                    r.owner,
+                )
                 for r in rows
             ]
 
     def post(self, run: RunId, message: InboxMessage) -> None:
         """Insert a message."""
         payload, at = to_json_line(message.payload), float(message.at)
-        with self._transaction("take a message", max(lock_timeout(), LOOP_LOCK_TIMEOUT)) as database:
+        with self._transaction(
+            "take a message", max(lock_timeout(), LOOP_LOCK_TIMEOUT)
+        ) as database:
             number = self._run_row(run).number
             crc = checksum(payload.encode(), number, message.kind, at, message.by)
             database.execute(
@@ -531,7 +580,8 @@ class SqliteStore(RunStore):
         with self._operation("be read") as database:
             run_number = self._run_row(run).number
             rows = database.execute(
-                "SELECT number, kind, at, sender, payload, crc FROM inbox WHERE run = ? ORDER BY number", (run_number,)
+                "SELECT number, kind, at, sender, payload, crc FROM inbox WHERE run = ? ORDER BY number",
+                (run_number,),
             )
             for number, kind, at, by, payload, crc in rows:
                 if crc != checksum(_encoded(payload), run_number, kind, at, by):
@@ -547,7 +597,8 @@ class SqliteStore(RunStore):
         with self._transaction("discard messages") as database:
             number = self._owned_row(lease).number
             database.executemany(
-                "DELETE FROM inbox WHERE run = ? AND number = ?", [(number, message) for message in messages]
+                "DELETE FROM inbox WHERE run = ? AND number = ?",
+                [(number, message) for message in messages],
             )
 
     def add_outcomes(self, outcomes: Sequence[ToolOutcome]) -> None:
@@ -562,10 +613,17 @@ class SqliteStore(RunStore):
         """Return the last outcomes, found by an index."""
         wanted = {"tool": tool, "capability": capability}
         # Only column names enter the statement; a condition on an unused column would prevent the use of the index.
-        where = " AND ".join(f"{column} = :{column}" for column, value in wanted.items() if value is not None)
+        where = " AND ".join(
+            f"{column} = :{column}" for column, value in wanted.items() if value is not None
+        )
         with self._operation("be read") as database:
-            rows = database.execute(_OUTCOMES_SQL.format(where or "TRUE"), {**wanted, "limit": limit})
-            return [ToolOutcome(name, kind, bool(succeeded), *rest) for name, kind, succeeded, *rest in rows]
+            rows = database.execute(
+                _OUTCOMES_SQL.format(where or "TRUE"), {**wanted, "limit": limit}
+            )
+            return [
+                ToolOutcome(name, kind, bool(succeeded), *rest)
+                for name, kind, succeeded, *rest in rows
+            ]
 
     def close(self) -> None:
         """Close the file, after a checkpoint of its log."""
@@ -578,7 +636,9 @@ class SqliteStore(RunStore):
         last = after
         for start in range(after, end, _READ_BATCH_SIZE):
             with self._operation("be read") as database:
-                rows = database.execute(_READ_SQL, (number, start, min(start + _READ_BATCH_SIZE, end))).fetchall()
+                rows = database.execute(
+                    _READ_SQL, (number, start, min(start + _READ_BATCH_SIZE, end))
+                ).fetchall()
             for seq, at, kind, data, crc in rows:
                 last += 1
                 try:
@@ -605,7 +665,9 @@ class SqliteStore(RunStore):
         if is_valid_run_id(run):
             row = self._connection.execute(f"{_RUN_SQL} WHERE id = ?", (run,)).fetchone()
         if row is None:
-            raise unknown_run(run, [known for (known,) in self._connection.execute("SELECT id FROM runs")])
+            raise unknown_run(
+                run, [known for (known,) in self._connection.execute("SELECT id FROM runs")]
+            )
         return self._verified(row)
 
     def _owned_row(self, lease: Lease) -> _RunRow:
@@ -627,7 +689,16 @@ class SqliteStore(RunStore):
         return row
 
     def _save(self, row: _RunRow) -> None:
-        columns = (row.name, row.objective, row.status, row.owner, row.epoch, row.until, row.crc, row.number)
+        columns = (
+            row.name,
+            row.objective,
+            row.status,
+            row.owner,
+            row.epoch,
+            row.until,
+            row.crc,
+            row.number,
+        )
         self._connection.execute(_SAVE_RUN_SQL, columns)
 
     @contextmanager
@@ -639,7 +710,9 @@ class SqliteStore(RunStore):
                 raise store_error(error, self._path, doing) from error
 
     @contextmanager
-    def _transaction(self, doing: str, timeout: float = LOOP_LOCK_TIMEOUT) -> Iterator[sqlite3.Connection]:
+    def _transaction(
+        self, doing: str, timeout: float = LOOP_LOCK_TIMEOUT
+    ) -> Iterator[sqlite3.Connection]:
         """Run the statements of the block as one transaction, once no other process writes to the file."""
         end = time.monotonic() + timeout
         while True:
@@ -648,7 +721,10 @@ class SqliteStore(RunStore):
                     database.execute(f"PRAGMA busy_timeout = {LOCK_TRY * 1000:.0f}")
                     database.execute("BEGIN IMMEDIATE")
                 except sqlite3.OperationalError as error:
-                    if not error.sqlite_errorname.startswith("SQLITE_BUSY") or time.monotonic() > end:
+                    if (
+                        not error.sqlite_errorname.startswith("SQLITE_BUSY")
+                        or time.monotonic() > end
+                    ):
                         raise
                 else:
                     with _commit_or_rollback(database):
@@ -657,4 +733,6 @@ class SqliteStore(RunStore):
                 finally:
                     with suppress(sqlite3.Error):
                         database.execute(_BUSY_TIMEOUT_SQL)
-            Event().wait(0.001)  # without the lock, for which the event loop of another run may wait
+            Event().wait(
+                0.001
+            )  # without the lock, for which the event loop of another run may wait

@@ -33,7 +33,13 @@ from replanning.journal.records import (
     dump_body,
     load_body,
 )
-from replanning.plan.messages import brief_repr, did_you_mean, error_lines, require_instance, truncate
+from replanning.plan.messages import (
+    brief_repr,
+    did_you_mean,
+    error_lines,
+    require_instance,
+    truncate,
+)
 from replanning.plan.types import JsonObject, RunId
 from replanning.plugins import installed_plugins, load_plugin
 
@@ -134,7 +140,9 @@ class RunStore(ABC):
             LeaseLost: another process has taken the run over.
         """
 
-    def renew_all(self, leases: Sequence[Lease], at: float, ttl: float) -> Mapping[Lease, LeaseLost]:
+    def renew_all(
+        self, leases: Sequence[Lease], at: float, ttl: float
+    ) -> Mapping[Lease, LeaseLost]:
         """Extend several leases, each as `renew` does, and return the errors of those that are lost.
 
         Leases that could not be renewed for another reason are left as they are.
@@ -225,7 +233,9 @@ def parse_place(place: str | PathLike[str]) -> tuple[str, str]:
     if text in ("memory", ":memory:"):
         name, path = "memory", ""
     elif not colon or name not in installed:
-        if len(name) > 1 and name.replace("-", "_").isidentifier() and path:  # one letter may be a drive
+        if (
+            len(name) > 1 and name.replace("-", "_").isidentifier() and path
+        ):  # one letter may be a drive
             hint = f"installed are: {', '.join(installed)}; for a file write {'./' + text!r}"
             raise StoreError(f"no store {name!r} is installed; {hint}")
         folder = Path(text).expanduser().resolve() if text and _is_folder(text) else None
@@ -240,7 +250,9 @@ def parse_place(place: str | PathLike[str]) -> tuple[str, str]:
         _is_folder(path)
         path = str(Path(path).expanduser()) if path.startswith("~") else path
     if name in BUILTIN_STORES and bool(path.strip()) == (name == "memory"):
-        raise StoreError(f"{text!r} cannot be a store; expected a SQLite file, a folder, memory, or PLUGIN:PLACE")
+        raise StoreError(
+            f"{text!r} cannot be a store; expected a SQLite file, a folder, memory, or PLUGIN:PLACE"
+        )
     return name, path
 
 
@@ -309,7 +321,9 @@ def lock_timeout() -> float:
 def is_locked(error: StoreError) -> bool:
     """Return whether an operation failed because another process holds a lock."""
     cause = error.__cause__
-    return isinstance(cause, BlockingIOError) or getattr(cause, "sqlite_errorname", "").startswith("SQLITE_BUSY")
+    return isinstance(cause, BlockingIOError) or getattr(cause, "sqlite_errorname", "").startswith(
+        "SQLITE_BUSY"
+    )
 
 
 STATUS_RECORDS: Final = (RunOpened, RunResumed, RunEnded)
@@ -332,7 +346,9 @@ def encode_body(record: Record) -> str:
             raise ValueError(f"its time is {at}")
         if len(text) > _MAX_UNCHECKED_CHARS:
             from_json(text)
-        if isinstance(body, TriggerFired):  # a detector of somebody's may have made what cannot be read back
+        if isinstance(
+            body, TriggerFired
+        ):  # a detector of somebody's may have made what cannot be read back
             load_body(body.kind, text)
         if "null" in text:  # which stands for None, and for numbers that are not finite
             with_names = to_json(body, inf_nan_mode="constants", serialize_unknown=True)
@@ -386,7 +402,9 @@ def to_plain_json(value: object) -> tuple[JsonValue, int]:
         plain: JsonValue = from_json(f'{{"value":{text}}}')["value"]
     except Exception as error:  # methods of users' classes may raise anything
         told = error if isinstance(error, TypeError | ValueError) else type(error).__name__
-        raise RecordNotSerializable(f"{type(value).__name__} cannot be kept as JSON: {told}") from error
+        raise RecordNotSerializable(
+            f"{type(value).__name__} cannot be kept as JSON: {told}"
+        ) from error
     return plain, len(text.encode())
 
 
@@ -435,7 +453,9 @@ def check_run_id(run: RunId) -> None:
         reason = f"it is longer than {MAX_RUN_ID_BYTES} bytes"
     else:
         return
-    raise StoreError(f"{brief_repr(run)} cannot be the id of a run: {reason}; use letters, digits, '-', '_' and '.'")
+    raise StoreError(
+        f"{brief_repr(run)} cannot be the id of a run: {reason}; use letters, digits, '-', '_' and '.'"
+    )
 
 
 def is_valid_run_id(run: RunId) -> bool:

@@ -22,7 +22,15 @@ from replanning.changes import (
 from replanning.errors import PlanError, Problem, UnknownTask
 from replanning.live.graph import TaskGraph
 from replanning.live.stale import StaleResult, stale_results
-from replanning.live.states import FINISHED, SATISFIED, STUCK, TRANSITIONS, WAITING, TaskEvent, TaskState
+from replanning.live.states import (
+    FINISHED,
+    SATISFIED,
+    STUCK,
+    TRANSITIONS,
+    WAITING,
+    TaskEvent,
+    TaskState,
+)
 from replanning.plan.checks import check_task, may_read_results, result_references
 from replanning.plan.messages import join_names
 from replanning.plan.tasks import PLANNING_KEY, Task
@@ -160,7 +168,11 @@ class Draft:
         """Return the effect of the changes: per task `-` before and `+` after, then the dependents that wait for others."""
         graph = self._graph
         touched = dict.fromkeys([*self.states, *self.tasks, *self.removed])
-        before = {i: _format_task(graph.entry(i).task, graph.entry(i).state) for i in touched if i in graph}
+        before = {
+            i: _format_task(graph.entry(i).task, graph.entry(i).state)
+            for i in touched
+            if i in graph
+        }
         after = {
             i: _format_task(self.task(i), self.state(i))
             for i in touched
@@ -172,7 +184,9 @@ class Draft:
             waiting = graph.entry(i).dependent_ids() if i in graph else ()
             if waiting:
                 more = len(waiting) - _MAX_WAITING_IN_DIFF
-                names = ", ".join(waiting[:_MAX_WAITING_IN_DIFF]) + (f" and {more} more" if more > 0 else "")
+                names = ", ".join(waiting[:_MAX_WAITING_IN_DIFF]) + (
+                    f" and {more} more" if more > 0 else ""
+                )
                 lines.append(f"  {names}: waiting for {', '.join(sinks)} instead of {i}")
         return "\n".join([*lines, *self._diff_notes])
 
@@ -184,7 +198,9 @@ class Draft:
             return
         for waiting in change.before:
             if (old := self._find_task(waiting)) is not None and task.id not in old.depends_on:
-                self._stage_edit(old, old.model_copy(update={"depends_on": (*old.depends_on, task.id)}))
+                self._stage_edit(
+                    old, old.model_copy(update={"depends_on": (*old.depends_on, task.id)})
+                )
 
     def _stage_remove(self, change: RemoveTask) -> None:
         if self._stage_event(change.task_id, TaskEvent.CANCEL, "be removed", (*WAITING, *STUCK)):
@@ -213,7 +229,9 @@ class Draft:
         needed = {dep for task in change.tasks for dep in task.depends_on}
         sinks = tuple(i for i in parts if i not in needed)
         self.sinks[change.task_id] = sinks
-        self._commit_steps.append(partial(Draft._replace, task_id=change.task_id, parts=tuple(parts), sinks=sinks))
+        self._commit_steps.append(
+            partial(Draft._replace, task_id=change.task_id, parts=tuple(parts), sinks=sinks)
+        )
 
     def _stage_modify(self, change: ModifyTask) -> None:
         old = self._find_task(change.task_id)
@@ -222,18 +240,28 @@ class Draft:
         state = self.state(change.task_id)
         annotation = _ANNOTATION_FIELDS.issuperset(change.fields)
         if not self.exists(change.task_id):
-            self._add_problem(f"task {change.task_id!r} was removed: it cannot be modified, only be retried")
+            self._add_problem(
+                f"task {change.task_id!r} was removed: it cannot be modified, only be retried"
+            )
         elif state not in WAITING and state not in STUCK and not (annotation and state in FINISHED):
-            only = f", only annotated ({', '.join(sorted(_ANNOTATION_FIELDS))})" if state in FINISHED else ""
+            only = (
+                f", only annotated ({', '.join(sorted(_ANNOTATION_FIELDS))})"
+                if state in FINISHED
+                else ""
+            )
             self._add_problem(f"task {change.task_id!r} is {state}: it cannot be modified{only}")
         elif "id" in change.fields:
-            self._add_problem(f"task {change.task_id!r}: an id cannot be changed; replace the task instead")
+            self._add_problem(
+                f"task {change.task_id!r}: an id cannot be changed; replace the task instead"
+            )
         else:
             try:
                 new = Task.model_validate({**old.model_dump(exclude_unset=True), **change.fields})
             except PlanError as error:
                 for problem in error.problems:
-                    self._add_problem(f"task {change.task_id!r}, {str(problem).removeprefix('Task.')}")
+                    self._add_problem(
+                        f"task {change.task_id!r}, {str(problem).removeprefix('Task.')}"
+                    )
             else:
                 self._stage_edit(old, new)
 
@@ -243,7 +271,9 @@ class Draft:
             self._add_problem(f"task {new.id!r} is {state}: what it depends on cannot change")
             return
         if state is TaskState.RUNNING:
-            self._add_problem(f"task {new.id!r} is {state}: it cannot be made to wait for another task")
+            self._add_problem(
+                f"task {new.id!r} is {state}: it cannot be made to wait for another task"
+            )
             return
         self._validate_task(new)
         self.tasks[new.id] = new
@@ -281,14 +311,22 @@ class Draft:
             return
         state, graph = self.state(task_id), self._graph
         if task_id in graph and graph.entry(task_id).redone:
-            self._add_problem(f"task {task_id!r} was done and is done again by others: it cannot be retried")
+            self._add_problem(
+                f"task {task_id!r} was done and is done again by others: it cannot be retried"
+            )
             return
         if task_id in self._withdrawn or (task_id in graph and graph.entry(task_id).withdrawn):
-            self._add_problem(f"task {task_id!r} was withdrawn for what it had replaced: it cannot be retried")
+            self._add_problem(
+                f"task {task_id!r} was withdrawn for what it had replaced: it cannot be retried"
+            )
             return
         if state is _REPLACED and not self._withdraw_replacement(task_id):
             return
-        if state is TaskState.SKIPPED and task_id in graph and (started := graph.entry(task_id).started_dependents()):
+        if (
+            state is TaskState.SKIPPED
+            and task_id in graph
+            and (started := graph.entry(task_id).started_dependents())
+        ):
             self._add_problem(f"task {task_id!r} was skipped and {started} have started since")
             return
         if not self._stage_event(task_id, TaskEvent.REVIVE, "be retried"):
@@ -297,14 +335,20 @@ class Draft:
         self._revived[task_id] = self._change_path
         if state is _REPLACED:  # its own dependencies count again, not those of its sinks
             own = self.task(task_id).depends_on
-            self._added_dependencies += [AddedDependency(task_id, dep, self._change_path) for dep in own]
+            self._added_dependencies += [
+                AddedDependency(task_id, dep, self._change_path) for dep in own
+            ]
         self._commit_steps.append(partial(Draft._retry, task_id=task_id, delay=change.delay))
 
     def _stage_end(self, change: SkipTask | CancelTask) -> None:
         skips = isinstance(change, SkipTask)
-        event, verb = (TaskEvent.SKIP, "be skipped") if skips else (TaskEvent.CANCEL, "be cancelled")
+        event, verb = (
+            (TaskEvent.SKIP, "be skipped") if skips else (TaskEvent.CANCEL, "be cancelled")
+        )
         if self._stage_event(change.task_id, event, verb):
-            self._commit_steps.append(partial(Draft._end, task_id=change.task_id, event=event, reason=change.reason))
+            self._commit_steps.append(
+                partial(Draft._end, task_id=change.task_id, event=event, reason=change.reason)
+            )
 
     def _stage_abort(self, change: AbortRun) -> None:
         self._abort_reason = change.reason or "a change asked for it"
@@ -324,14 +368,22 @@ class Draft:
             return None
 
     def _stage_event(
-        self, task_id: TaskId, event: TaskEvent, verb: str, allowed: Collection[TaskState] | None = None
+        self,
+        task_id: TaskId,
+        event: TaskEvent,
+        verb: str,
+        allowed: Collection[TaskState] | None = None,
     ) -> bool:
         """Stage an event of a task; False, with a problem, if its state does not allow it."""
         if self._find_task(task_id) is None:
             return False
         state = self.state(task_id)
         follows = TRANSITIONS.get((state, event))
-        if state is TaskState.CANCELLED and event is not TaskEvent.REVIVE and not self.exists(task_id):
+        if (
+            state is TaskState.CANCELLED
+            and event is not TaskEvent.REVIVE
+            and not self.exists(task_id)
+        ):
             self._add_problem(f"task {task_id!r} was removed: it cannot {verb}, only be retried")
         elif follows is None or (allowed is not None and state not in allowed):
             self._add_problem(f"task {task_id!r} is {state}: it cannot {verb}")
@@ -340,14 +392,19 @@ class Draft:
             return True
         return False
 
-    def _stage_new(self, task: Task, parent: TaskId | None, inherited: Sequence[TaskId] = ()) -> bool:
+    def _stage_new(
+        self, task: Task, parent: TaskId | None, inherited: Sequence[TaskId] = ()
+    ) -> bool:
         """Stage a new task, with inherited dependencies before its own; False, with a problem, if its id is taken."""
         if task.id in self.new_tasks or task.id in self._graph.entries:
             self._add_problem(f"the id {task.id!r} is already used; ids are never used again")
             return False
         self._validate_task(task)
         new = task
-        if inherited and (deps := tuple(dict.fromkeys([*inherited, *task.depends_on]))) != task.depends_on:
+        if (
+            inherited
+            and (deps := tuple(dict.fromkeys([*inherited, *task.depends_on]))) != task.depends_on
+        ):
             new = task.model_copy(update={"depends_on": deps})
         self._positions[task.id] = (task.priority, len(self._graph.entries) + len(self.new_tasks))
         self.new_tasks[task.id] = StagedTask(new, parent, self._change_path)
@@ -371,11 +428,15 @@ class Draft:
             entries.extend(self._graph.entry(new) for new in entry.replaced_by)
         parts = entries[1:]
         if task_id in self.sinks or any(part.id in self.sinks for part in parts):
-            self._add_problem(f"task {task_id!r} is replaced by these changes: it cannot be retried by them as well")
+            self._add_problem(
+                f"task {task_id!r} is replaced by these changes: it cannot be retried by them as well"
+            )
             return False
         ended = [part.id for part in parts if part.attempts or self.state(part.id) in SATISFIED]
         if ended:
-            self._add_problem(f"task {task_id!r} was replaced and {ended} have started since: it cannot be retried")
+            self._add_problem(
+                f"task {task_id!r} was replaced and {ended} have started since: it cannot be retried"
+            )
             return False
         for part in parts:
             self._revived.pop(part.id, None)
@@ -398,18 +459,26 @@ class Draft:
             for dep in self.task(task_id).depends_on:
                 if not exists(dep):
                     why = "was removed" if dep in self else "does not exist"
-                    added = [edge.change_path for edge in self._added_dependencies if edge[:2] == (task_id, dep)]
+                    added = [
+                        edge.change_path
+                        for edge in self._added_dependencies
+                        if edge[:2] == (task_id, dep)
+                    ]
                     if added:
                         path = added[-1]
                     elif task_id in self.new_tasks:
                         path = self.new_tasks[task_id].change_path
                     else:
                         path = self._revived.get(task_id) or self.removed.get(dep, "")
-                    self.problems.append(Problem(path, f"task {task_id!r} depends on {dep!r}, which {why}"))
+                    self.problems.append(
+                        Problem(path, f"task {task_id!r} depends on {dep!r}, which {why}")
+                    )
         for task_id, path in self.removed.items():
             if stranded := sorted(set(self._stranded_by_removal(task_id))):
                 names = join_names([repr(name) for name in stranded], _MAX_TASKS_IN_PROBLEM)
-                message = f"task {task_id!r} cannot be removed: {names} would be left waiting for it"
+                message = (
+                    f"task {task_id!r} cannot be removed: {names} would be left waiting for it"
+                )
                 self.problems.append(Problem(path, message))
         if self.problems:
             return
@@ -437,7 +506,9 @@ class Draft:
             if task_id not in self.removed:
                 for _, name, text in result_references(self.task(task_id), self):
                     if why := self._reference_error(task_id, name):
-                        self.problems.append(Problem(path, f"task {task_id!r} refers to {text}, {why}"))
+                        self.problems.append(
+                            Problem(path, f"task {task_id!r} refers to {text}, {why}")
+                        )
 
     def _stranded_by_removal(self, task_id: TaskId) -> Iterator[TaskId]:
         """Yield the tasks that would wait for ever if a task were removed."""
@@ -453,7 +524,9 @@ class Draft:
                 yield original
         if task_id in self._graph:
             entry = self._graph.entry(task_id)
-            yield from (w.id for w in entry.dependents if w.id not in self.tasks and is_active(w.id))
+            yield from (
+                w.id for w in entry.dependents if w.id not in self.tasks and is_active(w.id)
+            )
             if entry.sink_of is not None and self.state(entry.sink_of.id) is _REPLACED:
                 yield entry.sink_of.id
 
@@ -471,7 +544,9 @@ class Draft:
             if include_satisfied or not self._is_satisfied(dep):
                 yield dep
 
-    def _find_cycle(self, edge: AddedDependency, done: set[TaskId], *, within: bool) -> list[TaskId]:
+    def _find_cycle(
+        self, edge: AddedDependency, done: set[TaskId], *, within: bool
+    ) -> list[TaskId]:
         """Return a cycle that an edge leads to; `done` collects the tasks that lead to none.
 
         Args:
@@ -479,7 +554,9 @@ class Draft:
             done: tasks that lead to no cycle.
             within: whether to follow new tasks alone.
         """
-        path: dict[TaskId, Iterator[TaskId]] = {edge.waiting: self.follow_replacements([edge.needed])}
+        path: dict[TaskId, Iterator[TaskId]] = {
+            edge.waiting: self.follow_replacements([edge.needed])
+        }
         while path:
             task_id = next(reversed(path))
             following = next(path[task_id], None)
@@ -502,7 +579,9 @@ class Draft:
             return "its own output"
         if name in self.ancestors(task_id):
             return f"the output of what it replaces: there is none until {task_id!r} is done"
-        sources = {other for other in self.follow_replacements([name]) if not self._is_satisfied(other)}
+        sources = {
+            other for other in self.follow_replacements([name]) if not self._is_satisfied(other)
+        }
         seen = {task_id}
         stack = [task_id]
         while stack and sources and len(seen) < _MAX_DEPENDENCY_SEARCH:
@@ -511,7 +590,11 @@ class Draft:
                 if needed not in seen:
                     seen.add(needed)
                     stack.append(needed)
-        return f"and does not depend on {name!r}: add {name!r} to its depends_on" if sources and not stack else ""
+        return (
+            f"and does not depend on {name!r}: add {name!r} to its depends_on"
+            if sources and not stack
+            else ""
+        )
 
     # Committing; none of these can fail
 
@@ -536,7 +619,9 @@ class Draft:
         for step in self._commit_steps:
             step(self)
 
-    def _replace(self, task_id: TaskId, parts: tuple[TaskId, ...], sinks: tuple[TaskId, ...]) -> None:
+    def _replace(
+        self, task_id: TaskId, parts: tuple[TaskId, ...], sinks: tuple[TaskId, ...]
+    ) -> None:
         graph = self._graph
         original = graph.entries[task_id]
         if original.satisfied:
@@ -597,7 +682,12 @@ class Draft:
             graph.unsatisfy_dependents(entry)
         graph.transition(entry, TaskEvent.REVIVE)
         graph.dependency_index.add(entry.task)
-        entry.removed, entry.attempts_in_round, entry.reason, entry.condition_revision = False, 0, "", None
+        entry.removed, entry.attempts_in_round, entry.reason, entry.condition_revision = (
+            False,
+            0,
+            "",
+            None,
+        )
         entry.replaced_by, entry.sinks, entry.unsatisfied_sinks = (), (), 0
         entry.continuations, entry.feedback = 0, ""
         graph.update_unsatisfied_count(entry)
@@ -645,7 +735,11 @@ def display_fields(task: Task) -> JsonObject:
     fields: JsonObject = task.model_dump(mode="json", exclude_defaults=True, exclude={"id"})
     metadata = fields.get("metadata")
     if isinstance(metadata, dict) and isinstance(planned := metadata.pop(PLANNING_KEY, None), dict):
-        fields |= {name: planned[name] for name in ("tool", "arguments") if name in planned and task.tool is None}
+        fields |= {
+            name: planned[name]
+            for name in ("tool", "arguments")
+            if name in planned and task.tool is None
+        }
         if not metadata:
             del fields["metadata"]
     return fields

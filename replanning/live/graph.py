@@ -16,7 +16,16 @@ from typing import Final, TypedDict
 
 from replanning.errors import ExpressionError, NoResult, UnknownTask
 from replanning.journal.records import Failure, FailureKind
-from replanning.live.states import FINISHED, SATISFIED, STUCK, TRANSITIONS, WAITING, TaskEvent, TaskState, transition
+from replanning.live.states import (
+    FINISHED,
+    SATISFIED,
+    STUCK,
+    TRANSITIONS,
+    WAITING,
+    TaskEvent,
+    TaskState,
+    transition,
+)
 from replanning.live.strips import GroundAction, StripsProblem, ground_action, uses_facts
 from replanning.plan.checks import TaskScope
 from replanning.plan.conditions import Condition
@@ -149,7 +158,9 @@ class TaskEntry:
     @property
     def satisfied(self) -> bool:
         """True if the dependents of this task may run."""
-        return self.state in SATISFIED or (self.state is TaskState.REPLACED_BY_REPLAN and not self.unsatisfied_sinks)
+        return self.state in SATISFIED or (
+            self.state is TaskState.REPLACED_BY_REPLAN and not self.unsatisfied_sinks
+        )
 
     def lineage(self) -> list[TaskEntry]:
         """Return the tasks that this one replaced, the root first, and this one."""
@@ -163,7 +174,9 @@ class TaskEntry:
         ids: dict[TaskId, None] = {}
         entry: TaskEntry | None = self
         while entry is not None:
-            ids.update(dict.fromkeys(waiting.id for waiting in entry.dependents if not waiting.removed))
+            ids.update(
+                dict.fromkeys(waiting.id for waiting in entry.dependents if not waiting.removed)
+            )
             entry = entry.sink_of
         return tuple(ids)
 
@@ -172,7 +185,9 @@ class TaskEntry:
         started: list[TaskId] = []
         entry = self
         while True:
-            started += [w.id for w in entry.dependents if w.state in (TaskState.RUNNING, TaskState.DONE)]
+            started += [
+                w.id for w in entry.dependents if w.state in (TaskState.RUNNING, TaskState.DONE)
+            ]
             if entry.sink_of is None or entry.sink_of.unsatisfied_sinks:
                 return started
             entry = entry.sink_of
@@ -189,7 +204,9 @@ class ResourcePool:
         limited: whether anything takes resources at all; set once a capacity is reported.
     """
 
-    def __init__(self, capacities: Mapping[str, float], tools: Mapping[str, ToolSpec] = MappingProxyType({})) -> None:
+    def __init__(
+        self, capacities: Mapping[str, float], tools: Mapping[str, ToolSpec] = MappingProxyType({})
+    ) -> None:
         self.capacity = dict(capacities)
         self.used = dict.fromkeys(capacities, 0.0)
         self.limited = bool(capacities) or any(tool.resources for tool in tools.values())
@@ -267,7 +284,9 @@ class ReadyQueue:
         """Remove and return the first entry; None if there is none."""
         fifo, heap = self._fifo, self._heap
         while fifo or heap:
-            first = fifo.popleft() if fifo and not (heap and heap[0] < fifo[0]) else heapq.heappop(heap)
+            first = (
+                fifo.popleft() if fifo and not (heap and heap[0] < fifo[0]) else heapq.heappop(heap)
+            )
             priority, order, _, entry = first
             if (
                 entry.state is _READY
@@ -295,7 +314,9 @@ class Deadlines:
         heap = self._heap
         if len(heap) >= self._compact_at:
             # Most attempts end long before their deadlines, which would pile up.
-            heap[:] = [i for i in heap if i[2].attempt == i[3] and self._is_current(i[0], i[2], i[3])]
+            heap[:] = [
+                i for i in heap if i[2].attempt == i[3] and self._is_current(i[0], i[2], i[3])
+            ]
             heapq.heapify(heap)
             self._compact_at = max(_MIN_COMPACTION_SIZE, 2 * len(heap))
         self._sequence += 1
@@ -362,7 +383,9 @@ class TaskResults(Mapping[str, JsonValue]):
         entry = self._entries.get(task_id)
         if entry is None:
             raise UnknownTask(task_id)
-        while entry.state is TaskState.REPLACED_BY_REPLAN and not (entry.redone and entry.unsatisfied_sinks):
+        while entry.state is TaskState.REPLACED_BY_REPLAN and not (
+            entry.redone and entry.unsatisfied_sinks
+        ):
             if len(entry.sinks) > 1:
                 return {sink.id: self.output_of(sink.id) for sink in entry.sinks}
             entry = entry.sinks[0]
@@ -371,7 +394,9 @@ class TaskResults(Mapping[str, JsonValue]):
         if entry.state is not TaskState.DONE and not entry.redone:
             raise NoResult(task_id, f"it is {entry.state}")
         if not entry.recoverable:
-            raise NoResult(task_id, "it could not be kept as JSON; return JSON, or give the engine a codec")
+            raise NoResult(
+                task_id, "it could not be kept as JSON; return JSON, or give the engine a codec"
+            )
         return entry.output
 
     def outputs(self) -> dict[str, JsonValue]:
@@ -398,7 +423,9 @@ class CopyOnRead(Mapping[str, JsonValue]):
 
     __slots__ = ("_copies", "_on_read", "_shared")
 
-    def __init__(self, shared: Mapping[str, JsonValue], on_read: Callable[[str], object] = lambda key: None) -> None:
+    def __init__(
+        self, shared: Mapping[str, JsonValue], on_read: Callable[[str], object] = lambda key: None
+    ) -> None:
         self._shared = shared
         self._on_read = on_read
         self._copies: dict[str, tuple[JsonValue, JsonValue]] = {}
@@ -442,7 +469,9 @@ class ContextHistory:
         self.readers: dict[str, dict[TaskId, None]] = {}
         self._claims: list[int] = []
 
-    def change(self, context: JsonObject, changes: JsonObject, removed: Iterable[str], last_claim: int) -> None:
+    def change(
+        self, context: JsonObject, changes: JsonObject, removed: Iterable[str], last_claim: int
+    ) -> None:
         """Change the context; a missing key counts as null."""
         self.version += 1
         self._claims.append(last_claim)
@@ -492,7 +521,10 @@ class FactIndex:
         self._actions[task_id] = action
         if not resolved:
             self.unresolved[task_id] = None
-        for index, facts in ((self.readers, action.requires), (self.writers, action.adds | action.removes)):
+        for index, facts in (
+            (self.readers, action.requires),
+            (self.writers, action.adds | action.removes),
+        ):
             for fact in facts:
                 index.setdefault(fact, {})[task_id] = None
 
@@ -502,7 +534,10 @@ class FactIndex:
         if action is None:
             return
         self.unresolved.pop(task_id, None)
-        for index, facts in ((self.readers, action.requires), (self.writers, action.adds | action.removes)):
+        for index, facts in (
+            (self.readers, action.requires),
+            (self.writers, action.adds | action.removes),
+        ):
             for fact in facts:
                 del index[fact][task_id]
                 if not index[fact]:
@@ -545,7 +580,9 @@ class DependencyIndex:
         arguments: JsonObject = {}
         for name, value in task.arguments.items():
             try:
-                resolved = resolve_references({name: value}, context=self.context, result_of=self.stored_result)
+                resolved = resolve_references(
+                    {name: value}, context=self.context, result_of=self.stored_result
+                )
             except ExpressionError:
                 continue  # it refers to a value that does not exist yet
             arguments[name] = resolved[name]
@@ -607,7 +644,8 @@ _TASK_BATCH_SIZE, _GROUNDING_BATCH_SIZE = 500, 100
 """Tasks loaded between two pauses; fewer if their actions have to be grounded."""
 
 _TRANSITIONS_BY_EVENT: Final = {
-    event: {s: follows for (s, e), follows in TRANSITIONS.items() if e is event} for event in TaskEvent
+    event: {s: follows for (s, e), follows in TRANSITIONS.items() if e is event}
+    for event in TaskEvent
 }
 """The table of transitions by event, for lookups that do not build a pair first."""
 
@@ -642,7 +680,11 @@ class ToolBreaker:
     def admits(self, entry: TaskEntry) -> bool:
         """Return whether a task may use the tool; after the breaker was opened, one task at a time may."""
         trial = self.trial
-        return not self.openings or trial in (None, entry) or not (trial.claim or trial.state is TaskState.RUNNING)
+        return (
+            not self.openings
+            or trial in (None, entry)
+            or not (trial.claim or trial.state is TaskState.RUNNING)
+        )
 
 
 class TaskGraph:
@@ -758,7 +800,10 @@ class TaskGraph:
 
     def load_tasks(self) -> Iterator[None]:
         """Load the tasks of the plan, with pauses for other work."""
-        tasks, size = self.plan.tasks, _GROUNDING_BATCH_SIZE if self.closed_world else _TASK_BATCH_SIZE
+        tasks, size = (
+            self.plan.tasks,
+            _GROUNDING_BATCH_SIZE if self.closed_world else _TASK_BATCH_SIZE,
+        )
         for start in range(0, len(tasks), size):
             for task in tasks[start : start + size]:
                 self.insert(task, None)
@@ -809,7 +854,9 @@ class TaskGraph:
         Raises:
             ExpressionError: a reference has no value yet.
         """
-        return resolve_references(entry.task.arguments, context=self.context, result_of=self.results.output_of)
+        return resolve_references(
+            entry.task.arguments, context=self.context, result_of=self.results.output_of
+        )
 
     def evaluate(self, condition: str) -> bool:
         """Return whether a condition holds now.
@@ -847,7 +894,9 @@ class TaskGraph:
         fields: TaskFields = task.__dict__  # type: ignore[assignment]  # pydantic keeps them there, defaults as well
         task_id = fields["id"]
         root, iteration = (task_id, 0) if parent is None else (parent.root, parent.iteration + 1)
-        entry = TaskEntry(task, len(self.entries), parent, fields, task_id, fields["priority"], root, iteration)
+        entry = TaskEntry(
+            task, len(self.entries), parent, fields, task_id, fields["priority"], root, iteration
+        )
         self.entries[task_id] = entry
         if fields["on_stale"] == "redo":
             self.redoes_stale = True
@@ -904,7 +953,12 @@ class TaskGraph:
 
     def update_unsatisfied_count(self, entry: TaskEntry) -> None:
         """Recompute whether a task counts among the required lineages that are not satisfied."""
-        counts = entry.parent is None and not entry.removed and not entry.task.optional and not entry.satisfied
+        counts = (
+            entry.parent is None
+            and not entry.removed
+            and not entry.task.optional
+            and not entry.satisfied
+        )
         if counts is not entry.counts_as_unsatisfied:
             entry.counts_as_unsatisfied = counts
             self.unsatisfied_count += 1 if counts else -1
@@ -949,7 +1003,11 @@ class TaskGraph:
         """Make the state of a waiting task agree with its dependencies."""
         if entry.state is _PENDING and not entry.unsatisfied_dependencies:
             self.make_ready(entry)
-        elif entry.unsatisfied_dependencies and entry.state in WAITING and entry.state is not _PENDING:
+        elif (
+            entry.unsatisfied_dependencies
+            and entry.state in WAITING
+            and entry.state is not _PENDING
+        ):
             self.transition(entry, TaskEvent.UNSATISFY)
 
     def end_attempt(self, entry: TaskEntry, *, succeeded: bool | None = None) -> None:
@@ -983,7 +1041,11 @@ class TaskGraph:
 
         A tool that was made unavailable by its breaker once is waited for, like a task that backs off.
         """
-        if self.claimed_count or self.kept_resources or any(self.counts[state] for state in _IN_PROGRESS_STATES):
+        if (
+            self.claimed_count
+            or self.kept_resources
+            or any(self.counts[state] for state in _IN_PROGRESS_STATES)
+        ):
             return False
         for name, breaker in self.breakers.items() if self.unsatisfied_count else ():
             if breaker.openings == 1 and not self.tools[name].available:
@@ -1014,7 +1076,9 @@ class TaskGraph:
                 break
             tool = self.tools.get(name) if name else None
             demand = pool.demand(entry.task) if pool.limited else None
-            lacking = (tool is not None and not tool.available) or not (demand is None or pool.can_ever_fit(demand))
+            lacking = (tool is not None and not tool.available) or not (
+                demand is None or pool.can_ever_fit(demand)
+            )
             breaker = self.breakers.get(name or "") if self.breakers else None
             lacking = lacking or (breaker is not None and not breaker.admits(entry))
             if not lacking and tool is not None and self.closed_world:
@@ -1036,7 +1100,10 @@ class TaskGraph:
             other.pass_over_count += entry is not None
             queue.push(other)
         if entry is not None:
-            if self.breakers and (breaker := self.breakers.get(entry.fields["tool"] or "")) is not None:
+            if (
+                self.breakers
+                and (breaker := self.breakers.get(entry.fields["tool"] or "")) is not None
+            ):
                 breaker.trial = entry
             self.last_claim += 1
             entry.claim = self.last_claim
@@ -1090,9 +1157,15 @@ class TaskGraph:
         if tool is not None and not tool.available:
             return f"its tool {name!r} is unavailable"
         demand = pool.demand(entry.task)
-        if not pool.can_ever_fit(demand) or not pool.fits_now(dict.fromkeys(demand, 0.0) if entry.reserved else demand):
+        if not pool.can_ever_fit(demand) or not pool.fits_now(
+            dict.fromkeys(demand, 0.0) if entry.reserved else demand
+        ):
             return "its resources are no longer there"
-        return "its facts do not hold" if tool is not None and self.closed_world and self._interferes(entry) else ""
+        return (
+            "its facts do not hold"
+            if tool is not None and self.closed_world and self._interferes(entry)
+            else ""
+        )
 
     def keep_resources(self, entry: TaskEntry, attempt: AttemptId) -> None:
         """Keep the resources of an attempt in use beyond its end, until its body has stopped (`free_resources`)."""

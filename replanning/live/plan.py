@@ -12,7 +12,14 @@ from contextlib import suppress
 from typing import Final
 
 from replanning.changes import PlanChange, dump_change, to_canonical_json
-from replanning.errors import ChangeRejected, ExpressionError, IllegalTransition, PlanError, Problem, RevisionConflict
+from replanning.errors import (
+    ChangeRejected,
+    ExpressionError,
+    IllegalTransition,
+    PlanError,
+    Problem,
+    RevisionConflict,
+)
 from replanning.journal.records import (
     AttemptFailed,
     AttemptInterrupted,
@@ -37,7 +44,13 @@ from replanning.journal.records import (
     normalised_cause,
 )
 from replanning.live.draft import Draft
-from replanning.live.graph import CONDITION_NOT_MET, COUNTED_FAILURES, TaskEntry, TaskGraph, ToolBreaker
+from replanning.live.graph import (
+    CONDITION_NOT_MET,
+    COUNTED_FAILURES,
+    TaskEntry,
+    TaskGraph,
+    ToolBreaker,
+)
 from replanning.live.states import TaskEvent, TaskState, transition
 from replanning.plan.checks import TaskScope
 from replanning.plan.document import Plan
@@ -135,7 +148,11 @@ class LivePlan(TaskGraph):
         staged = Draft(self)
         current_tasks = []
         # Within the place of the task that it replaced.
-        places = {e.id: [e.order for e in e.lineage()] for e in self if not e.removed and not e.replaced_by}
+        places = {
+            e.id: [e.order for e in e.lineage()]
+            for e in self
+            if not e.removed and not e.replaced_by
+        }
         for task_id in sorted(places, key=places.__getitem__):
             task = self.entries[task_id].task
             if any(self.entries[dep].replaced_by for dep in task.depends_on):
@@ -166,7 +183,11 @@ class LivePlan(TaskGraph):
         return "\n".join(map(str, draft.problems)) if draft.problems else draft.diff()
 
     def prepare(
-        self, changes: Sequence[PlanChange], expected_revision: int | None = None, *, draft: Draft | None = None
+        self,
+        changes: Sequence[PlanChange],
+        expected_revision: int | None = None,
+        *,
+        draft: Draft | None = None,
     ) -> Draft:
         """Stage changes that the plan accepts; nothing changes until they are applied, or a record of them is folded.
 
@@ -181,16 +202,26 @@ class LivePlan(TaskGraph):
         """
         if expected_revision is not None and expected_revision != self.revision:
             message = f"they were made for revision {expected_revision}, the plan is at revision {self.revision}"
-            raise RevisionConflict([Problem("", message)], expected=expected_revision, actual=self.revision)
+            raise RevisionConflict(
+                [Problem("", message)], expected=expected_revision, actual=self.revision
+            )
         if draft is None or draft.version != self.version:
             draft = Draft(self, changes)
         if draft.problems:
             raise ChangeRejected(draft.problems)
         document = to_canonical_json(list(map(dump_change, draft.changes)))
-        draft.plan_hash = hashlib.sha256(f"{self.revision_hash or self.hash}:{document}".encode()).hexdigest()
+        draft.plan_hash = hashlib.sha256(
+            f"{self.revision_hash or self.hash}:{document}".encode()
+        ).hexdigest()
         return draft
 
-    def apply(self, changes: Sequence[PlanChange], expected_revision: int | None = None, *, at: float = 0.0) -> int:
+    def apply(
+        self,
+        changes: Sequence[PlanChange],
+        expected_revision: int | None = None,
+        *,
+        at: float = 0.0,
+    ) -> int:
         """Change the plan: all of the changes or none.
 
         Args:
@@ -242,7 +273,11 @@ class LivePlan(TaskGraph):
     def _insert_call(self, task: Task) -> TaskEntry:
         if task.id in self.entries or task.depends_on:
             raise ChangeRejected(
-                [Problem("task", f"{task.id!r} is not new, or depends on other tasks, and is no call")]
+                [
+                    Problem(
+                        "task", f"{task.id!r} is not new, or depends on other tasks, and is no call"
+                    )
+                ]
             )
         return self.insert(task, None)
 
@@ -261,7 +296,9 @@ class LivePlan(TaskGraph):
             if tool.adds or tool.removes or tool.produces:
                 with suppress(ExpressionError, PlanError):  # otherwise they are unknown
                     result_of = self.results.output_of
-                    arguments = resolve_references(entry.task.arguments, context=self.context, result_of=result_of)
+                    arguments = resolve_references(
+                        entry.task.arguments, context=self.context, result_of=result_of
+                    )
                     entry.effects = tool.additions(arguments), tool.deletions(arguments)
             if self.closed_world:
                 self.running_actions[entry.id] = self.dependency_index.ground(entry.task)[0]
@@ -316,7 +353,9 @@ class LivePlan(TaskGraph):
             self._change_facts(*effects)
         self.satisfy_dependents(entry)
 
-    def _on_attempt_failed(self, body: AttemptFailed | AttemptTimedOut | AttemptInterrupted, at: float) -> None:
+    def _on_attempt_failed(
+        self, body: AttemptFailed | AttemptTimedOut | AttemptInterrupted, at: float
+    ) -> None:
         entry = self.entry(body.task)
         failure = body.failure
         event = TaskEvent.FAIL
@@ -339,7 +378,11 @@ class LivePlan(TaskGraph):
             entry.failures += 1
             entry.attempts_in_round = 0
         if event is TaskEvent.CONTINUE:
-            entry.continuations, entry.feedback, entry.attempts_in_round = entry.continuations + 1, failure.message, 0
+            entry.continuations, entry.feedback, entry.attempts_in_round = (
+                entry.continuations + 1,
+                failure.message,
+                0,
+            )
         elif failure.kind == "blocked":
             self.transition(entry, TaskEvent.BLOCK)
             entry.reason = failure.message
@@ -351,7 +394,10 @@ class LivePlan(TaskGraph):
         """Count a failure of a tool; another cause than before begins the count anew, unless the breaker is open."""
         name = entry.fields["tool"] or ""
         if name in self.tools and failure.kind in COUNTED_FAILURES:
-            cause, breaker = normalised_cause(failure.type, failure.message), self.breakers.get(name)
+            cause, breaker = (
+                normalised_cause(failure.type, failure.message),
+                self.breakers.get(name),
+            )
             if breaker is None or (breaker.cause != cause and not breaker.openings):
                 breaker = self.breakers[name] = ToolBreaker(cause)
             breaker.roots[entry.root] = None
@@ -369,7 +415,10 @@ class LivePlan(TaskGraph):
                 entry = self.entry(body.task)
                 self.transition(entry, TaskEvent.SKIP)
                 entry.condition_revision = CONDITION_NOT_MET
-                entry.start_number, entry.context_version = self.ended_attempts, self.context_history.version
+                entry.start_number, entry.context_version = (
+                    self.ended_attempts,
+                    self.context_history.version,
+                )
                 entry.reason = f"its condition {entry.task.when!r} does not hold"
                 self.satisfy_dependents(entry)
             case ContextUpdated():
@@ -377,16 +426,25 @@ class LivePlan(TaskGraph):
                 history.change(self.context, body.changes, body.removed, self.last_claim)
                 if body.attempt is not None:  # its result is not stale by its own changes
                     entry = self.entry(TaskId(body.attempt.rpartition("#")[0]))
-                    entry.changed_context, entry.reads = True, {} if entry.reads is None else entry.reads
+                    entry.changed_context, entry.reads = (
+                        True,
+                        {} if entry.reads is None else entry.reads,
+                    )
                     readers = self.dependency_index.context_readers
-                    read = (key for key in keys if key in entry.reads or entry.id in readers.get(key, ()))
+                    read = (
+                        key
+                        for key in keys
+                        if key in entry.reads or entry.id in readers.get(key, ())
+                    )
                     entry.reads.update(dict.fromkeys(read, history.version))
                 self.unpark()
             case ResultsStale():
                 self.recorded_stale = body.tasks
             case ResourceUpdated():
                 if body.available is not None and body.name in self.tools:
-                    self.tools[body.name] = self.tools[body.name].model_copy(update={"available": body.available})
+                    self.tools[body.name] = self.tools[body.name].model_copy(
+                        update={"available": body.available}
+                    )
                     if body.retry_at is None:
                         self.breakers.pop(body.name, None)
                     elif not body.available:
@@ -409,7 +467,9 @@ class LivePlan(TaskGraph):
                 self._holds_by_question[body.question] = body.holds
                 self.hold(held)
             case QuestionAnswered():
-                self.release([self.entries[i] for i in self._holds_by_question.pop(body.question, ())])
+                self.release(
+                    [self.entries[i] for i in self._holds_by_question.pop(body.question, ())]
+                )
             case DecisionMade():
                 self._end_tasks(body.blocks, TaskEvent.BLOCK, body.reason)
             case _:
@@ -438,7 +498,9 @@ class LivePlan(TaskGraph):
             entry.reason = reason
 
 
-def _stale_attempt_subject(body: AttemptSucceeded | AttemptFailed | AttemptTimedOut | AttemptInterrupted) -> str:
+def _stale_attempt_subject(
+    body: AttemptSucceeded | AttemptFailed | AttemptTimedOut | AttemptInterrupted,
+) -> str:
     return f"task {body.task!r}, whose current attempt is not {body.attempt!r},"
 
 

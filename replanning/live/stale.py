@@ -37,11 +37,15 @@ def stale_results(live: TaskGraph) -> dict[TaskId, StaleResult]:
     stack: list[tuple[TaskEntry, TaskEntry, bool]] = []
     history, referring = live.context_history, live.dependency_index.context_readers
     for key in history.hashes:
-        for entry in map(live.entries.__getitem__, (*referring.get(key, ()), *history.readers.get(key, ()))):
+        for entry in map(
+            live.entries.__getitem__, (*referring.get(key, ()), *history.readers.get(key, ()))
+        ):
             policy = entry.task.on_stale or live.plan.on_stale
             keys = () if policy == "ignore" or entry.id in found else outdated_keys(live, entry)
             if keys:
-                found[entry.id] = StaleResult(tuple(f"context.{key}" for key in keys), policy == "redo")
+                found[entry.id] = StaleResult(
+                    tuple(f"context.{key}" for key in keys), policy == "redo"
+                )
                 stack.append((entry, entry, policy == "redo"))
     stack += [(entry, entry, True) for entry in map(live.entries.__getitem__, live.redone)]
     passed: set[tuple[TaskId, TaskId, bool]] = set()
@@ -49,7 +53,9 @@ def stale_results(live: TaskGraph) -> dict[TaskId, StaleResult]:
         entry, source, redo = stack.pop()
         for other in map(live.entries.__getitem__, entry.dependent_ids()):
             policy = other.task.on_stale or ("redo" if redo else live.plan.on_stale)
-            finished = other.state in SATISFIED and not (source.redone and not _precedes_redo(other, source))
+            finished = other.state in SATISFIED and not (
+                source.redone and not _precedes_redo(other, source)
+            )
             if policy == "ignore" or not finished:
                 continue
             known, again = found.get(other.id, StaleResult((), redo=False)), policy == "redo"
@@ -61,7 +67,10 @@ def stale_results(live: TaskGraph) -> dict[TaskId, StaleResult]:
                 causes = dict.fromkeys((*known.causes, source.root))
                 found[other.id] = StaleResult(tuple(causes), known.redo or again)
                 stack.append((other, other, again))
-    return {task_id: found[task_id] for task_id in sorted(found, key=lambda task_id: live.entries[task_id].order)}
+    return {
+        task_id: found[task_id]
+        for task_id in sorted(found, key=lambda task_id: live.entries[task_id].order)
+    }
 
 
 def outdated_keys(live: TaskGraph, entry: TaskEntry) -> list[str]:
@@ -69,15 +78,27 @@ def outdated_keys(live: TaskGraph, entry: TaskEntry) -> list[str]:
 
     Keys that only its condition refers to count if the condition would have another outcome now.
     """
-    task, changed, done = entry.task, live.context_history.changed_since, entry.state is TaskState.DONE
+    task, changed, done = (
+        entry.task,
+        live.context_history.changed_since,
+        entry.state is TaskState.DONE,
+    )
     keys: list[str] = []
     if done:
         references = find_references(task.arguments) if task.arguments else ()
-        read = {str(reference.path[0]): entry.context_version for reference in references if reference.task is None}
-        keys = [key for key, version in (read | (entry.reads or {})).items() if changed(key, version)]
+        read = {
+            str(reference.path[0]): entry.context_version
+            for reference in references
+            if reference.task is None
+        }
+        keys = [
+            key for key, version in (read | (entry.reads or {})).items() if changed(key, version)
+        ]
     if task.when is not None and not keys and _has_result(entry):
         names = sorted(
-            key for key in Condition.parse(task.when).names("context") if changed(key, entry.context_version)
+            key
+            for key in Condition.parse(task.when).names("context")
+            if changed(key, entry.context_version)
         )
         if names:
             try:

@@ -76,11 +76,17 @@ _EVENTS: Final = (
     (_E.BLOCK, _S.BLOCKED, _EDITABLE),
     (_E.REPLACE, _S.REPLACED_BY_REPLAN, (_S.CANCELLED, *_EDITABLE)),
     (_E.REDO, _S.REPLACED_BY_REPLAN, (_S.DONE, _S.SKIPPED)),
-    (_E.REVIVE, _S.PENDING, (_S.BACKOFF, _S.FAILED, _S.BLOCKED, _S.SKIPPED, _S.CANCELLED, _S.REPLACED_BY_REPLAN)),
+    (
+        _E.REVIVE,
+        _S.PENDING,
+        (_S.BACKOFF, _S.FAILED, _S.BLOCKED, _S.SKIPPED, _S.CANCELLED, _S.REPLACED_BY_REPLAN),
+    ),
 )
 """Events, each with the state that it leads to and the states in which it may happen."""
 
-TRANSITIONS: Final = {(state, event): follows for event, follows, states in _EVENTS for state in states}
+TRANSITIONS: Final = {
+    (state, event): follows for event, follows, states in _EVENTS for state in states
+}
 """Every legal transition: (state, event) to the next state."""
 
 

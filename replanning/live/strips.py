@@ -119,7 +119,9 @@ class Feasibility(NamedTuple):
 
     def unmet_facts(self) -> tuple[str, ...]:
         """Return the missing preconditions of stuck steps and the missing facts of the goal."""
-        needed = [fact for step in self.stuck for fact in sorted(step.action.requires - self.final_facts)]
+        needed = [
+            fact for step in self.stuck for fact in sorted(step.action.requires - self.final_facts)
+        ]
         return tuple(dict.fromkeys([*needed, *self.missing_goal_facts]))
 
     def explain(self) -> str:
@@ -145,7 +147,9 @@ class StripsProblem:
     steps: tuple[StripsStep, ...]
     goal: tuple[str, ...]
     closed_world: bool
-    _computed: dict[bool, Feasibility] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _computed: dict[bool, Feasibility] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def feasibility(self, *, strict: bool = False) -> Feasibility:
         """Execute steps one after another, each as soon as its dependencies are done and its preconditions hold.
@@ -166,7 +170,9 @@ def _simulate(problem: StripsProblem, *, strict: bool) -> Feasibility:
     for index, step in enumerate(steps):
         for dep in step.depends_on:
             dependents.setdefault(dep, []).append(index)
-    ready = [index for index, step in enumerate(steps) if not step.depends_on]  # sorted, hence a heap
+    ready = [
+        index for index, step in enumerate(steps) if not step.depends_on
+    ]  # sorted, hence a heap
     executed: dict[TaskId, StripsStep] = {}
     stuck: dict[int, StripsStep] = {}
     waiting_for_fact: dict[str, list[int]] = {}
@@ -192,7 +198,9 @@ def _simulate(problem: StripsProblem, *, strict: bool) -> Feasibility:
                 heapq.heappush(ready, waiting)
     to_come = {fact for step in steps if step.id not in executed for fact in step.action.adds}
     missing = tuple(fact for fact in problem.goal if fact not in facts and fact not in to_come)
-    return Feasibility(tuple(executed.values()), tuple(stuck[i] for i in sorted(stuck)), missing, frozenset(facts))
+    return Feasibility(
+        tuple(executed.values()), tuple(stuck[i] for i in sorted(stuck)), missing, frozenset(facts)
+    )
 
 
 def uses_facts(tool: ToolSpec) -> bool:
@@ -207,7 +215,9 @@ def ground_action(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> GroundA
     adds, second = _instantiate((*tool.adds, *map(artifact_fact, tool.produces)), values)
     removes, third = _instantiate(tool.removes, values)
     facts = tuple(dict.fromkeys([*needs, *adds, *removes]))
-    return GroundAction(frozenset(needs), frozenset(adds), frozenset(removes), first or second or third, facts)
+    return GroundAction(
+        frozenset(needs), frozenset(adds), frozenset(removes), first or second or third, facts
+    )
 
 
 def artifact_fact(name: str) -> str:
@@ -224,12 +234,16 @@ def _instantiate(patterns: Iterable[str], values: Mapping[str, str]) -> tuple[li
             left_out = True
         else:
             facts.append(
-                normalise_fact(fill_placeholders(pattern, values)) if names else fill_placeholders(pattern, values)
+                normalise_fact(fill_placeholders(pattern, values))
+                if names
+                else fill_placeholders(pattern, values)
             )
     return facts, left_out
 
 
-def connected_components(steps: Sequence[StripsStep], lacking: Collection[str] = ()) -> list[list[StripsStep]]:
+def connected_components(
+    steps: Sequence[StripsStep], lacking: Collection[str] = ()
+) -> list[list[StripsStep]]:
     """Return steps in independent groups: linked by no dependency, and by no fact that a step changes or lacks."""
     group = list(range(len(steps)))
 
@@ -239,7 +253,9 @@ def connected_components(steps: Sequence[StripsStep], lacking: Collection[str] =
         return index
 
     place = {step.id: index for index, step in enumerate(steps)}
-    changed = {fact for step in steps for fact in (*step.action.adds, *step.action.removes)}.union(lacking)
+    changed = {fact for step in steps for fact in (*step.action.adds, *step.action.removes)}.union(
+        lacking
+    )
     first: dict[str, int] = {}
     for index, step in enumerate(steps):
         linked = [place[dep] for dep in step.depends_on if dep in place]
@@ -265,7 +281,9 @@ def regress_at(
     for place in range(len(steps), -1, -1):
         if place < len(steps):
             use = steps[place]
-            possible = possible and not any(fact in needed and fact not in use.adds for fact in use.removes)
+            possible = possible and not any(
+                fact in needed and fact not in use.adds for fact in use.removes
+            )
             needed -= use.adds
             needed |= use.requires
         if place in places:

@@ -113,7 +113,9 @@ class PlanView:
     @property
     def tools(self) -> Mapping[str, ToolSpec]:
         """Tools by name, with their current availability."""
-        return MappingProxyType({name: self._shown_tool(tool) for name, tool in self._live.tools.items()})
+        return MappingProxyType(
+            {name: self._shown_tool(tool) for name, tool in self._live.tools.items()}
+        )
 
     def made_true_since(self, fact: str, task_id: TaskId) -> bool:
         """Return whether a fact holds no more, or has begun to hold after the last attempt at a task ended.
@@ -235,7 +237,11 @@ class PlanView:
 
     @checked
     def strips_problem(
-        self, changes: Sequence[PlanChange] = (), *, tasks: Collection[TaskId] = (), facts: Collection[str] = ()
+        self,
+        changes: Sequence[PlanChange] = (),
+        *,
+        tasks: Collection[TaskId] = (),
+        facts: Collection[str] = (),
     ) -> StripsProblem:
         """Return the current facts, remaining steps and goal, or those that valid changes would leave.
 
@@ -246,7 +252,9 @@ class PlanView:
             facts: see `tasks`.
         """
         live = self._live
-        return strips_problem(live, Draft(live, changes) if changes else None, tasks=tasks, facts=facts)
+        return strips_problem(
+            live, Draft(live, changes) if changes else None, tasks=tasks, facts=facts
+        )
 
     @checked
     def check(self, changes: Sequence[PlanChange]) -> tuple[Problem, ...]:
@@ -376,12 +384,28 @@ class DraftView:
         draft = self._draft
         if not isinstance(task_id, str) or task_id not in draft.new_tasks:  # type: ignore[redundant-expr]  # callers err
             found = self._base.task(task_id)._replace(state=draft.state(task_id))
-            return found._replace(task=detached(draft.tasks[task_id])) if task_id in draft.tasks else found
+            return (
+                found._replace(task=detached(draft.tasks[task_id]))
+                if task_id in draft.tasks
+                else found
+            )
         lineage = (task_id, *draft.ancestors(task_id))
         task, state = detached(draft.task(task_id)), draft.state(task_id)
         root, iteration = lineage[-1], len(lineage) - 1
         return TaskView(
-            task_id, task, state, 0, None, root, iteration, (), "", 0, 0.0, condition_not_met=False, is_held=False
+            task_id,
+            task,
+            state,
+            0,
+            None,
+            root,
+            iteration,
+            (),
+            "",
+            0,
+            0.0,
+            condition_not_met=False,
+            is_held=False,
         )
 
     def tasks(self) -> Iterator[TaskView]:
@@ -391,7 +415,9 @@ class DraftView:
     def task_states(self) -> Iterator[tuple[Task, TaskState]]:
         """Yield the document and state of all tasks."""
         ids = [*(task.id for task, _ in self._base.task_states()), *self.new_task_ids]
-        return ((detached(self._draft.task(task_id)), self._draft.state(task_id)) for task_id in ids)
+        return (
+            (detached(self._draft.task(task_id)), self._draft.state(task_id)) for task_id in ids
+        )
 
     def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
         """Return the tasks that a task replaced, the root first, and the task itself."""
@@ -443,7 +469,11 @@ Subgraph = tuple[frozenset[TaskId], frozenset[str]]
 
 
 def strips_problem(
-    live: LivePlan, draft: Draft | None = None, *, tasks: Collection[TaskId] = (), facts: Collection[str] = ()
+    live: LivePlan,
+    draft: Draft | None = None,
+    *,
+    tasks: Collection[TaskId] = (),
+    facts: Collection[str] = (),
 ) -> StripsProblem:
     """Return the planning problem of a plan now, or as staged changes would leave it.
 
@@ -463,14 +493,20 @@ def strips_problem(
         draft = Draft(live)
         part = _relevant_subgraph(live, draft, *subject)
         live.strips_problems[subject] = (
-            strips_problem(live) if part is None and any(subject) else _build_problem(live, draft, part)
+            strips_problem(live)
+            if part is None and any(subject)
+            else _build_problem(live, draft, part)
         )
     return live.strips_problems[subject]
 
 
 def _build_problem(live: LivePlan, draft: Draft, part: Subgraph | None) -> StripsProblem:
-    task_ids = [*live.entries, *draft.new_tasks] if part is None else [i for i in part[0] if i in draft]
-    states = {i: state for i in task_ids if (state := draft.state(i)) not in FINISHED and draft.exists(i)}
+    task_ids = (
+        [*live.entries, *draft.new_tasks] if part is None else [i for i in part[0] if i in draft]
+    )
+    states = {
+        i: state for i in task_ids if (state := draft.state(i)) not in FINISHED and draft.exists(i)
+    }
     order = sorted(states, key=lambda i: (states[i] is not TaskState.RUNNING, *draft.position(i)))
     steps = []
     for task_id in order:
@@ -479,9 +515,13 @@ def _build_problem(live: LivePlan, draft: Draft, part: Subgraph | None) -> Strip
         action, arguments = live.dependency_index.ground(task)
         if running:
             action = action._replace(requires=NO_FACTS)
-        waits_for = [d for d in draft.follow_replacements(task.depends_on) if draft.state(d) not in SATISFIED]
+        waits_for = [
+            d for d in draft.follow_replacements(task.depends_on) if draft.state(d) not in SATISFIED
+        ]
         startable = states[task_id] not in STUCK and (tool is None or tool.available)
-        steps.append(StripsStep(task_id, task.tool, arguments, action, tuple(waits_for), running, startable))
+        steps.append(
+            StripsStep(task_id, task.tool, arguments, action, tuple(waits_for), running, startable)
+        )
     goal = tuple(fact for fact in live.goal.facts if part is None or fact in part[1])
     return StripsProblem(tuple(live.facts), tuple(steps), goal, live.plan.facts is not None)
 
@@ -515,7 +555,9 @@ def _relevant_subgraph(
         seen.add(task_id)
         task = draft.task(task_id)
         stack += _tasks_sharing_facts(live, index, task, seen_facts)
-        stack += (d for d in draft.follow_replacements(task.depends_on) if draft.state(d) not in SATISFIED)
+        stack += (
+            d for d in draft.follow_replacements(task.depends_on) if draft.state(d) not in SATISFIED
+        )
         stack += staged_dependents.get(task_id, ())
         if task_id in live:
             entry = live.entry(task_id)
@@ -525,7 +567,9 @@ def _relevant_subgraph(
     return (frozenset(seen), frozenset(seen_facts)) if len(seen) <= limit else None
 
 
-def _tasks_sharing_facts(live: LivePlan, index: FactIndex, task: Task, seen_facts: set[str]) -> Iterator[TaskId]:
+def _tasks_sharing_facts(
+    live: LivePlan, index: FactIndex, task: Task, seen_facts: set[str]
+) -> Iterator[TaskId]:
     """Yield the tasks that share a new fact with a task, if one of them changes it; adds the fact to those seen."""
     action, _ = live.dependency_index.ground(task)
     for fact in action.facts:

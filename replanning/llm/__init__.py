@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from replanning.exports import report_module
-from replanning.llm.completions import Completion, FinishReason, LLMCall, LLMOptions, Meter, Price, PriceTable
+from replanning.llm.completions import (
+    Completion,
+    FinishReason,
+    LLMCall,
+    LLMOptions,
+    Meter,
+    Price,
+    PriceTable,
+)
 from replanning.llm.provider import FallbackLLM, LLMProvider
 from replanning.llm.selection import create_llm_provider
 

@@ -157,7 +157,9 @@ class PriceTable:
 
     def __init__(self, prices: Mapping[str, Price] | None = None) -> None:
         self._prices = dict(prices or {})
-        self._prefixes = sorted((name[:-1] for name in self._prices if name.endswith("*")), key=len, reverse=True)
+        self._prefixes = sorted(
+            (name[:-1] for name in self._prices if name.endswith("*")), key=len, reverse=True
+        )
 
     def __repr__(self) -> str:
         return f"<PriceTable of {len(self._prices)} models and the published prices>"
@@ -184,7 +186,9 @@ class PriceTable:
         for reference, provider in ((model, None), (name, maker.rpartition("/")[2] or "openai")):
             for edition in dict.fromkeys([reference, _VERSION_SUFFIX.sub("", reference)]):
                 try:
-                    return float(genai_prices.calc_price(usage, edition, provider_id=provider).total_price)
+                    return float(
+                        genai_prices.calc_price(usage, edition, provider_id=provider).total_price
+                    )
                 except LookupError:
                     continue
         return None

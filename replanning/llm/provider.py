@@ -33,7 +33,14 @@ from replanning.errors import (
     ReplanningError,
 )
 from replanning.journal.records import Usage
-from replanning.llm.completions import Completion, FinishReason, LLMCall, LLMOptions, Price, PriceTable
+from replanning.llm.completions import (
+    Completion,
+    FinishReason,
+    LLMCall,
+    LLMOptions,
+    Price,
+    PriceTable,
+)
 from replanning.plan import JsonObject
 from replanning.plan.json_values import exceeds_depth
 from replanning.plan.messages import checked, cut, error_lines
@@ -156,7 +163,10 @@ class LLMProvider(ABC):
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.aclose()
 
@@ -168,7 +178,9 @@ class LLMProvider(ABC):
             LLMError: of the kind that fits. Any other exception is turned into one.
         """
 
-    async def request_embedding(self, text: str, options: LLMOptions) -> tuple[list[float], Completion]:
+    async def request_embedding(
+        self, text: str, options: LLMOptions
+    ) -> tuple[list[float], Completion]:
         """Return the embedding of a text and its usage; the options are as for `request`.
 
         Raises:
@@ -200,7 +212,16 @@ class LLMProvider(ABC):
         usage = self.prices.usage(requested, input_tokens, output_tokens)
         if usage.unpriced and model:
             usage = self.prices.usage(model, input_tokens, output_tokens)
-        return Completion(text, self.name, model or requested, input_tokens, output_tokens, usage, finish, request_id)
+        return Completion(
+            text,
+            self.name,
+            model or requested,
+            input_tokens,
+            output_tokens,
+            usage,
+            finish,
+            request_id,
+        )
 
     def unavailable_reason(self) -> str:
         """Return why it cannot be asked, such as a missing key, as far as it knows without asking; else an empty text."""
@@ -247,7 +268,9 @@ class LLMProvider(ABC):
             )
         return completion
 
-    async def complete_json(self, prompt: str, schema: type[SchemaT], options: LLMOptions | None = None) -> SchemaT:
+    async def complete_json(
+        self, prompt: str, schema: type[SchemaT], options: LLMOptions | None = None
+    ) -> SchemaT:
         """Return an answer of a given shape; a first answer that is invalid is sent back once with its errors.
 
         Values are not converted: "false" is not true, and a number written as text is no number.
@@ -262,7 +285,9 @@ class LLMProvider(ABC):
         while True:
             completion = await self.complete_detailed(question, options)
             problem = "there is no JSON in the answer"
-            for number, value in enumerate(islice(extract_json(completion.text), _MAX_JSON_CANDIDATES)):
+            for number, value in enumerate(
+                islice(extract_json(completion.text), _MAX_JSON_CANDIDATES)
+            ):
                 try:
                     # Strict by the rules of JSON: a list may stand for a tuple, text for a date, but not for a number.
                     return schema.model_validate_json(json.dumps(value), strict=True)
@@ -281,7 +306,9 @@ class LLMProvider(ABC):
                     request_id=completion.request_id,
                     excerpt=self._excerpt(completion.text),
                 )
-            question = _REPAIR_PROMPT.format(prompt=prompt, reply=cut(completion.text, 4_000), problem=problem)
+            question = _REPAIR_PROMPT.format(
+                prompt=prompt, reply=cut(completion.text, 4_000), problem=problem
+            )
             is_second = True
 
     async def embed(self, text: str, options: LLMOptions | None = None) -> list[float]:
@@ -291,9 +318,19 @@ class LLMProvider(ABC):
             LLMError: it has no embeddings, or the call failed.
             BudgetExceeded: the call does not fit the remaining budget; nothing was sent.
         """
-        options = replace(self._with_defaults(options or LLMOptions(), self.embedding_model), system=None, max_tokens=0)
+        options = replace(
+            self._with_defaults(options or LLMOptions(), self.embedding_model),
+            system=None,
+            max_tokens=0,
+        )
         text = self.redactor.text(text)
-        call = LLMCall(self.name, options.model or "", self.estimate(text, options), text, operation="embeddings")
+        call = LLMCall(
+            self.name,
+            options.model or "",
+            self.estimate(text, options),
+            text,
+            operation="embeddings",
+        )
         with options.meter.call(call) as settle:
             vector, completion = await self._with_deadline(self.request_embedding, text, options)
             settle(completion)
@@ -302,12 +339,20 @@ class LLMProvider(ABC):
     def estimate(self, prompt: str, options: LLMOptions) -> Usage:
         """Return an upper bound of the usage of a call: no token is shorter than a byte."""
         output_tokens = self.max_tokens if options.max_tokens is None else options.max_tokens
-        return self.prices.usage(options.model or self.model, _max_input_tokens(prompt, options), output_tokens)
+        return self.prices.usage(
+            options.model or self.model, _max_input_tokens(prompt, options), output_tokens
+        )
 
     def _with_defaults(self, options: LLMOptions, model: str) -> LLMOptions:
-        self.prices.cost(options.model or model, 0, 0)  # loads the published prices before the time begins to count
+        self.prices.cost(
+            options.model or model, 0, 0
+        )  # loads the published prices before the time begins to count
         now = self.environment.clock.now()
-        deadline = now + self.timeout if options.deadline is None else min(now + self.timeout, options.deadline)
+        deadline = (
+            now + self.timeout
+            if options.deadline is None
+            else min(now + self.timeout, options.deadline)
+        )
         if deadline <= now:
             raise LLMTimeout("there is no time left for it; nothing was sent", provider=self.name)
         return replace(
@@ -334,21 +379,27 @@ class LLMProvider(ABC):
             except anyio.get_cancelled_exc_class():
                 raise
             except BaseException as error:  # raised below: the group would wrap it
-                if isinstance(error, BaseExceptionGroup) and error.subgroup(anyio.get_cancelled_exc_class()):
+                if isinstance(error, BaseExceptionGroup) and error.subgroup(
+                    anyio.get_cancelled_exc_class()
+                ):
                     raise
                 failure = error
             late = scope.cancel_called
         if results:
             return results[0]
         if failure is None or (late and isinstance(failure, Exception)):
-            within = f"no answer came within {round(left, 1):g} s (`timeout.replan` in the settings)"
+            within = (
+                f"no answer came within {round(left, 1):g} s (`timeout.replan` in the settings)"
+            )
             raise LLMTimeout(within, provider=self.name) from failure
         while isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
             failure = failure.exceptions[0]
         if isinstance(failure, ReplanningError) or not isinstance(failure, Exception):
             raise failure
         problem = f"it failed with {type(failure).__name__}"
-        raise LLMError(problem, provider=self.name, excerpt=self._excerpt(str(failure))) from failure
+        raise LLMError(
+            problem, provider=self.name, excerpt=self._excerpt(str(failure))
+        ) from failure
 
     def _excerpt(self, text: str) -> str:
         return self.redactor.text(cut(text, 4 * _MAX_EXCERPT_CHARS))[:_MAX_EXCERPT_CHARS]
@@ -356,10 +407,16 @@ class LLMProvider(ABC):
 
 def _max_input_tokens(prompt: str, options: LLMOptions) -> int:
     texts = (prompt, options.system or "")
-    size = _REQUEST_OVERHEAD_TOKENS + sum(len(text.encode(errors="surrogatepass")) for text in texts)
+    size = _REQUEST_OVERHEAD_TOKENS + sum(
+        len(text.encode(errors="surrogatepass")) for text in texts
+    )
     if options.schema is None:
         return size
-    return size + _SCHEMA_OVERHEAD_TOKENS + len(json.dumps(json_schema(options.schema), ensure_ascii=False).encode())
+    return (
+        size
+        + _SCHEMA_OVERHEAD_TOKENS
+        + len(json.dumps(json_schema(options.schema), ensure_ascii=False).encode())
+    )
 
 
 @lru_cache(maxsize=64)
@@ -383,7 +440,9 @@ class CircuitBreaker:
         self._probing = False
 
     def __repr__(self) -> str:
-        return f"<CircuitBreaker failures={self._consecutive_failures} open until {self._open_until}>"
+        return (
+            f"<CircuitBreaker failures={self._consecutive_failures} open until {self._open_until}>"
+        )
 
     def state(self, now: float) -> BreakerState:
         """Return its state at a time."""
@@ -454,13 +513,17 @@ class _LLMWrapper(LLMProvider):
 
     @abstractmethod
     async def _ask(
-        self, options: LLMOptions | None, call: Callable[[LLMProvider, LLMOptions], Awaitable[ResultT]]
+        self,
+        options: LLMOptions | None,
+        call: Callable[[LLMProvider, LLMOptions], Awaitable[ResultT]],
     ) -> ResultT:
         """Call a client with the options that it gets."""
 
     def _deadline(self, options: LLMOptions | None) -> float:
         limit = self.environment.clock.now() + self.timeout
-        return limit if options is None or options.deadline is None else min(limit, options.deadline)
+        return (
+            limit if options is None or options.deadline is None else min(limit, options.deadline)
+        )
 
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
         """Return an answer, with the checks of the model that gives it."""
@@ -470,9 +533,13 @@ class _LLMWrapper(LLMProvider):
         """Return an answer; the errors are those of the class."""
         return await self._ask(options, lambda client, own: client.complete_detailed(prompt, own))
 
-    async def complete_json(self, prompt: str, schema: type[SchemaT], options: LLMOptions | None = None) -> SchemaT:
+    async def complete_json(
+        self, prompt: str, schema: type[SchemaT], options: LLMOptions | None = None
+    ) -> SchemaT:
         """Return an answer of a given shape; the errors are those of the class."""
-        return await self._ask(options, lambda client, own: client.complete_json(prompt, schema, own))
+        return await self._ask(
+            options, lambda client, own: client.complete_json(prompt, schema, own)
+        )
 
     async def embed(self, text: str, options: LLMOptions | None = None) -> list[float]:
         """Return the embedding of a text; the errors are those of the class."""
@@ -513,7 +580,9 @@ class GuardedLLM(_LLMWrapper):
         await self.client.aclose()
 
     async def _ask(
-        self, options: LLMOptions | None, call: Callable[[LLMProvider, LLMOptions], Awaitable[ResultT]]
+        self,
+        options: LLMOptions | None,
+        call: Callable[[LLMProvider, LLMOptions], Awaitable[ResultT]],
     ) -> ResultT:
         clock = self.environment.clock
         if left := self.breaker.retry_after(clock.now()):
@@ -530,9 +599,13 @@ class GuardedLLM(_LLMWrapper):
         try:
             permit = self.breaker.admit(clock.now())
             if permit is None:
-                raise LLMUnavailable(_open_circuit_message(self.breaker.retry_after(clock.now())), provider=self.name)
+                raise LLMUnavailable(
+                    _open_circuit_message(self.breaker.retry_after(clock.now())), provider=self.name
+                )
             try:
-                answer = await call(self.client, replace(options or LLMOptions(), deadline=deadline))
+                answer = await call(
+                    self.client, replace(options or LLMOptions(), deadline=deadline)
+                )
             except BaseException as error:
                 now = clock.now()
                 if isinstance(error, LLMRequestRejected) and error.status in _PERMANENT_STATUSES:
@@ -541,8 +614,12 @@ class GuardedLLM(_LLMWrapper):
                     self.breaker.record_success()  # the service works; its answers are another matter
                 elif isinstance(error, LLMError) and not isinstance(error, LLMRequestRejected):
                     self.breaker.record_failure(permit, now)
-                elif not isinstance(error, ReplanningError) and (isinstance(error, Exception) or now >= deadline):
-                    self.breaker.record_failure(permit, now)  # also if the caller has stopped waiting
+                elif not isinstance(error, ReplanningError) and (
+                    isinstance(error, Exception) or now >= deadline
+                ):
+                    self.breaker.record_failure(
+                        permit, now
+                    )  # also if the caller has stopped waiting
                 else:
                     self.breaker.release(permit)
                 raise
@@ -586,7 +663,11 @@ class FallbackLLM(_LLMWrapper):
     def unavailable_reason(self) -> str:
         """Return why none of them can be asked; an empty text if one can."""
         reasons = [(member.name, member.unavailable_reason()) for member in self.members]
-        return "; ".join(f"{name}: {why}" for name, why in reasons) if all(why for _, why in reasons) else ""
+        return (
+            "; ".join(f"{name}: {why}" for name, why in reasons)
+            if all(why for _, why in reasons)
+            else ""
+        )
 
     async def is_available(self) -> bool:
         """Return whether one of them can be asked."""
@@ -601,7 +682,9 @@ class FallbackLLM(_LLMWrapper):
             await member.aclose()
 
     async def _ask(
-        self, options: LLMOptions | None, call: Callable[[LLMProvider, LLMOptions], Awaitable[ResultT]]
+        self,
+        options: LLMOptions | None,
+        call: Callable[[LLMProvider, LLMOptions], Awaitable[ResultT]],
     ) -> ResultT:
         deadline = self._deadline(options)
         options = options or LLMOptions()
@@ -615,7 +698,10 @@ class FallbackLLM(_LLMWrapper):
             followers = sum(not other.unavailable_reason() for other in others)
             share = now + (deadline - now) / (followers + 1)
             try:
-                answer = await call(member, replace(options, deadline=share, model=None if number else options.model))
+                answer = await call(
+                    member,
+                    replace(options, deadline=share, model=None if number else options.model),
+                )
             except BudgetExceeded as error:
                 failures.append(BudgetExceeded(f"{member.name}: {error}"))
             except LLMError as error:
@@ -627,11 +713,17 @@ class FallbackLLM(_LLMWrapper):
         last = failures[-1]
         if len(failures) == 1 or all(isinstance(failure, BudgetExceeded) for failure in failures):
             raise failures[0] from last
-        raise LLMUnavailable("no language model gave a usable answer: " + "; ".join(map(str, failures))) from last
+        raise LLMUnavailable(
+            "no language model gave a usable answer: " + "; ".join(map(str, failures))
+        ) from last
 
 
 def _open_circuit_message(left: float) -> str:
-    return f"it failed repeatedly; the next call is possible in {left:.0f} s" if left else "a probe call is running"
+    return (
+        f"it failed repeatedly; the next call is possible in {left:.0f} s"
+        if left
+        else "a probe call is running"
+    )
 
 
 class _JsonSpan(NamedTuple):
@@ -687,7 +779,9 @@ def _json_values(text: str) -> Iterator[JsonValue]:
                 spans.append(_JsonSpan(start, end, _parse_strict_json(content), True))
         start = end + len(_FENCE)
     end = depth = 0
-    while depth <= 0 and (found := _OBJECT_START.search(text, end)) is not None:  # up to a bracket that is not closed
+    while (
+        depth <= 0 and (found := _OBJECT_START.search(text, end)) is not None
+    ):  # up to a bracket that is not closed
         start = found.start()
         for token in _TOKEN.finditer(text, start):
             depth += 1 if token[0] in "{[" else -1 if token[0] in "}]" else 0
@@ -735,4 +829,6 @@ _ENCODER: Final = json.JSONEncoder(allow_nan=False)
 def validation_message(error: ValidationError, subject: str, *, most: int = 10) -> str:
     """Return the errors of a validation on one line, each with its place; `subject` is the name of the whole value."""
     more = error.error_count() - most
-    return "; ".join(error_lines(error, most, root=subject)) + (f"; and {more} more" if more > 0 else "")
+    return "; ".join(error_lines(error, most, root=subject)) + (
+        f"; and {more} more" if more > 0 else ""
+    )

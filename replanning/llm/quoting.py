@@ -75,7 +75,9 @@ def _truncate_value(value: JsonValue, room: int, depth: int) -> tuple[JsonValue,
                 return {**members, "…": f"[cut: {len(value) - index} more]"}, room + 20
             name, size = _truncate_string(key, left // 2)
             left -= size + 4
-            members[name], size = _truncate_value(item, left if index == last else left * 2 // 3, depth + 1)
+            members[name], size = _truncate_value(
+                item, left if index == last else left * 2 // 3, depth + 1
+            )
             left -= size
         return members, room - left
     items: list[JsonValue] = []
@@ -100,7 +102,11 @@ def _truncate_string(text: str, room: int) -> tuple[str, int]:
 
 def truncate_text(text: str, max_chars: int) -> str:
     """Return the beginning of a text, with a mark if it was cut."""
-    return text if len(text) <= max_chars else f"{cut(text, max_chars)}… [cut: {len(text)} characters in all]"
+    return (
+        text
+        if len(text) <= max_chars
+        else f"{cut(text, max_chars)}… [cut: {len(text)} characters in all]"
+    )
 
 
 def is_truncated(value: JsonValue) -> bool:

@@ -60,14 +60,20 @@ def create_llm_provider(
         SettingsError: the settings contradict one another.
     """
     settings = settings or Settings()
-    clients = create_clients(name, settings=settings, environ=environ, environment=environment, transport=transport)
+    clients = create_clients(
+        name, settings=settings, environ=environ, environment=environment, transport=transport
+    )
     problems = [(client.name, client.unavailable_reason()) for client in clients]
     if all(problem for _, problem in problems):
-        raise NoLLMProvider("; ".join(f"{name} cannot be asked: {problem}" for name, problem in problems))
+        raise NoLLMProvider(
+            "; ".join(f"{name} cannot be asked: {problem}" for name, problem in problems)
+        )
     if redactor is not None:
         for client in clients:
             client.redactor = redactor
-    guarded = [GuardedLLM(client, max_concurrency=settings.llm.max_concurrency) for client in clients]
+    guarded = [
+        GuardedLLM(client, max_concurrency=settings.llm.max_concurrency) for client in clients
+    ]
     found = not (_named_models(name, settings) or settings.llm.fallback)  # by `auto`
     return guarded[0] if len(guarded) == 1 else FallbackLLM(guarded, share_time=not found)
 
@@ -99,9 +105,13 @@ def create_clients(
         "transport": transport,
     }
     # Limits that are not set are left to the client: a small local model has others than a service.
-    shared |= {key: getattr(llm, key) for key in llm.model_fields_set & {"temperature", "max_tokens"}}
+    shared |= {
+        key: getattr(llm, key) for key in llm.model_fields_set & {"temperature", "max_tokens"}
+    }
     if llm.prices:
-        shared["prices"] = PriceTable({model: Price(price.input, price.output) for model, price in llm.prices.items()})
+        shared["prices"] = PriceTable(
+            {model: Price(price.input, price.output) for model, price in llm.prices.items()}
+        )
     # The model and the address of the settings are those of the first client.
     first = shared | ({} if llm.model == AUTO else {"model": llm.model})
     if llm.base_url is not None:
@@ -110,12 +120,17 @@ def create_clients(
     if names:
         clients = [_create_client(names[0], first)]
     elif llm.base_url is not None:
-        problem = "it may not receive the key of just any provider; name the provider that it belongs to"
+        problem = (
+            "it may not receive the key of just any provider; name the provider that it belongs to"
+        )
         raise SettingsError([Problem("llm.base_url", problem)])
     else:
         clients = []
         problems = []
-        for each, variables in (*AUTO_PROVIDERS.items(), *((("ollama", ()),) if llm.ollama else ())):
+        for each, variables in (
+            *AUTO_PROVIDERS.items(),
+            *((("ollama", ()),) if llm.ollama else ()),
+        ):
             problem = f"{variables[0]} is not set" if variables else ""
             if not variables or any(environ.get(variable, "").strip() for variable in variables):
                 try:
@@ -145,7 +160,9 @@ def is_llm(name: str) -> bool:
     """
     if name == AUTO:
         return False
-    return "," in name or hasattr(load_plugin("providers", name.partition(":")[0]), "complete_detailed")
+    return "," in name or hasattr(
+        load_plugin("providers", name.partition(":")[0]), "complete_detailed"
+    )
 
 
 def _create_client(name: str, arguments: Mapping[str, object]) -> LLMProvider:
@@ -157,14 +174,20 @@ def _create_client(name: str, arguments: Mapping[str, object]) -> LLMProvider:
             with suppress(PluginError):  # it does not load
                 installed += [each] if is_llm(each) else []
         names = ", ".join(installed) or "none"
-        raise PluginError(f"the plugin {plugin!r} is not a language model; installed language models: {names}")
+        raise PluginError(
+            f"the plugin {plugin!r} is not a language model; installed language models: {names}"
+        )
     parameters = inspect.signature(kind).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     given = {**arguments, **({"model": model} if model else {})}
     try:
-        client = kind(**{key: value for key, value in given.items() if takes_all or key in parameters})
+        client = kind(
+            **{key: value for key, value in given.items() if takes_all or key in parameters}
+        )
     except Exception as error:  # constructors of plugins may raise anything
         raise PluginError(f"the language model {plugin!r} cannot be created: {error!r}") from error
     if not isinstance(client, LLMProvider):
-        raise PluginError(f"the plugin {plugin!r} is not a language model: {kind.__name__} is not an LLMProvider")
+        raise PluginError(
+            f"the plugin {plugin!r} is not a language model: {kind.__name__} is not an LLMProvider"
+        )
     return client

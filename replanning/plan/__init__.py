@@ -5,7 +5,16 @@ from __future__ import annotations
 from replanning.exports import report_module
 from replanning.plan.redaction import Redactor
 from replanning.plan.tasks import Fallback, McpServer
-from replanning.plan.types import AttemptId, JsonObject, JsonValue, QuestionId, ReplanId, RunId, TaskId, TriggerId
+from replanning.plan.types import (
+    AttemptId,
+    JsonObject,
+    JsonValue,
+    QuestionId,
+    ReplanId,
+    RunId,
+    TaskId,
+    TriggerId,
+)
 
 __all__ = [
     "AttemptId",

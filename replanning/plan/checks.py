@@ -28,8 +28,22 @@ _ParsedBody = tuple[JsonPath, TaskBody, list[tuple[str, _Expression]]]
 Graph = Sequence[Sequence[int]]
 """Dependencies of numbered nodes: `graph[i]` are the nodes that i depends on."""
 
-_REQUIRED_FIELD_BY_KIND: Final = {"shell": "command", "http": "url", "python": "callable", "mcp": "server"}
-_PATTERN_FIELDS: Final = ("requires", "adds", "removes", "needs", "produces", "command", "url", "headers")
+_REQUIRED_FIELD_BY_KIND: Final = {
+    "shell": "command",
+    "http": "url",
+    "python": "callable",
+    "mcp": "server",
+}
+_PATTERN_FIELDS: Final = (
+    "requires",
+    "adds",
+    "removes",
+    "needs",
+    "produces",
+    "command",
+    "url",
+    "headers",
+)
 _MAX_CYCLE_NAMES: Final = 10
 _TARGETS_PER_PASS: Final = 4096
 """Targets answered for in one pass: one bit each per node, so half a KiB per node."""
@@ -98,7 +112,9 @@ def _check_graph(
     tasks: Sequence[Task], bodies: Sequence[Sequence[_ParsedBody]], hints: NameSuggester
 ) -> Iterator[Finding]:
     yield from _check_unique("task", [task.id for task in tasks], "id")
-    number_of = {task.id: number for number, task in reversed([*enumerate(tasks)])}  # the first of those with one id
+    number_of = {
+        task.id: number for number, task in reversed([*enumerate(tasks)])
+    }  # the first of those with one id
     sound = True
     for index, task in enumerate(tasks):
         seen: set[str] = set()
@@ -114,7 +130,9 @@ def _check_graph(
                 sound = False
                 yield ("tasks", index, "depends_on", place), f"task {task.id!r} depends on {why}"
             seen.add(needed)
-    graph = [[number_of[i] for i in task.depends_on if i in number_of and i != task.id] for task in tasks]
+    graph = [
+        [number_of[i] for i in task.depends_on if i in number_of and i != task.id] for task in tasks
+    ]
     for cycle in find_cycles(graph):
         names = [repr(tasks[number].id) for number in (*cycle, cycle[0])]
         if len(names) > _MAX_CYCLE_NAMES:
@@ -122,7 +140,11 @@ def _check_graph(
         text = f"the tasks depend on one another in a circle: {' → '.join(names)}; remove one of these dependencies"
         sound = False
         yield ("tasks", cycle[0], "depends_on"), text
-    uses = [(number, *use) for number, task in enumerate(tasks) for use in _results_read(task, bodies[number])]
+    uses = [
+        (number, *use)
+        for number, task in enumerate(tasks)
+        for use in _results_read(task, bodies[number])
+    ]
     for number, path, name, text in uses:
         if name not in number_of:
             sound = False
@@ -154,7 +176,14 @@ def check_task(task: TaskBody, scope: TaskScope) -> list[str]:
 def _is_simple_call(task: TaskBody, scope: TaskScope) -> bool:
     """Return whether a task only calls a tool, with values of the stated types: a quick look, as most calls are like that."""
     tool = scope.tools.get(task.tool or "")
-    if tool is None or not tool.parameters or task.resources or task.fallbacks or task.undo or task.when:
+    if (
+        tool is None
+        or not tool.parameters
+        or task.resources
+        or task.fallbacks
+        or task.undo
+        or task.when
+    ):
         return False
     given, parameters = task.arguments, tool.parameters
     required, taken = scope.demands(tool)
@@ -187,7 +216,9 @@ def _results_read(task: Task, bodies: Sequence[_ParsedBody]) -> Iterator[tuple[J
                     yield (*path, name), read, f"results.{read}"
             elif not isinstance(parsed, str):  # which is reported with the task
                 for reference in parsed:
-                    if reference.task is not None and not ("undo" in path and reference.task == task.id):
+                    if reference.task is not None and not (
+                        "undo" in path and reference.task == task.id
+                    ):
                         yield (*path, name), reference.task, str(reference)
 
 
@@ -232,12 +263,17 @@ class TaskScope:
 
     @cached_property
     def _server_tools(self) -> dict[str, frozenset[str] | None]:
-        return {key: None if one.tools is None else frozenset(one.tools) for key, one in self.servers.items()}
+        return {
+            key: None if one.tools is None else frozenset(one.tools)
+            for key, one in self.servers.items()
+        }
 
     def may_be_served(self, name: str) -> bool:
         """Return whether a server may have a tool of this name: only the server itself can confirm it."""
         dots = (place for place, character in enumerate(name[:-1]) if character == ".")
-        offers = ((self._server_tools.get(name[:dot], frozenset()), name[dot + 1 :]) for dot in dots)
+        offers = (
+            (self._server_tools.get(name[:dot], frozenset()), name[dot + 1 :]) for dot in dots
+        )
         return any(names is None or own in names for names, own in offers)
 
     def demands(self, tool: ToolSpec) -> tuple[list[str], list[tuple[str, float]]]:
@@ -250,7 +286,11 @@ class TaskScope:
 
     def excess(self, resources: Mapping[str, float]) -> list[tuple[str, float]]:
         """Return the resources with an amount above the capacity."""
-        return [(name, amount) for name, amount in resources.items() if amount > self.capacity.get(name, amount)]
+        return [
+            (name, amount)
+            for name, amount in resources.items()
+            if amount > self.capacity.get(name, amount)
+        ]
 
     def placeholders(self, tool: ToolSpec) -> dict[str, str]:
         """Return the placeholders in the patterns of a tool, each with the first field that has it."""
@@ -260,7 +300,13 @@ class TaskScope:
                 value: str | Iterable[str] | Mapping[str, str] = getattr(tool, field_name)
                 if not value:
                     continue
-                texts = (value,) if isinstance(value, str) else value.values() if isinstance(value, Mapping) else value
+                texts = (
+                    (value,)
+                    if isinstance(value, str)
+                    else value.values()
+                    if isinstance(value, Mapping)
+                    else value
+                )
                 for text in texts:
                     for placeholder in placeholders(text):
                         fields.setdefault(placeholder, field_name)
@@ -272,7 +318,9 @@ def _check_unique(what: str, names: Sequence[str], key: str) -> Iterator[Finding
     first: dict[str, int] = {}
     for index, name in enumerate(names):
         if (before := first.setdefault(name, index)) != index:
-            text = f"{what} {name!r} is there already, as {what}s[{before}]; each needs its own {key}"
+            text = (
+                f"{what} {name!r} is there already, as {what}s[{before}]; each needs its own {key}"
+            )
             yield (f"{what}s", index, key), text
 
 
@@ -284,10 +332,15 @@ def _check_tool(tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:
     if tool.callable is not None and not all(tool.callable.partition(":")):
         yield ("callable",), f": {brief_repr(tool.callable)} is not of the form module:function"
     if tool.server is not None and tool.server not in scope.servers:
-        yield ("server",), f": `mcp` describes no server {tool.server!r}{scope.hints(tool.server, scope.servers)}"
+        yield (
+            ("server",),
+            f": `mcp` describes no server {tool.server!r}{scope.hints(tool.server, scope.servers)}",
+        )
     for parameter, kind in tool.parameters.items():
         if kind not in _PARAMETER_TYPES and kind not in scope.object_types:
-            known = f"expected one of {', '.join(_PARAMETER_TYPES)}, or a type that `objects` states"
+            known = (
+                f"expected one of {', '.join(_PARAMETER_TYPES)}, or a type that `objects` states"
+            )
             hint = scope.hints(kind, {*_PARAMETER_TYPES, *scope.object_types})
             yield ("parameters", parameter), f": there is no type {kind!r}{hint}; {known}"
     for parameter in tool.optional:
@@ -296,7 +349,10 @@ def _check_tool(tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:
             yield ("optional",), f": {parameter!r} is no parameter of it{hint}"
     for hole, name in scope.placeholders(tool).items() if tool.parameters else ():
         if hole not in tool.parameters:
-            yield (name,), f": {{{hole}}} in {name} is no parameter of it{scope.hints(hole, tool.parameters)}"
+            yield (
+                (name,),
+                f": {{{hole}}} in {name} is no parameter of it{scope.hints(hole, tool.parameters)}",
+            )
     for resource in tool.resources:
         yield from ((path, f": {text}") for path, text in _check_resource_declared(resource, scope))
 
@@ -308,11 +364,18 @@ def _check_resource_declared(resource: str, scope: TaskScope) -> Iterator[Findin
         yield ("resources", resource), text
 
 
-def _parsed_bodies(task: TaskBody, known: Container[str] = (), about: str = "") -> list[_ParsedBody]:
-    return [(path, body, [*_parsed_expressions(body, known, about)]) for path, body in nested_bodies(task)]
+def _parsed_bodies(
+    task: TaskBody, known: Container[str] = (), about: str = ""
+) -> list[_ParsedBody]:
+    return [
+        (path, body, [*_parsed_expressions(body, known, about)])
+        for path, body in nested_bodies(task)
+    ]
 
 
-def _parsed_expressions(body: TaskBody, known: Container[str], about: str) -> Iterator[tuple[str, _Expression]]:
+def _parsed_expressions(
+    body: TaskBody, known: Container[str], about: str
+) -> Iterator[tuple[str, _Expression]]:
     """Yield the expressions of a task, fallback or undo task, each with the field that holds it."""
     if has_references(body.arguments):
         for text in iter_strings(body.arguments, keys=False):
@@ -336,7 +399,9 @@ def _check_bodies(bodies: Sequence[_ParsedBody], scope: TaskScope) -> Iterator[F
         if tool is not None:
             given, parameters = body.arguments, tool.parameters
             for name in given:
-                if name in parameters and (expected := _type_mismatch(given[name], parameters[name], scope)):
+                if name in parameters and (
+                    expected := _type_mismatch(given[name], parameters[name], scope)
+                ):
                     found = f"argument {brief_repr(name)} of tool {tool.name!r} is {brief_repr(given[name])}"
                     yield (*path, "arguments", name), f"{found}, expected {expected}"
             for name in required:  # not all parameters: each of many tasks may leave out many
@@ -350,14 +415,27 @@ def _check_bodies(bodies: Sequence[_ParsedBody], scope: TaskScope) -> Iterator[F
                     yield (*path, "arguments", name), f"tool {tool.name!r} {text}"
             for name, where in {} if parameters else scope.placeholders(tool).items():
                 if name not in given:
-                    escape = f"; write {{{{{name}}}}} there if the braces are meant" if where == "command" else ""
+                    escape = (
+                        f"; write {{{{{name}}}}} there if the braces are meant"
+                        if where == "command"
+                        else ""
+                    )
                     text = f"tool {tool.name!r} names {{{name}}} in its {where}: give that argument{escape}"
                     yield (*path, "arguments"), text
-        elif body.tool is not None and (scope.tools or scope.servers) and not scope.may_be_served(body.tool):
+        elif (
+            body.tool is not None
+            and (scope.tools or scope.servers)
+            and not scope.may_be_served(body.tool)
+        ):
             hint = scope.hints(body.tool, scope.tools)
-            yield (*path, "tool"), f"there is no tool {body.tool!r}{hint}; describe it under `tools`"
+            yield (
+                (*path, "tool"),
+                f"there is no tool {body.tool!r}{hint}; describe it under `tools`",
+            )
         for resource in body.resources:
-            yield from (((*path, *inner), text) for inner, text in _check_resource_declared(resource, scope))
+            yield from (
+                ((*path, *inner), text) for inner, text in _check_resource_declared(resource, scope)
+            )
         if taken or body.resources:
             taken = [(name, amount) for name, amount in taken if name not in body.resources]
             taken += scope.excess(body.resources)
@@ -377,8 +455,14 @@ def _type_mismatch(value: JsonValue, kind: str, scope: TaskScope) -> str:
         return ""
     if kind in _PARAMETER_TYPES and not (kind == "path" and kind in scope.object_types):
         odd = isinstance(value, bool) and kind in ("integer", "number")
-        return "" if isinstance(value, _PARAMETER_TYPES[kind]) and not odd else f"{kind}, not {json_type_name(value)}"
-    if kind not in scope.object_types or (isinstance(value, str) and scope.objects.get(value) == kind):
+        return (
+            ""
+            if isinstance(value, _PARAMETER_TYPES[kind]) and not odd
+            else f"{kind}, not {json_type_name(value)}"
+        )
+    if kind not in scope.object_types or (
+        isinstance(value, str) and scope.objects.get(value) == kind
+    ):
         return ""
     return f"an object of type {kind!r} as `objects` states them"
 
@@ -415,14 +499,20 @@ def find_cycles(dependencies: Graph) -> list[list[int]]:
     core = set(range(len(dependencies))).difference(topological_order(dependencies))
     if not core:
         return []
-    inner = [[node for node in needed if node in core] if i in core else [] for i, needed in enumerate(dependencies)]
+    inner = [
+        [node for node in needed if node in core] if i in core else []
+        for i, needed in enumerate(dependencies)
+    ]
     found = [
-        _shortest_cycle(inner, set(component)) for component in _strongly_connected_components(inner, sorted(core))
+        _shortest_cycle(inner, set(component))
+        for component in _strongly_connected_components(inner, sorted(core))
     ]
     return sorted(cycle for cycle in found if cycle)
 
 
-def unreachable_pairs(dependencies: Graph, queries: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+def unreachable_pairs(
+    dependencies: Graph, queries: Iterable[tuple[int, int]]
+) -> set[tuple[int, int]]:
     """Return the pairs (node, target) of `queries` in which the node depends on the target neither directly nor indirectly.
 
     The graph must have no cycle.
@@ -449,11 +539,15 @@ def unreachable_pairs(dependencies: Graph, queries: Iterable[tuple[int, int]]) -
             if bits:
                 ancestors[node] = bits
         for bit, target in enumerate(batch):
-            found.update((node, target) for node in wanted[target] if not ancestors.get(node, 0) >> bit & 1)
+            found.update(
+                (node, target) for node in wanted[target] if not ancestors.get(node, 0) >> bit & 1
+            )
     return found
 
 
-def _strongly_connected_components(dependencies: Graph, nodes: Iterable[int]) -> Iterator[list[int]]:
+def _strongly_connected_components(
+    dependencies: Graph, nodes: Iterable[int]
+) -> Iterator[list[int]]:
     seen: set[int] = set()
     order = []  # in which a depth-first search leaves the nodes
     for root in nodes:

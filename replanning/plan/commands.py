@@ -90,7 +90,8 @@ def env_references(text: str) -> tuple[str, ...]:
 def mark_holes(template: str) -> str:
     """Return the template with each placeholder as a marked hole, and `{{name}}` as that text."""
     return fill_placeholders(
-        template, {name: f"{HOLE_DELIMITER}{name}{HOLE_DELIMITER}" for name in placeholders(template)}
+        template,
+        {name: f"{HOLE_DELIMITER}{name}{HOLE_DELIMITER}" for name in placeholders(template)},
     )
 
 
@@ -139,12 +140,16 @@ def command_problems(command: str) -> list[str]:
         if kind == "open":
             problems.append(f"its command opens a {text} that is never closed")
         elif kind in _HOLE_ERRORS:
-            problems += [_HOLE_ERRORS[kind].format(hole=f"{{{name}}}") for name in MARKED_HOLE.findall(text)]
+            problems += [
+                _HOLE_ERRORS[kind].format(hole=f"{{{name}}}") for name in MARKED_HOLE.findall(text)
+            ]
     return problems
 
 
 def compile_command(
-    command: str, arguments: Mapping[str, JsonValue], parameters: Mapping[str, str] = MappingProxyType({})
+    command: str,
+    arguments: Mapping[str, JsonValue],
+    parameters: Mapping[str, str] = MappingProxyType({}),
 ) -> Script:
     """Return the script and its words for these arguments; a list becomes several words.
 
@@ -167,7 +172,9 @@ def compile_command(
         name = text.strip(HOLE_DELIMITER)
         value = arguments[name]
         if isinstance(value, list) and not alone:
-            problems.append(f"{name!r} is a list, but {{{name}}} does not stand alone in the command")
+            problems.append(
+                f"{name!r} is a list, but {{{name}}} does not stand alone in the command"
+            )
         elif name not in names:
             items = [(name, value)]
             if isinstance(value, list):
@@ -185,13 +192,17 @@ def compile_command(
     if problems:
         raise ValueError("; ".join(dict.fromkeys(problems)))
     if words:  # kept out of reach of `set`, `shift` and functions
-        named = " ".join(f"_replanning_{number}=${{{number}}}" for number in range(1, len(words) + 1))
+        named = " ".join(
+            f"_replanning_{number}=${{{number}}}" for number in range(1, len(words) + 1)
+        )
         parts.insert(0, f"{named}; shift {len(words)}; ")
     return Script("".join(parts), tuple(words))
 
 
 def option_problems(
-    command: str, arguments: Mapping[str, JsonValue], parameters: Mapping[str, str] = MappingProxyType({})
+    command: str,
+    arguments: Mapping[str, JsonValue],
+    parameters: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
     """Return the problems of arguments that begin with a dash where a program would read them as options.
 
@@ -212,15 +223,21 @@ def leading_problems(
         for name in names:
             value = arguments.get(name, "")
             texts = [str(item) for item in (value if isinstance(value, list) else [value])]
-            is_number = parameters.get(name) in ("integer", "number") and isinstance(value, int | float)
-            if not is_number and (found := next((text for text in texts[exempt:] if forbidden.match(text)), "")):
+            is_number = parameters.get(name) in ("integer", "number") and isinstance(
+                value, int | float
+            )
+            if not is_number and (
+                found := next((text for text in texts[exempt:] if forbidden.match(text)), "")
+            ):
                 read_as = f"the name of a file; if it may be one, write @{{{name}}} in the command"
                 if forbidden is _DASH:
                     read_as = (
                         f"an option; if it may begin with a dash, write -- before {{{name}}} in the command, or "
                         f"--option={{{name}}}"
                     )
-                problems.append(f"{name!r} is {truncate(found, 81)!r}, which would be read as {read_as}")
+                problems.append(
+                    f"{name!r} is {truncate(found, 81)!r}, which would be read as {read_as}"
+                )
             if any(texts):
                 break
     return list(dict.fromkeys(problems))
@@ -231,9 +248,15 @@ _PLAIN_PROGRAMS: Final = frozenset({":", "[", "case", "echo", "test"})
 
 _VALUE_OPTIONS: Final = (
     (re.compile(r"[ef]?grep|rg|sed"), re.compile(r"-\w*[ef]|-[ABCm]|--(?:regexp|expression|file)")),
-    (re.compile(r"find"), re.compile(r"-(?:i?name|i?path|i?regex|newer|type|user|group|size|[amc]time)")),
+    (
+        re.compile(r"find"),
+        re.compile(r"-(?:i?name|i?path|i?regex|newer|type|user|group|size|[amc]time)"),
+    ),
     (re.compile(r"commit|tag"), re.compile(r"-a?m|--message|--author")),  # of git
-    (re.compile(r"curl"), re.compile(r"-\w*[AbcdeFHmouXT]|--(?:data\S*|form|header|json|output|request|url|user)")),
+    (
+        re.compile(r"curl"),
+        re.compile(r"-\w*[AbcdeFHmouXT]|--(?:data\S*|form|header|json|output|request|url|user)"),
+    ),
     (re.compile(r"tar"), re.compile(r"-\w*[fC]")),
 )
 """Common programs, and their options after which the next word is a value, whatever it is."""
@@ -241,7 +264,9 @@ _VALUE_OPTIONS: Final = (
 
 _FILE_NAMES: Final = (
     (
-        re.compile(r"curl .*?(?:-\w*[dH] ?|--(?:json|data|data-ascii|data-binary|header|proxy-header) )"),
+        re.compile(
+            r"curl .*?(?:-\w*[dH] ?|--(?:json|data|data-ascii|data-binary|header|proxy-header) )"
+        ),
         re.compile("@"),
     ),
     (re.compile(r"curl .*?(?:--data-urlencode|--url-query) "), re.compile("[^=]*@")),
@@ -267,7 +292,10 @@ exempt: 1 after an option that takes a value, and after a redirection."""
 def leading_holes(command: str) -> list[LeadingHoles]:
     """Return the different holes that a program may read as an option, or `curl` as a file: `@name`."""
     return list(
-        dict.fromkeys((tuple(names), forbidden, exempt) for names, forbidden, exempt in _leading_holes(command))
+        dict.fromkeys(
+            (tuple(names), forbidden, exempt)
+            for names, forbidden, exempt in _leading_holes(command)
+        )
     )
 
 
@@ -275,7 +303,11 @@ def _leading_holes(command: str) -> Iterator[tuple[list[str], re.Pattern[str], i
     words: list[str] = []
     holes: list[str] = []
     word = ""
-    is_open, in_variable, redirected = True, False, False  # open: nothing but holes and variables so far
+    is_open, in_variable, redirected = (
+        True,
+        False,
+        False,
+    )  # open: nothing but holes and variables so far
     for kind, text, _ in [*_tokens(mark_holes(command)), ("text", ";", True)]:
         if text == "\\\n":
             continue
@@ -288,7 +320,9 @@ def _leading_holes(command: str) -> Iterator[tuple[list[str], re.Pattern[str], i
             elif kind in ("text", "escape"):
                 is_open = is_open and in_variable
             elif kind == "quotes":
-                is_open = is_open and (len(text) <= 2 or (text[0] == '"' and re.search(r"[$`]", text) is not None))
+                is_open = is_open and (
+                    len(text) <= 2 or (text[0] == '"' and re.search(r"[$`]", text) is not None)
+                )
             word += text
             continue
         if words and (found := _FIRST_HOLES.match(word)):
@@ -300,7 +334,11 @@ def _leading_holes(command: str) -> Iterator[tuple[list[str], re.Pattern[str], i
         takes_value = bool(holes) and (redirected or _takes_value(words))
         if holes and (takes_value or not _takes_any_word(words)):
             yield holes, _DASH, int(takes_value)
-        if word and not redirected and (words or not (re.match(r"\w+=", word) or word in _PREFIX_WORDS)):
+        if (
+            word
+            and not redirected
+            and (words or not (re.match(r"\w+=", word) or word in _PREFIX_WORDS))
+        ):
             words.append(word)
         redirected = text in "<>" or (redirected and not word and text in " \t&")
         word, holes, is_open, in_variable = "", [], True, False
@@ -330,8 +368,15 @@ def _takes_any_word(words: list[str]) -> bool:
     if names[0] not in ("find", "ssh"):
         words = _strip_launchers(words)
     name = _program_name(words[0]) if words else ""
-    takes_code = _CODE_OPTIONS["c"].fullmatch(name) and any(re.fullmatch(r"-\w*c", option) for option in words[1:-1])
-    return "--" in words[1:] or name in _PLAIN_PROGRAMS or (name == "printf" and len(words) > 1) or bool(takes_code)
+    takes_code = _CODE_OPTIONS["c"].fullmatch(name) and any(
+        re.fullmatch(r"-\w*c", option) for option in words[1:-1]
+    )
+    return (
+        "--" in words[1:]
+        or name in _PLAIN_PROGRAMS
+        or (name == "printf" and len(words) > 1)
+        or bool(takes_code)
+    )
 
 
 def command_programs(command: str) -> list[str]:
@@ -340,7 +385,11 @@ def command_programs(command: str) -> list[str]:
         return []  # patterns of `case` and names of functions look like programs
     first = (words[0] for _, words in _simple_commands(mark_holes(command)))
     plain = re.compile(r"[\w./+@][\w./+@-]*")
-    return list(dict.fromkeys(word for word in first if plain.fullmatch(word) and word not in _SHELL_BUILTINS))
+    return list(
+        dict.fromkeys(
+            word for word in first if plain.fullmatch(word) and word not in _SHELL_BUILTINS
+        )
+    )
 
 
 _HERE_DOCUMENT: Final = re.compile(r"""<<-?[ \t]*['"\\]?(\w+)['"]?([^\n]*)\n""")
@@ -357,7 +406,13 @@ def _simple_commands(command: str) -> list[tuple[str, list[str]]]:
         end = re.compile(rf"^\t*{found[1]}$", re.MULTILINE).search(rest, found.end())
         if end is None:
             break
-        parts += [rest[: found.start()], "< '", rest[found.end() : end.start()].replace("'", ""), "'", found[2]]
+        parts += [
+            rest[: found.start()],
+            "< '",
+            rest[found.end() : end.start()].replace("'", ""),
+            "'",
+            found[2],
+        ]
         rest = rest[end.end() :]
     commands: list[tuple[str, list[str]]] = []
     words: list[str] = []
@@ -367,7 +422,9 @@ def _simple_commands(command: str) -> list[tuple[str, list[str]]]:
         if kind != "text" or text not in " \t\n;|&()" or (text == "&" and word[-1:] in {"<", ">"}):
             word += text  # quoted parts stay as they are
             continue
-        if word and (words or not (re.match(r"\w+=", word) or word in _PREFIX_WORDS | _CLOSING_WORDS)):
+        if word and (
+            words or not (re.match(r"\w+=", word) or word in _PREFIX_WORDS | _CLOSING_WORDS)
+        ):
             words.append(word)
         before += "=" if text == "(" and word.endswith("=") else ""  # of an array
         word = ""
@@ -387,7 +444,10 @@ def _tokens(marked: str) -> list[tuple[str, str, bool]]:
     """Return the parts of a marked template: kind, text, and whether it is a whole word."""
     tokens = []
     for match in _TOKEN.finditer(marked):
-        before, after = marked[match.start() - 1 : match.start()], marked[match.end() : match.end() + 1]
+        before, after = (
+            marked[match.start() - 1 : match.start()],
+            marked[match.end() : match.end() + 1],
+        )
         alone = (not before or before in _BEFORE_WORD) and (not after or after in _AFTER_WORD)
         tokens.append((match.lastgroup or "text", match[0], alone))
     return tokens
@@ -421,14 +481,18 @@ _VERB_LAUNCHERS: Final = (
     (re.compile(r"git"), re.compile(r"bisect run|submodule foreach|\S+ (?:--exec|-x)"), True),
     (re.compile(r"python[\d.]*"), re.compile(r"\S+ -m"), False),
     (
-        re.compile(r"uv|poetry|pipenv|pipx|pdm|hatch|rye|(?:micro)?mamba|conda|bundle|pixi|dotenv|foreman"),
+        re.compile(
+            r"uv|poetry|pipenv|pipx|pdm|hatch|rye|(?:micro)?mamba|conda|bundle|pixi|dotenv|foreman"
+        ),
         re.compile(r"\S+ (?:run|exec)"),
         False,
     ),
 )
 """Programs that start another one after one of their words: from any of the words that follow, or else from the next."""
 
-_UNKNOWN_PROGRAM: Final = re.compile(r"""["']?(?:.*/)?\$(?:[\w@*]+|\{[^{}]*\})["']?|"?(?:`.*`|\$\(.*\))"?""", re.DOTALL)
+_UNKNOWN_PROGRAM: Final = re.compile(
+    r"""["']?(?:.*/)?\$(?:[\w@*]+|\{[^{}]*\})["']?|"?(?:`.*`|\$\(.*\))"?""", re.DOTALL
+)
 """Word that a variable or an output names."""
 
 _WRAPPERS: Final = re.compile("timeout|nohup|setsid|xargs|stdbuf|ionice|chroot|parallel|watch")
@@ -480,7 +544,9 @@ def _interpreted_program(command: list[str]) -> tuple[str, str] | None:
     runner = _program_name(words[0]) if words else ""
     if _SOURCE_BUILTINS.fullmatch(runner):
         return (runner, words[1]) if words[1:] else None
-    letters = "".join(letter for letter, programs in _CODE_OPTIONS.items() if programs.fullmatch(runner))
+    letters = "".join(
+        letter for letter, programs in _CODE_OPTIONS.items() if programs.fullmatch(runner)
+    )
     if not letters:
         return None
     rest = iter(words[1:])
@@ -491,7 +557,9 @@ def _interpreted_program(command: list[str]) -> tuple[str, str] | None:
                 return runner, target
         elif re.fullmatch(rf"-\w*[{letters}]", word):
             return runner, next(rest, _STDIN)
-        elif word in ("-", "/dev/stdin") or (_SHELL_NAME.fullmatch(runner) and re.fullmatch(r"-\w*s\w*", word)):
+        elif word in ("-", "/dev/stdin") or (
+            _SHELL_NAME.fullmatch(runner) and re.fullmatch(r"-\w*s\w*", word)
+        ):
             break
         elif _OPTION_WITH_VALUE.fullmatch(word):
             value = next(rest, _STDIN)
@@ -562,12 +630,18 @@ _CODE_RULES: Final = (
         "git",
         rf"(?: -C \S+| -c (?!(?:{_CODE_KEY}=)?\0)\S+| (?!-[cC] |--exec-path=\0)-\S+)*+ (?:-c (?:{_CODE_KEY}=)?|--exec-path=)\0",
     ),
-    ("git", rf"{_GIT}(?:config(?: -\S+)*+ (?:\0{_CODE_KEY}(?: |$)|\0?{_CODE_KEY} \0)|bisect run \0)"),
+    (
+        "git",
+        rf"{_GIT}(?:config(?: -\S+)*+ (?:\0{_CODE_KEY}(?: |$)|\0?{_CODE_KEY} \0)|bisect run \0)",
+    ),
     ("git", rf"{_GIT}(?:rebase{_ANY}-x |submodule{_ANY}foreach (?:-\S+ )*+)\0"),
     ("git", rf"{_ANY}--(?:exec|upload-pack|receive-pack)[= ]\0"),
     ("ssh|scp|sftp", rf"{_ANY}(?:(?:-\w*o |-[^ o\0]*o)(?:{_CODE_KEY}=)?|-S )\0"),
     ("rsync", rf"{_ANY}(?:-\w*e |--(?:rsh|rsync-path)[= ])\0"),
-    ("g?tar", rf"{_ANY}(?:-\w*[IF] |--(?:checkpoint-action|to-command|use-compress-program|info-script)[= ])\0"),
+    (
+        "g?tar",
+        rf"{_ANY}(?:-\w*[IF] |--(?:checkpoint-action|to-command|use-compress-program|info-script)[= ])\0",
+    ),
     ("zip", rf"{_ANY}(?:-TT |--unzip-command[= ])\0"),
     ("env", rf"{_ANY}(?:-\w*S ?|--split-string[= ])\0"),
     ("flock|script|nix-shell|npx", rf"{_ANY}(?:-\w*c|--command|--run|--call)[= ]\0"),
@@ -593,7 +667,10 @@ _DATABASE_PROGRAMS: Final = (
     "|drop(?:db|user)|pg_restore"
 )
 _DESTROYERS: Final = (
-    (r"rm|rmdir|shred|unlink|dd|mkfs(?:\.\S*)?|truncate|wipefs|blkdiscard|[cs]?fdisk|parted|mkswap", ""),
+    (
+        r"rm|rmdir|shred|unlink|dd|mkfs(?:\.\S*)?|truncate|wipefs|blkdiscard|[cs]?fdisk|parted|mkswap",
+        "",
+    ),
     ("user(?:del|mod)|groupdel|[lvp][vg]remove|shutdown|reboot|halt|poweroff|pkill|killall", ""),
     ("crontab", r"(?!.* -l(?: |$)) ()"),
     ("docker|podman|docker-compose", rf"(?>{_ANY}(down)(?= )){_ANY}(-v|--volumes)(?= |$)"),
@@ -630,9 +707,18 @@ _HARMS: Final = tuple(
         ),
         (
             "it discards work, with",
-            [("git", rf"{_GIT}({verb}){_ANY}({words})(?= |$)") for verb, words in _GIT_LOSSES.items()],
+            [
+                ("git", rf"{_GIT}({verb}){_ANY}({words})(?= |$)")
+                for verb, words in _GIT_LOSSES.items()
+            ],
         ),
-        ("it uses", [*_DESTROYERS, *((programs, rf"{_ANY}({words})(?= |$)") for programs, words in _HARM_WORDS)]),
+        (
+            "it uses",
+            [
+                *_DESTROYERS,
+                *((programs, rf"{_ANY}({words})(?= |$)") for programs, words in _HARM_WORDS),
+            ],
+        ),
     )
     for programs, rest in rules
 )
@@ -641,7 +727,10 @@ _HARMS: Final = tuple(
 _MAX_STARTS: Final = 20
 """Most programs among the words of a command that are judged; one with more counts as dangerous."""
 
-_LAUNCHER_PATTERNS: Final = [_LAUNCHERS.pattern, *(programs.pattern for programs, _, _ in _VERB_LAUNCHERS)]
+_LAUNCHER_PATTERNS: Final = [
+    _LAUNCHERS.pattern,
+    *(programs.pattern for programs, _, _ in _VERB_LAUNCHERS),
+]
 _KNOWN_PROGRAM: Final = re.compile(
     "|".join({programs: "" for programs, _, _ in _HARMS} | dict.fromkeys(_LAUNCHER_PATTERNS))
 )
@@ -661,7 +750,9 @@ _SUBSTITUTION_PREFIXES: Final = ("<", "$")
 
 _SUBSTITUTION: Final = re.compile(r"\$\((.*)\)|`(.*)`", re.DOTALL)
 _INNERMOST_SUBSTITUTION: Final = re.compile(r"\$\(([^()]*)\)|`([^`]*)`")
-_KINDS_WITH_SUBSTITUTIONS: Final = frozenset({"backquotes", "quotes", "expansion", "arithmetic", "document"})
+_KINDS_WITH_SUBSTITUTIONS: Final = frozenset(
+    {"backquotes", "quotes", "expansion", "arithmetic", "document"}
+)
 _COMMAND_SUBSTITUTION: Final = re.compile(r"\s*(?:\$\((.*)\)|`(.*)`)\s*", re.DOTALL)
 
 
@@ -672,9 +763,13 @@ def use_danger(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> str:
     return danger_reason(tool, arguments)
 
 
-def filled_danger(tool: ToolSpec, declared: Mapping[str, JsonValue], arguments: Mapping[str, JsonValue]) -> str:
+def filled_danger(
+    tool: ToolSpec, declared: Mapping[str, JsonValue], arguments: Mapping[str, JsonValue]
+) -> str:
     """Return why values in the place of references make a use dangerous; "" if they do not."""
-    return "" if arguments == declared or use_danger(tool, declared) else use_danger(tool, arguments)
+    return (
+        "" if arguments == declared or use_danger(tool, declared) else use_danger(tool, arguments)
+    )
 
 
 def danger_reason(tool: ToolSpec, arguments: Mapping[str, JsonValue] = MappingProxyType({})) -> str:
@@ -694,7 +789,9 @@ def danger_reason(tool: ToolSpec, arguments: Mapping[str, JsonValue] = MappingPr
         return "its command is too long to be judged"
     filled = MARKED_HOLE.sub(lambda hole: _given_words(hole[0], arguments.get(hole[1])), template)
     kinds, numbers = tool.parameters, ("integer", "number")
-    unfilled = MARKED_HOLE.sub(lambda hole: "0" if kinds.get(hole[1]) in numbers else hole[0], template)
+    unfilled = MARKED_HOLE.sub(
+        lambda hole: "0" if kinds.get(hole[1]) in numbers else hole[0], template
+    )
     return _first_danger(unfilled) or (_first_danger(filled) if arguments else "")
 
 
@@ -711,7 +808,10 @@ def _given_words(hole: str, value: JsonValue) -> str:
     if value is None or isinstance(value, bool | int | float):
         return hole if value is None else str(value)
     items = value if isinstance(value, list) else [value]
-    return " ".join(hole + shlex.quote(str(item)[:_MAX_PROGRAM_CHARS].replace(HOLE_DELIMITER, "")) for item in items)
+    return " ".join(
+        hole + shlex.quote(str(item)[:_MAX_PROGRAM_CHARS].replace(HOLE_DELIMITER, ""))
+        for item in items
+    )
 
 
 def _danger_reasons(command: str) -> Iterator[str]:
@@ -729,15 +829,23 @@ def _danger_reasons(command: str) -> Iterator[str]:
             scripts.append(printed)
             printed = ""
         elif _PRINT_PROGRAMS.fullmatch(_program_name(words[0])) or words[:2] == ["cat", "<"]:
-            shown = (_QUOTED_WORD.fullmatch(word) or word for word in words[1 + (words[1:2] == ["<"]) :])
+            shown = (
+                _QUOTED_WORD.fullmatch(word) or word for word in words[1 + (words[1:2] == ["<"]) :]
+            )
             printed = " ".join(word if isinstance(word, str) else word[2] for word in shown)
         program = (_strip_launchers(words) if _WRAPPERS.fullmatch(words[0]) else words) or words
         compares = words[0] == "[[" or compares
         if HOLE_DELIMITER in words[0] or (
-            _UNKNOWN_PROGRAM.fullmatch(program[0]) and not compares and not before.endswith(("=(", "(("))
+            _UNKNOWN_PROGRAM.fullmatch(program[0])
+            and not compares
+            and not before.endswith(("=(", "(("))
         ):
             yield "it runs whatever program it is told to"
-        if any(_UNKNOWN_PROGRAM.fullmatch(word) for option, word in pairwise(words) if _FIND_ACTION.fullmatch(option)):
+        if any(
+            _UNKNOWN_PROGRAM.fullmatch(word)
+            for option, word in pairwise(words)
+            if _FIND_ACTION.fullmatch(option)
+        ):
             yield "it runs whatever program it is told to"
         compares = compares and "]]" not in words
         is_program = last == ["$"] and before[:1] == "("  # as in `$(which rm)`
@@ -761,9 +869,12 @@ def _danger_reasons(command: str) -> Iterator[str]:
                 if not inner.startswith("("):
                     yield from _danger_reasons(inner)
                 else:  # arithmetic
-                    scripts += [one or other for one, other in _INNERMOST_SUBSTITUTION.findall(inner)]
+                    scripts += [
+                        one or other for one, other in _INNERMOST_SUBSTITUTION.findall(inner)
+                    ]
     yield from (
-        f"it runs whatever comes from elsewhere, with {runner!r}" for runner in _untrusted_code_runners(command)
+        f"it runs whatever comes from elsewhere, with {runner!r}"
+        for runner in _untrusted_code_runners(command)
     )
     for script in scripts:
         yield from _danger_reasons(script)
@@ -774,8 +885,14 @@ def _started_commands(words: list[str]) -> dict[int, str]:
 
     A text has one blank between words, no quotes, and the character NUL where an argument of the tool begins.
     """
-    plain = [re.sub(r"\s", "_", re.sub(r"""['"\\]""", "", MARKED_HOLE.sub(HOLE_DELIMITER, word))) for word in words]
-    plain = [word.removeprefix(HOLE_DELIMITER) if word.startswith(f"{HOLE_DELIMITER}-") else word for word in plain]
+    plain = [
+        re.sub(r"\s", "_", re.sub(r"""['"\\]""", "", MARKED_HOLE.sub(HOLE_DELIMITER, word)))
+        for word in words
+    ]
+    plain = [
+        word.removeprefix(HOLE_DELIMITER) if word.startswith(f"{HOLE_DELIMITER}-") else word
+        for word in plain
+    ]
     starts: dict[int, str] = {}
     expects = anywhere = False
     verb_end = 0
@@ -788,7 +905,11 @@ def _started_commands(words: list[str]) -> dict[int, str]:
             if len(starts) > _MAX_STARTS:
                 break
             # An option before it may have taken it for its value.
-            expects = is_next and index - 1 > verb_end and re.fullmatch("-[^=]*[^=-]", plain[index - 1]) is not None
+            expects = (
+                is_next
+                and index - 1 > verb_end
+                and re.fullmatch("-[^=]*[^=-]", plain[index - 1]) is not None
+            )
             anywhere = anywhere or _LAUNCHERS.fullmatch(name) is not None or name == "eval"
             verb = next((row[1:] for row in _VERB_LAUNCHERS if row[0].fullmatch(name)), verb)
         elif verb and verb[0].fullmatch(f"{plain[index - 1]} {word}"):
@@ -804,7 +925,9 @@ def _inline_scripts(words: list[str], starts: Mapping[int, str]) -> list[str]:
         scripts += [word.partition("=")[2] for word in words[1:]]
     if any(map(_SHELL_TEXT.match, starts.values())):
         scripts += [word for word in words if re.search(r"\s", word)]
-    return [quoted[2] for word in dict.fromkeys(scripts) if (quoted := _QUOTED_WORD.fullmatch(word))]
+    return [
+        quoted[2] for word in dict.fromkeys(scripts) if (quoted := _QUOTED_WORD.fullmatch(word))
+    ]
 
 
 def _untrusted_code_runners(command: str) -> Iterator[str]:
@@ -812,14 +935,18 @@ def _untrusted_code_runners(command: str) -> Iterator[str]:
     comes, waiting, last = False, "", ""
     files: set[str] = set()
     for before, words in _simple_commands(command):
-        inside = last if before[:1] == "(" else ""  # the word whose end says what the parenthesis is for
+        inside = (
+            last if before[:1] == "(" else ""
+        )  # the word whose end says what the parenthesis is for
         piped = _PIPE_OPERATOR.fullmatch(before) is not None or inside.endswith(">")
         waiting = waiting if piped or inside.endswith(_SUBSTITUTION_PREFIXES) else ""
         comes = (comes and piped) or _outputs_untrusted_data(words)
         runner, program = _interpreted_program(words) or ("", None)
         if comes and waiting:
             yield waiting
-        if (comes and program == _STDIN) or (program and (program in files or _is_untrusted_substitution(program))):
+        if (comes and program == _STDIN) or (
+            program and (program in files or _is_untrusted_substitution(program))
+        ):
             yield runner
         elif "/" in words[0] and words[0] in files:
             yield words[0]
@@ -834,7 +961,10 @@ def _outputs_untrusted_data(words: list[str]) -> bool:
     """Return whether the output of a command comes from the network or from an argument of the tool."""
     name = _program_name((_strip_launchers(words) or words)[0])
     fetches = any(_FETCH_PROGRAMS.fullmatch(one) for one in (_program_name(words[0]), name))
-    return fetches or (_PRINT_PROGRAMS.fullmatch(name) is not None and any(HOLE_DELIMITER in word for word in words))
+    return fetches or (
+        _PRINT_PROGRAMS.fullmatch(name) is not None
+        and any(HOLE_DELIMITER in word for word in words)
+    )
 
 
 def _is_untrusted_substitution(program: str) -> bool:
@@ -843,4 +973,6 @@ def _is_untrusted_substitution(program: str) -> bool:
     put_out = _COMMAND_SUBSTITUTION.fullmatch(quoted[2] if quoted else program)
     if put_out is None:
         return False
-    return any(_outputs_untrusted_data(words) for _, words in _simple_commands(put_out[1] or put_out[2]))
+    return any(
+        _outputs_untrusted_data(words) for _, words in _simple_commands(put_out[1] or put_out[2])
+    )

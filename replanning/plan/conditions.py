@@ -30,7 +30,9 @@ MAX_CONDITION_DEPTH: Final = 20
 
 _ROOTS: Final = ("context", "results")
 _NAMED_CONSTANTS: Final = {"true": True, "false": False, "null": None}
-_GRAMMAR_SUMMARY: Final = "names, literals, comparisons, and / or / not over context.* and results.*"
+_GRAMMAR_SUMMARY: Final = (
+    "names, literals, comparisons, and / or / not over context.* and results.*"
+)
 _UNSUPPORTED_NODES: Final[Mapping[type[ast.expr], str]] = {
     ast.Call: "calls",
     ast.BinOp: "arithmetic",
@@ -68,7 +70,9 @@ class Condition:
             ExpressionError: it is too long, too deep, or not in the language; says at which column.
         """
         if len(text) > MAX_CONDITION_CHARS:
-            raise ExpressionError(f"a condition has at most {MAX_CONDITION_CHARS} characters, this one has {len(text)}")
+            raise ExpressionError(
+                f"a condition has at most {MAX_CONDITION_CHARS} characters, this one has {len(text)}"
+            )
         line = re.sub(r"\s", " ", text).rstrip()
         start = len(line) - len(line.lstrip())
         try:
@@ -77,7 +81,9 @@ class Condition:
                 tree = ast.parse(line[start:], mode="eval").body
         except SyntaxError as error:
             column = start + (error.offset or 1)
-            raise ExpressionError(f"{_name(text)}, column {column}: cannot be read as {_GRAMMAR_SUMMARY}") from error
+            raise ExpressionError(
+                f"{_name(text)}, column {column}: cannot be read as {_GRAMMAR_SUMMARY}"
+            ) from error
         except (ValueError, MemoryError, RecursionError) as error:
             raise ExpressionError(f"{_name(text)} cannot be read as {_GRAMMAR_SUMMARY}") from error
         _validate_node(tree, text, start, MAX_CONDITION_DEPTH)
@@ -99,7 +105,9 @@ class Condition:
                 case (
                     ast.Attribute(value=ast.Name(id=name), attr=key)
                     | ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)))
-                    | ast.Compare(left=ast.Constant(value=str(key)), comparators=[ast.Name(id=name)])
+                    | ast.Compare(
+                        left=ast.Constant(value=str(key)), comparators=[ast.Name(id=name)]
+                    )
                 ) if name == root:
                     found.add(key)
         return frozenset(found)
@@ -140,9 +148,13 @@ class Condition:
         # `_validate_node` let nothing else pass
         lookup = cast("ast.Attribute | ast.Subscript", node)
         try:
-            return get_item(self._value(lookup.value, roots), cast("str | int", _literal_key(lookup)))
+            return get_item(
+                self._value(lookup.value, roots), cast("str | int", _literal_key(lookup))
+            )
         except LookupError as error:
-            raise ExpressionError(f"{_name(self.text)}: {ast.unparse(node)} {error.args[0]}") from None
+            raise ExpressionError(
+                f"{_name(self.text)}: {ast.unparse(node)} {error.args[0]}"
+            ) from None
 
 
 def _validate_node(node: ast.expr, text: str, start: int, depth: int) -> None:
@@ -152,11 +164,19 @@ def _validate_node(node: ast.expr, text: str, start: int, depth: int) -> None:
     match node:
         case _ if depth < 0:
             reason = f"is nested more than {MAX_CONDITION_DEPTH} deep"
-        case ast.Compare(left=ast.Constant(value=str()), ops=[ast.In() | ast.NotIn()], comparators=[ast.Name(id=name)]):
+        case ast.Compare(
+            left=ast.Constant(value=str()),
+            ops=[ast.In() | ast.NotIn()],
+            comparators=[ast.Name(id=name)],
+        ):
             reason = "" if name in _ROOTS else _unknown_name_message(name)
             children = []  # "key" in context
         case ast.Compare(ops=ops):
-            reason = "" if all(type(op) in _COMPARISON_OPERATORS for op in ops) else "has no `is`: use == or !="
+            reason = (
+                ""
+                if all(type(op) in _COMPARISON_OPERATORS for op in ops)
+                else "has no `is`: use == or !="
+            )
         case ast.Attribute(value=ast.Name(id=name)) | ast.Subscript(value=ast.Name(id=name)):
             if name not in _ROOTS:
                 reason = _unknown_name_message(name)
@@ -173,7 +193,11 @@ def _validate_node(node: ast.expr, text: str, start: int, depth: int) -> None:
         case ast.Name(id=name):
             reason = "" if name in _NAMED_CONSTANTS else _unknown_name_message(name)
         case ast.Constant(value=value):
-            plain = math.isfinite(value) if isinstance(value, float) else value is None or isinstance(value, str | int)
+            plain = (
+                math.isfinite(value)
+                if isinstance(value, float)
+                else value is None or isinstance(value, str | int)
+            )
             reason = "" if plain else f"has no literals such as {ast.unparse(node)}"
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
             pass
@@ -183,7 +207,9 @@ def _validate_node(node: ast.expr, text: str, start: int, depth: int) -> None:
             reason = f"has no {_UNSUPPORTED_NODES.get(type(node), 'such construct')}, only {_GRAMMAR_SUMMARY}"
     if reason:  # Python counts columns in UTF-8 bytes
         line = text[start:].encode()[: node.col_offset].decode(errors="ignore")
-        raise ExpressionError(f"{_name(text)}, column {start + len(line) + 1}: a condition {reason}")
+        raise ExpressionError(
+            f"{_name(text)}, column {start + len(line) + 1}: a condition {reason}"
+        )
     for child in children:
         _validate_node(child, text, start, depth - 1)
 
@@ -203,6 +229,8 @@ def _literal_key(node: ast.Attribute | ast.Subscript) -> object:
             return name
         case ast.Subscript(slice=ast.Constant(value=value)):
             return value
-        case ast.Subscript(slice=ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value)))):
+        case ast.Subscript(
+            slice=ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value)))
+        ):
             return -value
     return None

@@ -32,7 +32,14 @@ from replanning.plan.messages import (
     require_instance,
     validation_problems,
 )
-from replanning.plan.reading import Format, format_of, read_document, read_text_file, with_positions, write_yaml
+from replanning.plan.reading import (
+    Format,
+    format_of,
+    read_document,
+    read_text_file,
+    with_positions,
+    write_yaml,
+)
 from replanning.plan.tasks import (
     Budget,
     Fact,
@@ -71,15 +78,19 @@ class Plan(StrictModel):
     name: Text | None = Field(default=None, description="How people call it.")
     goal: Goal = Field(description="What the plan is for.")
     context: JsonObject = Field(
-        default_factory=dict, description="Values that conditions and arguments refer to as context.*."
+        default_factory=dict,
+        description="Values that conditions and arguments refer to as context.*.",
     )
     resources: Mapping[Name, NonNegativeFloat] = Field(
         default_factory=dict, description="Capacity of each resource that tasks share."
     )
     mcp: Mapping[Name, McpServer] = Field(
-        default_factory=dict, description="Servers of the Model Context Protocol; their tools are called SERVER.TOOL."
+        default_factory=dict,
+        description="Servers of the Model Context Protocol; their tools are called SERVER.TOOL.",
     )
-    tools: Items[ToolSpec] = Field(default=(), description="The tools; all that tasks name, or none at all.")
+    tools: Items[ToolSpec] = Field(
+        default=(), description="The tools; all that tasks name, or none at all."
+    )
     tasks: Items[Task] = Field(default=(), description="The steps; their order is no dependency.")
     facts: Items[Fact] | None = Field(
         default=None, description="What holds at the start; what is not stated does not hold."
@@ -87,7 +98,9 @@ class Plan(StrictModel):
     objects: Mapping[Name, Name] = Field(
         default_factory=dict, description="The things that facts speak of: name to type."
     )
-    sequential: StrictBool = Field(default=False, description="Make each task depend on the one before it in the list.")
+    sequential: StrictBool = Field(
+        default=False, description="Make each task depend on the one before it in the list."
+    )
     on_stale: OnStale = Field(
         default="warn",
         description="Reaction to stale results, of finished tasks that read values of the context that changed since: "
@@ -119,9 +132,15 @@ class Plan(StrictModel):
                     else task.model_copy(update={"depends_on": (before.id, *task.depends_on)})
                     for before, task in pairwise(plan.tasks)
                 )
-                object.__setattr__(plan, "tasks", (*plan.tasks[:1], *later))  # frozen, and not handed out yet
+                object.__setattr__(
+                    plan, "tasks", (*plan.tasks[:1], *later)
+                )  # frozen, and not handed out yet
             problems += check_plan(
-                plan.tasks, plan.tools, resources=plan.resources, objects=plan.objects, servers=plan.mcp
+                plan.tasks,
+                plan.tools,
+                resources=plan.resources,
+                objects=plan.objects,
+                servers=plan.mcp,
             )
         if plan is None or problems:
             raise PlanError(problems)
@@ -148,13 +167,17 @@ class Plan(StrictModel):
         Raises:
             PlanError: it is not valid; places are `source:line:column field`.
         """
-        expected = "the text of a plan file; Plan.load reads a file, Plan.model_validate takes a mapping"
+        expected = (
+            "the text of a plan file; Plan.load reads a file, Plan.model_validate takes a mapping"
+        )
         require_instance("Plan.parse", text, str, expected)
         with _paused_collector():
             document = read_document(text, format=format, source=source)
             if not isinstance(document, dict):
                 got = "it is empty" if document is None else f"this is {json_type_name(document)}"
-                raise PlanError([Problem(source, f"a plan is a mapping with the fields goal and tasks; {got}")])
+                raise PlanError(
+                    [Problem(source, f"a plan is a mapping with the fields goal and tasks; {got}")]
+                )
             try:
                 _check_number_of_tasks(document)
                 return cls.model_validate(document)
@@ -206,8 +229,12 @@ class Plan(StrictModel):
                 yield _canonical_json(parts[name])
                 continue
             for start in range(0, len(self.tasks), _TASKS_PER_CHUNK):
-                piece = self.model_copy(update={"tasks": self.tasks[start : start + _TASKS_PER_CHUNK]})
-                tasks = piece.model_dump(mode="json", exclude_defaults=True, include={"tasks"})["tasks"]
+                piece = self.model_copy(
+                    update={"tasks": self.tasks[start : start + _TASKS_PER_CHUNK]}
+                )
+                tasks = piece.model_dump(mode="json", exclude_defaults=True, include={"tasks"})[
+                    "tasks"
+                ]
                 yield f"{',' if start else '['}{_canonical_json(tasks)[1:-1]}"
             yield "]"
         yield "}"
@@ -231,7 +258,9 @@ def _check_number_of_tasks(document: JsonObject) -> None:
         for index, body in enumerate(bodies):
             if isinstance(body, dict):
                 where = path if path[-1] == "undo" else (*path, index)
-                lists += [((*where, name), body[name]) for name in ("fallbacks", "undo") if name in body]
+                lists += [
+                    ((*where, name), body[name]) for name in ("fallbacks", "undo") if name in body
+                ]
 
 
 @contextmanager
@@ -247,7 +276,10 @@ def _paused_collector() -> Iterator[None]:
 
 
 def _error_problems(
-    error: ValidationError, data: object, handler: ModelWrapValidatorHandler[Plan], model: type[Plan]
+    error: ValidationError,
+    data: object,
+    handler: ModelWrapValidatorHandler[Plan],
+    model: type[Plan],
 ) -> list[Problem]:
     """Return the problems of a document; of far too many only those of the first items of each list."""
     if error.error_count() > _MAX_ERRORS:
@@ -261,7 +293,11 @@ def _error_problems(
 def _with_first_items(value: object) -> object:
     if isinstance(value, list):
         return [_with_first_items(item) for item in value[:MAX_PROBLEMS]]
-    return {key: _with_first_items(item) for key, item in value.items()} if isinstance(value, dict) else value
+    return (
+        {key: _with_first_items(item) for key, item in value.items()}
+        if isinstance(value, dict)
+        else value
+    )
 
 
 def plan_schema() -> JsonObject:
@@ -282,7 +318,9 @@ _CROSS_CHECKED_FIELDS: Final = {
     "tasks": frozenset({"id", "depends_on", "arguments"}),
     "tools": frozenset({"name", "parameters"}),
 }
-_CROSS_CHECKED_PLAN_FIELDS: Final = frozenset({"tasks", "tools", "resources", "objects", "sequential", "mcp"})
+_CROSS_CHECKED_PLAN_FIELDS: Final = frozenset(
+    {"tasks", "tools", "resources", "objects", "sequential", "mcp"}
+)
 
 
 def _without_invalid_fields(
@@ -296,7 +334,8 @@ def _without_invalid_fields(
     if not isinstance(data, dict):
         return None
     rest: dict[str, Any] = {
-        key: list(value) if isinstance(value, list | tuple) else value for key, value in data.items()
+        key: list(value) if isinstance(value, list | tuple) else value
+        for key, value in data.items()
     }
     copied: set[tuple[str, int]] = set()
     for problem in problems:
@@ -316,7 +355,8 @@ def _without_invalid_fields(
             case ("goal", *_):
                 rest["goal"] = {"objective": ""}
             case (str(name), *_) if name in rest and not (
-                name in _CROSS_CHECKED_PLAN_FIELDS or _closest_name(name, _CROSS_CHECKED_PLAN_FIELDS)
+                name in _CROSS_CHECKED_PLAN_FIELDS
+                or _closest_name(name, _CROSS_CHECKED_PLAN_FIELDS)
             ):
                 del rest[name]
             case _:

@@ -60,7 +60,11 @@ def exceeds_depth(value: JsonValue, limit: int) -> bool:
         containers = [item for item in level if isinstance(item, list | dict)]
         if not containers:
             return False
-        level = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
+        level = [
+            inner
+            for item in containers
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
     return True
 
 
@@ -75,7 +79,9 @@ def measure_json(value: JsonValue, limit: int) -> int:
         elif isinstance(item, list):
             stack += item
         elif isinstance(item, dict):
-            size += sum(len(str(key)) for key in item)  # outputs of functions may have keys that are no strings
+            size += sum(
+                len(str(key)) for key in item
+            )  # outputs of functions may have keys that are no strings
             stack += item.values()
     return size
 
@@ -121,7 +127,10 @@ def _detached(shared: _SharedT) -> _SharedT:
     value: Any = shared
     copy: Any = value
     if isinstance(value, dict):
-        copy = {key: item if type(item) in _IMMUTABLE_TYPES else _detached(item) for key, item in value.items()}
+        copy = {
+            key: item if type(item) in _IMMUTABLE_TYPES else _detached(item)
+            for key, item in value.items()
+        }
     elif isinstance(value, list):
         copy = [_detached(item) for item in value]
     elif isinstance(value, tuple):
@@ -140,7 +149,11 @@ def _detached(shared: _SharedT) -> _SharedT:
 
 
 def _detached_members(state: Mapping[str, object]) -> dict[str, Any]:
-    members = ((name, item, _detached(item)) for name, item in state.items() if type(item) not in _IMMUTABLE_TYPES)
+    members = (
+        (name, item, _detached(item))
+        for name, item in state.items()
+        if type(item) not in _IMMUTABLE_TYPES
+    )
     return {name: copy for name, item, copy in members if copy is not item}
 
 
@@ -176,8 +189,12 @@ def get_item(value: object, key: str | int) -> object:
     if isinstance(value, Mapping) and isinstance(key, str):
         if key in value:
             return value[key]
-        names = join_names([repr(name) for name in islice(value, _MAX_LISTED_KEYS + 1)], _MAX_LISTED_KEYS)
-        raise LookupError(f"does not exist; there is {names}" if names else "does not exist; there is nothing yet")
+        names = join_names(
+            [repr(name) for name in islice(value, _MAX_LISTED_KEYS + 1)], _MAX_LISTED_KEYS
+        )
+        raise LookupError(
+            f"does not exist; there is {names}" if names else "does not exist; there is nothing yet"
+        )
     if isinstance(value, Sequence) and not isinstance(value, str) and isinstance(key, int):
         if -len(value) <= key < len(value):
             return value[key]

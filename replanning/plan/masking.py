@@ -89,17 +89,26 @@ def known_texts(values: Iterable[str], least: int) -> tuple[str, ...]:
         least: fewest characters of a secret; shorter ones are left out.
     """
     known = [
-        text.strip() for value in values for text in (value, _ESCAPE.sub(lambda found: _unescape(found[0]), value))
+        text.strip()
+        for value in values
+        for text in (value, _ESCAPE.sub(lambda found: _unescape(found[0]), value))
     ]
     lines = {line.strip() for value in known for line in value.splitlines()}
-    found = {value for value in known if len(value) >= least} | {line for line in lines if len(line) >= _MIN_LINE_CHARS}
+    found = {value for value in known if len(value) >= least} | {
+        line for line in lines if len(line) >= _MIN_LINE_CHARS
+    }
     digits = [value.encode(errors="surrogateescape").hex() for value in found]
     return tuple(sorted({*found, *digits, *map(str.upper, digits)}))
 
 
 def find_known(text: str, known: Iterable[str]) -> list[Span]:
     """Return the spans of known texts."""
-    return [match.span() for value in known if value in text for match in re.finditer(re.escape(value), text)]
+    return [
+        match.span()
+        for value in known
+        if value in text
+        for match in re.finditer(re.escape(value), text)
+    ]
 
 
 def _unwrapped_gaps(parts: list[str]) -> Iterator[list[str]]:
@@ -119,7 +128,10 @@ def _unwrapped_gaps(parts: list[str]) -> Iterator[list[str]]:
         around = edges[len(full) : len(full) + count + 1]
         full += [edge == max(around) for edge in around[:-1]]
     yield ["" if is_full else " " for is_full in full]
-    yield ["" if is_full and " " not in line else " " for is_full, line in zip(full, lines, strict=False)]
+    yield [
+        "" if is_full and " " not in line else " "
+        for is_full, line in zip(full, lines, strict=False)
+    ]
 
 
 def _look_through(text: str, find: Callable[[str], list[Span]], nesting: int) -> list[Span]:
@@ -133,7 +145,9 @@ def _look_through(text: str, find: Callable[[str], list[Span]], nesting: int) ->
         for inner in () if match[0].islower() else _decode_base64(match[0]):
             decoded += [inner, _BETWEEN_WORDS]
             words.append(match.span())
-    if decoded and (hidden := _look_through("".join(decoded), find, nesting - 1)):  # at once: words may be many
+    if decoded and (
+        hidden := _look_through("".join(decoded), find, nesting - 1)
+    ):  # at once: words may be many
         starts = [0, *accumulate(map(len, decoded))][::2]
         for start, end in hidden:
             spans += words[bisect_right(starts, start) - 1 : bisect_right(starts, end - 1)]
@@ -147,7 +161,9 @@ def _look_through_split(
     decoded = parts.copy()
     decoded[1::2] = replacements
     hidden = _look_through("".join(decoded), find, nesting)
-    starts, origins = ([0, *accumulate(map(len, pieces))] for pieces in (decoded, parts)) if hidden else ([], [])
+    starts, origins = (
+        ([0, *accumulate(map(len, pieces))] for pieces in (decoded, parts)) if hidden else ([], [])
+    )
     return [_origin(span, starts, origins) for span in hidden]
 
 
@@ -188,6 +204,8 @@ def _decode_base64(word: str) -> Iterator[str]:
     plain = word.rstrip("=").replace("-", "+").replace("_", "/").replace("\r", "").replace("\n", "")
     for start in range(4):
         part = plain[start:]
-        data = a2b_base64(part[: len(part) - (len(part) % 4 == 1)] + "==").replace(b"\0", b"")  # UTF-16 has them
+        data = a2b_base64(part[: len(part) - (len(part) % 4 == 1)] + "==").replace(
+            b"\0", b""
+        )  # UTF-16 has them
         if _PRINTABLE.search(data):
             yield data.decode(errors="replace")

@@ -120,7 +120,11 @@ def checked(subject: CallableT) -> CallableT:
     """
     function: Any = vars(subject)["__init__"] if isinstance(subject, type) else subject
     signature = inspect.signature(function)
-    by_position = [name for name, parameter in signature.parameters.items() if parameter.kind < Parameter.KEYWORD_ONLY]
+    by_position = [
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.kind < Parameter.KEYWORD_ONLY
+    ]
 
     @cache
     def kinds() -> dict[str, object]:
@@ -138,7 +142,9 @@ def checked(subject: CallableT) -> CallableT:
         for name, value in chain(zip(by_position, args, strict=False), kwargs.items()):
             kind = kinds().get(name, object)
             if not _is_of_kind(value, kind):
-                choices = " or ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal else None
+                choices = (
+                    " or ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal else None
+                )
                 wrong.append(
                     f"{name}: expected {choices or signature.parameters[name].annotation}, got {brief_repr(value)}"
                 )
@@ -168,13 +174,17 @@ def _is_of_kind(value: object, kind: Any) -> bool:  # any kind of type expressio
     if origin is Callable or (protocol and "__call__" in vars(origin)):
         return callable(value)
     if not isinstance(origin, type) or origin is Any:
-        return value is None if origin is None else True  # such as a JSON value, which is checked where it is recorded
+        return (
+            value is None if origin is None else True
+        )  # such as a JSON value, which is checked where it is recorded
     if origin in (int, float):
         return isinstance(value, int | origin) and not isinstance(value, bool)
     if origin is type:
         return isinstance(value, type) and issubclass(value, parts)
     if protocol:
-        return not isinstance(value, type) and all(hasattr(value, n) for n in dir(origin) if not n.startswith("_"))
+        return not isinstance(value, type) and all(
+            hasattr(value, n) for n in dir(origin) if not n.startswith("_")
+        )
     if not isinstance(value, origin):
         return False
     if isinstance(value, str | bytes | type):  # a text is no list of texts
@@ -182,8 +192,15 @@ def _is_of_kind(value: object, kind: Any) -> bool:  # any kind of type expressio
     if isinstance(value, tuple) and origin is tuple and parts and parts[-1] is not Ellipsis:
         return len(value) == len(parts) and all(map(_is_of_kind, value, parts))
     if isinstance(value, Mapping) and len(parts) == 2:
-        return all(_is_of_kind(key, parts[0]) and _is_of_kind(item, parts[1]) for key, item in value.items())
-    return not parts or not isinstance(value, Collection) or all(_is_of_kind(item, parts[0]) for item in value)
+        return all(
+            _is_of_kind(key, parts[0]) and _is_of_kind(item, parts[1])
+            for key, item in value.items()
+        )
+    return (
+        not parts
+        or not isinstance(value, Collection)
+        or all(_is_of_kind(item, parts[0]) for item in value)
+    )
 
 
 def cut(text: str, limit: int, *, from_end: bool = False) -> str:
@@ -215,12 +232,17 @@ def error_lines(error: ValidationError, limit: int = 10, *, root: str = "") -> l
     """Return the first errors of pydantic as `path: message`, without the input; `root` is the name of the whole."""
     details = error.errors(include_url=False, include_context=False, include_input=False)[:limit]
     places = [".".join(map(str, item["loc"])) or root for item in details]
-    return [f"{place}: {item['msg']}" if place else item["msg"] for place, item in zip(places, details, strict=True)]
+    return [
+        f"{place}: {item['msg']}" if place else item["msg"]
+        for place, item in zip(places, details, strict=True)
+    ]
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
     """Return `did you mean 'x'?` for the nearest of the known names; "" if none is near."""
-    if len(known) > _MAX_CANDIDATES or len(name) > _MAX_NAME_CHARS:  # comparing takes the product of the lengths
+    if (
+        len(known) > _MAX_CANDIDATES or len(name) > _MAX_NAME_CHARS
+    ):  # comparing takes the product of the lengths
         return ""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {near[0]!r}?" if near else ""
@@ -265,7 +287,9 @@ def first_problems(problems: Iterable[Problem]) -> list[Problem]:
     return [*first[:MAX_PROBLEMS], FURTHER_PROBLEMS] if len(first) > MAX_PROBLEMS else first
 
 
-def validation_problems(error: ValidationError, model: type[BaseModel], *, root: str = "") -> list[Problem]:
+def validation_problems(
+    error: ValidationError, model: type[BaseModel], *, root: str = ""
+) -> list[Problem]:
     """Return the errors of pydantic in plain words, each with its place.
 
     Args:
@@ -284,7 +308,9 @@ def validation_problems(error: ValidationError, model: type[BaseModel], *, root:
                 message = f"{path[-1]!r} is missing"
             case "extra_forbidden":
                 fields = list(getattr(model_at(model, path[:-1]), "model_fields", ()))
-                message = f"there is no field {brief_repr(path[-1])} here{hints(str(path[-1]), fields)}"
+                message = (
+                    f"there is no field {brief_repr(path[-1])} here{hints(str(path[-1]), fields)}"
+                )
             case _ if kind in _EXPECTED_BY_ERROR_TYPE:
                 message = f"expected {_EXPECTED_BY_ERROR_TYPE[kind]}{got}"
                 if kind == "string_type" and isinstance(value, bool | int | float):
@@ -298,7 +324,11 @@ def validation_problems(error: ValidationError, model: type[BaseModel], *, root:
             case "string_pattern_mismatch" if not value.strip():
                 message = "must be more than whitespace"
             case "string_pattern_mismatch":
-                fault = "contain control characters" if value == value.strip() else "begin or end with whitespace"
+                fault = (
+                    "contain control characters"
+                    if value == value.strip()
+                    else "begin or end with whitespace"
+                )
                 message = f"{brief_repr(value)} must not {fault}"
             case "greater_than_equal":
                 message = f"must be at least {limits['ge']:g}{got}"
@@ -322,7 +352,9 @@ def _without_union_tags(location: tuple[int | str, ...]) -> JsonPath:
         return tuple(step for step in location if step != "[key]")
     first = start + (1 if location[start] == "body" else 2)
     inner = location[first:]
-    return location[:first] + tuple(step for i, step in enumerate(inner) if i % 2 or step not in _JSON_UNION_TAGS)
+    return location[:first] + tuple(
+        step for i, step in enumerate(inner) if i % 2 or step not in _JSON_UNION_TAGS
+    )
 
 
 def model_at(model: type[BaseModel], path: JsonPath) -> type[BaseModel] | None:

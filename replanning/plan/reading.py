@@ -46,7 +46,9 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _SURROGATE_MESSAGE: Final = "half of a surrogate pair is no character"
 
 
-def read_text_file(path: str | PathLike[str], *, noun: str = "plan", max_size: int = MAX_PLAN_SIZE) -> str:
+def read_text_file(
+    path: str | PathLike[str], *, noun: str = "plan", max_size: int = MAX_PLAN_SIZE
+) -> str:
     """Return the text of a file.
 
     Args:
@@ -71,12 +73,16 @@ def read_text_file(path: str | PathLike[str], *, noun: str = "plan", max_size: i
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise PlanError([Problem(f"{path}:{line}", f"byte {error.start + 1} of the file is not UTF-8")]) from error
+        raise PlanError(
+            [Problem(f"{path}:{line}", f"byte {error.start + 1} of the file is not UTF-8")]
+        ) from error
 
 
 def _unreadable_kind(path: pathlib.Path) -> str:
     """Return what a path is if reading it may never end, such as "a named pipe"; "" for anything else."""
-    if path.is_fifo() and not str(path.absolute()).startswith(("/dev/", "/proc/")):  # as <(…) and /dev/stdin are
+    if path.is_fifo() and not str(path.absolute()).startswith(
+        ("/dev/", "/proc/")
+    ):  # as <(…) and /dev/stdin are
         return "a named pipe"
     if (path.is_char_device() or path.is_block_device()) and str(path) != "/dev/null":
         return "a device"
@@ -88,7 +94,13 @@ def format_of(path: str | PathLike[str]) -> Format:
     return "json" if str(path).lower().endswith(".json") else "yaml"
 
 
-def read_document(text: str, *, format: Format, source: str = "<text>", max_size: int = MAX_PLAN_SIZE) -> JsonValue:  # noqa: A002 # the plain word
+def read_document(
+    text: str,
+    *,
+    format: Format,  # noqa: A002
+    source: str = "<text>",
+    max_size: int = MAX_PLAN_SIZE,
+) -> JsonValue:  # the plain word
     """Return the JSON value of a YAML or JSON text; None if the text is empty.
 
     Args:
@@ -103,11 +115,16 @@ def read_document(text: str, *, format: Format, source: str = "<text>", max_size
     if len(text) > max_size:
         raise PlanError([Problem(source, f"the text has more than {max_size} characters")])
     if not text.isascii() and (half := _SURROGATE.search(text)):
-        raise PlanError([Problem(f"{source}:{_line_and_column(text, half.start())}", _SURROGATE_MESSAGE)])
+        raise PlanError(
+            [Problem(f"{source}:{_line_and_column(text, half.start())}", _SURROGATE_MESSAGE)]
+        )
     try:
         return _read_yaml(text) if format == "yaml" else _read_json(text)
     except PlanError as error:
-        problems = [Problem(f"{source}:{problem.place}".rstrip(":"), problem.message) for problem in error.problems]
+        problems = [
+            Problem(f"{source}:{problem.place}".rstrip(":"), problem.message)
+            for problem in error.problems
+        ]
         raise PlanError(problems) from None
 
 
@@ -121,25 +138,41 @@ def locate_problems(problems: Sequence[Problem], path: str | PathLike[str]) -> l
     return with_positions(problems, text, format_of(path), str(path))
 
 
-def with_positions(problems: Sequence[Problem], text: str, format: Format, source: str) -> list[Problem]:  # noqa: A002 # likewise
+def with_positions(
+    problems: Sequence[Problem],
+    text: str,
+    format: Format,  # noqa: A002
+    source: str,
+) -> list[Problem]:  # likewise
     """Return problems of a valid text with line and column before the path; a missing field has those of its parent."""
     paths = [parse_path(problem.place) for problem in problems]
-    positions = find_positions(text, format, {path[:length] for path in paths for length in range(1, len(path) + 1)})
+    positions = find_positions(
+        text, format, {path[:length] for path in paths for length in range(1, len(path) + 1)}
+    )
     located = []
     for problem, path in zip(problems, paths, strict=True):
-        nearest = next((path[:length] for length in range(len(path), 0, -1) if path[:length] in positions), None)
+        nearest = next(
+            (path[:length] for length in range(len(path), 0, -1) if path[:length] in positions),
+            None,
+        )
         where = source if nearest is None else "{}:{}:{}".format(source, *positions[nearest])
         located.append(Problem(f"{where} {problem.place}".rstrip(), problem.message))
     return located
 
 
-def find_positions(text: str, format: Format, paths: Collection[JsonPath]) -> dict[JsonPath, tuple[int, int]]:  # noqa: A002 # likewise
+def find_positions(
+    text: str,
+    format: Format,  # noqa: A002
+    paths: Collection[JsonPath],
+) -> dict[JsonPath, tuple[int, int]]:  # likewise
     """Return line and column of the given paths in a valid text: of the key of a field, of the start of an item.
 
     A path is found only if its parents are given, too.
     """
     positions: dict[JsonPath, tuple[int, int]] = {}
-    for path, token in _iter_paths(_yaml_tokens(text) if format == "yaml" else _json_tokens(text), paths):
+    for path, token in _iter_paths(
+        _yaml_tokens(text) if format == "yaml" else _json_tokens(text), paths
+    ):
         if path in paths:
             positions.setdefault(path, token[2:])
             if len(positions) == len(paths):
@@ -149,7 +182,9 @@ def find_positions(text: str, format: Format, paths: Collection[JsonPath]) -> di
 
 def write_yaml(document: JsonValue) -> str:
     """Return a document as YAML with its fields in their order."""
-    text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False)
+    text: str = yaml.dump(
+        document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False
+    )
     return text
 
 
@@ -165,14 +200,20 @@ _PLAIN_CONSTANTS: Final[dict[str, bool | None]] = {
     **dict.fromkeys(("null", "Null", "NULL", "~", ""), None),
 }
 _INTEGER: Final = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
-_FLOAT: Final = re.compile(r"[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)")
+_FLOAT: Final = re.compile(
+    r"[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)"
+)
 _NUMBER_START: Final = frozenset("0123456789-+.")
 _MAX_PATH_STEPS: Final = 10
 _TAG_MESSAGE: Final = "the tag {} is not supported; a plan holds plain values"
 _TAG_PREFIX: Final = "tag:yaml.org,2002:"
 _PLAIN_TAGS: Final = {
     kind: ("!", f"{_TAG_PREFIX}{name}")
-    for kind, name in ((ScalarEvent, "str"), (SequenceStartEvent, "seq"), (MappingStartEvent, "map"))
+    for kind, name in (
+        (ScalarEvent, "str"),
+        (SequenceStartEvent, "seq"),
+        (MappingStartEvent, "map"),
+    )
 }
 
 
@@ -182,7 +223,9 @@ class _Dumper(_SafeDumper):  # type: ignore[misc, valid-type] # the base depends
 
 
 # Text that this reader would take for a number must be quoted.
-_Dumper.add_implicit_resolver(f"{_TAG_PREFIX}float", re.compile(rf"(?:{_FLOAT.pattern})$"), sorted(_NUMBER_START))
+_Dumper.add_implicit_resolver(
+    f"{_TAG_PREFIX}float", re.compile(rf"(?:{_FLOAT.pattern})$"), sorted(_NUMBER_START)
+)
 
 
 def _plain_value(word: str) -> JsonValue:
@@ -195,7 +238,9 @@ def _plain_value(word: str) -> JsonValue:
         return _PLAIN_CONSTANTS[word]
     if word[0] not in _NUMBER_START:
         return word
-    return int(word) if _INTEGER.fullmatch(word) else float(word) if _FLOAT.fullmatch(word) else word
+    return (
+        int(word) if _INTEGER.fullmatch(word) else float(word) if _FLOAT.fullmatch(word) else word
+    )
 
 
 def _read_yaml(text: str) -> JsonValue:
@@ -207,9 +252,13 @@ def _read_yaml(text: str) -> JsonValue:
     key: str | None = None
     anchor: str | None = None
     first_node = height = 0
-    around: list[tuple[list[JsonValue] | dict[str, JsonValue], str | None, str | None, int, int]] = []
+    around: list[
+        tuple[list[JsonValue] | dict[str, JsonValue], str | None, str | None, int, int]
+    ] = []
     plain_value = cache(_plain_value)
-    anchors: dict[str, tuple[JsonValue, int, int]] = {}  # the value with its number of nodes and its height
+    anchors: dict[
+        str, tuple[JsonValue, int, int]
+    ] = {}  # the value with its number of nodes and its height
     nodes = aliased_nodes = 0
     problems: list[Problem] = []
 
@@ -269,14 +318,21 @@ def _read_yaml(text: str) -> JsonValue:
             elif kind is AliasEvent:
                 name = str(event.anchor)
                 if name not in anchors:
-                    raise fatal(event, f"the alias *{name} stands for nothing, or for what it is part of")
+                    raise fatal(
+                        event, f"the alias *{name} stands for nothing, or for what it is part of"
+                    )
                 value, count, value_height = anchors[name]
                 nodes += count
                 aliased_nodes += count
                 if aliased_nodes > MAX_ALIASED_NODES:
-                    raise fatal(event, f"aliases stand for more than {MAX_ALIASED_NODES} values; write them out")
+                    raise fatal(
+                        event,
+                        f"aliases stand for more than {MAX_ALIASED_NODES} values; write them out",
+                    )
                 if len(around) + value_height > MAX_PLAN_DEPTH:
-                    raise fatal(event, f"nested more than {MAX_PLAN_DEPTH} deep through the alias *{name}")
+                    raise fatal(
+                        event, f"nested more than {MAX_PLAN_DEPTH} deep through the alias *{name}"
+                    )
                 height = max(height, value_height)
             elif isinstance(event, yaml.DocumentStartEvent) and root:
                 raise fatal(event, "a second document begins here; a plan file holds one")
@@ -400,7 +456,10 @@ def _json_tokens(source: str) -> Iterator[_Token]:
 
 
 def _iter_paths(
-    tokens: Iterator[_Token], within: Collection[JsonPath] | None = None, path: JsonPath = (), opening: str = ""
+    tokens: Iterator[_Token],
+    within: Collection[JsonPath] | None = None,
+    path: JsonPath = (),
+    opening: str = "",
 ) -> Iterator[tuple[JsonPath, _Token]]:
     """Yield every field (at its key) and item (at its start) with its path, inside the parts `within` if given.
 

@@ -48,7 +48,19 @@ _MAX_LISTED_PLACES: Final = 8
 """Most places in one message."""
 
 _IDENTIFIER_FIELDS: Final = frozenset(
-    {"id", "task_id", "depends_on", "before", "order", "run", "tool", "kind", "capability", "when", "server"}
+    {
+        "id",
+        "task_id",
+        "depends_on",
+        "before",
+        "order",
+        "run",
+        "tool",
+        "kind",
+        "capability",
+        "when",
+        "server",
+    }
     | {"parameters", "optional", "objects", "resources", "callable"}
 )
 """Fields with names and conditions, which stay as they are, like the names of tools."""
@@ -152,21 +164,34 @@ class Redactor:
 
     def is_secret_name(self, name: str) -> bool:
         """Return whether an id or another name holds a secret that has a format of its own, is assigned, or is known."""
-        return mask(name, lambda text: self._find(text, by_name=_ASSIGNMENT.search(text) is not None)) is not name
+        return (
+            mask(name, lambda text: self._find(text, by_name=_ASSIGNMENT.search(text) is not None))
+            is not name
+        )
 
     def name_problems(self, part: BaseModel | Sequence[BaseModel]) -> list[Problem]:
         """Return the names in a plan or in changes that hold secrets, by their places; they are not masked elsewhere."""
         names, rest = list[str](), part
-        if isinstance(part, Plan):  # of thousands of tasks, most have two names, and depend on those of others
+        if isinstance(
+            part, Plan
+        ):  # of thousands of tasks, most have two names, and depend on those of others
             names = [task.id for task in part.tasks]
-            others = [task for task in part.tasks if task.when or task.resources or task.fallbacks or task.undo]
+            others = [
+                task
+                for task in part.tasks
+                if task.when or task.resources or task.fallbacks or task.undo
+            ]
             rest = part.model_copy(update={"tasks": tuple(others)})
             names += dict.fromkeys([task.tool for task in part.tasks if task.tool])
         names += [name for _, name in _iter_names(rest, ())]
         if not self.is_secret_name("\n\n".join(names)):  # all at once
             return []
         why = "what looks like a secret cannot be a name, because names are kept; choose another"
-        found = (map(self._clean_step, path) for path, name in _iter_names(part, ()) if self.is_secret_name(name))
+        found = (
+            map(self._clean_step, path)
+            for path, name in _iter_names(part, ())
+            if self.is_secret_name(name)
+        )
         return first_problems(Problem(format_path(list(path)), why) for path in found)
 
     def _clean_step(self, step: str | int) -> str | int:
@@ -230,7 +255,9 @@ class Redactor:
                 clean_extra: Any = self.value(dict(extra))
                 changed |= clean_extra if clean_extra != extra else {}
             clean = part.model_copy(update=changed) if changed else part
-        elif isinstance(part, Mapping) and any(isinstance(value, BaseModel) for value in part.values()):
+        elif isinstance(part, Mapping) and any(
+            isinstance(value, BaseModel) for value in part.values()
+        ):
             servers = {name: self.document(value) for name, value in part.items()}
             clean = servers if any(map(is_not, servers.values(), part.values())) else part
         else:
@@ -245,7 +272,9 @@ class Redactor:
                 limits.take(_MAX_CHAR_BYTES * len(value))
             return value if value in clean_texts else self.text(value)
         if kind in _TEXTLESS_TYPES:
-            if (kind is float and value - value != 0) or (kind is int and not _MIN_NUMBER < value < _MAX_NUMBER):
+            if (kind is float and value - value != 0) or (
+                kind is int and not _MIN_NUMBER < value < _MAX_NUMBER
+            ):
                 return limits.other(value)
             return value
         if kind is not dict and kind is not list and kind is not tuple:
@@ -255,9 +284,13 @@ class Redactor:
             found: dict[str, JsonValue] = {}
             for key, item in value.items():
                 if type(key) is not str and not isinstance(limits.other(key), str):
-                    raise RecordNotSerializable(f"{key!r} cannot name a member of a JSON object, which a text does")
+                    raise RecordNotSerializable(
+                        f"{key!r} cannot name a member of a JSON object, which a text does"
+                    )
                 short = len(key) < _MIN_SECRET_CHARS and key.isascii()  # as most names are
-                name = clean = key if short or key in clean_texts else self._redact_value(key, limits)
+                name = clean = (
+                    key if short or key in clean_texts else self._redact_value(key, limits)
+                )
                 number = 1
                 while name in found:  # what differed in a secret alone
                     number += 1
@@ -266,7 +299,9 @@ class Redactor:
                     item = _mask_member(key, limits.other(item), accepts)  # noqa: PLW2901 - the item as it may be recorded
                 kind = type(item)  # no call for most items, which are clean as they are
                 known = (
-                    item in clean_texts if kind is str else kind in _NUMBER_TYPES and _MIN_NUMBER < item < _MAX_NUMBER
+                    item in clean_texts
+                    if kind is str
+                    else kind in _NUMBER_TYPES and _MIN_NUMBER < item < _MAX_NUMBER
                 )
                 found[name] = item if known else self._redact_value(item, limits)
             limits.levels += 1
@@ -289,13 +324,19 @@ def _text_fields(kind: type[BaseModel]) -> frozenset[str]:
     """Return the fields of a model that may contain text other than names."""
     names = _IDENTIFIER_FIELDS | ({"name"} if kind is ToolSpec else set())
     fields = kind.model_fields.items()
-    return frozenset(name for name, field in fields if name not in names and not _is_textless(field.annotation))
+    return frozenset(
+        name for name, field in fields if name not in names and not _is_textless(field.annotation)
+    )
 
 
 @cache
 def _fields_with_names(kind: type[BaseModel]) -> tuple[str, ...]:
     """Return the fields of a model that are names, or have parts with names."""
-    return tuple(name for name in kind.model_fields if name in _PARTS_WITH_NAMES or (kind, name) == (ToolSpec, "name"))
+    return tuple(
+        name
+        for name in kind.model_fields
+        if name in _PARTS_WITH_NAMES or (kind, name) == (ToolSpec, "name")
+    )
 
 
 def _iter_names(part: object, path: JsonPath) -> Iterator[tuple[JsonPath, str]]:
@@ -326,9 +367,19 @@ def _is_textless(annotation: object) -> bool:
 
 def redaction_warning(clean: Plan, plan: Plan) -> str:
     """Return a warning about the secrets that were redacted from a plan and so will not reach its tools; "" if none."""
-    tools = [f"tool {new.name!r}" for new, old in zip(clean.tools, plan.tools, strict=True) if new is not old]
-    servers = [f"MCP server {name!r}" for name, server in clean.mcp.items() if server != plan.mcp.get(name)]
-    context = [f"the context {name!r}" for name, value in clean.context.items() if value != plan.context.get(name)]
+    tools = [
+        f"tool {new.name!r}"
+        for new, old in zip(clean.tools, plan.tools, strict=True)
+        if new is not old
+    ]
+    servers = [
+        f"MCP server {name!r}" for name, server in clean.mcp.items() if server != plan.mcp.get(name)
+    ]
+    context = [
+        f"the context {name!r}"
+        for name, value in clean.context.items()
+        if value != plan.context.get(name)
+    ]
     tasks = []
     for new, old in zip(clean.tasks, plan.tasks, strict=True):
         parts = []
@@ -360,7 +411,9 @@ def pattern_problem(pattern: str) -> str:
         warnings.simplefilter("always")
         try:
             re.compile(pattern)
-            re.compile(f"{pattern}(?#{next(_compilations)})")  # not in the cache of `re`, which would hide warnings
+            re.compile(
+                f"{pattern}(?#{next(_compilations)})"
+            )  # not in the cache of `re`, which would hide warnings
         except (re.error, RecursionError, OverflowError) as error:
             return f"is no regular expression: {error}"
     try:
@@ -370,7 +423,9 @@ def pattern_problem(pattern: str) -> str:
         return f"cannot be matched in linear time; write it without lookaround, backreferences and flags ({reason})"
     if caught:  # such as [[:alpha:]], which finds no secret but looks as if it did
         doubt = str(caught[0].message).lower()
-        return f"does not mean what it seems to ({doubt}); write a backslash before literal characters"
+        return (
+            f"does not mean what it seems to ({doubt}); write a backslash before literal characters"
+        )
     return ""
 
 

@@ -13,12 +13,21 @@ from typing import Final, cast
 from pydantic import JsonValue
 
 from replanning.errors import ExpressionError
-from replanning.plan.json_values import as_text, copy_json, get_item, iter_strings, map_strings, measure_json
+from replanning.plan.json_values import (
+    as_text,
+    copy_json,
+    get_item,
+    iter_strings,
+    map_strings,
+    measure_json,
+)
 from replanning.plan.messages import truncate
 from replanning.plan.secrets import MASK
 from replanning.plan.types import MAX_NAME_CHARS, JsonPath, TaskId
 
-_PLACEHOLDER: Final = re.compile(r"(?<![${])\{([A-Za-z_][A-Za-z0-9_-]*)\}|\{\{([A-Za-z_][A-Za-z0-9_-]*)\}\}")
+_PLACEHOLDER: Final = re.compile(
+    r"(?<![${])\{([A-Za-z_][A-Za-z0-9_-]*)\}|\{\{([A-Za-z_][A-Za-z0-9_-]*)\}\}"
+)
 _PARENTHESIS: Final = re.compile(r"[()]")
 _MAX_MATCH_STEPS: Final = 1_000
 """Most steps of the search for the values of a pattern's placeholders, so that matching a fact takes bounded time."""
@@ -52,7 +61,9 @@ class FactPattern:
         choices: the values of each placeholder that is limited.
     """
 
-    def __init__(self, pattern: str, choices: Mapping[str, Collection[str]] = MappingProxyType({})) -> None:
+    def __init__(
+        self, pattern: str, choices: Mapping[str, Collection[str]] = MappingProxyType({})
+    ) -> None:
         self._pattern = pattern
         self._names: list[str] = []
         texts: list[list[str]] = [[]]
@@ -65,9 +76,13 @@ class FactPattern:
                 texts.append([])
         texts[-1].append(pattern[end:])
         self._start, *self._texts = map("".join, texts)
-        self._choices = {name: (sorted({*map(len, words)}), frozenset(words)) for name, words in choices.items()}
+        self._choices = {
+            name: (sorted({*map(len, words)}), frozenset(words)) for name, words in choices.items()
+        }
         counts = Counter(self._names)
-        limited = (place for place, name in enumerate(self._names) if name in choices or counts[name] > 1)
+        limited = (
+            place for place, name in enumerate(self._names) if name in choices or counts[name] > 1
+        )
         self._last_limited = max(limited, default=-1)
 
     def match(self, fact: str) -> dict[str, str] | None:
@@ -93,7 +108,9 @@ class FactPattern:
                 stack.pop()
         raise ExpressionError(f"{truncate(self._pattern, 81)!r} might fit a fact in too many ways")
 
-    def _value_ends(self, fact: str, place: int, start: int, values: dict[str, str]) -> Iterator[int]:
+    def _value_ends(
+        self, fact: str, place: int, start: int, values: dict[str, str]
+    ) -> Iterator[int]:
         """Set the value of a placeholder to each text that fits, and yield the end of the text of the pattern after it."""
         name, text = self._names[place], self._texts[place]
         is_last, is_new = place == len(self._names) - 1, name not in values
@@ -106,7 +123,9 @@ class FactPattern:
         elif is_last:
             ends = (len(fact) - len(text),) if start + len(text) < len(fact) else ()
         else:  # after the last limited placeholder, no place is better than the first
-            ends = islice(_occurrences(text, fact, start + 1), 1 if place > self._last_limited else None)
+            ends = islice(
+                _occurrences(text, fact, start + 1), 1 if place > self._last_limited else None
+            )
         for end in ends:
             if fact.startswith(text, end) and not (is_last and end + len(text) < len(fact)):
                 values[name] = fact[start:end]
@@ -142,9 +161,7 @@ MAX_FILLED_CHARS: Final = 10_000_000
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
 _PATH_STEP: Final = re.compile(r"""\.([^.\[\]]+)|\[(-?\d{1,9})\]|\["([^"]+)"\]|\['([^']+)'\]""")
 _OUTPUT: Final = re.compile(r"\.output(?=$|[.\[])")
-_REDACTED_MESSAGE: Final = (
-    "there was what looks like a secret, and no record keeps one; let the tool take it itself, as {env:NAME}"
-)
+_REDACTED_MESSAGE: Final = "there was what looks like a secret, and no record keeps one; let the tool take it itself, as {env:NAME}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +217,9 @@ def find_references(value: JsonValue, task_ids: Container[str] = ()) -> tuple[Re
 
 
 def rename_references(
-    arguments: Mapping[str, JsonValue], rename: Callable[[TaskId], str], task_ids: Container[str] = ()
+    arguments: Mapping[str, JsonValue],
+    rename: Callable[[TaskId], str],
+    task_ids: Container[str] = (),
 ) -> dict[str, JsonValue]:
     """Return a copy of arguments in which references name other tasks; references to the context stay.
 
@@ -220,7 +239,10 @@ def rename_references(
             return match[0]
         return f"${{{rename(reference.task)}{reference.text[len(reference.task) :]}}}"
 
-    return {key: map_strings(value, lambda text: _REFERENCE.sub(renamed, text)) for key, value in arguments.items()}
+    return {
+        key: map_strings(value, lambda text: _REFERENCE.sub(renamed, text))
+        for key, value in arguments.items()
+    }
 
 
 def _choose_reference(readings: Sequence[Reference], task_ids: Container[str]) -> Reference:
@@ -228,7 +250,10 @@ def _choose_reference(readings: Sequence[Reference], task_ids: Container[str]) -
 
 
 def resolve_references(
-    arguments: Mapping[str, JsonValue], *, context: Mapping[str, JsonValue], result_of: Callable[[TaskId], JsonValue]
+    arguments: Mapping[str, JsonValue],
+    *,
+    context: Mapping[str, JsonValue],
+    result_of: Callable[[TaskId], JsonValue],
 ) -> dict[str, JsonValue]:
     """Return the arguments with every reference replaced by a copy of its value.
 
@@ -294,7 +319,9 @@ def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:
     if match[0] == "$${":
         return []
     if inner is None:
-        raise ExpressionError(f"{text!r}: a ${{ is not closed; write $${{ for the characters themselves")
+        raise ExpressionError(
+            f"{text!r}: a ${{ is not closed; write $${{ for the characters themselves"
+        )
     readings = []
     parsed: dict[int, JsonPath | None] = {}
     if inner.startswith("context.") and (path := _parse_path(inner, len("context"), parsed)):
@@ -306,7 +333,9 @@ def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:
             readings.append(Reference(inner, TaskId(inner[: found.start()]), path))
     if not readings:
         forms = "${TASK.output}, ${TASK.output.name[0]} or ${context.name}"
-        raise ExpressionError(f"{match[0]!r} is no reference: write {forms}, or ${match[0]} for the text itself")
+        raise ExpressionError(
+            f"{match[0]!r} is no reference: write {forms}, or ${match[0]} for the text itself"
+        )
     return readings
 
 

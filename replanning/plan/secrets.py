@@ -68,7 +68,10 @@ _TOKEN_FORMATS: Final = (
     ),
     *((f"gh{kind}_", "[A-Za-z0-9]{20,}") for kind in "pousr"),
     ("github_pat_", f"{_NO_WORDS}[A-Za-z0-9_]{{20,}}"),
-    *((f"gl{kind}-", f"{_NO_WORDS}[A-Za-z0-9_-]{{16,}}") for kind in ("pat", "ptt", "dt", "rt", "cbt")),
+    *(
+        (f"gl{kind}-", f"{_NO_WORDS}[A-Za-z0-9_-]{{16,}}")
+        for kind in ("pat", "ptt", "dt", "rt", "cbt")
+    ),
     ("xox", "[abeoprs]-[A-Za-z0-9-]{10,}"),
     ("hooks.slack.com/services/", "[A-Za-z0-9/]{20,}"),
     *((kind, "[A-Z0-9]{16}") for kind in ("AKIA", "ASIA")),
@@ -90,9 +93,7 @@ _TOKEN_FORMATS: Final = (
 _QUOTE: Final = r"\\{0,4}[\"']"
 _UNQUOTED: Final = r"[^\s\"'\\&;<>\x1b]{0,4096}[^\s\"'\\&;<>\x1b,.)\]}]"
 _VALUE: Final = rf"(?:{_QUOTE}(?P<quoted>[^\"'\\\r\n]{{1,4096}})|(?P<plain>{_UNQUOTED}))"
-_ASSIGNMENT: Final = (
-    rf"(?:{_QUOTE})?(?:(?P<prose>:[ \t]{{1,8}}|[ \t]{{1,8}}[:=][ \t]{{1,8}})|[ \t]{{0,8}}(?:=>|:=|[:=])[ \t]{{0,8}}|>)"
-)
+_ASSIGNMENT: Final = rf"(?:{_QUOTE})?(?:(?P<prose>:[ \t]{{1,8}}|[ \t]{{1,8}}[:=][ \t]{{1,8}})|[ \t]{{0,8}}(?:=>|:=|[:=])[ \t]{{0,8}}|>)"
 _PLACEHOLDER: Final = re.compile(
     r"\$?\{[^{}]*\}?|\$[a-z_]\w*|\$\(.*|`.*|\[redacted\]?|[*x.…]+|%\(?\w+\)?s?", re.IGNORECASE
 )
@@ -109,7 +110,19 @@ _CODE: Final = re.compile(
 
 _NUMBER: Final = re.compile(r"[\d.,:%/ -]{1,12}")
 _NON_SECRET_WORDS: Final = frozenset(
-    {"none", "null", "true", "false", "required", "missing", "invalid", "incorrect", "wrong", "expired", "empty"}
+    {
+        "none",
+        "null",
+        "true",
+        "false",
+        "required",
+        "missing",
+        "invalid",
+        "incorrect",
+        "wrong",
+        "expired",
+        "empty",
+    }
     | {"undefined", "unknown", "unset", "unrecognized"}
 )
 _MESSAGE: Final = re.compile(
@@ -134,7 +147,9 @@ _WORD_CHAR_LIMIT: Final = 16
 
 def is_secret(value: str) -> bool:
     """Return whether the value of a password is a secret, and no placeholder."""
-    return bool(value) and not _PLACEHOLDER.fullmatch(value) and value.lower() not in _NON_SECRET_WORDS
+    return (
+        bool(value) and not _PLACEHOLDER.fullmatch(value) and value.lower() not in _NON_SECRET_WORDS
+    )
 
 
 def _is_likely_secret(value: str) -> bool:
@@ -159,8 +174,12 @@ _NON_SECRET_TOKENS: Final = ("page", "cursor", "continuation", "next", "sync", "
                              "unk", "mask", "cls")  # fmt: skip
 _SECRET_KEYS: Final = ("api", "access", "secret", "private", "encryption", "signing", "account", "master", "storage",
                        "subscription")  # fmt: skip
-_API_KEY: Final = _after((f"{word}{between}" for word in _SECRET_KEYS for between in ("", "[ _-]")), "key")
-_TOKEN: Final = _not_after((f"{word}{between}" for word in _NON_SECRET_TOKENS for between in ("", "[_-]")), "token")
+_API_KEY: Final = _after(
+    (f"{word}{between}" for word in _SECRET_KEYS for between in ("", "[ _-]")), "key"
+)
+_TOKEN: Final = _not_after(
+    (f"{word}{between}" for word in _NON_SECRET_TOKENS for between in ("", "[_-]")), "token"
+)
 _SECRET_NAMES: Final = (
     ("passw", "passw(?:or)?d", is_secret),
     ("passphrase", "passphrase", is_secret),
@@ -183,9 +202,7 @@ _SINGLE_TOKEN_SCHEME: Final = (
 
 _PARAMETER_SCHEME: Final = r"(?:digest|oauth|hmac|aws4-hmac-sha256)[ \t](?P<line>[^\r\n]{1,4096})"
 _HEADER_SEPARATOR: Final = rf"(?:{_QUOTE})?[ \t]{{0,8}}[:=][ \t]{{0,8}}(?:{_QUOTE})?"
-_LOGIN: Final = (
-    r"(?!\[)[^\s/:@\"'<>\\]{0,256}+:(?:(?P<word>[^\s/\"'<>\\]{1,512})|(?!\d{1,5}/)(?P<path>[^\s@\"'<>\\]{1,128}+))(?=@)"
-)
+_LOGIN: Final = r"(?!\[)[^\s/:@\"'<>\\]{0,256}+:(?:(?P<word>[^\s/\"'<>\\]{1,512})|(?!\d{1,5}/)(?P<path>[^\s@\"'<>\\]{1,128}+))(?=@)"
 """Name and password before the host of an address; a password with a slash ends at the first `@`."""
 
 _WORD: Final = r"(?:[\"'](?P<quoted>[^\"'\r\n]{1,512})|(?P<word>[^\s\"',.;)-][^\s\"']{2,512}))"
@@ -197,9 +214,7 @@ def _option_of(command: str, option: str, value: str = _WORD) -> str:
     return rf"{command}(?:(?:(?!{command})[^\r\n]){{0,200}}?[ \t])?{option}{value}"
 
 
-_SAMBA_LOGIN: Final = (
-    r"(?:[\"'][^\s\"'%\[]{1,128}%(?P<line>[^\"'\r\n]{1,512})|[^\s\"'%\[]{1,128}%(?P<word>[^\s\"']{1,512}))"
-)
+_SAMBA_LOGIN: Final = r"(?:[\"'][^\s\"'%\[]{1,128}%(?P<line>[^\"'\r\n]{1,512})|[^\s\"'%\[]{1,128}%(?P<word>[^\s\"']{1,512}))"
 """Name and password of a user, as in `smbclient -U eve%…`."""
 
 
@@ -207,14 +222,22 @@ _SHARE: Final = r"(?:[ \t]{1,8}[a-z*]:?)?[ \t]{1,8}[\"']?\\{1,4}[^\s\"']{1,256}[
 """Device and address of a folder of another machine, as in `net use X: \\\\server\\share`."""
 
 _LOGIN_OPTION: Final = _after(
-    (before + dash for before in (r"\A", r"[\s\"'=(\[,]") for dash in ("", "-", "-proxy", "--proxy")), "-u"
+    (
+        before + dash
+        for before in (r"\A", r"[\s\"'=(\[,]")
+        for dash in ("", "-", "-proxy", "--proxy")
+    ),
+    "-u",
 )
 _CONTEXT_PATTERNS: Final = (
     (
         "authorization",
         rf"authorization{_HEADER_SEPARATOR}(?:{_SINGLE_TOKEN_SCHEME}|{_PARAMETER_SCHEME}|(?P<bare>[^\s\"'\\,;]{{8,4096}}))",
     ),
-    ("cookie", rf"cookie{_HEADER_SEPARATOR}(?P<line>[^=\"'\\\r\n]{{1,256}}=[^\"'\\\r\n]{{1,4096}})"),
+    (
+        "cookie",
+        rf"cookie{_HEADER_SEPARATOR}(?P<line>[^=\"'\\\r\n]{{1,256}}=[^\"'\\\r\n]{{1,4096}})",
+    ),
     ("bearer", r"bearer[ \t]{1,8}(?P<bare>[A-Za-z0-9._~+/-]{8,4096}={0,2})"),
     ("://", rf"://(?:{_LOGIN}|(?P<bare>[^\s/:@\"'<>\\]{{16,256}}+))@"),
     (
@@ -227,7 +250,12 @@ _CONTEXT_PATTERNS: Final = (
     ("mysql", _option_of("mysql(?:dump|admin|import)?[ \t]", "-p")),
     ("redis-cli", _option_of("redis-cli[ \t]", "-a[ \t]{1,8}")),
     *(
-        (name, _option_of(rf"{name}[a-z]{{0,8}}[ \t]", r"(?:-u[ \t]{0,8}|--user(?:name)?[= ])", _SAMBA_LOGIN))
+        (
+            name,
+            _option_of(
+                rf"{name}[a-z]{{0,8}}[ \t]", r"(?:-u[ \t]{0,8}|--user(?:name)?[= ])", _SAMBA_LOGIN
+            ),
+        )
         for name in ("smb", "rpcclient")
     ),
     ("sig=", r"sig=(?<![a-z0-9_-]sig=)(?P<bare>[a-z0-9%+/]{24,512})"),  # of Azure
@@ -239,7 +267,10 @@ _CONTEXT_PATTERNS: Final = (
     *((f"-{kind}pass", rf"-{kind}pass[ \t]{{1,8}}{_WORD}") for kind in ("store", "key")),
     ("-pass", r"-pass(?:in|out)?[ \t]{1,8}pass:(?P<word>[^\s\"']{1,512})"),
     ("vault login", r"vault login[ \t]{1,8}(?P<bare>[^\s\"'=-][^\s\"'=]{7,512})"),
-    ("echo", r"echo[ \t]{1,8}[\"']?(?P<word>[^\s\"'|$]{1,512})[\"']?[ \t]{0,8}\|[^\r\n|]{1,200}?--password-stdin"),
+    (
+        "echo",
+        r"echo[ \t]{1,8}[\"']?(?P<word>[^\s\"'|$]{1,512})[\"']?[ \t]{0,8}\|[^\r\n|]{1,200}?--password-stdin",
+    ),
     ("jdbc:oracle:", r"jdbc:oracle:[a-z0-9]{1,8}:[^\s/@:]{1,64}/(?P<word>[^\s/@]{1,256})(?=@)"),
     ("passw", r"passw(?:or)?d[ \t]{1,4}(?:is[ \t:]{1,4})?[\"'](?P<bare>[^\"'\r\n]{4,512})[\"']"),
     (
@@ -251,7 +282,16 @@ _CONTEXT_PATTERNS: Final = (
             name,
             rf"{name}[\"']?,?\s{{1,40}}[\"']?value[\"']?[ \t]{{0,4}}[:=][ \t]{{0,4}}[\"'](?P<bare>[^\"'\r\n]{{6,4096}})[\"']",
         )
-        for name in ("password", "passwd", "secret", "token", "apikey", "api_key", "secret_key", "access_key")
+        for name in (
+            "password",
+            "passwd",
+            "secret",
+            "token",
+            "apikey",
+            "api_key",
+            "secret_key",
+            "access_key",
+        )
     ),
     ("-u", rf"{_LOGIN_OPTION}(?:ser)?[ =][^\s:\"']{{1,256}}:(?P<word>[^\s\"']{{1,512}})"),
 )
@@ -270,10 +310,14 @@ def _accepts_by_name(accepts: Callable[[str], bool]) -> Callable[[re.Match[str]]
         value, is_plain = match[str(match.lastgroup)], match.lastgroup == "plain"
         if is_plain and _CODE.fullmatch(value):
             return False
-        is_prose = match["prose"] is not None if is_plain else value[0] == " "  # as {"token": " word"} of a model
+        is_prose = (
+            match["prose"] is not None if is_plain else value[0] == " "
+        )  # as {"token": " word"} of a model
         if is_prose and _MESSAGE.match(match.string, match.start(str(match.lastgroup))):
             return False
-        return accepts(value) and not (is_prose and accepts is _is_likely_secret and is_plain_word(value))
+        return accepts(value) and not (
+            is_prose and accepts is _is_likely_secret and is_plain_word(value)
+        )
 
     return named
 
@@ -285,8 +329,12 @@ def _accepts_option(match: re.Match[str]) -> bool:
 
 def _name_rules() -> Iterator[SecretRule]:
     for hint, name, accepts in _SECRET_NAMES:
-        yield SecretRule(hint, re.compile(f"{name}{_ASSIGNMENT}{_VALUE}"), _accepts_by_name(accepts), True)
-    option = rf"{_not_after(['-'], '--')}(?P<option>[a-z0-9_-]{{3,64}}+)[ \t]{{1,4}}(?![-:=]){_VALUE}"
+        yield SecretRule(
+            hint, re.compile(f"{name}{_ASSIGNMENT}{_VALUE}"), _accepts_by_name(accepts), True
+        )
+    option = (
+        rf"{_not_after(['-'], '--')}(?P<option>[a-z0-9_-]{{3,64}}+)[ \t]{{1,4}}(?![-:=]){_VALUE}"
+    )
     yield SecretRule("--", re.compile(option), _accepts_option, True)
     for hint, pattern in _CONTEXT_PATTERNS:
         yield SecretRule(hint, re.compile(pattern), _accepts_by_context, True)
@@ -404,7 +452,9 @@ class CollectionRule:
         found: dict[str, list[str]] = {}
         for allowed in (*self._allowed, *self._described["allowed"]):
             words = [f"(?i:{re2.escape(word)})" for word in allowed["stopwords"]]
-            found.setdefault(allowed["target"], []).extend((*(f"(?:{regex})" for regex in allowed["regexes"]), *words))
+            found.setdefault(allowed["target"], []).extend(
+                (*(f"(?:{regex})" for regex in allowed["regexes"]), *words)
+            )
         return {target: _search_set(["|".join(patterns)]) for target, patterns in found.items()}
 
     def _accepts(self, encoded: bytes, match: Span, value: bytes) -> bool:
@@ -436,9 +486,17 @@ def _search_set(patterns: Iterable[str]) -> Any:
 @cache
 def _hints() -> tuple[Any, list[SecretRule | CollectionRule]]:
     """Return the hints of all rules as a set, and the rule of each hint."""
-    source = json.loads((resources.files("replanning.plan") / "secret_rules.json").read_text(encoding="utf-8"))
-    no_tokens = {"target": "match", "regexes": [f"(?i)(?:{'|'.join(_NON_SECRET_TOKENS)})[_-]?token"], "stopwords": []}
-    collection = [CollectionRule(described, [*source["allowed"], no_tokens]) for described in source["rules"]]
+    source = json.loads(
+        (resources.files("replanning.plan") / "secret_rules.json").read_text(encoding="utf-8")
+    )
+    no_tokens = {
+        "target": "match",
+        "regexes": [f"(?i)(?:{'|'.join(_NON_SECRET_TOKENS)})[_-]?token"],
+        "stopwords": [],
+    }
+    collection = [
+        CollectionRule(described, [*source["allowed"], no_tokens]) for described in source["rules"]
+    ]
     rules: list[tuple[str, SecretRule | CollectionRule]] = [
         *((re2.escape(rule.hint), rule) for rule in FORMAT_RULES),
         *((f"(?i:{re2.escape(rule.hint)})", rule) for rule in NAME_RULES),

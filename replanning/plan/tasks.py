@@ -28,7 +28,9 @@ from replanning.plan.messages import validation_problems
 from replanning.plan.references import fact_problem, fill_placeholders, normalise_fact, placeholders
 from replanning.plan.types import MAX_NAME_CHARS, JsonObject, TaskId, to_seconds
 
-_NAME_PATTERN: Final = r"^[^\s\x00-\x1f\x7f-\x9f](?:[^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$"
+_NAME_PATTERN: Final = (
+    r"^[^\s\x00-\x1f\x7f-\x9f](?:[^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$"
+)
 _TEXT_PATTERN: Final = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]*$"
 _NONBLANK_PATTERN: Final = rf"{_TEXT_PATTERN[:-1]}[^\s\x00-\x1f\x7f-\x9f]{_TEXT_PATTERN[1:]}"
 """Text that is more than whitespace."""
@@ -45,7 +47,9 @@ def _validate_fact(text: str) -> str:
     return normalise_fact(text)
 
 
-Fact = Annotated[str, StringConstraints(min_length=1, pattern=_NONBLANK_PATTERN), AfterValidator(_validate_fact)]
+Fact = Annotated[
+    str, StringConstraints(min_length=1, pattern=_NONBLANK_PATTERN), AfterValidator(_validate_fact)
+]
 NonNegativeFloat = Annotated[float, Field(strict=True, ge=0)]
 Duration = Annotated[float, Field(strict=True, ge=0), BeforeValidator(to_seconds)]
 Seconds = Annotated[float, Field(strict=True, gt=0), BeforeValidator(to_seconds)]
@@ -87,7 +91,9 @@ class StrictModel(BaseModel):
         def __init__(self, **fields: object) -> None:
             self._checked(self.__pydantic_validator__.validate_python, fields, self_instance=self)
 
-        __init__.__pydantic_base_init__ = True  # documents are validated without a call for each of their parts
+        __init__.__pydantic_base_init__ = (
+            True  # documents are validated without a call for each of their parts
+        )
 
         @classmethod
         def model_validate(cls, obj: object, **options: object) -> Self:
@@ -105,7 +111,9 @@ class StrictModel(BaseModel):
             return cls._checked(super().model_validate_strings, obj, **options)
 
         @classmethod
-        def _checked(cls, validate: Callable[..., Self], *arguments: object, **options: object) -> Self:
+        def _checked(
+            cls, validate: Callable[..., Self], *arguments: object, **options: object
+        ) -> Self:
             try:
                 return validate(*arguments, **options)
             except ValidationError as error:
@@ -136,25 +144,31 @@ class McpServer(StrictModel):
     """Server of the Model Context Protocol: a program to start, or an address."""
 
     command: _CommandLine | None = Field(
-        default=None, description="The program and its arguments, as a list or as one line; no shell reads it."
+        default=None,
+        description="The program and its arguments, as a list or as one line; no shell reads it.",
     )
     cwd: str | None = Field(default=None, description="Where the program works.")
     env: Mapping[str, str] = Field(
         default_factory=dict,
         description="Environment of the program beside PATH, HOME and the like; {env:NAME} is looked up at the start.",
     )
-    url: str | None = Field(default=None, description="The address of a server that runs already (streamable HTTP).")
+    url: str | None = Field(
+        default=None, description="The address of a server that runs already (streamable HTTP)."
+    )
     headers: Mapping[str, str] = Field(
         default_factory=dict, description="Request headers; {env:NAME} is looked up at the start."
     )
     tools: Items[Name] | None = Field(
-        default=None, description="The only tools of the server that may be used; all of them by default."
+        default=None,
+        description="The only tools of the server that may be used; all of them by default.",
     )
     safe: Items[Name] = Field(
-        default=(), description="Tools of the server that are not dangerous, whatever the server says of them."
+        default=(),
+        description="Tools of the server that are not dangerous, whatever the server says of them.",
     )
     timeout: Seconds = Field(
-        default=DEFAULT_START_TIMEOUT, description="Seconds that it has to start and say what it can do."
+        default=DEFAULT_START_TIMEOUT,
+        description="Seconds that it has to start and say what it can do.",
     )
 
     @property
@@ -191,10 +205,13 @@ class Goal(StrictModel):
     """Goal of the plan."""
 
     objective: Text = Field(description="What is to be achieved, in words.")
-    success_criteria: Items[Text] = Field(default=(), description="How a person sees that it was achieved.")
+    success_criteria: Items[Text] = Field(
+        default=(), description="How a person sees that it was achieved."
+    )
     facts: Items[Fact] = Field(default=(), description="What must hold at the end.")
     stop_when_reached: StrictBool = Field(
-        default=False, description="Succeed as soon as all facts of the goal hold, whatever has become of the tasks."
+        default=False,
+        description="Succeed as soon as all facts of the goal hold, whatever has become of the tasks.",
     )
 
     def with_fields(self, fields: Mapping[str, object]) -> Goal:
@@ -213,7 +230,9 @@ def _check_retryable(value: object) -> object:
     is_class = isinstance(value, str) and re.match(_CLASS_PATTERN, value)
     if is_class or (isinstance(value, int) and 400 <= value <= 599):
         return value
-    raise ValueError("expected a class of exceptions, such as httpx.ReadTimeout, or an HTTP status from 400 to 599")
+    raise ValueError(
+        "expected a class of exceptions, such as httpx.ReadTimeout, or an HTTP status from 400 to 599"
+    )
 
 
 _Retryable = Annotated[
@@ -229,9 +248,12 @@ class Retry(StrictModel):
         default=3, description="Attempts, the first included."
     )
     delay: Duration = Field(default=1.0, description="Seconds before the second attempt.")
-    exponential: StrictBool = Field(default=True, description="Double the delay after each attempt.")
+    exponential: StrictBool = Field(
+        default=True, description="Double the delay after each attempt."
+    )
     jitter: StrictBool = Field(
-        default=True, description="Vary the delay at random, so that retries do not come all at once."
+        default=True,
+        description="Vary the delay at random, so that retries do not come all at once.",
     )
     on: Items[_Retryable] = Field(
         default=(),
@@ -243,10 +265,15 @@ class Budget(StrictModel):
     """Budget of a run; omitted parts are unlimited."""
 
     calls: NonNegativeInt | None = Field(default=None, description="Calls of language models.")
-    tokens: NonNegativeInt | None = Field(default=None, description="Tokens, input and output together.")
-    money: NonNegativeFloat | None = Field(default=None, description="Money, in the currency of the prices.")
+    tokens: NonNegativeInt | None = Field(
+        default=None, description="Tokens, input and output together."
+    )
+    money: NonNegativeFloat | None = Field(
+        default=None, description="Money, in the currency of the prices."
+    )
     wall_clock: Duration | None = Field(
-        default=None, description="Seconds; those in which only a person is waited for do not count."
+        default=None,
+        description="Seconds; those in which only a person is waited for do not count.",
     )
 
 
@@ -254,27 +281,44 @@ class ToolSpec(StrictModel):
     """Tool that executes tasks, as executors and planners need to know it."""
 
     name: Name = Field(description="How tasks name it.")
-    kind: Name | None = Field(default=None, description="shell, http, python, agent, mcp, or a kind a plugin executes.")
-    capability: Name | None = Field(default=None, description="Tools of one capability can stand in for one another.")
-    description: Text = Field(default="", description="What it does, for people and language models.")
+    kind: Name | None = Field(
+        default=None, description="shell, http, python, agent, mcp, or a kind a plugin executes."
+    )
+    capability: Name | None = Field(
+        default=None, description="Tools of one capability can stand in for one another."
+    )
+    description: Text = Field(
+        default="", description="What it does, for people and language models."
+    )
     parameters: Mapping[str, Name] = Field(
         default_factory=dict,
         description="Parameter to type: string, path, integer, number, boolean, array, object, any, or one of `objects`.",
     )
     optional: Items[Name] = Field(default=(), description="The parameters that may be left out.")
-    requires: Items[Fact] = Field(default=(), description="Facts that must hold before, as patterns: on({x},{y}).")
+    requires: Items[Fact] = Field(
+        default=(), description="Facts that must hold before, as patterns: on({x},{y})."
+    )
     adds: Items[Fact] = Field(default=(), description="Facts that hold after it.")
     removes: Items[Fact] = Field(default=(), description="Facts that no longer hold after it.")
-    needs: Items[Fact] = Field(default=(), description="Artifacts needed: X is short for requiring artifact(X).")
-    produces: Items[Fact] = Field(default=(), description="Artifacts produced: X is short for adding artifact(X).")
+    needs: Items[Fact] = Field(
+        default=(), description="Artifacts needed: X is short for requiring artifact(X)."
+    )
+    produces: Items[Fact] = Field(
+        default=(), description="Artifacts produced: X is short for adding artifact(X)."
+    )
     resources: Mapping[Name, NonNegativeFloat] = Field(
         default_factory=dict, description="How much of each resource one use takes."
     )
-    cost: NonNegativeFloat | None = Field(default=None, description="What one use costs, to compare tools.")
+    cost: NonNegativeFloat | None = Field(
+        default=None, description="What one use costs, to compare tools."
+    )
     available: StrictBool = Field(default=True, description="Whether it can be used now.")
-    transient: Items[StrictInt] = Field(default=(), description="Exit codes or HTTP statuses that may pass on a retry.")
+    transient: Items[StrictInt] = Field(
+        default=(), description="Exit codes or HTTP statuses that may pass on a retry."
+    )
     accepted: Items[StrictInt] = Field(
-        default=(), description="Exit codes other than 0, or HTTP statuses, that are results and not failures."
+        default=(),
+        description="Exit codes other than 0, or HTTP statuses, that are results and not failures.",
     )
     dangerous: StrictBool = Field(
         default=False, description="Whether a person must agree before it is put into a plan."
@@ -287,10 +331,15 @@ class ToolSpec(StrictModel):
     headers: Mapping[str, str] = Field(default_factory=dict, description="http: request headers.")
     body: JsonValue = Field(default=None, description="http: what is sent as JSON.")
     callable: Name | None = Field(default=None, description="python: module:function.")
-    server: Name | None = Field(default=None, description="mcp: which server of the section `mcp` has it.")
-    tool: Name | None = Field(default=None, description="mcp: what the server calls it, if not as here.")
+    server: Name | None = Field(
+        default=None, description="mcp: which server of the section `mcp` has it."
+    )
+    tool: Name | None = Field(
+        default=None, description="mcp: what the server calls it, if not as here."
+    )
     input_schema: dict[str, JsonValue] | None = Field(
-        default=None, description="mcp: JSON Schema of the arguments; asked of the server where it is left out."
+        default=None,
+        description="mcp: JSON Schema of the arguments; asked of the server where it is left out.",
     )
     cwd: str | None = Field(default=None, description="Working directory.")
     workspace: str | None = Field(
@@ -298,9 +347,12 @@ class ToolSpec(StrictModel):
         description="Directory outside of which paths are refused; a command may write nowhere else, given bubblewrap.",
     )
     env: Mapping[str, str] = Field(
-        default_factory=dict, description="Environment; {env:NAME} is looked up when the tool is run."
+        default_factory=dict,
+        description="Environment; {env:NAME} is looked up when the tool is run.",
     )
-    timeout: Seconds | None = Field(default=None, description="Seconds, where the task states none.")
+    timeout: Seconds | None = Field(
+        default=None, description="Seconds, where the task states none."
+    )
 
     def preconditions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
         """Return the facts that must hold before a use with these arguments (`requires` and `needs`).
@@ -308,7 +360,9 @@ class ToolSpec(StrictModel):
         Raises:
             PlanError: a pattern names a parameter that `arguments` lacks.
         """
-        return self._ground("requires", self.requires, arguments) + self._artifact_facts("needs", self.needs, arguments)
+        return self._ground("requires", self.requires, arguments) + self._artifact_facts(
+            "needs", self.needs, arguments
+        )
 
     def additions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
         """Return the facts that hold after a use with these arguments (`adds` and `produces`).
@@ -316,7 +370,9 @@ class ToolSpec(StrictModel):
         Raises:
             PlanError: a pattern names a parameter that `arguments` lacks.
         """
-        return self._ground("adds", self.adds, arguments) + self._artifact_facts("produces", self.produces, arguments)
+        return self._ground("adds", self.adds, arguments) + self._artifact_facts(
+            "produces", self.produces, arguments
+        )
 
     def deletions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
         """Return the facts that no longer hold after a use with these arguments.
@@ -326,10 +382,14 @@ class ToolSpec(StrictModel):
         """
         return self._ground("removes", self.removes, arguments)
 
-    def _artifact_facts(self, field: str, names: Sequence[str], arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
+    def _artifact_facts(
+        self, field: str, names: Sequence[str], arguments: Mapping[str, JsonValue]
+    ) -> tuple[str, ...]:
         return tuple(f"artifact({name})" for name in self._ground(field, names, arguments))
 
-    def _ground(self, field: str, patterns: Sequence[str], arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
+    def _ground(
+        self, field: str, patterns: Sequence[str], arguments: Mapping[str, JsonValue]
+    ) -> tuple[str, ...]:
         facts = []
         for pattern in patterns:
             names = placeholders(pattern)
@@ -352,30 +412,47 @@ class TaskBody(StrictModel):
     name: Text | None = Field(default=None, description="How people call it.")
     tool: Name | None = Field(default=None, description="The tool that executes it.")
     arguments: JsonObject = Field(
-        default_factory=dict, description="Given to the tool; may hold ${task.output} and ${context.name}."
+        default_factory=dict,
+        description="Given to the tool; may hold ${task.output} and ${context.name}.",
     )
     goal: Text | None = Field(default=None, description="What the task is for.")
     priority: StrictInt = Field(
-        default=0, description="Ready tasks of a lower number run earlier; ties in the plan's order."
+        default=0,
+        description="Ready tasks of a lower number run earlier; ties in the plan's order.",
     )
-    timeout: Seconds | None = Field(default=None, description="Seconds for one attempt; none by default.")
-    retry: Retry | None = Field(default=None, description="What to do after an error that may pass.")
-    optional: StrictBool = Field(default=False, description="Whether the plan may succeed without it.")
-    when: str | None = Field(default=None, description="A condition over context.* and results.*; skipped when false.")
-    idempotent: StrictBool = Field(default=False, description="Whether running it twice does no harm.")
+    timeout: Seconds | None = Field(
+        default=None, description="Seconds for one attempt; none by default."
+    )
+    retry: Retry | None = Field(
+        default=None, description="What to do after an error that may pass."
+    )
+    optional: StrictBool = Field(
+        default=False, description="Whether the plan may succeed without it."
+    )
+    when: str | None = Field(
+        default=None, description="A condition over context.* and results.*; skipped when false."
+    )
+    idempotent: StrictBool = Field(
+        default=False, description="Whether running it twice does no harm."
+    )
     on_stale: OnStale | None = Field(
         default=None,
         description="Reaction when its result becomes stale; by default that of the plan.",
     )
-    fallbacks: Items[Fallback] = Field(default=(), description="What may take its place, best first.")
+    fallbacks: Items[Fallback] = Field(
+        default=(), description="What may take its place, best first."
+    )
     undo: Fallback | None = Field(default=None, description="What takes its effects back.")
     acceptance: Items[Text] = Field(
-        default=(), description="How to see that it was done well: in words, or as a command after `$ `."
+        default=(),
+        description="How to see that it was done well: in words, or as a command after `$ `.",
     )
     resources: Mapping[Name, NonNegativeFloat] = Field(
         default_factory=dict, description="Resources beyond what its tool takes."
     )
-    metadata: JsonObject = Field(default_factory=dict, description="Anything you want to keep with it.")
+    metadata: JsonObject = Field(
+        default_factory=dict, description="Anything you want to keep with it."
+    )
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with some fields replaced, as pydantic does, in a quarter of the time: each attempt has one."""
@@ -414,4 +491,6 @@ class Task(TaskBody):
     """One step of a plan."""
 
     id: Id = Field(description="Unique in the plan, and never used again for another task.")
-    depends_on: Items[Id] = Field(default=(), description="The tasks that must be done (or skipped) before.")
+    depends_on: Items[Id] = Field(
+        default=(), description="The tasks that must be done (or skipped) before."
+    )

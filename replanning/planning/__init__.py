@@ -7,7 +7,13 @@ from replanning.planning.coordinator import PlanningCoordinator
 from replanning.planning.decisions import Phase, ReplanDecision, ReplanLimits, ReplanType
 from replanning.planning.history import PlanningHistoryExporter, PlanningHistoryStore
 from replanning.planning.manager import ReplanManager
-from replanning.planning.outputs import Action, ActionPlan, GoalUnderstanding, Subtask, TaskDecomposition
+from replanning.planning.outputs import (
+    Action,
+    ActionPlan,
+    GoalUnderstanding,
+    Subtask,
+    TaskDecomposition,
+)
 from replanning.planning.prompts import ReplanPromptBuilder
 from replanning.planning.state import IssueComment, PlanningState, TaskRequest, request_of
 from replanning.planning.steering import Steering

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from replanning.changes import AbortRun, AddTask, Alternative, PlanChange, ReplaceTask, RetryTask, SkipTask
+from replanning.changes import (
+    AbortRun,
+    AddTask,
+    Alternative,
+    PlanChange,
+    ReplaceTask,
+    RetryTask,
+    SkipTask,
+)
 from replanning.decision.ledger import Ledger
 from replanning.decision.policy import Decision, ReplanPolicy
 from replanning.decision.request import ReplanRequest
@@ -64,17 +72,25 @@ class _Recovery:
 
     def __init__(self, session: PlanningSession, request: ReplanRequest) -> None:
         self._session, self._request = session, request
-        self._goal_unreachable = any(trigger.kind == "goal-unreachable" for trigger in request.triggers)
+        self._goal_unreachable = any(
+            trigger.kind == "goal-unreachable" for trigger in request.triggers
+        )
 
     async def find_alternative(self) -> Alternative | None:
         """Return the alternative for the first failed task; the others are considered after that."""
         request = self._request
-        tasks = [request.view.task(task_id) for trigger in request.triggers for task_id in trigger.tasks]
+        tasks = [
+            request.view.task(task_id) for trigger in request.triggers for task_id in trigger.tasks
+        ]
         for task in tasks:
             if task.state in STUCK:
                 is_phase = phase_of(task.task) is not None
-                alternative = self._recover_phase(task) if is_phase else await self._recover_action(task)
-                if alternative is not None or not self._goal_unreachable:  # else another task may have one
+                alternative = (
+                    self._recover_phase(task) if is_phase else await self._recover_action(task)
+                )
+                if (
+                    alternative is not None or not self._goal_unreachable
+                ):  # else another task may have one
                     return alternative
         for trigger in request.triggers:
             if isinstance(trigger, HumanRequest):
@@ -82,7 +98,12 @@ class _Recovery:
         tools = self._session.current_tools()
         for task in tasks:
             tool = tools.get(task.task.tool or "")
-            if is_action(task.task) and task.state in WAITING and tool is not None and not tool.available:
+            if (
+                is_action(task.task)
+                and task.state in WAITING
+                and tool is not None
+                and not tool.available
+            ):
                 return await self._recover_from_tool_outage(task)
         return None
 
@@ -108,8 +129,12 @@ class _Recovery:
         if held.verdict not in ("", "withdrawn"):
             return self._declined_alternative(task.task, held)
         notes = PlanningTask.of(task.task)
-        if self._goal_unreachable and notes.asks:  # declining the first question now would end the run: ask it anew
-            new = human_task(session.run.live, notes=notes.in_round().model_copy(update={"asks": notes.asks}))
+        if (
+            self._goal_unreachable and notes.asks
+        ):  # declining the first question now would end the run: ask it anew
+            new = human_task(
+                session.run.live, notes=notes.in_round().model_copy(update={"asks": notes.asks})
+            )
             session.record_consideration(new.id, session.state.judged[task.id])
             return _alternative(_replace(task, new), "a person is asked how to go on")
         question = held.text  # if the question was withdrawn, its subject has changed
@@ -119,13 +144,17 @@ class _Recovery:
             question = f"{question}\n{describe_actions(plan, self._session.tools)}"
         return _alternative(self._approved_changes(task.task, held), held.text, ask=question)
 
-    def _approved_changes(self, task: Task, held: TaskHold, *, assumed: str = "") -> list[PlanChange]:
+    def _approved_changes(
+        self, task: Task, held: TaskHold, *, assumed: str = ""
+    ) -> list[PlanChange]:
         """Return the changes that follow approval, or that are assumed because no answer came."""
         live, notes, target = self._session.run.live, PlanningTask.of(task), held.target
         if assumed and held.is_replan_approval:  # a replan that needs approval is not assumed
             target = None if notes.asks or held.considered is None else held.considered.phase
         if target is None and notes.asks:
-            return [SkipTask(task_id=task.id, reason="it is assumed" if assumed else "it is answered")]
+            return [
+                SkipTask(task_id=task.id, reason="it is assumed" if assumed else "it is answered")
+            ]
         if target is None:
             return _replace(task, accepting_task(live, task))
         replan = held.considered is not None and not (held.is_replan_approval and assumed)
@@ -136,12 +165,19 @@ class _Recovery:
             "replan": held.considered.replan_id if held.considered is not None and replan else "",
         }
         if notes.phase is not Phase.REFLECTION:
-            last, repeated = notes.phase or Phase.ACTION_SEQUENCE, notes.in_round().model_copy(update=update)
-            return _replace(task, *repeat_phases(live, target, last, notes=repeated, approved_by=task.id))
+            last, repeated = (
+                notes.phase or Phase.ACTION_SEQUENCE,
+                notes.in_round().model_copy(update=update),
+            )
+            return _replace(
+                task, *repeat_phases(live, target, last, notes=repeated, approved_by=task.id)
+            )
         fresh, revised = PlanningTask.model_validate(update), tuple[Task, ...]()
         if target is not Phase.REFLECTION:  # the plan is revised before another reflection
             revised = repeat_phases(live, target, notes=fresh, approved_by=task.id)
-        again = phase_task(Phase.REFLECTION, accepting_task(live, task).id, [one.id for one in revised[-1:]], fresh)
+        again = phase_task(
+            Phase.REFLECTION, accepting_task(live, task).id, [one.id for one in revised[-1:]], fresh
+        )
         return _replace(task, *revised, again)
 
     def _declined_alternative(self, task: Task, held: TaskHold) -> Alternative | None:
@@ -154,15 +190,20 @@ class _Recovery:
         if held.why == "dangerous" and self._session.tool_loop_only:
             notes = PlanningTask(reason=f"a person has declined: {held.text}")
             step = phase_task(Phase.EXECUTION, PlanView(live).unused_id(task.id), (), notes)
-            return _alternative(_replace(task, step), "the model learns that the tool may not be used")
+            return _alternative(
+                _replace(task, step), "the model learns that the tool may not be used"
+            )
         if held.why == "approval" and PlanningTask.of(task).asks:
             reason = "the replan was declined: what is planned stays"
             return _alternative([SkipTask(task_id=task.id, reason=reason)], reason)
         if held.why == "approval":
             return _alternative(
-                _replace(task, accepting_task(live, task)), "the replan was declined: what there is counts"
+                _replace(task, accepting_task(live, task)),
+                "the replan was declined: what there is counts",
             )
-        self._session.record_intervention(f"{task.id} cannot go on: a person has declined ({held.text})", once=True)
+        self._session.record_intervention(
+            f"{task.id} cannot go on: a person has declined ({held.text})", once=True
+        )
         return None
 
     def _assume_answers(self, held: TaskHold) -> bool:
@@ -192,33 +233,51 @@ class _Recovery:
                 replan = held.considered.replan_id if held.considered is not None else ""
                 changes = self._replan_changes(task, held.target, held.text, replan=replan)
                 return _alternative(changes, "there is no answer")
-            if held.is_replan_approval:  # not the change that the question was about: that one was not approved
-                _, cause = self._prompt_data(task, task.failure.message if task.failure is not None else "")
+            if (
+                held.is_replan_approval
+            ):  # not the change that the question was about: that one was not approved
+                _, cause = self._prompt_data(
+                    task, task.failure.message if task.failure is not None else ""
+                )
                 retry = self._decide_retry(task, cause, ())
                 if not retry.ruling.is_followed or (await session.execute_replan(retry)).problem:
-                    return self._escalate(task, f"there is no answer to: {held.text}; {retry.ruling.reason}")
+                    return self._escalate(
+                        task, f"there is no answer to: {held.text}; {retry.ruling.reason}"
+                    )
             notes = PlanningTask.of(task.task).model_copy(update={"assumed": held.text})
             changed: dict[str, object] = {
                 "id": self._request.view.unused_id(task.id),
                 "depends_on": (),
                 "metadata": {**task.task.metadata, **notes.to_metadata()},
             }
-            return _alternative(_replace(task, task.task.model_copy(update=changed)), "there is no answer")
+            return _alternative(
+                _replace(task, task.task.model_copy(update=changed)), "there is no answer"
+            )
         if held is not None and held.why == "dangerous" and not held.verdict:
             plan, live, rest = session.state.plan, session.run.live, ""
             if plan is not None:
-                entries = {name: live.entry(TaskId(one)) for name, one in plan.tasks.items() if one in live}
-                left = plan.action_plan.without([name for name, e in entries.items() if is_action_done(live, e)])
+                entries = {
+                    name: live.entry(TaskId(one)) for name, one in plan.tasks.items() if one in live
+                }
+                left = plan.action_plan.without(
+                    [name for name, e in entries.items() if is_action_done(live, e)]
+                )
                 rest = f"\nwhat is left of the plan:\n{describe_actions(left, self._session.tools)}"
             return _alternative([RetryTask(task_id=task.id)], held.text, ask=held.text + rest)
         subject = TaskId(f"{task.id}#{task.attempts}")
         if task.task.fallbacks:
             if (considered := session.state.judged.get(subject)) is not None:
                 session.manager.record_skipped(considered)
-            return _alternative([self._fallback_change(task)], f"the declared fallback of {task.id}")
-        if self._goal_unreachable and (task.state is TaskState.BLOCKED or subject in session.state.judged):
+            return _alternative(
+                [self._fallback_change(task)], f"the declared fallback of {task.id}"
+            )
+        if self._goal_unreachable and (
+            task.state is TaskState.BLOCKED or subject in session.state.judged
+        ):
             return None
-        data, cause = self._prompt_data(task, task.failure.message if task.failure is not None else "it failed")
+        data, cause = self._prompt_data(
+            task, task.failure.message if task.failure is not None else "it failed"
+        )
         considered = await session.consider_replan(subject, Phase.EXECUTION, data, cause)
         return await self._follow_decision(task, considered, data)
 
@@ -230,7 +289,9 @@ class _Recovery:
         if self._goal_unreachable:  # the model was asked when it went down
             return self._escalate(task, error)
         if task.task.fallbacks:
-            return _alternative([self._fallback_change(task)], f"the declared fallback of {task.id}: {error}")
+            return _alternative(
+                [self._fallback_change(task)], f"the declared fallback of {task.id}: {error}"
+            )
         data, cause = self._prompt_data(task, error)
         considered = await session.manager.consider(Phase.EXECUTION, data, cause)
         decision, ruling = considered.decision, considered.ruling
@@ -246,10 +307,16 @@ class _Recovery:
         state = self._session.state
         name = state.name_of(task.root)
         action = action_data(task.task, name, state.calls.get(f"{task.id}#{task.attempts}"))
-        data: JsonObject = {**self._session.prompt_data(task.task), "action": action, "errors": error}
+        data: JsonObject = {
+            **self._session.prompt_data(task.task),
+            "action": action,
+            "errors": error,
+        }
         return data, ReplanCause(error, action=name, lineage=state.lineage_of(task.root))
 
-    async def _follow_decision(self, task: TaskView, considered: Consideration, data: JsonObject) -> Alternative | None:
+    async def _follow_decision(
+        self, task: TaskView, considered: Consideration, data: JsonObject
+    ) -> Alternative | None:
         session, ruling, decision = self._session, considered.ruling, considered.decision
         waits_for_person = session.config.escalation.on_no_alternative == "wait"
         waits = waits_for_person or session.config.escalation.on_no_alternative is None
@@ -260,13 +327,22 @@ class _Recovery:
             with suppress(PlanningHeld):
                 session.hold(task.id, "intervention", text, risk=risk)
             return _alternative([RetryTask(task_id=task.id)], question, ask=text)
-        harmless = considered.sees_no_harm(session.manager.limits) and not (session.interactive or waits_for_person)
+        harmless = considered.sees_no_harm(session.manager.limits) and not (
+            session.interactive or waits_for_person
+        )
         if not (harmless or ruling.questions) and (decision is None or not ruling.is_followed):
             return await self._reflect(task, considered, data)
         settings, subject = session.settings.reflection, f"{task.id}#{task.attempts}"
         reflected = any(one.get("task") == subject for one in session.state.reflections)
-        if settings.enabled and settings.trigger_on_error and decision is not None and not reflected:
-            name = considered.cause.action or task.id  # the decision is the reflection, so that none is asked for
+        if (
+            settings.enabled
+            and settings.trigger_on_error
+            and decision is not None
+            and not reflected
+        ):
+            name = (
+                considered.cause.action or task.id
+            )  # the decision is the reflection, so that none is asked for
             reflection = Reflection(
                 action_id=name,
                 status="failure",
@@ -275,16 +351,24 @@ class _Recovery:
                 issues_identified=decision.issues_found,
                 plan_revision_needed=(decision.replan_level or 0) > 1,
             )
-            reply = ReflectionReply(reflection=reflection).model_dump(mode="json", exclude_none=True)
+            reply = ReflectionReply(reflection=reflection).model_dump(
+                mode="json", exclude_none=True
+            )
             session.note("reflection", {"task": subject, "action": name, **reply})
         reason = ruling.reason if decision is None else replan_reason(decision)
         if harmless:
             reason = f"the model decides that the failure is harmless: {reason}"
             return _alternative([SkipTask(task_id=task.id, reason=reason)], reason)
         retries = decision is None or decision.replan_type in (ReplanType.RETRY, ReplanType.NONE)
-        target = decision.target_phase if decision is not None and ruling.is_followed and not retries else None
+        target = (
+            decision.target_phase
+            if decision is not None and ruling.is_followed and not retries
+            else None
+        )
         asks = bool(ruling.questions) or ruling.kind == "ask"
-        if asks and not ruling.is_followed and task.state in STUCK:  # the answer leads to another try
+        if (
+            asks and not ruling.is_followed and task.state in STUCK
+        ):  # the answer leads to another try
             considered = self._decide_retry(task, considered.cause, ruling.questions)
             if not considered.ruling.is_followed:
                 return self._escalate(task, f"{reason}; {considered.ruling.reason}")
@@ -304,7 +388,9 @@ class _Recovery:
         self, task: TaskView, considered: Consideration, alternative: Alternative
     ) -> Alternative:
         """Hold the task, and return the alternative with the question that a person must answer before it is applied."""
-        risk = self._risk_of(task, retries=any(change.kind == "retry" for change in alternative.changes))
+        risk = self._risk_of(
+            task, retries=any(change.kind == "retry" for change in alternative.changes)
+        )
         try:
             await self._session.ask_about_decision(task.id, considered, "do it", risk=risk)
         except PlanningHeld as question:
@@ -312,13 +398,21 @@ class _Recovery:
 
     def _risk_of(self, task: TaskView, *, retries: bool) -> str:
         """Return the harm that running a failed action again may do; empty if there is none."""
-        if task.failure is not None and task.failure.kind in ("timeout", "interrupted") and not task.task.idempotent:
-            return f"{task.id!r} was cut off and may have taken effect; running it again may do harm"
+        if (
+            task.failure is not None
+            and task.failure.kind in ("timeout", "interrupted")
+            and not task.task.idempotent
+        ):
+            return (
+                f"{task.id!r} was cut off and may have taken effect; running it again may do harm"
+            )
         spec = self._session.tools.get(tool_name(task.task))
         harmful = retries and spec is not None and use_danger(spec, planned_arguments(task.task))
         return f"it uses {tool_name(task.task)!r} again, which may do harm" if harmful else ""
 
-    def _decide_retry(self, task: TaskView, cause: ReplanCause, questions: tuple[str, ...]) -> Consideration:
+    def _decide_retry(
+        self, task: TaskView, cause: ReplanCause, questions: tuple[str, ...]
+    ) -> Consideration:
         """Decide to try a failed action again with an answer, or an assumption in its place; it counts as a retry."""
         decision = ExecutionDecision(
             replan_needed=True,
@@ -331,25 +425,35 @@ class _Recovery:
         subject = f"{task.id}#{task.attempts}~again"
         return self._session.decide_by_rule(subject, decision, cause, questions=questions)
 
-    async def _reflect(self, task: TaskView, considered: Consideration, data: JsonObject) -> Alternative | None:
+    async def _reflect(
+        self, task: TaskView, considered: Consideration, data: JsonObject
+    ) -> Alternative | None:
         """Have the model reflect on a failure without a usable decision, which may revise the plan."""
         session, settings = self._session, self._session.settings.reflection
         reason = f"{task.id} failed, and no decision helps: {considered.ruling.reason}"
-        reflects = settings.enabled and settings.trigger_on_error and considered.phase is Phase.EXECUTION
+        reflects = (
+            settings.enabled and settings.trigger_on_error and considered.phase is Phase.EXECUTION
+        )
         escalated = considered.ruling.needs_escalation or considered.instead_of is not None
-        if not reflects or escalated:  # in the latter case, the model was asked for another way already
+        if (
+            not reflects or escalated
+        ):  # in the latter case, the model was asked for another way already
             return self._escalate(task, reason)
         subject, cause = f"{task.id}#{task.attempts}", considered.cause
         reflection = await reflect(session, subject, cause.action or task.id, data)
         if reflection is None or not reflection.plan_revision_needed:
             return self._escalate(task, reason)
-        revision = await session.decide_revision(f"{subject}~{Phase.REFLECTION}", reflection, data, cause)
+        revision = await session.decide_revision(
+            f"{subject}~{Phase.REFLECTION}", reflection, data, cause
+        )
         return await self._follow_decision(task, revision, data) or self._escalate(task, reason)
 
     def _fallback_change(self, task: TaskView) -> PlanChange:
         """Replace an action by its first fallback, which inherits the others."""
         first, *rest = task.task.fallbacks
-        own = PlanningTask.of(task.task).model_dump(exclude_defaults=True, exclude={"tool", "arguments", "missing"})
+        own = PlanningTask.of(task.task).model_dump(
+            exclude_defaults=True, exclude={"tool", "arguments", "missing"}
+        )
         fallback = PlanningTask.of(first).model_dump(exclude_defaults=True)
         notes = PlanningTask.model_validate({**own, **fallback, "fallback_of": task.id})
         fields = {
@@ -403,8 +507,16 @@ class _Recovery:
             return None
         cause = ReplanCause(error=trigger.reason)
         considered = await session.manager.consider(Phase.REFLECTION, session.prompt_data(), cause)
-        decision, ruling, reflection = considered.decision, considered.ruling, pending_reflection(live)
-        stuck = [e for e in live if phase_of(e.task) in PLANNING_PHASES and e.state in STUCK and not e.removed]
+        decision, ruling, reflection = (
+            considered.decision,
+            considered.ruling,
+            pending_reflection(live),
+        )
+        stuck = [
+            e
+            for e in live
+            if phase_of(e.task) in PLANNING_PHASES and e.state in STUCK and not e.removed
+        ]
         held = next((e for e in stuck if e.id in session.state.held), None)
         if reflection is not None and (ruling.questions or ruling.kind == "ask"):
             if held is not None:  # the feedback came while a person is being asked already
@@ -412,17 +524,25 @@ class _Recovery:
                 return None
             new = human_task(live, notes=PlanningTask(asks=considered.replan_id))
             session.record_consideration(new.id, considered)
-            return _alternative([AddTask(task=new, before=(reflection,))], f"a person is asked: {trigger.reason}")
+            return _alternative(
+                [AddTask(task=new, before=(reflection,))], f"a person is asked: {trigger.reason}"
+            )
         if decision is None or not ruling.is_executable or decision.target_phase is None:
             return None
         if reflection is None:  # it has begun meanwhile, with the feedback
             session.manager.record_decision(considered, executed=False)
             return None
-        update = {"reason": f"{trigger.reason} | {replan_reason(decision)}", "replan": considered.replan_id}
+        update = {
+            "reason": f"{trigger.reason} | {replan_reason(decision)}",
+            "replan": considered.replan_id,
+        }
         target = decision.target_phase
         if held is not None:  # the feedback supersedes the open question, which is withdrawn
             last = phase_of(held.task) or Phase.ACTION_SEQUENCE
-            earlier = last is Phase.ACTION_SEQUENCE or target in PLANNING_PHASES[: PLANNING_PHASES.index(last)]
+            earlier = (
+                last is Phase.ACTION_SEQUENCE
+                or target in PLANNING_PHASES[: PLANNING_PHASES.index(last)]
+            )
             notes = PlanningTask.of(held.task).in_round().model_copy(update=update)
             tasks = repeat_phases(live, target if earlier else last, last, notes=notes)
             alternative = _alternative(_replace(held.task, *tasks), trigger.reason)
@@ -442,7 +562,9 @@ class PlanningAlternativeProvider:
         self.session: PlanningSession | None = None
 
     def __repr__(self) -> str:
-        return f"<PlanningAlternativeProvider of {self.session.run.id if self.session else 'no run'}>"
+        return (
+            f"<PlanningAlternativeProvider of {self.session.run.id if self.session else 'no run'}>"
+        )
 
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
         """Return the alternative for the first failed task, tool outage or feedback, if there is one."""
@@ -460,15 +582,29 @@ class LineagePolicy(ReplanPolicy):
         super().__init__(settings)
         self._recovery = recovery
 
-    def check_limits(self, triggers: Sequence[Trigger], view: PlanView, ledger: Ledger) -> Decision | None:
+    def check_limits(
+        self, triggers: Sequence[Trigger], view: PlanView, ledger: Ledger
+    ) -> Decision | None:
         """Return the decision that limits force before any provider is asked; None when they force none."""
         session = self._recovery.session
-        failed = [view.task(task_id) for t in triggers if t.kind in ("task-failed", "timeout") for task_id in t.tasks]
+        failed = [
+            view.task(task_id)
+            for t in triggers
+            if t.kind in ("task-failed", "timeout")
+            for task_id in t.tasks
+        ]
         for task in failed:
-            if session is None or task.state not in STUCK or not is_action(task.task) or task.task.fallbacks:
+            if (
+                session is None
+                or task.state not in STUCK
+                or not is_action(task.task)
+                or task.task.fallbacks
+            ):
                 continue
             name, limits = session.state.lineage_of(task.root), session.manager.limits
-            if exhausted_lineage(limits, session.manager.counts, ReplanCause(action=name, lineage=name)):
+            if exhausted_lineage(
+                limits, session.manager.counts, ReplanCause(action=name, lineage=name)
+            ):
                 most = limits.replans_per_lineage
                 reason = f"the limit of {most} replans of {name!r} and its replacements is reached"
                 session.record_intervention(reason)

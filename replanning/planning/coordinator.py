@@ -23,7 +23,14 @@ from replanning.planning.decisions import Phase
 from replanning.planning.outputs import ActionPlan, GoalUnderstanding, TaskDecomposition
 from replanning.planning.session import PlanningSession
 from replanning.planning.state import PlanningState, TaskRequest, validate_output
-from replanning.planning.tasks import PLANNING_PHASES, PlanningTask, is_action, is_phase_reached, phase_of, phase_task
+from replanning.planning.tasks import (
+    PLANNING_PHASES,
+    PlanningTask,
+    is_action,
+    is_phase_reached,
+    phase_of,
+    phase_task,
+)
 from replanning.planning.work import run_action, run_phase, run_step
 from replanning.run.run import PlanRun, RunResult, TaskContext, Work, validate_work
 from replanning.settings import AlternativeSettings, LimitSettings, Settings
@@ -95,7 +102,9 @@ class PlanningCoordinator:
         self.settings = config
         self._llm, self._work, self._gate = llm_client, work, gate
         self._max_concurrency, self._wait_for_answers = max_concurrency, wait_for_answers
-        self._library = tools if isinstance(tools, Plan) else Plan(goal=Goal(objective=""), tools=tuple(tools))
+        self._library = (
+            tools if isinstance(tools, Plan) else Plan(goal=Goal(objective=""), tools=tuple(tools))
+        )
         self._tools = {tool.name: tool for tool in self._library.tools}
         self.environment = environment = environment or Environment()
         self._recovery = PlanningAlternativeProvider()
@@ -212,23 +221,33 @@ class PlanningCoordinator:
             return None
         alone = list[Task]()
         for task in tasks:
-            notes = PlanningTask.of(task).model_copy(update={"by": "", "tool": "", "name": "", "unapproved": False})
+            notes = PlanningTask.of(task).model_copy(
+                update={"by": "", "tool": "", "name": "", "unapproved": False}
+            )
             # An expected outcome is prose, not a command that checks it.
             changed: dict[str, object] = {"metadata": notes.to_metadata(), "acceptance": ()}
-            changed["optional"] = notes.may_fail  # outside of planning mode an action that may fail is optional
+            changed["optional"] = (
+                notes.may_fail
+            )  # outside of planning mode an action that may fail is optional
             changed["depends_on"] = tuple(name for name in task.depends_on if name not in phases)
             alone.append(task.model_copy(update=changed))
         return Plan.model_validate(self._plan_of(plan.goal, alone).model_dump())
 
     def _plan_of(self, goal: Goal, tasks: Sequence[Task]) -> Plan:
-        return self._library.model_copy(update={"goal": goal, "tasks": tuple(tasks), "sequential": False})
+        return self._library.model_copy(
+            update={"goal": goal, "tasks": tuple(tasks), "sequential": False}
+        )
 
     def _require_work(self) -> None:
         """Raise NotRunning without `work`, before a model is paid for planning."""
         if self._work is None:
-            raise NotRunning("nothing executes actions: give PlanningCoordinator its `work`, such as a ToolExecutor")
+            raise NotRunning(
+                "nothing executes actions: give PlanningCoordinator its `work`, such as a ToolExecutor"
+            )
 
-    async def _run_until_output(self, phase: Phase, model: type[_Output], run_id: str | None) -> _Output | None:
+    async def _run_until_output(
+        self, phase: Phase, model: type[_Output], run_id: str | None
+    ) -> _Output | None:
         if not await self._run_until(phase, run_id):
             return None
         return validate_output(model, self.state.phase_output(phase))
@@ -253,11 +272,17 @@ class PlanningCoordinator:
         if run_id is not None and any(info.run == run_id for info in self.engine.store.runs()):
             await self._drive_run(self.engine.resume(run_id))
         else:
-            phases = [*PLANNING_PHASES, Phase.REFLECTION] if self.settings.planning.enabled else [Phase.EXECUTION]
+            phases = (
+                [*PLANNING_PHASES, Phase.REFLECTION]
+                if self.settings.planning.enabled
+                else [Phase.EXECUTION]
+            )
             notes, tasks = PlanningTask(request=self._request.to_metadata()), list[Task]()
             for phase in phases:
                 before = [task.id for task in tasks[-1:]]
-                tasks.append(phase_task(phase, TaskId(phase.value), before, None if tasks else notes))
+                tasks.append(
+                    phase_task(phase, TaskId(phase.value), before, None if tasks else notes)
+                )
             plan = self._plan_of(self._request.goal, tasks)
             await self._drive_run(self.engine.open(plan, run_id=run_id))
         while await self._await_clarification():
@@ -267,15 +292,26 @@ class PlanningCoordinator:
         """Wait for the answers to open clarification questions; return whether the run can go on, answered or not."""
         run, engine, clock = self._current_run, self.engine, self.environment.clock
         goal = self.settings.planning.replanning.goal_understanding
-        if run.result.status not in ("needs_human", "paused") or not goal.auto_assume_on_no_response:
+        if (
+            run.result.status not in ("needs_human", "paused")
+            or not goal.auto_assume_on_no_response
+        ):
             return False
         state, open_questions = self.state, engine.pending(run.id)
-        if not open_questions or not all(state.is_clarification(question.id) for question in open_questions):
+        if not open_questions or not all(
+            state.is_clarification(question.id) for question in open_questions
+        ):
             return False
         if run.result.status == "paused" and "in time" not in run.result.reason:
             return False
-        due = min(state.held[state.questions[question.id]].due or 0.0 for question in open_questions)
-        while self._wait_for_answers and (left := due - clock.now()) > 0 and not engine.store.inbox(run.id):
+        due = min(
+            state.held[state.questions[question.id]].due or 0.0 for question in open_questions
+        )
+        while (
+            self._wait_for_answers
+            and (left := due - clock.now()) > 0
+            and not engine.store.inbox(run.id)
+        ):
             await clock.sleep(min(_POLL_SECONDS, left))
         if not engine.store.inbox(run.id):
             for question in open_questions:
@@ -302,9 +338,13 @@ class PlanningCoordinator:
             async def work(task: Task, context: TaskContext) -> object:
                 is_phase = phase_of(task) is not None
                 output = await (
-                    execute_phase(session, task) if is_phase else run_action(session, use_tool, task, context)
+                    execute_phase(session, task)
+                    if is_phase
+                    else run_action(session, use_tool, task, context)
                 )
-                if self._stop_after is not None and is_phase_reached(run.live, self._stop_after, besides=task.id):
+                if self._stop_after is not None and is_phase_reached(
+                    run.live, self._stop_after, besides=task.id
+                ):
                     run.pause(f"the phase {self._stop_after} is done")
                 return output
 
@@ -319,7 +359,10 @@ def _engine_settings(settings: Settings) -> Settings:
     changed: dict[str, object] = {
         "enabled": True,
         "alternatives": AlternativeSettings(
-            min_confidence=0, min_llm_confidence=0, human_approval_threshold=0, require_approval=False
+            min_confidence=0,
+            min_llm_confidence=0,
+            human_approval_threshold=0,
+            require_approval=False,
         ),
         "approval": settings.approval.model_copy(
             update={"timeout": 60 * minutes, "on_timeout": "pause", "always_for": ()}

@@ -50,7 +50,11 @@ class ReplanType(StrEnum):
 
 
 ALLOWED_REPLANS: Final[Mapping[Phase, tuple[ReplanType, ...]]] = {
-    Phase.GOAL_UNDERSTANDING: (ReplanType.CLARIFICATION_REQUEST, ReplanType.GOAL_REVISION, ReplanType.NONE),
+    Phase.GOAL_UNDERSTANDING: (
+        ReplanType.CLARIFICATION_REQUEST,
+        ReplanType.GOAL_REVISION,
+        ReplanType.NONE,
+    ),
     Phase.TASK_DECOMPOSITION: (ReplanType.TASK_REDECOMPOSITION, ReplanType.NONE),
     Phase.ACTION_SEQUENCE: (ReplanType.ACTION_REGENERATION, ReplanType.NONE),
     Phase.EXECUTION: (
@@ -72,7 +76,11 @@ REPLAN_TARGETS: Final[Mapping[ReplanType, Mapping[int, Phase]]] = {
     ReplanType.TASK_REDECOMPOSITION: {4: Phase.TASK_DECOMPOSITION},
     ReplanType.ACTION_REGENERATION: {3: Phase.ACTION_SEQUENCE},
     ReplanType.PARTIAL_REPLAN: {2: Phase.EXECUTION},
-    ReplanType.FULL_REPLAN: {4: Phase.TASK_DECOMPOSITION, 3: Phase.ACTION_SEQUENCE, 5: Phase.GOAL_UNDERSTANDING},
+    ReplanType.FULL_REPLAN: {
+        4: Phase.TASK_DECOMPOSITION,
+        3: Phase.ACTION_SEQUENCE,
+        5: Phase.GOAL_UNDERSTANDING,
+    },
     ReplanType.RETRY: {1: Phase.EXECUTION},
     ReplanType.PLAN_REVISION: {2: Phase.EXECUTION},
     ReplanType.NONE: {},
@@ -139,7 +147,9 @@ class ReplanDecision(BaseModel):
     @classmethod
     def _check_replan_type(cls, kind: object) -> object:
         if kind not in ALLOWED_REPLANS[cls.phase]:
-            raise PydanticCustomError("replan_type", f"{cls.phase} allows {', '.join(ALLOWED_REPLANS[cls.phase])}")
+            raise PydanticCustomError(
+                "replan_type", f"{cls.phase} allows {', '.join(ALLOWED_REPLANS[cls.phase])}"
+            )
         return kind
 
 
@@ -191,7 +201,13 @@ class ReflectionDecision(ReplanDecision):
 
 _MODELS: Final[Mapping[Phase, type[ReplanDecision]]] = {
     model.phase: model
-    for model in (GoalDecision, DecompositionDecision, ActionsDecision, ExecutionDecision, ReflectionDecision)
+    for model in (
+        GoalDecision,
+        DecompositionDecision,
+        ActionsDecision,
+        ExecutionDecision,
+        ReflectionDecision,
+    )
 }
 
 
@@ -269,11 +285,19 @@ def normalise(decision: ReplanDecision) -> NormalisedDecision:
             notes.append("clarification_needed was false, but a clarification was requested")
         questions = _non_blank(decision.clarification_questions)
         if not questions:
-            questions, source = _non_blank(decision.issues_found), "the issues found are asked about"
+            questions, source = (
+                _non_blank(decision.issues_found),
+                "the issues found are asked about",
+            )
             if not questions:
                 questions, source = _non_blank((decision.reasoning,)), "its reasoning is shown"
-            notes.append(f"a clarification without questions: {source if questions else 'there is nothing to ask'}")
-        changed: dict[str, object] = {"clarification_needed": bool(questions), "clarification_questions": questions}
+            notes.append(
+                f"a clarification without questions: {source if questions else 'there is nothing to ask'}"
+            )
+        changed: dict[str, object] = {
+            "clarification_needed": bool(questions),
+            "clarification_questions": questions,
+        }
         if requested and not questions:  # it would spend a request and do nothing
             changed |= {"replan_needed": False, "replan_type": ReplanType.NONE}
         decision = decision.model_copy(update=changed)
@@ -290,12 +314,16 @@ def normalise(decision: ReplanDecision) -> NormalisedDecision:
         decision = decision.model_copy(update={"replan_level": None, "target_phase": None})
         return NormalisedDecision(decision, tuple(notes))
     # The level that returns to the named phase, else the default.
-    fitting = next((number for number, phase in targets.items() if phase is target), next(iter(targets)))
+    fitting = next(
+        (number for number, phase in targets.items() if phase is target), next(iter(targets))
+    )
     right = level if level is not None and level in targets else fitting
     if level not in (None, right):
         notes.append(f"replan_level was {level}, but {kind} has level {right}")
     if target not in (None, targets[right]):
-        notes.append(f"target_phase was {target}, but {kind} at level {right} returns to {targets[right]}")
+        notes.append(
+            f"target_phase was {target}, but {kind} at level {right} returns to {targets[right]}"
+        )
     decision = decision.model_copy(update={"replan_level": right, "target_phase": targets[right]})
     return NormalisedDecision(decision, tuple(notes))
 
@@ -306,7 +334,11 @@ def _non_blank(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 def replan_reason(decision: ReplanDecision) -> str:
     """Return the reason for a replan as one text: reasoning, issues and recommended actions."""
-    parts = (decision.reasoning, "; ".join(decision.issues_found), "; ".join(decision.recommended_actions))
+    parts = (
+        decision.reasoning,
+        "; ".join(decision.issues_found),
+        "; ".join(decision.recommended_actions),
+    )
     return " | ".join(part for part in parts if part) or str(decision.replan_type)
 
 
@@ -319,7 +351,9 @@ RulingKind = Literal["continue", "execute", "execute_with_warning", "ask", "skip
 
 _Key = TypeVar("_Key", bound=str)
 
-CountName = Literal["clarifications", "redecompositions", "regenerations", "partial_replans", "plan_revisions"]
+CountName = Literal[
+    "clarifications", "redecompositions", "regenerations", "partial_replans", "plan_revisions"
+]
 
 _COUNT_NAMES: Final[Mapping[ReplanType | Phase | None, CountName]] = {
     ReplanType.CLARIFICATION_REQUEST: "clarifications",
@@ -381,12 +415,20 @@ class ReplanLimits:
             for name, limit in asdict(self).items()
             if limit < 0 and not name.endswith("threshold")
         ]
-        if not 0 <= self.confirmation_threshold <= self.min_threshold <= self.immediate_threshold <= 1:
+        if (
+            not 0
+            <= self.confirmation_threshold
+            <= self.min_threshold
+            <= self.immediate_threshold
+            <= 1
+        ):
             bands = (
                 f"user {self.confirmation_threshold:g}, minimum {self.min_threshold:g},"
                 f" immediate {self.immediate_threshold:g}"
             )
-            problems.append(Problem("confidence", f"expected 0 ≤ user ≤ minimum ≤ immediate ≤ 1, got {bands}"))
+            problems.append(
+                Problem("confidence", f"expected 0 ≤ user ≤ minimum ≤ immediate ≤ 1, got {bands}")
+            )
         if problems:
             raise SettingsError(problems)
 
@@ -478,7 +520,10 @@ class ReplanCounts(BaseModel):
 
     def add_replan(self, decision: ReplanDecision, cause: ReplanCause) -> ReplanCounts:
         """Count a normalised replan that is about to be executed, whether or not it succeeds."""
-        changed: dict[str, object] = {"total": self.total + 1, "phases": _increment(self.phases, decision.phase)}
+        changed: dict[str, object] = {
+            "total": self.total + 1,
+            "phases": _increment(self.phases, decision.phase),
+        }
         counted = _count_name(decision.replan_type, decision.target_phase)
         if counted is not None:
             changed[counted] = getattr(self, counted) + 1
@@ -496,7 +541,9 @@ class ReplanCounts(BaseModel):
 
     def reset_retries(self, action: str) -> ReplanCounts:
         """Reset the retries of an action that succeeded, and nothing else."""
-        return self.model_copy(update={"retries": {a: n for a, n in self.retries.items() if a != action}})
+        return self.model_copy(
+            update={"retries": {a: n for a, n in self.retries.items() if a != action}}
+        )
 
 
 def _increment(counts: Mapping[_Key, int], key: _Key) -> dict[_Key, int]:
@@ -508,7 +555,11 @@ def _count_name(kind: ReplanType, target: Phase | None) -> CountName | None:
 
 
 def exhausted_limit(
-    kind: ReplanType, target: Phase | None, limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause
+    kind: ReplanType,
+    target: Phase | None,
+    limits: ReplanLimits,
+    counts: ReplanCounts,
+    cause: ReplanCause,
 ) -> str:
     """Return the limit that forbids a replan, in words; empty if none does."""
     if not limits.enabled and kind is not ReplanType.PLAN_REVISION:
@@ -520,7 +571,11 @@ def exhausted_limit(
         return f"the limit of {getattr(limits, counted)} {counted.replace('_', ' ')} is reached"
     if kind is ReplanType.RETRY:
         retried = counts.retries.get(cause.action or "", 0) >= limits.action_retries
-        return f"the limit of {limits.action_retries} retries of action {cause.action!r} is reached" if retried else ""
+        return (
+            f"the limit of {limits.action_retries} retries of action {cause.action!r} is reached"
+            if retried
+            else ""
+        )
     lineage = exhausted_lineage(limits, counts, cause)
     if lineage is not None:
         return f"the limit of {limits.replans_per_lineage} replans of {lineage!r} and its replacements is reached"
@@ -534,14 +589,20 @@ def available_replan_types(
     return tuple(
         kind
         for kind in ALLOWED_REPLANS[phase]
-        if not all(exhausted_limit(kind, target, limits, counts, cause) for target in REPLAN_TARGETS[kind].values())
+        if not all(
+            exhausted_limit(kind, target, limits, counts, cause)
+            for target in REPLAN_TARGETS[kind].values()
+        )
         and (kind is not ReplanType.RETRY or cause.action is not None)
     )
 
 
 def exhausted_lineage(limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause) -> str | None:
     """Return the lineage of a cause if it has used up its replans."""
-    used_up = cause.lineage is not None and counts.lineages.get(cause.lineage, 0) >= limits.replans_per_lineage
+    used_up = (
+        cause.lineage is not None
+        and counts.lineages.get(cause.lineage, 0) >= limits.replans_per_lineage
+    )
     return cause.lineage if used_up else None
 
 
@@ -580,7 +641,9 @@ class Ruling:
         return self.kind == "skip" and self.override in ("limit", "loop")
 
 
-def make_ruling(decision: ReplanDecision, limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause) -> Ruling:
+def make_ruling(
+    decision: ReplanDecision, limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause
+) -> Ruling:
     """Return the ruling on a normalised decision, by limits first, then its confidence, then loops."""
     may_ask = decision.clarification_needed and counts.clarifications < limits.clarifications
     questions = decision.clarification_questions if may_ask else ()
@@ -593,13 +656,27 @@ def make_ruling(decision: ReplanDecision, limits: ReplanLimits, counts: ReplanCo
     asks = kind is ReplanType.CLARIFICATION_REQUEST
     kept_questions = () if asks else questions
     if reason := exhausted_limit(kind, decision.target_phase, limits, counts, cause):
-        return Ruling("skip", reason, "limit", kept_questions, exhausted_lineage(limits, counts, cause), key)
+        return Ruling(
+            "skip", reason, "limit", kept_questions, exhausted_lineage(limits, counts, cause), key
+        )
     confidence, reason = decision.confidence, f"its confidence is {decision.confidence:g}"
-    minimum = limits.confirmation_threshold if limits.confirm_low_confidence else limits.min_threshold
+    minimum = (
+        limits.confirmation_threshold if limits.confirm_low_confidence else limits.min_threshold
+    )
     if confidence < minimum:
-        return Ruling("skip", f"{reason}, and {minimum:g} is needed", "confidence", kept_questions, fingerprint=key)
+        return Ruling(
+            "skip",
+            f"{reason}, and {minimum:g} is needed",
+            "confidence",
+            kept_questions,
+            fingerprint=key,
+        )
     repetitions = counts.causes.get(key, 0)
-    if limits.loop_detection and kind is not ReplanType.RETRY and repetitions >= limits.same_trigger:
+    if (
+        limits.loop_detection
+        and kind is not ReplanType.RETRY
+        and repetitions >= limits.same_trigger
+    ):
         looped = f"the same {kind} has run {repetitions} times for the same cause"
         return Ruling("skip", looped, "loop", kept_questions, fingerprint=key)
     band: RulingKind = "execute"

@@ -82,7 +82,9 @@ class HistoryLineBuilder:
         self._goal: JsonValue = {}
         self._started_at: dict[str, float] = {}
         self._snapshots_before: dict[str, JsonObject] = {}
-        self._pending: tuple[int, DecisionRecord, JsonObject] | None = None  # its replan has not changed the plan yet
+        self._pending: tuple[int, DecisionRecord, JsonObject] | None = (
+            None  # its replan has not changed the plan yet
+        )
 
     def __repr__(self) -> str:
         run = self._common_fields.get("task_uuid", "no planning run")
@@ -91,7 +93,10 @@ class HistoryLineBuilder:
     def lines_from(self, record: Record) -> list[JsonObject]:
         """Return the lines that a record completes; none if the run is not one of planning mode."""
         self.seq = record.seq
-        if isinstance(record.body, RunOpened) and (request := request_of(record.body.plan)) is not None:
+        if (
+            isinstance(record.body, RunOpened)
+            and (request := request_of(record.body.plan)) is not None
+        ):
             self._live = LivePlan(record.body.plan)
             self._common_fields = {"task_uuid": record.body.run, "issue_id": request.issue_id}
         live = self._live
@@ -101,7 +106,11 @@ class HistoryLineBuilder:
         self._state.fold(record)
         lines = list(self._decision_lines(record, live))
         if content := self._content(record, live):
-            head: JsonObject = {"type": content[0], "timestamp": format_iso_time(record.at), **self._common_fields}
+            head: JsonObject = {
+                "type": content[0],
+                "timestamp": format_iso_time(record.at),
+                **self._common_fields,
+            }
             lines.append({**head, "seq": record.seq, **content[1]})
         return lines
 
@@ -125,15 +134,24 @@ class HistoryLineBuilder:
                 return "revision", {"reason": new.reason, "changes": changes, "updated_plan": plan}
             case PlanningNoted(type="reflection", data=data):
                 return "reflection", {"evaluation": data}
-            case PlanningNoted(type="output", data={"phase": Phase.GOAL_UNDERSTANDING, "value": value}):
+            case PlanningNoted(
+                type="output", data={"phase": Phase.GOAL_UNDERSTANDING, "value": value}
+            ):
                 self._goal = value
             case PlanningNoted(type="assumed", data=data):
                 return "execution", {"event": "assumed", **data}
-            case PlanningNoted(type="completion", data=data) if data.get("status") == "requires_human_intervention":
+            case PlanningNoted(type="completion", data=data) if (
+                data.get("status") == "requires_human_intervention"
+            ):
                 return "completion", {**data, "done": False}
             case AttemptStarted() as body:
                 self._started_at[body.attempt] = record.at
-            case AttemptSucceeded() | AttemptFailed() | AttemptTimedOut() | AttemptInterrupted() as body:
+            case (
+                AttemptSucceeded()
+                | AttemptFailed()
+                | AttemptTimedOut()
+                | AttemptInterrupted() as body
+            ):
                 task = live.entry(body.task).task
                 if not is_action(task):
                     return None
@@ -147,28 +165,57 @@ class HistoryLineBuilder:
                     "seconds": record.at - self._started_at.pop(body.attempt, record.at),
                 }
                 if isinstance(body, AttemptSucceeded):
-                    return "execution", {**fields, "result": truncate_value(body.output, _MAX_OUTPUT_CHARS)}
+                    return "execution", {
+                        **fields,
+                        "result": truncate_value(body.output, _MAX_OUTPUT_CHARS),
+                    }
                 failure = body.failure
-                error: JsonObject = {"type": failure.type, "message": failure.message, "kind": failure.kind}
-                return "execution", {**fields, "error": error, "tried_again": body.retry_at is not None}
+                error: JsonObject = {
+                    "type": failure.type,
+                    "message": failure.message,
+                    "kind": failure.kind,
+                }
+                return "execution", {
+                    **fields,
+                    "error": error,
+                    "tried_again": body.retry_at is not None,
+                }
             case PlanRevised() as body if not any(map(_is_planning_change, body.changes)):
                 # What no other line covers: fallbacks, retries, skips, and changes by people.
                 edits: list[JsonValue] = list(map(dump_change, body.changes))
-                return "execution", {"event": "changed", "reason": body.reason, "by": body.by, "changes": edits}
+                return "execution", {
+                    "event": "changed",
+                    "reason": body.reason,
+                    "by": body.by,
+                    "changes": edits,
+                }
             case QuestionAsked(question=question, text=text):
                 fields = {"event": "asked", "question": question, "text": text}
                 if state.is_clarification(question):
                     held = state.held[state.questions[question]]
-                    fields |= {"questions": [*held.questions], "assumptions": [*held.effective_assumptions]}
+                    fields |= {
+                        "questions": [*held.questions],
+                        "assumptions": [*held.effective_assumptions],
+                    }
                 return "execution", fields
             case QuestionAnswered() as body:
-                fields = {"event": "answered", "question": body.question, "verdict": body.verdict, "by": body.by}
+                fields = {
+                    "event": "answered",
+                    "question": body.question,
+                    "verdict": body.verdict,
+                    "by": body.by,
+                }
                 return "execution", {**fields, "comment": body.comment} if body.comment else fields
             case RunResumed():
                 return "execution", {"event": "resumed"}
             case RunEnded(status="succeeded" | "failed" | "aborted") as body:
                 noted = state.completion or {"phase": "completion", "status": body.status}
-                return "completion", {**noted, "result": body.status, "reason": body.reason, "done": True}
+                return "completion", {
+                    **noted,
+                    "result": body.status,
+                    "reason": body.reason,
+                    "done": True,
+                }
             case RunEnded() as body:  # it can be resumed
                 return "execution", {"event": body.status, "reason": body.reason}
         return None
@@ -179,7 +226,11 @@ class HistoryLineBuilder:
         if isinstance(record.body, PlanningNoted) and record.body.type == "replan":
             note = ReplanNote.model_validate(record.body.data, strict=False)
             considered, pending = note.considered, self._pending
-            settled = considered is not None and pending is not None and considered.replan_id != pending[1].replan_id
+            settled = (
+                considered is not None
+                and pending is not None
+                and considered.replan_id != pending[1].replan_id
+            )
         if settled and self._pending is not None:
             pending, self._pending = self._pending, None
             yield self._decision_line(*pending, live)
@@ -195,8 +246,15 @@ class HistoryLineBuilder:
         else:
             yield self._decision_line(record.seq, note.record, before, live)
 
-    def _decision_line(self, seq: int, record: DecisionRecord, before: JsonObject, live: LivePlan) -> JsonObject:
-        head: JsonObject = {"type": "replan_decision", "timestamp": record.timestamp, **self._common_fields, "seq": seq}
+    def _decision_line(
+        self, seq: int, record: DecisionRecord, before: JsonObject, live: LivePlan
+    ) -> JsonObject:
+        head: JsonObject = {
+            "type": "replan_decision",
+            "timestamp": record.timestamp,
+            **self._common_fields,
+            "seq": seq,
+        }
         plans: JsonObject = {"plan_before": before, "plan_after": _plan_snapshot(live)}
         return {**head, **record.model_dump(mode="json"), **plans}
 
@@ -215,7 +273,10 @@ def _plan_snapshot(live: LivePlan) -> JsonObject:
     """Return the current plan, phases included."""
     tasks: list[JsonValue] = []
     for task in live.document().tasks:
-        state, optional = live.entry(task.id).state.value, {"goal": task.goal, "tool": tool_name(task)}
+        state, optional = (
+            live.entry(task.id).state.value,
+            {"goal": task.goal, "tool": tool_name(task)},
+        )
         fields: JsonObject = {"id": task.id, "state": state, "depends_on": list(task.depends_on)}
         tasks.append({**fields, **{name: value for name, value in optional.items() if value}})
     return {"revision": live.revision, "tasks": tasks}
@@ -223,13 +284,17 @@ def _plan_snapshot(live: LivePlan) -> JsonObject:
 
 def _diff_plans(old: PlanVersion, new: PlanVersion) -> Iterator[JsonValue]:
     """Return the tasks that a plan adds, modifies or removes compared with the one before."""
-    before, after = ({action.task_id: action for action in plan.action_plan.actions} for plan in (old, new))
+    before, after = (
+        {action.task_id: action for action in plan.action_plan.actions} for plan in (old, new)
+    )
     for name in new.tasks:
         if name not in old.tasks:
             yield {"change": "added", "task_id": name}
         elif name in before and name in after and before[name] != after[name]:
             fields = [
-                field for field in Action.model_fields if getattr(before[name], field) != getattr(after[name], field)
+                field
+                for field in Action.model_fields
+                if getattr(before[name], field) != getattr(after[name], field)
             ]
             yield {"change": "modified", "task_id": name, "fields": [*fields]}
     for name in old.tasks:
@@ -285,9 +350,14 @@ def _line_payload(line: JsonObject) -> JsonObject:
 
 def _encode_line(line: JsonObject) -> bytes:
     try:
-        return json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        return (
+            json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+            + b"\n"
+        )
     except (TypeError, ValueError, RecursionError) as error:
-        raise RecordNotSerializable(f"a line of type {line['type']!r} cannot be written as JSON: {error}") from error
+        raise RecordNotSerializable(
+            f"a line of type {line['type']!r} cannot be written as JSON: {error}"
+        ) from error
 
 
 def _valid_lines(path: Path) -> Iterator[JsonObject]:
@@ -373,7 +443,10 @@ class PlanningHistoryStore:
         redactor: Redactor | None = None,
     ) -> None:
         self.directory = Path(directory)
-        self._index_path, self._lock_path = self.directory / f".index{_SUFFIX}", self.directory / ".lock"
+        self._index_path, self._lock_path = (
+            self.directory / f".index{_SUFFIX}",
+            self.directory / ".lock",
+        )
         self._cache: dict[str, _CachedFile] = {}
         self._lock = RLock()
         self._task, self._issue = task_uuid, issue_id
@@ -393,7 +466,9 @@ class PlanningHistoryStore:
         """
         self._save("plan", {"plan": _to_json_object(plan)})
 
-    def save_revision(self, revised_plan: JsonObject | BaseModel, reflection: JsonObject | BaseModel) -> None:
+    def save_revision(
+        self, revised_plan: JsonObject | BaseModel, reflection: JsonObject | BaseModel
+    ) -> None:
         """Save a plan that replaces the one before.
 
         Args:
@@ -406,8 +481,14 @@ class PlanningHistoryStore:
         fields = _to_json_object(reflection)
         revision = fields.get("plan_revision")
         fields = revision if isinstance(revision, dict) else fields
-        reason, changes = fields.get("reason") or fields.get("evaluation") or "", fields.get("changes") or []
-        self._save("revision", {"reason": reason, "changes": changes, "updated_plan": _to_json_object(revised_plan)})
+        reason, changes = (
+            fields.get("reason") or fields.get("evaluation") or "",
+            fields.get("changes") or [],
+        )
+        self._save(
+            "revision",
+            {"reason": reason, "changes": changes, "updated_plan": _to_json_object(revised_plan)},
+        )
 
     def save_reflection(self, evaluation: JsonObject | BaseModel) -> None:
         """Save the evaluation of a reflection.
@@ -441,7 +522,12 @@ class PlanningHistoryStore:
         task, clean = self._require_task_uuid(None), self._redactor.value(fields)
         assert isinstance(clean, dict)
         timestamp = format_iso_time(self._clock.now())
-        head: JsonObject = {"type": kind, "timestamp": timestamp, "task_uuid": task, "issue_id": self._issue}
+        head: JsonObject = {
+            "type": kind,
+            "timestamp": timestamp,
+            "task_uuid": task,
+            "issue_id": self._issue,
+        }
         self.append(task, [{**head, **_line_payload(clean)}])
 
     # Reading
@@ -457,7 +543,14 @@ class PlanningHistoryStore:
 
     def get_latest_plan(self, task_uuid: str | None = None) -> JsonObject | None:
         """Return the newest line with a plan, of type `plan` or `revision`; None if there is none."""
-        return next((line for line in reversed(self.entries(task_uuid)) if line["type"] in _PLAN_LINE_TYPES), None)
+        return next(
+            (
+                line
+                for line in reversed(self.entries(task_uuid))
+                if line["type"] in _PLAN_LINE_TYPES
+            ),
+            None,
+        )
 
     def has_plan(self, task_uuid: str | None = None) -> bool:
         """Return whether there is a plan to continue."""
@@ -480,7 +573,9 @@ class PlanningHistoryStore:
         if not issue_id:
             return []
         histories = {task: self.entries(task) for task in self._tasks_of_issue(issue_id)}
-        if any(lines and lines[0]["issue_id"] != issue_id for lines in histories.values()):  # the index is outdated
+        if any(
+            lines and lines[0]["issue_id"] != issue_id for lines in histories.values()
+        ):  # the index is outdated
             self._remove_index()
             histories = {task: self.entries(task) for task in self._tasks_of_issue(issue_id)}
         return [_task_summary(task, lines) for task, lines in histories.items() if lines]
@@ -489,14 +584,23 @@ class PlanningHistoryStore:
         task = task_uuid if task_uuid is not None else self._task
         if task is None:
             raise SettingsError(
-                [Problem("task_uuid", "no task is named: pass task_uuid to this method or to the store")]
+                [
+                    Problem(
+                        "task_uuid",
+                        "no task is named: pass task_uuid to this method or to the store",
+                    )
+                ]
             )
         return task
 
     # Keeping tidy
 
     def prune(
-        self, retention_days: float = 90, archive_directory: str | PathLike[str] | None = None, *, dry_run: bool = False
+        self,
+        retention_days: float = 90,
+        archive_directory: str | PathLike[str] | None = None,
+        *,
+        dry_run: bool = False,
     ) -> list[PrunedTask]:
         """Archive or delete the files of tasks that finished long ago; unfinished tasks are never touched.
 
@@ -512,7 +616,12 @@ class PlanningHistoryStore:
         archive = None if archive_directory is None else Path(archive_directory)
         if archive is not None and archive.resolve() == self.directory.resolve():
             raise SettingsError(
-                [Problem("archive_directory", f"{archive} is the folder of the history itself; name another folder")]
+                [
+                    Problem(
+                        "archive_directory",
+                        f"{archive} is the folder of the history itself; name another folder",
+                    )
+                ]
             )
         pruned: list[PrunedTask] = []
         try:
@@ -521,10 +630,15 @@ class PlanningHistoryStore:
                 with self._translate_errors("be archived or deleted"):
                     signature, lines = _file_signature(path), _sorted_lines(path)
                     # A task that went on after its completion is unfinished; a reflection alone does not count.
-                    last = next((line for line in reversed(lines) if line["type"] != "reflection"), {})
+                    last = next(
+                        (line for line in reversed(lines) if line["type"] != "reflection"), {}
+                    )
                     if last.get("type") != "completion" or last.get("done") is not True:
                         continue
-                    if self._clock.now() - _timestamp_seconds(str(last["timestamp"])) < 86_400 * retention_days:
+                    if (
+                        self._clock.now() - _timestamp_seconds(str(last["timestamp"]))
+                        < 86_400 * retention_days
+                    ):
                         continue
                     archived = "" if archive is None else str(archive / path.name)
                     if not dry_run:
@@ -535,7 +649,9 @@ class PlanningHistoryStore:
                                 archived = str(_copy_into(archive, path))
                             path.unlink()
                         self._cache.pop(task, None)
-                    pruned.append(PrunedTask(task, str(last["issue_id"]), str(last["timestamp"]), archived))
+                    pruned.append(
+                        PrunedTask(task, str(last["issue_id"]), str(last["timestamp"]), archived)
+                    )
         finally:
             if not dry_run:
                 self._remove_index()
@@ -554,9 +670,13 @@ class PlanningHistoryStore:
             self.directory.mkdir(parents=True, exist_ok=True)
             with file_lock(self._lock_path):
                 cached, signature = self._cache.get(task_uuid), _file_signature(path)
-                if cached is None or cached.signature != signature:  # another process has changed the file
+                if (
+                    cached is None or cached.signature != signature
+                ):  # another process has changed the file
                     old = _sorted_lines(path)
-                    cached = _CachedFile(signature, set(map(_line_key, old)), max(map(_line_seq, old), default=0))
+                    cached = _CachedFile(
+                        signature, set(map(_line_key, old)), max(map(_line_seq, old), default=0)
+                    )
                 last, new = cached.last_seq, dict[tuple[object, ...], JsonObject]()
                 for line in lines:
                     numbered = line if "seq" in line else {**line, "seq": last + 1}
@@ -581,14 +701,20 @@ class PlanningHistoryStore:
         """Return the tasks that have files, sorted; empty if there is no folder."""
         with self._translate_errors("be read"), suppress(FileNotFoundError):
             names = (entry.name for entry in os.scandir(self.directory) if entry.is_file())
-            return sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX) and name[0] != ".")
+            return sorted(
+                name.removesuffix(_SUFFIX)
+                for name in names
+                if name.endswith(_SUFFIX) and name[0] != "."
+            )
         return []
 
     def _tasks_of_issue(self, issue_id: str) -> list[str]:
         """Return the tasks of an issue in the order of their start; only files that the index lacks are read."""
         with self._translate_errors("be read"):
             tasks = self._tasks()
-            first_lines = {str(entry["task_uuid"]): entry for entry in _valid_lines(self._index_path)}
+            first_lines = {
+                str(entry["task_uuid"]): entry for entry in _valid_lines(self._index_path)
+            }
             unlisted = {
                 task: line
                 for task in tasks
@@ -598,7 +724,11 @@ class PlanningHistoryStore:
                 with suppress(OSError), file_lock(self._lock_path):  # the folder may be read-only
                     self._add_to_index(unlisted.values())
             first_lines |= unlisted
-            of_issue = [task for task in tasks if task in first_lines and first_lines[task]["issue_id"] == issue_id]
+            of_issue = [
+                task
+                for task in tasks
+                if task in first_lines and first_lines[task]["issue_id"] == issue_id
+            ]
             return sorted(of_issue, key=lambda task: str(first_lines[task]["timestamp"]))
 
     def _add_to_index(self, first_lines: Iterable[JsonObject]) -> None:
@@ -608,7 +738,11 @@ class PlanningHistoryStore:
 
     def _remove_index(self) -> None:
         """Remove the index, so that the next question rebuilds it."""
-        with self._translate_errors("be written"), suppress(FileNotFoundError), file_lock(self._lock_path):
+        with (
+            self._translate_errors("be written"),
+            suppress(FileNotFoundError),
+            file_lock(self._lock_path),
+        ):
             self._index_path.unlink(missing_ok=True)
 
     def _path(self, task_uuid: str) -> Path:
@@ -674,7 +808,9 @@ class PlanningHistoryExporter(Exporter):
 
     name = "planning-history"
 
-    def __init__(self, history: PlanningHistoryStore | None = None, *, journal: RunStore | None = None) -> None:
+    def __init__(
+        self, history: PlanningHistoryStore | None = None, *, journal: RunStore | None = None
+    ) -> None:
         self.history = history or PlanningHistoryStore()
         self._journals = RunJournals(*([] if journal is None else [journal]))
         self._builders: dict[RunId, HistoryLineBuilder] = {}
@@ -688,7 +824,11 @@ class PlanningHistoryExporter(Exporter):
     def problem(self) -> str:
         """The runs with unwritten lines, and the last error; empty if everything is written."""
         runs = ", ".join(run for run, lines in self._unwritten.items() if lines)
-        return f"the planning history lacks the latest lines of {runs}: {self._last_error}" if runs else ""
+        return (
+            f"the planning history lacks the latest lines of {runs}: {self._last_error}"
+            if runs
+            else ""
+        )
 
     def attach(self, exporter_context: ExporterContext) -> None:
         """Read journals from the engine's store."""
@@ -700,7 +840,10 @@ class PlanningHistoryExporter(Exporter):
         Raises:
             StoreError: the lines cannot be written now; they are tried again with the next record.
         """
-        builder, unwritten = self._builders.setdefault(run, HistoryLineBuilder()), self._unwritten.setdefault(run, [])
+        builder, unwritten = (
+            self._builders.setdefault(run, HistoryLineBuilder()),
+            self._unwritten.setdefault(run, []),
+        )
         for past in self._journals.records_until(run, builder.seq, record):
             unwritten += builder.lines_from(past)
         self._write_pending(run)
@@ -718,8 +861,12 @@ class PlanningHistoryExporter(Exporter):
         try:
             records = self._journals.records_after(RunId(run))
         except UnknownRun:
-            raise UnknownRun(run, "pass the store with its journal: PlanningHistoryExporter(journal=store)") from None
-        self._unwritten[RunId(run)] = [line for record in records for line in builder.lines_from(record)]
+            raise UnknownRun(
+                run, "pass the store with its journal: PlanningHistoryExporter(journal=store)"
+            ) from None
+        self._unwritten[RunId(run)] = [
+            line for record in records for line in builder.lines_from(record)
+        ]
         self._write_pending(RunId(run))
 
     async def aclose(self) -> None:
@@ -738,8 +885,14 @@ class PlanningHistoryExporter(Exporter):
         unwritten, builder = self._unwritten.get(run), self._builders.get(run)
         if unwritten and builder is not None and not self.history.is_unchanged(run):
             fresh = HistoryLineBuilder()
-            with suppress(StoreError, UnknownRun):  # the file was changed or removed; new lines are written in any case
-                records = [record for record in self._journals.records_after(run) if record.seq <= builder.seq]
+            with suppress(
+                StoreError, UnknownRun
+            ):  # the file was changed or removed; new lines are written in any case
+                records = [
+                    record
+                    for record in self._journals.records_after(run)
+                    if record.seq <= builder.seq
+                ]
                 unwritten[:0] = [line for record in records for line in fresh.lines_from(record)]
         if unwritten:
             try:
@@ -769,9 +922,13 @@ def _task_summary(task: str, lines: Sequence[JsonObject]) -> JsonObject:
     ended = next((line for line in reversed(lines) if line["type"] == "completion"), {})
     since = [line["type"] for line in lines[lines.index(ended) + 1 :]] if ended else []
     revisions: list[JsonValue] = [
-        {name: line.get(name) for name in ("reason", "changes")} for line in lines if line["type"] == "revision"
+        {name: line.get(name) for name in ("reason", "changes")}
+        for line in lines
+        if line["type"] == "revision"
     ]
-    actions: list[JsonValue] = [_line_payload(line) for line in lines if line["type"] == "execution"]
+    actions: list[JsonValue] = [
+        _line_payload(line) for line in lines if line["type"] == "execution"
+    ]
     return {
         "task_uuid": task,
         "started": lines[0]["timestamp"],

@@ -46,7 +46,9 @@ from replanning.planning.decisions import (
 )
 from replanning.planning.prompts import ReplanPromptBuilder
 
-ReplanStage = Literal["idle", "deciding", "awaiting_user", "generating", "applying", "applied", "failed"]
+ReplanStage = Literal[
+    "idle", "deciding", "awaiting_user", "generating", "applying", "applied", "failed"
+]
 """Progress of a replan."""
 
 
@@ -89,7 +91,12 @@ class Consideration(RecordModel):
     def sees_no_harm(self, limits: ReplanLimits) -> bool:
         """Return whether the model's first decision is, confidently and without contradicting itself, to go on as it is."""
         decision, asked_again = self.decision, self.instead_of is not None
-        if decision is None or asked_again or self.ruling.kind != "continue" or self.ruling.questions:
+        if (
+            decision is None
+            or asked_again
+            or self.ruling.kind != "continue"
+            or self.ruling.questions
+        ):
             return False
         fatal = getattr(decision, "error_classification", None) == "fatal"
         wanted = (self.llm_decision or {}).get("replan_needed") is not False
@@ -150,7 +157,9 @@ def reply_problem(completion: Completion, problem: str) -> str:
     """Return the problem of a reply, to be shown to the model; truncation is named first."""
     if completion.finish != "length":
         return problem
-    return f"it was cut off after {completion.output_tokens} tokens, so it must be shorter ({problem})"
+    return (
+        f"it was cut off after {completion.output_tokens} tokens, so it must be shorter ({problem})"
+    )
 
 
 _MAX_ERROR_CHARS: Final = 2000
@@ -201,7 +210,9 @@ class ReplanManager:
         self._clock = (environment or Environment()).clock
 
     def __repr__(self) -> str:
-        return f"<ReplanManager {self._llm.name} {self._counts.total} of {self.limits.total} replans>"
+        return (
+            f"<ReplanManager {self._llm.name} {self._counts.total} of {self.limits.total} replans>"
+        )
 
     @property
     def counts(self) -> ReplanCounts:
@@ -215,11 +226,17 @@ class ReplanManager:
 
     def can_replan(self, phase: Phase, cause: ReplanCause | None = None) -> bool:
         """Return whether the limits allow any replan of a phase; if not, no model is asked."""
-        return bool(available_replan_types(phase, self.limits, self._counts, cause or ReplanCause()))
+        return bool(
+            available_replan_types(phase, self.limits, self._counts, cause or ReplanCause())
+        )
 
-    def should_override(self, decision: ReplanDecision, cause: ReplanCause | None = None) -> OverrideReason | None:
+    def should_override(
+        self, decision: ReplanDecision, cause: ReplanCause | None = None
+    ) -> OverrideReason | None:
         """Return the reason why a replan would not be executed; None if it would be, or if none is wanted."""
-        return make_ruling(normalise(decision).decision, self.limits, self._counts, cause or ReplanCause()).override
+        return make_ruling(
+            normalise(decision).decision, self.limits, self._counts, cause or ReplanCause()
+        ).override
 
     def parse_decision_response(self, text: str, phase: Phase) -> ReplanDecision:
         """Return the decision in a model's reply.
@@ -252,7 +269,11 @@ class ReplanManager:
         cause = cause or ReplanCause()
         began = self._clock.now()
         if not self.can_replan(phase, cause):
-            pairs = [(kind, target) for kind in ALLOWED_REPLANS[phase] for target in REPLAN_TARGETS[kind].values()]
+            pairs = [
+                (kind, target)
+                for kind in ALLOWED_REPLANS[phase]
+                for target in REPLAN_TARGETS[kind].values()
+            ]
             reached = [exhausted_limit(*pair, self.limits, self._counts, cause) for pair in pairs]
             closed = "; ".join(filter(None, dict.fromkeys(reached)))
             blocks = exhausted_lineage(self.limits, self._counts, cause)
@@ -262,15 +283,22 @@ class ReplanManager:
             ruling = self._with_questions(ruling, questions)
             return self._conclude(phase, cause, DecisionResponse(None), ruling, began=began)
         self._notify("deciding")
-        response = await self.request_llm_decision(self._decision_request(phase, prompt_data, cause))
+        response = await self.request_llm_decision(
+            self._decision_request(phase, prompt_data, cause)
+        )
         ruling = self._with_questions(self._ruling(response, cause), questions)
         first = self._conclude(phase, cause, response, ruling, began=began)
         if not first.ruling.needs_escalation:
             return first
         questions = first.ruling.questions
-        return await self.escalate(first, prompt_data, first.ruling.reason, questions=questions) or first
+        return (
+            await self.escalate(first, prompt_data, first.ruling.reason, questions=questions)
+            or first
+        )
 
-    def decide(self, decision: ReplanDecision, cause: ReplanCause, *, questions: tuple[str, ...] = ()) -> Consideration:
+    def decide(
+        self, decision: ReplanDecision, cause: ReplanCause, *, questions: tuple[str, ...] = ()
+    ) -> Consideration:
         """Rule on a decision that follows from a rule, for which no model is asked; it counts like any other.
 
         Args:
@@ -283,7 +311,12 @@ class ReplanManager:
         return self._conclude(decision.phase, cause, response, ruling, began=self._clock.now())
 
     async def escalate(
-        self, refused: Consideration, prompt_data: JsonObject, reason: str, *, questions: tuple[str, ...] = ()
+        self,
+        refused: Consideration,
+        prompt_data: JsonObject,
+        reason: str,
+        *,
+        questions: tuple[str, ...] = (),
     ) -> Consideration | None:
         """Ask the model for another decision in place of a replan that is not possible, or that failed.
 
@@ -304,13 +337,22 @@ class ReplanManager:
             self._counts = self._counts.model_copy(update={"warned": (*self._counts.warned, key)})
         began = self._clock.now()
         self._notify("deciding")
-        request = replace(self._decision_request(refused.phase, prompt_data, refused.cause), refusal=reason)
+        request = replace(
+            self._decision_request(refused.phase, prompt_data, refused.cause), refusal=reason
+        )
         response = await self._ask_once(request)
         if response.decision is None:
             self._notify("idle")
             return None
         ruling = self._ruling(response, refused.cause, questions)
-        return self._conclude(refused.phase, refused.cause, response, ruling, began=began, instead_of=refused.replan_id)
+        return self._conclude(
+            refused.phase,
+            refused.cause,
+            response,
+            ruling,
+            began=began,
+            instead_of=refused.replan_id,
+        )
 
     async def request_llm_decision(self, request: DecisionRequest) -> DecisionResponse:
         """Ask the model for a decision; if its reply is unusable, ask once more with the problems."""
@@ -318,10 +360,14 @@ class ReplanManager:
         if response.unusable_text is None:
             return response
         rejected = response.unusable_text[:4000]
-        return await self._ask_once(replace(request, rejected_reply=rejected, problem=response.problem))
+        return await self._ask_once(
+            replace(request, rejected_reply=rejected, problem=response.problem)
+        )
 
     async def _ask_once(self, request: DecisionRequest) -> DecisionResponse:
-        options = replace(self._options, system=self._prompts.system(), schema=decision_model(request.phase))
+        options = replace(
+            self._options, system=self._prompts.system(), schema=decision_model(request.phase)
+        )
         try:
             completion = await self._llm.complete_detailed(self._prompts.decision(request), options)
         except (LLMError, BudgetExceeded) as error:
@@ -329,7 +375,9 @@ class ReplanManager:
         try:
             return DecisionResponse(parse_decision(completion.text, request.phase))
         except LLMResponseInvalid as error:
-            return DecisionResponse(None, reply_problem(completion, str(error)), unusable_text=completion.text)
+            return DecisionResponse(
+                None, reply_problem(completion, str(error)), unusable_text=completion.text
+            )
 
     async def execute_replan(
         self, considered: Consideration, apply: ApplyReplan | None, *, resumed: bool = False
@@ -350,11 +398,15 @@ class ReplanManager:
         """
         decision = considered.decision
         if decision is None or not considered.ruling.is_followed:
-            raise ValueError(f"{considered.replan_id} must not be executed: {considered.ruling.reason}")
+            raise ValueError(
+                f"{considered.replan_id} must not be executed: {considered.ruling.reason}"
+            )
         if not resumed:
             ruling = make_ruling(decision, self.limits, self._counts, considered.cause)
             if ruling.needs_escalation:  # other replans were executed while the user decided
-                return self.record_decision(considered.model_copy(update={"ruling": ruling}), executed=False)
+                return self.record_decision(
+                    considered.model_copy(update={"ruling": ruling}), executed=False
+                )
             self._counts = self._counts.add_replan(decision, considered.cause)
         self._notify("applying", considered)
         began, error = self._clock.now(), ""
@@ -365,7 +417,9 @@ class ReplanManager:
             raise
         except Exception as caught:  # noqa: BLE001 - a failed replan leaves the run as it was
             error = cut(str(caught), _MAX_ERROR_CHARS) or type(caught).__name__
-        return self.record_decision(considered, executed=True, error=error, seconds=self._clock.now() - began)
+        return self.record_decision(
+            considered, executed=True, error=error, seconds=self._clock.now() - began
+        )
 
     def record_decision(
         self, considered: Consideration, *, executed: bool, error: str = "", seconds: float = 0.0
@@ -380,7 +434,9 @@ class ReplanManager:
         """
         (decision, notes), ruling = considered.normalised, considered.ruling
         # The user declined it, and its confidence alone was too low.
-        override: OverrideReason | None = "confidence" if ruling.kind == "ask" and not executed else ruling.override
+        override: OverrideReason | None = (
+            "confidence" if ruling.kind == "ask" and not executed else ruling.override
+        )
         record = DecisionRecord(
             replan_id=considered.replan_id,
             phase=considered.phase,
@@ -418,7 +474,11 @@ class ReplanManager:
         Raises:
             ValueError: it was not executed.
         """
-        executed = [n for n, one in enumerate(self._records) if one.replan_id == considered.replan_id and one.executed]
+        executed = [
+            n
+            for n, one in enumerate(self._records)
+            if one.replan_id == considered.replan_id and one.executed
+        ]
         if not executed:
             raise ValueError(f"{considered.replan_id} was not executed")
         index = executed[-1]
@@ -449,15 +509,25 @@ class ReplanManager:
             mean_confidence=sum(confidences) / len(confidences) if confidences else None,
             by_phase=dict(Counter(record.phase for record in executed)),
             by_type=dict(Counter(record.replan_type for record in executed)),
-            overridden=dict(Counter(record.override_reason for record in self._records if record.override_reason)),
+            overridden=dict(
+                Counter(
+                    record.override_reason for record in self._records if record.override_reason
+                )
+            ),
             seconds=sum(record.duration for record in self._records),
         )
 
-    def _decision_request(self, phase: Phase, prompt_data: JsonObject, cause: ReplanCause) -> DecisionRequest:
+    def _decision_request(
+        self, phase: Phase, prompt_data: JsonObject, cause: ReplanCause
+    ) -> DecisionRequest:
         replan_types = available_replan_types(phase, self.limits, self._counts, cause)
-        return DecisionRequest(phase, prompt_data, cause, replan_types, self._counts, self.limits, self.records)
+        return DecisionRequest(
+            phase, prompt_data, cause, replan_types, self._counts, self.limits, self.records
+        )
 
-    def _ruling(self, response: DecisionResponse, cause: ReplanCause, questions: tuple[str, ...] = ()) -> Ruling:
+    def _ruling(
+        self, response: DecisionResponse, cause: ReplanCause, questions: tuple[str, ...] = ()
+    ) -> Ruling:
         """Rule on a response; `questions` are those of a refused decision, which are counted already."""
         if response.decision is None:
             return Ruling("continue", f"there is no decision: {response.problem}")
@@ -466,7 +536,9 @@ class ReplanManager:
         if questions:
             return replace(ruling, questions=ruling.questions or questions)
         if ruling.questions and decision.replan_type is not ReplanType.CLARIFICATION_REQUEST:
-            self._counts = self._counts.add_clarification()  # a request is counted when it is executed
+            self._counts = (
+                self._counts.add_clarification()
+            )  # a request is counted when it is executed
         return ruling
 
     def _with_questions(self, ruling: Ruling, questions: tuple[str, ...]) -> Ruling:
@@ -493,7 +565,9 @@ class ReplanManager:
             replan_id=f"p{self._counts.considered}",
             phase=phase,
             cause=cause,
-            llm_decision=None if response.decision is None else response.decision.model_dump(mode="json"),
+            llm_decision=None
+            if response.decision is None
+            else response.decision.model_dump(mode="json"),
             problem=response.problem,
             model_unavailable=response.model_unavailable,
             ruling=ruling,
@@ -508,7 +582,12 @@ class ReplanManager:
         return considered
 
     def _notify(
-        self, stage: ReplanStage, considered: Consideration | None = None, record: DecisionRecord | None = None
+        self,
+        stage: ReplanStage,
+        considered: Consideration | None = None,
+        record: DecisionRecord | None = None,
     ) -> None:
         if self._on_note is not None:
-            self._on_note(ReplanNote(stage=stage, counts=self._counts, considered=considered, record=record))
+            self._on_note(
+                ReplanNote(stage=stage, counts=self._counts, considered=considered, record=record)
+            )

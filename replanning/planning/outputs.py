@@ -105,7 +105,9 @@ class TaskDecomposition(_ReplyModel):
 
     def ids_by_label(self) -> JsonObject:
         """Return the ids of the subtasks, each under a label that identifies it without repeating it."""
-        return {f"the id of subtask {number}": one.id for number, one in enumerate(self.subtasks, 1)}
+        return {
+            f"the id of subtask {number}": one.id for number, one in enumerate(self.subtasks, 1)
+        }
 
 
 class Action(_ReplyModel):
@@ -142,7 +144,9 @@ class ActionPlan(_ReplyModel):
     @property
     def subtask_order(self) -> tuple[str, ...]:
         """The subtasks in the order in which they are to run: the stated one, then that of the actions."""
-        return tuple(dict.fromkeys((*self.execution_order, *(action.task_id for action in self.actions))))
+        return tuple(
+            dict.fromkeys((*self.execution_order, *(action.task_id for action in self.actions)))
+        )
 
     def without(self, finished: Container[str]) -> ActionPlan:
         """Return the plan without the actions of finished subtasks."""
@@ -242,7 +246,9 @@ class Summary(_ReplyModel):
     @model_validator(mode="after")
     def _check_criteria(self) -> Self:
         if self.goal_achieved and not all(self.criteria_met):
-            raise PydanticCustomError("criteria", "'goal_achieved' is true, but not every one of 'criteria_met'")
+            raise PydanticCustomError(
+                "criteria", "'goal_achieved' is true, but not every one of 'criteria_met'"
+            )
         return self
 
 
@@ -267,8 +273,12 @@ class StepReply(_ReplyModel):
 
     @model_validator(mode="after")
     def _check_single_step(self) -> Self:
-        if (self.function_call is None) == (self.summary is None) or self.done != (self.summary is not None):
-            raise PydanticCustomError("step", "expected either 'function_call', or 'summary' with 'done': true")
+        if (self.function_call is None) == (self.summary is None) or self.done != (
+            self.summary is not None
+        ):
+            raise PydanticCustomError(
+                "step", "expected either 'function_call', or 'summary' with 'done': true"
+            )
         return self
 
 
@@ -328,12 +338,18 @@ def _normalise_ids(value: JsonValue) -> JsonValue:
         elif key == "arguments" and isinstance(member, dict):
             found[key] = member
             with suppress(ExpressionError):  # told where references are checked
-                found[key] = rename_references(member, normalise_id) if "task_id" in value else member
+                found[key] = (
+                    rename_references(member, normalise_id) if "task_id" in value else member
+                )
         else:
             found[key] = _normalise_ids(member)
         if key in ("subtasks", "actions") and isinstance(member, list):
-            ids = {str(one.get("id", one.get("task_id"))) for one in member if isinstance(one, dict)}
-            found["renamed"] = {name: new for name in sorted(ids) if (new := normalise_id(name)) != name}
+            ids = {
+                str(one.get("id", one.get("task_id"))) for one in member if isinstance(one, dict)
+            }
+            found["renamed"] = {
+                name: new for name in sorted(ids) if (new := normalise_id(name)) != name
+            }
     return found
 
 
@@ -345,13 +361,18 @@ def parse_planning(text: str, phase: Phase) -> PlanningReply:
     expected = PHASE_OUTPUT_FIELDS[phase]
 
     def missing(reply: PlanningReply) -> str:
-        return "" if getattr(reply, expected) or reply.error else f"expected {expected!r} or 'error'"
+        return (
+            "" if getattr(reply, expected) or reply.error else f"expected {expected!r} or 'error'"
+        )
 
     return parse_reply(text, PlanningReply, expected, missing)
 
 
 def parse_reply(
-    text: str, model: type[_Reply], bare_field: str | None = None, missing: Callable[[_Reply], str] = lambda _: ""
+    text: str,
+    model: type[_Reply],
+    bare_field: str | None = None,
+    missing: Callable[[_Reply], str] = lambda _: "",
 ) -> _Reply:
     """Return the reply of a later phase, such as an `ExecutionReply` or a `CompletionReply`.
 
@@ -359,7 +380,9 @@ def parse_reply(
     """
     bare = bare_field or _BARE_FIELDS.get(model)
     if len(text) > MAX_REPLY_CHARS:
-        raise LLMResponseInvalid(f"the reply has {len(text)} characters; at most {MAX_REPLY_CHARS} are read")
+        raise LLMResponseInvalid(
+            f"the reply has {len(text)} characters; at most {MAX_REPLY_CHARS} are read"
+        )
 
     def fields_in(value: JsonObject) -> int:
         return sum(name in model.model_fields for name in value)

@@ -10,7 +10,13 @@ from importlib import resources
 from itertools import islice
 from typing import Final, get_args
 
-from replanning.llm.quoting import DataSection, encode_data, escape_markup, fit_sections, truncate_value
+from replanning.llm.quoting import (
+    DataSection,
+    encode_data,
+    escape_markup,
+    fit_sections,
+    truncate_value,
+)
 from replanning.plan.messages import checked
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject, JsonValue
@@ -32,7 +38,9 @@ def prompt_templates() -> Mapping[str, str]:
     """Return the templates by name, such as `goal_understanding` and `decide_execution`; they are read once."""
     folder = resources.files("replanning.planning") / "prompts"
     files = (entry for entry in folder.iterdir() if entry.name.endswith(".md"))
-    return {entry.name.removesuffix(".md"): entry.read_text(encoding="utf-8").strip() for entry in files}
+    return {
+        entry.name.removesuffix(".md"): entry.read_text(encoding="utf-8").strip() for entry in files
+    }
 
 
 # Decisions
@@ -47,11 +55,20 @@ _REPLAN_DESCRIPTIONS: Final[Mapping[ReplanType, str]] = {
 def _decision_data(request: DecisionRequest) -> JsonObject:
     """Return the data that a decision adds to the output of its phase: cause, limits, earlier decisions, refusals."""
     cause, counts, limits = request.cause, request.counts, request.limits
-    usage = {name: (getattr(counts, name), getattr(limits, name)) for name in ("total", *get_args(CountName))}
+    usage = {
+        name: (getattr(counts, name), getattr(limits, name))
+        for name in ("total", *get_args(CountName))
+    }
     if cause.action is not None:
-        usage["retries_of_this_action"] = (counts.retries.get(cause.action, 0), limits.action_retries)
+        usage["retries_of_this_action"] = (
+            counts.retries.get(cause.action, 0),
+            limits.action_retries,
+        )
     if cause.lineage is not None:
-        usage["replans_for_this_action"] = (counts.lineages.get(cause.lineage, 0), limits.replans_per_lineage)
+        usage["replans_for_this_action"] = (
+            counts.lineages.get(cause.lineage, 0),
+            limits.replans_per_lineage,
+        )
     earlier = list[JsonValue]()
     for record in request.earlier_decisions[-_MAX_VALUES:]:
         decision = record.llm_decision or {}
@@ -74,9 +91,13 @@ def _decision_data(request: DecisionRequest) -> JsonObject:
         "phase": request.phase.value,
         "limits": {name: {"used": used, "of": limit} for name, (used, limit) in usage.items()},
         "replans": earlier,
-        "cause": _without_empty({"action": cause.action, "lineage": cause.lineage, "error": cause.error}),
+        "cause": _without_empty(
+            {"action": cause.action, "lineage": cause.lineage, "error": cause.error}
+        ),
         "refused": request.refusal,
-        "rejected": [{"reply": request.rejected_reply, "problem": request.problem}] if request.problem else [],
+        "rejected": [{"reply": request.rejected_reply, "problem": request.problem}]
+        if request.problem
+        else [],
     }
     return _without_empty(data)
 
@@ -133,7 +154,16 @@ SECTION_DESCRIPTIONS: Final[Mapping[str, str]] = {
 
 _BACKGROUND_SECTIONS: Final = ("earlier_runs", "comments", "repository")
 
-_SITUATION_SECTIONS: Final = ("state", "context", "executed", "remaining", "replans", "other", "answers", "feedback")
+_SITUATION_SECTIONS: Final = (
+    "state",
+    "context",
+    "executed",
+    "remaining",
+    "replans",
+    "other",
+    "answers",
+    "feedback",
+)
 
 _PLAN_SECTIONS: Final = (
     "action_plan",
@@ -149,10 +179,18 @@ _REASON_SECTIONS: Final = ("rejected", "refused", "why", "part", "errors", "resu
 
 _TASK_SECTIONS: Final = ("goal_understanding", "action", "cause", "request", "phase")
 
-CUT_ORDER: Final = (*_BACKGROUND_SECTIONS, *_SITUATION_SECTIONS, *_PLAN_SECTIONS, *_REASON_SECTIONS, *_TASK_SECTIONS)
+CUT_ORDER: Final = (
+    *_BACKGROUND_SECTIONS,
+    *_SITUATION_SECTIONS,
+    *_PLAN_SECTIONS,
+    *_REASON_SECTIONS,
+    *_TASK_SECTIONS,
+)
 """Sections in the order in which they are cut when a prompt is too long."""
 
-_LATEST_FIRST: Final = frozenset({"comments", "earlier_runs", "answers", "feedback", "executed", "replans"})
+_LATEST_FIRST: Final = frozenset(
+    {"comments", "earlier_runs", "answers", "feedback", "executed", "replans"}
+)
 """Sections of which the latest entries are kept when they are cut."""
 
 _MAX_VALUES: Final = 200
@@ -213,7 +251,9 @@ class ReplanPromptBuilder:
         redact: Callable[[JsonValue], JsonValue] | None = None,
     ) -> None:
         if max_chars < MIN_PROMPT_CHARS:
-            raise ValueError(f"a prompt needs at least {MIN_PROMPT_CHARS} characters, got {max_chars}")
+            raise ValueError(
+                f"a prompt needs at least {MIN_PROMPT_CHARS} characters, got {max_chars}"
+            )
         self.tools = tuple(tools)
         self._templates = templates
         self._settings = settings or PlanningSettings()
@@ -235,7 +275,8 @@ class ReplanPromptBuilder:
             KeyError: there is no such kind.
         """
         level = _fill_template(
-            self._templates[f"level_{self._settings.decomposition_level}"], {"most": str(self._settings.max_subtasks)}
+            self._templates[f"level_{self._settings.decomposition_level}"],
+            {"most": str(self._settings.max_subtasks)},
         )
         slots = {
             "strategy": self._templates[f"strategy_{self._settings.strategy}"],
@@ -278,7 +319,10 @@ class ReplanPromptBuilder:
                     description = _REPLAN_DESCRIPTIONS.get(kind, LEVEL_DESCRIPTIONS[level])
                     options.append(f'- "{kind}", level {level}, target "{target}": {description}')
         slots = {"types": "\n".join(options), "refused": refused}
-        closing = [self._templates[f"decide_{request.phase}"], _fill_template(self._templates["decision"], slots)]
+        closing = [
+            self._templates[f"decide_{request.phase}"],
+            _fill_template(self._templates["decision"], slots),
+        ]
         return self._assemble({**request.prompt_data, **_decision_data(request)}, closing)
 
     def _assemble(self, data: JsonObject, closing: list[str]) -> str:
@@ -287,9 +331,13 @@ class ReplanPromptBuilder:
             closing.insert(0, self._templates["rejected"])
         question = "\n\n".join(closing)
         data = {**data, "tools": [_tool_data(tool) for tool in self.tools]}
-        values: dict[str, JsonValue] = {kind: data[kind] for kind in SECTION_DESCRIPTIONS if kind in data}
+        values: dict[str, JsonValue] = {
+            kind: data[kind] for kind in SECTION_DESCRIPTIONS if kind in data
+        }
         values["other"] = [
-            {key: value} for key, value in islice(data.items(), _MAX_VALUES) if key not in SECTION_DESCRIPTIONS
+            {key: value}
+            for key, value in islice(data.items(), _MAX_VALUES)
+            if key not in SECTION_DESCRIPTIONS
         ]
         room = self._max_chars - len(question)
         # Only about as much is encoded as there is room for, beginning with the sections that are cut last.
@@ -299,12 +347,21 @@ class ReplanPromptBuilder:
             if values.get(kind) not in (None, "", [], {}):
                 sections[kind] = self._section(kind, values[kind], left)
                 left -= len(sections[kind].render())
-        return fit_sections([sections[kind] for kind in values if kind in sections], room, CUT_ORDER) + question
+        return (
+            fit_sections([sections[kind] for kind in values if kind in sections], room, CUT_ORDER)
+            + question
+        )
 
     def _section(self, kind: str, value: JsonValue, left: int) -> DataSection:
         items = _section_items(value)
         kept = items[-_MAX_VALUES:][::-1] if kind in _LATEST_FIRST else items[:_MAX_VALUES]
-        factor = 6 if kind in frozenset({"request", "goal_understanding"}) else 2 if len(kept) == 1 else 1
+        factor = (
+            6
+            if kind in frozenset({"request", "goal_understanding"})
+            else 2
+            if len(kept) == 1
+            else 1
+        )
         room = min(factor * _MAX_VALUE_CHARS, self._max_chars // 6)
         # The latest outputs have more room, so that a file that was read can be written anew.
         latest = min(self._max_chars // 3, left // 2) if kind == "executed" else 0
@@ -329,7 +386,9 @@ class ReplanPromptBuilder:
                 if len(self._line_cache) >= 2000:
                     self._line_cache.clear()
                 clean = self._redact(value)
-                line = self._line_cache[text] = escape_markup(text) if clean == value else encode_data(clean)
+                line = self._line_cache[text] = (
+                    escape_markup(text) if clean == value else encode_data(clean)
+                )
             if len(line) <= room:
                 return line
         return encode_data(truncate_value(self._redact(truncate_value(value, 8 * room)), room))
@@ -340,7 +399,9 @@ def _section_items(value: JsonValue) -> list[JsonValue]:
     if isinstance(value, dict):
         for name in ("subtasks", "actions"):
             if isinstance(items := value.get(name), list):
-                rest: JsonObject = {key: member for key, member in value.items() if key != name and member}
+                rest: JsonObject = {
+                    key: member for key, member in value.items() if key != name and member
+                }
                 return [*([rest] if rest else []), *items]
     return list(value) if isinstance(value, list) else [value]
 

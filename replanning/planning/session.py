@@ -28,7 +28,12 @@ from replanning.planning.decisions import (
 )
 from replanning.planning.manager import ApplyReplan, Consideration, ReplanManager, reply_problem
 from replanning.planning.outputs import Reflection, Summary
-from replanning.planning.prompts import MAX_PLAN_TOKENS, MAX_TOKENS_BY_KIND, ReplanPromptBuilder, prompt_templates
+from replanning.planning.prompts import (
+    MAX_PLAN_TOKENS,
+    MAX_TOKENS_BY_KIND,
+    ReplanPromptBuilder,
+    prompt_templates,
+)
 from replanning.planning.state import (
     HoldReason,
     PlanningState,
@@ -88,22 +93,34 @@ class PlanningSession:
         interactive: bool,
         plan_only: bool,
     ) -> None:
-        self.run, self.llm, self.config, self.tools, self.clock = run, llm, config, tools, environment.clock
+        self.run, self.llm, self.config, self.tools, self.clock = (
+            run,
+            llm,
+            config,
+            tools,
+            environment.clock,
+        )
         self.settings = settings = config.planning
         self.interactive, self.plan_only = interactive, plan_only
         self.tool_loop_only = is_tool_loop(run.live.plan)
         self.request = request_of(run.live.plan) or TaskRequest(goal=run.live.goal)
-        self.prompts = ReplanPromptBuilder(prompt_templates(), settings, tuple(tools.values()), redact=run.redact_value)
+        self.prompts = ReplanPromptBuilder(
+            prompt_templates(), settings, tuple(tools.values()), redact=run.redact_value
+        )
         self.tasks_in_reflection = set[TaskId]()
         self._state = PlanningState()
         self._options = LLMOptions(
-            system=self.prompts.system(), meter=run.meter("planning"), max_tokens=min(MAX_PLAN_TOKENS, llm.max_tokens)
+            system=self.prompts.system(),
+            meter=run.meter("planning"),
+            max_tokens=min(MAX_PLAN_TOKENS, llm.max_tokens),
         )
         state = self.state
         self.manager = ReplanManager(
             llm,
             self.prompts,
-            ReplanLimits.from_settings(settings, replans_per_lineage=config.limits.replans_per_lineage),
+            ReplanLimits.from_settings(
+                settings, replans_per_lineage=config.limits.replans_per_lineage
+            ),
             counts=state.counts,
             records=state.records,
             on_note=lambda note: self.note("replan", note.model_dump(mode="json")),
@@ -163,9 +180,15 @@ class PlanningSession:
         parts, not their contents.
         """
         for why, is_wrong in (
-            ("what looks like a secret cannot be kept", lambda value: self.run.redact_value(value) != value),
+            (
+                "what looks like a secret cannot be kept",
+                lambda value: self.run.redact_value(value) != value,
+            ),
             (f"{MASK} stands for a secret that you are not shown", is_redacted),
-            ("[cut: …] stands for the rest of a text or a list that you are not shown", is_truncated),
+            (
+                "[cut: …] stands for the rest of a text or a list that you are not shown",
+                is_truncated,
+            ),
         ):
             if wrong := [name for name, value in values.items() if is_wrong(value)]:
                 raise LLMResponseInvalid(f"{why}: do without it in {', '.join(wrong)}")
@@ -176,10 +199,15 @@ class PlanningSession:
         data: JsonObject = {
             **self.request.model_copy(update={"goal": self.run.live.goal}).prompt_data(),
             "context": dict(self.run.live.context),
-            "answers": [{k: v for k, v in one.model_dump(mode="json").items() if v} for one in state.clarified],
+            "answers": [
+                {k: v for k, v in one.model_dump(mode="json").items() if v}
+                for one in state.clarified
+            ],
             "goal_understanding": state.phase_output(Phase.GOAL_UNDERSTANDING),
             "task_decomposition": state.phase_output(Phase.TASK_DECOMPOSITION),
-            "action_plan": state.plan.action_plan.model_dump(mode="json") if state.plan is not None else {},
+            "action_plan": state.plan.action_plan.model_dump(mode="json")
+            if state.plan is not None
+            else {},
             "feedback": [dict(one) for one in state.reflections if "feedback" in one],
             "why": PlanningTask.of(task).reason if task is not None else "",
             "executed": executed_actions(self.run.live, state),
@@ -213,7 +241,12 @@ class PlanningSession:
         return considered
 
     def decide_by_rule(
-        self, task: str, decision: ReplanDecision, cause: ReplanCause, *, questions: tuple[str, ...] = ()
+        self,
+        task: str,
+        decision: ReplanDecision,
+        cause: ReplanCause,
+        *,
+        questions: tuple[str, ...] = (),
     ) -> Consideration:
         """Make a decision that needs no model, unless it was made before an interruption."""
         considered = self.state.judged.get(task)
@@ -251,7 +284,9 @@ class PlanningSession:
         """Journal a decision about a task."""
         self.note("judged", {"task": task, "considered": considered.model_dump(mode="json")})
 
-    async def execute_replan(self, considered: Consideration, apply: ApplyReplan | None = None) -> DecisionRecord:
+    async def execute_replan(
+        self, considered: Consideration, apply: ApplyReplan | None = None
+    ) -> DecisionRecord:
         """Carry out a replan; one that was counted, or done, before an interruption is not counted, or done, again.
 
         Without `apply`, the engine changes the plan.
@@ -261,8 +296,12 @@ class PlanningSession:
             if record.replan_id == considered.replan_id and record.executed:
                 return record
         begun = considered.replan_id in state.begun
-        done = any(PlanningTask.of(entry.task).replan == considered.replan_id for entry in self.run.live)
-        return await self.manager.execute_replan(considered, None if begun and done else apply, resumed=begun)
+        done = any(
+            PlanningTask.of(entry.task).replan == considered.replan_id for entry in self.run.live
+        )
+        return await self.manager.execute_replan(
+            considered, None if begun and done else apply, resumed=begun
+        )
 
     async def settle_approvals(self) -> None:
         """Count the replans that people have approved, and journal those that they have declined."""
@@ -270,7 +309,11 @@ class PlanningSession:
         recorded = {record.replan_id for record in state.records}
         for held in list(state.held.values()):
             considered = held.considered
-            if considered is None or not (held.verdict and held.is_replan_approval) or considered.replan_id in recorded:
+            if (
+                considered is None
+                or not (held.verdict and held.is_replan_approval)
+                or considered.replan_id in recorded
+            ):
                 continue
             if held.is_approved:
                 await self.execute_replan(considered)
@@ -296,9 +339,17 @@ class PlanningSession:
         ruling, decision = considered.ruling, considered.decision
         asks, target = ruling.kind == "ask", otherwise
         counted = ruling.is_executable and (await self.execute_replan(considered)).executed
-        if decision is not None and (asks or counted) and decision.replan_type is not ReplanType.RETRY:
+        if (
+            decision is not None
+            and (asks or counted)
+            and decision.replan_type is not ReplanType.RETRY
+        ):
             target = decision.target_phase
-        text = f"{question_text(considered, proposal)}\n{risk}" if risk else question_text(considered, proposal)
+        text = (
+            f"{question_text(considered, proposal)}\n{risk}"
+            if risk
+            else question_text(considered, proposal)
+        )
         why: HoldReason = "clarification" if ruling.questions else "approval"
         self.hold(task, why, text, target=target, considered=considered, risk=risk)
 
@@ -320,7 +371,9 @@ class PlanningSession:
             why=why,
             text=text,
             target=target,
-            questions=considered.ruling.questions if considered is not None and why == "clarification" else (),
+            questions=considered.ruling.questions
+            if considered is not None and why == "clarification"
+            else (),
             assumptions=tuple(getattr(decision, "assumptions_to_make", ())),
             risk=risk,
             due=self.clock.now() + 60 * minutes,
@@ -330,7 +383,12 @@ class PlanningSession:
         raise PlanningHeld(text)
 
     def escalate(
-        self, task: TaskId, reason: str, *, target: Phase | None = None, recommendations: tuple[str, ...] = ()
+        self,
+        task: TaskId,
+        reason: str,
+        *,
+        target: Phase | None = None,
+        recommendations: tuple[str, ...] = (),
     ) -> None:
         """Follow `escalation.on_no_alternative` where a replan is needed but not possible; return to assume the best.
 
@@ -350,14 +408,23 @@ class PlanningSession:
                 raise PlanningFailed(reason)
 
     def hold_for_intervention(
-        self, task: TaskId, reason: str, recommendations: tuple[str, ...] = (), judged: Summary | None = None
+        self,
+        task: TaskId,
+        reason: str,
+        recommendations: tuple[str, ...] = (),
+        judged: Summary | None = None,
     ) -> NoReturn:
         """Have a person decide whether the existing results are good enough, by raising PlanningHeld."""
         self.record_intervention(reason, recommendations, judged)
         self.hold(task, "intervention", f"{reason}; is what there is good enough?")
 
     def record_intervention(
-        self, reason: str, recommendations: tuple[str, ...] = (), judged: Summary | None = None, *, once: bool = False
+        self,
+        reason: str,
+        recommendations: tuple[str, ...] = (),
+        judged: Summary | None = None,
+        *,
+        once: bool = False,
     ) -> None:
         """Journal that a person must intervene, with the state of the work; `once`, unless a summary is journaled."""
         if once and self.state.completion is not None:

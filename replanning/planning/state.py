@@ -32,7 +32,13 @@ from replanning.plan.json_values import as_object
 from replanning.plan.messages import checked
 from replanning.plan.tasks import Goal, Task, tool_name
 from replanning.plan.types import JsonObject, JsonValue, TaskId
-from replanning.planning.decisions import DecisionRecord, Phase, RecordModel, ReplanCounts, replan_reason
+from replanning.planning.decisions import (
+    DecisionRecord,
+    Phase,
+    RecordModel,
+    ReplanCounts,
+    replan_reason,
+)
 from replanning.planning.manager import Consideration, ReplanNote, ReplanStage
 from replanning.planning.outputs import (
     ActionPlan,
@@ -103,7 +109,11 @@ class TaskRequest(RecordModel):
     def truncated(self) -> TaskRequest:
         """Return the request with its latest comments and runs, and with long texts cut and marked."""
         comments = [
-            IssueComment(author=truncate_text(c.author, 200), text=truncate_text(c.text, _MAX_COMMENT_CHARS), at=c.at)
+            IssueComment(
+                author=truncate_text(c.author, 200),
+                text=truncate_text(c.text, _MAX_COMMENT_CHARS),
+                at=c.at,
+            )
             for c in self.comments[-200:]
         ]
         changed: dict[str, object] = {
@@ -124,13 +134,17 @@ class TaskRequest(RecordModel):
         """Return the prompt data: sections as named in prompts."""
         request: JsonObject = {"task": self.goal.objective}
         request |= {
-            name: text for name, text in (("issue", self.issue_id), ("title", self.title), ("text", self.text)) if text
+            name: text
+            for name, text in (("issue", self.issue_id), ("title", self.title), ("text", self.text))
+            if text
         }
         if self.goal.success_criteria:
             request["success_criteria"] = list(self.goal.success_criteria)
         return {
             "request": request,
-            "comments": [comment.model_dump(mode="json", exclude_none=True) for comment in self.comments],
+            "comments": [
+                comment.model_dump(mode="json", exclude_none=True) for comment in self.comments
+            ],
             "repository": self.repository,
             "earlier_runs": [*self.earlier],
         }
@@ -139,8 +153,14 @@ class TaskRequest(RecordModel):
 @checked
 def request_of(plan: Plan) -> TaskRequest | None:
     """Return the request of a run from the plan that opened it; None if the plan is not one of planning mode."""
-    first = next((notes for task in plan.tasks if (notes := PlanningTask.of(task)).phase is not None), None)
-    return None if first is None else TaskRequest.model_validate({**(first.request or {}), "goal": plan.goal})
+    first = next(
+        (notes for task in plan.tasks if (notes := PlanningTask.of(task)).phase is not None), None
+    )
+    return (
+        None
+        if first is None
+        else TaskRequest.model_validate({**(first.request or {}), "goal": plan.goal})
+    )
 
 
 # The state
@@ -288,7 +308,11 @@ class PlanningState(_StateModel):
         match record.body:
             case PlanningNoted(type="replan", data=data):
                 note = ReplanNote.model_validate(data, strict=False)
-                self.stage, self.counts, self.latest = note.stage, note.counts, note.considered or self.latest
+                self.stage, self.counts, self.latest = (
+                    note.stage,
+                    note.counts,
+                    note.considered or self.latest,
+                )
                 if note.stage == "applying" and note.considered is not None:
                     self.begun[note.considered.replan_id] = note.considered
                 if note.record is not None:
@@ -298,7 +322,9 @@ class PlanningState(_StateModel):
                     else:
                         self.records.append(note.record)
             case PlanningNoted(type="judged", data=data):
-                self.judged[str(data["task"])] = Consideration.model_validate(data["considered"], strict=False)
+                self.judged[str(data["task"])] = Consideration.model_validate(
+                    data["considered"], strict=False
+                )
             case PlanningNoted(type="output", data=data):
                 output = self.outputs[str(data["task"])] = _as_object(data["value"])
                 self.phase_outputs[str(data["phase"])] = output
@@ -318,17 +344,26 @@ class PlanningState(_StateModel):
             case PlanningNoted(type="completion", data=data):
                 self.completion = data
             case QuestionAsked(question=question, candidates=candidates):
-                changes = tuple(change for candidate in candidates for change in candidate.alternative.changes)
+                changes = tuple(
+                    change for candidate in candidates for change in candidate.alternative.changes
+                )
                 for task in target_task_ids(changes):
                     asked = self.held.get(task)
-                    if asked is not None and asked.verdict in ("", "withdrawn"):  # else it is about something else
+                    if asked is not None and asked.verdict in (
+                        "",
+                        "withdrawn",
+                    ):  # else it is about something else
                         self.questions[question] = task
             case QuestionAnswered() as answer if answer.question in self.questions:
                 held = self.held[self.questions[answer.question]]
                 held.verdict, held.by = answer.verdict, answer.by
-                if held.why == "clarification" and held.is_approved:  # without words, what the model assumes holds
+                if (
+                    held.why == "clarification" and held.is_approved
+                ):  # without words, what the model assumes holds
                     assumed = () if answer.comment else held.effective_assumptions
-                    words = Clarification(questions=held.questions, answer=answer.comment, assumptions=assumed)
+                    words = Clarification(
+                        questions=held.questions, answer=answer.comment, assumptions=assumed
+                    )
                     self.clarified.append(words)
             case AttemptSucceeded() | AttemptFailed() | AttemptTimedOut() as end:
                 if end.task.partition("~")[0] not in list(Phase):
@@ -348,7 +383,9 @@ class PlanningState(_StateModel):
                 if available is False:
                     self.unavailable_tools[name] = reason
             case RunEnded(status="failed" | "aborted") as ended if self.completion is None:
-                self.completion = self.intervention(ended.reason)  # the model could not summarise it
+                self.completion = self.intervention(
+                    ended.reason
+                )  # the model could not summarise it
 
     def task_counts(self) -> dict[str, int]:
         """Return the numbers of actions that are done, and that failed and were not replaced."""
@@ -365,8 +402,13 @@ class PlanningState(_StateModel):
             judged: the outcomes so far, and the criteria that are met, as the model judges.
         """
         decision = self.latest.decision if self.latest is not None else None
-        advice = [*(recommendations or (decision.recommended_actions if decision is not None else ()))]
-        errors = [f"{self.name_of(task)}: {truncate_text(error, 200)}" for task, error in self.failures.items()][:5]
+        advice = [
+            *(recommendations or (decision.recommended_actions if decision is not None else ()))
+        ]
+        errors = [
+            f"{self.name_of(task)}: {truncate_text(error, 200)}"
+            for task, error in self.failures.items()
+        ][:5]
         advice += [f"remove the cause of the failure of {error}" for error in errors]
         advice += [
             f"make the tool {name!r} available again{f': {why}' if why else ''}"
@@ -374,7 +416,9 @@ class PlanningState(_StateModel):
         ]
         advice = advice or ["look at what was done, and state the goal anew with what is missing"]
         counts, shown = self.task_counts(), f" ({'; '.join(errors)})" if errors else ""
-        current = f"actions done: {counts['tasks_completed']}, failed: {counts['tasks_failed']}{shown}"
+        current = (
+            f"actions done: {counts['tasks_completed']}, failed: {counts['tasks_failed']}{shown}"
+        )
         summary = InterventionSummary(
             goal_achieved=False,
             **counts,
@@ -473,7 +517,11 @@ class PlanningProgress:
 
     def __repr__(self) -> str:
         plans = self.plans
-        latest = f"{plans[-1].done}/{len(plans[-1].steps)} of plan {plans[-1].number}" if plans else "no plan"
+        latest = (
+            f"{plans[-1].done}/{len(plans[-1].steps)} of plan {plans[-1].number}"
+            if plans
+            else "no plan"
+        )
         return f"<PlanningProgress {latest}>"
 
     def fold(self, record: Record) -> None:
@@ -509,10 +557,20 @@ class PlanningProgress:
         """Return the criteria of the goal as the model understands it, or as stated, and whether each is met, if judged."""
         understood = self.state.phase_output(Phase.GOAL_UNDERSTANDING).get("success_criteria")
         stated = self._live.goal.success_criteria if self._live is not None else ()
-        criteria = [str(one) for one in (understood if isinstance(understood, list) and understood else stated)]
+        criteria = [
+            str(one)
+            for one in (understood if isinstance(understood, list) and understood else stated)
+        ]
         judged = as_object((self.state.completion or {}).get("summary")).get("criteria_met")
-        verdicts = judged if isinstance(judged, list) and len(judged) == len(criteria) else [None] * len(criteria)
-        return [(text, None if met is None else bool(met)) for text, met in zip(criteria, verdicts, strict=True)]
+        verdicts = (
+            judged
+            if isinstance(judged, list) and len(judged) == len(criteria)
+            else [None] * len(criteria)
+        )
+        return [
+            (text, None if met is None else bool(met))
+            for text, met in zip(criteria, verdicts, strict=True)
+        ]
 
     @property
     def plans(self) -> tuple[PlanProgress, ...]:
@@ -533,7 +591,11 @@ class PlanningProgress:
 
     def _descriptions(self) -> dict[str, str]:
         """Return the descriptions of the subtasks; the newest count."""
-        return {one.id: one.description for plan in self.state.plans for one in plan.decomposition.subtasks}
+        return {
+            one.id: one.description
+            for plan in self.state.plans
+            for one in plan.decomposition.subtasks
+        }
 
     def _steps(self, plan: PlanVersion) -> tuple[PlanStep, ...]:
         live, steps, descriptions = self._live, list[PlanStep](), self._descriptions()
@@ -542,7 +604,11 @@ class PlanningProgress:
                 steps.append(PlanStep(name, descriptions.get(name, ""), done=False))
                 continue
             entry = live.entry(TaskId(task))
-            steps.append(PlanStep(name, _step_text(name, entry.task, descriptions), is_action_done(live, entry)))
+            steps.append(
+                PlanStep(
+                    name, _step_text(name, entry.task, descriptions), is_action_done(live, entry)
+                )
+            )
         return tuple(steps)
 
 
@@ -560,7 +626,9 @@ def progress_data(state: PlanningState, live: LivePlan) -> JsonObject:
     """Return the prompt variables that describe progress, remaining tasks, facts and unavailable tools."""
     tasks = state.plan.tasks if state.plan is not None else {}
     planned = {name: live.entry(TaskId(task)) for name, task in tasks.items() if task in live}
-    entries = planned or {str(entry.id): entry for entry in live if is_action(entry.task) and not entry.removed}
+    entries = planned or {
+        str(entry.id): entry for entry in live if is_action(entry.task) and not entry.removed
+    }
     remaining: list[JsonValue] = [
         {"task": name, "tool": tool_name(entry.task), "state": entry.state.value}
         for name, entry in entries.items()
@@ -574,12 +642,19 @@ def progress_data(state: PlanningState, live: LivePlan) -> JsonObject:
     errors: JsonObject = {"errors": state.errors, "errors_in_a_row": state.consecutive_errors}
     progress: JsonObject = {"done": done, "of": len(entries), **errors}
     facts: list[JsonValue] = [*live.facts]
-    return {"progress": progress if entries else {}, "remaining": remaining, "state": facts, "tool_status": down}
+    return {
+        "progress": progress if entries else {},
+        "remaining": remaining,
+        "state": facts,
+        "tool_status": down,
+    }
 
 
 def validate_output(model: type[Output], output: JsonObject) -> Output:
     """Parse the output of a phase, without notes beside it, such as limitations."""
-    return model.model_validate({k: v for k, v in output.items() if k in model.model_fields}, strict=False)
+    return model.model_validate(
+        {k: v for k, v in output.items() if k in model.model_fields}, strict=False
+    )
 
 
 def executed_actions(live: LivePlan, state: PlanningState) -> list[JsonValue]:

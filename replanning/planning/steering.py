@@ -32,7 +32,9 @@ HANDLED_NOTE: Final = "heard"
 POLL_SECONDS: Final = 10.0
 """Seconds between polls for new comments."""
 
-_COMMAND: Final = re.compile(r"\s*(?P<sign>[/!])(?P<word>[a-z][\w-]*)(?P<rest>(?:\s.*)?)", re.IGNORECASE | re.DOTALL)
+_COMMAND: Final = re.compile(
+    r"\s*(?P<sign>[/!])(?P<word>[a-z][\w-]*)(?P<rest>(?:\s.*)?)", re.IGNORECASE | re.DOTALL
+)
 
 _QUESTION_NAME: Final = re.compile(r"(?:(?P<run>.+)\.q|q?)(?P<number>\d{1,6})", re.DOTALL)
 
@@ -182,7 +184,9 @@ class Steering:
             is_new = comment.id not in self._handled and not comment.notice
             if is_new and not await self._handle_comment(run, comment):
                 break  # this comment and those after it wait until the run continues
-        while self._unrecorded and not run.ended:  # of an ended run, they are recorded once it is resumed
+        while (
+            self._unrecorded and not run.ended
+        ):  # of an ended run, they are recorded once it is resumed
             ignored, why = self._unrecorded[0]
             run.note(HANDLED_NOTE, {"comments": [*ignored], "why": why})
             self._unrecorded.pop(0)
@@ -205,8 +209,12 @@ class Steering:
         opened, earlier = records[0].body, self._initially_handled
         request = request_of(opened.plan) if isinstance(opened, RunOpened) else None
         if earlier is None and request is not None and "forge" in request.repository:
-            latest = max((comment.at for comment in request.comments if comment.at is not None), default=None)
-            earlier = tuple(comment.id for comment in comments if latest is not None and comment.at <= latest)
+            latest = max(
+                (comment.at for comment in request.comments if comment.at is not None), default=None
+            )
+            earlier = tuple(
+                comment.id for comment in comments if latest is not None and comment.at <= latest
+            )
         elif earlier is None:
             earlier = tuple(comment.id for comment in comments)
         self._handled |= set(earlier)
@@ -227,7 +235,9 @@ class Steering:
             return self._ignore(comment, "it is empty")
         by = f"{comment.author} (comment {comment.id})"
         if command in ("approve", "reject"):
-            return self._decide(run, comment, "reject" if command == "reject" else "approve", text, by)
+            return self._decide(
+                run, comment, "reject" if command == "reject" else "approve", text, by
+            )
         if not command and (pending := self._planning.engine.pending(run.id)):
             state = self._planning.state
             for question in pending:
@@ -238,13 +248,17 @@ class Steering:
         run.request_replan(text or "a new plan is wanted", by=by)
         return self._mark_handled(comment, f"{comment.author} has given feedback")
 
-    def _decide(self, run: PlanRun, comment: SteeringComment, verdict: QuestionVerdict, text: str, by: str) -> bool:
+    def _decide(
+        self, run: PlanRun, comment: SteeringComment, verdict: QuestionVerdict, text: str, by: str
+    ) -> bool:
         """Answer the pending question that an approval or a rejection is about."""
         first_word, rest = [*text.split(maxsplit=1), "", ""][:2]
         named = first_word.strip("`.,:;")  # perhaps the number or the id of a question
         pending = self._planning.engine.pending(run.id)
         state = self._planning.state
-        clarifications = {question.id for question in pending if state.accepts_free_text(question.id)}
+        clarifications = {
+            question.id for question in pending if state.accepts_free_text(question.id)
+        }
         if match := _QUESTION_NAME.fullmatch(named):
             text = rest
             called = QuestionId(f"{match['run'] or run.id}.q{match['number']}")
@@ -268,7 +282,12 @@ class Steering:
         return self._ignore(comment, why)
 
     def _answer(
-        self, comment: SteeringComment, question: Question, verdict: QuestionVerdict, text: str, by: str
+        self,
+        comment: SteeringComment,
+        question: Question,
+        verdict: QuestionVerdict,
+        text: str,
+        by: str,
     ) -> bool:
         try:
             self._planning.engine.answer(question.id, verdict, by=by, comment=text)
@@ -276,9 +295,13 @@ class Steering:
             if isinstance(error, StoreError) and not isinstance(error, RecordNotSerializable):
                 raise  # it is handled as soon as the store works
             return self._ignore(comment, error_message(error))
-        return self._mark_handled(comment, f"{comment.author} has answered {spoken_id(question.id)}")
+        return self._mark_handled(
+            comment, f"{comment.author} has answered {spoken_id(question.id)}"
+        )
 
-    def _is_reply(self, comment: SteeringComment, question: Question, *, require_notice: bool = False) -> bool:
+    def _is_reply(
+        self, comment: SteeringComment, question: Question, *, require_notice: bool = False
+    ) -> bool:
         """Return whether a comment was written after its author could see a question.
 
         With `require_notice`, only comments after the notice count; else, without a notice, the time of asking counts.

@@ -136,11 +136,20 @@ def planned_arguments(body: TaskBody) -> JsonObject:
 
 
 def phase_task(
-    phase: Phase, task_id: TaskId, depends_on: Sequence[TaskId] = (), notes: PlanningTask | None = None
+    phase: Phase,
+    task_id: TaskId,
+    depends_on: Sequence[TaskId] = (),
+    notes: PlanningTask | None = None,
 ) -> Task:
     """Return a task that carries out a phase."""
     metadata = (notes or PlanningTask()).model_copy(update={"phase": phase}).to_metadata()
-    return Task(id=task_id, goal=_PHASE_GOALS[phase], depends_on=tuple(depends_on), idempotent=True, metadata=metadata)
+    return Task(
+        id=task_id,
+        goal=_PHASE_GOALS[phase],
+        depends_on=tuple(depends_on),
+        idempotent=True,
+        metadata=metadata,
+    )
 
 
 def is_tool_loop(plan: Plan) -> bool:
@@ -193,7 +202,10 @@ def _reserved_id(live: LivePlan, phase: Phase, asking: TaskId) -> TaskId:
 
 def add_phases(tasks: Sequence[Task], before: Iterable[TaskId] = ()) -> list[PlanChange]:
     """Return the changes that add phases to the live plan; the tasks in `before` wait for the last one."""
-    return [*(AddTask(task=task) for task in tasks[:-1]), AddTask(task=tasks[-1], before=tuple(before))]
+    return [
+        *(AddTask(task=task) for task in tasks[:-1]),
+        AddTask(task=tasks[-1], before=tuple(before)),
+    ]
 
 
 def human_task(live: LivePlan, *, notes: PlanningTask, depends_on: Sequence[TaskId] = ()) -> Task:
@@ -214,7 +226,11 @@ def accepting_task(live: LivePlan, task: Task) -> Task:
 
 def pending_reflection(live: LivePlan) -> TaskId | None:
     """Return the task of the reflection that is still to come."""
-    waiting = [e.id for e in live if phase_of(e.task) is Phase.REFLECTION and e.state in WAITING and not e.removed]
+    waiting = [
+        e.id
+        for e in live
+        if phase_of(e.task) is Phase.REFLECTION and e.state in WAITING and not e.removed
+    ]
     return waiting[-1] if waiting else None
 
 
@@ -237,7 +253,14 @@ def tool_parameters(tool: ToolSpec) -> Mapping[str, str]:
     """Return the parameters of a tool and their types; without declared ones, the placeholders in its patterns."""
     if tool.parameters:
         return tool.parameters
-    lists = (tool.requires, tool.adds, tool.removes, tool.needs, tool.produces, tuple(tool.headers.values()))
+    lists = (
+        tool.requires,
+        tool.adds,
+        tool.removes,
+        tool.needs,
+        tool.produces,
+        tuple(tool.headers.values()),
+    )
     texts = (
         *(text for texts in lists for text in texts),
         tool.command or "",
@@ -249,19 +272,32 @@ def tool_parameters(tool: ToolSpec) -> Mapping[str, str]:
 
 def missing_arguments(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
     """Return the required arguments of a tool that are not given."""
-    return tuple(name for name in tool_parameters(tool) if name not in arguments and name not in tool.optional)
+    return tuple(
+        name
+        for name in tool_parameters(tool)
+        if name not in arguments and name not in tool.optional
+    )
 
 
-def tool_use_problems(tool: ToolSpec, arguments: JsonObject, capacity: Mapping[str, float]) -> list[str]:
+def tool_use_problems(
+    tool: ToolSpec, arguments: JsonObject, capacity: Mapping[str, float]
+) -> list[str]:
     """Return the problems of arguments that are used literally, without references."""
     literal = map_strings(arguments, lambda text: text.replace("${", "$${"))
     body = Fallback.model_validate({"tool": tool.name, "arguments": literal})
-    return [*_argument_problems(tool, arguments), *check_task(body, TaskScope({tool.name: tool}, capacity, {}))]
+    return [
+        *_argument_problems(tool, arguments),
+        *check_task(body, TaskScope({tool.name: tool}, capacity, {})),
+    ]
 
 
 def _argument_problems(tool: ToolSpec, arguments: JsonObject) -> list[str]:
     """Return the arguments that a command would take for options, or that it or a request has no place for."""
-    options = option_problems(tool.command, arguments, tool.parameters) if tool.kind == "shell" and tool.command else []
+    options = (
+        option_problems(tool.command, arguments, tool.parameters)
+        if tool.kind == "shell" and tool.command
+        else []
+    )
     if tool.parameters or tool.kind not in ("shell", "http"):
         return options  # others are compared with their parameters, or check arguments themselves
     declared = tool_parameters(tool)
@@ -285,13 +321,23 @@ def describe_actions(plan: ActionPlan, tools: Mapping[str, ToolSpec]) -> str:
     actions = sorted(plan.actions, key=lambda action: places[action.task_id])
     lines = []
     for number, action in enumerate(actions[:40], 1):
-        use = describe_tool_use(action.tool, action.arguments, 200) if action.arguments else action.tool
+        use = (
+            describe_tool_use(action.tool, action.arguments, 200)
+            if action.arguments
+            else action.tool
+        )
         spec = tools.get(action.tool)
         left = missing_arguments(spec, action.arguments) if spec is not None else ()
         later = f", {' and '.join(left)} chosen when it begins" if left else ""
         harm = " (may do harm)" if spec is not None and use_danger(spec, action.arguments) else ""
-        expected = f" → {' '.join(action.expected_outcome.split())}" if action.expected_outcome else ""
-        otherwise = f", else {' '.join(action.fallback_strategy.split())}" if action.fallback_strategy else ""
+        expected = (
+            f" → {' '.join(action.expected_outcome.split())}" if action.expected_outcome else ""
+        )
+        otherwise = (
+            f", else {' '.join(action.fallback_strategy.split())}"
+            if action.fallback_strategy
+            else ""
+        )
         lines.append(f"  {number}. {action.task_id}: {use}{later}{harm}{expected}{otherwise}")
     if more := len(actions) - len(lines):
         lines.append(f"  … and {more} more")
@@ -304,7 +350,9 @@ _MAX_REASON_CHARS: Final = 300
 def decision_line(record: JsonObject, *, warned: bool = False) -> str:
     """Return a decision of planning mode on one line: what was decided, whether it was executed, and why."""
     phase, replan, reason = record.get("phase"), record.get("replan_type"), record.get("reason")
-    why = one_line(str(as_object(record.get("llm_decision")).get("reasoning") or ""), _MAX_REASON_CHARS)
+    why = one_line(
+        str(as_object(record.get("llm_decision")).get("reasoning") or ""), _MAX_REASON_CHARS
+    )
     reasoning, rule = f": {why}" if why else "", f"{reason}"
     if override := record.get("override_reason"):
         rule = f"{override}: {reason}"
@@ -329,16 +377,23 @@ def revise_decomposition(
     Subtasks that the plan no longer names are dropped. A new one waits for the subtask before it in the order, and the
     one after it waits for the new one, because the model did not state its dependencies.
     """
-    known, done = {subtask.id: subtask for subtask in decomposition.subtasks}, dict.fromkeys(finished)
+    known, done = (
+        {subtask.id: subtask for subtask in decomposition.subtasks},
+        dict.fromkeys(finished),
+    )
     stays = {**done, **dict.fromkeys(action_plan.subtask_order)}
-    subtasks = [known[name].model_copy(update={"dependencies": ()}) for name in done if name in known]
+    subtasks = [
+        known[name].model_copy(update={"dependencies": ()}) for name in done if name in known
+    ]
     before: str | None = None
     for name in (name for name in action_plan.subtask_order if name not in done):
         old = known.get(name)
         needed = [each for each in old.dependencies if each in stays] if old else []
         if before is not None and (old is None or before not in known) and before not in needed:
             needed.append(before)
-        purpose = next((action.purpose for action in action_plan.actions if action.task_id == name), "")
+        purpose = next(
+            (action.purpose for action in action_plan.actions if action.task_id == name), ""
+        )
         subtask = old or Subtask(id=name, description=purpose)
         subtasks.append(subtask.model_copy(update={"dependencies": tuple(needed)}))
         before = name
@@ -364,8 +419,13 @@ def check_subtasks(
                 text = f"subtask {subtask.id!r} requires the unknown tool {tool!r}{hints(tool, library)}"
                 problems.append(Problem(f"{at}[{index}].required_tools", text))
     own = {subtask.id for subtask in decomposition.subtasks}
-    tasks = [Task(id=TaskId(one.id), depends_on=tuple(map(TaskId, one.dependencies))) for one in decomposition.subtasks]
-    for problem in check_graph([*tasks, *(Task(id=TaskId(name)) for name in finished if name not in own)]):
+    tasks = [
+        Task(id=TaskId(one.id), depends_on=tuple(map(TaskId, one.dependencies)))
+        for one in decomposition.subtasks
+    ]
+    for problem in check_graph(
+        [*tasks, *(Task(id=TaskId(name)) for name in finished if name not in own)]
+    ):
         where = problem.place.replace("tasks", at, 1).replace("depends_on", "dependencies")
         problems.append(Problem(where, problem.message.replace(", as tasks[", ", as subtasks[")))
     return problems
@@ -412,7 +472,9 @@ def compile_action_plan(
         numbered = (f"{name}-{number}" for number in count(1))
         free = (each for each in numbered if each not in known and each not in done)
         waits = tuple(map(resolve, known[name].dependencies))
-        for action, action_name in zip(actions, [*islice(free, len(actions) - 1), name], strict=True):
+        for action, action_name in zip(
+            actions, [*islice(free, len(actions) - 1), name], strict=True
+        ):
             reads = (reference.task for reference in find_references(action.arguments, done))
             used = [resolve(task) for task in reads if task is not None and task in done]
             notes = PlanningTask(
@@ -425,11 +487,18 @@ def compile_action_plan(
             )
             arguments = rename_references(action.arguments, resolve, done)
             # A strategy may begin with a tool, as in `write_file: from scratch`.
-            text = re.sub("^use ", "", " ".join((action.fallback_strategy or "").split()), flags=re.IGNORECASE)
+            text = re.sub(
+                "^use ", "", " ".join((action.fallback_strategy or "").split()), flags=re.IGNORECASE
+            )
             head = re.split(r"[:;,(]| [-–—] | (?:with|instead|for)\b", text, maxsplit=1)[0]
-            other, fallbacks = library.get(text) or library.get(head.strip(" `'\"")), list[Fallback]()
+            other, fallbacks = (
+                library.get(text) or library.get(head.strip(" `'\"")),
+                list[Fallback](),
+            )
             if other is not None and other.name != action.tool:
-                shared = {each: arguments[each] for each in tool_parameters(other) if each in arguments}
+                shared = {
+                    each: arguments[each] for each in tool_parameters(other) if each in arguments
+                }
                 fallback = _tool_fields(other, shared, PlanningTask(subtask=name))
                 fallbacks = [Fallback.model_validate({**fallback, "goal": action.purpose or None})]
             fields = {
@@ -444,7 +513,10 @@ def compile_action_plan(
             tasks.append(Task.model_validate(fields))
             waits = (tasks[-1].id,)
     # References to tasks that do not exist, or are not done in time.
-    complete = [task if task.tool else task.model_copy(update={"arguments": planned_arguments(task)}) for task in tasks]
+    complete = [
+        task if task.tool else task.model_copy(update={"arguments": planned_arguments(task)})
+        for task in tasks
+    ]
     before = [Task(id=TaskId(name)) for name in dict.fromkeys(done.values())]
     graph = check_graph([*complete, *earlier, *before])
     return [Problem("action_plan.actions", problem.message) for problem in graph], tuple(tasks)
@@ -469,20 +541,28 @@ def _check_actions(
     for name in names if listed else ():
         if name not in listed:
             yield Problem(at, f"{name!r} is left out; list every subtask")
-    capacity = resources or {name: float("inf") for tool in library.values() for name in tool.resources}
+    capacity = resources or {
+        name: float("inf") for tool in library.values() for name in tool.resources
+    }
     scope = TaskScope(library, capacity, {})
     for index, action in enumerate(action_plan.actions):
         at, label = f"action_plan.actions[{index}]", f"the action for {action.task_id!r}"
         if action.task_id not in names:
             is_done = action.task_id in finished
-            why = "a finished subtask" if is_done else f"not a subtask{hints(action.task_id, names)}"
+            why = (
+                "a finished subtask" if is_done else f"not a subtask{hints(action.task_id, names)}"
+            )
             yield Problem(f"{at}.task_id", f"{action.task_id!r} is {why}")
         if (tool := library.get(action.tool)) is None:
             shown = join_names([repr(name) for name in library], 20)
-            hint = hints(action.tool, library) or (f"; there is {shown}" if shown else "; there are no tools at all")
+            hint = hints(action.tool, library) or (
+                f"; there is {shown}" if shown else "; there are no tools at all"
+            )
             yield Problem(f"{at}.tool", f"{label} uses the unknown tool {action.tool!r}{hint}")
             continue
-        later: JsonObject = dict.fromkeys(missing_arguments(tool, action.arguments), _PLACEHOLDER_ARGUMENT)
+        later: JsonObject = dict.fromkeys(
+            missing_arguments(tool, action.arguments), _PLACEHOLDER_ARGUMENT
+        )
         body = Fallback(tool=tool.name, arguments={**later, **action.arguments})
         for text in (*_argument_problems(tool, action.arguments), *check_task(body, scope)):
             yield Problem(f"{at}.arguments", f"{label}: {text}")
@@ -494,7 +574,14 @@ def _check_actions(
 def _tool_fields(tool: ToolSpec, arguments: JsonObject, notes: PlanningTask) -> JsonObject:
     """Return the fields of a task that say how a tool is used; incomplete arguments are kept in the metadata."""
     if missing := missing_arguments(tool, arguments):
-        incomplete: dict[str, object] = {"tool": tool.name, "arguments": arguments, "missing": missing}
-        return {"resources": dict(tool.resources), "metadata": notes.model_copy(update=incomplete).to_metadata()}
+        incomplete: dict[str, object] = {
+            "tool": tool.name,
+            "arguments": arguments,
+            "missing": missing,
+        }
+        return {
+            "resources": dict(tool.resources),
+            "metadata": notes.model_copy(update=incomplete).to_metadata(),
+        }
     metadata = notes.model_copy(update={"tool": tool.name}).to_metadata()
     return {"tool": tool.name, "arguments": arguments, "metadata": metadata}

@@ -26,7 +26,14 @@ from replanning.plan.commands import use_danger
 from replanning.plan.references import resolve_references
 from replanning.plan.tasks import Task, tool_name
 from replanning.plan.types import JsonObject, JsonValue, TaskId
-from replanning.planning.decisions import Phase, ReplanCause, ReplanDecision, ReplanType, keeps_finished, replan_reason
+from replanning.planning.decisions import (
+    Phase,
+    ReplanCause,
+    ReplanDecision,
+    ReplanType,
+    keeps_finished,
+    replan_reason,
+)
 from replanning.planning.manager import Consideration
 from replanning.planning.outputs import (
     ActionPlan,
@@ -44,7 +51,13 @@ from replanning.planning.outputs import (
     parse_planning,
     parse_reply,
 )
-from replanning.planning.session import NoUsableReply, PlanningFailed, PlanningSession, ToolNotAllowed, UnexpectedResult
+from replanning.planning.session import (
+    NoUsableReply,
+    PlanningFailed,
+    PlanningSession,
+    ToolNotAllowed,
+    UnexpectedResult,
+)
 from replanning.planning.state import (
     DEFAULT_ASSUMPTIONS,
     PlanVersion,
@@ -73,7 +86,9 @@ from replanning.planning.tasks import (
 from replanning.run.run import TaskContext, Work
 from replanning.tools.errors import CommandFailed, HttpStatusFailed, McpToolFailed
 
-_COARSER_INSTRUCTION: Final = "it cannot be divided as it is: divide more coarsely, and only what is possible"
+_COARSER_INSTRUCTION: Final = (
+    "it cannot be divided as it is: divide more coarsely, and only what is possible"
+)
 
 _OTHER_APPROACH_INSTRUCTION: Final = (
     "it cannot be divided: take the other approach that you proposed, and only what is possible"
@@ -104,7 +119,9 @@ async def _decompose(session: PlanningSession, task: Task) -> JsonObject:
         reply = parse_planning(text, Phase.TASK_DECOMPOSITION)
         decomposition, error = reply.task_decomposition, reply.error
         if isinstance(error, UnclearGoal) or (decomposition is None and error is None):
-            raise LLMResponseInvalid("expected 'task_decomposition', or an error of the type 'cannot_decompose'")
+            raise LLMResponseInvalid(
+                "expected 'task_decomposition', or an error of the type 'cannot_decompose'"
+            )
         if decomposition is not None:
             limit = session.settings.max_subtasks
             if problems := check_subtasks(decomposition, session.tools, max_subtasks=limit):
@@ -130,14 +147,24 @@ async def _decompose(session: PlanningSession, task: Task) -> JsonObject:
         if instruction is _OTHER_APPROACH_INSTRUCTION:
             recommendations = (cannot.other_approach,) if cannot.other_approach else ()
             held = session.state.held.get(PlanningTask.of(task).after)
-            if held is not None and held.why == "no_alternative":  # a person approved that, and it failed too
+            if (
+                held is not None and held.why == "no_alternative"
+            ):  # a person approved that, and it failed too
                 session.record_intervention(infeasible(cannot), recommendations)
                 raise PlanningFailed(infeasible(cannot))
             session.escalate(
-                task.id, infeasible(cannot), target=Phase.TASK_DECOMPOSITION, recommendations=recommendations
+                task.id,
+                infeasible(cannot),
+                target=Phase.TASK_DECOMPOSITION,
+                recommendations=recommendations,
             )
-        data |= {"why": f"{why}; {instruction}" if why else instruction, "errors": cannot.model_dump(mode="json")}
-        decomposition, latest = await session.ask(Phase.TASK_DECOMPOSITION, data, PlanningReply, parse)
+        data |= {
+            "why": f"{why}; {instruction}" if why else instruction,
+            "errors": cannot.model_dump(mode="json"),
+        }
+        decomposition, latest = await session.ask(
+            Phase.TASK_DECOMPOSITION, data, PlanningReply, parse
+        )
         cannot = latest or cannot
     if cannot is None:
         assert decomposition is not None
@@ -167,13 +194,19 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
     if plan is not None and keeps_finished(target):
         decomposition = plan.decomposition
     else:  # it was made anew
-        decomposition = validate_output(TaskDecomposition, session.state.phase_output(Phase.TASK_DECOMPOSITION))
+        decomposition = validate_output(
+            TaskDecomposition, session.state.phase_output(Phase.TASK_DECOMPOSITION)
+        )
     # Each batch is small enough to be planned in one reply; dependencies are in it, or in an earlier one.
     left = decomposition.remaining(finished)
     places = {subtask.id: place for place, subtask in enumerate(left)}
-    order = topological_order([[places[each] for each in one.dependencies if each in places] for one in left])
+    order = topological_order(
+        [[places[each] for each in one.dependencies if each in places] for one in left]
+    )
     names = [left[place].id for place in order]
-    batches = [names[start : start + _BATCH_SIZE] for start in range(0, len(names), _BATCH_SIZE)] or [[]]
+    batches = [
+        names[start : start + _BATCH_SIZE] for start in range(0, len(names), _BATCH_SIZE)
+    ] or [[]]
     data = session.prompt_data(task) | {"task_decomposition": decomposition.model_dump(mode="json")}
     tools, capacity = session.tools, session.run.live.pool.capacity
 
@@ -189,13 +222,19 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
         """Reject a plan with problems or secrets, and one without all arguments where nothing is executed."""
         texts = list(map(str, problems))
         if session.plan_only and not texts:
-            missing = {a.task_id: missing_arguments(tools[a.tool], a.arguments) for a in planned.actions}
+            missing = {
+                a.task_id: missing_arguments(tools[a.tool], a.arguments) for a in planned.actions
+            }
             texts = [
-                f"the action for {name!r} lacks the arguments {list(names)}" for name, names in missing.items() if names
+                f"the action for {name!r} lacks the arguments {list(names)}"
+                for name, names in missing.items()
+                if names
             ]
         if texts:
             raise LLMResponseInvalid("; ".join(texts))
-        session.refuse_secrets({f"the arguments of the action for {a.task_id!r}": a.arguments for a in planned.actions})
+        session.refuse_secrets(
+            {f"the arguments of the action for {a.task_id!r}": a.arguments for a in planned.actions}
+        )
 
     if len(batches) == 1 and target is Phase.EXECUTION and plan is not None:
 
@@ -212,7 +251,10 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
             )
             check(planned, compiled[0])
             session.refuse_secrets(subtasks.ids_by_label())
-            return {"action_plan": planned.model_dump(mode="json"), "subtasks": subtasks.model_dump(mode="json")}
+            return {
+                "action_plan": planned.model_dump(mode="json"),
+                "subtasks": subtasks.model_dump(mode="json"),
+            }
 
         return await session.ask("revision", data, ReflectionReply, parse_revision)
     plans, earlier = list[ActionPlan](), list[Task]()
@@ -224,7 +266,13 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
                 raise LLMResponseInvalid("expected an action plan")
             planned = unfinished_part(planned)
             problems, tasks = compile_action_plan(
-                planned, decomposition, tools, finished=finished, resources=capacity, batch=batch, earlier=earlier
+                planned,
+                decomposition,
+                tools,
+                finished=finished,
+                resources=capacity,
+                batch=batch,
+                earlier=earlier,
             )
             check(planned, problems)
             return planned, tasks
@@ -237,7 +285,10 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
         plans.append(planned)
         earlier.extend(Task(id=task.id, depends_on=task.depends_on) for task in tasks)
     merged = merge_action_plans(plans)
-    return {"action_plan": merged.model_dump(mode="json"), "subtasks": decomposition.model_dump(mode="json")}
+    return {
+        "action_plan": merged.model_dump(mode="json"),
+        "subtasks": decomposition.model_dump(mode="json"),
+    }
 
 
 def _earlier_tasks(session: PlanningSession, task: Task) -> dict[str, str]:
@@ -251,8 +302,14 @@ def _finished_subtasks(session: PlanningSession, task: Task) -> dict[str, str]:
     live = session.run.live
     if not keeps_finished(PlanningTask.of(task).target or Phase.GOAL_UNDERSTANDING):
         return {}
-    entries = {name: live.entry(TaskId(task_id)) for name, task_id in _earlier_tasks(session, task).items()}
-    done = {name: e for name, e in entries.items() if is_action_done(live, e) or e.state is TaskState.RUNNING}
+    entries = {
+        name: live.entry(TaskId(task_id)) for name, task_id in _earlier_tasks(session, task).items()
+    }
+    done = {
+        name: e
+        for name, e in entries.items()
+        if is_action_done(live, e) or e.state is TaskState.RUNNING
+    }
     return {name: str(entry.id) for name, entry in done.items()}
 
 
@@ -275,7 +332,12 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
 
     Raises PlanningHeld if a person must approve it first, and PlanError if it does not fit the live plan.
     """
-    state, live, notes, tools = session.state, session.run.live, PlanningTask.of(task), session.tools
+    state, live, notes, tools = (
+        session.state,
+        session.run.live,
+        PlanningTask.of(task),
+        session.tools,
+    )
     if any(PlanningTask.of(entry.task).by == task.id for entry in live):
         return
     subtasks = TaskDecomposition.model_validate(output["subtasks"], strict=False)
@@ -291,7 +353,9 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
         return  # a newer plan does all of it
     number = 1 + sum(plan.task != task.id for plan in state.plans)
     prefix = "" if number == 1 else f"v{number}."
-    while prefix and any(entry.id.startswith(prefix) for entry in live):  # a subtask may have such a name
+    while prefix and any(
+        entry.id.startswith(prefix) for entry in live
+    ):  # a subtask may have such a name
         prefix = f"v{number}.{prefix}"
     problems = check_subtasks(subtasks, tools, finished=finished)
     found, compiled = compile_action_plan(
@@ -299,7 +363,9 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
     )
     if any(action.id in live for action in compiled):  # a subtask may have the name of a phase
         prefix = f"v{number}.{prefix}"
-        found, compiled = compile_action_plan(action_plan, subtasks, tools, prefix=prefix, finished=finished)
+        found, compiled = compile_action_plan(
+            action_plan, subtasks, tools, prefix=prefix, finished=finished
+        )
     if found and notes.accept and state.plan is not None:
         return  # a newer plan came while a person was asked, and counts
     if found:
@@ -314,18 +380,33 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
         metadata = {**action.metadata, **own.to_metadata()}
         planned.append(action.model_copy(update={"metadata": metadata, "timeout": timeout}))
         bodies = [
-            body for body in (action, *action.fallbacks) if use_danger(tools[tool_name(body)], planned_arguments(body))
+            body
+            for body in (action, *action.fallbacks)
+            if use_danger(tools[tool_name(body)], planned_arguments(body))
         ]
         uses += [describe_tool_use(tool_name(body), planned_arguments(body)) for body in bodies]
     held = state.held.get(notes.accept)
-    approved = held is not None and held.why == "dangerous" and held.is_approved  # not of something else
+    approved = (
+        held is not None and held.why == "dangerous" and held.is_approved
+    )  # not of something else
     if session.settings.approve_plan and not (uses or approved or session.plan_only):
         session.hold(task.id, "dangerous", "the plan is made; carry it out?")
     if uses and not approved and not session.plan_only:
         shown = "; ".join(dict.fromkeys(uses[:_MAX_DANGEROUS_USES]))
-        more = f"; and {len(uses) - _MAX_DANGEROUS_USES} more" if len(uses) > _MAX_DANGEROUS_USES else ""
-        session.hold(task.id, "dangerous", f"the plan uses tools that may do harm: {shown}{more}; carry it out?")
-    tasks = {**finished, **{str(action.id).removeprefix(prefix): str(action.id) for action in planned}}
+        more = (
+            f"; and {len(uses) - _MAX_DANGEROUS_USES} more"
+            if len(uses) > _MAX_DANGEROUS_USES
+            else ""
+        )
+        session.hold(
+            task.id,
+            "dangerous",
+            f"the plan uses tools that may do harm: {shown}{more}; carry it out?",
+        )
+    tasks = {
+        **finished,
+        **{str(action.id).removeprefix(prefix): str(action.id) for action in planned},
+    }
     version = PlanVersion(
         number=number,
         task=task.id,
@@ -340,7 +421,9 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
         session.note("plan", version.model_dump(mode="json"))
     changes, ids = list[PlanChange](), dict.fromkeys(action.id for action in planned)
     for action in planned:
-        waits = action.depends_on if ids.keys() & action.depends_on else (*action.depends_on, task.id)
+        waits = (
+            action.depends_on if ids.keys() & action.depends_on else (*action.depends_on, task.id)
+        )
         changes.append(AddTask(task=action.model_copy(update={"depends_on": waits})))
     if (reflection := pending_reflection(live)) is not None:  # one change: each checks all of them
         awaited: list[JsonValue] = [*live.entry(reflection).task.depends_on, *ids]
@@ -348,7 +431,9 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
     for entry in live:  # no other action is left
         unneeded = is_action(entry.task) and entry.id not in finished.values() and not entry.removed
         if unneeded and (entry.state in WAITING or entry.state in STUCK):
-            changes.append(SkipTask(task_id=entry.id, reason=f"the plan of {task.id} has replaced it"))
+            changes.append(
+                SkipTask(task_id=entry.id, reason=f"the plan of {task.id} has replaced it")
+            )
     session.run.apply(changes, reason=version.reason or "the plan was made")
 
 
@@ -379,12 +464,18 @@ async def _escalate_replan(
             """Replace the remaining tasks of the failed replan with the new decision."""
             live, target = session.run.live, decision.target_phase
             assert target is not None
-            notes = PlanningTask(reason=replan_reason(decision), replan=replan, lineage=PlanningTask.of(task).lineage)
+            notes = PlanningTask(
+                reason=replan_reason(decision), replan=replan, lineage=PlanningTask.of(task).lineage
+            )
             last = phase if session.state.plan is None else Phase.ACTION_SEQUENCE
             tasks = repeat_phases(live, target, last, notes=notes, depends_on=[task.id])
             rest, view = _remaining_phases(session, task), PlanView(live)
-            before = dict.fromkeys(one for done in (task.id, *rest) for one in view.dependents(done) if one not in rest)
-            skips = [SkipTask(task_id=one, reason="another replan has taken its place") for one in rest]
+            before = dict.fromkeys(
+                one for done in (task.id, *rest) for one in view.dependents(done) if one not in rest
+            )
+            skips = [
+                SkipTask(task_id=one, reason="another replan has taken its place") for one in rest
+            ]
             session.run.apply([*add_phases(tasks, before), *skips], reason=replan_reason(decision))
 
         if not (await session.execute_replan(other, apply)).problem:
@@ -400,8 +491,14 @@ async def _escalate_replan(
 def _remaining_phases(session: PlanningSession, task: Task) -> tuple[TaskId, ...]:
     """Return the planning phases of the same replan that are still to come."""
     replan, live = PlanningTask.of(task).replan, session.run.live
-    waiting = [e for e in live if e.state in WAITING and not e.removed and phase_of(e.task) in PLANNING_PHASES]
-    return tuple(e.id for e in waiting if e.id != task.id and PlanningTask.of(e.task).replan == replan)
+    waiting = [
+        e
+        for e in live
+        if e.state in WAITING and not e.removed and phase_of(e.task) in PLANNING_PHASES
+    ]
+    return tuple(
+        e.id for e in waiting if e.id != task.id and PlanningTask.of(e.task).replan == replan
+    )
 
 
 # Phases
@@ -425,12 +522,23 @@ async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
         return {}
     output = state.outputs.get(notes.accept or task.id)
     if output is None and not accepted:
-        replanned, record = False, next((one for one in state.records if one.replan_id == notes.replan), None)
+        replanned, record = (
+            False,
+            next((one for one in state.records if one.replan_id == notes.replan), None),
+        )
         # A question beside any other kind of replan is for clarification, not approval.
         approvals = [held.considered for held in state.held.values() if held.is_replan_approval]
-        approved = next((one for one in approvals if one is not None and one.replan_id == notes.replan), None)
-        forbidden = phase in PLANNING_PHASES and record is not None and record.override_reason in ("limit", "loop")
-        if record is not None and approved is not None and forbidden:  # a limit was reached before the approval
+        approved = next(
+            (one for one in approvals if one is not None and one.replan_id == notes.replan), None
+        )
+        forbidden = (
+            phase in PLANNING_PHASES
+            and record is not None
+            and record.override_reason in ("limit", "loop")
+        )
+        if (
+            record is not None and approved is not None and forbidden
+        ):  # a limit was reached before the approval
             replanned = await _escalate_replan(session, task, phase, approved, record.reason)
         elif not _is_superseded(session, task):
             try:
@@ -439,16 +547,22 @@ async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
                 failed = session.state.begun.get(notes.replan)
                 if failed is None:
                     raise
-                outcomes = [one.error for one in session.state.records if one.replan_id == failed.replan_id]
+                outcomes = [
+                    one.error for one in session.state.records if one.replan_id == failed.replan_id
+                ]
                 if str(error) not in outcomes:
                     session.manager.record_failure(failed, str(error))
-                replanned = await _escalate_replan(session, task, phase, failed, f"it failed: {error}")
+                replanned = await _escalate_replan(
+                    session, task, phase, failed, f"it failed: {error}"
+                )
         if replanned:
             return {}
         accepted = output is None
     if output is None and session.state.plan is None:
         output = session.state.phase_output(phase)
-    elif output is None and (rest := _remaining_phases(session, task)):  # the plan goes on without the replan
+    elif output is None and (
+        rest := _remaining_phases(session, task)
+    ):  # the plan goes on without the replan
         reason = "the plan stays as it is"
         session.run.apply([SkipTask(task_id=one, reason=reason) for one in rest], reason=reason)
     if not output:
@@ -460,12 +574,18 @@ async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
         return output
     if not accepted:
         unclear = output.get("unclear")
-        stated = UnclearGoal.model_validate(unclear, strict=False).clarification_needed if unclear else ()
+        stated = (
+            UnclearGoal.model_validate(unclear, strict=False).clarification_needed
+            if unclear
+            else ()
+        )
         questions = tuple(filter(str.strip, stated))
         data = _prompt_data(session, task, output)
         considered = await session.consider_replan(task.id, phase, data, questions=questions)
         if questions and not considered.ruling.questions:  # no more questions are allowed
-            assumptions = getattr(considered.decision, "assumptions_to_make", ()) or DEFAULT_ASSUMPTIONS
+            assumptions = (
+                getattr(considered.decision, "assumptions_to_make", ()) or DEFAULT_ASSUMPTIONS
+            )
             session.record_assumptions(assumptions, questions)
         if await _apply_ruling(session, task, phase, considered):
             return output
@@ -526,14 +646,18 @@ def _prompt_data(session: PlanningSession, task: Task, output: JsonObject) -> Js
     return data
 
 
-async def _apply_ruling(session: PlanningSession, task: Task, phase: Phase, considered: Consideration) -> bool:
+async def _apply_ruling(
+    session: PlanningSession, task: Task, phase: Phase, considered: Consideration
+) -> bool:
     """Apply the decision after a phase; return whether the phase is repeated."""
     ruling, decision = considered.ruling, considered.decision
     asks = decision is not None and decision.replan_type is ReplanType.CLARIFICATION_REQUEST
     if ruling.questions or ruling.kind == "ask":
         await session.ask_about_decision(task.id, considered, "replan", otherwise=phase)
     if ruling.needs_escalation and asks:  # the limit of questions is reached: the rest is assumed
-        session.record_assumptions(getattr(decision, "assumptions_to_make", ()) or DEFAULT_ASSUMPTIONS)
+        session.record_assumptions(
+            getattr(decision, "assumptions_to_make", ()) or DEFAULT_ASSUMPTIONS
+        )
     elif ruling.needs_escalation:
         session.escalate(task.id, ruling.reason)
     if not ruling.is_executable:
@@ -547,10 +671,14 @@ async def _apply_ruling(session: PlanningSession, task: Task, phase: Phase, cons
             notes = PlanningTask.model_validate(update)
             tasks = repeat_phases(live, decision.target_phase, notes=notes, depends_on=[task.id])
             name = PlanView(live).unused_id(TaskId(Phase.REFLECTION))
-            changes = add_phases([*tasks, phase_task(Phase.REFLECTION, name, [tasks[-1].id], notes)])
+            changes = add_phases(
+                [*tasks, phase_task(Phase.REFLECTION, name, [tasks[-1].id], notes)]
+            )
         else:
             notes = PlanningTask.of(task).in_round().model_copy(update=update)
-            tasks = repeat_phases(live, decision.target_phase, phase, notes=notes, depends_on=[task.id])
+            tasks = repeat_phases(
+                live, decision.target_phase, phase, notes=notes, depends_on=[task.id]
+            )
             before = PlanView(live).dependents(task.id)  # also of the tasks that it replaced
             changes = add_phases(tasks, before)
         session.run.apply(changes, reason=replan_reason(decision))
@@ -566,17 +694,23 @@ async def _apply_ruling(session: PlanningSession, task: Task, phase: Phase, cons
     return False
 
 
-async def _conclude(session: PlanningSession, task: Task, output: JsonObject, *, accepted: bool) -> None:
+async def _conclude(
+    session: PlanningSession, task: Task, output: JsonObject, *, accepted: bool
+) -> None:
     """Judge the result of the run: revise the plan, complete the run, or have a person intervene."""
     if accepted:
         _record_completion(session, output, "accepted")
         return
-    considered = await session.consider_replan(task.id, Phase.REFLECTION, _prompt_data(session, task, output))
+    considered = await session.consider_replan(
+        task.id, Phase.REFLECTION, _prompt_data(session, task, output)
+    )
     decision, ruling = considered.decision, considered.ruling
     exhausted, problem = ruling.needs_escalation, ""
     if not exhausted and await _apply_ruling(session, task, Phase.REFLECTION, considered):
         return
-    summary = None if "not_judged" in output else Summary.model_validate(output["summary"], strict=False)
+    summary = (
+        None if "not_judged" in output else Summary.model_validate(output["summary"], strict=False)
+    )
     if exhausted:
         problem = ruling.reason
     elif summary is None:
@@ -592,14 +726,23 @@ async def _conclude(session: PlanningSession, task: Task, output: JsonObject, *,
 def _record_completion(session: PlanningSession, output: JsonObject, status: str) -> None:
     """Journal the model's summary of a run that has come to its end, with the counts of the journal."""
     stated, counts = output.get("summary"), session.state.task_counts()
-    summary = {"goal_achieved": False, "key_outcomes": [], **(stated if isinstance(stated, dict) else {}), **counts}
-    session.note("completion", {**output, "phase": "completion", "summary": summary, "status": status})
+    summary = {
+        "goal_achieved": False,
+        "key_outcomes": [],
+        **(stated if isinstance(stated, dict) else {}),
+        **counts,
+    }
+    session.note(
+        "completion", {**output, "phase": "completion", "summary": summary, "status": status}
+    )
 
 
 # Actions
 
 
-async def reflect(session: PlanningSession, subject: str, name: str, data: JsonObject) -> Reflection | None:
+async def reflect(
+    session: PlanningSession, subject: str, name: str, data: JsonObject
+) -> Reflection | None:
     """Return the model's reflection on an action, journaled under a subject and added to the prompt variables.
 
     It is None if the model gave no usable reply; that is journaled, and not an error. For the same subject, such as an
@@ -610,7 +753,11 @@ async def reflect(session: PlanningSession, subject: str, name: str, data: JsonO
         noted = {"task": subject, "action": name}
         try:
             answer = await session.ask(
-                "reflection", data, ReflectionReply, lambda text: parse_reply(text, ReflectionReply), repairs=0
+                "reflection",
+                data,
+                ReflectionReply,
+                lambda text: parse_reply(text, ReflectionReply),
+                repairs=0,
             )
             noted |= answer.model_dump(mode="json", exclude_none=True)
         except (LLMError, BudgetExceeded, PlanningFailed) as error:
@@ -627,7 +774,9 @@ async def reflect(session: PlanningSession, subject: str, name: str, data: JsonO
     return Reflection(action_id=name, status="partial", evaluation=why, plan_revision_needed=True)
 
 
-def reported_failure(output: JsonValue, accepted: Container[int] = (), *, is_nested: bool = False) -> str:
+def reported_failure(
+    output: JsonValue, accepted: Container[int] = (), *, is_nested: bool = False
+) -> str:
     """Return the failure that an output reports in a field such as `error` or `exit_code`; empty if it reports none.
 
     Accepted exit codes are no failures. JSON that a command prints, or a server answers with, is looked at as well.
@@ -642,7 +791,9 @@ def reported_failure(output: JsonValue, accepted: Container[int] = (), *, is_nes
     if not isinstance(output, Mapping):
         return ""
     for name, value in output.items():
-        wrong = (name in ("ok", "success") and value is False) or (name in ("isError", "is_error") and value is True)
+        wrong = (name in ("ok", "success") and value is False) or (
+            name in ("isError", "is_error") and value is True
+        )
         is_exit_code = name in ("exit_code", "exit_status", "returncode") and type(value) is int
         failed = is_exit_code and value != 0 and value not in accepted
         if wrong or failed or (name == "error" and value not in (None, "", False, [], {}, 0)):
@@ -653,7 +804,9 @@ def reported_failure(output: JsonValue, accepted: Container[int] = (), *, is_nes
     return reported_failure(inner, accepted, is_nested=True)
 
 
-def _require_approval(session: PlanningSession, task: Task, tool: str, arguments: JsonObject) -> None:
+def _require_approval(
+    session: PlanningSession, task: Task, tool: str, arguments: JsonObject
+) -> None:
     """Have a person approve the use of a dangerous tool."""
     text = f"the model wants to use a tool that may do harm: {describe_tool_use(tool, arguments)}; let it?"
     session.hold(task.id, "dangerous", text)
@@ -663,11 +816,17 @@ def _failure_output(failure: Exception) -> JsonObject:
     """Return the output of an action whose failure is expected."""
     output: JsonObject = {"error": str(failure)}
     if isinstance(failure, CommandFailed):
-        output |= {"exit_code": failure.exit_code, "stdout": failure.stdout, "stderr": failure.stderr}
+        output |= {
+            "exit_code": failure.exit_code,
+            "stdout": failure.stdout,
+            "stderr": failure.stderr,
+        }
     return output
 
 
-async def run_action(session: PlanningSession, work: Work, task: Task, context: TaskContext) -> object:
+async def run_action(
+    session: PlanningSession, work: Work, task: Task, context: TaskContext
+) -> object:
     """Execute an action; `work` uses its tool.
 
     The model reflects on every few actions, and on one whose output reports a failure. If the action may fail, the
@@ -679,7 +838,9 @@ async def run_action(session: PlanningSession, work: Work, task: Task, context: 
         UnexpectedResult: the model decides that it is to be done again.
         Exception: any error of the tool.
     """
-    ready = await _resolve_task(session, task, context) if is_action(task) else task  # else a person added it
+    ready = (
+        await _resolve_task(session, task, context) if is_action(task) else task
+    )  # else a person added it
     context.arguments = ready.arguments
     may_fail = PlanningTask.of(task).may_fail
     try:
@@ -695,21 +856,33 @@ async def run_action(session: PlanningSession, work: Work, task: Task, context: 
     if session.tool_loop_only:
         return output
     name = session.state.name_of(session.run.live.entry(task.id).root)
-    json_output = output if isinstance(output, str | int | float | bool | list | dict | None) else repr(output)
+    json_output = (
+        output
+        if isinstance(output, str | int | float | bool | list | dict | None)
+        else repr(output)
+    )
     settings, every = session.settings.reflection, session.config.judge_on == "every_action"
-    done = sum(entry.state is TaskState.DONE and is_action(entry.task) for entry in session.run.live)
+    done = sum(
+        entry.state is TaskState.DONE and is_action(entry.task) for entry in session.run.live
+    )
     number, interval = done + 1 + len(session.tasks_in_reflection), settings.trigger_interval
     plan = session.state.plan
     if interval and plan is not None and "trigger_interval" not in settings.model_fields_set:
         interval = max(interval, -(-len(plan.tasks) // _MAX_REFLECTIONS))
     due = settings.enabled and interval > 0 and number % interval == 0
     spec = session.tools.get(tool_name(task))
-    error = "" if may_fail else reported_failure(json_output, spec.accepted if spec is not None else ())
+    error = (
+        "" if may_fail else reported_failure(json_output, spec.accepted if spec is not None else ())
+    )
     if due or error or every:
         session.tasks_in_reflection.add(task.id)
         try:
             action = action_data(task, name, session.state.calls.get(context.attempt_id))
-            data: JsonObject = {**session.prompt_data(task), "action": action, "result": json_output}
+            data: JsonObject = {
+                **session.prompt_data(task),
+                "action": action,
+                "result": json_output,
+            }
             if error:
                 data["errors"] = f"the tool did not fail, but its output says so: {error}"
             found: Reflection | None = None
@@ -737,19 +910,29 @@ async def _resolve_task(session: PlanningSession, task: Task, context: TaskConte
     The model chooses the arguments that the plan leaves open; for a dangerous tool, a person must approve them.
     """
     live, name = session.run.live, tool_name(task)
-    spec, before, held = session.tools.get(name), live.tools.get(name), session.state.held.get(task.id)
+    spec, before, held = (
+        session.tools.get(name),
+        live.tools.get(name),
+        session.state.held.get(task.id),
+    )
     if spec is None:
-        raise ToolNotAllowed(f"the tool {name!r} may not be used: it is not among the tools of this run any more")
+        raise ToolNotAllowed(
+            f"the tool {name!r} may not be used: it is not among the tools of this run any more"
+        )
     approved = held is not None and held.why == "dangerous" and held.is_approved
     if task.tool is not None:
         planned = live.entry(task.id).task.arguments  # references are resolved since then
-        unapproved = PlanningTask.of(task).unapproved or (before is not None and not use_danger(before, planned))
+        unapproved = PlanningTask.of(task).unapproved or (
+            before is not None and not use_danger(before, planned)
+        )
         if use_danger(spec, task.arguments) and unapproved and not approved:
             _require_approval(session, task, name, task.arguments)
         return task
     planned = planned_arguments(task)
     if not session.tool_loop_only:  # in the loop, arguments are literal
-        planned = resolve_references(planned, context=live.context, result_of=live.results.output_of)
+        planned = resolve_references(
+            planned, context=live.context, result_of=live.results.output_of
+        )
     if not missing_arguments(spec, planned):
         return task.model_copy(update={"tool": name, "arguments": planned})
 
@@ -766,14 +949,22 @@ async def _resolve_task(session: PlanningSession, task: Task, context: TaskConte
         session.refuse_secrets({"the arguments": call.arguments})
         return call.arguments, reply.comment
 
-    calls = [call for attempt, call in session.state.calls.items() if attempt.startswith(f"{task.id}#")]
+    calls = [
+        call for attempt, call in session.state.calls.items() if attempt.startswith(f"{task.id}#")
+    ]
     if approved and calls:
         chosen, comment = calls[-1], ""
     else:
-        action: JsonObject = {**action_data(task, session.state.name_of(task.id)), "arguments": planned}
+        action: JsonObject = {
+            **action_data(task, session.state.name_of(task.id)),
+            "arguments": planned,
+        }
         data: JsonObject = {**session.prompt_data(task), "action": action}
         chosen, comment = await session.ask("execution", data, ExecutionReply, parse, repairs=1)
-    noted: JsonObject = {"task": context.attempt_id, "arguments": {**chosen, **planned_arguments(task)}}
+    noted: JsonObject = {
+        "task": context.attempt_id,
+        "arguments": {**chosen, **planned_arguments(task)},
+    }
     session.note("call", {**noted, "comment": comment} if comment else noted)
     arguments = {**chosen, **planned}  # planned arguments take precedence over those chosen now
     if use_danger(spec, arguments) and not approved:
@@ -788,20 +979,36 @@ async def _follow_decision(
     live, cause = session.run.live, considered.cause
     decision, ruling = considered.decision, considered.ruling
     notes = PlanningTask(lineage=(cause.lineage or "") if cause.error else "")
-    retries, asks = decision is not None and decision.replan_type is ReplanType.RETRY, ruling.kind == "ask"
+    retries, asks = (
+        decision is not None and decision.replan_type is ReplanType.RETRY,
+        ruling.kind == "ask",
+    )
     if asks and retries and not cause.error:  # a successful action is not repeated on a guess
         session.manager.record_decision(considered, executed=False)
     followed = ruling.is_executable or (asks and bool(cause.error))
-    if (ruling.questions and not (retries and followed)) or ruling.needs_escalation or (asks and not retries):
-        new = human_task(live, depends_on=[task.id], notes=notes.model_copy(update={"asks": considered.replan_id}))
+    if (
+        (ruling.questions and not (retries and followed))
+        or ruling.needs_escalation
+        or (asks and not retries)
+    ):
+        new = human_task(
+            live,
+            depends_on=[task.id],
+            notes=notes.model_copy(update={"asks": considered.replan_id}),
+        )
         session.record_consideration(new.id, considered)
-        session.run.apply([AddTask(task=new, before=_pending_tasks(live))], reason="a person is asked how to go on")
+        session.run.apply(
+            [AddTask(task=new, before=_pending_tasks(live))],
+            reason="a person is asked how to go on",
+        )
         return
     if decision is None or not followed:
         return
     if retries:
         session.record_consideration(context.attempt_id, considered)
-        raise UnexpectedResult(decision.reasoning or "the model decides that it is to be done again")
+        raise UnexpectedResult(
+            decision.reasoning or "the model decides that it is to be done again"
+        )
 
     async def apply(decision: ReplanDecision) -> None:
         assert decision.target_phase is not None
@@ -829,7 +1036,10 @@ async def run_step(session: PlanningSession, task: Task) -> JsonObject:
     the model has used as many tools as it may or gives no usable reply, and the errors of the model.
     """
     accepted, state, live = PlanningTask.of(task).accept, session.state, session.run.live
-    actions, limit = [entry for entry in live if is_action(entry.task)], session.settings.max_subtasks
+    actions, limit = (
+        [entry for entry in live if is_action(entry.task)],
+        session.settings.max_subtasks,
+    )
 
     def parse(text: str) -> StepReply:
         reply = parse_reply(text, StepReply)
@@ -866,29 +1076,54 @@ async def run_step(session: PlanningSession, task: Task) -> JsonObject:
             depends_on=(task.id,),
             timeout=spec.timeout,
             resources=spec.resources,
-            metadata=PlanningTask(by=task.id, tool=call.name, arguments=call.arguments).to_metadata(),
+            metadata=PlanningTask(
+                by=task.id, tool=call.name, arguments=call.arguments
+            ).to_metadata(),
         )
-        step = phase_task(Phase.EXECUTION, PlanView(live).unused_id(TaskId(Phase.EXECUTION)), [action.id])
-        session.run.apply([AddTask(task=action), AddTask(task=step)], reason=reply.comment or f"{call.name} is used")
+        step = phase_task(
+            Phase.EXECUTION, PlanView(live).unused_id(TaskId(Phase.EXECUTION)), [action.id]
+        )
+        session.run.apply(
+            [AddTask(task=action), AddTask(task=step)],
+            reason=reply.comment or f"{call.name} is used",
+        )
     return output
 
 
-def _call_problems(session: PlanningSession, call: FunctionCall, actions: Sequence[TaskEntry]) -> list[str]:
+def _call_problems(
+    session: PlanningSession, call: FunctionCall, actions: Sequence[TaskEntry]
+) -> list[str]:
     spec = session.current_tools().get(call.name)
     if spec is None:
-        return [f"there is no tool {call.name!r}; there is {', '.join(map(repr, session.tools)) or 'none at all'}"]
+        return [
+            f"there is no tool {call.name!r}; there is {', '.join(map(repr, session.tools)) or 'none at all'}"
+        ]
     if not spec.available:
         return [f"the tool {call.name!r} is not available now"]
     if missing := missing_arguments(spec, call.arguments):
         return [f"the arguments {list(missing)} of {call.name!r} are missing"]
     limits = session.manager.limits
     failed = [PlanningTask.of(entry.task) for entry in actions if entry.failure is not None]
-    same = [notes for notes in failed if (notes.tool, notes.arguments or {}) == (call.name, call.arguments)]
+    same = [
+        notes
+        for notes in failed
+        if (notes.tool, notes.arguments or {}) == (call.name, call.arguments)
+    ]
     if limits.loop_detection and len(same) >= limits.same_trigger:
-        return [f"{call.name!r} has failed {limits.same_trigger} times with these arguments; do something else"]
+        return [
+            f"{call.name!r} has failed {limits.same_trigger} times with these arguments; do something else"
+        ]
     state = session.state
-    declined = [held.task for held in state.held.values() if held.why == "dangerous" and held.verdict == "reject"]
+    declined = [
+        held.task
+        for held in state.held.values()
+        if held.why == "dangerous" and held.verdict == "reject"
+    ]
     outputs = [state.outputs[step] for step in declined if step in state.outputs]
-    if any(StepReply.model_validate(output, strict=False).function_call == call for output in outputs):
-        return [f"a person has declined to use {call.name!r} with these arguments; do something else"]
+    if any(
+        StepReply.model_validate(output, strict=False).function_call == call for output in outputs
+    ):
+        return [
+            f"a person has declined to use {call.name!r} with these arguments; do something else"
+        ]
     return tool_use_problems(spec, call.arguments, session.run.live.pool.capacity)

@@ -33,7 +33,9 @@ class CancelledWithin(Exception):
     MESSAGE: ClassVar[str] = "something that it waited for was cancelled"
 
 
-async def isolate(function: Callable[[*ArgumentsT], Awaitable[ResultT]], *args: *ArgumentsT) -> ResultT:
+async def isolate(
+    function: Callable[[*ArgumentsT], Awaitable[ResultT]], *args: *ArgumentsT
+) -> ResultT:
     """Call users' code and await it, in a task that only the library cancels.
 
     Raises:
@@ -106,7 +108,10 @@ class LoopThread:
         return f"<LoopThread {self._thread}{' closed' if self.closed else ''}>"
 
     def call(
-        self, function: Callable[Parameters, ResultT], *args: Parameters.args, **kwargs: Parameters.kwargs
+        self,
+        function: Callable[Parameters, ResultT],
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
     ) -> ResultT:
         """Call a function in this thread, whatever thread this is called from, which waits for the result.
 
@@ -120,10 +125,14 @@ class LoopThread:
             self._handed_over += taken
         if taken:
             try:
-                return anyio.from_thread.run_sync(self._execute, partial(function, *args, **kwargs), token=self._token)
+                return anyio.from_thread.run_sync(
+                    self._execute, partial(function, *args, **kwargs), token=self._token
+                )
             except anyio.RunFinishedError:
                 self.closed = True
-        raise NotRunning("the run was left, and its event loop takes no more calls from other threads")
+        raise NotRunning(
+            "the run was left, and its event loop takes no more calls from other threads"
+        )
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -176,7 +185,9 @@ async def yielding(work: Iterator[None], clock: Clock) -> None:
 
     A clock whose event loop gives others no turn until all of its tasks wait has a `checkpoint` of its own.
     """
-    checkpoint: Callable[[], Awaitable[None]] = getattr(clock, "checkpoint", anyio.lowlevel.checkpoint)
+    checkpoint: Callable[[], Awaitable[None]] = getattr(
+        clock, "checkpoint", anyio.lowlevel.checkpoint
+    )
     for _ in work:
         await checkpoint()
 
@@ -234,7 +245,10 @@ class Timer:
     """
 
     def __init__(
-        self, clock: Clock, next_deadline: Callable[[], float | None], on_deadline: Callable[[float], None]
+        self,
+        clock: Clock,
+        next_deadline: Callable[[], float | None],
+        on_deadline: Callable[[float], None],
     ) -> None:
         self._clock = clock
         self._next_deadline = next_deadline
@@ -244,7 +258,9 @@ class Timer:
         # A virtual clock must not jump ahead to an alarm that was cancelled while the timer sleeps for it.
         sleep_while = getattr(clock, "sleep_while", None)
         self._sleep = (
-            clock.sleep if sleep_while is None else partial(sleep_while, wanted=lambda: self._next_due() is not None)
+            clock.sleep
+            if sleep_while is None
+            else partial(sleep_while, wanted=lambda: self._next_due() is not None)
         )
         self.next_wakeup = math.inf
         self._scope: anyio.CancelScope | None = None
@@ -272,7 +288,9 @@ class Timer:
         while True:
             when = self._next_due()
             if when is None and 0 < self.next_wakeup - self._clock.now() <= _LAZY_CANCEL_SECONDS:
-                when = self.next_wakeup  # it was cancelled; waking up in vain is less work than being woken for each
+                when = (
+                    self.next_wakeup
+                )  # it was cancelled; waking up in vain is less work than being woken for each
             if when is None:
                 self.next_wakeup = math.inf
                 self._changed = changed = anyio.Event()

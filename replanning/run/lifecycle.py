@@ -265,9 +265,15 @@ class Lifecycle:
         self.loop = LoopThread()
         self.timer = Timer(self.clock, live.deadlines.next_due, self._on_deadline)
         # While attempts run, the wall clock goes on.
-        attempts = (AttemptStarted, *ATTEMPT_ENDS) if ledger.budget_tracker.budget.wall_clock is not None else ()
+        attempts = (
+            (AttemptStarted, *ATTEMPT_ENDS)
+            if ledger.budget_tracker.budget.wall_clock is not None
+            else ()
+        )
         kinds = LEDGER_RECORDS.union(attempts)
-        self.observers: dict[type[RecordBody], list[Observer]] = {kind: [ledger.fold] for kind in kinds}
+        self.observers: dict[type[RecordBody], list[Observer]] = {
+            kind: [ledger.fold] for kind in kinds
+        }
         self.listeners: list[Observer] = []
         self.end: RunEnded | None = None
         self.ended = anyio.Event()
@@ -324,7 +330,9 @@ class Lifecycle:
         if at < self._last_record_at:  # noqa: PLR1730 - max() takes five times as long, for every record
             at = self._last_record_at
         seq = self.seq + 1
-        record = _new_tuple(Record, (seq, at, body))  # as Record(…), in little more than half the time
+        record = _new_tuple(
+            Record, (seq, at, body)
+        )  # as Record(…), in little more than half the time
         if not self.unjournaled:
             try:
                 self.store.append(self.lease, record)
@@ -376,9 +384,17 @@ class Lifecycle:
 
     def record_error(self, where: str, error: BaseException | str) -> None:
         """Record an error that was contained, without secrets."""
-        text, traceback = (error, "") if isinstance(error, str) else (describe_error(error), format_traceback(error))
+        text, traceback = (
+            (error, "")
+            if isinstance(error, str)
+            else (describe_error(error), format_traceback(error))
+        )
         where, text = self.redactor.text(where), self.redactor.text(text)[:_MAX_ERROR_CHARS]
-        _log_problem(logging.ERROR, f"{where}: {text}", redact_bounded(traceback, MAX_TRACEBACK_CHARS, self.redactor))
+        _log_problem(
+            logging.ERROR,
+            f"{where}: {text}",
+            redact_bounded(traceback, MAX_TRACEBACK_CHARS, self.redactor),
+        )
         self.commit_or_defer(ErrorContained(where, text))
 
     def past_outcomes(self, tool: str) -> Sequence[bool]:
@@ -390,16 +406,28 @@ class Lifecycle:
         live = self.live
         own = list(live.outcomes.get(tool, ()) or self.ledger.outcomes_by_source.get(tool, ()))
         if len(own) < MAX_OUTCOMES_PER_TOOL:
-            earlier = [outcome.succeeded for outcome in reversed(self.store.outcomes(tool=tool, capability=None))]
+            earlier = [
+                outcome.succeeded
+                for outcome in reversed(self.store.outcomes(tool=tool, capability=None))
+            ]
             own = [*earlier, *own][-MAX_OUTCOMES_PER_TOOL:]
         spec = live.tools.get(tool)
         if own or spec is None or spec.capability is None:
             return own
         # The failures of a tool that is to be replaced say nothing about its replacement.
         failing = {live.entry(task_id).task.tool for task_id in live.stuck}
-        same = [t.name for t in live.tools.values() if t.capability == spec.capability and t.name not in failing]
-        earlier = [o.succeeded for o in reversed(self.store.outcomes(tool=None, capability=spec.capability))]
-        return [*earlier, *(o for name in same for o in live.outcomes.get(name, ()))][-MAX_OUTCOMES_PER_TOOL:]
+        same = [
+            t.name
+            for t in live.tools.values()
+            if t.capability == spec.capability and t.name not in failing
+        ]
+        earlier = [
+            o.succeeded
+            for o in reversed(self.store.outcomes(tool=None, capability=spec.capability))
+        ]
+        return [*earlier, *(o for name in same for o in live.outcomes.get(name, ()))][
+            -MAX_OUTCOMES_PER_TOOL:
+        ]
 
     def evaluate(self) -> PlanEvaluation:
         """Return the progress and health of the plan now; an evaluator that fails, or takes long, is not asked again."""
@@ -413,16 +441,22 @@ class Lifecycle:
                 began = self.clock.now()
                 evaluation: object = self.evaluator.evaluate(view, past)
                 if not isinstance(evaluation, PlanEvaluation):
-                    raise TypeError(f"it returned {brief_repr(evaluation)} instead of a PlanEvaluation")
+                    raise TypeError(
+                        f"it returned {brief_repr(evaluation)} instead of a PlanEvaluation"
+                    )
                 if (took := self.clock.now() - began) > MAX_EVALUATION_SECONDS:
-                    raise TimeoutError(f"it took {took:g} s, and {MAX_EVALUATION_SECONDS:g} s are allowed")
+                    raise TimeoutError(
+                        f"it took {took:g} s, and {MAX_EVALUATION_SECONDS:g} s are allowed"
+                    )
                 return evaluation
             except BaseException as error:  # noqa: BLE001 - an evaluator must not harm the run
                 self.evaluator = PlanEvaluator()
                 self.record_error("evaluator", plugin_error(error))
         return self.evaluator.evaluate(view, past)
 
-    def start_plugin(self, name: str, function: Callable[..., Awaitable[object]], *args: object) -> None:
+    def start_plugin(
+        self, name: str, function: Callable[..., Awaitable[object]], *args: object
+    ) -> None:
         """Start a coroutine function in the task group of the run, which calls code of a plugin of this name."""
 
         async def call() -> None:
@@ -481,13 +515,28 @@ class Lifecycle:
         if self.end is not None:
             raise NotRunning(f"the run is {self.end.status}; its plan cannot be changed")
         parent = live.revision
-        cancelled = [live.entry(c.task_id) for c in changes if c.kind == "cancel" and c.task_id in live]
+        cancelled = [
+            live.entry(c.task_id) for c in changes if c.kind == "cancel" and c.task_id in live
+        ]
         stopped = {entry.id: entry.attempt for entry in cancelled if entry.attempt is not None}
-        traces = {task: trace for task, attempt in stopped.items() if (trace := self.spans.attempt_trace(attempt))}
+        traces = {
+            task: trace
+            for task, attempt in stopped.items()
+            if (trace := self.spans.attempt_trace(attempt))
+        }
         with self.spans.apply_span(changes, by, replan):
             draft = live.prepare(changes, expected_revision, draft=draft)
             body = PlanRevised(
-                parent + 1, parent, changes, reason, by, triggers, replan, chosen, draft.plan_hash, traces
+                parent + 1,
+                parent,
+                changes,
+                reason,
+                by,
+                triggers,
+                replan,
+                chosen,
+                draft.plan_hash,
+                traces,
             )
             self.commit(body, draft)
         for attempt_id in stopped.values():
@@ -566,7 +615,9 @@ class Lifecycle:
         failing = self._failing_seconds
         left = self.settings.store_patience - failing
         if left <= 0:
-            self._pause_unjournaled(f"the store has failed for {failing:g} s: {describe_error(error)}")
+            self._pause_unjournaled(
+                f"the store has failed for {failing:g} s: {describe_error(error)}"
+            )
             return
         pause = min(max(_INITIAL_STORE_RETRY_SECONDS, failing), _MAX_STORE_RETRY_SECONDS, left)
         self._failing_seconds += pause
@@ -600,7 +651,9 @@ class Lifecycle:
         try:
             self.commit(body)
         except RecordNotSerializable as error:
-            self.commit(_strip_unstorable(body) or ErrorContained(f"record {body.kind!r}", str(error)))
+            self.commit(
+                _strip_unstorable(body) or ErrorContained(f"record {body.kind!r}", str(error))
+            )
 
     def _signal_store(self) -> None:
         if self._store_recovered is not None:
@@ -617,7 +670,11 @@ class Lifecycle:
     # Handing out tasks
 
     async def next_task(
-        self, left: deque[TaskOffer] | None = None, *, root: TaskEntry | None = None, copied: bool = True
+        self,
+        left: deque[TaskOffer] | None = None,
+        *,
+        root: TaskEntry | None = None,
+        copied: bool = True,
     ) -> tuple[TaskEntry, Task] | None:
         """Wait for the next task and return it with its arguments resolved.
 
@@ -674,7 +731,9 @@ class Lifecycle:
                         break
                 if left and not ripe:
                     ripe = len(left)
-                    for _ in range(2):  # tasks that they have started may be about to start attempts
+                    for _ in range(
+                        2
+                    ):  # tasks that they have started may be about to start attempts
                         await anyio.lowlevel.checkpoint()
                     continue
             self.check_completion()
@@ -709,7 +768,10 @@ class Lifecycle:
         if questions := self.questions_about(root):
             return not any(map(self.is_asked, questions))
         needed = self.needed_for(root)
-        if any(not needed.keys().isdisjoint(trigger.tasks) for trigger in self.ledger.open_triggers.values()):
+        if any(
+            not needed.keys().isdisjoint(trigger.tasks)
+            for trigger in self.ledger.open_triggers.values()
+        ):
             return False
         return any(entry.state in GIVEN_UP for entry in needed.values())
 
@@ -727,23 +789,37 @@ class Lifecycle:
                 stack += entry.sinks
                 continue
             needed[entry.id] = entry
-            waits_for = () if entry.state in GIVEN_UP else map(self.live.entry, entry.fields["depends_on"])
+            waits_for = (
+                () if entry.state in GIVEN_UP else map(self.live.entry, entry.fields["depends_on"])
+            )
             stack += (other for other in waits_for if self.open_ended or other.root == root.id)
         return needed
 
     def _fail_unavailable(self, root: TaskEntry) -> bool:
         """Fail a call whose tool, resources or facts are not there, unless it is being decided about: nobody waits for them."""
         live = self.live
-        triggers = [t for t in self.ledger.open_triggers.values() if t.kind != "resource-changed"]  # may be put off
+        triggers = [
+            t for t in self.ledger.open_triggers.values() if t.kind != "resource-changed"
+        ]  # may be put off
         for entry in live.leaves(root):
             demand = live.pool.demand(entry.task)
-            waits = entry.state is not _READY or (live.pool.can_ever_fit(demand) and not live.pool.fits_now(demand))
-            if waits or entry.id not in live.parked or any(entry.id in trigger.tasks for trigger in triggers):
+            waits = entry.state is not _READY or (
+                live.pool.can_ever_fit(demand) and not live.pool.fits_now(demand)
+            )
+            if (
+                waits
+                or entry.id not in live.parked
+                or any(entry.id in trigger.tasks for trigger in triggers)
+            ):
                 continue
-            if (lacking := live.lacks(entry)) and not live.running_actions:  # which may bring the facts about
+            if (
+                lacking := live.lacks(entry)
+            ) and not live.running_actions:  # which may bring the facts about
                 with suppress(StoreError):  # it is looked at again when the store works
                     if entry.fields["when"] is None or self._evaluate_condition(entry):
-                        self.failed(self.start(entry), Failure("Unavailable", lacking, kind="unavailable"))
+                        self.failed(
+                            self.start(entry), Failure("Unavailable", lacking, kind="unavailable")
+                        )
                     return True
         return False
 
@@ -755,11 +831,17 @@ class Lifecycle:
     def questions_about(self, root: TaskEntry) -> list[QuestionId]:
         """Return the open questions that keep a lineage waiting."""
         ids, ledger = self.needed_for(root).keys(), self.ledger
-        about = {trigger for trigger, each in ledger.open_triggers.items() if not ids.isdisjoint(each.tasks)}
+        about = {
+            trigger
+            for trigger, each in ledger.open_triggers.items()
+            if not ids.isdisjoint(each.tasks)
+        }
         return [
             question
             for question, attached in ledger.triggers_by_question.items()
-            if not (about.isdisjoint(attached) and ids.isdisjoint(ledger.open_questions[question].holds))
+            if not (
+                about.isdisjoint(attached) and ids.isdisjoint(ledger.open_questions[question].holds)
+            )
         ]
 
     def reserve(self, root: TaskEntry) -> None:
@@ -793,12 +875,22 @@ class Lifecycle:
             case DecisionMade() | PlanRevised():
                 triggers = map(self.ledger.triggers.__getitem__, body.triggers)
                 tasks = (task for trigger in triggers for task in trigger.tasks)
-                tasks = chain(tasks, target_task_ids(body.changes)) if isinstance(body, PlanRevised) else tasks
+                tasks = (
+                    chain(tasks, target_task_ids(body.changes))
+                    if isinstance(body, PlanRevised)
+                    else tasks
+                )
             case TriggerDropped():
                 tasks = self.ledger.triggers[body.trigger].tasks
             case QuestionAsked():
                 tasks = body.holds
-            case AttemptSucceeded() | AttemptFailed() | AttemptTimedOut() | AttemptInterrupted() | ConditionEvaluated():
+            case (
+                AttemptSucceeded()
+                | AttemptFailed()
+                | AttemptTimedOut()
+                | AttemptInterrupted()
+                | ConditionEvaluated()
+            ):
                 tasks = (body.task,)
             case _:
                 tasks = ()
@@ -808,7 +900,9 @@ class Lifecycle:
             if task_id not in seen and (entry := self.live.entries.get(task_id)) is not None:
                 seen.add(task_id)
                 self.wake_performer(entry.root)
-                stack += () if entry.satisfied else entry.dependent_ids()  # which may wait in vain now
+                stack += (
+                    () if entry.satisfied else entry.dependent_ids()
+                )  # which may wait in vain now
 
     def requeue(self, *offers: TaskOffer) -> None:
         """Return tasks that were handed out and not started."""
@@ -840,7 +934,9 @@ class Lifecycle:
             return self.stopping
         if entry.state is not _READY:
             return f"the task is {entry.state}"
-        return self.live.lacks(entry) or ("the task is held by a question" if entry.hold_count else "")
+        return self.live.lacks(entry) or (
+            "the task is held by a question" if entry.hold_count else ""
+        )
 
     def _evaluate_condition(self, entry: TaskEntry) -> bool:
         """Evaluate the condition of a task, journal the result, and return whether the task may run."""
@@ -876,14 +972,22 @@ class Lifecycle:
             return None
         if arguments != declared:
             redacted = [
-                name for name, value in arguments.items() if is_redacted(value) and not is_redacted(declared[name])
+                name
+                for name, value in arguments.items()
+                if is_redacted(value) and not is_redacted(declared[name])
             ]
             if redacted:
                 names = ", ".join(map(repr, redacted))
-                self.record_error(f"the arguments of task {entry.id!r}", f"{_REDACTED_ARGUMENT_MESSAGE} {names}")
+                self.record_error(
+                    f"the arguments of task {entry.id!r}", f"{_REDACTED_ARGUMENT_MESSAGE} {names}"
+                )
             tool = self.live.tools.get(entry.task.tool or "")
             asks_itself = PLANNING_KEY in entry.task.metadata
-            if tool is not None and not asks_itself and (harm := filled_danger(tool, declared, arguments)):
+            if (
+                tool is not None
+                and not asks_itself
+                and (harm := filled_danger(tool, declared, arguments))
+            ):
                 text = f"with the arguments filled in, {harm}; state whether the tool {tool.name!r} is `dangerous`"
                 self.failed(self.start(entry), Failure("ArgumentError", text, kind="refused"))
                 return None
@@ -905,8 +1009,14 @@ class Lifecycle:
             tool = self.live.tools.get(name)
             timeout = tool.timeout if tool is not None else None
         history = self.live.context_history
-        if history.version and (version := history.version_at_claim(entry.claim)) != history.version and entry.claim:
-            entry.reads = dict.fromkeys(context_keys(entry.task), version)  # its references were replaced then
+        if (
+            history.version
+            and (version := history.version_at_claim(entry.claim)) != history.version
+            and entry.claim
+        ):
+            entry.reads = dict.fromkeys(
+                context_keys(entry.task), version
+            )  # its references were replaced then
         self._commit_start(attempt_id, entry.id, number, timeout)
         if self._is_current(entry, attempt_id):
             self.running[attempt_id] = entry, body
@@ -919,7 +1029,12 @@ class Lifecycle:
         return entry.attempt == attempt_id and self.end is None
 
     def _commit_start(
-        self, attempt_id: AttemptId, task_id: TaskId, number: int, timeout: float | None, call: Task | None = None
+        self,
+        attempt_id: AttemptId,
+        task_id: TaskId,
+        number: int,
+        timeout: float | None,
+        call: Task | None = None,
     ) -> None:
         deadline = None if timeout is None else self.clock.now() + timeout
         self.commit(new_attempt_started(attempt_id, task_id, number, deadline, call))
@@ -955,7 +1070,9 @@ class Lifecycle:
             self.commit_or_defer(AttemptFenced(body.id, entry.id, f"not started: {obstacle}"))
         return False
 
-    def succeeded(self, attempt_id: AttemptId, output: object = None, *, keep_if_possible: bool = False) -> None:
+    def succeeded(
+        self, attempt_id: AttemptId, output: object = None, *, keep_if_possible: bool = False
+    ) -> None:
         """Take the output of an attempt, see `PlanRun.succeeded`.
 
         Args:
@@ -979,10 +1096,14 @@ class Lifecycle:
         if entry is None:
             return
         live = self.live
-        self.commit_or_defer(new_attempt_succeeded(attempt_id, entry.id, value, recoverable, entry.reads or None))
+        self.commit_or_defer(
+            new_attempt_succeeded(attempt_id, entry.id, value, recoverable, entry.reads or None)
+        )
         if live.redoes_stale and (live.context_history.version or live.redone):
             needed = map(live.entries.__getitem__, entry.fields["depends_on"])
-            if outdated_keys(live, entry) or any(dep.redone or dep.id in live.recorded_stale for dep in needed):
+            if outdated_keys(live, entry) or any(
+                dep.redone or dep.id in live.recorded_stale for dep in needed
+            ):
                 self.record_stale_results()
         self.after_observation()
 
@@ -992,10 +1113,19 @@ class Lifecycle:
         if entry is None:
             return
         on, idempotent = (entry.task.retry or self.settings.retry).on, entry.task.idempotent
-        failure = error if isinstance(error, Failure) else failure_from(error, on, idempotent, self._is_transient)
+        failure = (
+            error
+            if isinstance(error, Failure)
+            else failure_from(error, on, idempotent, self._is_transient)
+        )
         message, kind = failure.message, failure.kind
-        if kind == "unfinished" and entry.continuations + 1 >= (most := self.settings.judge.max_iterations):
-            message, kind = f"still unfinished after {most} attempts (judge.max_iterations): {message}", "blocked"
+        if kind == "unfinished" and entry.continuations + 1 >= (
+            most := self.settings.judge.max_iterations
+        ):
+            message, kind = (
+                f"still unfinished after {most} attempts (judge.max_iterations): {message}",
+                "blocked",
+            )
         message = redact_bounded(message, MAX_MESSAGE_CHARS, self.redactor)
         traceback = redact_bounded(failure.traceback, MAX_TRACEBACK_CHARS, self.redactor)
         failure = Failure(failure.type, message, failure.transient, kind, traceback)
@@ -1005,7 +1135,9 @@ class Lifecycle:
         if retry_at is not None:
             self.timer.notify_deadline(retry_at)
         exhausted, trace = exhausted and retry_at is not None, self.spans.attempt_trace(attempt_id)
-        self.commit_or_defer(AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted, trace))
+        self.commit_or_defer(
+            AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted, trace)
+        )
         self.after_observation()
 
     def interrupted(self, attempt_id: AttemptId, reason: str, *, again: bool = False) -> None:
@@ -1013,7 +1145,9 @@ class Lifecycle:
         entry = self._end_attempt(attempt_id, "interrupted")
         if entry is not None and self.end is None:
             now, failure = self.clock.now(), Failure("Interrupted", reason, kind="interrupted")
-            retry_at, _ = schedule_retry(entry, failure, self.settings, now=now, chance=self._chance())
+            retry_at, _ = schedule_retry(
+                entry, failure, self.settings, now=now, chance=self._chance()
+            )
             retry_at = now if again else retry_at
             trace = self.spans.attempt_trace(attempt_id)
             self.commit_or_defer(AttemptInterrupted(attempt_id, entry.id, reason, retry_at, trace))
@@ -1026,7 +1160,9 @@ class Lifecycle:
         if stale != self.live.recorded_stale:
             self.commit_or_defer(ResultsStale(stale))
 
-    def charge(self, usage: Usage, *, attempt_id: AttemptId | None = None, provider: str | None = None) -> None:
+    def charge(
+        self, usage: Usage, *, attempt_id: AttemptId | None = None, provider: str | None = None
+    ) -> None:
         """Count usage against the budget, and hand out nothing more once it is exceeded; running attempts may finish."""
         recorded = self.seq
         name = provider and self.redactor.text(provider)
@@ -1075,7 +1211,11 @@ class Lifecycle:
         live = self.live
         counts = live.counts
         drained = not (counts[_READY] or counts[_RUNNING])
-        stopping = self.ledger.pause is not None or live.aborted is not None or self._budget_exceeded_reason
+        stopping = (
+            self.ledger.pause is not None
+            or live.aborted is not None
+            or self._budget_exceeded_reason
+        )
         if drained or stopping or live.goal.stop_when_reached:
             self.check_completion()
 
@@ -1089,7 +1229,9 @@ class Lifecycle:
         elif self._budget_exceeded_reason:
             if not live.counts[_RUNNING]:
                 self.finish("aborted", f"the run {self._budget_exceeded_reason}")
-        elif goal.stop_when_reached and goal.facts and not live.missing_facts:  # no task counts, not even a failed one
+        elif (
+            goal.stop_when_reached and goal.facts and not live.missing_facts
+        ):  # no task counts, not even a failed one
             unfinished = tuple(e.id for e in live if e.state in WAITING or e.state is _RUNNING)
             self.finish("succeeded", "the goal was reached early", unfinished)
         elif ledger.pause is not None:
@@ -1110,30 +1252,44 @@ class Lifecycle:
         if self.is_replanning():
             return
         if live.complete:
-            asked = {task_id for question in ledger.open_questions.values() for task_id in question.holds}
+            asked = {
+                task_id for question in ledger.open_questions.values() for task_id in question.holds
+            }
             if not live.redoes_stale or asked.isdisjoint(live.recorded_stale):
                 self.finish("succeeded", "every required task is done")
                 return
         if ledger.open_questions:
             count = len(ledger.open_questions)
-            self.finish("needs_human", f"{count} question{'s' * (count != 1)} to a person must be answered first")
+            self.finish(
+                "needs_human",
+                f"{count} question{'s' * (count != 1)} to a person must be answered first",
+            )
             return
         if ledger.quiescent_at != live.revision and self.settings.enabled:
             unsatisfied = tuple(e.id for e in live if e.counts_as_unsatisfied)[:100]
-            with suppress(StoreError):  # the store is tried again, and the run is found quiescent again
+            with suppress(
+                StoreError
+            ):  # the store is tried again, and the run is found quiescent again
                 self.commit(RunQuiescent(live.revision, unsatisfied, live.missing_facts))
             if self.is_replanning():
                 return
         stuck = [
-            f"{e.id!r} {e.state.lower()}" + (f" ({truncate_text(e.failure.message, 200)})" if e.failure else "")
+            f"{e.id!r} {e.state.lower()}"
+            + (f" ({truncate_text(e.failure.message, 200)})" if e.failure else "")
             for e in map(live.entry, live.stuck)
         ]
         left = [repr(e.id) for e in live if e.counts_as_unsatisfied][:5]
         reason = f"nothing can run, and {', '.join(left)} still must"
         if stuck:
-            reason = "; ".join(stuck[:5]) + (f"; and {len(stuck) - 5} more" if len(stuck) > 5 else "")
-            if parked := [e for e in live.parked.values() if live.entry(e.root).counts_as_unsatisfied]:
-                tasks = f"{parked[0].id!r}" + (f" and {len(parked) - 1} more" if len(parked) > 1 else "")
+            reason = "; ".join(stuck[:5]) + (
+                f"; and {len(stuck) - 5} more" if len(stuck) > 5 else ""
+            )
+            if parked := [
+                e for e in live.parked.values() if live.entry(e.root).counts_as_unsatisfied
+            ]:
+                tasks = f"{parked[0].id!r}" + (
+                    f" and {len(parked) - 1} more" if len(parked) > 1 else ""
+                )
                 reason += f"; {tasks} cannot run: {live.lacks(parked[0])}"
         elif live.missing_facts:
             reason = f"everything ran, but of the goal these facts do not hold: {', '.join(live.missing_facts)}"
@@ -1154,7 +1310,11 @@ class Lifecycle:
     def wall_clock_left(self, now: float) -> float | None:
         """Return the seconds that remain of the budget's wall clock; None where it has no limit."""
         limit = self.ledger.budget_tracker.budget.wall_clock
-        return None if limit is None else limit - (now - self.started_at - self.ledger.waiting_seconds(now))
+        return (
+            None
+            if limit is None
+            else limit - (now - self.started_at - self.ledger.waiting_seconds(now))
+        )
 
     def finish(self, status: RunStatus, reason: str, cancelled: tuple[TaskId, ...] = ()) -> None:
         """Record the end of the run and stop everything that still runs."""
@@ -1162,16 +1322,26 @@ class Lifecycle:
             return
         if status == "succeeded" and self.live.unkept:
             entries = map(self.live.entry, self.live.unkept)
-            unkept = [repr(e.id) for e in entries if e.state is TaskState.DONE and not e.recoverable]
+            unkept = [
+                repr(e.id) for e in entries if e.state is TaskState.DONE and not e.recoverable
+            ]
             advice = "could not be kept as JSON; return JSON, or give the engine a codec"
             reason += f", but the output of {join_names(unkept, 5)} {advice}" if unkept else ""
         body = RunEnded(status, reason, cancelled)
         try:
             self.record_stale_results()
-            if status != "paused":  # triggers still open when a person is needed became stale during their cooldown
+            if (
+                status != "paused"
+            ):  # triggers still open when a person is needed became stale during their cooldown
                 ledger = self.ledger
-                parked = {trigger for attached in ledger.triggers_by_question.values() for trigger in attached}
-                for trigger in [each for each in ledger.open_triggers.values() if each.id not in parked]:
+                parked = {
+                    trigger
+                    for attached in ledger.triggers_by_question.values()
+                    for trigger in attached
+                }
+                for trigger in [
+                    each for each in ledger.open_triggers.values() if each.id not in parked
+                ]:
                     stale = stale_reason(trigger, self.live) if status == "needs_human" else ""
                     self.commit(TriggerDropped(trigger.id, stale or "the run is over"))
             self._commit_storable_part(body)
@@ -1190,13 +1360,20 @@ class Lifecycle:
         """Leave the run: pause it if it has not ended, and try once more to write the records that were kept."""
         if not self._owns_run:
             return
-        if not self.store_available and self._flush_deferred() and self._end_unjournaled and self.end is not None:
+        if (
+            not self.store_available
+            and self._flush_deferred()
+            and self._end_unjournaled
+            and self.end is not None
+        ):
             with suppress(StoreError):
                 self.commit(self.end)
         if self.end is None:
             self.finish("paused", reason)
         if self.end is None:
-            self._pause_unjournaled(f"{reason}; the store fails, so this and what happened last is not in the journal")
+            self._pause_unjournaled(
+                f"{reason}; the store fails, so this and what happened last is not in the journal"
+            )
 
     def _mark_ended(self, body: RunEnded) -> None:
         self.end = body
@@ -1208,13 +1385,19 @@ class Lifecycle:
 
     def _on_deadline(self, now: float) -> None:
         for entry, attempt_id in self.live.advance(now):
-            if attempt_id in self.running:  # otherwise it has ended; while the store fails, the plan does not know yet
+            if (
+                attempt_id in self.running
+            ):  # otherwise it has ended; while the store fails, the plan does not know yet
                 timeout = round((entry.deadline or 0.0) - entry.started_at, 3)
                 failure = Failure("TimedOut", "", kind="timeout")
-                retry_at, _ = schedule_retry(entry, failure, self.settings, now=now, chance=self._chance())
+                retry_at, _ = schedule_retry(
+                    entry, failure, self.settings, now=now, chance=self._chance()
+                )
                 self._cancel_attempt(attempt_id)
                 trace = self.spans.attempt_trace(attempt_id)
-                self.commit_or_defer(AttemptTimedOut(attempt_id, entry.id, timeout, retry_at, trace))
+                self.commit_or_defer(
+                    AttemptTimedOut(attempt_id, entry.id, timeout, retry_at, trace)
+                )
         self.after_observation()
 
 
@@ -1231,7 +1414,9 @@ def _strip_unstorable(body: RecordBody) -> RecordBody | None:
     if isinstance(body, AttemptSucceeded):
         return replace(body, output=None, recoverable=False, reads=None)
     if isinstance(body, AttemptFailed):
-        failure = Failure("Error", _UNSTORABLE_PLACEHOLDER, body.failure.transient, body.failure.kind)
+        failure = Failure(
+            "Error", _UNSTORABLE_PLACEHOLDER, body.failure.transient, body.failure.kind
+        )
         return replace(body, failure=failure)
     if isinstance(body, AttemptInterrupted | RunPaused | RunEnded):
         return replace(body, reason=_UNSTORABLE_PLACEHOLDER)
@@ -1343,7 +1528,11 @@ class OutcomeCollector:
     def _observe_attempts(self) -> None:
         """Observe the ends of attempts, where there is a tool or an alternative whose outcome they tell."""
         life = self._lifecycle
-        needed = life.open_ended or life.live.dependency_index.resource_users or life.ledger.pending_outcomes
+        needed = (
+            life.open_ended
+            or life.live.dependency_index.resource_users
+            or life.ledger.pending_outcomes
+        )
         if needed and not self._observes_attempts:
             self._observes_attempts = True
             for kind in ATTEMPT_ENDS:
@@ -1362,7 +1551,10 @@ class OutcomeCollector:
         live, replan = self._lifecycle.live, record.body.replan
         if replan is None:
             return
-        applied = next((a for a in self._lifecycle.ledger.pending_outcomes.values() if a.replan == replan), None)
+        applied = next(
+            (a for a in self._lifecycle.ledger.pending_outcomes.values() if a.replan == replan),
+            None,
+        )
         if applied is not None and all(live.entry(root).satisfied for root in applied.roots):
             # After a skip no attempt will end: it has worked out at once.
             self._lifecycle.commit_or_defer(OutcomeRecorded(applied.replan, True, 0.0))
@@ -1375,7 +1567,9 @@ class OutcomeCollector:
             tool = live.tools.get(name)
             succeeded = isinstance(record.body, AttemptSucceeded)
             capability = tool.capability if tool else None
-            self._outcomes.append(ToolOutcome(name, capability, succeeded, record.at, entry.duration))
+            self._outcomes.append(
+                ToolOutcome(name, capability, succeeded, record.at, entry.duration)
+            )
         if self._lifecycle.ledger.pending_outcomes:
             self._settle(entry, record.at)
 
@@ -1386,13 +1580,17 @@ class OutcomeCollector:
         if applied is not None:
             done = all(live.entry(root).satisfied for root in applied.roots)
             if done or entry.state in STUCK:
-                self._lifecycle.commit_or_defer(OutcomeRecorded(applied.replan, done, at - applied.applied_at))
+                self._lifecycle.commit_or_defer(
+                    OutcomeRecorded(applied.replan, done, at - applied.applied_at)
+                )
 
     def _on_recorded(self, record: Record) -> None:
         assert isinstance(record.body, OutcomeRecorded)
         source = self._lifecycle.ledger.source_by_replan.get(record.body.replan)
         if source is not None:
-            self._outcomes.append(ToolOutcome(source_key(source), None, record.body.succeeded, record.at))
+            self._outcomes.append(
+                ToolOutcome(source_key(source), None, record.body.succeeded, record.at)
+            )
 
     def save(self) -> None:
         """Store the outcomes."""

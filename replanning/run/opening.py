@@ -45,7 +45,15 @@ from replanning.journal.records import (
     TriggerDropped,
     TriggerFired,
 )
-from replanning.journal.store import LOCK_TIMEOUT, LOCK_TRY, InboxMessage, Lease, RunStore, check_run_id, is_locked
+from replanning.journal.store import (
+    LOCK_TIMEOUT,
+    LOCK_TRY,
+    InboxMessage,
+    Lease,
+    RunStore,
+    check_run_id,
+    is_locked,
+)
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
 from replanning.plan.document import Plan
@@ -54,7 +62,14 @@ from replanning.plan.redaction import Redactor, redaction_warning
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.plugins import plugin_error
-from replanning.run.event_loop import ResultT, StepWrapper, describe_error, gc_paused, without_group, yielding
+from replanning.run.event_loop import (
+    ResultT,
+    StepWrapper,
+    describe_error,
+    gc_paused,
+    without_group,
+    yielding,
+)
 from replanning.run.lifecycle import Codec, Lifecycle, OutcomeCollector, ResumeState
 from replanning.run.processes import kill_orphaned_processes
 from replanning.run.retries import IsTransient
@@ -70,7 +85,14 @@ DEFAULT_LEASE_TTL: Final = 30.0
 _BATCH_SIZE: Final = 100
 """Records that are read or replayed between two pauses."""
 
-_NON_CAUSAL_RECORDS = (TriggerFired, TriggerDropped, OutcomeRecorded, ErrorContained, RunResumed, PlanningNoted)
+_NON_CAUSAL_RECORDS = (
+    TriggerFired,
+    TriggerDropped,
+    OutcomeRecorded,
+    ErrorContained,
+    RunResumed,
+    PlanningNoted,
+)
 """Records that only follow from others, or have no consequences."""
 
 
@@ -100,7 +122,9 @@ class LeaseRenewer:
         while not left.wait(ttl / 3):
             with self._lock:
                 lives = list(self._lives)
-            for life, error in _lost_leases(lives, store, clock, ttl):  # another thread waits for an event loop
+            for life, error in _lost_leases(
+                lives, store, clock, ttl
+            ):  # another thread waits for an event loop
                 threading.Thread(target=_lease_lost, args=(life, error), daemon=True).start()
 
 
@@ -130,7 +154,9 @@ class RunFactory:
     lease_ttl: float = DEFAULT_LEASE_TTL
     renewer: LeaseRenewer = field(default_factory=LeaseRenewer)
 
-    async def create(self, plan: Plan, run_id: str | None, *, mode: str, open_ended: bool = False) -> PlanRun:
+    async def create(
+        self, plan: Plan, run_id: str | None, *, mode: str, open_ended: bool = False
+    ) -> PlanRun:
         """Create a run of a plan, owned by this process; open-ended if an agent adds the calls that it makes.
 
         Raises:
@@ -139,7 +165,9 @@ class RunFactory:
             TypeError: this is not a plan but, say, the name of a file.
         """
         if not isinstance(plan, Plan):
-            raise TypeError(f"expected a Plan, got {brief_repr(plan)}; Plan.load reads a file, Plan.parse a text")
+            raise TypeError(
+                f"expected a Plan, got {brief_repr(plan)}; Plan.load reads a file, Plan.parse a text"
+            )
         run = self._new_run_id(run_id)
         if problems := self.redactor.name_problems(plan):
             raise PlanError(problems)
@@ -156,10 +184,14 @@ class RunFactory:
         clean = redact(rest)
         if clean is not rest or any(map(is_not, tasks, plan.tasks)):
             plan = clean.model_copy(update={"tasks": tuple(tasks)})
-        settings: JsonObject = self.settings.model_dump(mode="json", exclude_defaults=True, exclude={"redaction"})
+        settings: JsonObject = self.settings.model_dump(
+            mode="json", exclude_defaults=True, exclude={"redaction"}
+        )
         spans = self._create_spans(run)
         try:
-            opened = RunOpened(run, plan, mode, settings, spans.traceparent, None, __version__, open_ended)
+            opened = RunOpened(
+                run, plan, mode, settings, spans.traceparent, None, __version__, open_ended
+            )
             records = [Record(1, self.environment.clock.now(), opened)]
             with gc_paused() as settled:
                 live, ledger = await self._rebuild_state(records, settled)
@@ -172,7 +204,9 @@ class RunFactory:
             spans.close(error)
             raise
 
-    async def create_or_resume(self, plan: Plan, run_id: str, *, mode: str, open_ended: bool = False) -> PlanRun:
+    async def create_or_resume(
+        self, plan: Plan, run_id: str, *, mode: str, open_ended: bool = False
+    ) -> PlanRun:
         """Create a run of a plan, or resume it where it exists; an open-ended one also with other tools.
 
         Raises:
@@ -208,12 +242,16 @@ class RunFactory:
         require_instance("run_id", run_id, str, "the id of a run")
         run = RunId(run_id)
         now = lease_time(self.environment.clock)
-        lease = await _retry_while_locked(partial(self.store.acquire, run, owner_id(), now, self.lease_ttl))
+        lease = await _retry_while_locked(
+            partial(self.store.acquire, run, owner_id(), now, self.lease_ttl)
+        )
         spans = NOOP_TRACER
         try:
             with gc_paused() as settled:
                 records: list[Record] = []
-                await yielding(settled(_read_journal(self.store, run, records)), self.environment.clock)
+                await yielding(
+                    settled(_read_journal(self.store, run, records)), self.environment.clock
+                )
                 spans = self._create_spans(run, records)
                 live, ledger = await self._rebuild_state(records, settled)
                 made = self._build_run(lease, records, live, ledger, spans)
@@ -238,15 +276,23 @@ class RunFactory:
         records: list[Record] = []
         for _ in _read_journal(self.store, old, records):
             pass
-        numbers = [record.body.number if isinstance(record.body, PlanRevised) else 0 for record in records]
+        numbers = [
+            record.body.number if isinstance(record.body, PlanRevised) else 0 for record in records
+        ]
         if revision and revision not in numbers:
-            raise StoreError(f"run {run_id!r} has no revision {revision!r}; it has revisions 0 to {max(numbers)}")
+            raise StoreError(
+                f"run {run_id!r} has no revision {revision!r}; it has revisions 0 to {max(numbers)}"
+            )
         opened = records[0].body
         assert isinstance(opened, RunOpened)
-        first = replace(opened, run=run, trace=None, forked_from=(old, revision), version=__version__)
+        first = replace(
+            opened, run=run, trace=None, forked_from=(old, revision), version=__version__
+        )
         # Processes belong to the old run, which may go on.
         kept = [
-            record for record in records[1 : numbers.index(revision) + 1] if not isinstance(record.body, ProcessStarted)
+            record
+            for record in records[1 : numbers.index(revision) + 1]
+            if not isinstance(record.body, ProcessStarted)
         ]
         lease = self._acquire_new_run(run)
         try:
@@ -259,7 +305,9 @@ class RunFactory:
     def _new_run_id(self, given: str | None) -> RunId:
         require_instance("run_id", given, str | None, "the id of a run")
         if given and self.redactor.is_secret_name(given):
-            raise StoreError("what looks like a secret cannot be the id of a run, because it is kept; choose another")
+            raise StoreError(
+                "what looks like a secret cannot be the id of a run, because it is kept; choose another"
+            )
         return RunId(given or self.environment.new_id())
 
     def _acquire_new_run(self, run: RunId) -> Lease:
@@ -276,7 +324,9 @@ class RunFactory:
                 raise
             return self.store.acquire(run, owner, now, self.lease_ttl)
 
-    async def _rebuild_state(self, records: Sequence[Record], settled: StepWrapper) -> tuple[LivePlan, Ledger]:
+    async def _rebuild_state(
+        self, records: Sequence[Record], settled: StepWrapper
+    ) -> tuple[LivePlan, Ledger]:
         """Replay records into a live plan and a ledger."""
         opened = records[0].body
         assert isinstance(opened, RunOpened)
@@ -317,7 +367,9 @@ class RunFactory:
                 raise
         environment = self.environment
         if isinstance(environment.clock, SystemClock) and environment.clock.now() < records[-1].at:
-            environment = replace(environment, clock=SystemClock(records[-1].at))  # that of the earlier host was ahead
+            environment = replace(
+                environment, clock=SystemClock(records[-1].at)
+            )  # that of the earlier host was ahead
         life = Lifecycle(
             self.store,
             lease,
@@ -348,7 +400,9 @@ class RunFactory:
     def _create_spans(self, run: RunId, records: Sequence[Record] = ()) -> RunTracer:
         """Create the spans of a run; a resumed run continues its first trace."""
         clock, content = self.environment.clock, self.settings.capture_content
-        return self.telemetry.run_tracer(run, clock, self.redactor, capture_content=content, records=records)
+        return self.telemetry.run_tracer(
+            run, clock, self.redactor, capture_content=content, records=records
+        )
 
 
 async def _retry_while_locked(action: Callable[[], ResultT]) -> ResultT:
@@ -365,7 +419,10 @@ async def _retry_while_locked(action: Callable[[], ResultT]) -> ResultT:
 
 def redactor_for(settings: Settings, environ: Mapping[str, str] = os.environ) -> Redactor:
     """Return the redactor that settings describe."""
-    return Redactor((environ.get(name, "") for name in settings.redaction.environment), settings.redaction.patterns)
+    return Redactor(
+        (environ.get(name, "") for name in settings.redaction.environment),
+        settings.redaction.patterns,
+    )
 
 
 def _read_journal(store: RunStore, run: RunId, records: list[Record]) -> Iterator[None]:
@@ -385,7 +442,9 @@ def _read_journal(store: RunStore, run: RunId, records: list[Record]) -> Iterato
         _check_version(run, records)  # records of a newer version may be unknown here
         raise
     if not records:
-        raise StoreError(f"run {run!r} has no records: its process ended while it was opening it; open the plan again")
+        raise StoreError(
+            f"run {run!r} has no records: its process ended while it was opening it; open the plan again"
+        )
     _check_version(run, records)
     opened = records[0].body
     if not isinstance(opened, RunOpened):
@@ -403,7 +462,9 @@ def _read_journal(store: RunStore, run: RunId, records: list[Record]) -> Iterato
 def _check_version(run: RunId, records: Sequence[Record]) -> None:
     for record in records:
         body = record.body
-        if isinstance(body, RunOpened | RunResumed) and _feature_version(body.version) > _feature_version(__version__):
+        if isinstance(body, RunOpened | RunResumed) and _feature_version(
+            body.version
+        ) > _feature_version(__version__):
             raise StoreError(
                 f"run {run!r} was written by replanning {body.version}, and this is {__version__}, which may not "
                 f"understand it; upgrade: pip install 'replanning>={body.version}'"
@@ -435,7 +496,9 @@ def _rewrite_for_fork(record: Record, run: RunId) -> Record:
     if isinstance(body, ReplanRequested | GoalChanged):
         return record._replace(body=replace(body, message=0))
     if isinstance(body, TriggerFired):
-        return record._replace(body=replace(body, trigger=body.trigger.model_copy(update={"run": run})))
+        return record._replace(
+            body=replace(body, trigger=body.trigger.model_copy(update={"run": run}))
+        )
     question = getattr(body, "question", None)
     if question is None:
         return record
@@ -450,15 +513,25 @@ def _resume_state(records: Sequence[Record]) -> ResumeState:
         last -= 1
     opened, forked = records[0].body, isinstance(records[-1].body, PlanRevised)
     assert isinstance(opened, RunOpened)
-    forked = forked and opened.forked_from is not None and not any(isinstance(r.body, RunResumed) for r in records)
+    forked = (
+        forked
+        and opened.forked_from is not None
+        and not any(isinstance(r.body, RunResumed) for r in records)
+    )
     return ResumeState(
         last_cause=records[last],
-        fired_triggers=tuple(record.body.trigger for record in records[last:] if isinstance(record.body, TriggerFired)),
+        fired_triggers=tuple(
+            record.body.trigger
+            for record in records[last:]
+            if isinstance(record.body, TriggerFired)
+        ),
         announced_resources=frozenset(
             record.body.name for record in records if isinstance(record.body, ResourceUpdated)
         ),
         stopped_at=records[-1].at,
-        interruption_reason="it was running when the run was forked" if forked else "its process ended",
+        interruption_reason="it was running when the run was forked"
+        if forked
+        else "its process ended",
     )
 
 
@@ -499,9 +572,13 @@ async def run_services(
     outcomes = OutcomeCollector(life)
     program = "agent" if life.open_ended else "orchestrator"
     try:
-        if life.end is None and past is not None:  # finish what the end of the earlier process has cut off
+        if (
+            life.end is None and past is not None
+        ):  # finish what the end of the earlier process has cut off
             waited = max(0.0, life.clock.now() - past.stopped_at)
-            life.commit_or_defer(RunResumed(life.lease.owner, waited, life.spans.traceparent, __version__))
+            life.commit_or_defer(
+                RunResumed(life.lease.owner, waited, life.spans.traceparent, __version__)
+            )
             on_resume(past)
             if life.live.redoes_stale:
                 life.record_stale_results()
@@ -509,8 +586,12 @@ async def run_services(
             for entry in [e for e in life.live if e.state is TaskState.RUNNING]:
                 assert entry.attempt is not None
                 retry_at = life.clock.now() if entry.task.idempotent else None
-                life.commit_or_defer(AttemptInterrupted(entry.attempt, entry.id, past.interruption_reason, retry_at))
-        if life.end is None:  # tasks that need a tool that is unavailable from the start are considered at once
+                life.commit_or_defer(
+                    AttemptInterrupted(entry.attempt, entry.id, past.interruption_reason, retry_at)
+                )
+        if (
+            life.end is None
+        ):  # tasks that need a tool that is unavailable from the start are considered at once
             announced = frozenset() if past is None else past.announced_resources
             users = life.live.dependency_index.resource_users
             for tool in life.live.plan.tools:
@@ -524,9 +605,14 @@ async def run_services(
                     if isinstance(life.clock, SystemClock):
                         renewer.add(life)
                     else:
-                        group.start_soon(_repeat, life.clock, life.lease_ttl / 3, partial(_renew_lease, life))
+                        group.start_soon(
+                            _repeat, life.clock, life.lease_ttl / 3, partial(_renew_lease, life)
+                        )
                     group.start_soon(
-                        _repeat, life.clock, INBOX_POLL_SECONDS, partial(process_messages, run, on_message)
+                        _repeat,
+                        life.clock,
+                        INBOX_POLL_SECONDS,
+                        partial(process_messages, run, on_message),
                     )
             for service in services:
                 service(group)
@@ -615,7 +701,9 @@ def _lease_lost(life: Lifecycle, error: LeaseLost) -> None:
         life.loop.call(life.handle_lease_lost, error)
 
 
-def process_messages(run: PlanRun, on_message: MessageHandler | None, *, skip_kind: str | None = None) -> None:
+def process_messages(
+    run: PlanRun, on_message: MessageHandler | None, *, skip_kind: str | None = None
+) -> None:
     """Handle messages from other processes. Those after the end are left for the process that resumes the run."""
     life = run._lifecycle
     try:
@@ -625,16 +713,22 @@ def process_messages(run: PlanRun, on_message: MessageHandler | None, *, skip_ki
             life.inbox_problem = problem
             life.record_error("inbox", problem)
         return
-    if not messages:  # the run may have come to its end, and be edited by the caller that has resumed it
+    if (
+        not messages
+    ):  # the run may have come to its end, and be edited by the caller that has resumed it
         return
-    with life.batch():  # the run may end only after all are handled, because each may answer a question
+    with (
+        life.batch()
+    ):  # the run may end only after all are handled, because each may answer a question
         for message in messages:
             if life.end is not None or not life.store_available:
                 return
             if message.kind != skip_kind:
                 try:
                     _handle_message(run, message, on_message)
-                except RecordNotSerializable as error:  # it can never be handled, and later ones wait for it
+                except (
+                    RecordNotSerializable
+                ) as error:  # it can never be handled, and later ones wait for it
                     life.record_error(f"a message of {message.by or 'somebody'}", error)
                 except StoreError:
                     return
@@ -651,13 +745,21 @@ def _handle_message(run: PlanRun, message: InboxMessage, on_message: MessageHand
     elif message.kind != "request":
         if on_message is not None:
             on_message(message)
-    elif message.id > life.ledger.last_message_id:  # a recorded one is left where the process ended in between
-        reason, goal, tasks = str(payload.get("reason") or "asked to replan"), payload.get("goal"), payload.get("tasks")
+    elif (
+        message.id > life.ledger.last_message_id
+    ):  # a recorded one is left where the process ended in between
+        reason, goal, tasks = (
+            str(payload.get("reason") or "asked to replan"),
+            payload.get("goal"),
+            payload.get("tasks"),
+        )
         if isinstance(goal, dict):
             try:
                 run._change_goal(goal, text(reason), text(message.by), message.id)
             except PlanError as error:
                 life.record_error(f"a request of {message.by or 'somebody'}", error)
         else:
-            existing = [str(t) for t in tasks if str(t) in run.live] if isinstance(tasks, list) else []
+            existing = (
+                [str(t) for t in tasks if str(t) in run.live] if isinstance(tasks, list) else []
+            )
             run._request_replan(text(reason), text(message.by), existing, message.id)

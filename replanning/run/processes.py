@@ -65,7 +65,11 @@ def kill_orphaned_processes(run: RunId, records: Iterable[Record]) -> list[int]:
             # been about to when its process was killed.
             noted.pop(body.attempt, None)
     started = [process for groups in noted.values() for process in groups.values()]
-    return [process.group for process in started if process.host == host_id() and _kill_group(run, process)]
+    return [
+        process.group
+        for process in started
+        if process.host == host_id() and _kill_group(run, process)
+    ]
 
 
 def _kill_group(run: RunId, process: ProcessStarted) -> bool:
@@ -86,12 +90,17 @@ def _kill_group(run: RunId, process: ProcessStarted) -> bool:
         mark = f"{IDEMPOTENCY_KEY_VARIABLE}={key}".encode()
         pattern = re.compile(re.escape(mark) + rb"(#continued-\d+)?")
         members = _group_members(group)
-        if not any(pattern.fullmatch(variable) for pid in members for variable in _process_environ(pid)):
+        if not any(
+            pattern.fullmatch(variable) for pid in members for variable in _process_environ(pid)
+        ):
             return False
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
     for pid in _group_members(group):
-        with suppress(AttributeError, OSError), _descriptor(pid) as end:  # otherwise it is gone already
+        with (
+            suppress(AttributeError, OSError),
+            _descriptor(pid) as end,
+        ):  # otherwise it is gone already
             _wait_for_exit(end)
     return True
 
@@ -104,7 +113,9 @@ def kill_processes_with_variable(mark: bytes) -> None:
     Args:
         mark: the variable, as `NAME=value`; no other process may have that value.
     """
-    others = set[int]()  # without the mark, and looked at only once: the rest is looked at before it can flee
+    others = set[
+        int
+    ]()  # without the mark, and looked at only once: the rest is looked at before it can flee
     unreadable = set[int]()
     empty_scans = 0
     for _ in range(_MAX_SCANS):

@@ -55,13 +55,37 @@ _VERDICTS: Final[dict[str, str]] = {
     for verdict, packages, names in (
         ("transient", "builtins requests botocore redis", "ConnectionError ConnectionClosedError"),
         ("transient", "http requests", "IncompleteRead ChunkedEncodingError RetryError"),
-        ("transient", "urllib3", "NewConnectionError ConnectTimeoutError EmptyPoolError ProtocolError ResponseError"),
-        ("transient", "httpx httpx2 httpcore httpcore2", "NetworkError ConnectTimeout PoolTimeout RemoteProtocolError"),
+        (
+            "transient",
+            "urllib3",
+            "NewConnectionError ConnectTimeoutError EmptyPoolError ProtocolError ResponseError",
+        ),
+        (
+            "transient",
+            "httpx httpx2 httpcore httpcore2",
+            "NetworkError ConnectTimeout PoolTimeout RemoteProtocolError",
+        ),
         ("transient", "aiohttp", "ClientConnectionError ClientPayloadError ConnectionTimeoutError"),
-        ("transient", "socket psycopg psycopg2 openai anthropic", "gaierror OperationalError APIConnectionError"),
-        ("timeout", "builtins requests urllib3 botocore redis", "TimeoutError Timeout ReadTimeoutError"),
-        ("timeout", "httpx httpx2 httpcore httpcore2 aiohttp", "TimeoutException ServerTimeoutError"),
-        ("permanent", "aiohttp requests urllib3 botocore", "ClientSSLError SSLError ServerFingerprintMismatch"),
+        (
+            "transient",
+            "socket psycopg psycopg2 openai anthropic",
+            "gaierror OperationalError APIConnectionError",
+        ),
+        (
+            "timeout",
+            "builtins requests urllib3 botocore redis",
+            "TimeoutError Timeout ReadTimeoutError",
+        ),
+        (
+            "timeout",
+            "httpx httpx2 httpcore httpcore2 aiohttp",
+            "TimeoutException ServerTimeoutError",
+        ),
+        (
+            "permanent",
+            "aiohttp requests urllib3 botocore",
+            "ClientSSLError SSLError ServerFingerprintMismatch",
+        ),
         ("permanent", "psycopg psycopg2 redis", "InvalidPassword AuthenticationError"),
     )
     for package in packages.split()
@@ -78,7 +102,12 @@ _AWS_TRANSIENT: Final = re.compile(
 )
 """Codes of botocore that may pass; most of them come with HTTP 400."""
 
-_SQLITE_BUSY: Final = ("SQLITE_BUSY", "SQLITE_LOCKED", "database is locked", "database table is locked")
+_SQLITE_BUSY: Final = (
+    "SQLITE_BUSY",
+    "SQLITE_LOCKED",
+    "database is locked",
+    "database table is locked",
+)
 """Beginnings of the name, or without one of the message, of an error of SQLite that may pass."""
 
 
@@ -126,7 +155,9 @@ def failure_from(
     if isinstance(error, BaseExceptionGroup):
         message = f"{message}: " + "; ".join(str(failure_from(part)) for part in error.exceptions)
     try:
-        if len(error.args) == 1 and message == repr(error.args[0]):  # a key says little without its KeyError
+        if len(error.args) == 1 and message == repr(
+            error.args[0]
+        ):  # a key says little without its KeyError
             message = f"{type(error).__name__}: {message}"
         transient = _may_pass(error, retry_on, idempotent, is_transient)
     except BaseException as problem:  # noqa: BLE001 - the predicate and the attributes of exceptions are users' code
@@ -161,7 +192,10 @@ def redact_bounded(text: str, most: int, redactor: Redactor) -> str:
     if len(text) <= most + 2 * margin and len(clean := redactor.text(text)) <= most:
         return clean
     # A part may be cut within a secret, which is not recognised then.
-    head, tail = redactor.text(text[: half + margin])[:-margin], redactor.text(text[-half - margin :])[margin:]
+    head, tail = (
+        redactor.text(text[: half + margin])[:-margin],
+        redactor.text(text[-half - margin :])[margin:],
+    )
     return f"{head[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{tail[-half:]}"
 
 
@@ -174,7 +208,10 @@ def _class_names(kind: type) -> tuple[tuple[str, ...], frozenset[str]]:
 
 
 def _may_pass(
-    error: BaseException, retry_on: Collection[int | str], idempotent: bool, is_transient: IsTransient | None
+    error: BaseException,
+    retry_on: Collection[int | str],
+    idempotent: bool,
+    is_transient: IsTransient | None,
 ) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(_may_pass(part, retry_on, idempotent, is_transient) for part in error.exceptions)
@@ -183,15 +220,24 @@ def _may_pass(
     chain: list[BaseException] = []
     while isinstance(wrapped, BaseException) and len(chain) < _MAX_WRAPPED_ERRORS:
         chain.append(wrapped)
-        wrapped = getattr(wrapped, "orig", None) or getattr(wrapped, "reason", None)  # of SQLAlchemy; urllib, urllib3
+        wrapped = getattr(wrapped, "orig", None) or getattr(
+            wrapped, "reason", None
+        )  # of SQLAlchemy; urllib, urllib3
     for part in chain:
         names, every_name = _class_names(type(part))  # type: ignore[arg-type]  # a class can be hashed
         response = getattr(part, "response", None)
         if isinstance(response, dict):  # of botocore
             statuses = [response.get("ResponseMetadata", {}).get("HTTPStatusCode")]
         else:
-            statuses = [getattr(owner, field, None) for owner in (part, response) for field in _STATUS_FIELDS]
-        status = next((status for status in statuses if isinstance(status, int) and 400 <= status <= 599), None)
+            statuses = [
+                getattr(owner, field, None)
+                for owner in (part, response)
+                for field in _STATUS_FIELDS
+            ]
+        status = next(
+            (status for status in statuses if isinstance(status, int) and 400 <= status <= 599),
+            None,
+        )
         if retry_on and (status in retry_on or not every_name.isdisjoint(retry_on)):
             return True
         if verdict is not None:
@@ -199,7 +245,10 @@ def _may_pass(
         elif (
             isinstance(part, TransientError | StoreError)
             or getattr(part, "errno", None) in TRANSIENT_ERRNOS
-            or (isinstance(response, dict) and _AWS_TRANSIENT.search(str(response.get("Error", {}).get("Code"))))
+            or (
+                isinstance(response, dict)
+                and _AWS_TRANSIENT.search(str(response.get("Error", {}).get("Code")))
+            )
         ):
             verdict = "transient"
         elif status is not None:
@@ -231,13 +280,18 @@ def schedule_retry(
     """
     if failure.kind == "unfinished":
         return now, False
-    if failure.kind in ("rejected", "blocked"):  # a judge's verdict, which says that the task is not run again
+    if failure.kind in (
+        "rejected",
+        "blocked",
+    ):  # a judge's verdict, which says that the task is not run again
         return None, True
     if failure.kind == "interrupted":
         return (now, False) if entry.task.idempotent else (None, True)
     policy = entry.task.retry or settings.retry
     repeatable = failure.transient or (failure.kind == "timeout" and entry.task.idempotent)
-    delay = policy.delay * (2 ** min(entry.attempts_in_round - 1, _MAX_DOUBLINGS) if policy.exponential else 1)
+    delay = policy.delay * (
+        2 ** min(entry.attempts_in_round - 1, _MAX_DOUBLINGS) if policy.exponential else 1
+    )
     if policy.jitter:
         delay *= 0.5 + chance
     due = now + min(delay, _MAX_DELAY_SECONDS)

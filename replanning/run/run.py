@@ -63,7 +63,13 @@ from replanning.live.states import TaskState
 from replanning.live.view import PlanView, ReplanningInfo
 from replanning.plan.document import Plan
 from replanning.plan.json_values import detached
-from replanning.plan.messages import NameSuggester, brief_repr, checked, join_names, require_instance
+from replanning.plan.messages import (
+    NameSuggester,
+    brief_repr,
+    checked,
+    join_names,
+    require_instance,
+)
 from replanning.plan.references import fact_problem, normalise_fact
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
@@ -208,7 +214,11 @@ class PlanRun:
             tuple(ledger.open_questions),
             ledger.budget_tracker.spent,
             self._lifecycle.unjournaled,
-            {e.id: e.failure for e in map(self.live.entry, self.live.stuck) if e.failure is not None},
+            {
+                e.id: e.failure
+                for e in map(self.live.entry, self.live.stuck)
+                if e.failure is not None
+            },
             {task_id: result.causes for task_id, result in stale_results(self.live).items()},
         )
 
@@ -273,7 +283,9 @@ class PlanRun:
         require_instance("attempt", task, Task, "a task that ready() handed out")
         return Attempt(self, task)
 
-    async def perform(self, task_id: str, work: Work, *, passes: tuple[type[BaseException], ...] = ()) -> object:
+    async def perform(
+        self, task_id: str, work: Work, *, passes: tuple[type[BaseException], ...] = ()
+    ) -> object:
         """Execute a task, and each task that replaces it, until one is done or no alternative is left.
 
         The work runs in the async task of the caller, with its context variables, cancellation and spans. The caller waits
@@ -346,13 +358,17 @@ class PlanRun:
             TypeError: this is neither an exception, nor a text, nor a Failure.
             UnknownAttempt: there was no such attempt.
         """
-        require_instance("failed", error, BaseException | str | Failure, "an exception, a text or a Failure")
+        require_instance(
+            "failed", error, BaseException | str | Failure, "an exception, a text or a Failure"
+        )
         self._lifecycle.failed(attempt_id, error)
         self._lifecycle.check_completion()
 
     @checked
     @in_loop_thread
-    def charge(self, usage: Usage, *, attempt_id: AttemptId | None = None, provider: str | None = None) -> None:
+    def charge(
+        self, usage: Usage, *, attempt_id: AttemptId | None = None, provider: str | None = None
+    ) -> None:
         """Report the usage of work or of a provider, to be counted against the budget."""
         self._lifecycle.charge(usage, attempt_id=attempt_id, provider=provider)
 
@@ -371,7 +387,9 @@ class PlanRun:
     def pause(self, reason: str = "asked to pause", *, by: str = "") -> None:
         """Hand out nothing more; the run ends as `paused` when all running attempts have finished."""
         if self._lifecycle.end is None and self._lifecycle.ledger.pause is None:
-            self._lifecycle.commit_or_defer(RunPaused(self._clean("reason", reason), self._clean("by", by)))
+            self._lifecycle.commit_or_defer(
+                RunPaused(self._clean("reason", reason), self._clean("by", by))
+            )
             self._lifecycle.check_completion()
 
     # Observations
@@ -387,15 +405,21 @@ class PlanRun:
         _require_texts("observe", holds=holds, ceased=ceased)
         redact, facts = self._redactor.text, self.live.facts
         if wrong := [
-            f"{brief_repr(f)} is no fact: {problem}" for f in (*holds, *ceased) if (problem := fact_problem(f))
+            f"{brief_repr(f)} is no fact: {problem}"
+            for f in (*holds, *ceased)
+            if (problem := fact_problem(f))
         ]:
             raise ValueError(f"observe: {'; '.join(wrong)}")
-        new = tuple(fact for fact in (normalise_fact(redact(f)) for f in holds) if fact not in facts)
+        new = tuple(
+            fact for fact in (normalise_fact(redact(f)) for f in holds) if fact not in facts
+        )
         gone = tuple(fact for fact in (normalise_fact(redact(f)) for f in ceased) if fact in facts)
         if new or gone:
             self._record_observation(FactsObserved(new, gone))
 
-    def change_context(self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()) -> None:
+    def change_context(
+        self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()
+    ) -> None:
         """Report values of the context that have changed or are gone; unchanged ones are ignored.
 
         Raises:
@@ -406,14 +430,21 @@ class PlanRun:
 
     @in_loop_thread
     def _change_context(
-        self, changes: Mapping[str, JsonValue], removed: Sequence[str], attempt_id: AttemptId | None = None
+        self,
+        changes: Mapping[str, JsonValue],
+        removed: Sequence[str],
+        attempt_id: AttemptId | None = None,
     ) -> None:
         if not isinstance(changes, Mapping):
-            raise TypeError(f"change_context: expected a mapping of names to values, got {brief_repr(changes)}")
+            raise TypeError(
+                f"change_context: expected a mapping of names to values, got {brief_repr(changes)}"
+            )
         _require_texts("change_context", changes=list(changes), removed=removed)
         old = self.live.context
         clean = self._redact_object(changes)
-        new: JsonObject = {key: value for key, value in clean.items() if key not in old or old[key] != value}
+        new: JsonObject = {
+            key: value for key, value in clean.items() if key not in old or old[key] != value
+        }
         gone = tuple(key for key in removed if key in old)
         if new or gone:
             attempt = attempt_id if attempt_id in self._lifecycle.running else None
@@ -421,7 +452,12 @@ class PlanRun:
 
     @in_loop_thread
     def change_resource(
-        self, name: str, *, capacity: float | None = None, available: bool | None = None, reason: str = ""
+        self,
+        name: str,
+        *,
+        capacity: float | None = None,
+        available: bool | None = None,
+        reason: str = "",
     ) -> None:
         """Report that a resource has another capacity, or that a tool is (un)available, and why.
 
@@ -434,10 +470,18 @@ class PlanRun:
             wrong.append("expected the `capacity` of a resource, or whether a tool is `available`")
         if capacity is not None:
             stated: object = capacity
-            if isinstance(stated, bool) or not isinstance(stated, int | float) or not 0 <= stated < math.inf:
-                wrong.append(f"expected a number of at least 0 for `capacity`, got {brief_repr(capacity)}")
+            if (
+                isinstance(stated, bool)
+                or not isinstance(stated, int | float)
+                or not 0 <= stated < math.inf
+            ):
+                wrong.append(
+                    f"expected a number of at least 0 for `capacity`, got {brief_repr(capacity)}"
+                )
             if name not in live.pool.capacity:
-                wrong.append(f"the plan has no resource {name!r}{hint(str(name), live.pool.capacity)}")
+                wrong.append(
+                    f"the plan has no resource {name!r}{hint(str(name), live.pool.capacity)}"
+                )
         if available is not None:
             if not isinstance(available, bool):
                 wrong.append(f"expected true or false for `available`, got {brief_repr(available)}")
@@ -483,14 +527,20 @@ class PlanRun:
         for name, value in (("objective", objective), ("stop_when_reached", stop_when_reached)):
             fields |= {} if value is None else {name: value}
         for name, texts in (("success_criteria", success_criteria), ("facts", facts)):
-            listed: Any = texts if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
+            listed: Any = (
+                texts if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
+            )
             fields |= {} if texts is None else {name: listed}
         self._change_goal(fields, self._clean("reason", reason), self._clean("by", by))
 
     def _change_goal(self, fields: JsonObject, reason: str, by: str, message: int = 0) -> None:
         old = self.live.goal
-        goal = old.with_fields({name: self._redactor.value(value) for name, value in fields.items()})
-        changed = tuple(name for name in Goal.model_fields if getattr(goal, name) != getattr(old, name))
+        goal = old.with_fields(
+            {name: self._redactor.value(value) for name, value in fields.items()}
+        )
+        changed = tuple(
+            name for name in Goal.model_fields if getattr(goal, name) != getattr(old, name)
+        )
         if changed or message:
             self._record_observation(GoalChanged(goal, changed, reason, by, message))
 
@@ -517,23 +567,37 @@ class PlanRun:
         if self._lifecycle.loop.closed:
             end = self._lifecycle.end
             if end is not None and end.status in FINISHED_STATUSES:
-                raise NotRunning(f"run {self.id!r} has ended as {end.status}, so nothing more is recorded")
-            raise NotRunning(f"run {self.id!r} was left, so nothing more is recorded; resume it to go on")
+                raise NotRunning(
+                    f"run {self.id!r} has ended as {end.status}, so nothing more is recorded"
+                )
+            raise NotRunning(
+                f"run {self.id!r} was left, so nothing more is recorded; resume it to go on"
+            )
         self._lifecycle.commit_or_defer(body)
-        if isinstance(body, ContextUpdated) and self.live.redoes_stale and self._lifecycle.end is None:
+        if (
+            isinstance(body, ContextUpdated)
+            and self.live.redoes_stale
+            and self._lifecycle.end is None
+        ):
             self._lifecycle.record_stale_results()
         self._lifecycle.after_observation()
 
     @in_loop_thread
     def _record_process(self, attempt_id: AttemptId, group: int) -> None:
         if attempt_id in self._lifecycle.running:
-            self._lifecycle.commit(ProcessStarted(attempt_id, host_id(), group, process_start_time(group)))
+            self._lifecycle.commit(
+                ProcessStarted(attempt_id, host_id(), group, process_start_time(group))
+            )
 
     # Editing
 
     @in_loop_thread
     def apply(
-        self, changes: Sequence[PlanChange | JsonObject], *, reason: str = "", expected_revision: int | None = None
+        self,
+        changes: Sequence[PlanChange | JsonObject],
+        *,
+        reason: str = "",
+        expected_revision: int | None = None,
     ) -> int:
         """Apply changes by hand: all or none; one revision. They may be JSON, as `parse_changes` takes it.
 
@@ -545,7 +609,10 @@ class PlanRun:
             NotRunning: the run has ended.
             StoreError: the journal does not take it; nothing has changed.
         """
-        clean, why = redact_changes(parse_changes(changes), self._redactor), self._clean("reason", reason)
+        clean, why = (
+            redact_changes(parse_changes(changes), self._redactor),
+            self._clean("reason", reason),
+        )
         if not clean:
             raise ChangeRejected([Problem("changes", "there are none")])
         return self._lifecycle.revise(clean, why, "edit", expected_revision=expected_revision)
@@ -592,7 +659,9 @@ class PlanRun:
             TypeError: the type is no text.
         """
         self._require_running("nothing more is noted")
-        self._lifecycle.commit_or_defer(PlanningNoted(self._clean("type", type), self._redact_object(data)))
+        self._lifecycle.commit_or_defer(
+            PlanningNoted(self._clean("type", type), self._redact_object(data))
+        )
 
     def redact_value(self, value: JsonValue) -> JsonValue:
         """Return a value without secrets, as the run records it."""
@@ -628,16 +697,22 @@ def require_exceptions(passes: object) -> None:
     except TypeError:  # it cannot be hashed, and is no class
         fits = False
     if not fits:
-        raise TypeError(f"passes: expected a tuple of classes of exceptions, got {brief_repr(passes)}")
+        raise TypeError(
+            f"passes: expected a tuple of classes of exceptions, got {brief_repr(passes)}"
+        )
 
 
 def _require_texts(method: str, **arguments: Collection[object]) -> None:
     """Accept only lists of strings; a bare string would be read as a list of characters."""
     for name, texts in arguments.items():
         if isinstance(texts, str) or not isinstance(texts, Collection):
-            raise TypeError(f"{method}: expected a list of texts for {name!r}, got {brief_repr(texts)}")
+            raise TypeError(
+                f"{method}: expected a list of texts for {name!r}, got {brief_repr(texts)}"
+            )
         if wrong := [text for text in texts if not isinstance(text, str)]:
-            raise TypeError(f"{method}: expected texts in {name!r}, got {', '.join(map(brief_repr, wrong))}")
+            raise TypeError(
+                f"{method}: expected texts in {name!r}, got {', '.join(map(brief_repr, wrong))}"
+            )
 
 
 CONTINUATION_SUFFIX: Final = "#continued-"
@@ -691,7 +766,9 @@ class TaskContext:
         if self._context is None:
             live = self._run.live
             entry, reads = live.entry(self._task.id), dict[str, int]()
-            if entry.attempt == self.attempt_id:  # of an attempt that is not current, nothing is kept
+            if (
+                entry.attempt == self.attempt_id
+            ):  # of an attempt that is not current, nothing is kept
                 reads = entry.reads = reads if entry.reads is None else entry.reads
             self._context = CopyOnRead(
                 live.context, lambda key: reads.setdefault(str(key), live.context_history.version)
@@ -726,7 +803,9 @@ class TaskContext:
         """Count usage against the budget."""
         self._run.charge(Usage(calls, tokens, money), attempt_id=self.attempt_id)
 
-    def change_context(self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()) -> None:
+    def change_context(
+        self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()
+    ) -> None:
         """Report values of the context that have changed or are gone; the result of this attempt is not stale by that."""
         self._run._change_context(changes, removed, self.attempt_id)
 
@@ -735,7 +814,12 @@ class TaskContext:
         self._run.observe(holds, ceased)
 
     def change_resource(
-        self, name: str, *, capacity: float | None = None, available: bool | None = None, reason: str = ""
+        self,
+        name: str,
+        *,
+        capacity: float | None = None,
+        available: bool | None = None,
+        reason: str = "",
     ) -> None:
         """Report that a resource has another capacity, or that a tool is (un)available, and why."""
         self._run.change_resource(name, capacity=capacity, available=available, reason=reason)
@@ -772,7 +856,9 @@ def validate_work(work: object, max_concurrency: int = 1) -> None:
         try:
             signature.bind(None, None)
         except TypeError as error:
-            raise TypeError(f"work takes {signature}; expected an async function of a task and its context") from error
+            raise TypeError(
+                f"work takes {signature}; expected an async function of a task and its context"
+            ) from error
     require_async("work", work)
 
 
@@ -790,7 +876,11 @@ def require_async(name: str, given: object) -> None:
     if not inspect.isroutine(function):
         function = getattr(type(function), "__call__", function)  # noqa: B004 # a call would use it
     function = inspect.unwrap(getattr(function, "__func__", function))
-    if not inspect.isfunction(function) or inspect.iscoroutinefunction(function) or function.__name__ == "<lambda>":
+    if (
+        not inspect.isfunction(function)
+        or inspect.iscoroutinefunction(function)
+        or function.__name__ == "<lambda>"
+    ):
         return
     returned = str(getattr(function, "__annotations__", {}).get("return", ""))
     if not any(word in returned for word in ("Awaitable", "Coroutine", "Future")):
@@ -892,26 +982,42 @@ class Performance:
         try:
             if self.is_begun:
                 await self._execute(self.task, work)
-            while not root.satisfied and (claimed := await life.next_task(root=root, copied=not is_own)) is not None:
+            while (
+                not root.satisfied
+                and (claimed := await life.next_task(root=root, copied=not is_own)) is not None
+            ):
                 await self._attempt(*claimed, work)
             if root.satisfied:
                 return self._output()
             error, last = self.error, self.last
             if questions := life.questions_about(root):
                 asked = join_names(questions, 5)
-                text = (
-                    f"a person must answer {asked} before task {self._asked!r} can go on; perform it again after that"
-                )
+                text = f"a person must answer {asked} before task {self._asked!r} can go on; perform it again after that"
                 raise NeedsHuman(text, questions, root.id) from error or last
-            given_up = [entry for entry in life.needed_for(root).values() if entry.state in GIVEN_UP]
+            given_up = [
+                entry for entry in life.needed_for(root).values() if entry.state in GIVEN_UP
+            ]
             end = life.end
-            if not given_up or life.ledger.pause is not None or (end is not None and end.status == "paused"):
-                stopping = life.stopping if end is None else f"the run is {end.status} ({end.reason})"
-                raise NotRunning(f"task {self._asked!r} cannot be performed: {stopping}") from error or last
+            if (
+                not given_up
+                or life.ledger.pause is not None
+                or (end is not None and end.status == "paused")
+            ):
+                stopping = (
+                    life.stopping if end is None else f"the run is {end.status} ({end.reason})"
+                )
+                raise NotRunning(f"task {self._asked!r} cannot be performed: {stopping}") from (
+                    error or last
+                )
             if error is not None:
                 raise error
-            reasons = [f"{entry.id!r} {entry.state.lower()} ({entry.failure or entry.reason})" for entry in given_up]
-            raise CallFailed(f"there is no way on for task {self._asked!r}: {'; '.join(reasons)}") from last
+            reasons = [
+                f"{entry.id!r} {entry.state.lower()} ({entry.failure or entry.reason})"
+                for entry in given_up
+            ]
+            raise CallFailed(
+                f"there is no way on for task {self._asked!r}: {'; '.join(reasons)}"
+            ) from last
         finally:
             self._release()
 
@@ -928,7 +1034,9 @@ class Performance:
         try:
             return detached(self._lifecycle.live.results.output_of(root.id))
         except NoResult as error:
-            raise CallFailed(f"task {root.id!r} was done before, and its output was not kept: {error}") from error
+            raise CallFailed(
+                f"task {root.id!r} was done before, and its output was not kept: {error}"
+            ) from error
 
     async def _attempt(self, entry: TaskEntry, task: Task, work: Work) -> None:
         """Start an attempt at a task that was claimed, and execute it."""
@@ -950,7 +1058,9 @@ class Performance:
         try:
             try:
                 with self._scope:
-                    output = self.outputs[task.id] = await work(task, TaskContext(self._run, task, self.id))
+                    output = self.outputs[task.id] = await work(
+                        task, TaskContext(self._run, task, self.id)
+                    )
             finally:
                 self._stopped()
         except BaseException as error:
@@ -1016,7 +1126,9 @@ class Performance:
     def _report_failure(self, error: BaseException) -> bool:
         """Report an exception of the work; return whether it is a failure."""
         if not _is_failure(error) or isinstance(error, self._passes):
-            self._lifecycle.interrupted(self.id, f"{type(error).__name__} in the worker", again=True)
+            self._lifecycle.interrupted(
+                self.id, f"{type(error).__name__} in the worker", again=True
+            )
             return False
         self._lifecycle.failed(self.id, error)
         self.last = error if isinstance(error, Exception) else None
@@ -1070,8 +1182,12 @@ class Attempt:
     def __getattr__(self, name: str) -> Never:
         # Reached only where `context` was not set, because the attempt could not be started.
         if name == "context":
-            raise NotRunning(f"no attempt at {self.task.id!r} was started, because it may not run any more; do nothing")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            raise NotRunning(
+                f"no attempt at {self.task.id!r} was started, because it may not run any more; do nothing"
+            )
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+        )
 
     @property
     def idempotency_key(self) -> str:
@@ -1100,7 +1216,10 @@ class Attempt:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> bool:
         life = self._lifecycle
         if self._token is not None:
@@ -1122,7 +1241,9 @@ class Attempt:
 
 def _is_failure(error: BaseException) -> bool:
     """Return whether work failed with an exception; a GeneratorExit counts if the work raised it itself."""
-    return isinstance(error, Exception) or (isinstance(error, GeneratorExit) and not is_interruption(error))
+    return isinstance(error, Exception) or (
+        isinstance(error, GeneratorExit) and not is_interruption(error)
+    )
 
 
 class ReadyTasks:
@@ -1138,7 +1259,9 @@ class ReadyTasks:
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
         self.offers: deque[TaskOffer] = deque()
-        self.left_by_others = deque(o for other in lifecycle.pullers for o in other.offers if o.was_left)
+        self.left_by_others = deque(
+            o for other in lifecycle.pullers for o in other.offers if o.was_left
+        )
         lifecycle.pullers.add(self)
 
     def __repr__(self) -> str:
@@ -1183,7 +1306,16 @@ class Worker:
             cause is a failure of the work.
     """
 
-    __slots__ = ("_cancelled", "_in_own_task", "_lifecycle", "_run", "_scope", "_work", "id", "task")
+    __slots__ = (
+        "_cancelled",
+        "_in_own_task",
+        "_lifecycle",
+        "_run",
+        "_scope",
+        "_work",
+        "id",
+        "task",
+    )
 
     def __init__(self, run: PlanRun, work: Work, *, in_own_task: bool = False) -> None:
         self._run = run
@@ -1212,7 +1344,10 @@ class Worker:
             with self._scope:
                 while not self._cancelled and (claimed := await life.next_task()) is not None:
                     entry, self.task = claimed
-                    if not (life.start_now(entry, self) or await life.start_pulled(self)) or self._cancelled:
+                    if (
+                        not (life.start_now(entry, self) or await life.start_pulled(self))
+                        or self._cancelled
+                    ):
                         continue
                     token = spans.attach_attempt(self.id)
                     try:
@@ -1235,7 +1370,11 @@ class Worker:
         if _is_failure(error):
             self._lifecycle.failed(self.id, error)
             return True
-        if self._in_own_task and isinstance(error, anyio.get_cancelled_exc_class()) and not is_cancelled():
+        if (
+            self._in_own_task
+            and isinstance(error, anyio.get_cancelled_exc_class())
+            and not is_cancelled()
+        ):
             self._lifecycle.failed(self.id, CancelledWithin(CancelledWithin.MESSAGE))
             return True
         if not self._cancelled:

@@ -86,11 +86,15 @@ class Instruments:
     """
 
     def __init__(self, meter: Meter) -> None:
-        self._replans = meter.create_counter(names.REPLANS_METRIC, "{replan}", "Replans, by kind of the first trigger")
+        self._replans = meter.create_counter(
+            names.REPLANS_METRIC, "{replan}", "Replans, by kind of the first trigger"
+        )
         self._decisions = meter.create_counter(
             names.DECISIONS_METRIC, "{decision}", "Decisions, by kind and by kind of decider"
         )
-        self._attempts = meter.create_counter(names.ATTEMPTS_METRIC, "{attempt}", "Attempts at tasks, by outcome")
+        self._attempts = meter.create_counter(
+            names.ATTEMPTS_METRIC, "{attempt}", "Attempts at tasks, by outcome"
+        )
         self._duration = meter.create_histogram(
             names.DURATION_METRIC,
             "s",
@@ -110,7 +114,9 @@ class Instruments:
         for kind in _OUTCOME_ATTRIBUTES:
             observers.setdefault(kind, []).append(self._on_attempt)
         observers.setdefault(journal.AlternativesConsidered, []).append(self._on_considered)
-        observers.setdefault(journal.DecisionMade, []).append(lambda record: self._on_decided(record, run))
+        observers.setdefault(journal.DecisionMade, []).append(
+            lambda record: self._on_decided(record, run)
+        )
 
     def _on_attempt(self, record: journal.Record) -> None:
         self._attempts.add(1, _OUTCOME_ATTRIBUTES[type(record.body)])
@@ -119,12 +125,16 @@ class Instruments:
         assert isinstance(record.body, journal.AlternativesConsidered)
         for candidate in record.body.candidates:
             if candidate.score is not None:
-                self._confidence.record(candidate.score.total, {names.PROVIDER_NAME: candidate.alternative.source})
+                self._confidence.record(
+                    candidate.score.total, {names.PROVIDER_NAME: candidate.alternative.source}
+                )
 
     def _on_decided(self, record: journal.Record, run: WatchedRun) -> None:
         body = record.body
         assert isinstance(body, journal.DecisionMade)
-        by = body.by.partition(":")[0]  # without the person's name: each name would be a series of its own
+        by = body.by.partition(":")[
+            0
+        ]  # without the person's name: each name would be a series of its own
         self._decisions.add(1, {names.DECISION: body.decision, names.DECISION_BY: by})
         if by in ("policy", "observe"):  # a person's answer belongs to the replan that asked
             first = run.ledger.triggers.get(body.triggers[0]) if body.triggers else None
@@ -143,14 +153,22 @@ class Telemetry:
     """
 
     def __init__(
-        self, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
+        self,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
     ) -> None:
         self._tracer_provider = tracer_provider
         self._meter_provider = meter_provider
         self._instruments: tuple[MeterProvider, Instruments] | None = None
 
     def run_tracer(
-        self, run: RunId, clock: Clock, redactor: Redactor, *, capture_content: bool, records: Sequence[journal.Record]
+        self,
+        run: RunId,
+        clock: Clock,
+        redactor: Redactor,
+        *,
+        capture_content: bool,
+        records: Sequence[journal.Record],
     ) -> RunTracer:
         """Return the tracer of a run, resumed if it has records, or `NOOP_TRACER` if no provider is configured."""
         from opentelemetry import trace as api
@@ -175,12 +193,17 @@ class Telemetry:
         if type(provider).__module__.startswith("opentelemetry.metrics"):
             return
         if self._instruments is None or self._instruments[0] is not provider:
-            self._instruments = provider, Instruments(provider.get_meter(names.INSTRUMENTATION_SCOPE, __version__))
+            self._instruments = (
+                provider,
+                Instruments(provider.get_meter(names.INSTRUMENTATION_SCOPE, __version__)),
+            )
         self._instruments[1].watch(run)
 
 
 def build_telemetry(
-    exporters: Sequence[Exporter], tracer_provider: TracerProvider | None, meter_provider: MeterProvider | None
+    exporters: Sequence[Exporter],
+    tracer_provider: TracerProvider | None,
+    meter_provider: MeterProvider | None,
 ) -> Telemetry:
     """Return the telemetry of an engine, from its arguments and its exporters.
 
@@ -188,9 +211,15 @@ def build_telemetry(
         SettingsError: more than one provider is given for spans, or for metrics.
     """
     tracers = [("the argument tracer_provider", tracer_provider)]
-    tracers += [(f"the exporter {plugin_name(exporter)!r}", exporter.tracer_provider()) for exporter in exporters]
+    tracers += [
+        (f"the exporter {plugin_name(exporter)!r}", exporter.tracer_provider())
+        for exporter in exporters
+    ]
     meters = [("the argument meter_provider", meter_provider)]
-    meters += [(f"the exporter {plugin_name(exporter)!r}", exporter.meter_provider()) for exporter in exporters]
+    meters += [
+        (f"the exporter {plugin_name(exporter)!r}", exporter.meter_provider())
+        for exporter in exporters
+    ]
     problems: list[Problem] = []
     telemetry = Telemetry(
         _single_provider("spans", tracers, "a span processor", problems),

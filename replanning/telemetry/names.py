@@ -48,7 +48,11 @@ PLAN_NAME: Final = "replanning.plan.name"
 PLAN_TASKS: Final = "replanning.plan.tasks"
 PLAN_OBJECTIVE: Final = "replanning.plan.objective"
 REVISION: Final = "replanning.revision"
-USAGE_ATTRIBUTES: Final = ("replanning.usage.calls", "replanning.usage.tokens", "replanning.usage.money")
+USAGE_ATTRIBUTES: Final = (
+    "replanning.usage.calls",
+    "replanning.usage.tokens",
+    "replanning.usage.money",
+)
 
 PROGRESS: Final = "replanning.progress"
 """Share of the tasks that are done; on spans of attempts and replans at their beginning, of a run at its end."""

@@ -65,7 +65,9 @@ def _format_trace(context: Context) -> str | None:
 
 
 def _parse_trace(trace: str) -> SpanContext:
-    return get_current_span(_W3C_PROPAGATOR.extract({"traceparent": trace}, Context())).get_span_context()
+    return get_current_span(
+        _W3C_PROPAGATOR.extract({"traceparent": trace}, Context())
+    ).get_span_context()
 
 
 class _SpanIds:
@@ -103,11 +105,15 @@ class SpanWriter:
         on_error: called with the redacted error when a span processor raises.
     """
 
-    def __init__(self, tracer: Tracer, clock: Clock, redactor: Redactor, *, capture_content: bool = False) -> None:
+    def __init__(
+        self, tracer: Tracer, clock: Clock, redactor: Redactor, *, capture_content: bool = False
+    ) -> None:
         self.capture_content = capture_content
         self.on_error: Callable[[str], None] = lambda text: None
         self._ids = _SpanIds(getattr(tracer, "id_generator", None))
-        if self._ids.others is not None:  # tracers of the SDK have them, which the API does not demand
+        if (
+            self._ids.others is not None
+        ):  # tracers of the SDK have them, which the API does not demand
             tracer = copy(tracer)
             tracer.id_generator = self._ids  # type: ignore[attr-defined]
         self._tracer = tracer
@@ -140,13 +146,20 @@ class SpanWriter:
             return INVALID_SPAN
 
     def restore(
-        self, lost: SpanContext, parent: SpanContext, name: str, attributes: Attributes, times: tuple[int, int]
+        self,
+        lost: SpanContext,
+        parent: SpanContext,
+        name: str,
+        attributes: Attributes,
+        times: tuple[int, int],
     ) -> None:
         """Write a span that was open, and therefore lost, when its process was killed: others are below it."""
         if self._ids.others is None:
             return
         context = set_span_in_context(NonRecordingSpan(parent), Context())
-        span = self.start(name, attributes, context, (), times[0], trace_id=lost.trace_id, span_id=lost.span_id)
+        span = self.start(
+            name, attributes, context, (), times[0], trace_id=lost.trace_id, span_id=lost.span_id
+        )
         if name == names.RUN_SPAN:
             self.set_error(span, "killed", "its process ended before the run did")
         self.end(span, times[1])
@@ -179,7 +192,9 @@ class SpanWriter:
 
     def set_usage(self, span: Span, usage: journal.Usage) -> None:
         """Put calls, tokens and money on a span, each where it is not zero."""
-        for name, amount in zip(names.USAGE_ATTRIBUTES, (usage.calls, usage.tokens, usage.money), strict=True):
+        for name, amount in zip(
+            names.USAGE_ATTRIBUTES, (usage.calls, usage.tokens, usage.money), strict=True
+        ):
             if amount:
                 span.set_attribute(name, amount)
 
@@ -188,7 +203,9 @@ class SpanWriter:
         cut = len(text) > limit + _REDACTION_MARGIN
         clean = self._redactor.text(text[: limit + _REDACTION_MARGIN] if cut else text)
         if cut:
-            clean = clean[:-_REDACTION_MARGIN]  # it may end in half a secret, which is not recognised
+            clean = clean[
+                :-_REDACTION_MARGIN
+            ]  # it may end in half a secret, which is not recognised
         return clean if len(clean) <= limit and not cut else f"{clean[:limit]}…"
 
     def redact_json(self, value: JsonValue, *, redacted: bool = False) -> str:
@@ -210,13 +227,17 @@ class OTelRunTracer(RunTracer):
         records: the journal of a resumed run.
     """
 
-    def __init__(self, writer: SpanWriter, run: RunId, records: Sequence[journal.Record] = ()) -> None:
+    def __init__(
+        self, writer: SpanWriter, run: RunId, records: Sequence[journal.Record] = ()
+    ) -> None:
         links: tuple[Link, ...] = ()
         parent = otel.get_current()
         self._unsuccessful_contexts: dict[TaskId, SpanContext] = {}
         self._cut_off: dict[AttemptId, tuple[SpanContext, journal.Record]] = {}
         first = current = INVALID_SPAN_CONTEXT
-        killed: journal.Record | None = None  # the first record of the last process, if it did not end its spans
+        killed: journal.Record | None = (
+            None  # the first record of the last process, if it did not end its spans
+        )
         self._base = 0
         for record in records:
             body = record.body
@@ -232,11 +253,17 @@ class OTelRunTracer(RunTracer):
                 case journal.RunEnded():
                     killed, self._base = None, 0
                     self._cut_off.clear()
-                case journal.AttemptFailed() | journal.AttemptTimedOut() | journal.AttemptInterrupted():
+                case (
+                    journal.AttemptFailed()
+                    | journal.AttemptTimedOut()
+                    | journal.AttemptInterrupted()
+                ):
                     if body.trace is not None:
                         self._unsuccessful_contexts[body.task] = _parse_trace(body.trace)
                 case journal.PlanRevised():
-                    self._unsuccessful_contexts |= {task: _parse_trace(trace) for task, trace in body.traces.items()}
+                    self._unsuccessful_contexts |= {
+                        task: _parse_trace(trace) for task, trace in body.traces.items()
+                    }
         if first.is_valid:
             # The trace of the run continues; the caller that resumes it becomes a link instead of the parent.
             caller = get_current_span().get_span_context()
@@ -245,10 +272,21 @@ class OTelRunTracer(RunTracer):
         self._killed_at = to_nanoseconds(records[-1].at) if records else 0
         if killed is not None and current.trace_flags.sampled:
             above = INVALID_SPAN_CONTEXT if current == first else first
-            attributes: Attributes = {names.RUN_ID: run, names.RUN_RESUMED: isinstance(killed.body, journal.RunResumed)}
-            writer.restore(current, above, names.RUN_SPAN, attributes, (to_nanoseconds(killed.at), self._killed_at))
+            attributes: Attributes = {
+                names.RUN_ID: run,
+                names.RUN_RESUMED: isinstance(killed.body, journal.RunResumed),
+            }
+            writer.restore(
+                current,
+                above,
+                names.RUN_SPAN,
+                attributes,
+                (to_nanoseconds(killed.at), self._killed_at),
+            )
         self._writer = writer
-        self._span = writer.start(names.RUN_SPAN, {names.RUN_ID: run, names.RUN_RESUMED: bool(records)}, parent, links)
+        self._span = writer.start(
+            names.RUN_SPAN, {names.RUN_ID: run, names.RUN_RESUMED: bool(records)}, parent, links
+        )
         self._context = set_span_in_context(self._span, parent)
         # The spans that a process leaves open when it is killed have ids that the next one knows, from the same base.
         self._base = self._base or self._span.get_span_context().span_id
@@ -281,11 +319,15 @@ class OTelRunTracer(RunTracer):
         if plan.name:
             self._span.set_attribute(names.PLAN_NAME, writer.redact_text(plan.name))
         if writer.capture_content:
-            self._span.set_attribute(names.PLAN_OBJECTIVE, writer.redact_text(plan.goal.objective, MAX_CONTENT_CHARS))
+            self._span.set_attribute(
+                names.PLAN_OBJECTIVE, writer.redact_text(plan.goal.objective, MAX_CONTENT_CHARS)
+            )
         for kind in _OBSERVED:
             run.observers.setdefault(kind, []).append(self._on_record)
         for question in run.ledger.open_questions.values():
-            triggers = [run.ledger.triggers[t] for t in question.triggers if t in run.ledger.triggers]
+            triggers = [
+                run.ledger.triggers[t] for t in question.triggers if t in run.ledger.triggers
+            ]
             self._start_replan(question.replan, triggers)
             self._start_question(question, writer.now())
 
@@ -298,12 +340,17 @@ class OTelRunTracer(RunTracer):
                 span = self._attempt_spans.pop(body.attempt, None)
                 if span is not None:
                     if writer.capture_content and body.output is not None:
-                        span.set_attribute(names.TASK_OUTPUT, writer.redact_json(body.output, redacted=True))
+                        span.set_attribute(
+                            names.TASK_OUTPUT, writer.redact_json(body.output, redacted=True)
+                        )
                     writer.end(span, at)
             case journal.AttemptFailed():
                 failure = body.failure
                 error = (failure.type, failure.message)
-                if failure.traceback and (span := self._attempt_spans.get(body.attempt)) is not None:
+                if (
+                    failure.traceback
+                    and (span := self._attempt_spans.get(body.attempt)) is not None
+                ):
                     values = (failure.type, writer.redact_text(failure.message), failure.traceback)
                     event = dict(zip(names.EXCEPTION_ATTRIBUTES, values, strict=True))
                     span.add_event(names.EXCEPTION_EVENT, event, timestamp=at)
@@ -343,7 +390,9 @@ class OTelRunTracer(RunTracer):
                 if best is not None:
                     span.set_attribute(names.CONFIDENCE, best.total)
                 if writer.capture_content:
-                    proposals: JsonValue = [c.alternative.model_dump(mode="json") for c in body.candidates]
+                    proposals: JsonValue = [
+                        c.alternative.model_dump(mode="json") for c in body.candidates
+                    ]
                     span.set_attribute(names.ALTERNATIVES, writer.redact_json(proposals))
             case journal.DecisionMade() if body.replan in self._replan_spans:
                 span = self._replan_spans[body.replan]
@@ -351,7 +400,9 @@ class OTelRunTracer(RunTracer):
                 span.set_attribute(names.DECISION_RULE, body.rule)
                 span.set_attribute(names.DECISION_BY, writer.redact_text(body.by))
                 if writer.capture_content:
-                    span.set_attribute(names.DECISION_REASON, writer.redact_text(body.reason, MAX_CONTENT_CHARS))
+                    span.set_attribute(
+                        names.DECISION_REASON, writer.redact_text(body.reason, MAX_CONTENT_CHARS)
+                    )
                 if body.replan in self._parked_replans and body.decision != "ask":
                     self._end_replan(body.replan, at)
             case journal.QuestionAsked():
@@ -398,7 +449,9 @@ class OTelRunTracer(RunTracer):
         if found.remaining_seconds is not None:
             attributes[names.REMAINING_SECONDS] = found.remaining_seconds
         if found.recommendations and self._writer.capture_content:
-            attributes[names.RECOMMENDATIONS] = [self._writer.redact_text(text) for text in found.recommendations]
+            attributes[names.RECOMMENDATIONS] = [
+                self._writer.redact_text(text) for text in found.recommendations
+            ]
         return attributes
 
     def _report_error(self, text: str) -> None:
@@ -444,7 +497,9 @@ class OTelRunTracer(RunTracer):
         done, total = count_progress(self._run.live.counts)
         attributes[names.PROGRESS] = done / total
         links, span_id = self._predecessor_links(entry), _span_id(self._base, seq)
-        span = self._writer.start(names.ATTEMPT_SPAN, attributes, self._context, links, at, span_id=span_id)
+        span = self._writer.start(
+            names.ATTEMPT_SPAN, attributes, self._context, links, at, span_id=span_id
+        )
         self._attempt_spans[body.attempt] = span
 
     def _restore_attempt(self, interrupted: journal.AttemptInterrupted) -> None:
@@ -452,13 +507,19 @@ class OTelRunTracer(RunTracer):
         process, record = self._cut_off.pop(interrupted.attempt, (INVALID_SPAN_CONTEXT, None))
         if process.trace_flags.sampled and record is not None and self._run is not None:
             assert isinstance(record.body, journal.AttemptStarted)
-            lost = SpanContext(process.trace_id, _span_id(self._base, record.seq), True, process.trace_flags)
+            lost = SpanContext(
+                process.trace_id, _span_id(self._base, record.seq), True, process.trace_flags
+            )
             self._unsuccessful_contexts[interrupted.task] = lost
-            attributes = self._attempt_attributes(record.body, self._run.live.entry(interrupted.task), "interrupted")
+            attributes = self._attempt_attributes(
+                record.body, self._run.live.entry(interrupted.task), "interrupted"
+            )
             times = to_nanoseconds(record.at), self._killed_at
             self._writer.restore(lost, process, names.ATTEMPT_SPAN, attributes, times)
 
-    def _attempt_attributes(self, body: journal.AttemptStarted, entry: TaskEntry, outcome: str) -> dict[str, Any]:
+    def _attempt_attributes(
+        self, body: journal.AttemptStarted, entry: TaskEntry, outcome: str
+    ) -> dict[str, Any]:
         attributes: dict[str, Any] = {
             names.TASK_ID: body.task,
             names.ATTEMPT_ID: body.attempt,
@@ -486,7 +547,12 @@ class OTelRunTracer(RunTracer):
         return (Link(contexts[ancestor.id], {names.LINK_KIND: kind}),)
 
     def _end_unsuccessful(
-        self, attempt: AttemptId, task: TaskId, outcome: str, at: int, error: tuple[str, str] | None = None
+        self,
+        attempt: AttemptId,
+        task: TaskId,
+        outcome: str,
+        at: int,
+        error: tuple[str, str] | None = None,
     ) -> None:
         span = self._attempt_spans.pop(attempt, None)
         if span is not None:
@@ -535,7 +601,9 @@ class OTelRunTracer(RunTracer):
         return self._writer.use_span(self._writer.start(names.SCORE_SPAN, {}))
 
     @contextmanager
-    def apply_span(self, changes: Sequence[PlanChange], by: str, replan: str | None) -> Iterator[None]:
+    def apply_span(
+        self, changes: Sequence[PlanChange], by: str, replan: str | None
+    ) -> Iterator[None]:
         """Trace the application of changes, as part of a replan or, without one, of the run."""
         assert self._run is not None
         attributes = {
@@ -561,12 +629,20 @@ class OTelRunTracer(RunTracer):
             **self._evaluation_attributes(),
         }
         tasks = dict.fromkeys(task for trigger in triggers for task in trigger.tasks)
-        causes = [self._unsuccessful_contexts[task] for task in tasks if task in self._unsuccessful_contexts]
+        causes = [
+            self._unsuccessful_contexts[task]
+            for task in tasks
+            if task in self._unsuccessful_contexts
+        ]
         links = [Link(cause, _CAUSED_BY_ATTRIBUTES) for cause in causes]
         # What a killed process was deciding is decided again under the same id, above the spans that it left.
-        span_id = 0 if replan in self._decided else _span_id(self._base, -int.from_bytes(replan.encode()))
+        span_id = (
+            0 if replan in self._decided else _span_id(self._base, -int.from_bytes(replan.encode()))
+        )
         self._decided.add(replan)
-        span = self._writer.start(names.PLAN_SPAN, attributes, self._context, links, span_id=span_id)
+        span = self._writer.start(
+            names.PLAN_SPAN, attributes, self._context, links, span_id=span_id
+        )
         self._replan_spans[replan] = span
         return span
 
@@ -580,7 +656,9 @@ class OTelRunTracer(RunTracer):
         attributes: dict[str, str] = {names.QUESTION_ID: body.question}
         if self._writer.capture_content:
             attributes[names.QUESTION_TEXT] = self._writer.redact_text(body.text, MAX_CONTENT_CHARS)
-        span = self._writer.start(names.ASK_SPAN, attributes, self._replan_context(body.replan), at=at)
+        span = self._writer.start(
+            names.ASK_SPAN, attributes, self._replan_context(body.replan), at=at
+        )
         self._question_spans[body.question] = span, body.replan
         self._parked_replans.add(body.replan)
 
@@ -602,9 +680,13 @@ class OTelRunTracer(RunTracer):
             prompt: JsonValue = [{"role": "user", "parts": [self._text_part(call.prompt)]}]
             attributes[names.INPUT_MESSAGES] = json.dumps(prompt, ensure_ascii=False)
             if call.system:
-                attributes[names.SYSTEM_INSTRUCTIONS] = json.dumps([self._text_part(call.system)], ensure_ascii=False)
+                attributes[names.SYSTEM_INSTRUCTIONS] = json.dumps(
+                    [self._text_part(call.system)], ensure_ascii=False
+                )
         known = {name: value for name, value in attributes.items() if value is not None}
-        span = writer.start(f"{call.operation} {redact(call.model)}".rstrip(), known, kind=SpanKind.CLIENT)
+        span = writer.start(
+            f"{call.operation} {redact(call.model)}".rstrip(), known, kind=SpanKind.CLIENT
+        )
 
         def report(completion: Completion) -> None:
             span.set_attribute(names.RESPONSE_MODEL, redact(completion.model))
@@ -617,8 +699,14 @@ class OTelRunTracer(RunTracer):
                 span.set_attribute(names.OUTPUT_TOKENS, completion.output_tokens)
                 if content:
                     parts = [self._text_part(completion.text)]
-                    message = {"role": "assistant", "parts": parts, "finish_reason": completion.finish}
-                    span.set_attribute(names.OUTPUT_MESSAGES, json.dumps([message], ensure_ascii=False))
+                    message = {
+                        "role": "assistant",
+                        "parts": parts,
+                        "finish_reason": completion.finish,
+                    }
+                    span.set_attribute(
+                        names.OUTPUT_MESSAGES, json.dumps([message], ensure_ascii=False)
+                    )
 
         with writer.use_span(span):
             try:

@@ -75,7 +75,9 @@ class RunTracer:
     def detach(self, token: Token[Context]) -> None:
         """Restore the span that was current before `attach_attempt`."""
 
-    def replan_span(self, replan: ReplanId, triggers: Sequence[Trigger]) -> AbstractContextManager[None]:
+    def replan_span(
+        self, replan: ReplanId, triggers: Sequence[Trigger]
+    ) -> AbstractContextManager[None]:
         """Trace a replan; an open question keeps its span open beyond the block."""
         return nullcontext()
 
@@ -91,7 +93,9 @@ class RunTracer:
         """Trace the checks, scores and ranking of the proposals."""
         return nullcontext()
 
-    def apply_span(self, changes: Sequence[PlanChange], by: str, replan: str | None) -> AbstractContextManager[None]:
+    def apply_span(
+        self, changes: Sequence[PlanChange], by: str, replan: str | None
+    ) -> AbstractContextManager[None]:
         """Trace the application of changes, as part of a replan or, without one, of the run."""
         return nullcontext()
 

@@ -122,21 +122,28 @@ class VirtualClock:
 
     async def __aenter__(self) -> Self:
         if self._group is not None:
-            raise RuntimeError("this clock is running already; enter it once, around everything that uses it")
+            raise RuntimeError(
+                "this clock is running already; enter it once, around everything that uses it"
+            )
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
         self._group.start_soon(self._advance_when_idle)
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> bool | None:
         assert self._group is not None
         group, self._group = self._group, None
         group.cancel_scope.cancel()
         if isinstance(error, anyio.get_cancelled_exc_class()):
             return await group.__aexit__(kind, error, trace)
-        await group.__aexit__(None, None, None)  # the error is raised without an exception group around it
+        await group.__aexit__(
+            None, None, None
+        )  # the error is raised without an exception group around it
         return None
 
     async def _advance_when_idle(self) -> None:

@@ -18,7 +18,14 @@ from replanning.errors import PlanError, Problem, StoreError
 from replanning.journal import MemoryStore, RunStore, Usage
 from replanning.plan import JsonObject
 from replanning.plan.messages import checked
-from replanning.testing.scripted import ExecutorCall, ScriptedGate, ScriptStep, hangs, raises, returns
+from replanning.testing.scripted import (
+    ExecutorCall,
+    ScriptedGate,
+    ScriptStep,
+    hangs,
+    raises,
+    returns,
+)
 
 
 def _flaky(operation: str) -> Any:
@@ -154,17 +161,30 @@ class FaultSchedule:
         Raises:
             PlanError: it names tasks or tools that the plan lacks, or a probability or duration is out of range.
         """
-        known = {ANY_TASK, *(task.id for task in plan.tasks), *(task.tool for task in plan.tasks if task.tool)}
+        known = {
+            ANY_TASK,
+            *(task.id for task in plan.tasks),
+            *(task.tool for task in plan.tasks if task.tool),
+        }
         known |= {tool.name for tool in plan.tools}
         by_task = ("fail", "flaky", "hang")
         problems = [
-            Problem(f"faults.{name}", f"the plan has no task or tool {key!r}; name one, or {ANY_TASK!r} for all")
+            Problem(
+                f"faults.{name}",
+                f"the plan has no task or tool {key!r}; name one, or {ANY_TASK!r} for all",
+            )
             for name in (*by_task, "durations", "outputs")
             for key in getattr(self, name)
             if key not in known
         ]
-        chances = {f"{name}.{key}": chance for name in by_task for key, chance in getattr(self, name).items()}
-        chances |= {name: getattr(self, name) for name in ("provider_fail", "provider_hang", "store_fail")}
+        chances = {
+            f"{name}.{key}": chance
+            for name in by_task
+            for key, chance in getattr(self, name).items()
+        }
+        chances |= {
+            name: getattr(self, name) for name in ("provider_fail", "provider_hang", "store_fail")
+        }
         problems += [
             Problem(f"faults.{place}", f"expected a probability from 0 to 1, got {chance!r}")
             for place, chance in chances.items()
@@ -179,7 +199,9 @@ class FaultSchedule:
         if problems:
             raise PlanError(problems)
 
-    def draw(self, plan: Plan, seed: int, clock: Clock, *, root_of: Callable[[str], str] = str) -> RunFaults:
+    def draw(
+        self, plan: Plan, seed: int, clock: Clock, *, root_of: Callable[[str], str] = str
+    ) -> RunFaults:
         """Draw the faults of one run.
 
         Args:
@@ -211,7 +233,9 @@ class RunFaults:
         """Return the step of an attempt; the script of a `ScriptedExecutor`."""
         schedule, task = self.schedule, call.task
         keys = (task.id, task.tool, ANY_TASK)
-        after = self._sample(_first_match(schedule.durations, keys, 1.0), "duration", task.id, call.number)
+        after = self._sample(
+            _first_match(schedule.durations, keys, 1.0), "duration", task.id, call.number
+        )
         if self.chance("fail", task.id) < _first_match(schedule.fail, keys, 0.0):
             return raises(RuntimeError(f"task {task.id!r} was made to fail"), after=after)
         if self.chance("hang", task.id, call.number) < _first_match(schedule.hang, keys, 0.0):
@@ -219,7 +243,9 @@ class RunFaults:
         if self.chance("flaky", task.id, call.number) < _first_match(schedule.flaky, keys, 0.0):
             return raises(TransientError(f"attempt {call.number} was made to fail"), after=after)
         root = self.root_of(task.id)
-        output = _first_match(schedule.outputs, (task.id, root, task.tool, ANY_TASK), self.synthetic_outputs.get(root))
+        output = _first_match(
+            schedule.outputs, (task.id, root, task.tool, ANY_TASK), self.synthetic_outputs.get(root)
+        )
         return returns(output, after=after)
 
     def wrap_provider(self, provider: AlternativeProvider) -> AlternativeProvider:
@@ -236,8 +262,13 @@ class RunFaults:
             nonlocal until
             if operation != "append" or number == 1:
                 return False
-            if self.clock.now() >= until and self.chance("store", number) < self.schedule.store_fail:
-                until = self.clock.now() + self._sample(self.schedule.store_outage, "outage", number)
+            if (
+                self.clock.now() >= until
+                and self.chance("store", number) < self.schedule.store_fail
+            ):
+                until = self.clock.now() + self._sample(
+                    self.schedule.store_outage, "outage", number
+                )
             return self.clock.now() < until
 
         return FlakyStore(store, fails)

@@ -124,9 +124,15 @@ class ScriptedLLM(LLMProvider):
             reply = await perform_step(reply, self.environment.clock)  # type: ignore[assignment]  # what a script returns is its own business
         if isinstance(reply, Exception):
             raise reply
-        return reply if isinstance(reply, Completion) else self._completion(reply_text(reply), prompt, options)
+        return (
+            reply
+            if isinstance(reply, Completion)
+            else self._completion(reply_text(reply), prompt, options)
+        )
 
-    async def request_embedding(self, text: str, options: LLMOptions) -> tuple[list[float], Completion]:
+    async def request_embedding(
+        self, text: str, options: LLMOptions
+    ) -> tuple[list[float], Completion]:
         """Return the vector of a text.
 
         Raises:
@@ -135,7 +141,9 @@ class ScriptedLLM(LLMProvider):
         self.embedded_texts.append(text)
         await anyio.lowlevel.checkpoint()
         if self._embeddings is not None and text not in self._embeddings:
-            raise LLMError(f"the script has no vector for {text!r}; add it to `embeddings`", provider=self.name)
+            raise LLMError(
+                f"the script has no vector for {text!r}; add it to `embeddings`", provider=self.name
+            )
         vector = fake_embedding(text) if self._embeddings is None else list(self._embeddings[text])
         return vector, self._completion("", text, options)
 
@@ -159,7 +167,11 @@ def reply_text(reply: object) -> str:
     """Return a reply as the text that a language model would write."""
     if isinstance(reply, str):
         return reply
-    return reply.model_dump_json() if isinstance(reply, BaseModel) else json.dumps(reply, ensure_ascii=False)
+    return (
+        reply.model_dump_json()
+        if isinstance(reply, BaseModel)
+        else json.dumps(reply, ensure_ascii=False)
+    )
 
 
 def estimate_tokens(text: str) -> int:

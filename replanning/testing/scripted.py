@@ -120,7 +120,8 @@ class ScriptedExecutor:
 
     def __init__(
         self,
-        script: Mapping[str, ScriptStep | Sequence[ScriptStep]] | Callable[[ExecutorCall], ScriptStep] = _EMPTY_SCRIPT,
+        script: Mapping[str, ScriptStep | Sequence[ScriptStep]]
+        | Callable[[ExecutorCall], ScriptStep] = _EMPTY_SCRIPT,
         *,
         clock: Clock | None = None,
         default: ScriptStep = returns(),  # noqa: B008 - a frozen value
@@ -142,7 +143,9 @@ class ScriptedExecutor:
             step = self._script(call)
         elif key := next((key for key in (task.id, task.tool) if key in self._script), None):
             steps = self._script[key]
-            step = steps if isinstance(steps, ScriptStep) else steps[min(call.number, len(steps)) - 1]
+            step = (
+                steps if isinstance(steps, ScriptStep) else steps[min(call.number, len(steps)) - 1]
+            )
         return await perform_step(step, self._clock)
 
     def calls_of(self, task_id: str) -> list[ExecutorCall]:

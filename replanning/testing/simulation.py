@@ -63,7 +63,12 @@ class Distribution:
         if not values:
             return None
         ordered = sorted(values)
-        return cls(ordered[0], ordered[len(ordered) // 2], ordered[-1], round(sum(ordered) / len(ordered), 6))
+        return cls(
+            ordered[0],
+            ordered[len(ordered) // 2],
+            ordered[-1],
+            round(sum(ordered) / len(ordered), 6),
+        )
 
 
 @dataclass(frozen=True, repr=False, slots=True)
@@ -79,7 +84,9 @@ class SimulationReport:
     runs: tuple[SimulatedRun, ...]
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{count} {status}" for status, count in self.statuses.items()) or "no runs"
+        counts = (
+            ", ".join(f"{count} {status}" for status, count in self.statuses.items()) or "no runs"
+        )
         makespan = f", {self.makespan.median:g} s" if self.makespan is not None else ""
         return f"<SimulationReport of {self.plan!r}: {counts}{makespan}>"
 
@@ -91,7 +98,11 @@ class SimulationReport:
     @property
     def success_rate(self) -> float:
         """Share of runs that succeeded; 0 without runs."""
-        return sum(run.status == "succeeded" for run in self.runs) / len(self.runs) if self.runs else 0.0
+        return (
+            sum(run.status == "succeeded" for run in self.runs) / len(self.runs)
+            if self.runs
+            else 0.0
+        )
 
     @property
     def makespan(self) -> Distribution | None:
@@ -116,17 +127,25 @@ class SimulationReport:
     @property
     def reasons(self) -> Mapping[str, int]:
         """Number of runs without success per reason, most frequent first."""
-        return dict(Counter(run.reason for run in self.runs if run.status != "succeeded").most_common())
+        return dict(
+            Counter(run.reason for run in self.runs if run.status != "succeeded").most_common()
+        )
 
     def document(self) -> JsonObject:
         """Return the report as JSON values."""
-        spreads = {"makespan": self.makespan, "revisions": self.revisions, "questions": self.questions}
+        spreads = {
+            "makespan": self.makespan,
+            "revisions": self.revisions,
+            "questions": self.questions,
+        }
         return {
             "plan": self.plan,
             "count": len(self.runs),
             "statuses": {str(status): count for status, count in self.statuses.items()},
             "success_rate": self.success_rate,
-            **{name: None if spread is None else asdict(spread) for name, spread in spreads.items()},
+            **{
+                name: None if spread is None else asdict(spread) for name, spread in spreads.items()
+            },
             "failures": dict(self.failures),
             "reasons": dict(self.reasons),
             "runs": [asdict(run) for run in self.runs],
@@ -185,7 +204,9 @@ def simulate(
 
     async def all_runs() -> list[SimulatedRun]:
         return [
-            await _simulate_run(plan, schedule, s, engine_factory, workers=max_concurrency, time_limit=time_limit)
+            await _simulate_run(
+                plan, schedule, s, engine_factory, workers=max_concurrency, time_limit=time_limit
+            )
             for s in range(seed, seed + runs)
         ]
 
@@ -193,7 +214,13 @@ def simulate(
 
 
 async def _simulate_run(
-    plan: Plan, schedule: FaultSchedule, seed: int, factory: EngineFactory, *, workers: int, time_limit: float
+    plan: Plan,
+    schedule: FaultSchedule,
+    seed: int,
+    factory: EngineFactory,
+    *,
+    workers: int,
+    time_limit: float,
 ) -> SimulatedRun:
     clock, store = VirtualClock(), journal.MemoryStore()
     current: PlanRun | None = None
@@ -210,7 +237,10 @@ async def _simulate_run(
         try:
             action(run)
         except Exception as error:  # noqa: BLE001 - an error of the user's function belongs in the report
-            abnormal_end = "crashed", f"the event after {when:g} s raised {type(error).__name__}: {error}"
+            abnormal_end = (
+                "crashed",
+                f"the event after {when:g} s raised {type(error).__name__}: {error}",
+            )
             scope.cancel()
 
     async def enforce_time_limit(run: PlanRun, scope: anyio.CancelScope) -> None:
@@ -222,7 +252,9 @@ async def _simulate_run(
     faults = schedule.draw(plan, seed, clock, root_of=root_of)
     async with clock:
         environment = virtual_environment(seed, clock=clock)
-        engine = factory(environment=environment, store=faults.wrap_store(store), gate=faults.gate())
+        engine = factory(
+            environment=environment, store=faults.wrap_store(store), gate=faults.gate()
+        )
         if schedule.provider_fail or schedule.provider_hang:
             paths = engine.generator.path_generator
             paths.providers = tuple(map(faults.wrap_provider, paths.providers))
@@ -231,14 +263,18 @@ async def _simulate_run(
                 around.start_soon(enforce_time_limit, current, around.cancel_scope)
                 for when, action in schedule.events:
                     around.start_soon(apply_event, current, when, action, around.cancel_scope)
-                await run_workers(current, ScriptedExecutor(faults.attempt_step, clock=clock), workers)
+                await run_workers(
+                    current, ScriptedExecutor(faults.attempt_step, clock=clock), workers
+                )
                 around.cancel_scope.cancel()
         except Exception as error:  # noqa: BLE001 - a run that raises is a result of the simulation
             abnormal_end = "crashed", f"{type(error).__name__}: {error}"
         records = list(store.read(store.runs()[0].run))
         kinds = Counter(type(record.body) for record in records)
         failed = Counter(
-            r.body.task for r in records if isinstance(r.body, journal.AttemptFailed | journal.AttemptTimedOut)
+            r.body.task
+            for r in records
+            if isinstance(r.body, journal.AttemptFailed | journal.AttemptTimedOut)
         )
         status, reason = abnormal_end or ("crashed", "the run was not opened")
         if current is not None and abnormal_end is None:

@@ -55,15 +55,22 @@ def check_new_run_is_empty(open_store: StoreFactory) -> None:
         _assert_equal(list(store.inbox(RUN)), [], "a new run has no messages")
         _assert_equal(list(store.runs()), [], "a run that has not begun is not listed")
         store.append(lease, Record(1, 11.0, journal.RunOpened(RUN, sample_plan())))
-        listed = [(run.run, run.status, run.created, run.updated, run.records, run.owner) for run in store.runs()]
-        _assert_equal(listed, [(RUN, "running", 10.0, 11.0, 1, "me")], "a run that has begun is listed")
+        listed = [
+            (run.run, run.status, run.created, run.updated, run.records, run.owner)
+            for run in store.runs()
+        ]
+        _assert_equal(
+            listed, [(RUN, "running", 10.0, 11.0, 1, "me")], "a run that has begun is listed"
+        )
 
 
 def check_run_is_created_once(open_store: StoreFactory) -> None:
     """Creating a run that exists is refused and takes nothing from its owner."""
     with closing(open_store()) as store:
         lease = store.create(RUN, "me", 0.0, 5.0)
-        _assert_raises(StoreError, lambda: store.create(RUN, "you", 100.0, 5.0), "a run is created once")
+        _assert_raises(
+            StoreError, lambda: store.create(RUN, "you", 100.0, 5.0), "a run is created once"
+        )
         store.append(lease, sample_record(1))
         _assert_equal(_read_records(store), [sample_record(1)], "the owner can still write")
 
@@ -97,7 +104,9 @@ def check_long_journals_come_back_whole(open_store: StoreFactory) -> None:
         reading = store.read(RUN)
         begun = [next(reading)]
         store.append(lease, sample_record(1001))
-        _assert_equal((begun + list(reading))[:1000], records, "the records that were there are read")
+        _assert_equal(
+            (begun + list(reading))[:1000], records, "the records that were there are read"
+        )
         _assert_equal(len(_read_records(store)), 1001, "then the new one, too")
 
 
@@ -136,7 +145,11 @@ def check_outputs_come_back_as_they_were(open_store: StoreFactory) -> None:
             try:
                 store.append(lease, new)
             except StoreError as error:
-                _assert_equal(number >= len(plain), True, f"a plain output is taken, here it was refused with {error}")
+                _assert_equal(
+                    number >= len(plain),
+                    True,
+                    f"a plain output is taken, here it was refused with {error}",
+                )
             else:
                 kept.append(new)
         for new, come in zip(kept, store.read(RUN), strict=True):
@@ -153,7 +166,9 @@ def check_numbers_have_no_gaps(open_store: StoreFactory) -> None:
             error = _assert_raises(StoreError, append, f"record {seq} after 2")
             _assert_equal(isinstance(error, LeaseLost), False, "a wrong number is no lost lease")
         store.append(lease, sample_record(3))
-        _assert_equal([record.seq for record in store.read(RUN)], [1, 2, 3], "only what follows was written")
+        _assert_equal(
+            [record.seq for record in store.read(RUN)], [1, 2, 3], "only what follows was written"
+        )
 
 
 def check_runs_are_listed_newest_first(open_store: StoreFactory) -> None:
@@ -163,10 +178,20 @@ def check_runs_are_listed_newest_first(open_store: StoreFactory) -> None:
         store.append(first, Record(1, 11.0, journal.RunOpened(RUN, sample_plan())))
         second = store.create(RunId("run-2"), "you", 20.0, 5.0)
         store.append(second, Record(1, 22.0, journal.RunResumed("you")))
-        rows = [(run.run, run.name, run.objective, run.created, run.records, run.owner) for run in store.runs()]
-        newer, older = (RunId("run-2"), "", "", 20.0, 1, "you"), (RUN, "Größe", "get there", 10.0, 1, "me")
+        rows = [
+            (run.run, run.name, run.objective, run.created, run.records, run.owner)
+            for run in store.runs()
+        ]
+        newer, older = (
+            (RunId("run-2"), "", "", 20.0, 1, "you"),
+            (RUN, "Größe", "get there", 10.0, 1, "me"),
+        )
         _assert_equal(rows, [newer, older], "the newest run comes first")
-        _assert_equal([run.updated for run in store.runs()], [22.0, 11.0], "updated when the last record was written")
+        _assert_equal(
+            [run.updated for run in store.runs()],
+            [22.0, 11.0],
+            "updated when the last record was written",
+        )
 
 
 def check_status_follows_the_records(open_store: StoreFactory) -> None:
@@ -188,9 +213,15 @@ def check_status_follows_the_records(open_store: StoreFactory) -> None:
             seen += [(run.status, run.name) for run in store.runs()]
         late = partial(store.append, lease, Record(99, 0.0, journal.RunEnded("succeeded", "")))
         _assert_raises(StoreError, late, "a record that does not follow")
-        _assert_equal([run.status for run in store.runs()], ["failed"], "a record that is refused changes no status")
+        _assert_equal(
+            [run.status for run in store.runs()],
+            ["failed"],
+            "a record that is refused changes no status",
+        )
     statuses = ["running", "running", "paused", "running", "running", "failed"]
-    _assert_equal(seen, [(status, "Größe") for status in statuses], "the status follows the records")
+    _assert_equal(
+        seen, [(status, "Größe") for status in statuses], "the status follows the records"
+    )
 
 
 def check_owned_run_is_not_given_away(open_store: StoreFactory) -> None:
@@ -198,8 +229,12 @@ def check_owned_run_is_not_given_away(open_store: StoreFactory) -> None:
     with closing(open_store()) as store:
         lease = store.create(RUN, OTHER_OWNER, 0.0, 5.0)
         for owner in ("me", OTHER_OWNER):
-            error = _assert_raises(RunOwned, partial(store.acquire, RUN, owner, 5.0, 5.0), "an owned run")
-            _assert_equal((error.run_id, error.owner), (RUN, OTHER_OWNER), "the error names run and owner")
+            error = _assert_raises(
+                RunOwned, partial(store.acquire, RUN, owner, 5.0, 5.0), "an owned run"
+            )
+            _assert_equal(
+                (error.run_id, error.owner), (RUN, OTHER_OWNER), "the error names run and owner"
+            )
         store.append(lease, sample_record(1))
 
 
@@ -228,12 +263,16 @@ def check_renewed_lease_lasts_longer(open_store: StoreFactory) -> None:
 def check_leases_are_renewed_together(open_store: StoreFactory) -> None:
     """Of leases that are renewed together, those that were lost are named, and the others last longer."""
     with closing(open_store()) as store:
-        first, second = (store.create(RunId(run), OTHER_OWNER, 0.0, 5.0) for run in ("run-1", "run-2"))
+        first, second = (
+            store.create(RunId(run), OTHER_OWNER, 0.0, 5.0) for run in ("run-1", "run-2")
+        )
         current = store.acquire(second.run, OTHER_OWNER, 6.0, 5.0)
         lost = store.renew_all([first, second, current], 7.0, 5.0)
         _assert_equal(list(lost), [second], "the leases that were lost")
         for run in (first.run, current.run):
-            _assert_raises(RunOwned, partial(store.acquire, run, "me", 12.0, 5.0), "a renewed lease")
+            _assert_raises(
+                RunOwned, partial(store.acquire, run, "me", 12.0, 5.0), "a renewed lease"
+            )
 
 
 def check_released_run_is_free(open_store: StoreFactory) -> None:
@@ -247,17 +286,23 @@ def check_released_run_is_free(open_store: StoreFactory) -> None:
         new = store.acquire(RUN, "me", 1.0, 5.0)
         _assert_fenced(store, old)
         store.append(new, sample_record(2))
-        _assert_equal(_read_records(store), [sample_record(1), sample_record(2)], "the new owner writes")
+        _assert_equal(
+            _read_records(store), [sample_record(1), sample_record(2)], "the new owner writes"
+        )
 
 
 def check_run_of_a_dead_process_is_free(open_store: StoreFactory) -> None:
     """The run of a process of this machine that is gone can be taken at once; that of a living one cannot."""
     program = "from replanning.journal.owner import owner_id; print(owner_id(), end='')"
-    dead = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout  # noqa: S603
+    dead = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     with closing(open_store()) as store:
         store.create(RUN, dead, 0.0, 1000.0)
         alive = store.acquire(RUN, owner_id(), 1.0, 1000.0)
-        _assert_raises(RunOwned, lambda: store.acquire(RUN, "me", 2.0, 5.0), "the run of a living process")
+        _assert_raises(
+            RunOwned, lambda: store.acquire(RUN, "me", 2.0, 5.0), "the run of a living process"
+        )
         store.append(alive, sample_record(1))
 
 
@@ -308,7 +353,9 @@ def check_messages_wait_for_the_next_owner(open_store: StoreFactory) -> None:
         store.post(RUN, sample_message("a"))
         lease = store.acquire(RUN, "me", 6.0, 5.0)
         (given,) = store.inbox(RUN)
-        _assert_raises(LeaseLost, lambda: store.discard(old, [given.id]), "discarding under a lost lease")
+        _assert_raises(
+            LeaseLost, lambda: store.discard(old, [given.id]), "discarding under a lost lease"
+        )
         _assert_equal(list(store.inbox(RUN)), [given], "the message is still there")
         store.discard(lease, [given.id])
         _assert_equal(list(store.inbox(RUN)), [], "the owner has discarded it")
@@ -316,7 +363,12 @@ def check_messages_wait_for_the_next_owner(open_store: StoreFactory) -> None:
 
 def check_outcomes_come_newest_first(open_store: StoreFactory) -> None:
     """Outcomes come newest first, of one tool, one capability or all, and not more than asked for."""
-    rows = [("pip", "build", True), ("uv", "build", False), ("curl", None, True), ("pip", "build", False)]
+    rows = [
+        ("pip", "build", True),
+        ("uv", "build", False),
+        ("curl", None, True),
+        ("pip", "build", False),
+    ]
     a, b, c, d = (ToolOutcome(*row, float(at)) for at, row in enumerate(rows))
     with closing(open_store()) as store:
         _assert_equal(list(store.outcomes()), [], "there are none yet")
@@ -338,7 +390,11 @@ def check_threads_can_share_a_store(open_store: StoreFactory) -> None:
         with ThreadPoolExecutor(len(runs)) as threads:
             for run in runs:
                 threads.submit(_create_run, store, [sample_record(n) for n in range(1, 51)], run)
-        _assert_equal([len(_read_records(store, run)) for run in runs], [50] * 4, "records of runs written by threads")
+        _assert_equal(
+            [len(_read_records(store, run)) for run in runs],
+            [50] * 4,
+            "records of runs written by threads",
+        )
 
 
 def check_everything_outlives_the_store(open_store: StoreFactory) -> None:
@@ -354,7 +410,9 @@ def check_everything_outlives_the_store(open_store: StoreFactory) -> None:
         listed, messages = list(store.runs()), list(store.inbox(RUN))
     with closing(open_store()) as store:
         _assert_equal(_read_records(store), records, "records")
-        _assert_equal((list(store.runs()), list(store.inbox(RUN))), (listed, messages), "runs and messages")
+        _assert_equal(
+            (list(store.runs()), list(store.inbox(RUN))), (listed, messages), "runs and messages"
+        )
         _assert_equal(list(store.outcomes()), [outcome], "outcomes")
         store.append(lease, sample_record(len(records) + 1))
 
@@ -368,14 +426,20 @@ def check_two_stores_share_one_history(open_store: StoreFactory) -> None:
             old = here.create(RUN, OTHER_OWNER, 0.0, 5.0)
             here.append(old, sample_record(1))
             there.post(RUN, sample_message("a"))
-            _assert_equal((len(_read_records(there)), len(here.inbox(RUN))), (1, 1), "each sees what the other wrote")
+            _assert_equal(
+                (len(_read_records(there)), len(here.inbox(RUN))),
+                (1, 1),
+                "each sees what the other wrote",
+            )
             acquire = partial(there.acquire, RUN, "me", 1.0, 5.0)
             _assert_raises(RunOwned, acquire, "a run that is owned through another opening")
             new = there.acquire(RUN, "me", 6.0, 5.0)
             there.append(new, sample_record(2))
             _assert_fenced(here, old)
             there.append(new, sample_record(3))
-            _assert_equal([record.seq for record in here.read(RUN)], [1, 2, 3], "the journal has no gap")
+            _assert_equal(
+                [record.seq for record in here.read(RUN)], [1, 2, 3], "the journal has no gap"
+            )
 
 
 STORE_CHECKS: Final[Sequence[StoreCheck]] = tuple(
@@ -402,19 +466,33 @@ def sample_plan() -> Plan:
 def sample_bodies() -> tuple[RecordBody, ...]:
     """One body of every kind."""
     task = Task(id=TaskId("build-2"), tool="pip", arguments={"out": "dist dir"})
-    changes = (ReplaceTask(task_id=_TASK, tasks=(task,)), ModifyTask(task_id=_TASK, fields={"goal": None}))
-    replacement = Alternative(changes=changes, reason="equal capability", confidence=0.0, source="repair")
-    addition = Alternative(changes=(AddTask(task=task),), reason="", unreachable="proven-unreachable")
+    changes = (
+        ReplaceTask(task_id=_TASK, tasks=(task,)),
+        ModifyTask(task_id=_TASK, fields={"goal": None}),
+    )
+    replacement = Alternative(
+        changes=changes, reason="equal capability", confidence=0.0, source="repair"
+    )
+    addition = Alternative(
+        changes=(AddTask(task=task),), reason="", unreachable="proven-unreachable"
+    )
     candidates = (
         journal.Candidate(replacement, journal.Score(0.77, 0.8, 0.5, 1.0, 0.1)),
         journal.Candidate(addition, rejected="a cycle"),
     )
     goal = Goal(objective="other", facts=("on(b,a)",), stop_when_reached=True)
     failure = journal.Failure("OSError", "line one\nline two\x00", transient=True)
-    fired = journal.TaskFailed(id=_TRIGGER, run=RUN, at=1.5, tasks=(_TASK,), cause="OSError", attempts=3)
+    fired = journal.TaskFailed(
+        id=_TRIGGER, run=RUN, at=1.5, tasks=(_TASK,), cause="OSError", attempts=3
+    )
     return (
         journal.RunOpened(
-            RUN, sample_plan(), "act", {"cooldown": 30.0}, forked_from=(RunId("older"), 2), version="0.1"
+            RUN,
+            sample_plan(),
+            "act",
+            {"cooldown": 30.0},
+            forked_from=(RunId("older"), 2),
+            version="0.1",
         ),
         attempt_started(),
         attempt_succeeded({"path": "dist/x.whl", "deep": [1, None, "ä"]}),
@@ -434,15 +512,25 @@ def sample_bodies() -> tuple[RecordBody, ...]:
         journal.RunQuiescent(2, (_TASK,), ("on(a,b)",)),
         journal.TriggerFired(fired),
         journal.TriggerDropped(_TRIGGER, "the plan has moved on"),
-        journal.AlternativesConsidered(_REPLAN, (_TRIGGER,), 0, candidates, notes=("asked 'x': \x1b[31m\x00",)),
-        journal.DecisionMade(_REPLAN, (_TRIGGER,), "execute", "threshold", "0.77 ≥ 0.7", chosen=0, duration=1e-7),
+        journal.AlternativesConsidered(
+            _REPLAN, (_TRIGGER,), 0, candidates, notes=("asked 'x': \x1b[31m\x00",)
+        ),
+        journal.DecisionMade(
+            _REPLAN, (_TRIGGER,), "execute", "threshold", "0.77 ≥ 0.7", chosen=0, duration=1e-7
+        ),
         journal.CallMade(task),
-        journal.PlanRevised(1, 0, changes, "equal capability", "policy", (_TRIGGER,), _REPLAN, 0, "0" * 64),
+        journal.PlanRevised(
+            1, 0, changes, "equal capability", "policy", (_TRIGGER,), _REPLAN, 0, "0" * 64
+        ),
         journal.OutcomeRecorded(_REPLAN, succeeded=False, duration=0.5),
-        journal.QuestionAsked(_QUESTION, _REPLAN, (_TRIGGER,), "Which?", candidates, (_TASK,), "print", 1, 2e9, 1e9),
+        journal.QuestionAsked(
+            _QUESTION, _REPLAN, (_TRIGGER,), "Which?", candidates, (_TASK,), "print", 1, 2e9, 1e9
+        ),
         journal.TriggerAttached(_QUESTION, _TRIGGER),
         journal.QuestionReminded(_QUESTION),
-        journal.QuestionAnswered(_QUESTION, "modify", "eve", changes=(RetryTask(task_id=_TASK, delay=0.5),)),
+        journal.QuestionAnswered(
+            _QUESTION, "modify", "eve", changes=(RetryTask(task_id=_TASK, delay=0.5),)
+        ),
         journal.AnswerRefused(_QUESTION, "eve", "too late"),
         journal.RunPaused("Ctrl-C", "eve"),
         journal.RunResumed("host:1", 3.5, version="0.1"),
@@ -493,7 +581,11 @@ def _assert_fenced(store: RunStore, lease: Lease) -> None:
     """A lease is worth nothing: its owner can write no record, however numbered, nor renew, discard or release."""
     before = _read_records(store, lease.run), list(store.inbox(lease.run)), list(store.runs())
     for seq in (len(before[0]), len(before[0]) + 1):
-        _assert_raises(LeaseLost, partial(store.append, lease, sample_record(seq)), "appending under a lost lease")
+        _assert_raises(
+            LeaseLost,
+            partial(store.append, lease, sample_record(seq)),
+            "appending under a lost lease",
+        )
     _assert_raises(LeaseLost, partial(store.renew, lease, 1.0, 1000.0), "renewing a lost lease")
     discard = partial(store.discard, lease, [given.id for given in before[1]])
     _assert_raises(LeaseLost, discard, "discarding under a lost lease")
@@ -504,7 +596,9 @@ def _assert_fenced(store: RunStore, lease: Lease) -> None:
 
 def _assert_equal(actual: object, expected: object, promise: str) -> None:
     if actual != expected:
-        raise AssertionError(f"{promise}: expected {_REPR.repr(expected)}, got {_REPR.repr(actual)}")
+        raise AssertionError(
+            f"{promise}: expected {_REPR.repr(expected)}, got {_REPR.repr(actual)}"
+        )
 
 
 def _assert_raises(error: type[_Error], call: Callable[[], object], promise: str) -> _Error:
@@ -514,5 +608,7 @@ def _assert_raises(error: type[_Error], call: Callable[[], object], promise: str
     except error as raised:
         return raised
     except Exception as other:  # whatever a store raises instead is what its author must hear of
-        raise AssertionError(f"{promise}: expected {error.__name__}, and {other!r} was raised") from other
+        raise AssertionError(
+            f"{promise}: expected {error.__name__}, and {other!r} was raised"
+        ) from other
     raise AssertionError(f"{promise}: expected {error.__name__}, and nothing was raised")

@@ -129,10 +129,14 @@ def unset_variables(described: ToolSpec | McpServer, environ: Mapping[str, str])
     """Return the variables that a tool or server refers to and the environment lacks, each once, in order."""
     env = described.env.values()
     texts = (
-        (*env, *described.headers.values()) if isinstance(described, McpServer) else (*tool_templates(described), *env)
+        (*env, *described.headers.values())
+        if isinstance(described, McpServer)
+        else (*tool_templates(described), *env)
     )
     return [
-        name for name in dict.fromkeys(name for text in texts for name in env_references(text)) if name not in environ
+        name
+        for name in dict.fromkeys(name for text in texts for name in env_references(text))
+        if name not in environ
     ]
 
 
@@ -142,7 +146,13 @@ def missing_arguments(templates: Iterable[str], arguments: Mapping[str, JsonValu
     return [name for name in wanted if name not in arguments]
 
 
-def render(marked: str, secrets: Secrets, value: Callable[[str], str], *, escape: Callable[[str], str] = str) -> str:
+def render(
+    marked: str,
+    secrets: Secrets,
+    value: Callable[[str], str],
+    *,
+    escape: Callable[[str], str] = str,
+) -> str:
     """Return a marked template with its variables resolved and each hole replaced by `value(name)`."""
     return MARKED_HOLE.sub(lambda match: value(match[1]), secrets.resolve(marked, escape))
 
@@ -157,7 +167,9 @@ def parse_json(text: str) -> JsonValue:
     return None if exceeds_depth(value, _MAX_JSON_DEPTH) else value
 
 
-def workspace_problems(tool: ToolSpec, arguments: Mapping[str, JsonValue], cwd: Path, workspace: Path) -> list[str]:
+def workspace_problems(
+    tool: ToolSpec, arguments: Mapping[str, JsonValue], cwd: Path, workspace: Path
+) -> list[str]:
     """Return the problems of a tool that would leave its workspace, by its directory or by an argument of type `path`.
 
     Symbolic links are followed.
@@ -171,14 +183,20 @@ def workspace_problems(tool: ToolSpec, arguments: Mapping[str, JsonValue], cwd: 
     given = [("cwd", str(cwd))] if tool.cwd is not None else []
     for name in (name for name, kind in tool.parameters.items() if kind == "path"):
         value = arguments.get(name, ())
-        given += [(name, str(one)) for one in (value if isinstance(value, list | tuple) else [value])]
+        given += [
+            (name, str(one)) for one in (value if isinstance(value, list | tuple) else [value])
+        ]
     problems = []
     for name, text in given:
         inside = False
-        with suppress(OSError, ValueError, RuntimeError):  # a loop of links, no path at all, or an unknown home
+        with suppress(
+            OSError, ValueError, RuntimeError
+        ):  # a loop of links, no path at all, or an unknown home
             inside = (cwd / Path(text).expanduser()).resolve().is_relative_to(workspace)
         if not inside:
-            problems.append(f"{name!r} is {text!r}, which is outside of its workspace {str(workspace)!r}")
+            problems.append(
+                f"{name!r} is {text!r}, which is outside of its workspace {str(workspace)!r}"
+            )
     return problems
 
 

@@ -75,14 +75,24 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
         at, name = f"tools[{index}]", f"tool {tool.name!r}"
         if tool.kind is None or tool.kind not in known:
             hint = did_you_mean(tool.kind or "", known) if tool.name in used else ""
-            message = f"nothing executes kind {tool.kind!r} of {name}" if tool.kind else f"{name} states no `kind`"
+            message = (
+                f"nothing executes kind {tool.kind!r} of {name}"
+                if tool.kind
+                else f"{name} states no `kind`"
+            )
             if tool.name in used:
                 yield Problem(at, "; ".join(filter(None, [message, f"known are {known}", hint])))
             continue
         if tool.kind in _DEFINITION_CHECKS:
-            yield from (Problem(at, f"{name}: {problem}") for problem in _DEFINITION_CHECKS[tool.kind](tool))
-        for key in sorted(_RESERVED_OUTPUT_KEYS.get(tool.kind, frozenset()).intersection(tool.produces)):
-            yield Problem(f"{at}.produces", f"{name}: {key!r} is a part of every output; name it otherwise")
+            yield from (
+                Problem(at, f"{name}: {problem}") for problem in _DEFINITION_CHECKS[tool.kind](tool)
+            )
+        for key in sorted(
+            _RESERVED_OUTPUT_KEYS.get(tool.kind, frozenset()).intersection(tool.produces)
+        ):
+            yield Problem(
+                f"{at}.produces", f"{name}: {key!r} is a part of every output; name it otherwise"
+            )
     # Many tasks may use one long tool, and many fallbacks inherit the same checks: each of these is read once.
     bodies: dict[str, list[str]] = {}
     holes: dict[str, list[LeadingHoles]] = {}
@@ -93,28 +103,35 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
             if described is not None and described.body is not None:
                 if described.name not in bodies:
                     bodies[described.name] = missing_arguments(iter_strings(described.body), {})
-                if lacking := [name for name in bodies[described.name] if name not in body.arguments]:
-                    message = (
-                        f"task {task.id!r}: the body of tool {body.tool!r} needs the arguments {brief_repr(lacking)}"
-                    )
+                if lacking := [
+                    name for name in bodies[described.name] if name not in body.arguments
+                ]:
+                    message = f"task {task.id!r}: the body of tool {body.tool!r} needs the arguments {brief_repr(lacking)}"
                     where = format_path((*path, "arguments"))
                     yield Problem(where, f"{message}, given are {brief_repr(list(body.arguments))}")
             if described is not None and described.kind == "shell" and described.command:
                 if described.name not in holes:
                     holes[described.name] = leading_holes(described.command)
-                for problem in leading_problems(holes[described.name], body.arguments, described.parameters):
+                for problem in leading_problems(
+                    holes[described.name], body.arguments, described.parameters
+                ):
                     where = format_path((*path, "arguments"))
                     yield Problem(where, f"task {task.id!r}: tool {body.tool!r}: {problem}")
             if id(checks) not in commands:
                 commands[id(checks)] = _read_commands(checks)
             entries, is_wrong, needed = commands[id(checks)]
-            for number, text, found, names in entries if is_wrong or not needed <= body.arguments.keys() else ():
+            for number, text, found, names in (
+                entries if is_wrong or not needed <= body.arguments.keys() else ()
+            ):
                 why = list(found)
                 if missing := [name for name in names if name not in body.arguments]:
                     given = f"given are {brief_repr(list(body.arguments))}"
                     why.append(f"it needs the arguments {brief_repr(missing)}, {given}")
                 at = format_path((*path, "acceptance", number) if body.acceptance else path)
-                yield from (Problem(at, f"task {task.id!r}: the check {text!r}: {problem}") for problem in why)
+                yield from (
+                    Problem(at, f"task {task.id!r}: the check {text!r}: {problem}")
+                    for problem in why
+                )
 
 
 _Command = tuple[int, str, list[str], tuple[str, ...]]
@@ -128,7 +145,11 @@ def _read_commands(checks: Sequence[str]) -> tuple[list[_Command], bool, set[str
         if text.startswith(COMMAND_PREFIX)
         for command in [text.removeprefix(COMMAND_PREFIX)]
     ]
-    return commands, any(found for _, _, found, _ in commands), {name for *_, names in commands for name in names}
+    return (
+        commands,
+        any(found for _, _, found, _ in commands),
+        {name for *_, names in commands for name in names},
+    )
 
 
 @checked
@@ -151,7 +172,11 @@ def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[
                 lookups[program, path] = shutil.which(program, path=path) is None
         lacking = [program for program in programs if lookups.get((program, path))]
         needs = [f"the program {program!r}, which is not on the PATH" for program in lacking]
-        return needs + ([f"the environment variables {', '.join(variables)}, which are not set"] if variables else [])
+        return needs + (
+            [f"the environment variables {', '.join(variables)}, which are not set"]
+            if variables
+            else []
+        )
 
     unconfined: dict[str, int] = {}
     is_confined = shutil.which(SANDBOX_PROGRAM, path=environ.get("PATH", os.defpath)) is not None
@@ -162,7 +187,9 @@ def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[
         programs = [program] if program and "/" not in program else []
         path = server.env.get("PATH", environ.get("PATH", os.defpath))
         needs = needs_of(programs, path, unset_variables(server, environ))
-        notes += [Problem(f"mcp.{name}", f"MCP server {name!r} needs {missing}") for missing in needs]
+        notes += [
+            Problem(f"mcp.{name}", f"MCP server {name!r} needs {missing}") for missing in needs
+        ]
     for index, tool in enumerate(plan.tools):
         programs = command_programs(tool.command) if tool.kind == "shell" and tool.command else []
         needs = needs_of(programs, environ.get("PATH", os.defpath), unset_variables(tool, environ))
@@ -171,12 +198,18 @@ def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[
             if find_spec(package) is None:
                 advice = "install it, or put its folder on PYTHONPATH"
                 needs.insert(0, f"the module {package!r}, which is not found; {advice}")
-        notes += [Problem(f"tools[{index}]", f"tool {tool.name!r} needs {missing}") for missing in needs]
+        notes += [
+            Problem(f"tools[{index}]", f"tool {tool.name!r} needs {missing}") for missing in needs
+        ]
         if tool.kind == "shell" and tool.workspace is not None and not is_confined:
             unconfined[tool.name] = index
     if unconfined:
         one, names = len(unconfined) == 1, ", ".join(map(repr, unconfined))
-        which = f"tool {names} is not confined to its" if one else f"tools {names} are not confined to their"
+        which = (
+            f"tool {names} is not confined to its"
+            if one
+            else f"tools {names} are not confined to their"
+        )
         lacking = f"{SANDBOX_PROGRAM!r} (bubblewrap) is not on the PATH; only arguments of type path are checked"
         notes.append(Problem(f"tools[{min(unconfined.values())}]", f"{which} workspace: {lacking}"))
     return notes
@@ -199,11 +232,16 @@ def _dangerous_uses(plan: Plan) -> Iterator[Problem]:
             if tool is None or tool.dangerous:
                 continue
             if (judged := judged + len(tool.command or "")) > _MAX_JUDGED_CHARS:
-                yield Problem(format_path(path), "from here on, no use is judged: the commands are too long in all")
+                yield Problem(
+                    format_path(path),
+                    "from here on, no use is judged: the commands are too long in all",
+                )
                 return
             if harm := use_danger(tool, body.arguments):
                 message = f"task {task.id!r}: tool {body.tool!r} may do harm: {harm}"
-                yield Problem(format_path(path), f"{message}; state whether the tool is `dangerous`")
+                yield Problem(
+                    format_path(path), f"{message}; state whether the tool is `dangerous`"
+                )
 
 
 def check_unused_arguments(plan: Plan) -> list[Problem]:
@@ -222,7 +260,8 @@ def check_unused_arguments(plan: Plan) -> list[Problem]:
     accepted = {
         tool.name: (_accepted_arguments(tool), same[tool.capability or ""])
         for tool in plan.tools
-        if tool.kind in _TEMPLATE_KINDS and not tool.produces  # what they make is looked for where arguments say
+        if tool.kind in _TEMPLATE_KINDS
+        and not tool.produces  # what they make is looked for where arguments say
     }
     checked_names: dict[int, set[str]] = {}  # many fallbacks may inherit the same checks
 
@@ -232,17 +271,24 @@ def check_unused_arguments(plan: Plan) -> list[Problem]:
                 own, others = accepted.get(body.tool or "", ((), ()))
                 for name in body.arguments if body.tool in accepted else ():
                     if id(checks) not in checked_names:
-                        checked_names[id(checks)] = {name for text in checks for name in placeholders(text)}
+                        checked_names[id(checks)] = {
+                            name for text in checks for name in placeholders(text)
+                        }
                     if not (name in own or name in others or name in checked_names[id(checks)]):
                         where = format_path((*path, "arguments", name))
-                        yield Problem(where, f"task {task.id!r}: tool {body.tool!r} makes no use of {name!r}")
+                        yield Problem(
+                            where, f"task {task.id!r}: tool {body.tool!r} makes no use of {name!r}"
+                        )
 
     return first_problems(unused_arguments())
 
 
 def _accepted_arguments(tool: ToolSpec) -> set[str]:
     facts = (*tool.requires, *tool.adds, *tool.removes, *tool.needs, *tool.produces)
-    return {*tool.parameters, *(name for text in (*tool_templates(tool), *facts) for name in placeholders(text))}
+    return {
+        *tool.parameters,
+        *(name for text in (*tool_templates(tool), *facts) for name in placeholders(text)),
+    }
 
 
 def _task_bodies(path: JsonPath, task: TaskBody) -> list[tuple[JsonPath, TaskBody, Sequence[str]]]:

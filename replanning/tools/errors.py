@@ -47,7 +47,11 @@ def tail(text: str) -> str:
     """Return the end of a text, with a mark if its start was left out."""
     text = text.strip()
     left = len(text) - MAX_STREAM_CHARS
-    return text if left <= 0 else f"[… {left} characters before] {cut(text, MAX_STREAM_CHARS, from_end=True)}"
+    return (
+        text
+        if left <= 0
+        else f"[… {left} characters before] {cut(text, MAX_STREAM_CHARS, from_end=True)}"
+    )
 
 
 class UnknownTool(ToolError):
@@ -60,7 +64,9 @@ class UnknownTool(ToolError):
         else:
             what = f"task {task!r} names the tool {tool!r}, which the plan does not describe"
         hint = did_you_mean(tool, self.known_tools) if tool else ""
-        super().__init__("; ".join(filter(None, [what, f"described are {list(self.known_tools)}", hint])))
+        super().__init__(
+            "; ".join(filter(None, [what, f"described are {list(self.known_tools)}", hint]))
+        )
 
 
 class InvalidTool(ToolError):
@@ -95,7 +101,9 @@ class CommandFailed(ToolError):
         stdout: the same; many checkers and test runners write their findings there.
     """
 
-    def __init__(self, tool: str, command: str, exit_code: int, stderr: str, stdout: str = "") -> None:
+    def __init__(
+        self, tool: str, command: str, exit_code: int, stderr: str, stdout: str = ""
+    ) -> None:
         self.stderr, self.stdout = tail(stderr), tail(stdout)
         self.tool, self.command, self.exit_code = tool, command, exit_code
         ended = f"exit code {exit_code}"
@@ -127,7 +135,12 @@ class HttpStatusFailed(ToolError):
         retry_after: float | None = None,
         advice: str = "",
     ) -> None:
-        self.tool, self.request, self.status, self.response_text = tool, request, status, head(answer)
+        self.tool, self.request, self.status, self.response_text = (
+            tool,
+            request,
+            status,
+            head(answer),
+        )
         self.request_id = request_id
         self.retry_after = retry_after
         """Seconds that the server asks to wait, where it says so."""
@@ -137,7 +150,10 @@ class HttpStatusFailed(ToolError):
             f"request id {request_id}" if request_id else "",
             f"to be tried again after {retry_after:g} s" if retry_after is not None else "",
         ]
-        super().__init__("; ".join(filter(None, parts)) + (f": {self.response_text}" if self.response_text else ""))
+        super().__init__(
+            "; ".join(filter(None, parts))
+            + (f": {self.response_text}" if self.response_text else "")
+        )
 
 
 class TransientHttpStatusFailed(HttpStatusFailed, TransientError):
@@ -165,7 +181,9 @@ class McpServerLost(ToolError):
 
     def __init__(self, tool: str, server: str, reason: str) -> None:
         self.tool, self.server, self.reason = tool, server, reason
-        super().__init__(f"tool {tool!r}: the MCP server {server!r} went away while it was at work: {head(reason)}")
+        super().__init__(
+            f"tool {tool!r}: the MCP server {server!r} went away while it was at work: {head(reason)}"
+        )
 
 
 class TransientMcpServerLost(McpServerLost, TransientError):
@@ -177,7 +195,9 @@ class McpNotInstalled(ToolError):
 
     def __init__(self, servers: Iterable[str]) -> None:
         self.servers = tuple(servers)
-        super().__init__(f"the MCP servers {list(self.servers)} need the package mcp: pip install 'replanning[mcp]'")
+        super().__init__(
+            f"the MCP servers {list(self.servers)} need the package mcp: pip install 'replanning[mcp]'"
+        )
 
 
 class ToolTimedOut(ToolError):

@@ -89,13 +89,18 @@ class ToolExecutor:
         servers: Mapping[str, McpServer] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._tools = {tool.name: tool for tool in (tools.tools if isinstance(tools, Plan) else tools)}
+        self._tools = {
+            tool.name: tool for tool in (tools.tools if isinstance(tools, Plan) else tools)
+        }
         self._default_timeout = None if default_timeout is None else to_seconds(default_timeout)
         self._output_limit = output_limit
         self._cwd = Path(cwd) if cwd is not None else Path()
         self._environ = os.environ if environ is None else environ
         self._grace = to_seconds(grace)
-        for name, limit in (("default_timeout", self._default_timeout or 0), ("grace", self._grace)):
+        for name, limit in (
+            ("default_timeout", self._default_timeout or 0),
+            ("grace", self._grace),
+        ):
             if not limit >= 0:
                 raise ValueError(f"{name}: expected seconds of at least 0, got {limit}")
         self._running: dict[str, anyio.Event] = {}
@@ -119,7 +124,10 @@ class ToolExecutor:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
 
@@ -179,7 +187,11 @@ class ToolExecutor:
         if tool is None:
             raise UnknownTool(task.id, task.tool, self._tools)
         if tool.kind is None or tool.kind not in self._runners:
-            problem = "it states no `kind`" if tool.kind is None else f"nothing executes its kind {tool.kind!r}"
+            problem = (
+                "it states no `kind`"
+                if tool.kind is None
+                else f"nothing executes its kind {tool.kind!r}"
+            )
             raise InvalidTool(tool.name, [f"{problem}; known are {sorted(self._runners)}"])
         limit = self._default_timeout if task.timeout is None and tool.timeout is None else None
         return await self._run(self._runners[tool.kind], tool, task, context, limit)
@@ -200,7 +212,9 @@ class ToolExecutor:
         """
         own = context.tool or self._tools.get(task.tool or "") or ToolSpec(name="acceptance")
         described = {"cwd": own.cwd, "workspace": own.workspace, "env": own.env}
-        tool = ToolSpec.model_validate({"name": "acceptance", "kind": "shell", "command": command, **described})
+        tool = ToolSpec.model_validate(
+            {"name": "acceptance", "kind": "shell", "command": command, **described}
+        )
         try:
             await self._run(run_shell, tool, task, context, self._default_timeout)
         except CommandFailed as error:
@@ -208,11 +222,20 @@ class ToolExecutor:
         return ""
 
     async def _run(
-        self, runner: ToolRunner, tool: ToolSpec, task: Task, context: WorkContext, limit: float | None
+        self,
+        runner: ToolRunner,
+        tool: ToolSpec,
+        task: Task,
+        context: WorkContext,
+        limit: float | None,
     ) -> JsonValue:
         """Run a tool that fits the arguments and this machine, in at most `limit` seconds."""
         missing = missing_arguments(tool_templates(tool), task.arguments)
-        problems = [f"it needs the arguments {missing}, given are {list(task.arguments)}"] if missing else []
+        problems = (
+            [f"it needs the arguments {missing}, given are {list(task.arguments)}"]
+            if missing
+            else []
+        )
         for name, expected in tool.parameters.items():
             if name in task.arguments and expected in _JSON_TYPE_NAMES.values():
                 actual = _JSON_TYPE_NAMES[type(task.arguments[name])]
@@ -220,11 +243,17 @@ class ToolExecutor:
                     problems.append(f"{name!r} must be of type {expected}, it is {actual}")
         workspace = None if tool.workspace is None else (self._cwd / tool.workspace).resolve()
         cwd = self._cwd / tool.cwd if tool.cwd is not None else workspace or self._cwd
-        problems += workspace_problems(tool, task.arguments, cwd, workspace) if workspace is not None else []
+        problems += (
+            workspace_problems(tool, task.arguments, cwd, workspace)
+            if workspace is not None
+            else []
+        )
         if problems:
             raise InvalidArguments(tool.name, problems)
         if unset := unset_variables(tool, self._environ):
-            raise ToolUnavailable(tool.name, f"the environment variables {', '.join(unset)}", "which are not set")
+            raise ToolUnavailable(
+                tool.name, f"the environment variables {', '.join(unset)}", "which are not set"
+            )
         call = ToolCall(
             tool=tool,
             task=task,
@@ -238,7 +267,9 @@ class ToolExecutor:
             workspace=workspace,
         )
         key = context.idempotency_key
-        while (before := self._running.get(key)) is not None:  # a process that is stopped may take a while to end
+        while (
+            before := self._running.get(key)
+        ) is not None:  # a process that is stopped may take a while to end
             await before.wait()
         self._running[key] = over = anyio.Event()
         try:

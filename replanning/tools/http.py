@@ -17,7 +17,13 @@ import httpx
 from pydantic import JsonValue
 
 from replanning.http import read_body, same_origin_url
-from replanning.plan.commands import HOLE_DELIMITER, MARKED_HOLE, argument_text, env_references, mark_holes
+from replanning.plan.commands import (
+    HOLE_DELIMITER,
+    MARKED_HOLE,
+    argument_text,
+    env_references,
+    mark_holes,
+)
 from replanning.plan.json_values import iter_strings, map_strings
 from replanning.plan.references import placeholders
 from replanning.plan.tasks import ToolSpec
@@ -43,7 +49,9 @@ _SCHEME_AND_HOST: Final = re.compile(r"\A(?:[^/?#]*://)?[^/?#]*")
 _BASE_PLACEHOLDER: Final = re.compile(rf"{MARKED_HOLE.pattern}|{{env:\w+}}")
 """An argument or a variable at the start of a URL: it brings scheme and host, so it is not quoted."""
 
-_SECRET_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key", "api-key"})
+_SECRET_HEADERS: Final = frozenset(
+    {"authorization", "cookie", "proxy-authorization", "x-api-key", "api-key"}
+)
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 
 
@@ -67,11 +75,15 @@ def request_problems(tool: ToolSpec) -> list[str]:
         problems.append("its kind is 'http', so it needs a `url`")
     elif _CONTROL_CHARS.search(tool.url) or " " in tool.url:
         problems.append(f"its url {tool.url!r} holds blanks or control characters")
-    elif not _BASE_PLACEHOLDER.match(url := mark_holes(tool.url)) and not _HTTP_URL_START.match(url):
+    elif not _BASE_PLACEHOLDER.match(url := mark_holes(tool.url)) and not _HTTP_URL_START.match(
+        url
+    ):
         problems.append(f"its url {tool.url!r} must begin with http:// or https:// and a host")
     elif HOLE_DELIMITER in _SCHEME_AND_HOST.findall(url)[0]:
         texts = [tool.url, *tool.headers.values(), *iter_strings(tool.body)]
-        if not _SECRET_HEADERS.isdisjoint(map(str.lower, tool.headers)) or any(map(env_references, texts)):
+        if not _SECRET_HEADERS.isdisjoint(map(str.lower, tool.headers)) or any(
+            map(env_references, texts)
+        ):
             danger = "lets an argument choose the host, which would receive its secrets"
             problems.append(f"its url {tool.url!r} {danger}; write the host out")
     for name, template in tool.headers.items():
@@ -83,17 +95,23 @@ def request_problems(tool: ToolSpec) -> list[str]:
         problems.append("its body holds the character NUL")
     problems += [
         f"its body has {{{name}}} in the name of a member, where nothing is filled in; write the name out"
-        for name in dict.fromkeys(name for member in _member_names(tool.body) for name in placeholders(member))
+        for name in dict.fromkeys(
+            name for member in _member_names(tool.body) for name in placeholders(member)
+        )
     ]
     if tool.body is not None and method in _SAFE_METHODS:
-        problems.append(f"it has a body, which {method} does not send; give it another `method`, such as POST")
+        problems.append(
+            f"it has a body, which {method} does not send; give it another `method`, such as POST"
+        )
     return problems
 
 
 def _member_names(value: JsonValue) -> Iterator[str]:
     if isinstance(value, dict):
         yield from value
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for item in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         yield from _member_names(item)
 
 
@@ -107,9 +125,13 @@ def build_request(
     """
     method, headers, content = (tool.method or "GET").upper(), dict[str, str](), None
     for name, template in tool.headers.items():
-        text = render(mark_holes(template), secrets, lambda hole: _scalar_text(hole, arguments[hole])).strip(" \t")
+        text = render(
+            mark_holes(template), secrets, lambda hole: _scalar_text(hole, arguments[hole])
+        ).strip(" \t")
         if _CONTROL_CHARS.search(text):
-            raise ValueError(f"the header {name!r} would hold a line end or another control character")
+            raise ValueError(
+                f"the header {name!r} would hold a line end or another control character"
+            )
         if name.lower() in _SECRET_HEADERS:
             secrets.add(text)
             secrets.add(text.partition(" ")[2])
@@ -123,7 +145,9 @@ def build_request(
         return render(marked, secrets, lambda hole: argument_text(hole, arguments[hole]))
 
     if tool.body is not None:
-        content = json.dumps(map_strings(tool.body, fill), ensure_ascii=False, allow_nan=False).encode()
+        content = json.dumps(
+            map_strings(tool.body, fill), ensure_ascii=False, allow_nan=False
+        ).encode()
         if "content-type" not in names:
             headers["Content-Type"] = "application/json"
     if method not in _SAFE_METHODS and "idempotency-key" not in names:
@@ -135,24 +159,37 @@ def build_request(
 def _build_url(template: str, arguments: Mapping[str, JsonValue], secrets: Secrets) -> str:
     marked = mark_holes(template)
     start = _BASE_PLACEHOLDER.match(marked)
-    base = render(start[0], secrets, lambda name: _scalar_text(name, arguments[name])) if start else ""
+    base = (
+        render(start[0], secrets, lambda name: _scalar_text(name, arguments[name])) if start else ""
+    )
     rest = marked[start.end() :] if start else marked
     path, mark_of_query, query = re.split(r"([?#]|\Z)", rest, maxsplit=1)
     quoted = partial(quote, safe="")
 
     def segment(name: str) -> str:
         if not (text := _scalar_text(name, arguments[name])):
-            raise ValueError(f"{name!r} is empty, which would make another path of the url {template!r}")
+            raise ValueError(
+                f"{name!r} is empty, which would make another path of the url {template!r}"
+            )
         return quoted(text)
 
     url = base + render(path, secrets, segment, escape=quoted) + mark_of_query
-    url += render(query, secrets, lambda name: quoted(_scalar_text(name, arguments[name])), escape=quoted)
+    url += render(
+        query, secrets, lambda name: quoted(_scalar_text(name, arguments[name])), escape=quoted
+    )
     try:
-        valid = _HTTP_URL.match(url) and not _CONTROL_CHARS.search(url) and " " not in url and urlsplit(url).port != 0
+        valid = (
+            _HTTP_URL.match(url)
+            and not _CONTROL_CHARS.search(url)
+            and " " not in url
+            and urlsplit(url).port != 0
+        )
     except ValueError:  # a port that is none
         valid = False
     if not valid:
-        raise ValueError(f"they make the url {secrets.redact(url)!r}, which is no address of http:// or https://")
+        raise ValueError(
+            f"they make the url {secrets.redact(url)!r}, which is no address of http:// or https://"
+        )
     if any(part in {".", ".."} for part in re.split(r"[?#]", url, maxsplit=1)[0].split("/")):
         raise ValueError(f"they make the url {secrets.redact(url)!r}, which leads out of its path")
     return url
@@ -166,7 +203,9 @@ def _scalar_text(name: str, value: JsonValue) -> str:
 
 
 _MAX_REDIRECTS: Final = 5
-_CHARSET_PREFIXES: Final = tuple("utf us-ascii iso-8859 latin windows- cp125 koi8 gb big5 shift euc".split())  # noqa: SIM905 - a tuple would take a line each
+_CHARSET_PREFIXES: Final = tuple(
+    "utf us-ascii iso-8859 latin windows- cp125 koi8 gb big5 shift euc".split()  # noqa: SIM905
+)
 """Accepted charsets: some of Python's other codecs are no text, or slow on purpose."""
 
 _OUTPUT_HEADERS: Final = (
@@ -210,7 +249,9 @@ class HttpToolRunner:
         if problems := request_problems(call.tool):
             raise InvalidTool(call.tool.name, problems)
         try:
-            request = build_request(call.tool, call.arguments, call.secrets, call.context.idempotency_key)
+            request = build_request(
+                call.tool, call.arguments, call.secrets, call.context.idempotency_key
+            )
         except ValueError as error:
             raise InvalidArguments(call.tool.name, [str(error)]) from None
         response, body = await self._fetch(call, request)
@@ -232,11 +273,14 @@ class HttpToolRunner:
                 request.redacted,
                 status,
                 call.secrets.redact(text),
-                request_id=response.headers.get("x-request-id") or response.headers.get("request-id"),
+                request_id=response.headers.get("x-request-id")
+                or response.headers.get("request-id"),
                 retry_after=_retry_after(response),
                 advice=advice,
             )
-        headers: JsonObject = {name: response.headers[name] for name in _OUTPUT_HEADERS if name in response.headers}
+        headers: JsonObject = {
+            name: response.headers[name] for name in _OUTPUT_HEADERS if name in response.headers
+        }
         output: JsonObject = {"status": status, "headers": headers}
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         is_json = kind == "application/json" or kind.endswith("+json")
@@ -266,10 +310,15 @@ class HttpToolRunner:
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
             )
         url, hops = request.url, 0
-        headers = [(name.encode(), value.encode(errors="surrogateescape")) for name, value in request.headers.items()]
+        headers = [
+            (name.encode(), value.encode(errors="surrogateescape"))
+            for name, value in request.headers.items()
+        ]
         try:
             while True:
-                sent = self._client.stream(request.method, url, headers=headers, content=request.content)
+                sent = self._client.stream(
+                    request.method, url, headers=headers, content=request.content
+                )
                 async with sent as response:
                     body, problem, is_too_large = await read_body(response, limit=call.output_limit)
                 if is_too_large:
@@ -290,7 +339,9 @@ class HttpToolRunner:
             while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
                 cause = cause.__cause__ or cause.__context__
             if cause is not None:  # a retry does not change the certificate
-                raise ToolUnavailable(call.tool.name, f"a server it can trust ({request.redacted})", reason) from error
+                raise ToolUnavailable(
+                    call.tool.name, f"a server it can trust ({request.redacted})", reason
+                ) from error
             raise HttpUnreachable(call.tool.name, request.redacted, reason) from error
 
 
@@ -299,7 +350,9 @@ def _retry_after(response: httpx.Response) -> float | None:
     stated = response.headers.get("retry-after", "").strip()
     if re.fullmatch(r"[0-9]{1,9}", stated):
         return float(stated)
-    until, now = (email.utils.parsedate_tz(text) for text in (stated, response.headers.get("date", "")))
+    until, now = (
+        email.utils.parsedate_tz(text) for text in (stated, response.headers.get("date", ""))
+    )
     if until is None or now is None:
         return None
     try:

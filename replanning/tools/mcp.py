@@ -65,7 +65,9 @@ _JSON_TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array
 Redact = Callable[[str], str]
 
 
-def mcp_tool_spec(name: str, server: McpServer, tool: Tool, stated: ToolSpec | None, hide: Redact) -> ToolSpec | None:
+def mcp_tool_spec(
+    name: str, server: McpServer, tool: Tool, stated: ToolSpec | None, hide: Redact
+) -> ToolSpec | None:
     """Return the spec of a tool of a server; None if its name is not valid in plans.
 
     Args:
@@ -79,7 +81,9 @@ def mcp_tool_spec(name: str, server: McpServer, tool: Tool, stated: ToolSpec | N
     schema = parse_json(text) if len(text) <= MAX_SCHEMA_CHARS else None
     properties, required = tool.input_schema.get("properties"), tool.input_schema.get("required")
     parameters: dict[str, str] = {}
-    for each, described in islice(properties.items() if isinstance(properties, dict) else (), _MAX_PARAMETERS):
+    for each, described in islice(
+        properties.items() if isinstance(properties, dict) else (), _MAX_PARAMETERS
+    ):
         kind = described.get("type") if isinstance(described, dict) else None
         parameters[str(each)] = kind if isinstance(kind, str) and kind in _JSON_TYPES else "any"
     needed = required if isinstance(required, list) else []
@@ -95,9 +99,13 @@ def mcp_tool_spec(name: str, server: McpServer, tool: Tool, stated: ToolSpec | N
         "input_schema": schema if isinstance(schema, dict) else None,
         "dangerous": tool.name not in server.safe and not harmless,
     }
-    fields |= {key: getattr(stated, key) for key in stated.model_fields_set} if stated is not None else {}
+    fields |= (
+        {key: getattr(stated, key) for key in stated.model_fields_set} if stated is not None else {}
+    )
     known = fields["parameters"] if isinstance(fields["parameters"], Mapping) else {}
-    fields.setdefault("optional", [each for each in parameters if each not in needed and each in known])
+    fields.setdefault(
+        "optional", [each for each in parameters if each not in needed and each in known]
+    )
     try:
         return ToolSpec.model_validate(fields)
     except PlanError:
@@ -133,12 +141,15 @@ def schema_problems(schema: JsonObject | None, arguments: JsonObject) -> list[st
         base = validators.validator_for(schema)
         checks = {keyword: bounded(keyword, check) for keyword, check in base.VALIDATORS.items()}
         kind = validators.extend(base, checks | dict.fromkeys(_UNCHECKED_KEYWORDS, lambda *_: None))  # type: ignore[no-untyped-call] # so its stubs have it
-        checker = kind(described, registry=Registry())  # a reference may lead anywhere: nothing is fetched
+        checker = kind(
+            described, registry=Registry()
+        )  # a reference may lead anywhere: nothing is fetched
         found = list(islice(checker.iter_errors(arguments), _MAX_SCHEMA_ERRORS))
     except Exception:  # noqa: BLE001 - the schema is somebody else's and may be anything; the server checks as well
         return []
     return [
-        (f"{'.'.join(map(str, error.absolute_path))}: " if error.absolute_path else "") + error.message[:300]
+        (f"{'.'.join(map(str, error.absolute_path))}: " if error.absolute_path else "")
+        + error.message[:300]
         for error in found
     ]
 
@@ -183,7 +194,9 @@ class McpToolRunner:
     def unavailable(self) -> Mapping[str, str]:
         """Servers that were asked and are unavailable, with the reasons."""
         return {
-            name: session.unavailable_reason for name, session in self._sessions.items() if session.unavailable_reason
+            name: session.unavailable_reason
+            for name, session in self._sessions.items()
+            if session.unavailable_reason
         }
 
     async def open(self) -> None:
@@ -234,8 +247,15 @@ class McpToolRunner:
         for name in dict.fromkeys(name for _, name in _referenced_tools(plan) if name not in names):
             for server, session in sessions.items():
                 if name.startswith(f"{server}.") and not session.available:
-                    fields = {"name": name, "kind": "mcp", "server": server, "tool": name[len(server) + 1 :]}
-                    tools.append(ToolSpec.model_validate({**fields, "available": False, "dangerous": True}))
+                    fields = {
+                        "name": name,
+                        "kind": "mcp",
+                        "server": server,
+                        "tool": name[len(server) + 1 :],
+                    }
+                    tools.append(
+                        ToolSpec.model_validate({**fields, "available": False, "dangerous": True})
+                    )
                     break
         self._tools |= {tool.name: tool for tool in tools if tool.kind == "mcp"}
         specs, hints = {tool.name: tool for tool in tools}, NameSuggester()
@@ -245,7 +265,9 @@ class McpToolRunner:
                 f"task {plan.tasks[path[0]].id!r}: there is no tool {name!r}{hint}",
             )
             for path, name in _referenced_tools(plan)
-            if specs and name not in specs and (hint := hints(name, specs) or "; its server does not have it")
+            if specs
+            and name not in specs
+            and (hint := hints(name, specs) or "; its server does not have it")
         ]
         try:
             fields = {name: getattr(plan, name) for name in plan.model_fields_set}
@@ -271,28 +293,38 @@ class McpToolRunner:
             McpNotInstalled: the SDK is not there.
         """
         tool, name = call.tool, call.tool.server or ""
-        report: AvailabilityListener | None = getattr(call.context, "change_resource", None)  # others' need have none
+        report: AvailabilityListener | None = getattr(
+            call.context, "change_resource", None
+        )  # others' need have none
         if report is not None and self._listener is None:
             self.watch(report)
         session = self._get_session(name, tool.name)
         self._tools.setdefault(tool.name, tool)
         if problems := schema_problems(tool.input_schema, call.arguments):
-            raise InvalidArguments(tool.name, [call.secrets.redact(problem) for problem in problems])
+            raise InvalidArguments(
+                tool.name, [call.secrets.redact(problem) for problem in problems]
+            )
         from replanning.tools.mcp_session import ServerGone
 
         try:
             result = await session.call(tool.tool or tool.name, call.arguments)
         except ServerGone as error:
             if not error.request_sent:
-                raise ToolUnavailable(tool.name, f"the MCP server {name!r}", f"which is not there: {error}") from None
+                raise ToolUnavailable(
+                    tool.name, f"the MCP server {name!r}", f"which is not there: {error}"
+                ) from None
             lost = TransientMcpServerLost if call.task.idempotent else McpServerLost
             raise lost(tool.name, name, str(error)) from None
-        except Exception as error:  # whatever a server makes the SDK raise is a failure of this task alone
+        except (
+            Exception
+        ) as error:  # whatever a server makes the SDK raise is a failure of this task alone
             reason = session.secrets.redact(str(error)) or type(error).__name__
             raise McpToolFailed(tool.name, name, reason) from error
         text = "\n".join(block.text for block in result.content if block.type == "text")
         if result.is_error:
-            raise McpToolFailed(tool.name, name, session.secrets.redact(text) or "it does not say why")
+            raise McpToolFailed(
+                tool.name, name, session.secrets.redact(text) or "it does not say why"
+            )
         others: list[JsonValue] = [
             block.model_dump(mode="json", by_alias=True, exclude_none=True)
             for block in result.content
@@ -314,14 +346,20 @@ class McpToolRunner:
     def _get_session(self, name: str, tool: str = "") -> McpSession:
         if name not in self._sessions:
             if name not in self.servers:
-                raise ToolUnavailable(tool, f"the MCP server {name!r}", "which the plan does not describe under `mcp`")
+                raise ToolUnavailable(
+                    tool, f"the MCP server {name!r}", "which the plan does not describe under `mcp`"
+                )
             if self._group is None:
                 raise ToolUnavailable(
-                    tool, f"the MCP server {name!r}", "which is only there within `async with ToolExecutor(…)`"
+                    tool,
+                    f"the MCP server {name!r}",
+                    "which is only there within `async with ToolExecutor(…)`",
                 )
             if find_spec("mcp") is None:
                 raise McpNotInstalled(self.servers)
-            from replanning.tools.mcp_session import McpSession  # the SDK takes its time, and most plans need none
+            from replanning.tools.mcp_session import (
+                McpSession,
+            )  # the SDK takes its time, and most plans need none
 
             self._sessions[name] = session = McpSession(
                 name,
@@ -339,7 +377,9 @@ class McpToolRunner:
             return
         for tool in [tool for tool in self._tools.values() if tool.server == session.name]:
             lacking = (tool.tool or tool.name) not in session.tools
-            reason = session.unavailable_reason or ("the server does not have it any more" if lacking else "")
+            reason = session.unavailable_reason or (
+                "the server does not have it any more" if lacking else ""
+            )
             if self._reported.get(tool.name) is not (available := not reason):
                 self._reported[tool.name] = available
                 why = f"MCP server {session.name!r}: {reason}" if reason else ""
@@ -353,7 +393,9 @@ def _merged_spec(tool: ToolSpec, session: McpSession | None) -> ToolSpec:
         return tool
     found = session.tools.get(tool.tool or tool.name)
     if found is None:  # without any description the worst is assumed
-        safe = "dangerous" in tool.model_fields_set or (tool.tool or tool.name) in session.server.safe
+        safe = (
+            "dangerous" in tool.model_fields_set or (tool.tool or tool.name) in session.server.safe
+        )
         return tool.model_copy(update={"available": False, "dangerous": tool.dangerous or not safe})
     return mcp_tool_spec(session.name, session.server, found, tool, session.secrets.redact) or tool
 

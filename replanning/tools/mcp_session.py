@@ -125,7 +125,10 @@ class _Connection:
                     return
                 self.stderr_tail += chunk
                 if not self._process_group and (found := _GROUP_LINE.search(self.stderr_tail)):
-                    self._process_group, self.stderr_tail = int(found[1]), self.stderr_tail[found.end() :]
+                    self._process_group, self.stderr_tail = (
+                        int(found[1]),
+                        self.stderr_tail[found.end() :],
+                    )
                     self._group_known.set()
                     if self._abandoned:
                         self._kill()
@@ -133,7 +136,9 @@ class _Connection:
                     unfinished += chunk
                 if len(self.stderr_tail) > _MAX_STDERR_BYTES:
                     # A word that is cut is left out: half a secret is not recognised.
-                    self.stderr_tail = _PARTIAL_WORD.sub(b"", self.stderr_tail[-_MAX_STDERR_BYTES:], count=1)
+                    self.stderr_tail = _PARTIAL_WORD.sub(
+                        b"", self.stderr_tail[-_MAX_STDERR_BYTES:], count=1
+                    )
         finally:
             os.close(end)
             self._log_stderr(unfinished)
@@ -150,7 +155,10 @@ class _Connection:
         await self._group_known.wait()
         try:
             end = os.pidfd_open(self._process_group)
-        except (AttributeError, OSError):  # the system cannot, or it is gone already and its output tells
+        except (
+            AttributeError,
+            OSError,
+        ):  # the system cannot, or it is gone already and its output tells
             return
         try:
             await anyio.wait_readable(end)
@@ -211,11 +219,15 @@ async def _open_transport(
         OSError: it cannot be started.
     """
     if unset := unset_variables(server, environ):
-        raise ServerStartError(f"it needs the environment variables {', '.join(unset)}, which are not set")
+        raise ServerStartError(
+            f"it needs the environment variables {', '.join(unset)}, which are not set"
+        )
     if server.command is None:
         headers = {name: connection.secrets.resolve(text) for name, text in server.headers.items()}
         async with (
-            httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(_CONNECT_TIMEOUT, read=None)) as client,
+            httpx2.AsyncClient(
+                headers=headers, timeout=httpx2.Timeout(_CONNECT_TIMEOUT, read=None)
+            ) as client,
             streamable_http_client(server.url or "", http_client=client) as (read, write),
         ):
             yield _MonitoredStream(read, connection.ended), write
@@ -229,7 +241,9 @@ async def _open_transport(
     path = own.get("PATH", environ.get("PATH", os.defpath))
     if shutil.which(cwd / program if "/" in program else program, path=path) is None:
         place = "" if "/" in program else " on the PATH"
-        raise ServerStartError(f"the program {program!r} is not found{place}; install it, or correct `command`")
+        raise ServerStartError(
+            f"the program {program!r} is not found{place}; install it, or correct `command`"
+        )
     parameters = StdioServerParameters(
         command=_LAUNCH_ARGV[0],
         args=[*_LAUNCH_ARGV[1:], program, *arguments],
@@ -325,11 +339,15 @@ class McpSession:
             with self._scope:
                 await self._start_requested.wait()
                 while not self._closing and self._start_count <= MAX_RESTARTS:
-                    if self._start_count > 1:  # the first time that it ends it is started again at once
+                    if (
+                        self._start_count > 1
+                    ):  # the first time that it ends it is started again at once
                         await self._clock.sleep(2.0 ** (self._start_count - 2))
                     self._start_count += 1
                     await self._run_connection(self._connection)
-                self.unavailable_reason += "" if self._closing else f"; it was given up after {MAX_RESTARTS} more tries"
+                self.unavailable_reason += (
+                    "" if self._closing else f"; it was given up after {MAX_RESTARTS} more tries"
+                )
         finally:
             self._connection.settled.set()
 
@@ -389,7 +407,10 @@ class McpSession:
                     )
                 except Exception as error:  # noqa: BLE001 - raised below, unless the server is lost
                     outcome = error
-            expired = isinstance(outcome, MCPError) and (outcome.code, outcome.message) == _SESSION_EXPIRED
+            expired = (
+                isinstance(outcome, MCPError)
+                and (outcome.code, outcome.message) == _SESSION_EXPIRED
+            )
             ended = isinstance(outcome, MCPError) and outcome.code == CONNECTION_CLOSED
             lost = connection.closed.is_set() or expired or ended
         finally:
@@ -413,7 +434,9 @@ class McpSession:
             timeout = self.server.timeout
             with anyio.CancelScope(deadline=anyio.current_time() + timeout) as scope:
                 transport = _open_transport(self.server, connection, self._environ, self._cwd)
-                async with Client(transport, cache=None, message_handler=connection.handle_message) as client:
+                async with Client(
+                    transport, cache=None, message_handler=connection.handle_message
+                ) as client:
                     self.tools = await _list_tools(client)
                     scope.deadline = math.inf
                     connection.client, self.unavailable_reason = client, ""
@@ -426,7 +449,11 @@ class McpSession:
                         group.cancel_scope.cancel()
             if scope.cancelled_caught:
                 raise ServerStartError(f"it did not say within {timeout:g} s what it can do")
-            reason = "its process has ended" if self.server.command is not None else "the connection to it has ended"
+            reason = (
+                "its process has ended"
+                if self.server.command is not None
+                else "the connection to it has ended"
+            )
         except Exception as error:  # noqa: BLE001 - a server and its SDK fail in any way, and none may end the run
             reason = _error_text(error, self.server.url)
         self._starting = False
@@ -453,7 +480,11 @@ class McpSession:
                 with anyio.fail_after(self.server.timeout):
                     self.tools = await _list_tools(client)
             except Exception as error:  # noqa: BLE001 - that the server is gone is noticed elsewhere
-                _log.debug("%s: its tools have changed, and are not known: %s", self.name, _error_text(error))
+                _log.debug(
+                    "%s: its tools have changed, and are not known: %s",
+                    self.name,
+                    _error_text(error),
+                )
             else:
                 self._on_change(self)
             await self._clock.sleep(_REFRESH_INTERVAL)

@@ -77,7 +77,9 @@ def callable_problems(name: str | None) -> list[str]:
     if name is None:
         return ["its kind is 'python', so it needs a `callable`"]
     module, colon, function = name.partition(":")
-    if not colon or not all(part.isidentifier() for part in [*module.split("."), *function.split(".")]):
+    if not colon or not all(
+        part.isidentifier() for part in [*module.split("."), *function.split(".")]
+    ):
         return [f"its callable {name!r} is not of the form 'package.module:function'"]
     return []
 
@@ -101,10 +103,16 @@ def load_callable(tool: str, name: str) -> Function:
         raise ToolUnavailable(tool, f"the module {module_name!r}", advice) from error
     for attribute in path.split("."):
         if not hasattr(found, attribute):
-            hint = did_you_mean(attribute, [name for name in dir(found) if not name.startswith("_")])
+            hint = did_you_mean(
+                attribute, [name for name in dir(found) if not name.startswith("_")]
+            )
             advice = "; ".join(filter(None, ["which has no such name", hint]))
-            raise ToolUnavailable(tool, f"the function {path!r} of the module {module_name!r}", advice)
+            raise ToolUnavailable(
+                tool, f"the function {path!r} of the module {module_name!r}", advice
+            )
         found = getattr(found, attribute)
     if not callable(found):
-        raise ToolUnavailable(tool, f"the function {path!r} of the module {module_name!r}", "which cannot be called")
+        raise ToolUnavailable(
+            tool, f"the function {path!r} of the module {module_name!r}", "which cannot be called"
+        )
     return found

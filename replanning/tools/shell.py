@@ -64,27 +64,39 @@ async def run_shell(call: ToolCall) -> JsonValue:
     except ValueError as error:
         raise InvalidArguments(tool.name, [str(error)]) from None
     if not call.cwd.is_dir():
-        raise ToolUnavailable(tool.name, f"the working directory {str(call.cwd)!r}", "create it, or change `cwd`")
+        raise ToolUnavailable(
+            tool.name, f"the working directory {str(call.cwd)!r}", "create it, or change `cwd`"
+        )
     look = partial(anyio.to_thread.run_sync, take_snapshot, call.arguments, call.cwd)
     before: FileSnapshot = await look() if tool.produces else {}
     try:
         exit_code, *streams = await _run_process(call, script)
     except OSError as error:
-        if error.errno in TRANSIENT_ERRNOS:  # descriptors or processes have run out, which other tasks give back
+        if (
+            error.errno in TRANSIENT_ERRNOS
+        ):  # descriptors or processes have run out, which other tasks give back
             raise
         reason = f"it cannot be started: {error.strerror or error}"
-        raise ToolUnavailable(tool.name, f"{_SHELL} with its command and arguments", reason) from error
+        raise ToolUnavailable(
+            tool.name, f"{_SHELL} with its command and arguments", reason
+        ) from error
     stdout, stderr = (stream.decode(errors="replace") for stream in streams)
     if exit_code != 0 and exit_code not in tool.accepted:
         stdout, stderr = call.secrets.redact(stdout), call.secrets.redact(stderr)
         if exit_code in tool.transient:
             raise TransientCommandFailed(tool.name, tool.command or "", exit_code, stderr, stdout)
         not_found = rf"^{re.escape(tool.name)}: (?:line )?\d+: (.+?): (?:command )?not found$"
-        if exit_code == _EXIT_NOT_FOUND and (missing := re.findall(not_found, stderr, re.MULTILINE)):
+        if exit_code == _EXIT_NOT_FOUND and (
+            missing := re.findall(not_found, stderr, re.MULTILINE)
+        ):
             need = f"the program {missing[-1]!r}, which is not on the PATH"
             raise ToolUnavailable(tool.name, need, "install it, or use another tool")
         raise CommandFailed(tool.name, tool.command or "", exit_code, stderr, stdout)
-    output: JsonObject = {"exit_code": exit_code, "stdout": stdout.rstrip("\r\n"), "stderr": stderr.rstrip("\r\n")}
+    output: JsonObject = {
+        "exit_code": exit_code,
+        "stdout": stdout.rstrip("\r\n"),
+        "stderr": stderr.rstrip("\r\n"),
+    }
     whole, last = stdout.strip(), stdout.rstrip("\r\n").rpartition("\n")[2].strip()
     said = parse_json(whole) if whole[:1] in {"{", "["} else None
     if said is None and last[:1] == "{":
@@ -128,13 +140,31 @@ async def _sandbox_words(call: ToolCall) -> list[str]:
     program = shutil.which(SANDBOX_PROGRAM, path=call.environ.get("PATH", os.defpath))
     if call.workspace is None or program is None:
         return []
-    words = [program, "--ro-bind", "/", "/", "--dev", "/dev", "--unshare-pid", "--proc", "/proc", "--tmpfs", "/tmp"]  # noqa: S108 - its own
+    words = [
+        program,
+        "--ro-bind",
+        "/",
+        "/",
+        "--dev",
+        "/dev",
+        "--unshare-pid",
+        "--proc",
+        "/proc",
+        "--tmpfs",
+        "/tmp",  # noqa: S108
+    ]
     if program not in _working_sandboxes:
-        tried = await anyio.run_process([*words, "--", _SHELL, "-c", ":"], check=False, env=dict(call.environ))
+        tried = await anyio.run_process(
+            [*words, "--", _SHELL, "-c", ":"], check=False, env=dict(call.environ)
+        )
         _working_sandboxes[program] = tried.returncode == 0
         if tried.returncode:
             said = one_line(tried.stderr.decode(errors="replace"), 200)
-            _log.warning("%s does not work here, so commands are not confined to their workspace: %s", program, said)
+            _log.warning(
+                "%s does not work here, so commands are not confined to their workspace: %s",
+                program,
+                said,
+            )
     for place in map(str, (call.workspace, *call.writable)):
         words += ["--bind", place, place]
     return [*words, "--chdir", str(call.cwd.resolve()), "--"] if _working_sandboxes[program] else []
@@ -165,7 +195,9 @@ async def _run_process(call: ToolCall, script: Script) -> tuple[int, bytes, byte
     if feedback := str(getattr(call.context, "feedback", "")).replace(HOLE_DELIMITER, " "):
         own[FEEDBACK_VARIABLE] = feedback
     sandbox = await _sandbox_words(call)
-    with anyio.CancelScope(shield=True):  # asyncio loses a process while whose start it is cancelled
+    with anyio.CancelScope(
+        shield=True
+    ):  # asyncio loses a process while whose start it is cancelled
         process = await anyio.open_process(
             (*sandbox, _SHELL, "-ec", _START_BARRIER + script.text, call.tool.name, *script.words),
             stdin=PIPE,
@@ -180,7 +212,9 @@ async def _run_process(call: ToolCall, script: Script) -> tuple[int, bytes, byte
     try:
         call.context.record_process(process.pid)
         assert process.stdin is not None
-        with suppress(anyio.BrokenResourceError, ConnectionError):  # it has ended already: its exit code says why
+        with suppress(
+            anyio.BrokenResourceError, ConnectionError
+        ):  # it has ended already: its exit code says why
             await process.stdin.send(b"\n")
             await process.stdin.aclose()
         async with anyio.create_task_group() as group:

@@ -57,12 +57,16 @@ def play(strategy, found):
 def row(strategy, recovered, instances=401, distance=1.0):
     """A row of the published blocks world."""
     stem = Path(planbench.FILES[0]).stem
-    return planbench.Row(stem, strategy, recovered, instances, 0, 0, 99, 99, 0, distance, 0, 0, None, None)
+    return planbench.Row(
+        stem, strategy, recovered, instances, 0, 0, 99, 99, 0, distance, 0, 0, None, None
+    )
 
 
 def test_what_reproduces_the_known_truths_is_reported():
     """Rows that agree with what is known of the published files pass the check."""
-    planbench.check([row("none", 0, distance=None), row("skip", 94), row("scratch", 401, distance=1.34)])
+    planbench.check(
+        [row("none", 0, distance=None), row("skip", 94), row("scratch", 401, distance=1.34)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,13 @@ def test_the_harness_refuses_to_report_what_contradicts_a_known_truth(wrong, sai
 
 @pytest.mark.parametrize(
     ("successes", "total", "low", "high"),
-    [(0, 10, 0.0, 27.8), (10, 10, 72.2, 100.0), (5, 10, 23.7, 76.3), (176, 401, 39.1, 48.8), (0, 0, 0.0, 100.0)],
+    [
+        (0, 10, 0.0, 27.8),
+        (10, 10, 72.2, 100.0),
+        (5, 10, 23.7, 76.3),
+        (176, 401, 39.1, 48.8),
+        (0, 0, 0.0, 100.0),
+    ],
 )
 def test_wilson_intervals_have_their_published_values(successes, total, low, high):
     """The interval of a share is Wilson's, and never leaves 0 to 100 percent."""
@@ -96,7 +106,12 @@ def test_an_instance_is_read_with_its_event(tmp_path):
     path = tmp_path / "some.jsonl"
     path.write_text(INSTANCE + "\n", encoding="utf-8")
     (found,) = instances.load(path)
-    assert (found.name, found.objects, found.after, found.trivial) == ("some-7", ("a", "b"), 1, False)
+    assert (found.name, found.objects, found.after, found.trivial) == (
+        "some-7",
+        ("a", "b"),
+        1,
+        False,
+    )
     assert found.goal == {"on(a,b)"}
     assert list(map(str, found.rest)) == ["stack a b"]
     assert recorded.gpt4(found) == list(found.plan)
@@ -121,7 +136,9 @@ def test_published_instances_are_recovered_by_repair_and_not_without():
     found = published(10)
     repaired, scratch = play("repair", found), play("scratch", found)
     assert all(outcome.recovered for outcome in repaired)
-    assert sum(outcome.distance for outcome in repaired) <= sum(outcome.distance for outcome in scratch)
+    assert sum(outcome.distance for outcome in repaired) <= sum(
+        outcome.distance for outcome in scratch
+    )
     assert not any(outcome.recovered for outcome in play("none", found))
 
 
@@ -130,8 +147,14 @@ def test_answers_of_a_model_are_judged_as_published_and_repaired_where_wrong():
     """A recorded answer recovers exactly where its verdict says so, begins nothing in vain once verified, and with repair behind it always recovers."""
     found = published(10)
     right = [instance.answer_correct for instance in found]
-    alone, verified, repaired = (play(name, found) for name in ("gpt4", "gpt4, verified", "gpt4, then repair"))
-    assert [outcome.recovered for outcome in alone] == [outcome.recovered for outcome in verified] == right
+    alone, verified, repaired = (
+        play(name, found) for name in ("gpt4", "gpt4, verified", "gpt4, then repair")
+    )
+    assert (
+        [outcome.recovered for outcome in alone]
+        == [outcome.recovered for outcome in verified]
+        == right
+    )
     assert any(outcome.vain for outcome in alone)
     assert not any(outcome.vain for outcome in (*verified, *repaired))
     assert [outcome.kept for outcome in repaired] == right
@@ -157,7 +180,9 @@ def test_a_workflow_with_broken_tools_finishes_and_repeats_nothing():
 
 def test_peers_must_do_the_same_work():
     """Every peer that is installed replans as often as ours, and one that is not is named with how to get it."""
-    found, skipped = peers.measure(1, 10, (*peers.PEERS[:1], ("another", "surely-not-installed", peers.ours)))
+    found, skipped = peers.measure(
+        1, 10, (*peers.PEERS[:1], ("another", "surely-not-installed", peers.ours))
+    )
     assert [peer.name for peer in found] == ["replanning", "LangGraph"]
     assert re.search(r"another is left out: .*pip install --group bench", skipped[0])
 
@@ -165,7 +190,9 @@ def test_peers_must_do_the_same_work():
 def test_a_figure_that_misses_its_bar_is_shown_as_missed():
     """A figure above its bar says so in the table, and figures survive their JSON."""
     report = figures.Report(
-        "here", 2, (figures.single("slow", [3.0, 5.0], "ms", 2), figures.paired("fast", [1.0], [2.0], 1))
+        "here",
+        2,
+        (figures.single("slow", [3.0, 5.0], "ms", 2), figures.paired("fast", [1.0], [2.0], 1)),
     )
     assert "| slow | 4.0 ms |  |  | ≤ 2 ms | **no** |" in report.table()
     assert "| fast | 1.0 µs | 2.0 µs | 0.50 (0.50–0.50) | ≤ 1 × | yes |" in report.table()
@@ -174,9 +201,14 @@ def test_a_figure_that_misses_its_bar_is_shown_as_missed():
 
 def test_calls_are_measured_with_the_engine_and_without():
     """What the engine adds to a call is measured for everything that is installed; what is not is named."""
-    subjects = {"a session": ("replanning", calls.session), "another": ("surely-not-installed", calls.session)}
+    subjects = {
+        "a session": ("replanning", calls.session),
+        "another": ("surely-not-installed", calls.session),
+    }
     report = calls.measure(rounds=2, subjects=subjects)
-    assert [(row.name, row.arguments) for row in report.rows] == [("a session", work.title) for work in calls.WORKS]
+    assert [(row.name, row.arguments) for row in report.rows] == [
+        ("a session", work.title) for work in calls.WORKS
+    ]
     assert all(row.more > row.without > 0 for row in report.rows)
     assert "another is left out: surely-not-installed is not installed" in report.table()
 
@@ -191,14 +223,19 @@ def test_plots_are_svg_with_names_as_text():
 
 def test_the_pages_show_the_results():
     """The tables and plots of the pages are those of the committed results."""
-    shown = [(name, "benchmarks/README.md") for name in ("planbench", "tools", "workflows", "speed", "planning")]
+    shown = [
+        (name, "benchmarks/README.md")
+        for name in ("planbench", "tools", "workflows", "speed", "planning")
+    ]
     on_sizing = [(name, "docs/how-to/sizing.md") for name in ("capacity", "sizes")]
     for name, page in [("summary", "README.md"), *shown, *on_sizing]:
         text = (ROOT / page).read_text(encoding="utf-8")
         assert readme.written(text) == text, "run `python -m benchmarks readme`"
         assert f"<!-- benchmarks:{name} -->" in text
     for name, svg in readme.drawn().items():
-        assert (readme.RESULTS / name).read_text(encoding="utf-8") == svg, "run `python -m benchmarks readme`"
+        assert (readme.RESULTS / name).read_text(encoding="utf-8") == svg, (
+            "run `python -m benchmarks readme`"
+        )
 
 
 def test_sizes_are_calculated_from_what_was_measured():
@@ -216,9 +253,15 @@ def test_sizes_are_calculated_from_what_was_measured():
     table = report.sizes()
     assert "| 10,000 | 333 | 733 | 4 | 0.500 GB | 1 | 15.8 GB |" in table
     assert "- processes: (733 × 1,000 µs + 10,000 × 100 µs) / 0.5 = 3.47" in table
-    assert "- PostgreSQL servers: (733 / 2,000 + 10,000 / 1,000 × 20.0 ms / 10 s) / 0.5 = 0.773" in table
+    assert (
+        "- PostgreSQL servers: (733 / 2,000 + 10,000 / 1,000 × 20.0 ms / 10 s) / 0.5 = 0.773"
+        in table
+    )
     assert "| 4 | 2,000 | 12 |" in report.table()
-    assert sizing.Capacity("a host", "", (), ()).sizes() == "This table needs figures of a PostgreSQL server."
+    assert (
+        sizing.Capacity("a host", "", (), ()).sizes()
+        == "This table needs figures of a PostgreSQL server."
+    )
 
 
 @pytest.mark.slow
@@ -245,7 +288,9 @@ def test_large_plans_on_temporal_are_measured():
     assert "| 200, independent |" in report.table()
 
 
-@pytest.mark.parametrize("text", ["<!-- benchmarks:nonsense -->\n", "<!-- benchmarks:tools -->\nno end"])
+@pytest.mark.parametrize(
+    "text", ["<!-- benchmarks:nonsense -->\n", "<!-- benchmarks:tools -->\nno end"]
+)
 def test_a_marker_that_is_wrong_is_named(text):
     """A marker in the README that names no benchmark, or has no end, is named instead of passed over."""
     with pytest.raises(ValueError, match=r"benchmarks:(nonsense is none of|tools has no end)"):
@@ -256,14 +301,20 @@ def test_what_planning_mode_costs_is_measured():
     """Our own time is reported for each of the five phases, beside its bar; no figure is left out, met or not."""
     report = planning.measure(short=True, rounds=1, sizes=(20,))
     names = {*Phase, "action_sequence for each of 3 answers", "all phases and actions together"}
-    assert {figure.name for figure in report.figures} == {f"{name}, 20 subtasks, p95" for name in names}
+    assert {figure.name for figure in report.figures} == {
+        f"{name}, 20 subtasks, p95" for name in names
+    }
     assert all(0 < figure.value < 1000 and figure.bar == "≤ 5 ms" for figure in report.figures)
 
 
 def test_calls_and_characters_are_counted():
     """A plan without failures takes a third of the calls, and half of the characters, that reflections once took."""
     calls, characters = planning.cost(100)
-    assert (calls.name, calls.bar, calls.met) == ("calls of the model, 100 subtasks", "≤ 26 calls", True)
+    assert (calls.name, calls.bar, calls.met) == (
+        "calls of the model, 100 subtasks",
+        "≤ 26 calls",
+        True,
+    )
     assert (characters.unit, characters.met) == ("characters", True)
     assert planning.cost(20) == []
 

@@ -57,7 +57,10 @@ ANSWERS = {
 }
 TASKS = [{"id": "a1", "name": "a", "parents": []}, {"id": "b1", "name": "b", "parents": ["a1"]}]
 TIMES = [{"id": "b1", "runtimeInSeconds": 2.00049}, {"id": "a1", "runtimeInSeconds": 1}]
-WORKFLOW = {"name": "small", "workflow": {"specification": {"tasks": TASKS}, "execution": {"tasks": TIMES}}}
+WORKFLOW = {
+    "name": "small",
+    "workflow": {"specification": {"tasks": TASKS}, "execution": {"tasks": TIMES}},
+}
 
 
 class Server(HttpServer):
@@ -75,7 +78,11 @@ class Server(HttpServer):
         span = request.headers.get("range")
         start = int(span.removeprefix("bytes=").removesuffix("-")) if span else 0
         cut, self.cut = self.cut, 0
-        return 206 if span else 200, {"content-length": str(len(text) - start)}, text[start : cut or None]
+        return (
+            206 if span else 200,
+            {"content-length": str(len(text) - start)},
+            text[start : cut or None],
+        )
 
     def publish(self, form: Literal["planbench", "workflows"], *documents: object) -> fetch.Dataset:
         """Serve documents as the files of a data set."""
@@ -132,7 +139,11 @@ def test_goes_on_where_it_was_cut_off(tmp_path: Path, server: Server) -> None:
     with pytest.raises(fetch.FetchError, match="call it again to go on"):
         fetch.fetch(tmp_path, host=server.url, wanted=wanted)
     fetch.fetch(tmp_path, host=server.url, wanted=wanted)
-    assert [request.headers.get("range") for request in server.requests] == [None, "bytes=100-", None]
+    assert [request.headers.get("range") for request in server.requests] == [
+        None,
+        "bytes=100-",
+        None,
+    ]
 
 
 def test_not_there(tmp_path: Path, server: Server) -> None:
@@ -147,14 +158,30 @@ def test_not_there(tmp_path: Path, server: Server) -> None:
 @pytest.mark.parametrize(
     ("form", "document", "why"),
     [
-        ("planbench", {"instances": [{**ANSWERS["instances"][0], "query": "[STATEMENT] hello"}]}, "instance 4"),
-        ("planbench", {"instances": [{**ANSWERS["instances"][0], "query": QUERY.replace("clear", "blue")}]}, "words"),
+        (
+            "planbench",
+            {"instances": [{**ANSWERS["instances"][0], "query": "[STATEMENT] hello"}]},
+            "instance 4",
+        ),
+        (
+            "planbench",
+            {"instances": [{**ANSWERS["instances"][0], "query": QUERY.replace("clear", "blue")}]},
+            "words",
+        ),
         ("workflows", {**WORKFLOW, "workflow": {}}, "specification"),
-        ("workflows", json.loads(json.dumps(WORKFLOW).replace('"parents": ["a1"]', '"parents": ["x"]')), "task 'x'"),
+        (
+            "workflows",
+            json.loads(json.dumps(WORKFLOW).replace('"parents": ["a1"]', '"parents": ["x"]')),
+            "task 'x'",
+        ),
     ],
 )
 def test_of_another_form(
-    tmp_path: Path, server: Server, form: Literal["planbench", "workflows"], document: object, why: str
+    tmp_path: Path,
+    server: Server,
+    form: Literal["planbench", "workflows"],
+    document: object,
+    why: str,
 ) -> None:
     """A file of another form than it had makes none of ours, and it is said what is wrong with it."""
     with pytest.raises(fetch.FetchError, match=why):
@@ -164,7 +191,16 @@ def test_of_another_form(
 
 def test_without_network(tmp_path: Path) -> None:
     """Where nothing can be reached, the command says so in a line and ends with 1."""
-    command = [sys.executable, "-m", "benchmarks", "fetch", "--data", str(tmp_path), "--from", "http://127.0.0.1:9"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "fetch",
+        "--data",
+        str(tmp_path),
+        "--from",
+        "http://127.0.0.1:9",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert "cannot be reached" in done.stderr

@@ -40,7 +40,9 @@ def solve(folder: Path, seed: int, bugs: int, more: str = "") -> tuple[str, list
         Terminal(folder, *shlex.split(EXAMPLE[1]), **server.environ(), **variables) as terminal,
     ):
         shown = STYLES.sub("", terminal.end())
-    tests = subprocess.run([SCRIPT.with_name("python"), "-m", "pytest", "-q"], cwd=folder, env=ENVIRONMENT | plain)
+    tests = subprocess.run(
+        [SCRIPT.with_name("python"), "-m", "pytest", "-q"], cwd=folder, env=ENVIRONMENT | plain
+    )
     assert tests.returncode == 0
     return f"$ replanning {EXAMPLE[1]}\n{shown}", drawn
 
@@ -100,7 +102,9 @@ def test_the_recording_of_a_coding_task_is_current(tmp_path: Path) -> None:
         "18 calls",
     )
     lines = shown.partition("\nWhat changed in the plan")[0].splitlines()
-    recording = "".join(f"{line.rstrip()}\n" for line in lines if not line.startswith("note: "))  # of this machine
+    recording = "".join(
+        f"{line.rstrip()}\n" for line in lines if not line.startswith("note: ")
+    )  # of this machine
     text = DOCUMENT.read_text("utf-8")
     if os.environ.get("REPLANNING_RECORD"):
         DOCUMENT.write_text(text := BLOCK.sub(lambda _: recording, text, count=1), "utf-8")

@@ -12,15 +12,31 @@ from typer.main import get_command
 
 from replanning import __version__
 from replanning.cli.app import app
-from tests.support.cli import ENVIRONMENT, REPAIRED, REPAIRED_TASKS, answer, cli, lines, process, write_plan
+from tests.support.cli import (
+    ENVIRONMENT,
+    REPAIRED,
+    REPAIRED_TASKS,
+    answer,
+    cli,
+    lines,
+    process,
+    write_plan,
+)
 
 
 def commands(group=None, lead: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Return the words of every command of the program, also of those in groups."""
     group = group or get_command(app)
     found = {name: group.resolve_command(None, name.split())[1] for name in group.commands}
-    inner = [commands(command, (*lead, name)) for name, command in found.items() if hasattr(command, "commands")]
-    return [*((*lead, *name.split()) for name in found), *(words for group in inner for words in group)]
+    inner = [
+        commands(command, (*lead, name))
+        for name, command in found.items()
+        if hasattr(command, "commands")
+    ]
+    return [
+        *((*lead, *name.split()) for name in found),
+        *(words for group in inner for words in group),
+    ]
 
 
 # Wrong usage: exit code 2, a sentence, no traceback
@@ -31,30 +47,48 @@ def commands(group=None, lead: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     [
         ("run nowhere.yaml", "nowhere.yaml: the plan cannot be read: No such file or directory"),
         ("run broken.yaml", "broken.yaml:6:40 tasks[0].depends_on[0]: task 'one' depends on 'two'"),
-        ("run plan.yaml --replan-provider oracle", "there is no plugin 'oracle' among the providers"),
+        (
+            "run plan.yaml --replan-provider oracle",
+            "there is no plugin 'oracle' among the providers",
+        ),
         ("run plan.yaml --store plan.yaml", "plan.yaml"),
         ("run plan.yaml --store plan.yaml/history.db", "plan.yaml/history.db"),
-        ("run plan.yaml --store=", "'' cannot be a store; expected a SQLite file, a folder, memory, or PLUGIN:PLACE"),
+        (
+            "run plan.yaml --store=",
+            "'' cannot be a store; expected a SQLite file, a folder, memory, or PLUGIN:PLACE",
+        ),
         ("run plan.yaml --store=sqlite:", "'sqlite:' cannot be a store"),
         ("run plan.yaml --store=memory:x", "'memory:x' cannot be a store"),
         ("run plan.yaml --settings none.yaml", "none.yaml: the settings file cannot be read"),
-        ("run plan.yaml --settings bad.yaml", "bad.yaml:1:14 cooldown: expected a number of at least 0, got -1"),
+        (
+            "run plan.yaml --settings bad.yaml",
+            "bad.yaml:1:14 cooldown: expected a number of at least 0, got -1",
+        ),
         ("run plan.yaml --trace smoke", "there is no exporter 'smoke'"),
         ("run plan.yaml --set region=eu", "--set: expected context.key=value, got 'region=eu'"),
         ("run plan.yaml --ask console", "this is no terminal"),
         ("run plan.yaml --ask store --no-ask", "contradict"),
-        ("run plan.yaml --ask store --store memory", "--ask: nobody could answer: the run is kept in the memory"),
+        (
+            "run plan.yaml --ask store --store memory",
+            "--ask: nobody could answer: the run is kept in the memory",
+        ),
         ("run plan.yaml --sequential --max-concurrency 3", "contradict"),
         ("run plan.yaml --max-concurrency 0", "max-concurrency"),
         ("run untooled.yaml", "untooled.yaml:2:9 tools[0]: tool 'a' states no `kind`"),
         ("run plan.yaml --run-id a/b", "'a/b' cannot be the id of a run: it has a path separator"),
-        ("run plan.yaml --run-id latest", "--run-id: 'latest' means the newest run; choose another id"),
+        (
+            "run plan.yaml --run-id latest",
+            "--run-id: 'latest' means the newest run; choose another id",
+        ),
         ("run plan.yaml --run-id=-x", "--run-id: '-x' would be read as an option"),
         ("run plan.yaml --run-id=", "--run-id: '' is empty"),
         ("resume r", "there are no runs in"),
         ("pause r", "there are no runs in"),
         ("simulate plan.yaml --fail nobody", "error: --fail: the plan has no task"),
-        ("simulate plan.yaml --hang one=2", "--hang one: expected a probability from 0 to 1, got 2.0"),
+        (
+            "simulate plan.yaml --hang one=2",
+            "--hang one: expected a probability from 0 to 1, got 2.0",
+        ),
         ("simulate plan.yaml --flaky one=often", "expected TASK or TASK=CHANCE"),
         (
             "status --store sqlit:runs.db",
@@ -66,8 +100,12 @@ def commands(group=None, lead: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 def test_wrong_usage_is_explained(tmp_path: Path, arguments: str, message: str) -> None:
     """A user's mistake is named on standard error alone, before anything is run."""
     write_plan(tmp_path, {"good": "touch ran"}, "id: one, tool: good")
-    write_plan(tmp_path, {"good": "true"}, "id: one, tool: good, depends_on: [two]", name="broken.yaml")
-    (tmp_path / "untooled.yaml").write_text("goal: {objective: x}\ntools: [{name: a}]\ntasks: [{id: b, tool: a}]\n")
+    write_plan(
+        tmp_path, {"good": "true"}, "id: one, tool: good, depends_on: [two]", name="broken.yaml"
+    )
+    (tmp_path / "untooled.yaml").write_text(
+        "goal: {objective: x}\ntools: [{name: a}]\ntasks: [{id: b, tool: a}]\n"
+    )
     (tmp_path / "bad.yaml").write_text("replanning: {cooldown: -1}\n")
 
     done = cli(tmp_path, *arguments.split(), code=2)
@@ -124,7 +162,10 @@ tasks:
     places = {problem["place"].split(" ")[1]: problem["place"] for problem in result["problems"]}
     expected = "colour tasks[0].depends_on[0] tasks[0].retries tasks[1].tool tools[0] tools[1] tools[1].comand tools[2]"
     assert sorted(places) == expected.split()
-    assert (places["tools[2]"], places["tools[0]"]) == ("plan.yaml:6:5 tools[2]", "plan.yaml:4:5 tools[0]")
+    assert (places["tools[2]"], places["tools[0]"]) == (
+        "plan.yaml:6:5 tools[2]",
+        "plan.yaml:4:5 tools[0]",
+    )
     assert not result["valid"]
     for problem in result["problems"]:
         assert f"{problem['place']}: {problem['message']}" in told
@@ -133,7 +174,9 @@ tasks:
 @pytest.mark.parametrize("command", ["run", "simulate", "validate"])
 def test_file_of_tools_given_as_a_plan(tmp_path: Path, command: str) -> None:
     """A file of tools given as a plan is named as such, with the commands that take one and its other problems."""
-    (tmp_path / "my tools.yaml").write_text("tools: [{name: a, kind: shell, command: 'true'}]\nresources: {cpu: -1}\n")
+    (tmp_path / "my tools.yaml").write_text(
+        "tools: [{name: a, kind: shell, command: 'true'}]\nresources: {cpu: -1}\n"
+    )
     told = cli(tmp_path, command, "my tools.yaml", code=2).stderr
     for text in (
         "my tools.yaml: this is a file of tools, not a plan: it has neither a goal nor tasks; ",
@@ -174,7 +217,10 @@ def test_version(tmp_path: Path) -> None:
 
 def test_providers_that_work(tmp_path: Path) -> None:
     """The plugins are listed with their state: what a run uses, what is available, what settings name in vain."""
-    plugins = {(plugin["group"], plugin["name"]): plugin["state"] for plugin in answer(tmp_path, "providers")}
+    plugins = {
+        (plugin["group"], plugin["name"]): plugin["state"]
+        for plugin in answer(tmp_path, "providers")
+    }
     named = answer(tmp_path, "providers", REPLANNING_PROVIDER="oracle")
     assert "broken" not in plugins.values()
     assert plugins["providers", "repair"] == plugins["stores", "sqlite"] == "used"
@@ -187,13 +233,19 @@ def test_providers_that_are_broken(tmp_path: Path) -> None:
     info = tmp_path / "shaky-1.2.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shaky\nVersion: 1.2\n")
-    (info / "entry_points.txt").write_text("[replanning.providers]\ngone = nowhere:P\nkeyless = shaky:P\n")
+    (info / "entry_points.txt").write_text(
+        "[replanning.providers]\ngone = nowhere:P\nkeyless = shaky:P\n"
+    )
     (tmp_path / "shaky.py").write_text(
         "class P:\n    def __init__(self):\n        raise RuntimeError('SHAKY_KEY is not set')\n"
     )
-    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['opentelemetry.exporter.otlp'] = None\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nsys.modules['opentelemetry.exporter.otlp'] = None\n"
+    )
 
-    plugins = {plugin["name"]: plugin for plugin in answer(tmp_path, "providers", PYTHONPATH=str(tmp_path))}
+    plugins = {
+        plugin["name"]: plugin for plugin in answer(tmp_path, "providers", PYTHONPATH=str(tmp_path))
+    }
 
     for name, state, problem in (
         ("gone", "broken", "nowhere"),
@@ -207,7 +259,9 @@ def test_providers_that_are_broken(tmp_path: Path) -> None:
 # Help
 
 
-ABOUT_RUNS = "status show graph history why diff decisions pending approve reject modify request notify"
+ABOUT_RUNS = (
+    "status show graph history why diff decisions pending approve reject modify request notify"
+)
 
 
 @pytest.mark.parametrize("words", [(), *commands()], ids=" ".join)
@@ -228,8 +282,16 @@ def test_help(tmp_path: Path, words: tuple[str, ...]) -> None:
 def test_help_is_quick_to_load() -> None:
     """The help needs none of the parts that take their time to load."""
     program = "import sys; sys.argv = ['replanning', '--help']\nimport replanning.cli\ntry: replanning.cli.main()\nexcept SystemExit: pass\nprint(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.split()
-    assert not {"httpx", "opentelemetry.sdk.trace", "replanning.testing", "rich.live", "trio"} & set(loaded)
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True
+    ).stdout.split()
+    assert not {
+        "httpx",
+        "opentelemetry.sdk.trace",
+        "replanning.testing",
+        "rich.live",
+        "trio",
+    } & set(loaded)
 
 
 def test_package_alone_loads_little(tmp_path: Path) -> None:
@@ -240,9 +302,15 @@ def test_package_alone_loads_little(tmp_path: Path) -> None:
         "\ntry: r.nothing\nexcept AttributeError as error: print(error)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
     )
-    assert done.stdout == "False Plan True\nmodule 'replanning' has no attribute 'nothing'\n", done.stderr
+    assert done.stdout == "False Plan True\nmodule 'replanning' has no attribute 'nothing'\n", (
+        done.stderr
+    )
 
 
 # A program that is interrupted when a certain module is imported, as by Ctrl-C at that instant.
@@ -263,7 +331,10 @@ main()
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        *((name, "") for name in ("replanning.cli.app", "typer", "replanning.cli.plans", "pydantic", "yaml")),
+        *(
+            (name, "")
+            for name in ("replanning.cli.app", "typer", "replanning.cli.plans", "pydantic", "yaml")
+        ),
         ("typer", "sys.stderr = None"),
     ],
 )

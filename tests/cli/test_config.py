@@ -44,7 +44,9 @@ def test_show_names_every_setting_with_its_source(tmp_path: Path, file: Path) ->
 
 def test_show_for_programs(tmp_path: Path, file: Path) -> None:
     """With --json the same is one document: the file, each setting with value, kind of source and place, and warnings."""
-    told = answer(tmp_path, "config", "show", REPLANNING_PROVIDER="repair", REPLANNING_LLM_MODLE="x")
+    told = answer(
+        tmp_path, "config", "show", REPLANNING_PROVIDER="repair", REPLANNING_LLM_MODLE="x"
+    )
     shown = told["settings"]
 
     assert told["file"] == "replanning.yaml"
@@ -54,7 +56,9 @@ def test_show_for_programs(tmp_path: Path, file: Path) -> None:
     assert shown["cooldown"] == {"value": 5.0, "source": "file", "place": "replanning.yaml:2:3"}
     assert shown["provider"] == {"value": ["repair"], "source": "environment", "place": variable}
     assert shown["enabled"] == {"value": True, "source": "default", "place": None}
-    assert [warning["place"] for warning in told["warnings"]] == ["environment REPLANNING_LLM_MODLE"]
+    assert [warning["place"] for warning in told["warnings"]] == [
+        "environment REPLANNING_LLM_MODLE"
+    ]
 
 
 def test_show_what_was_changed(tmp_path: Path, file: Path) -> None:
@@ -62,7 +66,9 @@ def test_show_what_was_changed(tmp_path: Path, file: Path) -> None:
     file.write_text("replanning: {enabled: true}")
     words = ("config", "show", "--changed")
     assert cli(tmp_path, *words).stdout == "enabled: true  # file replanning.yaml:1:14\n"
-    assert answer(tmp_path, *words, "--settings", "replanning.yaml")["settings"].keys() == {"enabled"}
+    assert answer(tmp_path, *words, "--settings", "replanning.yaml")["settings"].keys() == {
+        "enabled"
+    }
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
@@ -72,7 +78,14 @@ def test_show_no_secrets(tmp_path: Path, file: Path, form: list[str]) -> None:
         "replanning:\n  redaction: {environment: [HOUSE]}\n"
         "  llm: {model: sk-abcdefghijklmnopqrstuvwx, prices: {hunter22-large: {input: 1, output: 2}}}\n"
     )
-    done = cli(tmp_path, "config", "show", *form, HOUSE="hunter22", OPENAI_API_KEY="sk-zyxwvutsrqponmlkjihgfe")
+    done = cli(
+        tmp_path,
+        "config",
+        "show",
+        *form,
+        HOUSE="hunter22",
+        OPENAI_API_KEY="sk-zyxwvutsrqponmlkjihgfe",
+    )
     for secret in ("hunter22", "sk-abc", "sk-zyx"):
         assert secret not in done.stdout + done.stderr
     assert "[redacted]" in done.stdout
@@ -95,7 +108,9 @@ def test_show_no_secrets(tmp_path: Path, file: Path, form: list[str]) -> None:
         ),
     ],
 )
-def test_warnings_stop_no_run(tmp_path: Path, name: str, value: str, warning: str, commands: list[str]) -> None:
+def test_warnings_stop_no_run(
+    tmp_path: Path, name: str, value: str, warning: str, commands: list[str]
+) -> None:
     """A misspelt variable, or an unavailable server for a user's settings, is a warning, unless that is to be quiet."""
     write_plan(tmp_path, {"good": "true"}, "id: one, tool: good")
     for words in commands:
@@ -106,16 +121,31 @@ def test_warnings_stop_no_run(tmp_path: Path, name: str, value: str, warning: st
 
 def test_check_finds_nothing(tmp_path: Path, file: Path) -> None:
     """`config check` says that a file is right, and how much it says; without a file variables alone are looked at."""
-    assert cli(tmp_path, "config", "check").stdout == "replanning.yaml: nothing is wrong; 3 settings given\n"
+    assert (
+        cli(tmp_path, "config", "check").stdout
+        == "replanning.yaml: nothing is wrong; 3 settings given\n"
+    )
     file.rename(tmp_path / "other.yaml")
-    assert cli(tmp_path, "config", "check", "other.yaml").stdout.startswith("other.yaml: nothing is wrong")
-    assert cli(tmp_path, "config", "check").stdout == "no settings file: nothing is wrong; 0 settings given\n"
-    assert answer(tmp_path, "config", "check") == {"file": None, "valid": True, "problems": [], "warnings": []}
+    assert cli(tmp_path, "config", "check", "other.yaml").stdout.startswith(
+        "other.yaml: nothing is wrong"
+    )
+    assert (
+        cli(tmp_path, "config", "check").stdout
+        == "no settings file: nothing is wrong; 0 settings given\n"
+    )
+    assert answer(tmp_path, "config", "check") == {
+        "file": None,
+        "valid": True,
+        "problems": [],
+        "warnings": [],
+    }
 
 
 def test_check_names_every_offender(tmp_path: Path, file: Path) -> None:
     """`config check` names everything that is wrong, of file and variables, with its place and what is expected."""
-    file.write_text("replanning: {cooldown: -1, judge: {max_iterations: 11}}\nplanning: {stategy: x}\ncolour: red\n")
+    file.write_text(
+        "replanning: {cooldown: -1, judge: {max_iterations: 11}}\nplanning: {stategy: x}\ncolour: red\n"
+    )
     variables = {"MAX_TOTAL_REPLANS": "many", "REPLANNING_PROVIDRE": "openai"}
     done = cli(tmp_path, "config", "check", code=2, **variables)
     told = answer(tmp_path, "config", "check", code=2, **variables)
@@ -131,7 +161,9 @@ def test_check_names_every_offender(tmp_path: Path, file: Path) -> None:
         f"  environment MAX_TOTAL_REPLANS planning.replanning.global.max_total_replans: {number} of at least 0, got 'many'",
         "  environment REPLANNING_PROVIDRE: nothing is read from it; did you mean 'REPLANNING_PROVIDER'?",
     ]
-    assert [f"  {one['place']}: {one['message']}" for one in told["problems"]] == done.stderr.splitlines()[1:]
+    assert [
+        f"  {one['place']}: {one['message']}" for one in told["problems"]
+    ] == done.stderr.splitlines()[1:]
     assert not told["valid"]
 
 
@@ -146,10 +178,14 @@ def test_file_of_somebody_else(tmp_path: Path) -> None:
     """Settings of a file that was found count only once it is trusted, where they name servers, plugins, patterns or folders."""
     plan = write_plan(tmp_path, {"good": "echo fine"}, "id: a, tool: good")
     file = tmp_path / ".replanning.yaml"
-    file.write_text("replanning:\n  cooldown: 5\n  llm: {base_url: 'http://evil.example/v1'}\n  provider: [openai]\n")
+    file.write_text(
+        "replanning:\n  cooldown: 5\n  llm: {base_url: 'http://evil.example/v1'}\n  provider: [openai]\n"
+    )
     asked: list[object] = []
     with HttpServer(asked.append) as server:
-        (tmp_path / "asks.yaml").write_text(f"replanning: {{override: {{url: '{server.url}/settings'}}}}")
+        (tmp_path / "asks.yaml").write_text(
+            f"replanning: {{override: {{url: '{server.url}/settings'}}}}"
+        )
         for words in (
             ["run", plan],
             ["providers", "--check"],
@@ -157,13 +193,17 @@ def test_file_of_somebody_else(tmp_path: Path) -> None:
             ["config", "show"],
         ):
             told = cli(tmp_path, *words, code=2, OPENAI_API_KEY="sk-of-the-user").stderr
-            assert ".replanning.yaml:3:9 llm.base_url: it does not count until the file is trusted" in told
+            assert (
+                ".replanning.yaml:3:9 llm.base_url: it does not count until the file is trusted"
+                in told
+            )
             assert ".replanning.yaml:4:3 provider: it does not count" in told
             assert "cooldown" not in told
         (tmp_path / "asks.yaml").replace(file)
         assert (
             "override.url"
-            in cli(tmp_path, "config", "check", code=2).stdout + cli(tmp_path, "run", plan, code=2).stderr
+            in cli(tmp_path, "config", "check", code=2).stdout
+            + cli(tmp_path, "run", plan, code=2).stderr
         )
         assert not asked
 
@@ -189,7 +229,9 @@ def test_trust_says_what_is_trusted(tmp_path: Path) -> None:
     (tmp_path / "replanning.yaml").write_text("replanning: {cooldown: 5}")
     told = "replanning.yaml needs no trust: it sets no server, plugin, pattern or folder\n"
     assert cli(tmp_path, "config", "trust").stdout == told
-    (tmp_path / "replanning.yaml").write_text("planning: {replanning: {enabled: 3}, history: {directory: /tmp/x}}")
+    (tmp_path / "replanning.yaml").write_text(
+        "planning: {replanning: {enabled: 3}, history: {directory: /tmp/x}}"
+    )
     assert "planning.replanning.enabled" in cli(tmp_path, "config", "trust", code=2).stderr
 
 
@@ -212,12 +254,19 @@ def test_own_patterns(tmp_path: Path, words: tuple[str, ...], source: str) -> No
     """What commands print before there is a run, errors included, is masked as the settings say."""
     pattern = "acme-[0-9]+"
     (tmp_path / "own.yaml").write_text(f"replanning:\n  redaction: {{patterns: ['{pattern}']}}\n")
-    (tmp_path / "wrong.yaml").write_text("goal: {objective: x}\ntasks: [{id: a, optional: acme-123456}]\n")
+    (tmp_path / "wrong.yaml").write_text(
+        "goal: {objective: x}\ntasks: [{id: a, optional: acme-123456}]\n"
+    )
     (tmp_path / "right.yaml").write_text("goal: {objective: x}\n")
-    (tmp_path / "tools.yaml").write_text("tools: [{name: t, kind: shell, command: echo acme-123456}]\n")
+    (tmp_path / "tools.yaml").write_text(
+        "tools: [{name: t, kind: shell, command: echo acme-123456}]\n"
+    )
     variables = {"REPLANNING_REDACTION__PATTERNS": f'["{pattern}"]'}
     if source == "file" and words[0] in ("run", "simulate"):
         words, variables = (*words, "--settings", "own.yaml"), {}
     done = cli(tmp_path, *words, code=0 if words[0] == "tools" else 2, **variables)
     assert "acme-123456" not in done.stdout + done.stderr
-    assert "[redacted]" in done.stdout + done.stderr or "--run-id: what looks like a secret" in done.stderr
+    assert (
+        "[redacted]" in done.stdout + done.stderr
+        or "--run-id: what looks like a secret" in done.stderr
+    )

@@ -13,7 +13,11 @@ from tests.support.cli import answer, cli, process
 
 pytestmark = pytest.mark.slow
 
-REPAIRS = ["context-changed", "timeout"] if shutil.which("zpaq") else ["task-failed", "context-changed", "timeout"]
+REPAIRS = (
+    ["context-changed", "timeout"]
+    if shutil.which("zpaq")
+    else ["task-failed", "context-changed", "timeout"]
+)
 
 
 def test_demo_does_a_real_job(tmp_path: Path) -> None:
@@ -22,14 +26,24 @@ def test_demo_does_a_real_job(tmp_path: Path) -> None:
     here = tmp_path / "here"
 
     assert result["status"] == "succeeded"
-    assert sorted(trigger["kind"] for r in result["revisions"] for trigger in r["triggers"]) == sorted(REPAIRS)
+    assert sorted(
+        trigger["kind"] for r in result["revisions"] for trigger in r["triggers"]
+    ) == sorted(REPAIRS)
     assert len(result["revisions"]) == len(REPAIRS)
-    assert result["tasks"]["duplicates~2"] == result["tasks"]["characters"] == result["tasks"]["report"] == "DONE"
+    assert (
+        result["tasks"]["duplicates~2"]
+        == result["tasks"]["characters"]
+        == result["tasks"]["report"]
+        == "DONE"
+    )
     report = (here / "report.md").read_text(encoding="utf-8")
     assert "Longest files" in report
     assert "Characters beyond ASCII" in report
     if not shutil.which("zpaq"):
-        assert "input/replanning/__init__.py" in zipfile.ZipFile(here / "dist" / "sources.zip").namelist()
+        assert (
+            "input/replanning/__init__.py"
+            in zipfile.ZipFile(here / "dist" / "sources.zip").namelist()
+        )
     assert Plan.load(here / "plan.yaml").name == "survey"
     assert (here / ".replanning" / "history.db").exists()
 
@@ -39,7 +53,11 @@ def test_demo_is_told_to_people(tmp_path: Path) -> None:
     cli(tmp_path, "demo", "--quiet")
     done = cli(tmp_path, "demo")
 
-    for text in ("A real plan, on real files", "duplicates did not finish within 3 s", "revision 2:"):
+    for text in (
+        "A real plan, on real files",
+        "duplicates did not finish within 3 s",
+        "revision 2:",
+    ):
         assert text in done.stderr
     for text in (
         "✓ succeeded",
@@ -61,8 +79,14 @@ def test_demo_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear reader")
 
-    assert "the demo cannot write to 'file/below'" in cli(tmp_path, "demo", "--folder", "file/below", code=2).stderr
-    assert "'mine' already exists and is not a demo" in cli(tmp_path, "demo", "--folder", "mine", code=2).stderr
+    assert (
+        "the demo cannot write to 'file/below'"
+        in cli(tmp_path, "demo", "--folder", "file/below", code=2).stderr
+    )
+    assert (
+        "'mine' already exists and is not a demo"
+        in cli(tmp_path, "demo", "--folder", "mine", code=2).stderr
+    )
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter.txt"]
     if not Path("/proc/self").exists():
         pytest.skip("needs a folder in which nobody may write: /proc")
@@ -76,5 +100,7 @@ def test_release_example(tmp_path: Path) -> None:
     if not (example := Path(__file__).parents[2] / "examples" / "release.yaml").exists():
         pytest.skip("needs the examples of the checkout")
     assert answer(tmp_path, "validate", example)["valid"] is True
-    report = answer(tmp_path, "simulate", example, "--fail", "build", "--flaky", "announce=0.5", "--runs", 20)
+    report = answer(
+        tmp_path, "simulate", example, "--fail", "build", "--flaky", "announce=0.5", "--runs", 20
+    )
     assert report["success_rate"] == 1.0

@@ -19,7 +19,12 @@ from tests.support.llm_server import LLMRequest
 from tests.support.planning import Replies, go_on, replan
 
 TOOLS = [
-    {"name": "write", "kind": "shell", "command": "printf %s {text} > news.txt", "parameters": {"text": "string"}},
+    {
+        "name": "write",
+        "kind": "shell",
+        "command": "printf %s {text} > news.txt",
+        "parameters": {"text": "string"},
+    },
     {"name": "post", "kind": "shell", "command": "cat news.txt", "parameters": {"text": "any"}},
 ]
 SOLVE = ("solve", "--tools", "tools.yaml", "--llm", "openai", "--run-id", "r")
@@ -85,15 +90,30 @@ def test_an_issue_that_is_named_twice(folder: Path) -> None:
     fake = FakeGitHub()
     with world(fake) as (environ, _):
         page = f"{fake.site}/octo/repo/issues/12"
-        cli(folder, *SOLVE, "--issue", page, "--notify", f"github={page}", "--notify", "github=octo/repo#12", **environ)
-    assert [body.partition("\n")[0] for body in fake.texts()] == ["## 📋 Execution Plan", "## 🏁 Execution Finished"]
+        cli(
+            folder,
+            *SOLVE,
+            "--issue",
+            page,
+            "--notify",
+            f"github={page}",
+            "--notify",
+            "github=octo/repo#12",
+            **environ,
+        )
+    assert [body.partition("\n")[0] for body in fake.texts()] == [
+        "## 📋 Execution Plan",
+        "## 🏁 Execution Finished",
+    ]
 
 
 @pytest.mark.slow
 @both
 def test_a_reply_is_heard(folder: Path, kind: type[FakeForge], issue: str) -> None:
     """A question that the model has is asked below the issue, and the run waits for the reply there and uses it."""
-    unclear = replan("clarification_request", clarification_needed=True, clarification_questions=["To whom?"])
+    unclear = replan(
+        "clarification_request", clarification_needed=True, clarification_questions=["To whom?"]
+    )
     fake = kind()
     with (
         world(fake, {"decision:goal_understanding": (unclear, go_on())}) as (environ, asked),
@@ -117,7 +137,16 @@ def test_agreement_lets_a_run_go_on(folder: Path) -> None:
         assert any("Decision Needed" in body for body in fake.texts())
         fake.now = lambda: 4_000_000_000.0
         fake.says("ada", "/approve")
-        again = cli(folder, "resume", "r", "--replan-provider", "openai", "--notify", "github=octo/repo#12", **environ)
+        again = cli(
+            folder,
+            "resume",
+            "r",
+            "--replan-provider",
+            "openai",
+            "--notify",
+            "github=octo/repo#12",
+            **environ,
+        )
     assert "ada has answered question 1" in again.stderr
 
 
@@ -137,19 +166,41 @@ def test_only_read(folder: Path, kind: type[FakeForge], issue: str, option: str)
 @pytest.mark.parametrize(
     ("issue", "token", "fault", "told"),
     [
-        ("octo/repo#12", "", None, "needs a token: set GITHUB_TOKEN; to only read the issue, use --no-c"),
-        ("group/project!7", "", None, "needs a token: set GITLAB_TOKEN; to only read the issue, use --no-"),
+        (
+            "octo/repo#12",
+            "",
+            None,
+            "needs a token: set GITHUB_TOKEN; to only read the issue, use --no-c",
+        ),
+        (
+            "group/project!7",
+            "",
+            None,
+            "needs a token: set GITLAB_TOKEN; to only read the issue, use --no-",
+        ),
         ("octo/repo#12", "wrong", None, "the token is not accepted; check GITHUB_TOKEN (HTTP 401"),
         ("octo/repo#99", TOKEN, None, "octo/repo#99: not found, or the token may not see it"),
         ("gitlab:group/project#9", TOKEN, None, "group/project#9: not found, or the token may"),
-        ("octo/repo#12", TOKEN, Fault("GET", 410, path="/issues/"), "it was deleted (HTTP 410, request F00D): no"),
+        (
+            "octo/repo#12",
+            TOKEN,
+            Fault("GET", 410, path="/issues/"),
+            "it was deleted (HTTP 410, request F00D): no",
+        ),
         ("octo/repo", TOKEN, None, "is not an issue of GitHub; expected owner/repo#12"),
         ("gitlab:octo", TOKEN, None, "is not an issue of GitLab; expected group/project#12"),
-        ("https://evil.example/o/r/issues/1", TOKEN, None, "evil.example is not served by the API at "),
+        (
+            "https://evil.example/o/r/issues/1",
+            TOKEN,
+            None,
+            "evil.example is not served by the API at ",
+        ),
         ("octo/repo#12 --goal x", TOKEN, None, "leave out --goal"),
     ],
 )
-def test_an_issue_that_cannot_be_read(folder: Path, issue: str, token: str, fault: Fault | None, told: str) -> None:
+def test_an_issue_that_cannot_be_read(
+    folder: Path, issue: str, token: str, fault: Fault | None, told: str
+) -> None:
     """Why an issue cannot be read is said, nothing is run, and the code is 2."""
     fake = FakeGitLab() if issue.startswith(("group", "gitlab")) else FakeGitHub()
     fake.faults = [fault] if fault is not None else []
@@ -170,7 +221,9 @@ def test_what_is_missing_is_sent_later(folder: Path, kind: type[FakeForge], issu
         notify = ("notify", "r", "--wait", "0")
         assert "the issue is locked" in process(folder, *notify, code=1, **environ).stderr
         fake.faults.clear()
-        waits = process(folder, *notify[:-1], "0.01", **environ).stderr  # the process before may have left something
+        waits = process(
+            folder, *notify[:-1], "0.01", **environ
+        ).stderr  # the process before may have left something
         said = cli(folder, *notify, **environ).stderr
         assert said == f"{issue} has all notices about run r\n"
         assert waits == f"waiting 0 s, as what was sent before may still arrive\n{said}"
@@ -180,7 +233,9 @@ def test_what_is_missing_is_sent_later(folder: Path, kind: type[FakeForge], issu
         ]
         told = answer(folder, "notify", "r", "--to", "news.md", **environ)
         assert told == {"run": "r", "posted_to": ["news.md"], "unsent": []}
-    assert "**Success Criteria** (met: all, as the model judges):" in (folder / "news.md").read_text()
+    assert (
+        "**Success Criteria** (met: all, as the model judges):" in (folder / "news.md").read_text()
+    )
 
 
 def test_notices_that_cannot_be_sent_later(folder: Path) -> None:
@@ -190,7 +245,10 @@ def test_notices_that_cannot_be_sent_later(folder: Path) -> None:
     assert "--to: run 'r' belongs to no issue; name" in cli(folder, "notify", "r", code=2).stderr
     with closing(SqliteStore(folder / ".replanning" / "history.db")) as store:
         store.acquire(RunId("r"), owner_id(), 4_000_000_000.0, 10.0)
-        assert "is running, or another process posts" in cli(folder, "notify", "r", "--to", "news.md", code=1).stderr
+        assert (
+            "is running, or another process posts"
+            in cli(folder, "notify", "r", "--to", "news.md", code=1).stderr
+        )
 
 
 @both
@@ -200,7 +258,9 @@ def test_a_forge_that_fails_harms_no_run(folder: Path, kind: type[FakeForge], is
     with world(fake) as (environ, _):
         good = answer(folder, *SOLVE, "--issue", issue, **environ)
         fake.faults = [Fault("POST", 403, message="the issue is locked") for _ in range(50)]
-        bad = json.loads(cli(folder, *SOLVE[:-1], "bad", "--issue", issue, "--json", **environ).stdout)
+        bad = json.loads(
+            cli(folder, *SOLVE[:-1], "bad", "--issue", issue, "--json", **environ).stdout
+        )
         done = process(folder, *SOLVE[:-1], "other", "--issue", issue, **environ)
     assert (good["status"], good["unsent"], bad["status"]) == ("succeeded", [], "succeeded")
     (said,) = bad["unsent"]

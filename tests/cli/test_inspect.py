@@ -18,7 +18,16 @@ from typing import Any
 import anyio
 import pytest
 
-from replanning import Alternative, PlanEvaluation, ReplanningEngine, ReplanRequest, Settings, StoreGate, Task, ToolSpec
+from replanning import (
+    Alternative,
+    PlanEvaluation,
+    ReplanningEngine,
+    ReplanRequest,
+    Settings,
+    StoreGate,
+    Task,
+    ToolSpec,
+)
 from replanning.changes import SkipTask
 from replanning.exporters._narrator import Line, Narrator
 from replanning.history import ReplanHistory, import_history
@@ -42,10 +51,15 @@ def doubtful(request: ReplanRequest) -> list[Alternative]:
     """Two ways on about which a person must be asked."""
     task_id = request.triggers[0].tasks[0]
     replacement = again(request)[0].model_copy(update={"confidence": 0.4})
-    return [replacement, alternative(SkipTask(task_id=task_id), confidence=0.35, reason="without it")]
+    return [
+        replacement,
+        alternative(SkipTask(task_id=task_id), confidence=0.35, reason="without it"),
+    ]
 
 
-def make_run(run_id: str, *failures: str, doubts: bool = False, apart: bool = False, tool: str | None = None) -> None:
+def make_run(
+    run_id: str, *failures: str, doubts: bool = False, apart: bool = False, tool: str | None = None
+) -> None:
     """A run of three tasks in the store; with doubts, one that waits for a person, about each task that is apart.
 
     With a tool the command line can resume it.
@@ -61,7 +75,9 @@ def make_run(run_id: str, *failures: str, doubts: bool = False, apart: bool = Fa
                 settings=SETTINGS,
             )
             tasks = chain("a", "b", "c").tasks if not apart else tuple(Task(id=i) for i in "abc")
-            document = plan(*(task.model_copy(update={"tool": tool}) for task in tasks), tools=tools)
+            document = plan(
+                *(task.model_copy(update={"tool": tool}) for task in tasks), tools=tools
+            )
             async with engine.open(document, run_id=run_id) as run:
                 async for task in run.ready():
                     async with run.attempt(task) as attempt:
@@ -82,7 +98,9 @@ def test_history_that_may_only_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     make_run("one", "a", doubts=True, tool="t")
     looks = ("status", "show", "graph", "history", "why", "diff", "pending", "decisions")
     for word in looks:
-        call(word)  # which loads its modules, also those that only the owner of this program may read
+        call(
+            word
+        )  # which loads its modules, also those that only the owner of this program may read
     user = os.geteuid()
     with TemporaryDirectory(dir="/tmp") as name:
         shutil.copy(STORE, name)
@@ -136,9 +154,16 @@ def test_run_by_prefix_or_newest() -> None:
     """A run is named by how its id begins; without a name it is the newest, and an ambiguous name is refused."""
     for name in ("alpha-1", "alpha-2", "beta"):
         make_run(name)
-    for words, run in (([], "beta"), (["alpha-2"], "alpha-2"), (["b"], "beta"), (["latest"], "beta")):
+    for words, run in (
+        ([], "beta"),
+        (["alpha-2"], "alpha-2"),
+        (["b"], "beta"),
+        (["latest"], "beta"),
+    ):
         assert f"run {run}:" in call("history", *words)
-    assert "there is no run 'alpha'; 2 ids begin with it: alpha-2, alpha-1" in call("history", "alpha", code=1)
+    assert "there is no run 'alpha'; 2 ids begin with it: alpha-2, alpha-1" in call(
+        "history", "alpha", code=1
+    )
 
 
 def test_run_named_like_a_revision() -> None:
@@ -169,7 +194,10 @@ def test_status() -> None:
     ):
         assert text in call("status", "asking")
     found = data("status", "asking")
-    assert (found["tasks"], found["questions"]) == ({"PENDING": 1, "DONE": 1, "FAILED": 1}, ["asking.q1"])
+    assert (found["tasks"], found["questions"]) == (
+        {"PENDING": 1, "DONE": 1, "FAILED": 1},
+        ["asking.q1"],
+    )
     assert (found["evaluation"]["done"], found["evaluation"]["health"]) == (1, "stuck")
     assert [entry["run"] for entry in data("status")] == ["asking", "done"]
 
@@ -178,15 +206,22 @@ def test_strain_is_told_once() -> None:
     """The display has a line when many attempts begin to fail, and none while that goes on."""
     strained = PlanEvaluation(1, 2, 0.5, 90.0, "strained", ("look for a common cause",))
     narrator = Narrator(lambda: pytest.fail("no view is needed"))
-    lines = [narrator.line_for(event) for event in (strained, strained, replace(strained, health="good"), strained)]
-    told = Line("!", "1 of 2 tasks done (50%), about 90 s left, strained: look for a common cause", "yellow")
+    lines = [
+        narrator.line_for(event)
+        for event in (strained, strained, replace(strained, health="good"), strained)
+    ]
+    told = Line(
+        "!", "1 of 2 tasks done (50%), about 90 s left, strained: look for a common cause", "yellow"
+    )
     assert lines == [told, None, None, told]
 
 
 def test_status_of_a_dead_process(folder: Path) -> None:
     """A run whose process is gone is not called running, nor is its task, which has an age; how to resume is said."""
     write_plan(
-        folder, {"fine": "true", "kill": "kill -9 $PPID"}, "id: ok, tool: fine\nid: a, tool: kill, depends_on: [ok]"
+        folder,
+        {"fine": "true", "kill": "kill -9 $PPID"},
+        "id: ok, tool: fine\nid: a, tool: kill, depends_on: [ok]",
     )
     process(folder, "run", "plan.yaml", "--run-id", "dead", "--store", STORE, code=-9)
     assert "process gone" in call("status")
@@ -217,7 +252,14 @@ def test_unreadable_run_hides_no_other() -> None:
     assert listed["good"][0] == "needs_human"
     assert (listed["bad"][0], "checksum is wrong" in listed["bad"][1]) == ("unreadable", True)
     assert [question["question"] for question in data("pending")] == ["good.q1"]
-    for words in ("status bad", "pending bad", "approve bad", "approve bad.q1", "history bad", "why bad"):
+    for words in (
+        "status bad",
+        "pending bad",
+        "approve bad",
+        "approve bad.q1",
+        "history bad",
+        "why bad",
+    ):
         assert "run 'bad'" in call(*words.split(), code=2)
     assert "left for run good" in call("approve")
     text = call("history", "--calibration")
@@ -232,7 +274,10 @@ def test_history() -> None:
     assert call("history", "--format", "markdown").startswith("# Replanning of")
     assert call("history", "--format", "json") == call("history", "--json")
     with closing(SqliteStore(STORE)) as store:
-        assert import_history(call("history", "--json")).events == ReplanHistory.of(store, "one").events
+        assert (
+            import_history(call("history", "--json")).events
+            == ReplanHistory.of(store, "one").events
+        )
     assert "Invalid value" in call("history", "--format", "pdf", code=2)
     assert call("history", "--trigger", "task-failed").count("applied:") == 2
     assert "no replan matches" in call("history", "--decision", "abort")
@@ -260,8 +305,13 @@ def test_history_calibration() -> None:
     assert found["sources"]["scripted"]["bins"] == [
         {"low": 0.9, "high": 1.0, "replans": 3, "predicted": pytest.approx(0.9), "succeeded": 1.0}
     ]
-    assert data("history", "--calibration", "--trigger", "timeout")["calibration"]["total"]["count"] == 0
-    assert "did you mean 'timeout'?" in call("history", "--calibration", "--trigger", "timout", code=2)
+    assert (
+        data("history", "--calibration", "--trigger", "timeout")["calibration"]["total"]["count"]
+        == 0
+    )
+    assert "did you mean 'timeout'?" in call(
+        "history", "--calibration", "--trigger", "timout", code=2
+    )
 
 
 def test_why_after_a_rejection() -> None:
@@ -282,10 +332,20 @@ def test_why() -> None:
     assert "run one: replan 1" in call("why", "1")
     assert "run one: replan 1" in call("why", "one", "r1")
     text = call("why", "one", "2")
-    assert re.findall(r"^\S.*", text, re.MULTILINE)[1:] == ["Cause", "Traceback", "Candidates", "Decision", "Plan"]
+    assert re.findall(r"^\S.*", text, re.MULTILINE)[1:] == [
+        "Cause",
+        "Traceback",
+        "Candidates",
+        "Decision",
+        "Plan",
+    ]
     assert "self-assessment 0.90, past success" in text
     found = data("why", "1")
-    assert (found["executed"], found["rule"], found["diff"][:2]) == (True, "confident", ["~ a → a~2", "- a [FAILED]"])
+    assert (found["executed"], found["rule"], found["diff"][:2]) == (
+        True,
+        "confident",
+        ["~ a → a~2", "- a [FAILED]"],
+    )
     for words, code, message in (
         (["9"], 1, "has no revision 9; it has revisions 0 to 2"),
         (["one", "r9"], 1, "has no replan 'r9'; the last ones are: r1, r2"),
@@ -314,12 +374,17 @@ def test_pending() -> None:
     """An open question is shown with its cause, its numbered candidates, their scores and what each would change."""
     make_run("asking", "b", doubts=True)
     text = call("pending")
-    assert re.search(r"1\. replace b by b~2 .*\n.*self-assessment 0.40.*\n +- b: .*\n +\+ b~2: ", text)
+    assert re.search(
+        r"1\. replace b by b~2 .*\n.*self-assessment 0.40.*\n +- b: .*\n +\+ b~2: ", text
+    )
     assert "2. skip b" in text
     assert call("questions") == call("pending", "asking")
     (question,) = data("pending")
     assert (question["question"], question["triggers"][0]["kind"]) == ("asking.q1", "task-failed")
-    assert [(c["choice"], c["changes"][0]["kind"]) for c in question["candidates"]] == [(1, "replace"), (2, "skip")]
+    assert [(c["choice"], c["changes"][0]["kind"]) for c in question["candidates"]] == [
+        (1, "replace"),
+        (2, "skip"),
+    ]
 
 
 # Decisions about runs without a process
@@ -331,10 +396,14 @@ def test_answer_waits_for_resume() -> None:
     for choice in ("0", "3"):
         assert f"has candidates 1 to 2, got {choice}" in call("approve", "--choice", choice, code=2)
     assert "it was never asked" in call("approve", "asking.q7", code=1)
-    assert "go on with: replanning resume asking --store runs/history.db" in call("approve", "asking", "--by", "eve")
+    assert "go on with: replanning resume asking --store runs/history.db" in call(
+        "approve", "asking", "--by", "eve"
+    )
     assert "approve by eve waits to be taken" in call("pending")
     assert "go on     replanning resume asking" in call("status", "asking")
-    assert "question 1 is not open; it was answered already" in call("reject", "asking", "1", code=1)
+    assert "question 1 is not open; it was answered already" in call(
+        "reject", "asking", "1", code=1
+    )
 
 
 def test_two_open_questions() -> None:
@@ -343,7 +412,13 @@ def test_two_open_questions() -> None:
     make_run("other", "a", doubts=True, tool="true")
     assert "2 questions are open: other 1, asking 1; name one of them" in call("approve", code=1)
     resume = "replanning resume asking --store runs/history.db"
-    expected = {"run": "asking", "question": "asking.q1", "verdict": "approve", "taken": False, "resume": resume}
+    expected = {
+        "run": "asking",
+        "question": "asking.q1",
+        "verdict": "approve",
+        "taken": False,
+        "resume": resume,
+    }
     assert data("approve", "asking", "q1") == expected
 
 
@@ -357,7 +432,9 @@ def test_answer_all() -> None:
     for number in (1, 2, 3):
         assert f"question {number}: approve: left for the run (scripted)" in text
     assert f"no process carries out run asking now, so go on with: {resume}" in text
-    assert "question 2: not taken: it was answered already" in call("reject", "--all", "asking", code=1)
+    assert "question 2: not taken: it was answered already" in call(
+        "reject", "--all", "asking", code=1
+    )
     make_run("other", "a", "b", doubts=True, apart=True, tool="true")
     assert "several runs ask: other, asking; name one of them" in call("reject", "--all", code=1)
     expected = {
@@ -404,9 +481,13 @@ def test_changes_from_input() -> None:
 def test_requests() -> None:
     """Replanning is asked for where a run can still take it, about tasks that there are."""
     make_run("done")
-    assert "run 'done' is succeeded; there is nothing to replan" in call("request", "why not", code=1)
+    assert "run 'done' is succeeded; there is nothing to replan" in call(
+        "request", "why not", code=1
+    )
     make_run("asking", "b", doubts=True)
-    assert "there is no task 'bb'; did you mean 'b'?" in call("request", "new idea", "--task", "bb", code=1)
+    assert "there is no task 'bb'; did you mean 'b'?" in call(
+        "request", "new idea", "--task", "bb", code=1
+    )
     assert "put the reason in quotes" in call("request", "asking", "new", "idea", code=2)
     assert "no process carries it out" in call("request", "asking", "new idea", "--task", "b")
 
@@ -417,10 +498,18 @@ def test_requests() -> None:
 @pytest.fixture
 def asking(folder: Path) -> Iterator[Started]:
     """A process that carries out a plan and waits for an answer."""
-    tools = {"first": "exit 3 ## capability: build", "second": "echo built ## capability: build", "show": "echo shown"}
+    tools = {
+        "first": "exit 3 ## capability: build",
+        "second": "echo built ## capability: build",
+        "show": "echo shown",
+    }
     write_plan(folder, tools, "id: build, tool: first\nid: show, tool: show, depends_on: [build]")
-    write_settings(folder, alternatives={"require_approval": True}, triggers=["task-failed", "human-request"])
-    with Started(folder, "run", "plan.yaml", "--store", STORE, "--ask", "store", "--run-id", "one", "--json") as run:
+    write_settings(
+        folder, alternatives={"require_approval": True}, triggers=["task-failed", "human-request"]
+    )
+    with Started(
+        folder, "run", "plan.yaml", "--store", STORE, "--ask", "store", "--run-id", "one", "--json"
+    ) as run:
         run.until("question 1")
         yield run
 
@@ -428,8 +517,21 @@ def asking(folder: Path) -> Iterator[Started]:
 @pytest.mark.slow
 def test_modify_from_elsewhere(asking: Started, folder: Path) -> None:
     """A person's own changes are applied instead of what was proposed."""
-    (folder / "changes.yaml").write_text("- {kind: replace, task_id: build, tasks: [{id: mine, tool: show}]}")
-    words = ("modify", "one", "--changes", "changes.yaml", "--by", "eve", "--comment", "go", "--wait", "30")
+    (folder / "changes.yaml").write_text(
+        "- {kind: replace, task_id: build, tasks: [{id: mine, tool: show}]}"
+    )
+    words = (
+        "modify",
+        "one",
+        "--changes",
+        "changes.yaml",
+        "--by",
+        "eve",
+        "--comment",
+        "go",
+        "--wait",
+        "30",
+    )
     assert "has taken it: the plan was changed" in call(*words)
     assert json.loads(asking.end())["tasks"]["mine"] == "DONE"
     (event,) = data("history", "--trigger", "task-failed")["events"]
@@ -439,7 +541,9 @@ def test_modify_from_elsewhere(asking: Started, folder: Path) -> None:
 @pytest.mark.slow
 def test_request_from_elsewhere(asking: Started) -> None:
     """A request for replanning is heard by the process that carries out the run, and a rejection ends it unchanged."""
-    assert "the run considers it" in call("request", "one", "there must be a better way", "--wait", "30")
+    assert "the run considers it" in call(
+        "request", "one", "there must be a better way", "--wait", "30"
+    )
     assert "question 1: reject: the plan is kept" in call("reject", "--all", "one", "--wait", "30")
     result = json.loads(asking.end(1))
     assert (result["status"], result["revisions"]) == ("failed", [])
@@ -451,7 +555,9 @@ async def test_stale_answer_from_elsewhere() -> None:
     """An answer about tasks that have changed since is refused, said to be, and the run asks anew."""
     with closing(SqliteStore(STORE)) as store:
         settings = SETTINGS.model_copy(update={"cooldown": 0})
-        engine = ReplanningEngine([Proposer(doubtful)], gate=StoreGate(), store=store, settings=settings)
+        engine = ReplanningEngine(
+            [Proposer(doubtful)], gate=StoreGate(), store=store, settings=settings
+        )
         async with engine.open(chain("a"), run_id="moving") as run:
             run.failed(run.started("a"), "broken")
             await anyio.wait_all_tasks_blocked()

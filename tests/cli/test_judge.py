@@ -18,20 +18,28 @@ from tests.support.tools import Attempt, shell, task
 
 def test_failed_check_is_replanned(tmp_path: Path) -> None:
     """A command that ends well and misses its acceptance is replaced by another tool, whose work passes the check."""
-    tools = {"sloppy": "true {out} ## capability: build", "careful": "echo built > {out} ## capability: build"}
+    tools = {
+        "sloppy": "true {out} ## capability: build",
+        "careful": "echo built > {out} ## capability: build",
+    }
     tasks = """
         id: build, tool: sloppy, arguments: {out: it.txt}, acceptance: ["a file with the word", "$ grep built {out}"]
         id: use, tool: careful, arguments: {out: used.txt}, depends_on: [build]
     """
     write_plan(tmp_path, tools, tasks)
-    assert answer(tmp_path, "run", "plan.yaml", "--replan-provider", "repair")["status"] == "succeeded"
+    assert (
+        answer(tmp_path, "run", "plan.yaml", "--replan-provider", "repair")["status"] == "succeeded"
+    )
     assert lines(tmp_path / "it.txt") == lines(tmp_path / "used.txt") == ["built"]
 
 
 @pytest.mark.parametrize("options", [["--replan-provider", "repair"], ["--no-replan"]])
 @pytest.mark.parametrize(
     ("check", "told"),
-    [("test -e missing.txt", ["test -e missing.txt"]), ("no-such-checker it", ["could not verify", "no-such-checker"])],
+    [
+        ("test -e missing.txt", ["test -e missing.txt"]),
+        ("no-such-checker it", ["could not verify", "no-such-checker"]),
+    ],
 )
 def test_no_other_way(tmp_path: Path, check: str, told: list[str], options: list[str]) -> None:
     """A task that fails its check, or cannot be checked, is blocked with its dependents, and the check is quoted."""
@@ -82,7 +90,9 @@ async def test_check_that_says_nothing(tmp_path: Path) -> None:
 @pytest.fixture
 def graded(tmp_path: Path) -> Path:
     """A folder with a plan whose work a model is to judge."""
-    command = 'echo "${REPLANNING_FEEDBACK:-go away} ${REPLANNING_IDEMPOTENCY_KEY}" | tee -a said.txt'
+    command = (
+        'echo "${REPLANNING_FEEDBACK:-go away} ${REPLANNING_IDEMPOTENCY_KEY}" | tee -a said.txt'
+    )
     write_settings(tmp_path, judge={"provider": "openai"})
     tasks = 'id: write, tool: write, acceptance: ["the greeting is polite"]'
     return write_plan(tmp_path, {"write": command}, tasks).parent
@@ -108,8 +118,14 @@ def test_model_judges_on_the_command_line(graded: Path) -> None:
 def test_judge_that_wants_smaller_tasks(tmp_path: Path) -> None:
     """A task that a judge finds too large is divided by the same model, and its parts are judged as well."""
     write_settings(tmp_path, judge={"provider": "openai"})
-    write_plan(tmp_path, {"write": "echo {text} >> said.txt"}, "id: all, tool: write, arguments: {text: all}")
-    parts: list[JsonValue] = [{"id": name, "tool": "write", "arguments": {"text": name}} for name in ("one", "two")]
+    write_plan(
+        tmp_path,
+        {"write": "echo {text} >> said.txt"},
+        "id: all, tool: write, arguments: {text: all}",
+    )
+    parts: list[JsonValue] = [
+        {"id": name, "tool": "write", "arguments": {"text": name}} for name in ("one", "two")
+    ]
     replies: list[JsonValue] = [
         {"success": False, "should_replan": True, "reason": "too large"},
         {"reason": "one at a time", "confidence": 0.8, "tasks": parts},
@@ -124,16 +140,26 @@ def test_judge_that_wants_smaller_tasks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["decompose", "llm"])
 def test_provider_that_needs_a_model(graded: Path, name: str) -> None:
     """A provider that works with a language model cannot be named in place of the model."""
-    told = cli(graded, "run", "plan.yaml", "--replan-provider", name, "--settings", os.devnull, code=2).stderr
+    told = cli(
+        graded, "run", "plan.yaml", "--replan-provider", name, "--settings", os.devnull, code=2
+    ).stderr
     assert "it needs a language model; name the model" in told
 
 
 def test_actions_of_a_goal_are_judged(tmp_path: Path) -> None:
     """In planning mode a model that the settings name judges each action, which is done again with its feedback."""
     write_settings(tmp_path, judge={"provider": "openai"})
-    write_tools(tmp_path, {"name": "write", "kind": "shell", "command": 'echo "$REPLANNING_FEEDBACK" >> said.txt'})
-    verdicts = [{"success": False, "should_continue": True, "feedback": "say please"}, {"success": True}]
-    model = Model(planned({"task_id": "write", "tool": "write", "expected_outcome": "a polite greeting"}))
+    write_tools(
+        tmp_path,
+        {"name": "write", "kind": "shell", "command": 'echo "$REPLANNING_FEEDBACK" >> said.txt'},
+    )
+    verdicts = [
+        {"success": False, "should_continue": True, "feedback": "say please"},
+        {"success": True},
+    ]
+    model = Model(
+        planned({"task_id": "write", "tool": "write", "expected_outcome": "a polite greeting"})
+    )
 
     def reply(request: LLMRequest) -> str:
         asks = "should_continue" in request.prompt and "a polite greeting" in request.prompt
@@ -154,7 +180,9 @@ def test_no_model_where_disabled(graded: Path, off: str) -> None:
     if off == "enabled":
         write_settings(graded, judge={"provider": "openai", "enabled": False})
     with ScriptedLLMServer([]) as server:
-        cli(graded, "run", "plan.yaml", *([off] if off == "--no-replan" else []), **server.environ())
+        cli(
+            graded, "run", "plan.yaml", *([off] if off == "--no-replan" else []), **server.environ()
+        )
         assert server.requests == []
 
 

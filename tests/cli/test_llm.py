@@ -59,7 +59,11 @@ def test_service_repairs_a_plan(folder: Path, service: str) -> None:
 def test_auto_finds_the_model(folder: Path) -> None:
     """By default the first service whose key is there is asked beside `repair`, and the progress says so."""
     with ScriptedLLMServer(way_on) as server:
-        keys = {name: value for name, value in server.environ().items() if name.startswith(("OPENAI", "ANTHROPIC"))}
+        keys = {
+            name: value
+            for name, value in server.environ().items()
+            if name.startswith(("OPENAI", "ANTHROPIC"))
+        }
         done = cli(folder, *RUN, **keys)
         assert [request.path for request in server.requests] == ["/v1/messages"]
     assert "it is shown to anthropic (claude" in done.stderr
@@ -100,14 +104,26 @@ def test_settings_name_the_model(folder: Path) -> None:
         write_settings(folder, provider="openai", llm=llm)
         cli(folder, *RUN, OPENAI_API_KEY="k", REPLANNING_LLM_MODEL="gpt-x")
         (request,) = server.requests
-    assert (request.model, request.body["temperature"], request.body["max_tokens"]) == ("gpt-x", 0.9, 77)
+    assert (request.model, request.body["temperature"], request.body["max_tokens"]) == (
+        "gpt-x",
+        0.9,
+        77,
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "variables", "message"),
     [
-        ((*RUN, "--replan-provider", "openai"), {}, "error: openai cannot be asked: OPENAI_API_KEY is not set"),
-        ((*RUN, "--replan-provider", "openai,opnai"), {"OPENAI_API_KEY": "k"}, "there is no plugin 'opnai'"),
+        (
+            (*RUN, "--replan-provider", "openai"),
+            {},
+            "error: openai cannot be asked: OPENAI_API_KEY is not set",
+        ),
+        (
+            (*RUN, "--replan-provider", "openai,opnai"),
+            {"OPENAI_API_KEY": "k"},
+            "there is no plugin 'opnai'",
+        ),
         (RUN, {"REPLANNING_LLM_BASE_URL": "http://localhost:1"}, "name the provider"),
         (
             ("simulate", "plan.yaml", "--replan-provider", "openai"),
@@ -136,7 +152,13 @@ def listed(folder: Path, *arguments: str, **variables: Any) -> dict[str, dict[st
 def test_what_is_configured(tmp_path: Path) -> None:
     """The list of providers says of each model which it is, where, with which key, and what it lacks."""
     found = listed(tmp_path, OPENAI_API_KEY="k", REPLANNING_LLM_FALLBACK="ollama")
-    told = {"kind": "language model", "model": "gpt-4.1-mini", "state": "used", "problem": "", "answers": None}
+    told = {
+        "kind": "language model",
+        "model": "gpt-4.1-mini",
+        "state": "used",
+        "problem": "",
+        "answers": None,
+    }
     where = {"key": "OPENAI_API_KEY", "address": "https://api.openai.com/v1", "seconds": None}
     assert found["openai"].items() >= (told | where).items()
     assert (found["repair"]["state"], found["repair"]["kind"]) == ("used", "")
@@ -156,7 +178,11 @@ def test_the_key_that_is_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variables", "openai", "anthropic"),
     [
-        ({"REPLANNING_PROVIDER": "openai:gpt-x, repair"}, ("gpt-x", "used"), ("claude-sonnet-4-5", "available")),
+        (
+            {"REPLANNING_PROVIDER": "openai:gpt-x, repair"},
+            ("gpt-x", "used"),
+            ("claude-sonnet-4-5", "available"),
+        ),
         ({"REPLANNING_LLM_MODEL": "claude-x"}, ("gpt-4.1-mini", "fallback"), ("claude-x", "used")),
     ],
 )
@@ -170,20 +196,28 @@ def test_what_the_settings_name(
 
 
 @pytest.mark.parametrize(
-    ("used", "others", "code"), [(True, True, 0), (True, False, 0), (False, True, 1), (False, False, 1)]
+    ("used", "others", "code"),
+    [(True, True, 0), (True, False, 0), (False, True, 1), (False, False, 1)],
 )
 def test_check(tmp_path: Path, used: bool, others: bool, code: int) -> None:
     """A check of language models fails when none answers, or the one that runs would use does not, and says why."""
 
     def reply(request: LLMRequest) -> LLMServerReply:
-        return "yes" if (used if request.path == "/v1/messages" else others) else ServerReply.error(401)
+        return (
+            "yes"
+            if (used if request.path == "/v1/messages" else others)
+            else ServerReply.error(401)
+        )
 
     write_settings(tmp_path, provider="anthropic")
     with ScriptedLLMServer(reply) as server:
         found = listed(tmp_path, "--check", code=code, **server.environ())
         shown = cli(tmp_path, "providers", "--check", code=code, **server.environ()).stdout
     answers = {name: plugin["answers"] for name, plugin in found.items()}
-    assert answers.items() >= {**dict.fromkeys(SERVICES, others), "anthropic": used, "repair": None}.items()
+    assert (
+        answers.items()
+        >= {**dict.fromkeys(SERVICES, others), "anthropic": used, "repair": None}.items()
+    )
     assert ("HTTP 401" in str(found["anthropic"]["problem"])) != used
     assert ("answers in" in shown, "no answer" in shown) == (used or others, not (used and others))
 
@@ -195,7 +229,9 @@ def test_a_check_asks_once(tmp_path: Path) -> None:
         cli(tmp_path, "providers", "--check", "--json", code=1, **server.environ())
     assert "127.0.0.1 cannot be reached; gave up after 1 attempt" in " ".join(gone.stdout.split())
     assert gone.stderr == "asking whether they answer: ollama\n"
-    assert len(server.requests) == len({request.path for request in server.requests}) == len(SERVICES)
+    assert (
+        len(server.requests) == len({request.path for request in server.requests}) == len(SERVICES)
+    )
 
 
 def test_check_without_any_model(tmp_path: Path) -> None:

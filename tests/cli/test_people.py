@@ -12,7 +12,17 @@ from pathlib import Path
 import anyio
 import pytest
 
-from replanning import Goal, Plan, ReplanningEngine, RunResult, Settings, Task, TaskContext, ToolSpec, tool
+from replanning import (
+    Goal,
+    Plan,
+    ReplanningEngine,
+    RunResult,
+    Settings,
+    Task,
+    TaskContext,
+    ToolSpec,
+    tool,
+)
 from replanning.errors import NeedsHuman
 from tests.support.cli import (
     REPAIRED,
@@ -75,7 +85,15 @@ def test_people_read_no_internal_ids(asking: Path) -> None:
     told("approve", "r", "2", "--wait", "0")
     assert "question 2 is not open; it was answered already" in told("approve", "r", "2", code=1)
     told("resume", "r", code=1)
-    for words in ("status r", "history r", "history r --format markdown", "why r", "why 1", "diff r", "decisions r"):
+    for words in (
+        "status r",
+        "history r",
+        "history r --format markdown",
+        "why r",
+        "why 1",
+        "diff r",
+        "decisions r",
+    ):
         told(*words.split())
     write_plan(asking, ASKING, "id: only, tool: bad")
     assert "· goal-unreachable (only) leads to no replan: the same was decided before" in told(
@@ -133,7 +151,11 @@ def test_modify_on_the_terminal(asking: Path) -> None:
 def test_modify_without_an_editor(asking: Path) -> None:
     """Without an editor the changes are typed as JSON; what does not fit is refused, and asked for again."""
     with Terminal(asking, *RUN) as terminal:
-        for typed in ('[{"kind": "explode"}]', "[" * 2_000, '[{"kind": "skip", "task_id": "work"}]'):
+        for typed in (
+            '[{"kind": "explode"}]',
+            "[" * 2_000,
+            '[{"kind": "skip", "task_id": "work"}]',
+        ):
             terminal.until("m makes changes")
             terminal.type("m")
             terminal.until("as JSON on one line")
@@ -206,7 +228,9 @@ def test_quiet_says_nothing(tmp_path: Path) -> None:
 def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
     """Output of tools cannot steer the terminal."""
     write_plan(
-        tmp_path, {"evil": r"printf '\033]0;owned\007 \342\200\256\342\201\246 mr' >&2; exit 1"}, "id: a, tool: evil"
+        tmp_path,
+        {"evil": r"printf '\033]0;owned\007 \342\200\256\342\201\246 mr' >&2; exit 1"},
+        "id: a, tool: evil",
     )
     done = cli(tmp_path, *RUN, "--no-replan", code=1)
     assert "owned" in done.stdout + done.stderr
@@ -237,17 +261,32 @@ def test_plans_of_programs(tmp_path: Path, tools: bool) -> None:
         return broken() if task.tool == "broken" else spare()
 
     specs = tuple(ToolSpec(name=name, capability="send") for name in ("broken", "spare"))
-    plan = Plan(goal=Goal(objective="mail"), tasks=(Task(id="mail", tool="broken"),), tools=() if tools else specs)
-    how = {"tools": [tool(capability="send")(broken), tool(capability="send")(spare)]} if tools else {"work": work}
+    plan = Plan(
+        goal=Goal(objective="mail"),
+        tasks=(Task(id="mail", tool="broken"),),
+        tools=() if tools else specs,
+    )
+    how = (
+        {"tools": [tool(capability="send")(broken), tool(capability="send")(spare)]}
+        if tools
+        else {"work": work}
+    )
 
     def go_on() -> RunResult:
-        engine = ReplanningEngine(store=tmp_path / "runs.db", settings={"alternatives": {"require_approval": True}})
+        engine = ReplanningEngine(
+            store=tmp_path / "runs.db", settings={"alternatives": {"require_approval": True}}
+        )
         return anyio.run(partial(engine.execute, plan, run_id="r", **how))
 
     assert go_on().status == "needs_human"
     store = ("--store", "runs.db")
-    assert "go on with: the program that began it" in cli(tmp_path, "approve", "r", "1", *store).stdout
-    assert "executes functions of a program; only that" in cli(tmp_path, "resume", "r", *store, code=2).stderr
+    assert (
+        "go on with: the program that began it" in cli(tmp_path, "approve", "r", "1", *store).stdout
+    )
+    assert (
+        "executes functions of a program; only that"
+        in cli(tmp_path, "resume", "r", *store, code=2).stderr
+    )
     assert (go_on().outputs, go_on().status) == ({"mail": "sent"}, "succeeded")
 
 
@@ -268,7 +307,9 @@ def test_sessions_of_programs(tmp_path: Path) -> None:
         anyio.run(agent)
     store = ("--store", "runs.db")
     assert "is the session of a program" in cli(tmp_path, "resume", "s", *store, code=2).stderr
-    assert "go on with: the program that began it" in cli(tmp_path, "approve", "s", "1", *store).stdout
+    assert (
+        "go on with: the program that began it" in cli(tmp_path, "approve", "s", "1", *store).stdout
+    )
     assert "go on     the program that began it" in cli(tmp_path, "status", "s", *store).stdout
     assert answer(tmp_path, "status", "s", *store)["status"] == "paused"
     assert "it has revisions 0 to 0" in cli(tmp_path, "why", "s", "1", *store, code=1).stderr

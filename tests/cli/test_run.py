@@ -42,7 +42,11 @@ def test_a_missing_program_is_replaced(tmp_path: Path) -> None:
 
     assert "note: tool 'absent' needs the program 'no-such-program-anywhere'" in done.stderr
     assert "first started (good)" in done.stderr
-    for text in ("✓ succeeded", "failed   pack: ToolUnavailable", "applied  pack → pack~2: tool absent → present"):
+    for text in (
+        "✓ succeeded",
+        "failed   pack: ToolUnavailable",
+        "applied  pack → pack~2: tool absent → present",
+    ):
         assert text in done.stdout
     assert "replanning why r" in done.stdout
     assert (tmp_path / ".replanning" / "history.db").exists()
@@ -56,7 +60,10 @@ def test_killed_before_the_first_record(tmp_path: Path) -> None:
         store.create(RunId("r"), "process 1 on another machine", 0.0, 1.0)
 
     for command, code in (("status", 1), ("resume", 2)):
-        assert "the store has no runs yet; run a plan first" in cli(tmp_path, command, "r", code=code).stderr
+        assert (
+            "the store has no runs yet; run a plan first"
+            in cli(tmp_path, command, "r", code=code).stderr
+        )
     assert answer(tmp_path, *RUN)["status"] == "succeeded"
 
 
@@ -78,9 +85,17 @@ def test_the_result_as_json(tmp_path: Path) -> None:
 
     assert (result["run"], result["status"], result["exit_code"]) == ("r", "succeeded", 0)
     assert result["outputs"]["pack"]["stdout"] == "packed it"
-    assert result["tasks"] == {"first": "DONE", "pack": "REPLACED_BY_REPLAN", "last": "DONE", "pack~2": "DONE"}
+    assert result["tasks"] == {
+        "first": "DONE",
+        "pack": "REPLACED_BY_REPLAN",
+        "last": "DONE",
+        "pack~2": "DONE",
+    }
     (revision,) = result["revisions"]
-    assert (revision["triggers"][0]["kind"], revision["changes"][0]["kind"]) == ("task-failed", "replace")
+    assert (revision["triggers"][0]["kind"], revision["changes"][0]["kind"]) == (
+        "task-failed",
+        "replace",
+    )
     assert (revision["source"], revision["confidence"]["total"]) == ("repair", pytest.approx(0.77))
 
 
@@ -118,7 +133,11 @@ def test_observe_changes_nothing(tmp_path: Path) -> None:
 
 def test_sequential_runs_one_at_a_time(tmp_path: Path) -> None:
     """With --sequential tasks run one after another, also those that could run at once."""
-    write_plan(tmp_path, {"step": "echo begin >> log; echo end >> log"}, "id: a, tool: step\nid: b, tool: step")
+    write_plan(
+        tmp_path,
+        {"step": "echo begin >> log; echo end >> log"},
+        "id: a, tool: step\nid: b, tool: step",
+    )
     cli(tmp_path, "run", "plan.yaml", "--sequential")
     assert lines(tmp_path / "log") == ["begin", "end"] * 2
 
@@ -128,7 +147,10 @@ def test_sequential_runs_one_at_a_time(tmp_path: Path) -> None:
 
 def test_set_changes_the_context(tmp_path: Path) -> None:
     """Context values are JSON where they can be read as such; `1.10` and hashes that resemble numbers stay text."""
-    tools = {"tell": 'echo sha=7812345e10 >> "$REPLANNING_CONTEXT"', "say": "echo {version} {half} {many} {sha}"}
+    tools = {
+        "tell": 'echo sha=7812345e10 >> "$REPLANNING_CONTEXT"',
+        "say": "echo {version} {half} {many} {sha}",
+    }
     given = "version: '${context.version}', half: '${context.half}', many: '${context.many}', sha: '${context.sha}'"
     tasks = f"""
         id: look, tool: tell
@@ -138,13 +160,20 @@ def test_set_changes_the_context(tmp_path: Path) -> None:
 
     values = [f"--set=context.{pair}" for pair in ("version=1.10", "half=0.5", "many=3")]
 
-    assert answer(tmp_path, "run", "plan.yaml", *values)["outputs"]["a"]["stdout"] == "1.10 0.5 3 7812345e10"
+    assert (
+        answer(tmp_path, "run", "plan.yaml", *values)["outputs"]["a"]["stdout"]
+        == "1.10 0.5 3 7812345e10"
+    )
 
 
 def test_a_command_changes_the_context(tmp_path: Path) -> None:
     """A command that finds something out says so by its variable, and a step that was skipped is done after all."""
     gate = Gate(tmp_path / "gate")
-    tools = {"tell": 'echo found=true >> "$REPLANNING_CONTEXT"', "good": "true", "hold": gate.command}
+    tools = {
+        "tell": 'echo found=true >> "$REPLANNING_CONTEXT"',
+        "good": "true",
+        "hold": gate.command,
+    }
     tasks = """
         id: extra, tool: good, when: context.found
         id: look, tool: tell
@@ -172,10 +201,14 @@ def test_results_of_an_older_context(tmp_path: Path) -> None:
     done = cli(tmp_path, "run", "plan.yaml", "--store", "runs.db")
 
     assert [f"! {warning}" in out for out in (done.stdout, done.stderr)] == [True, True]
-    assert f"  stale     {warning}" in cli(tmp_path, "status", "latest", "--store", "runs.db").stdout
+    assert (
+        f"  stale     {warning}" in cli(tmp_path, "status", "latest", "--store", "runs.db").stdout
+    )
     assert warning in cli(tmp_path, "why", "--store", "runs.db", code=1).stderr
     for command in (("status", "latest"), ("history",)):
-        assert answer(tmp_path, *command, "--json", "--store", "runs.db")["stale"] == {"page": ["context.language"]}
+        assert answer(tmp_path, *command, "--json", "--store", "runs.db")["stale"] == {
+            "page": ["context.language"]
+        }
 
 
 @pytest.mark.parametrize(
@@ -185,9 +218,13 @@ def test_results_of_an_older_context(tmp_path: Path) -> None:
         ("name=caf\\351", "text to $REPLANNING_CONTEXT that is not UTF-8"),
     ],
 )
-def test_what_a_command_says_of_the_context_is_checked(tmp_path: Path, said: str, told: str) -> None:
+def test_what_a_command_says_of_the_context_is_checked(
+    tmp_path: Path, said: str, told: str
+) -> None:
     """A context file that is not UTF-8, or not of the form key=value, fails the task that wrote it."""
-    write_plan(tmp_path, {"tell": f"printf '{said}\\n' >> \"$REPLANNING_CONTEXT\""}, "id: look, tool: tell")
+    write_plan(
+        tmp_path, {"tell": f"printf '{said}\\n' >> \"$REPLANNING_CONTEXT\""}, "id: look, tool: tell"
+    )
     done = cli(tmp_path, "run", "plan.yaml", "--no-replan", code=1)
     assert "tool 'tell' wrote" in done.stdout
     assert told in done.stdout
@@ -197,7 +234,9 @@ def test_resume_with_another_context(tmp_path: Path) -> None:
     """--set on resume changes the context of the run, which is a change like any other and is replanned for."""
     gate = Gate(tmp_path / "gate")
     tasks = "id: extra, tool: good, when: context.found\nid: hold, tool: hold\nid: last, tool: good, depends_on: [hold, extra]"
-    write_plan(tmp_path, {"hold": gate.command, "good": "true"}, tasks, more="context: {found: false}")
+    write_plan(
+        tmp_path, {"hold": gate.command, "good": "true"}, tasks, more="context: {found: false}"
+    )
     with Started(tmp_path, *RUN) as started:
         started.until("extra skipped: its condition 'context.found' does not hold")
         started.process.send_signal(signal.SIGINT)
@@ -223,7 +262,9 @@ def test_a_tool_without_timeout_is_cut_off(tmp_path: Path) -> None:
 def test_how_much_a_tool_may_print(tmp_path: Path) -> None:
     """`max_output` is how much the output of a task may have, also where a command prints more than usual."""
     write_plan(tmp_path, {"print": "head -c 2000000 /dev/zero | tr '\\0' x"}, "id: a, tool: print")
-    assert "exceeded 1048576 bytes" in cli(tmp_path, "run", "plan.yaml", "--no-replan", code=1).stdout
+    assert (
+        "exceeded 1048576 bytes" in cli(tmp_path, "run", "plan.yaml", "--no-replan", code=1).stdout
+    )
 
     write_settings(tmp_path, max_output=3_000_000)
     assert len(answer(tmp_path, "run", "plan.yaml")["outputs"]["a"]["stdout"]) == 2_000_000
@@ -232,7 +273,9 @@ def test_how_much_a_tool_may_print(tmp_path: Path) -> None:
 # Stores
 
 
-@pytest.mark.parametrize("store", ["runs.jsonl", "folder/", "jsonl:other", "deep/er/file.db", "sqlite:named"])
+@pytest.mark.parametrize(
+    "store", ["runs.jsonl", "folder/", "jsonl:other", "deep/er/file.db", "sqlite:named"]
+)
 def test_where_runs_are_kept(tmp_path: Path, store: str) -> None:
     """--store takes a SQLite file, a folder of text files, or a plugin with its place; a run there is resumed."""
     write_plan(tmp_path, REPAIRED, REPAIRED_TASKS)
@@ -243,8 +286,20 @@ def test_where_runs_are_kept(tmp_path: Path, store: str) -> None:
 def test_without_standard_input(tmp_path: Path) -> None:
     """A run whose standard input is closed asks nobody, and is carried out."""
     write_plan(tmp_path, {"good": "true"}, "id: one, tool: good")
-    command = ["sh", "-c", 'exec "$@" <&-', "sh", str(SCRIPT), "run", "plan.yaml", "--store", "memory"]
-    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
+    command = [
+        "sh",
+        "-c",
+        'exec "$@" <&-',
+        "sh",
+        str(SCRIPT),
+        "run",
+        "plan.yaml",
+        "--store",
+        "memory",
+    ]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
 
 
@@ -274,7 +329,9 @@ def test_succeeded_runs_are_not_resumed(tmp_path: Path) -> None:
 def gate(tmp_path: Path) -> Gate:
     """The gate at which the second of three tasks waits, each of which leaves a line in `log`."""
     gate = Gate(tmp_path / "gate")
-    tools = {name: f"echo {name} >> log" for name in ("first", "last")} | {"hold": f"{gate.command}; echo hold >> log"}
+    tools = {name: f"echo {name} >> log" for name in ("first", "last")} | {
+        "hold": f"{gate.command}; echo hold >> log"
+    }
     tasks = """
         id: first, tool: first
         id: hold, tool: hold, idempotent: true, depends_on: [first]
@@ -290,7 +347,9 @@ def test_ctrl_c_pauses(tmp_path: Path, gate: Gate, number: signal.Signals) -> No
     with Started(tmp_path, *RUN) as started:
         started.until("hold started")
         started.process.send_signal(number)
-        started.until(f"pausing: {number.name} was received; waiting for 1 task to finish; once more stops it at once")
+        started.until(
+            f"pausing: {number.name} was received; waiting for 1 task to finish; once more stops it at once"
+        )
         gate.open()
         out = started.end(3)
 
@@ -303,7 +362,16 @@ def test_ctrl_c_pauses(tmp_path: Path, gate: Gate, number: signal.Signals) -> No
 
 def test_second_ctrl_c_stops_at_once(tmp_path: Path, gate: Gate) -> None:
     """A second Ctrl-C does not wait for what runs: exit code 130; resuming needs the same options, which are named."""
-    options = ["--store", "my runs.db", "--max-concurrency", "2", "--replan-provider", "repair", "--no-ask", "--json"]
+    options = [
+        "--store",
+        "my runs.db",
+        "--max-concurrency",
+        "2",
+        "--replan-provider",
+        "repair",
+        "--no-ask",
+        "--json",
+    ]
     with Started(tmp_path, *RUN, *options) as started:
         started.until("hold started")
         started.process.send_signal(signal.SIGINT)
@@ -343,7 +411,9 @@ def test_pause_from_another_process(tmp_path: Path, gate: Gate) -> None:
         gate.open()
         assert "‖ paused: lunch" in started.end(3)
 
-    assert "run 'r' is paused; there is nothing to pause" in cli(tmp_path, "pause", "r", code=1).stderr
+    assert (
+        "run 'r' is paused; there is nothing to pause" in cli(tmp_path, "pause", "r", code=1).stderr
+    )
 
 
 def test_killed_run_goes_on(tmp_path: Path, gate: Gate) -> None:
@@ -353,7 +423,9 @@ def test_killed_run_goes_on(tmp_path: Path, gate: Gate) -> None:
         started.process.send_signal(signal.SIGKILL)
         started.end(-signal.SIGKILL)
     with Started(tmp_path, "resume", "r") as resumed:
-        resumed.until("hold started")  # what the killed process had left behind waits at the gate no longer
+        resumed.until(
+            "hold started"
+        )  # what the killed process had left behind waits at the gate no longer
         gate.open()
         resumed.end()
 

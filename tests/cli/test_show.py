@@ -44,7 +44,10 @@ def make_run(
 
     async def play() -> None:
         async with VirtualClock() as clock:
-            store, settings = SqliteStore(STORE), Settings.model_validate({"triggers": ["task-failed"]})
+            store, settings = (
+                SqliteStore(STORE),
+                Settings.model_validate({"triggers": ["task-failed"]}),
+            )
             engine = ReplanningEngine(
                 [Proposer(propose)], store=store, environment=environment(clock), settings=settings
             )
@@ -72,15 +75,28 @@ def call(*words: str, **more: Any) -> str:
 def shown(*words: str, columns: int = 80, lines: int = 24) -> str:
     """Return what `show` draws on a terminal without colours."""
     with Terminal(
-        Path.cwd(), "show", *words, REPLANNING_STORE=STORE, COLUMNS=f"{columns}", LINES=f"{lines}", NO_COLOR="1"
+        Path.cwd(),
+        "show",
+        *words,
+        REPLANNING_STORE=STORE,
+        COLUMNS=f"{columns}",
+        LINES=f"{lines}",
+        NO_COLOR="1",
     ) as terminal:
         text = terminal.end().replace("\r\n", "\n")
-    return text.replace("\x1b[1m", "").replace("\x1b[2m", "").replace("\x1b[0m", "").replace("\x1b[1;", "\x1b[")
+    return (
+        text.replace("\x1b[1m", "")
+        .replace("\x1b[2m", "")
+        .replace("\x1b[0m", "")
+        .replace("\x1b[1;", "\x1b[")
+    )
 
 
 def chain_of(*ids: str) -> list[Task]:
     """Tasks that each depend on the one before, with a tool."""
-    return [Task(id=i, tool="load-small", depends_on=ids[max(0, n - 1) : n]) for n, i in enumerate(ids)]
+    return [
+        Task(id=i, tool="load-small", depends_on=ids[max(0, n - 1) : n]) for n, i in enumerate(ids)
+    ]
 
 
 def test_tasks_and_repairs() -> None:
@@ -115,7 +131,11 @@ def test_as_json() -> None:
         ("b", "REPLACED_BY_REPLAN"),
         ("b~2", "DONE"),
     ]
-    assert (tasks["b"]["replaced_by"], tasks["b~2"]["replaces"], tasks["d"]["waits_for"]) == (["b~2"], "b", ["c"])
+    assert (tasks["b"]["replaced_by"], tasks["b~2"]["replaces"], tasks["d"]["waits_for"]) == (
+        ["b~2"],
+        "b",
+        ["c"],
+    )
     (repair,) = found["repairs"]
     assert (repair["by"], repair["revision"]) == ("policy", 1)
     assert [(step["step"], step["after"]) for step in repair["steps"]] == [
@@ -145,8 +165,16 @@ def test_sixty_tasks_fit_a_terminal() -> None:
 
 def test_two_thousand_tasks() -> None:
     """Of thousands of tasks, those that failed are shown first, and all others are one line for each state."""
-    tasks = [Task(id=f"t{n}", depends_on=(f"t{n - 1000}",) if n >= 1000 else ()) for n in range(2000)]
-    make_run("big", tasks, *(f"t{n}" for n in range(0, 300, 30)), propose=lambda request: [], stop_after=600)
+    tasks = [
+        Task(id=f"t{n}", depends_on=(f"t{n - 1000}",) if n >= 1000 else ()) for n in range(2000)
+    ]
+    make_run(
+        "big",
+        tasks,
+        *(f"t{n}" for n in range(0, 300, 30)),
+        propose=lambda request: [],
+        stop_after=600,
+    )
     text = shown()
     assert len(text.splitlines()) <= 48
     for line in ("✗ t0 ", "✗ t270 ", "✓ 590 tasks", "○ 990 tasks", "· 410 tasks"):
@@ -168,7 +196,12 @@ def test_repair_that_waits_for_a_person() -> None:
     doubtful = lambda request: [again(request)[0].model_copy(update={"confidence": 0.4})]  # noqa: E731 - short
     make_run("asks", chain_of("a", "b"), "a", propose=doubtful)
     text = call("show")
-    for part in ("? a", "waits for question 1", "asked    question 1:", "question 1 waits: replanning approve asks 1"):
+    for part in (
+        "? a",
+        "waits for question 1",
+        "asked    question 1:",
+        "question 1 waits: replanning approve asks 1",
+    ):
         assert part in text
     assert "0 of 2 done, 1 failed" in call("status")
 
@@ -229,11 +262,16 @@ def test_no_run() -> None:
 def test_watching(folder: Path) -> None:
     """`--watch` shows what the run's own process shows until the run ends, and then the tasks and repairs; it changes nothing."""
     gate = Gate(folder / "gate")
-    tasks = "id: held, tool: wait" + REPAIRED_TASKS.replace("first, tool", "first, depends_on: [held], tool")
+    tasks = "id: held, tool: wait" + REPAIRED_TASKS.replace(
+        "first, tool", "first, depends_on: [held], tool"
+    )
     write_plan(folder, {**REPAIRED, "wait": gate.command}, tasks)
     with Started(folder, "run", "plan.yaml", "--run-id", "now") as started:
         started.until("held started")
-        with Terminal(folder, "show", "--watch", COLUMNS="80") as terminal, Started(folder, "show", "--watch") as piped:
+        with (
+            Terminal(folder, "show", "--watch", COLUMNS="80") as terminal,
+            Started(folder, "show", "--watch") as piped,
+        ):
             terminal.until("▶ held")
             terminal.until("1 running")
             piped.until("● run now: try it (4 tasks)")
@@ -295,7 +333,12 @@ def test_exporter_in_a_program(folder: Path) -> None:
     assert "is failed" in told[-1]
     ours, side = pty.openpty()
     subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=side, timeout=60, check=True, env={**os.environ, "TERM": "xterm"}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=side,
+        timeout=60,
+        check=True,
+        env={**os.environ, "TERM": "xterm"},
     )
     os.close(side)
     text = os.read(ours, 100_000).decode()
@@ -313,12 +356,20 @@ def drawn(*words: str) -> tuple[list[str], dict[str, tuple[float, float, str]]]:
     root = ET.fromstring(call("graph", *words))
     elements = set("svg style defs marker path rect g title text".split())  # noqa: SIM905 - read at once
     assert {element.tag.removeprefix(SVG) for element in root.iter()} <= elements
-    assert not any(name.startswith("on") or "href" in name for element in root.iter() for name in element.attrib)
+    assert not any(
+        name.startswith("on") or "href" in name
+        for element in root.iter()
+        for name in element.attrib
+    )
     texts = [element.text or "" for element in root.iter(f"{SVG}text")]
     boxes = {}
     for group in root.iter(f"{SVG}g"):
         box, title = group.find(f"{SVG}rect"), group.find(f"{SVG}text")
-        boxes[title.text or ""] = (float(box.get("x", 0)), float(box.get("y", 0)), box.get("fill", ""))
+        boxes[title.text or ""] = (
+            float(box.get("x", 0)),
+            float(box.get("y", 0)),
+            box.get("fill", ""),
+        )
     return texts, boxes
 
 
@@ -342,7 +393,11 @@ def test_graph_of_a_chain_grows_downwards() -> None:
     _, boxes = drawn()
     places = [(x, y) for x, y, _ in boxes.values()]
     assert max(x for x, _ in places) < 600 < max(y for _, y in places)
-    assert all(abs(x - u) >= 220 or abs(y - v) >= 42 for i, (x, y) in enumerate(places) for u, v in places[:i])
+    assert all(
+        abs(x - u) >= 220 or abs(y - v) >= 42
+        for i, (x, y) in enumerate(places)
+        for u, v in places[:i]
+    )
 
 
 def test_graph_of_a_large_plan() -> None:
@@ -350,7 +405,14 @@ def test_graph_of_a_large_plan() -> None:
     tasks = [Task(id=f"t{n}", depends_on=(f"t{n - 100}",) if n >= 100 else ()) for n in range(500)]
     make_run("big", tasks, "t3", stop_after=150)
     texts, boxes = drawn()
-    assert set(boxes) >= {"✓ 99 done", "○ t3~2", "✓ 50 done", "○ 49 ready", "· t103", "· 100 waiting"}
+    assert set(boxes) >= {
+        "✓ 99 done",
+        "○ t3~2",
+        "✓ 50 done",
+        "○ 49 ready",
+        "· t103",
+        "· 100 waiting",
+    }
     assert "⟳ 1 replaced before" in texts
     assert len(boxes) < 12
 

@@ -47,7 +47,12 @@ from tests.support.planning import (
     written,
 )
 
-WRITE = {"name": "write", "kind": "shell", "command": "echo {text} >> log", "parameters": {"text": "string"}}
+WRITE = {
+    "name": "write",
+    "kind": "shell",
+    "command": "echo {text} >> log",
+    "parameters": {"text": "string"},
+}
 TOOLS = [
     WRITE,
     {**WRITE, "name": "wipe", "dangerous": True},
@@ -115,7 +120,10 @@ def test_people_see_the_names_that_the_model_chose(folder: Path) -> None:
     replies = planned(
         {**failing, "fallback_strategy": None},
         revision=revision(failing),
-        execution={"current_task": "v1.2-note", "function_call": {"name": "write", "arguments": {"text": "a"}}},
+        execution={
+            "current_task": "v1.2-note",
+            "function_call": {"name": "write", "arguments": {"text": "a"}},
+        },
         **{"decision:execution": replan("partial_replan")},
     )
     with planning_server(replies) as server:
@@ -161,7 +169,10 @@ def test_another_goal_is_not_what_a_run_was_about(folder: Path) -> None:
             cli(folder, *SOLVE, **server.environ())
         other = cli(folder, *SOLVE, "--goal", "Bake bread", code=2, **server.environ())
 
-    assert "--run-id: there is a run 'r' already, about 'Tidy up': `replanning resume r`" in other.stderr
+    assert (
+        "--run-id: there is a run 'r' already, about 'Tidy up': `replanning resume r`"
+        in other.stderr
+    )
     assert "succeeded" not in other.stdout
 
 
@@ -177,16 +188,37 @@ def test_a_goal_in_another_locale(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ("solve --tools tools.yaml", "error: --goal: give the goal in words with --goal, or in a FILE\n"),
+        (
+            "solve --tools tools.yaml",
+            "error: --goal: give the goal in words with --goal, or in a FILE\n",
+        ),
         ("solve --goal x goal.txt --tools tools.yaml", "in a FILE, and not both"),
         ("solve --goal x", "--tools: name a YAML file"),
-        ("solve --goal x --tools none.yaml", "error: --tools: none.yaml: the file cannot be read: No such file"),
-        ("solve none.txt --tools tools.yaml", "error: FILE: none.txt: the file cannot be read: No such file"),
-        ("solve --goal x --tools bad.yaml", "the tools are not valid (1 problem):\n  bad.yaml tools[0]"),
+        (
+            "solve --goal x --tools none.yaml",
+            "error: --tools: none.yaml: the file cannot be read: No such file",
+        ),
+        (
+            "solve none.txt --tools tools.yaml",
+            "error: FILE: none.txt: the file cannot be read: No such file",
+        ),
+        (
+            "solve --goal x --tools bad.yaml",
+            "the tools are not valid (1 problem):\n  bad.yaml tools[0]",
+        ),
         ("solve --goal= --tools tools.yaml", "it is empty"),
-        ("solve --goal x --tools tools.yaml --notify githb=o/r#1", "--notify: 'githb' is not a forge"),
-        ("solve --goal x --tools tools.yaml --notify github=o/r", "--notify: 'o/r' is not an issue"),
-        ("solve --goal x --tools tools.yaml --dry-run --run-id y", "--dry-run keeps no run that --run-id could name"),
+        (
+            "solve --goal x --tools tools.yaml --notify githb=o/r#1",
+            "--notify: 'githb' is not a forge",
+        ),
+        (
+            "solve --goal x --tools tools.yaml --notify github=o/r",
+            "--notify: 'o/r' is not an issue",
+        ),
+        (
+            "solve --goal x --tools tools.yaml --dry-run --run-id y",
+            "--dry-run keeps no run that --run-id could name",
+        ),
         (
             "plan --goal x --tools tools.yaml --save none/plan.yaml",
             "--save: none/plan.yaml cannot be written: there is no folder 'none'; no model was asked",
@@ -246,7 +278,10 @@ def test_why_a_run_has_ended_is_said_once(folder: Path) -> None:
     """A model that gives no usable answer ends the run with code 1, and the last lines name the reason without repeating it."""
     with planning_server({"goal_understanding": "I think so."}) as server:
         ended = cli(folder, *SOLVE, code=1, **server.environ())
-    assert "✗ aborted: goal_understanding: the model gave no usable goal_understanding in 4 tries" in ended.stdout
+    assert (
+        "✗ aborted: goal_understanding: the model gave no usable goal_understanding in 4 tries"
+        in ended.stdout
+    )
     assert "requires_human_intervention" not in ended.stderr
 
 
@@ -291,7 +326,10 @@ def test_a_phase_that_waits_has_not_failed(folder: Path) -> None:
     assert f"{harm}; carry it out?\n  {listed}" in told["pending"]
     assert "action_sequence" not in told["pending"]
     assert "tasks     1 pending, 2 done, 1 waiting for a person\n" in told["status r"]
-    assert "question  1: action_sequence waits: the plan uses tools that may do harm: wipe" in told["status r"]
+    assert (
+        "question  1: action_sequence waits: the plan uses tools that may do harm: wipe"
+        in told["status r"]
+    )
     assert "2 of 4 done, 1 waiting for a person" in told["status"]
     assert held == [{"task": "action_sequence", "question": "r.q1"}]
     for command in ("why r", "history r"):
@@ -331,7 +369,9 @@ def test_a_plan_that_waits_for_a_person_says_for_what(folder: Path) -> None:
     unsure = replan("task_redecomposition", confidence=0.4)
     with planning_server({**WIPES, "decision:task_decomposition": unsure}) as server:
         ended = cli(folder, "plan", *OPENAI, "-q", code=4, **server.environ())
-    assert "there is no plan: a person must decide: a task_redecomposition is needed" in ended.stderr
+    assert (
+        "there is no plan: a person must decide: a task_redecomposition is needed" in ended.stderr
+    )
     assert "plan at a terminal, where you are asked" in ended.stderr
 
 
@@ -351,7 +391,11 @@ def test_a_question_is_no_failure(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("typed", "told"),
-    [("Words of one syllable", "Words of one syllable"), ("1 Short ones", "1 Short ones"), ("1", '"answer": "1"')],
+    [
+        ("Words of one syllable", "Words of one syllable"),
+        ("1 Short ones", "1 Short ones"),
+        ("1", '"answer": "1"'),
+    ],
 )
 def test_questions_are_answered_on_the_terminal(folder: Path, typed: str, told: str) -> None:
     """Any words answer a question about what is unclear, also a bare number, and the model gets to see them."""
@@ -377,13 +421,18 @@ def test_approval_of_plans_outlives_the_process(folder: Path, again: tuple[str, 
         with Started(folder, *SOLVE, "--approve", "plan", **server.environ()) as started:
             victims.append(started.process.pid)
             started.end(-signal.SIGKILL)
-        assert "the plan is made; carry it out?" in cli(folder, *again, code=4, **server.environ()).stderr
+        assert (
+            "the plan is made; carry it out?"
+            in cli(folder, *again, code=4, **server.environ()).stderr
+        )
     assert not (folder / "log").exists()
 
 
 def test_a_plan_is_shown_before_it_is_executed_and_may_need_approval(folder: Path) -> None:
     """The plan is shown with tools, arguments and expected outcomes; with --approve plan a person is asked before anything runs."""
-    uses = planned(action("note", "write", expected_outcome="the log has a line"), action("more", "write"))
+    uses = planned(
+        action("note", "write", expected_outcome="the log has a line"), action("more", "write")
+    )
     steps = '  1. note: write {"text": "news"} → the log has a line\n  2. more: write {"text": "news"}\n'
     with planning_server(uses) as server:
         shown = cli(folder, *OPENAI_SOLVE, **server.environ())
@@ -402,15 +451,20 @@ def test_a_plan_is_shown_before_it_is_executed_and_may_need_approval(folder: Pat
 def test_decisions_are_listed(folder: Path) -> None:
     """`decisions` shows every decision with its reason, whether it was followed, and what was assumed; --json all of it."""
     unsure = replan("task_redecomposition", confidence=0.2, issues_found=["too coarse"])
-    asks = {**ASKS, "replan_decision": {**ASKS["replan_decision"], "assumptions_to_make": ["short words"]}}
-    replies = {**NOTES, "decision:goal_understanding": (asks, go_on()), "decision:task_decomposition": unsure}
+    asks = {
+        **ASKS,
+        "replan_decision": {**ASKS["replan_decision"], "assumptions_to_make": ["short words"]},
+    }
+    replies = {
+        **NOTES,
+        "decision:goal_understanding": (asks, go_on()),
+        "decision:task_decomposition": unsure,
+    }
     with planning_server(replies) as server:
         live = cli(folder, *SOLVE, "--no-ask", **server.environ()).stderr
     shown, told = cli(folder, "decisions").stdout, answer(folder, "decisions", "r")
 
-    skipped = (
-        "task_decomposition: task_redecomposition decided, not executed (confidence: its confidence is 0.2, and 0.3 is"
-    )
+    skipped = "task_decomposition: task_redecomposition decided, not executed (confidence: its confidence is 0.2, and 0.3 is"
     for text in (shown, live):
         assert "goal_understanding: accepted: it is good\n" in text
         assert f"{skipped} needed): a task_redecomposition is needed\n" in text
@@ -468,7 +522,9 @@ def test_an_issue_that_is_not_finished_is_continued(folder: Path) -> None:
 
 def test_prune(folder: Path) -> None:
     """`history prune` says what it would move, moves it, and goes by the settings unless it is told otherwise."""
-    write_settings(folder, planning={"history": {"archive_directory": "archive", "retention_days": 30}})
+    write_settings(
+        folder, planning={"history": {"archive_directory": "archive", "retention_days": 30}}
+    )
     saved(folder / "planning_history", "old", ISSUE, 1_000_000_000.0)
     saved(folder / "planning_history", "open", ISSUE, 1_000_000_000.0, done=False)
 
@@ -510,7 +566,9 @@ def test_history_of_a_run_is_as_before(folder: Path) -> None:
 
 
 UNCLEAR = go_on(
-    clarification_needed=True, clarification_questions=["Integers only?"], assumptions_to_make=["any numbers"]
+    clarification_needed=True,
+    clarification_questions=["Integers only?"],
+    assumptions_to_make=["any numbers"],
 )
 
 
@@ -534,10 +592,16 @@ UNCLEAR = go_on(
             replan("partial_replan", confidence=0.2),
             "execution: partial_replan decided, not executed (confidence: its confidence is 0.2, and 0.3 is needed)",
         ),
-        ("execution", replan("partial_replan"), "execution: partial_replan failed (the model gave no usable revision"),
+        (
+            "execution",
+            replan("partial_replan"),
+            "execution: partial_replan failed (the model gave no usable revision",
+        ),
     ],
 )
-async def test_decisions_are_shown_with_their_outcome(phase: str, decision: JsonObject, expected: str) -> None:
+async def test_decisions_are_shown_with_their_outcome(
+    phase: str, decision: JsonObject, expected: str
+) -> None:
     """The line of a decision says what was assumed, or whether it was executed, with a warning, not at all, or failed."""
     model = Model({f"decision:{phase}": (decision, go_on()), "revision": "no"})
     settings = Settings.model_validate({"escalation": {"on_no_alternative": "assume"}})
@@ -546,5 +610,8 @@ async def test_decisions_are_shown_with_their_outcome(phase: str, decision: Json
         await planning.execute_with_planning()
     run = planning.run
     assert run is not None
-    lines = map(Narrator(lambda: run.view).line_for, [record.body for record in planning.engine.store.read(run.id)])
+    lines = map(
+        Narrator(lambda: run.view).line_for,
+        [record.body for record in planning.engine.store.read(run.id)],
+    )
     assert any(line.text.startswith(expected) for line in lines if line is not None)

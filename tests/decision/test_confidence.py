@@ -63,7 +63,12 @@ def view() -> PlanView:
     run = journaled(
         task("a", tool="pip", resources={"cpu": 2}),
         task("b", tool="uv"),
-        tools=[tool("pip"), tool("uv"), tool("gone", available=False), tool("heavy", resources={"cpu": 3})],
+        tools=[
+            tool("pip"),
+            tool("uv"),
+            tool("gone", available=False),
+            tool("heavy", resources={"cpu": 3}),
+        ],
         resources={"cpu": 3},
     )
     run.fold(ResourceUpdated("cpu", capacity=2))
@@ -78,7 +83,9 @@ def scored(
     expected: float | None = None,
 ) -> Score:
     """Return the score of changes."""
-    alternative = Alternative(changes=changes, reason="test", confidence=confidence, expected_duration=expected)
+    alternative = Alternative(
+        changes=changes, reason="test", confidence=confidence, expected_duration=expected
+    )
     return ConfidenceScorer().score(alternative, view(), past, time_left=left)
 
 
@@ -105,7 +112,9 @@ def test_past_success() -> None:
     assert scored(changes, past=outcomes).past_success == 0.75
     assert asked == ["uv", "pip"]
     assert scored(changes, past=lambda name: [name == "uv"] * 2).past_success == 0.5
-    assert scored(changes, past=lambda name: [True, True] if name == "uv" else []).past_success == 0.75
+    assert (
+        scored(changes, past=lambda name: [True, True] if name == "uv" else []).past_success == 0.75
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +138,14 @@ def test_availability(change: PlanChange, share: float) -> None:
 
 @pytest.mark.parametrize(
     ("left", "expected", "share"),
-    [(None, 10.0, 1.0), (5.0, None, 1.0), (5.0, 10.0, 0.5), (50.0, 10.0, 1.0), (-1.0, 10.0, 0.0), (5.0, 0.0, 1.0)],
+    [
+        (None, 10.0, 1.0),
+        (5.0, None, 1.0),
+        (5.0, 10.0, 0.5),
+        (50.0, 10.0, 1.0),
+        (-1.0, 10.0, 0.0),
+        (5.0, 0.0, 1.0),
+    ],
 )
 def test_time_left(left: float | None, expected: float | None, share: float) -> None:
     """An alternative that takes longer than the budget allows is less available in proportion."""
@@ -162,14 +178,22 @@ def test_tasks_to_run() -> None:
 
 def test_compare() -> None:
     """The higher total deserves more confidence, whatever its parts."""
-    scorer = ConfidenceScorer(Weights(self_assessment=1, past_success=0, availability=0, simplicity=0))
+    scorer = ConfidenceScorer(
+        Weights(self_assessment=1, past_success=0, availability=0, simplicity=0)
+    )
     low, high = Score(0.2, 1, 1, 1, 1), Score(0.3, 0, 0, 0, 0)
-    assert [scorer.compare(low, high), scorer.compare(low, low), scorer.compare(high, low)] == [-1, 0, 1]
+    assert [scorer.compare(low, high), scorer.compare(low, low), scorer.compare(high, low)] == [
+        -1,
+        0,
+        1,
+    ]
 
 
 @settings(max_examples=40)
 @given(data=st.data(), confidence=st.none() | st.floats(0, 1), left=st.none() | st.floats(-10, 10))
-def test_scores_are_shares(data: st.DataObject, confidence: float | None, left: float | None) -> None:
+def test_scores_are_shares(
+    data: st.DataObject, confidence: float | None, left: float | None
+) -> None:
     """Each part and the total of a score lie between 0 and 1, with any weights."""
     drawn = Changes()
     run = situation(data.draw, drawn)
@@ -178,11 +202,21 @@ def test_scores_are_shares(data: st.DataObject, confidence: float | None, left: 
         return
     share = data.draw(st.floats(0, 1))
     weights = Weights(self_assessment=share, past_success=1 - share, availability=0, simplicity=0)
-    alternative = Alternative(changes=changes, reason="", confidence=confidence, expected_duration=5.0)
+    alternative = Alternative(
+        changes=changes, reason="", confidence=confidence, expected_duration=5.0
+    )
     past = run.live.outcomes
     for scorer in (ConfidenceScorer(), ConfidenceScorer(weights)):
-        score = scorer.score(alternative, PlanView(run.live), lambda name: past.get(name, ()), time_left=left)
-        parts = (score.total, score.self_assessment, score.past_success, score.availability, score.simplicity)
+        score = scorer.score(
+            alternative, PlanView(run.live), lambda name: past.get(name, ()), time_left=left
+        )
+        parts = (
+            score.total,
+            score.self_assessment,
+            score.past_success,
+            score.availability,
+            score.simplicity,
+        )
         assert all(0 <= part <= 1 for part in parts)
 
 
@@ -198,7 +232,10 @@ async def assessed(store: RunStore, *broken: str, settings: Settings = SHRINK) -
     """Return the self-assessments that counted in a run whose tasks fail in spite of the proposals."""
     async with VirtualClock() as clock:
         engine = ReplanningEngine(
-            [Proposer(boast, "boaster")], settings=settings, store=store, environment=environment(clock)
+            [Proposer(boast, "boaster")],
+            settings=settings,
+            store=store,
+            environment=environment(clock),
         )
         name = f"run-{len(store.runs())}"
         async with engine.open(chain("a", "b"), run_id=name) as run:
@@ -206,7 +243,9 @@ async def assessed(store: RunStore, *broken: str, settings: Settings = SHRINK) -
                 async with run.attempt(task) as attempt:
                     attempt.output = await failing(*broken)(task, attempt.context)
     considered = bodies(store, name, AlternativesConsidered)
-    return [body.candidates[0].score.self_assessment for body in considered if body.candidates[0].score]
+    return [
+        body.candidates[0].score.self_assessment for body in considered if body.candidates[0].score
+    ]
 
 
 async def test_failed_proposals_reduce_confidence(tmp_path: Path) -> None:
@@ -314,7 +353,8 @@ def test_remaining_by_tool() -> None:
     """Tasks take as long as others with their tool did here, or else in earlier runs, or else as the average task."""
     tools = ["slow", "slow", "quick", "quick", "quick", "known", "strange"]
     run = journaled(
-        *(task(f"t{n}", tool=name, resources={"cpu": 1}) for n, name in enumerate(tools)), resources={"cpu": 9}
+        *(task(f"t{n}", tool=name, resources={"cpu": 1}) for n, name in enumerate(tools)),
+        resources={"cpu": 9},
     )
     past = {"known": 100.0, "slow": 7.0}
     evaluate, view = PlanEvaluator().evaluate, PlanView(run.live)
@@ -390,7 +430,9 @@ def test_stuck() -> None:
     found = evaluated(run)
     assert found.health == "stuck"
     assert found.recommendations[0] == "task 'a' is FAILED: broken; replace, retry or skip it"
-    assert found.recommendations[-1] == "task 'g' is BLOCKED: tried enough; replace, retry or skip it"
+    assert (
+        found.recommendations[-1] == "task 'g' is BLOCKED: tried enough; replace, retry or skip it"
+    )
     run.apply(*(replace("a", *tuple(task(f"n{n}") for n in range(3))),))
     run.fail("n0", "n1", "n2")
     assert len(evaluated(run).recommendations) == 5
@@ -398,7 +440,12 @@ def test_stuck() -> None:
 
 @pytest.mark.parametrize(
     ("one", "other", "gain"),
-    [("dear", "cheap", 0.75), ("cheap", "dear", -3.0), ("dear", "unpriced", 0.75), ("dear", None, 0.75)],
+    [
+        ("dear", "cheap", 0.75),
+        ("cheap", "dear", -3.0),
+        ("dear", "unpriced", 0.75),
+        ("dear", None, 0.75),
+    ],
 )
 def test_compare_costs(one: str, other: str | None, gain: float) -> None:
     """Sets of tasks are compared by the costs of their tools, 1 without a price; none is cheaper than an empty one."""

@@ -16,7 +16,9 @@ from tests.support.live import add, modify, replace, skip
 SKIP = Alternative(changes=(skip("a"),), reason="not needed")
 
 
-def ledger_of(*bodies: journal.RecordBody | tuple[float, journal.RecordBody], running: int = 0) -> Ledger:
+def ledger_of(
+    *bodies: journal.RecordBody | tuple[float, journal.RecordBody], running: int = 0
+) -> Ledger:
     """Return the ledger of these records; each a second after the one before, or at its own time."""
     ledger = Ledger(Budget(), lambda task_id: task_id.partition("~")[0], lambda: running)
     for seq, item in enumerate(bodies, 1):
@@ -27,17 +29,23 @@ def ledger_of(*bodies: journal.RecordBody | tuple[float, journal.RecordBody], ru
 
 def fired(number: int, cause: str = "OSError") -> journal.TriggerFired:
     """Return the record of a trigger."""
-    return journal.TriggerFired(journal.TaskFailed(id=f"t{number}", tasks=("a",), root="a", cause=cause))
+    return journal.TriggerFired(
+        journal.TaskFailed(id=f"t{number}", tasks=("a",), root="a", cause=cause)
+    )
 
 
-def decided(decision: str, *triggers: str, replan: str = "r1", by: str = "policy") -> journal.DecisionMade:
+def decided(
+    decision: str, *triggers: str, replan: str = "r1", by: str = "policy"
+) -> journal.DecisionMade:
     """A decision about triggers."""
     return journal.DecisionMade(replan, triggers, decision, "rule", "why", by=by)
 
 
 def asked(number: int = 1, *triggers: str, replan: str = "r1") -> journal.QuestionAsked:
     """Return a question."""
-    return journal.QuestionAsked(f"q{number}", replan, triggers, "?", (journal.Candidate(SKIP),), ("a",), "print", 0)
+    return journal.QuestionAsked(
+        f"q{number}", replan, triggers, "?", (journal.Candidate(SKIP),), ("a",), "print", 0
+    )
 
 
 def revised(*changes: object, replan: str | None = "r1", number: int = 1) -> journal.PlanRevised:
@@ -50,7 +58,9 @@ def revised(*changes: object, replan: str | None = "r1", number: int = 1) -> jou
 
 def test_triggers_are_open_until_decided() -> None:
     """A trigger is open until it is dropped or decided; the time of its decision is kept by fingerprint."""
-    ledger = ledger_of(fired(1), fired(2, "ValueError"), fired(3), journal.TriggerDropped("t3", "moved on"))
+    ledger = ledger_of(
+        fired(1), fired(2, "ValueError"), fired(3), journal.TriggerDropped("t3", "moved on")
+    )
     assert list(ledger.open_triggers) == ["t1", "t2"]
     ledger.fold(journal.Record(5, 50.0, decided("keep", "t1", "t-unknown")))
     assert list(ledger.open_triggers) == ["t2"]
@@ -67,7 +77,9 @@ def test_triggers_that_wait_for_a_person() -> None:
 def test_replans_are_counted_once() -> None:
     """A replan counts once, however many records it has, including one that limits refused."""
     considered = journal.AlternativesConsidered("r1", ("t1",), 0, ())
-    ledger = ledger_of(considered, decided("ask", "t1"), decided("keep", "t1"), decided("keep", "t2", replan="r2"))
+    ledger = ledger_of(
+        considered, decided("ask", "t1"), decided("keep", "t1"), decided("keep", "t2", replan="r2")
+    )
     assert len(ledger.replan_ids) == 2
 
 
@@ -78,7 +90,8 @@ def test_revisions_count_for_their_lineages() -> None:
     """A replan counts for the roots of the tasks it changes, not for new tasks; an edit by a person counts for none."""
     new = replace("a~2", "n")
     ledger = ledger_of(
-        revised(new, add("m", before=("b",)), modify("n", name="x")), revised(skip("c"), replan=None, number=2)
+        revised(new, add("m", before=("b",)), modify("n", name="x")),
+        revised(skip("c"), replan=None, number=2),
     )
     assert ledger.replans_by_root == {"a": 1, "b": 1}
     assert ledger.applied_count == 1
@@ -98,7 +111,9 @@ def test_outcomes() -> None:
     """An alternative is watched on all its lineages until its outcome is known, or another is applied there."""
     both = revised(skip("a"), skip("b"))
     ledger = ledger_of(both)
-    assert {root: (watched.replan, watched.roots) for root, watched in ledger.pending_outcomes.items()} == {
+    assert {
+        root: (watched.replan, watched.roots) for root, watched in ledger.pending_outcomes.items()
+    } == {
         "a": ("r1", ("a", "b")),
         "b": ("r1", ("a", "b")),
     }
@@ -133,11 +148,20 @@ def test_answer() -> None:
     """An answer closes its question and triggers, and is known until the decision is recorded."""
     answer = journal.QuestionAnswered("q1", "approve", "eve")
     ledger = ledger_of(
-        fired(1), fired(2), asked(1, "t1"), journal.TriggerAttached("q1", "t2"), journal.QuestionReminded("q1"), answer
+        fired(1),
+        fired(2),
+        asked(1, "t1"),
+        journal.TriggerAttached("q1", "t2"),
+        journal.QuestionReminded("q1"),
+        answer,
     )
     assert list(ledger.open_triggers) == ["t2"], "what was attached is considered anew"
     assert (ledger.open_questions, ledger.triggers_by_question, ledger.asked_at) == ({}, {}, {})
-    assert (ledger.closed_questions, ledger.question_count, ledger.reminded_questions) == ({"q1": answer}, 1, {"q1"})
+    assert (ledger.closed_questions, ledger.question_count, ledger.reminded_questions) == (
+        {"q1": answer},
+        1,
+        {"q1"},
+    )
     assert ledger.answers_by_replan == {"r1": (asked(1, "t1"), answer)}
     assert ledger.declined_at == {}
     ledger.fold(journal.Record(7, 7.0, decided("execute", "t1")))
@@ -146,8 +170,14 @@ def test_answer() -> None:
 
 def test_triggers_left_out_by_an_answer() -> None:
     """Triggers of a question that the answer does not decide are open again, without a cooldown."""
-    questions = asked(1, "t1", "t2"), decided("ask", "t1", "t2"), journal.QuestionAnswered("q1", "approve", "eve")
-    ledger = ledger_of(fired(1), fired(2, "KeyError"), *questions, decided("execute", "t1", by="person:eve"))
+    questions = (
+        asked(1, "t1", "t2"),
+        decided("ask", "t1", "t2"),
+        journal.QuestionAnswered("q1", "approve", "eve"),
+    )
+    ledger = ledger_of(
+        fired(1), fired(2, "KeyError"), *questions, decided("execute", "t1", by="person:eve")
+    )
     assert list(ledger.open_triggers) == ["t2"]
     assert [cause for _, _, cause in ledger.last_decided] == ["OSError"]
 
@@ -225,8 +255,12 @@ def test_messages_and_charges() -> None:
 
 def test_recent_records() -> None:
     """A bounded number of the last records about replans is kept."""
-    ledger = ledger_of(fired(1), *(decided("keep", "t1", replan=f"r{n}") for n in range(MAX_RECENT_RECORDS + 1)))
-    assert [body.replan for body in ledger.recent_records] == [f"r{n}" for n in range(1, MAX_RECENT_RECORDS + 1)]
+    ledger = ledger_of(
+        fired(1), *(decided("keep", "t1", replan=f"r{n}") for n in range(MAX_RECENT_RECORDS + 1))
+    )
+    assert [body.replan for body in ledger.recent_records] == [
+        f"r{n}" for n in range(1, MAX_RECENT_RECORDS + 1)
+    ]
 
 
 def test_reserve_and_settle() -> None:
@@ -238,7 +272,10 @@ def test_reserve_and_settle() -> None:
     release()
     spending.spent += journal.Usage(calls=1, tokens=20)
     spending.reserve(journal.Usage(tokens=80))
-    assert (spending.spent, spending.reserved) == (journal.Usage(calls=1, tokens=20), journal.Usage(tokens=80))
+    assert (spending.spent, spending.reserved) == (
+        journal.Usage(calls=1, tokens=20),
+        journal.Usage(tokens=80),
+    )
 
 
 def test_every_limit_is_named() -> None:
@@ -270,7 +307,9 @@ def test_exceeded() -> None:
     assert "money=1.5" in repr(spending)
 
 
-@pytest.mark.parametrize("amounts", [{"calls": -1}, {"tokens": float("nan")}, {"money": float("inf")}])
+@pytest.mark.parametrize(
+    "amounts", [{"calls": -1}, {"tokens": float("nan")}, {"money": float("inf")}]
+)
 def test_usage_is_never_negative(amounts: dict[str, float]) -> None:
     """Usage is finite and not negative, so that no charge can free a budget."""
     with pytest.raises(ValueError, match="usage must be finite and not negative"):
@@ -289,7 +328,9 @@ def test_never_reserved_past_the_limit(steps: list[tuple[bool, int]]) -> None:
             spending.spent += used
         else:
             try:
-                held.append((spending.reserve(journal.Usage(tokens=tokens)), journal.Usage(tokens=tokens)))
+                held.append(
+                    (spending.reserve(journal.Usage(tokens=tokens)), journal.Usage(tokens=tokens))
+                )
             except BudgetExceeded:
                 assert spending.spent.tokens + spending.reserved.tokens + tokens > 100
         assert spending.spent.tokens + spending.reserved.tokens <= 100

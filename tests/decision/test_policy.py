@@ -14,16 +14,33 @@ from replanning.decision.policy import Decision, ReplanPolicy, relative_saving
 from replanning.decision.staleness import relevant_triggers, stale_reason
 from replanning.live import PlanView
 from replanning.live.draft import Draft
-from tests.support.live import JournaledPlan, add, cancel, journaled, replace, retry, skip, task, tool
+from tests.support.live import (
+    JournaledPlan,
+    add,
+    cancel,
+    journaled,
+    replace,
+    retry,
+    skip,
+    task,
+    tool,
+)
 
 FAILED = journal.TaskFailed(id="t1", tasks=("a",), root="a")
 
 
 def one(**fields: object) -> JournaledPlan:
     """Return a plan with one task, and the tools that could do it."""
-    tools = [tool("pip", capability="build"), tool("uv", capability="build"), tool("rm", dangerous=True), tool("echo")]
+    tools = [
+        tool("pip", capability="build"),
+        tool("uv", capability="build"),
+        tool("rm", dangerous=True),
+        tool("echo"),
+    ]
     tools.append(tool("start", kind="shell", command="timeout 5 {x}"))
-    return journaled(Task.model_validate({"id": "a", "tool": "pip", **fields}), task("b"), tools=tools)
+    return journaled(
+        Task.model_validate({"id": "a", "tool": "pip", **fields}), task("b"), tools=tools
+    )
 
 
 def candidate(
@@ -31,7 +48,9 @@ def candidate(
 ) -> journal.Candidate:
     """Return a candidate with these changes."""
     alternative = Alternative.model_validate({"changes": changes, "reason": "a way", **fields})
-    return journal.Candidate(alternative, None if total is None else journal.Score(total, 1, 1, 1, 1), rejected)
+    return journal.Candidate(
+        alternative, None if total is None else journal.Score(total, 1, 1, 1, 1), rejected
+    )
 
 
 def decided(
@@ -55,7 +74,12 @@ instead = partial(ReplaceTask, task_id="a")
 
 def test_the_best_is_executed() -> None:
     """The first candidate that was not rejected is executed if its confidence is high enough."""
-    found = decided(one(), candidate(RETRY, rejected="it does not fit"), candidate(RETRY, total=0.7), candidate(RETRY))
+    found = decided(
+        one(),
+        candidate(RETRY, rejected="it does not fit"),
+        candidate(RETRY, total=0.7),
+        candidate(RETRY),
+    )
     assert found == Decision("execute", "confident", "confidence 0.70 is at least 0.7", chosen=1)
 
 
@@ -71,7 +95,9 @@ def test_low_confidence_asks() -> None:
 
 def test_abort() -> None:
     """An abort keeps its reason, or a default one."""
-    assert decided(one(), candidate(AbortRun())) == Decision("abort", "confident", "a way", chosen=0)
+    assert decided(one(), candidate(AbortRun())) == Decision(
+        "abort", "confident", "a way", chosen=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +106,10 @@ def test_abort() -> None:
         ([], "no provider proposed an alternative"),
         ([candidate(rejected="-", unreachable="proven-unreachable")], "proven-unreachable: a way"),
         (
-            [candidate(rejected="nothing", unreachable="not-found-within-bound"), candidate(RETRY, rejected="tried")],
+            [
+                candidate(rejected="nothing", unreachable="not-found-within-bound"),
+                candidate(RETRY, rejected="tried"),
+            ],
             "every alternative was rejected: a way: nothing; a way: tried",
         ),
     ],
@@ -109,7 +138,9 @@ def test_relative_saving(changes: list[PlanChange], saving: float) -> None:
     run.start("e")
     assert relative_saving(Draft(run.live, changes), run.live) == pytest.approx(saving)
     run.apply(*map(cancel, "abef"))
-    assert relative_saving(Draft(run.live, [add("c")]), run.live) == -1  # where nothing is left, the plan costs 1 more
+    assert (
+        relative_saving(Draft(run.live, [add("c")]), run.live) == -1
+    )  # where nothing is left, the plan costs 1 more
 
 
 # Approval
@@ -125,18 +156,29 @@ def test_an_unreachable_goal_asks_by_default() -> None:
     """A person decides when nothing can run any more, unless the settings take that trigger off the list."""
     stuck = journal.GoalUnreachable(tasks=("a",))
     assert decided(one(), candidate(RETRY), triggers=(FAILED, stuck)).rule == "always-ask"
-    assert decided(one(), candidate(RETRY), triggers=(stuck,), approval={"always_for": []}).kind == "execute"
+    assert (
+        decided(one(), candidate(RETRY), triggers=(stuck,), approval={"always_for": []}).kind
+        == "execute"
+    )
 
 
 @pytest.mark.parametrize(
     "kind",
-    [journal.TaskFailed, journal.TaskTimedOut, journal.HumanRequest, journal.ContextChanged, journal.ResourceChanged],
+    [
+        journal.TaskFailed,
+        journal.TaskTimedOut,
+        journal.HumanRequest,
+        journal.ContextChanged,
+        journal.ResourceChanged,
+    ],
 )
 def test_kinds_of_trigger_that_always_ask(kind: Callable[..., journal.Trigger]) -> None:
     """A person decides about every trigger of a kind for which the settings say so, and about no other."""
     trigger = kind(tasks=("a",))
     for chosen, rule in ((trigger.kind, "always-ask"), ("better-path-found", "confident")):
-        found = decided(one(), candidate(RETRY), triggers=(trigger,), approval={"always_for": [chosen]})
+        found = decided(
+            one(), candidate(RETRY), triggers=(trigger,), approval={"always_for": [chosen]}
+        )
         assert found.rule == rule
 
 
@@ -164,7 +206,9 @@ def cut_off(timeout: bool, **fields: object) -> JournaledPlan:
     run = one(**fields)
     attempt = run.start("a")
     run.fold(
-        journal.AttemptTimedOut(attempt, "a", 2.0) if timeout else journal.AttemptInterrupted(attempt, "a", "killed")
+        journal.AttemptTimedOut(attempt, "a", 2.0)
+        if timeout
+        else journal.AttemptInterrupted(attempt, "a", "killed")
     )
     return run
 
@@ -172,7 +216,12 @@ def cut_off(timeout: bool, **fields: object) -> JournaledPlan:
 @pytest.mark.parametrize("timeout", [True, False])
 @pytest.mark.parametrize(
     "changes",
-    [[RETRY], [instead(tasks=(task("n", tool="uv"),))], [add("n", tool="pip")], [skip("a"), add("n", tool="uv")]],
+    [
+        [RETRY],
+        [instead(tasks=(task("n", tool="uv"),))],
+        [add("n", tool="pip")],
+        [skip("a"), add("n", tool="uv")],
+    ],
 )
 def test_cut_off_tasks_need_approval(timeout: bool, changes: list[PlanChange]) -> None:
     """A task that was cut off is not executed again in any form without approval, unless it is idempotent."""
@@ -214,7 +263,12 @@ def test_arguments_that_make_a_command_dangerous(stated: dict[str, object], kind
     """A use whose command is dangerous needs approval, unless the plan states these arguments for the task itself."""
     start = task("n", tool="start", arguments={"x": ["rm", "f"]})
     assert decided(one(arguments=stated), candidate(instead(tasks=(start,)))).kind == kind
-    assert decided(one(), candidate(instead(tasks=(task("n", tool="start", arguments={"x": "ls"}),)))).kind == "execute"
+    assert (
+        decided(
+            one(), candidate(instead(tasks=(task("n", tool="start", arguments={"x": "ls"}),)))
+        ).kind
+        == "execute"
+    )
 
 
 # Limits
@@ -227,7 +281,9 @@ def after_replans(run: JournaledPlan, count: int) -> Ledger:
         old, new = f"a{number or ''}", f"a{number + 1}"
         run.apply(replace(old, task(new)))
         changes = run.records[-1].body.changes
-        body = journal.PlanRevised(number + 1, number, changes, "", "policy", replan=f"r{number + 1}")
+        body = journal.PlanRevised(
+            number + 1, number, changes, "", "policy", replan=f"r{number + 1}"
+        )
         ledger.fold(journal.Record(number + 1, 0.0, body))
     return ledger
 
@@ -241,10 +297,14 @@ def test_replans_per_lineage(count: int) -> None:
     trigger = journal.TaskFailed(tasks=(f"a{count}", "b"))
     found = ReplanPolicy(Settings()).check_limits((trigger,), PlanView(run.live), ledger)
     reason = "the limit of 3 replans per lineage is reached for 'a'"
-    assert found == (Decision("keep", "limit-lineage", reason, blocks=("a3",)) if count == 3 else None)
+    assert found == (
+        Decision("keep", "limit-lineage", reason, blocks=("a3",)) if count == 3 else None
+    )
 
 
-@pytest.mark.parametrize("trigger", [journal.GoalUnreachable(tasks=("a3",)), journal.HumanRequest(tasks=("a3",))])
+@pytest.mark.parametrize(
+    "trigger", [journal.GoalUnreachable(tasks=("a3",)), journal.HumanRequest(tasks=("a3",))]
+)
 def test_lineage_limits_do_not_apply_to_the_whole_plan(trigger: journal.Trigger) -> None:
     """The limit per lineage does not apply to a stuck plan or a person's request."""
     run = one()
@@ -266,10 +326,16 @@ def test_replans_per_run() -> None:
 
 # Staleness of triggers
 
-ALL = (journal.TaskFailed(tasks=("a",)), journal.TaskTimedOut(tasks=("b",)), journal.HumanRequest(reason="faster"))
+ALL = (
+    journal.TaskFailed(tasks=("a",)),
+    journal.TaskTimedOut(tasks=("b",)),
+    journal.HumanRequest(reason="faster"),
+)
 
 
-@pytest.mark.parametrize(("tasks", "about"), [(("a",), (0, 2)), (("b", "a"), (0, 1, 2)), (("c",), (2,)), ((), (2,))])
+@pytest.mark.parametrize(
+    ("tasks", "about"), [(("a",), (0, 2)), (("b", "a"), (0, 1, 2)), (("c",), (2,)), ((), (2,))]
+)
 def test_relevant_triggers(tasks: tuple[str, ...], about: tuple[int, ...]) -> None:
     """Changes concern the failures of the tasks that they name, and all other triggers."""
     proposed = [(skip(task_id),) for task_id in tasks]
@@ -283,7 +349,12 @@ def test_changes_of_other_tasks_concern_all_triggers() -> None:
 
 def pressing() -> JournaledPlan:
     """Return a plan of one task that needs a tool and a resource."""
-    return journaled(task("a", tool="press"), "b", tools=[tool("press", resources={"room": 2})], resources={"room": 2})
+    return journaled(
+        task("a", tool="press"),
+        "b",
+        tools=[tool("press", resources={"room": 2})],
+        resources={"room": 2},
+    )
 
 
 def test_a_better_path_is_stale_when_none_of_its_tasks_waits() -> None:
@@ -309,13 +380,19 @@ def test_triggers_of_another_revision_are_stale() -> None:
 def test_unreachable_goal_is_stale_when_a_task_can_run() -> None:
     """A goal-unreachable trigger is stale once a task can run."""
     run = pressing()
-    assert stale_reason(journal.GoalUnreachable(revision=run.live.revision), run.live) == "something can run again"
+    assert (
+        stale_reason(journal.GoalUnreachable(revision=run.live.revision), run.live)
+        == "something can run again"
+    )
 
 
 @pytest.mark.parametrize(
     ("lost", "found"),
     [
-        (journal.ResourceUpdated("press", available=False), journal.ResourceUpdated("press", available=True)),
+        (
+            journal.ResourceUpdated("press", available=False),
+            journal.ResourceUpdated("press", available=True),
+        ),
         (journal.ResourceUpdated("room", capacity=1), journal.ResourceUpdated("room", capacity=2)),
     ],
 )

@@ -8,7 +8,15 @@ from typing import Literal, NoReturn
 
 import pytest
 
-from replanning import Alternative, Answer, ReplanningEngine, ReplanRequest, RunResult, Task, TaskState
+from replanning import (
+    Alternative,
+    Answer,
+    ReplanningEngine,
+    ReplanRequest,
+    RunResult,
+    Task,
+    TaskState,
+)
 from replanning.changes import AbortRun, AddTask, SkipTask
 from replanning.errors import ChangeRejected, NotRunning, StaleAnswer, StoreError, UnknownQuestion
 from replanning.journal import (
@@ -28,7 +36,15 @@ from replanning.journal import (
 )
 from replanning.orchestrators import SequentialOrchestrator
 from replanning.plan import RunId
-from replanning.testing import FlakyStore, ScriptedExecutor, ScriptedGate, VirtualClock, hangs, raises, returns
+from replanning.testing import (
+    FlakyStore,
+    ScriptedExecutor,
+    ScriptedGate,
+    VirtualClock,
+    hangs,
+    raises,
+    returns,
+)
 from tests.support.questions import asking, dialogue, proposing, two_ways
 from tests.support.resume import cut
 from tests.support.runs import Proposer, alternative, bodies, chain, failing, perform, plan
@@ -40,11 +56,17 @@ REJECT = Answer("reject", by="ada", comment="not now")
 # Several answers at once
 
 
-async def three_questions(clock: VirtualClock, store: RunStore | None = None) -> tuple[ReplanningEngine, RunResult]:
+async def three_questions(
+    clock: VirtualClock, store: RunStore | None = None
+) -> tuple[ReplanningEngine, RunResult]:
     """A run that asks about two tasks that failed of one cause, and about a third that failed of another."""
     engine = asking(clock, store=store)
     async with engine.open(plan(*(Task(id=i, arguments={"of": i}) for i in "abc"))) as run:
-        for task_id, error in (("a", "disk 1 is full"), ("b", "no network"), ("c", "disk 2 is full")):
+        for task_id, error in (
+            ("a", "disk 1 is full"),
+            ("b", "no network"),
+            ("c", "disk 2 is full"),
+        ):
             run.failed(run.started(task_id), OSError(error))
             await clock.sleep(1)
     return engine, run.result
@@ -55,7 +77,9 @@ async def three_questions(clock: VirtualClock, store: RunStore | None = None) ->
     [("approve", None, []), ("reject", None, []), ("approve", "q3", ["q2"])],
     ids=["approved", "rejected", "one cause"],
 )
-async def test_answer_all(verdict: Literal["approve", "reject"], cause: str | None, left: list[str]) -> None:
+async def test_answer_all(
+    verdict: Literal["approve", "reject"], cause: str | None, left: list[str]
+) -> None:
     """All open questions of a run get one answer, or those that have a cause in common with one of them."""
     async with VirtualClock() as clock:
         engine, result = await three_questions(clock)
@@ -69,7 +93,9 @@ async def test_answer_all(verdict: Literal["approve", "reject"], cause: str | No
         ]
         resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
     assert resumed.status == ("succeeded" if verdict == "approve" else "failed")
-    closed = [(body.verdict, body.by) for body in bodies(engine.store, result.run, QuestionAnswered)]
+    closed = [
+        (body.verdict, body.by) for body in bodies(engine.store, result.run, QuestionAnswered)
+    ]
     assert closed == [(verdict, "ada")] * 3
 
 
@@ -135,7 +161,10 @@ async def test_without_a_gate(kind: str, elsewhere: bool, tmp_path: Path) -> Non
         with pytest.raises(UnknownQuestion, match="answered already"):
             other.answer(question.id, "reject")
         resumed = await other.attach(SequentialOrchestrator(failing())).resume(result.run)
-    assert (resumed.status, resumed.outputs) == ("succeeded", {"a": "a~2", "b": "b", "other": "other"})
+    assert (resumed.status, resumed.outputs) == (
+        "succeeded",
+        {"a": "a~2", "b": "b", "other": "other"},
+    )
     assert [revision.by for revision in resumed.revisions] == ["person:ada"]
     started = [body.task for body in bodies(store, result.run, AttemptStarted)]
     assert sorted(started) == ["a", "a~2", "b", "other"]
@@ -170,7 +199,9 @@ async def test_resumed_after_the_deadline(answered: bool, tmp_path: Path) -> Non
     """A resume applies an answer to an expired question at once, and without one asks again with a new deadline."""
     store = SqliteStore(f"{tmp_path}/history.db")
     async with VirtualClock() as clock:
-        paused = await asking(clock, gate=ScriptedGate(), store=store).execute(chain("a", "b"), failing("a"))
+        paused = await asking(clock, gate=ScriptedGate(), store=store).execute(
+            chain("a", "b"), failing("a")
+        )
         assert paused.status == "paused"
         gate = ScriptedGate([] if answered else [returns(APPROVE, after=60)], clock=clock)
         engine = asking(clock, gate=gate, store=store)
@@ -238,8 +269,12 @@ async def test_question_about_a_finished_task_is_stale() -> None:
     for seconds in (10, 400):
         async with VirtualClock() as clock:
             one_more = proposing(AddTask(task=Task(id="more")))
-            engine = asking(clock, one_more, gate=ScriptedGate(), approval={"on_timeout": "abort"}, cooldown=0)
-            async with engine.open(plan(Task(id="slow"), Task(id="c", depends_on=("slow",)))) as run:
+            engine = asking(
+                clock, one_more, gate=ScriptedGate(), approval={"on_timeout": "abort"}, cooldown=0
+            )
+            async with engine.open(
+                plan(Task(id="slow"), Task(id="c", depends_on=("slow",)))
+            ) as run:
                 attempt = run.started("slow")
                 run.request_replan("is slow right?", tasks=["slow"])
                 await clock.sleep(1)
@@ -250,7 +285,9 @@ async def test_question_about_a_finished_task_is_stale() -> None:
                 with pytest.raises(StaleAnswer, match="changed since"):
                     engine.answer(question.id, "approve")
                 await clock.sleep(1)
-                engine.answer(engine.pending()[0].id, "reject")  # the request itself was considered anew
+                engine.answer(
+                    engine.pending()[0].id, "reject"
+                )  # the request itself was considered anew
                 result = await run.wait()
         assert (result.status, result.revisions) == ("succeeded", ())
         assert "q1 withdrawn" in dialogue(engine, run.id)
@@ -367,8 +404,16 @@ async def test_only_the_first_answer_counts() -> None:
         engine = asking(clock, store=store)
         result = await engine.execute(chain("a"), failing("a"))
         question = result.questions[0]
-        for payload in ({"verdict": "approve", "choice": 1}, {"verdict": "reject"}, {"verdict": 7, "choice": "x"}, {}):
-            store.post(RunId(result.run), InboxMessage("answer", clock.now(), "ada", {"question": question, **payload}))
+        for payload in (
+            {"verdict": "approve", "choice": 1},
+            {"verdict": "reject"},
+            {"verdict": 7, "choice": "x"},
+            {},
+        ):
+            store.post(
+                RunId(result.run),
+                InboxMessage("answer", clock.now(), "ada", {"question": question, **payload}),
+            )
         resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
     assert (resumed.status, resumed.outputs) == ("succeeded", {"a": None})
     assert [body.verdict for body in bodies(store, result.run, QuestionAnswered)] == ["approve"]
@@ -403,7 +448,9 @@ MINE = Answer("modify", by="ada", changes=(SkipTask(task_id="a"),))
         (None, "abort", "aborted", 1),
     ],
 )
-async def test_crash_at_any_record(answer: Answer | None, outcome: str, status: str, revisions: int) -> None:
+async def test_crash_at_any_record(
+    answer: Answer | None, outcome: str, status: str, revisions: int
+) -> None:
     """If the process ends after any record, a resume applies the answer once and asks once."""
     records = await answered(answer, outcome)
     asked = next(i for i, record in enumerate(records) if isinstance(record.body, QuestionAsked))
@@ -411,9 +458,13 @@ async def test_crash_at_any_record(answer: Answer | None, outcome: str, status: 
         async with VirtualClock() as clock:
             clock.advance(1000)
             gate = ScriptedGate([answer] if answer else [])
-            engine = asking(clock, gate=gate, store=cut(records[:end]), approval={"on_timeout": outcome})
+            engine = asking(
+                clock, gate=gate, store=cut(records[:end]), approval={"on_timeout": outcome}
+            )
             result = await engine.attach(SequentialOrchestrator(failing())).resume("run-1")
-        assert (result.status, len(result.revisions)) == (status, revisions), f"after {records[end - 1]}"
+        assert (result.status, len(result.revisions)) == (status, revisions), (
+            f"after {records[end - 1]}"
+        )
         assert len(bodies(engine.store, "run-1", QuestionAsked)) == 1
         assert len(bodies(engine.store, "run-1", QuestionAnswered)) == 1
         dialogue(engine, "run-1")
@@ -433,7 +484,10 @@ async def test_store_failure_at_any_record(answer: Answer | None) -> None:
             store = FlakyStore(fails=fails_at(failing_at))
             engine = asking(clock, gate=gate, store=store, approval={"on_timeout": "skip"})
             work = ScriptedExecutor(
-                lambda call: returns(call.task.id) if call.task.id != "a" else raises(ValueError("broken")), clock=clock
+                lambda call: (
+                    returns(call.task.id) if call.task.id != "a" else raises(ValueError("broken"))
+                ),
+                clock=clock,
             )
             result = await engine.execute(chain("a", "b"), work)
         assert result.status == ("failed" if answer is REJECT else "succeeded"), failing_at
@@ -450,13 +504,17 @@ async def test_unstorable_message_is_skipped() -> None:
     store = MemoryStore()
     async with VirtualClock() as clock:
         engine = asking(clock, store=store)
-        result = await engine.execute(plan(Task(id="a"), Task(id="b", depends_on=("a",))), failing("a"))
+        result = await engine.execute(
+            plan(Task(id="a"), Task(id="b", depends_on=("a",))), failing("a")
+        )
         request = InboxMessage("request", clock.now(), "eve", {"goal": {"facts": depth}})
         store.post(RunId(result.run), request)
         engine.answer(result.questions[0], "approve", by="ada")
         resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
     assert resumed.status == "succeeded"
-    assert [body.where for body in bodies(store, result.run, ErrorContained)] == ["a message of eve"]
+    assert [body.where for body in bodies(store, result.run, ErrorContained)] == [
+        "a message of eve"
+    ]
     assert list(store.inbox(RunId(result.run))) == []
 
 

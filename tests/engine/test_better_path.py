@@ -18,7 +18,15 @@ from replanning import (
 from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask
 from replanning.decision import AlternativeProvider
 from replanning.journal import AlternativesConsidered, TriggerDropped
-from replanning.testing import ScriptedExecutor, ScriptedProvider, ScriptStep, VirtualClock, hangs, raises, returns
+from replanning.testing import (
+    ScriptedExecutor,
+    ScriptedProvider,
+    ScriptStep,
+    VirtualClock,
+    hangs,
+    raises,
+    returns,
+)
 from tests.support.runs import alternative, bodies, environment, perform, plan
 
 TOOLS = [
@@ -66,11 +74,19 @@ def proposer(clock: VirtualClock, *changes: PlanChange, after: float) -> Scripte
 async def test_tasks_that_have_begun_are_left_out(clock: VirtualClock) -> None:
     """What has begun while the proposal was awaited stays as it is, and the rest of the better path is taken."""
     waiting = [f"t{number}" for number in range(3, 8)]
-    result, tools, _, engine = await carried_out(dear(), proposer(clock, *replaced(*waiting), after=1.5), clock=clock)
+    result, tools, _, engine = await carried_out(
+        dear(), proposer(clock, *replaced(*waiting), after=1.5), clock=clock
+    )
     assert result.ok
-    assert list(tools.items())[3:] == [("t3", "dear"), ("t4", "dear"), *((f"t{n}~2", "cheap") for n in (5, 6, 7))]
+    assert list(tools.items())[3:] == [
+        ("t3", "dear"),
+        ("t4", "dear"),
+        *((f"t{n}~2", "cheap") for n in (5, 6, 7)),
+    ]
     (considered,) = bodies(engine.store, result.run, AlternativesConsidered)[:1]
-    assert considered.candidates[0].alternative.reason == "scripted (without what has begun meanwhile)"
+    assert (
+        considered.candidates[0].alternative.reason == "scripted (without what has begun meanwhile)"
+    )
 
 
 async def test_skipped_tasks_are_left_out(clock: VirtualClock) -> None:
@@ -86,8 +102,14 @@ async def test_skipped_tasks_are_left_out(clock: VirtualClock) -> None:
     ("changes", "reason"),
     [
         (replaced("t3", "t4", "t5"), "it saves 15% of the remaining cost, which is too little"),
-        (replaced("t0", "t7"), "it does not fit the plan: changes[0]: task 't0' is DONE: it cannot be replaced"),
-        (replaced("t3"), "it does not fit the plan: changes[0]: task 't3' is DONE: it cannot be replaced"),
+        (
+            replaced("t0", "t7"),
+            "it does not fit the plan: changes[0]: task 't0' is DONE: it cannot be replaced",
+        ),
+        (
+            replaced("t3"),
+            "it does not fit the plan: changes[0]: task 't3' is DONE: it cannot be replaced",
+        ),
     ],
 )
 async def test_what_remains_must_still_gain_enough(
@@ -95,33 +117,50 @@ async def test_what_remains_must_still_gain_enough(
 ) -> None:
     """The path is not taken where what remains of it saves less than the minimum, or nothing remains of it."""
     provider = proposer(clock, *changes, after=1.5)
-    result, tools, rejected, _ = await carried_out(dear(), provider, clock=clock, better_path={"min_gain": 0.2})
+    result, tools, rejected, _ = await carried_out(
+        dear(), provider, clock=clock, better_path={"min_gain": 0.2}
+    )
     assert (set(tools.values()), result.revisions, rejected) == ({"dear"}, (), [reason])
 
 
 async def test_changes_that_belong_together_are_not_separated(clock: VirtualClock) -> None:
     """A proposal that adds or removes tasks is one idea: without a part of it, the rest is not taken."""
     changes = [*replaced("t3"), RemoveTask(task_id="t7"), AddTask(task=Task(id="x", tool="cheap"))]
-    result, _, (rejected,), _ = await carried_out(dear(), proposer(clock, *changes, after=0.5), clock=clock)
+    result, _, (rejected,), _ = await carried_out(
+        dear(), proposer(clock, *changes, after=0.5), clock=clock
+    )
     assert (result.revisions, "'t3' is RUNNING" in rejected) == ((), True)
 
 
 async def test_a_dearer_path_is_not_taken(clock: VirtualClock) -> None:
     """Whoever proposes it: a path must save the minimum of what is left; the one that saves most comes first."""
-    little, much = alternative(*replaced("t4", tool="new"), confidence=1), alternative(*replaced("t5", "t6", "t7"))
+    little, much = (
+        alternative(*replaced("t4", tool="new"), confidence=1),
+        alternative(*replaced("t5", "t6", "t7")),
+    )
     dearer = alternative(AddTask(task=Task(id="x", tool="cheap")), confidence=1)
     some = alternative(*replaced("t6", "t7"), confidence=1)
     provider = ScriptedProvider([[little, dearer, some, much]])
     _, tools, rejected, _ = await carried_out(dear(), provider, clock=clock)
-    assert [tools[i] for i in ("t3", "t4", "t5~2", "t6~2", "t7~2")] == ["dear", "dear", "cheap", "cheap", "cheap"]
-    assert rejected == [f"it saves {share} of the remaining cost, which is too little" for share in ("2%", "-8%")]
+    assert [tools[i] for i in ("t3", "t4", "t5~2", "t6~2", "t7~2")] == [
+        "dear",
+        "dear",
+        "cheap",
+        "cheap",
+        "cheap",
+    ]
+    assert rejected == [
+        f"it saves {share} of the remaining cost, which is too little" for share in ("2%", "-8%")
+    ]
 
 
 @pytest.mark.parametrize("names", [("repair", "slow"), ("slow", "repair")])
 async def test_slow_providers_are_not_awaited(names: tuple[str, str], clock: VirtualClock) -> None:
     """What the plan itself offers is taken at once; another provider is not even asked."""
     slow = ScriptedProvider([hangs()] * 9, name="slow", clock=clock)
-    result, tools, _, _ = await carried_out(dear(), *(slow if n == "slow" else n for n in names), clock=clock)
+    result, tools, _, _ = await carried_out(
+        dear(), *(slow if n == "slow" else n for n in names), clock=clock
+    )
     assert (result.ok, list(tools.values())) == (True, ["dear"] * 4 + ["cheap"] * 4)
     assert slow.requests == []
 
@@ -129,7 +168,9 @@ async def test_slow_providers_are_not_awaited(names: tuple[str, str], clock: Vir
 async def test_others_are_asked_where_the_plan_offers_nothing(clock: VirtualClock) -> None:
     """Providers that take time are asked where `repair` has nothing that can be used."""
     slow = proposer(clock, *replaced("t6", "t7"), after=1)
-    strict = {"min_llm_confidence": 0.85}  # which `repair` does not have in other tools of the same capability
+    strict = {
+        "min_llm_confidence": 0.85
+    }  # which `repair` does not have in other tools of the same capability
     _, tools, _, _ = await carried_out(dear(), "repair", slow, clock=clock, alternatives=strict)
     assert (len(slow.requests), tools["t6~2"]) == (1, "cheap")
 
@@ -141,13 +182,18 @@ async def test_a_path_outlives_other_replans(clock: VirtualClock) -> None:
         trigger = request.triggers[0]
         if trigger.kind == "better-path-found":
             return []
-        return returns(alternative(ReplaceTask(task_id=trigger.tasks[0], tasks=(Task(id="b~2", tool="new"),))), after=5)
+        return returns(
+            alternative(ReplaceTask(task_id=trigger.tasks[0], tasks=(Task(id="b~2", tool="new"),))),
+            after=5,
+        )
 
     tasks = [*dear(12).tasks, Task(id="b", tool="new", arguments={"n": 1}, priority=-1)]
     document = plan(*tasks, tools=[*TOOLS[:2], {"name": "new", "cost": 1}])
     script = {"b": raises(ValueError("broken"))}
     slow = ScriptedProvider(propose, clock=clock)
-    result, tools, _, engine = await carried_out(document, slow, "repair", clock=clock, script=script)
+    result, tools, _, engine = await carried_out(
+        document, slow, "repair", clock=clock, script=script
+    )
     assert result.ok
     assert list(tools.values()).count("cheap") >= 5
     assert not bodies(engine.store, result.run, TriggerDropped)
@@ -198,9 +244,13 @@ tasks:
     ],
     ids=["effect", "goal", "all effects", "no cost declared", "tool", "resource", "small resource"],
 )  # fmt: skip
-async def test_shortcuts_over_facts(news: Callable[[PlanRun], None], tools: list[str], clock: VirtualClock) -> None:
+async def test_shortcuts_over_facts(
+    news: Callable[[PlanRun], None], tools: list[str], clock: VirtualClock
+) -> None:
     """What has become superfluous is left out, and a cheaper way is taken, without what nothing else achieves."""
-    settings = Settings.model_validate({"triggers": ("better-path-found",), "better_path": {"min_gain": 0.08}})
+    settings = Settings.model_validate(
+        {"triggers": ("better-path-found",), "better_path": {"min_gain": 0.08}}
+    )
     engine = ReplanningEngine(["repair"], settings=settings, environment=environment(clock))
     used = []
 
@@ -226,7 +276,9 @@ async def test_a_repeated_path_does_not_keep_the_run_open(clock: VirtualClock) -
 
 
 @pytest.mark.parametrize("kind", ["context-changed", "human-request"])
-async def test_proposals_for_other_reasons_are_trimmed_as_well(kind: str, clock: VirtualClock) -> None:
+async def test_proposals_for_other_reasons_are_trimmed_as_well(
+    kind: str, clock: VirtualClock
+) -> None:
     """What has begun since a person asked is left out of the proposal, and the rest of it is done."""
     settings = Settings.model_validate({"triggers": (kind,)})
     change = [ModifyTask(task_id=f"t{n}", fields={"arguments": {"quick": True}}) for n in range(4)]
@@ -234,6 +286,8 @@ async def test_proposals_for_other_reasons_are_trimmed_as_well(kind: str, clock:
     engine = ReplanningEngine([provider], settings=settings, environment=environment(clock))
     work = ScriptedExecutor(clock=clock, default=returns(after=1))
     async with engine.open(dear(4)) as run:
-        run.request_replan("faster") if kind == "human-request" else run.change_goal(objective="faster")
+        run.request_replan("faster") if kind == "human-request" else run.change_goal(
+            objective="faster"
+        )
         await perform(run, work)
     assert [bool(call.task.arguments) for call in work.calls] == [False, False, True, True]

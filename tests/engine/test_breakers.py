@@ -11,7 +11,13 @@ from replanning.engine.breakers import ToolBreakers
 from replanning.engine.engine import Mode
 from replanning.environment import move_on_after
 from replanning.history.reports import why_report
-from replanning.journal import AttemptStarted, Failure, ResourceChanged, ResourceUpdated, TriggerFired
+from replanning.journal import (
+    AttemptStarted,
+    Failure,
+    ResourceChanged,
+    ResourceUpdated,
+    TriggerFired,
+)
 from replanning.testing import VirtualClock
 from tests.support.invariants import invariant_violations, replay_differences
 from tests.support.live import claimed, journaled, task
@@ -23,10 +29,15 @@ FETCH, MIRROR = ToolSpec(name="fetch", capability="get"), ToolSpec(name="mirror"
 
 def pages(count: int, *tools: ToolSpec, **fields: object) -> Plan:
     """A plan of independent tasks that fetch pages."""
-    return plan(*(Task(id=f"p{n}", tool="fetch", **fields) for n in range(1, count + 1)), tools=tools or (FETCH,))
+    return plan(
+        *(Task(id=f"p{n}", tool="fetch", **fields) for n in range(1, count + 1)),
+        tools=tools or (FETCH,),
+    )
 
 
-def site(clock: VirtualClock, up_at: float, seconds: float = 1.0) -> Callable[[Task, TaskContext], Awaitable[str]]:
+def site(
+    clock: VirtualClock, up_at: float, seconds: float = 1.0
+) -> Callable[[Task, TaskContext], Awaitable[str]]:
     """Work that takes its time, and fails with `fetch` before a second of the run."""
 
     async def work(task: Task, context: TaskContext) -> str:
@@ -46,7 +57,9 @@ def updates(engine: ReplanningEngine, run: str) -> list[tuple[bool | None, float
 
 async def test_tasks_that_never_ran(clock: VirtualClock) -> None:
     """The reason of a failed run also says which tasks never ran, and what they lack."""
-    result = await make_engine("repair", clock=clock).execute(pages(9), site(clock, 1e9), max_concurrency=1)
+    result = await make_engine("repair", clock=clock).execute(
+        pages(9), site(clock, 1e9), max_concurrency=1
+    )
     assert result.reason.startswith("'p1' failed (host 1 is down); ")
     assert result.reason.endswith("; 'p7' and 2 more cannot run: its tool 'fetch' is unavailable")
 
@@ -59,7 +72,10 @@ async def test_others_see_that_a_tool_is_down(clock: VirtualClock) -> None:
     assert result.status == "succeeded"
     assert len([task for task in started if "~" not in task]) == 5
     (update,) = updates(engine, result.run)
-    assert (update[0], update[2].startswith("5 tasks in a row failed for one cause, the last: OSError")) == (
+    assert (
+        update[0],
+        update[2].startswith("5 tasks in a row failed for one cause, the last: OSError"),
+    ) == (
         False,
         True,
     )
@@ -68,11 +84,23 @@ async def test_others_see_that_a_tool_is_down(clock: VirtualClock) -> None:
     assert set(changed.tasks) == {"p6", "p7", "p8", "p9"}
     history = engine.history(result.run)
     (event,) = history.filter(trigger="resource-changed")
-    assert "'fetch' is unavailable (5 tasks in a row failed for one cause" in why_report(history, event)
+    assert "'fetch' is unavailable (5 tasks in a row failed for one cause" in why_report(
+        history, event
+    )
     assert invariant_violations(list(engine.store.read(result.run))) == []
 
 
-CASES = ["few", "causes", "success", "one task", "none waits", "off", "undescribed", "observe", "no engine"]
+CASES = [
+    "few",
+    "causes",
+    "success",
+    "one task",
+    "none waits",
+    "off",
+    "undescribed",
+    "observe",
+    "no engine",
+]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -82,19 +110,25 @@ async def test_breaker_stays_closed(case: str, clock: VirtualClock) -> None:
     async def work(task: Task, context: TaskContext) -> None:
         number = int(task.id[1:])
         await clock.sleep(1)
-        if number <= {"few": 4, "success": 8}.get(case, 7) and not (case == "success" and number == 4):
+        if number <= {"few": 4, "success": 8}.get(case, 7) and not (
+            case == "success" and number == 4
+        ):
             raise RuntimeError("ab"[number % 2] if case == "causes" else "down")
 
     retry = {"delay": 0, "on": ["RuntimeError"], "max_attempts": 7 if case == "one task" else 1}
     threshold = 0 if case == "off" else 5
     engine = make_engine(clock=clock, retry=retry, breaker_threshold=threshold)
     if case == "observe":
-        engine = ReplanningEngine([], mode="observe", settings={"retry": retry}, environment=environment(clock))
+        engine = ReplanningEngine(
+            [], mode="observe", settings={"retry": retry}, environment=environment(clock)
+        )
     document = pages(1 if case == "one task" else 9)
     if case == "undescribed":
         document = document.model_copy(update={"tools": ()})
     workers = 9 if case == "none waits" else 1
-    result = await engine.execute(document, work, max_concurrency=workers, replanning=case != "no engine")
+    result = await engine.execute(
+        document, work, max_concurrency=workers, replanning=case != "no engine"
+    )
     assert (result.status, updates(engine, result.run)) == ("failed", [])
 
 
@@ -112,10 +146,15 @@ async def test_trial_that_succeeds(clock: VirtualClock) -> None:
     opened, tried, closed = updates(engine, result.run)
     again_at = engine.store.runs()[0].created + 32
     assert (opened[:2], opened[2].endswith("; tried again after 30 s")) == ((False, again_at), True)
-    assert (tried, closed) == ((True, again_at, "one task tries it again"), (True, None, "it works again"))
+    assert (tried, closed) == (
+        (True, again_at, "one task tries it again"),
+        (True, None, "it works again"),
+    )
 
 
-@pytest.mark.parametrize(("other", "ends"), [(0, 36.0), (200, 200.0)], ids=["alone", "beside other work"])
+@pytest.mark.parametrize(
+    ("other", "ends"), [(0, 36.0), (200, 200.0)], ids=["alone", "beside other work"]
+)
 async def test_trial_that_fails(other: float, ends: float, clock: VirtualClock) -> None:
     """After a failed trial the tool is tried later, twice as late, while other work goes on; the run waits no more for it."""
     engine = make_engine(clock=clock, cooldown=30)
@@ -128,9 +167,13 @@ async def test_trial_that_fails(other: float, ends: float, clock: VirtualClock) 
         return await fetch(task, context)
 
     tasks = (Task(id="other"), *pages(9).tasks)
-    result = await engine.execute(plan(*tasks, tools=(FETCH,)), work, max_concurrency=2 if other else 1)
+    result = await engine.execute(
+        plan(*tasks, tools=(FETCH,)), work, max_concurrency=2 if other else 1
+    )
     began = engine.store.runs()[0].created
-    opened = [(at or 0) - began for available, at, _ in updates(engine, result.run) if not available]
+    opened = [
+        (at or 0) - began for available, at, _ in updates(engine, result.run) if not available
+    ]
     assert opened == [35.0, 96.0, 217.0][: 3 if other else 2]
     assert (result.status, clock.elapsed) == ("failed", ends)
 
@@ -204,5 +247,7 @@ async def test_breaker_survives_the_process(mode: Mode) -> None:
             async with engine.resume(result.run) as run:
                 await perform(run, site(clock, -1))
             assert replay_differences(run, list(store.read(run.id)), clock.now()) == []
-        assert [run.live.entry(f"p{n}").state for n in (1, 5, 6, 8)] == [TaskState.FAILED] * 2 + [TaskState.DONE] * 2
+        assert [run.live.entry(f"p{n}").state for n in (1, 5, 6, 8)] == [TaskState.FAILED] * 2 + [
+            TaskState.DONE
+        ] * 2
         assert (run.live.tools["fetch"].available, run.live.breakers) == (True, {})

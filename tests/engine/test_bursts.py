@@ -10,7 +10,16 @@ from replanning.decision import Question
 from replanning.journal import AlternativesConsidered, TriggerDropped
 from replanning.testing import ScriptedProvider, ScriptStep, VirtualClock, returns
 from tests.support.cost import calls
-from tests.support.runs import Proposer, alternative, bodies, chain, failing, make_engine, perform, plan
+from tests.support.runs import (
+    Proposer,
+    alternative,
+    bodies,
+    chain,
+    failing,
+    make_engine,
+    perform,
+    plan,
+)
 
 TOOLS = [{"name": "usual", "capability": "work"}, {"name": "other", "capability": "work"}]
 
@@ -19,7 +28,12 @@ def burst(failures: int, tail: int) -> Plan:
     """Tasks that fail, all of them before a chain."""
     first = [Task(id=f"f{n}", tool="usual") for n in range(failures)]
     head = Task(id="t0", depends_on=tuple(task.id for task in first))
-    return plan(*first, head, *(Task(id=f"t{n}", depends_on=(f"t{n - 1}",)) for n in range(1, tail)), tools=TOOLS)
+    return plan(
+        *first,
+        head,
+        *(Task(id=f"t{n}", depends_on=(f"t{n - 1}",)) for n in range(1, tail)),
+        tools=TOOLS,
+    )
 
 
 async def usual_fails(task: Task, context: TaskContext) -> None:
@@ -61,7 +75,9 @@ async def test_one_cause_is_one_question(clock: VirtualClock) -> None:
         asked.append(question)
         return Answer("approve", by="ada")
 
-    engine = make_engine("repair", clock=clock, gate=CallbackGate(approve), alternatives={"require_approval": True})
+    engine = make_engine(
+        "repair", clock=clock, gate=CallbackGate(approve), alternatives={"require_approval": True}
+    )
     tasks = [Task(id=f"page{n}", tool="usual") for n in range(6)]
     result = await engine.execute(plan(*tasks, tools=TOOLS), usual_fails)
     assert (result.status, len(result.revisions)) == ("succeeded", 1)
@@ -71,7 +87,9 @@ async def test_one_cause_is_one_question(clock: VirtualClock) -> None:
 
 def skips(request: ReplanRequest, **step: float) -> ScriptStep:
     """Skip the tasks concerned."""
-    return returns([alternative(*(SkipTask(task_id=i) for t in request.triggers for i in t.tasks))], **step)
+    return returns(
+        [alternative(*(SkipTask(task_id=i) for t in request.triggers for i in t.tasks))], **step
+    )
 
 
 async def fails_in_its_own_way(task: Task, context: TaskContext) -> None:
@@ -94,14 +112,20 @@ async def test_disjoint_failures_do_not_wait_for_one_another(clock: VirtualClock
 async def test_decisions_follow_the_order_of_triggers(clock: VirtualClock) -> None:
     """What is decided about disjoint failures does not depend on which provider answers first."""
     waits = {"a": 5.0, "b": 1.0, "c": 3.0}
-    provider = ScriptedProvider(lambda request: skips(request, after=waits[request.triggers[0].tasks[0]]), clock=clock)
+    provider = ScriptedProvider(
+        lambda request: skips(request, after=waits[request.triggers[0].tasks[0]]), clock=clock
+    )
     engine = make_engine(provider, clock=clock)
     async with engine.open(plan(*(Task(id=name) for name in waits))) as run:
         for name in waits:
             run.failed(run.started(name), name * 3)
         await run.wait()
     assert [revised.changes[0].task_id for revised in run.result.revisions] == list(waits)
-    assert [body.replan for body in bodies(engine.store, run.id, AlternativesConsidered)] == ["r1", "r2", "r3"]
+    assert [body.replan for body in bodies(engine.store, run.id, AlternativesConsidered)] == [
+        "r1",
+        "r2",
+        "r3",
+    ]
 
 
 async def test_a_group_in_the_way_of_another(clock: VirtualClock) -> None:
@@ -153,7 +177,9 @@ async def test_a_finished_run_does_not_linger(clock: VirtualClock) -> None:
     """A repetition that waits for its cooldown does not keep a run whose tasks are done."""
     engine = make_engine(lambda request: [], clock=clock)
     began = clock.now()
-    async with engine.open(plan(Task(id="a", tool="usual"), Task(id="long"), tools=TOOLS[:1])) as run:
+    async with engine.open(
+        plan(Task(id="a", tool="usual"), Task(id="long"), tools=TOOLS[:1])
+    ) as run:
         long = run.started("long")
         for available in (False, True, False, True):
             run.change_resource("usual", available=available)
@@ -168,7 +194,11 @@ async def test_a_cooldown_is_not_for_others(clock: VirtualClock) -> None:
     engine = make_engine("repair", clock=clock)
     began = clock.now()
     tools = [*TOOLS, {"name": "gate"}]
-    tasks = Task(id="a", tool="usual"), Task(id="gate", tool="gate"), Task(id="b", tool="usual", depends_on=("gate",))
+    tasks = (
+        Task(id="a", tool="usual"),
+        Task(id="gate", tool="gate"),
+        Task(id="b", tool="usual", depends_on=("gate",)),
+    )
     async with engine.open(plan(tasks[0], tasks[1], tools=tools)) as run:
         held = run.started("gate")
         run.change_resource("usual", available=False)
@@ -180,4 +210,6 @@ async def test_a_cooldown_is_not_for_others(clock: VirtualClock) -> None:
         run.succeeded(held)
         await perform(run)
     assert (run.result.status, clock.now() - began) == ("succeeded", 2)
-    assert not [body for body in bodies(engine.store, run.id, TriggerDropped) if "cooldown" in body.reason]
+    assert not [
+        body for body in bodies(engine.store, run.id, TriggerDropped) if "cooldown" in body.reason
+    ]

@@ -5,8 +5,24 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from replanning import Alternative, PlanMonitor, ReplanningEngine, ReplanRequest, Task, TaskContext, TaskState
-from replanning.changes import AbortRun, AddTask, PlanChange, RemoveTask, ReplaceTask, RetryTask, SkipTask
+from replanning import (
+    Alternative,
+    PlanMonitor,
+    ReplanningEngine,
+    ReplanRequest,
+    Task,
+    TaskContext,
+    TaskState,
+)
+from replanning.changes import (
+    AbortRun,
+    AddTask,
+    PlanChange,
+    RemoveTask,
+    ReplaceTask,
+    RetryTask,
+    SkipTask,
+)
 from replanning.engine import MonitorNotice
 from replanning.errors import LLMTimeout, PluginError
 from replanning.journal import (
@@ -25,7 +41,15 @@ from replanning.journal import (
     Usage,
 )
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
-from replanning.testing import ScriptedExecutor, ScriptedProvider, ScriptStep, VirtualClock, hangs, raises, returns
+from replanning.testing import (
+    ScriptedExecutor,
+    ScriptedProvider,
+    ScriptStep,
+    VirtualClock,
+    hangs,
+    raises,
+    returns,
+)
 from replanning.testing.clock import EPOCH
 from tests.support.llm_clients import CLIENTS, City, Network, client, fails, said
 from tests.support.runs import (
@@ -62,7 +86,9 @@ async def test_failure_to_revision() -> None:
         return {"from": task.id, "has": sorted(context.results)}
 
     engine = make_engine(look)
-    result = await engine.attach(SwarmOrchestrator(work, max_concurrency=3)).run(chain("a", "b", "c"))
+    result = await engine.attach(SwarmOrchestrator(work, max_concurrency=3)).run(
+        chain("a", "b", "c")
+    )
     assert seen == [({"from": "a", "has": []}, "task 'b' failed: ValueError: broken")]
     assert (result.status, result.outputs["b"]) == ("succeeded", {"from": "b~2", "has": ["a"]})
     assert [(r.number, r.parent, r.by, r.chosen) for r in result.revisions] == [(1, 0, "policy", 0)]
@@ -81,11 +107,22 @@ async def test_both_orchestrators_agree() -> None:
 async def test_the_rest_runs_on(clock: VirtualClock) -> None:
     """While a provider thinks about one task, the others go on and finish; the run does not end before the decision."""
     slow = ScriptedProvider(lambda request: returns(again(request), after=20), clock=clock)
-    work = ScriptedExecutor({"bad": raises(ValueError("broken"))}, default=returns(after=5), clock=clock)
+    work = ScriptedExecutor(
+        {"bad": raises(ValueError("broken"))}, default=returns(after=5), clock=clock
+    )
     engine = make_engine(slow, clock=clock)
-    tasks = (Task(id="bad"), Task(id="x"), Task(id="y", depends_on=("x",)), Task(id="z", depends_on=("bad",)))
+    tasks = (
+        Task(id="bad"),
+        Task(id="x"),
+        Task(id="y", depends_on=("x",)),
+        Task(id="z", depends_on=("bad",)),
+    )
     result = await engine.execute(plan(*tasks), work)
-    ends = {r.body.task: r.at - EPOCH for r in engine.store.read(result.run) if isinstance(r.body, AttemptSucceeded)}
+    ends = {
+        r.body.task: r.at - EPOCH
+        for r in engine.store.read(result.run)
+        if isinstance(r.body, AttemptSucceeded)
+    }
     assert (result.status, ends) == ("succeeded", {"x": 5, "y": 10, "bad~2": 25, "z": 30})
 
 
@@ -94,10 +131,16 @@ async def test_no_provider_helps() -> None:
     provider = Proposer(lambda request: [])
     engine = make_engine(provider)
     both = Task(id="both", depends_on=("x", "c"))
-    result = await engine.execute(plan(*chain("a", "b", "c").tasks, Task(id="x"), both), failing("b"))
+    result = await engine.execute(
+        plan(*chain("a", "b", "c").tasks, Task(id="x"), both), failing("b")
+    )
     assert (result.status, result.revisions, result.outputs) == ("failed", (), {"a": "a", "x": "x"})
     assert "b is broken" in result.reason
-    assert sorted(body.task for body in bodies(engine.store, result.run, AttemptStarted)) == ["a", "b", "x"]
+    assert sorted(body.task for body in bodies(engine.store, result.run, AttemptStarted)) == [
+        "a",
+        "b",
+        "x",
+    ]
     assert decisions(engine, result.run) == [("keep", "no-alternative")]
     assert len(provider.requests) == 1, "the same state is considered once"
     fired = [body.trigger.kind for body in bodies(engine.store, result.run, TriggerFired)]
@@ -115,7 +158,10 @@ async def test_invalid_alternatives_are_rejected() -> None:
         "x -> y -> x": ReplaceTask(task_id="a", tasks=cycle),
         "'ghost'": AddTask(task=Task(id="n", depends_on=("ghost",))),
     }
-    proposed = [*(alternative(change, confidence=1.0) for change in wrong.values()), alternative(SkipTask(task_id="a"))]
+    proposed = [
+        *(alternative(change, confidence=1.0) for change in wrong.values()),
+        alternative(SkipTask(task_id="a")),
+    ]
     engine = make_engine(lambda request: proposed, alternatives={"max_count": 9})
     result = await engine.execute(chain("done", "a", "b"), failing("a"))
     assert (result.status, result.revisions[0].changes) == ("succeeded", (SkipTask(task_id="a"),))
@@ -127,9 +173,15 @@ async def test_invalid_alternatives_are_rejected() -> None:
 
 async def test_failing_providers_are_contained(clock: VirtualClock) -> None:
     """Providers that raise, hang or answer nonsense are noted, cost 30 s together, and the others' answers are used."""
-    errors = [RuntimeError("no connection"), ExceptionGroup("both", [ValueError(), OSError()]), RecursionError()]
+    errors = [
+        RuntimeError("no connection"),
+        ExceptionGroup("both", [ValueError(), OSError()]),
+        RecursionError(),
+    ]
     steps = [*map(raises, errors), hangs(), hangs(), returns(["rm -rf"])]
-    providers = [ScriptedProvider([step], name=f"bad-{number}") for number, step in enumerate(steps)]
+    providers = [
+        ScriptedProvider([step], name=f"bad-{number}") for number, step in enumerate(steps)
+    ]
     engine = make_engine(*providers, Proposer(again, "good"), clock=clock)
     result = await engine.execute(chain("a"), failing("a"))
     assert (result.status, clock.elapsed) == ("succeeded", 30)
@@ -142,9 +194,9 @@ async def test_ties_go_by_provider(clock: VirtualClock) -> None:
     """Among equal scores the first provider's alternative is taken, however late it arrived."""
     skip, repeat = alternative(SkipTask(task_id="a")), alternative(RetryTask(task_id="a"))
     late = ScriptedProvider([returns([skip], after=3)], clock=clock)
-    result = await make_engine(late, Proposer(lambda request: [repeat], "early"), clock=clock).execute(
-        chain("a"), failing("a")
-    )
+    result = await make_engine(
+        late, Proposer(lambda request: [repeat], "early"), clock=clock
+    ).execute(chain("a"), failing("a"))
     assert result.revisions[0].changes[0].kind == "skip"
 
 
@@ -157,7 +209,11 @@ async def test_limit_per_lineage(clock: VirtualClock) -> None:
     lineage = [(task.id, task.iteration, task.root) for task in run.view.tasks()]
     assert lineage == [("a", 0, "a"), ("a~2", 1, "a"), ("a~3", 2, "a"), ("a~4", 3, "a")]
     assert run.view.task("a~4").state is TaskState.BLOCKED
-    blocked = [(body.rule, body.blocks) for body in bodies(engine.store, run.id, DecisionMade) if body.blocks]
+    blocked = [
+        (body.rule, body.blocks)
+        for body in bodies(engine.store, run.id, DecisionMade)
+        if body.blocks
+    ]
     assert blocked == [("limit-lineage", ("a~4",))]
 
 
@@ -165,7 +221,9 @@ async def test_limit_per_run() -> None:
     """A limit per run holds over all lineages, and is checked before any provider is asked."""
     provider = Proposer(again)
     engine = make_engine(provider, limits={"replans_per_run": 1})
-    result = await engine.execute(plan(Task(id="a"), Task(id="b")), failing("a", "b"), max_concurrency=1)
+    result = await engine.execute(
+        plan(Task(id="a"), Task(id="b")), failing("a", "b"), max_concurrency=1
+    )
     assert (result.status, len(provider.requests)) == ("failed", 1)
     assert ("keep", "limit-run") in decisions(engine, result.run)
 
@@ -208,7 +266,11 @@ async def test_cooldown_defers_a_repetition(clock: VirtualClock) -> None:
     work = ScriptedExecutor({"a": [raises(ValueError("same"))] * 2 + [returns()]})
     engine = make_engine(lambda request: [alternative(RetryTask(task_id="a"))], clock=clock)
     result = await engine.execute(chain("a"), work)
-    began = [record.at - EPOCH for record in engine.store.read(result.run) if isinstance(record.body, AttemptStarted)]
+    began = [
+        record.at - EPOCH
+        for record in engine.store.read(result.run)
+        if isinstance(record.body, AttemptStarted)
+    ]
     assert (result.status, began) == ("succeeded", [0, 0, 30])
 
 
@@ -224,7 +286,10 @@ async def test_overlapping_triggers_coalesce(clock: VirtualClock) -> None:
     tasks = [*(Task(id=name) for name in names), Task(id="ab", depends_on=("a", "b"))]
     result = await make_engine(provider, clock=clock).execute(plan(*tasks), failing(*names))
     assert result.status == "succeeded"
-    asked = [tuple(task for trigger in request.triggers for task in trigger.tasks) for request in provider.requests]
+    asked = [
+        tuple(task for trigger in request.triggers for task in trigger.tasks)
+        for request in provider.requests
+    ]
     assert sorted(asked) == [("a", "b"), ("first",), ("other",)]
 
 
@@ -299,7 +364,9 @@ async def test_budget_stops_the_run() -> None:
     async def work(task: Task, context: TaskContext) -> None:
         context.charge(tokens=60)
 
-    result = await make_engine().execute(plan(*chain("a", "b", "c").tasks, budget={"tokens": 100}), work)
+    result = await make_engine().execute(
+        plan(*chain("a", "b", "c").tasks, budget={"tokens": 100}), work
+    )
     assert result.status == "aborted"
     assert "120 of 100 tokens" in result.reason
     assert (result.spent, list(result.outputs)) == (Usage(tokens=120), ["a", "b"])
@@ -309,9 +376,13 @@ async def test_provider_beyond_the_budget() -> None:
     """A provider whose estimate does not fit what is left is not asked; what one that failed has used is charged."""
     dear = ScriptedProvider(again, estimate=Usage(calls=1, tokens=5_000))
     usage = Usage(calls=1, tokens=700)
-    broken = ScriptedProvider([raises(RuntimeError("cut off"))] * 5, name="broken", estimate=usage, usage=usage)
+    broken = ScriptedProvider(
+        [raises(RuntimeError("cut off"))] * 5, name="broken", estimate=usage, usage=usage
+    )
     engine = make_engine(dear, broken, budget={"tokens": 1_000})
-    result = await engine.execute(plan(Task(id="a"), Task(id="b")), failing("a", "b"), max_concurrency=1)
+    result = await engine.execute(
+        plan(Task(id="a"), Task(id="b")), failing("a", "b"), max_concurrency=1
+    )
     assert (result.status, result.spent) == ("failed", usage)
     assert (len(dear.requests), len(broken.requests)) == (0, 1)
     considered = bodies(engine.store, result.run, AlternativesConsidered)[0]
@@ -372,7 +443,9 @@ async def test_unknown_provider() -> None:
 
 async def test_no_plan() -> None:
     """The error for a file name in place of a plan explains how a file is read."""
-    with pytest.raises(TypeError, match=r"expected a Plan, got 'plan.yaml'; Plan.load reads a file"):
+    with pytest.raises(
+        TypeError, match=r"expected a Plan, got 'plan.yaml'; Plan.load reads a file"
+    ):
         await ReplanningEngine().execute("plan.yaml", failing())  # type: ignore[arg-type] # that is the mistake
 
 
@@ -389,7 +462,9 @@ async def test_wall_clock_budget(clock: VirtualClock, limit: float) -> None:
 async def test_an_interrupted_replan_is_taken_up(clock: VirtualClock) -> None:
     """A trigger that was on record when the process stopped, in the middle of its replan, is decided after the resume."""
     store = MemoryStore()
-    async with make_engine(ScriptedProvider([hangs()]), store=store, clock=clock).open(chain("a", "b")) as run:
+    async with make_engine(ScriptedProvider([hangs()]), store=store, clock=clock).open(
+        chain("a", "b")
+    ) as run:
         run.failed(run.started("a"), "broken")
         await clock.sleep(10)
     resumed = make_engine(again, store=store, clock=clock).attach(SequentialOrchestrator(failing()))
@@ -402,11 +477,22 @@ async def test_outcomes_belong_to_their_replans(clock: VirtualClock) -> None:
     """An outcome is recorded with the replan that brought it, also where a later replan shows its outcome first."""
     engine = make_engine(again, clock=clock)
     broken = raises(ValueError())
-    script = {"a": broken, "b": broken, "a~2": raises(ValueError(), after=50), "b~2": returns(after=10)}
-    result = await engine.execute(plan(Task(id="a"), Task(id="b")), ScriptedExecutor(script, clock=clock))
-    known = [(body.replan, body.succeeded) for body in bodies(engine.store, result.run, OutcomeRecorded)]
+    script = {
+        "a": broken,
+        "b": broken,
+        "a~2": raises(ValueError(), after=50),
+        "b~2": returns(after=10),
+    }
+    result = await engine.execute(
+        plan(Task(id="a"), Task(id="b")), ScriptedExecutor(script, clock=clock)
+    )
+    known = [
+        (body.replan, body.succeeded) for body in bodies(engine.store, result.run, OutcomeRecorded)
+    ]
     assert known == [("r2", True), ("r1", False), ("r3", True)]
-    outcomes = {event.triggers[0].tasks[0]: event.outcome for event in engine.history(result.run).events}
+    outcomes = {
+        event.triggers[0].tasks[0]: event.outcome for event in engine.history(result.run).events
+    }
     assert outcomes == {"a": "failure", "b": "success", "a~2": "success"}
 
 
@@ -417,14 +503,24 @@ async def test_sub_plan() -> None:
     result = await engine.execute(chain("a", "b", "c"), failing("b"))
     assert (result.status, result.outputs) == ("succeeded", {"a": "a", "b": "join", "c": "c"})
     started = [body.task for body in bodies(engine.store, result.run, AttemptStarted)]
-    assert (started[:2], sorted(started[2:4]), started[4:]) == (["a", "b"], ["left", "right"], ["join", "c"])
+    assert (started[:2], sorted(started[2:4]), started[4:]) == (
+        ["a", "b"],
+        ["left", "right"],
+        ["join", "c"],
+    )
 
 
 async def test_an_id_is_never_used_again() -> None:
     """An id that an alternative has brought in is never used again: a later one with the same id is refused."""
 
     def propose(request: ReplanRequest) -> list[Alternative]:
-        return [alternative(ReplaceTask(task_id=request.triggers[0].tasks[0], tasks=(Task(id="new", goal="other"),)))]
+        return [
+            alternative(
+                ReplaceTask(
+                    task_id=request.triggers[0].tasks[0], tasks=(Task(id="new", goal="other"),)
+                )
+            )
+        ]
 
     engine = make_engine(propose)
     result = await engine.execute(chain("a", "b"), failing("a", "b"), max_concurrency=1)
@@ -444,7 +540,9 @@ async def test_what_changes_nothing() -> None:
     assert engine.history(result.run).metrics.executed == 0
 
 
-WORDS = {"text": "ERROR: Traceback (most recent call last): task failed, connection refused, 429, timed out"}
+WORDS = {
+    "text": "ERROR: Traceback (most recent call last): task failed, connection refused, 429, timed out"
+}
 
 
 @pytest.mark.parametrize("output", [None, "", [], {}, 0, False, WORDS])
@@ -507,7 +605,8 @@ async def test_what_follows_a_skipped_task_waits_for_the_decision(clock: Virtual
             run.change_context({"found": True})
 
     slow = ScriptedProvider(
-        lambda request: ScriptStep([alternative(RetryTask(task_id="extra"))], after=3.0), clock=clock
+        lambda request: ScriptStep([alternative(RetryTask(task_id="extra"))], after=3.0),
+        clock=clock,
     )
     async with make_engine(slow, clock=clock).open(document) as run:
         await perform(run, work)

@@ -10,7 +10,16 @@ from replanning.history import run_status
 from replanning.journal import ErrorContained, MemoryStore, RunStore, SqliteStore, ToolOutcome
 from replanning.live import PlanView
 from replanning.testing import FlakyStore, ScriptedExecutor, VirtualClock, raises, returns
-from tests.support.runs import again, bodies, chain, environment, failing, make_engine, perform, plan
+from tests.support.runs import (
+    again,
+    bodies,
+    chain,
+    environment,
+    failing,
+    make_engine,
+    perform,
+    plan,
+)
 
 
 async def test_evaluated_after_every_task(clock: VirtualClock) -> None:
@@ -18,12 +27,22 @@ async def test_evaluated_after_every_task(clock: VirtualClock) -> None:
     heard: list[PlanEvaluation] = []
     engine = make_engine(again, clock=clock)
     engine.monitor.on(PlanEvaluation, heard.append)
-    script = {"a": returns(after=10), "b": raises(ValueError("broken"), after=10), "b~2": returns(after=10)}
-    tasks = (*chain("a", "b").tasks, Task(id="c", depends_on=("b",), when="context.more"), Task(id="d"))
+    script = {
+        "a": returns(after=10),
+        "b": raises(ValueError("broken"), after=10),
+        "b~2": returns(after=10),
+    }
+    tasks = (
+        *chain("a", "b").tasks,
+        Task(id="c", depends_on=("b",), when="context.more"),
+        Task(id="d"),
+    )
     async with engine.open(plan(*tasks, context={"more": False})) as run:
         run.apply([SkipTask(task_id="d")])
         await perform(run, ScriptedExecutor(script, clock=clock))
-    assert [(found.done, found.total, found.remaining_seconds, found.health) for found in heard] == [
+    assert [
+        (found.done, found.total, found.remaining_seconds, found.health) for found in heard
+    ] == [
         (1, 4, None, "good"),
         (2, 4, 20.0, "good"),
         (2, 4, 40.0, "stuck"),
@@ -75,7 +94,9 @@ async def test_durations_of_earlier_runs(durable: bool, clock: VirtualClock, tmp
     for _ in range(2):
         async with engine.open(document) as run:
             expected.append(run.evaluate().remaining_seconds)
-            await perform(run, ScriptedExecutor({"a": returns(after=4), "b": returns(after=8)}, clock=clock))
+            await perform(
+                run, ScriptedExecutor({"a": returns(after=4), "b": returns(after=8)}, clock=clock)
+            )
     assert expected == [None, 12.0]
     assert [outcome.seconds for outcome in store.outcomes(tool="build")][:2] == [8.0, 4.0]
     store.close()

@@ -61,12 +61,19 @@ def anything(**options: object) -> object:
         (functools.partial(Shop().method, 1), (), {"b": "z"}, "1z"),
         (context_first, (1,), {"b": 3}, (True, 1, 3)),
         (forward, (1,), {"b": 2}, (1, 2)),
-        (anything, (), {"self": 1, "arguments": 2, "a b": 3}, {"self": 1, "arguments": 2, "a b": 3}),
+        (
+            anything,
+            (),
+            {"self": 1, "arguments": 2, "a b": 3},
+            {"self": 1, "arguments": 2, "a b": 3},
+        ),
         (len, ([1, 2],), {}, 2),
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__) if callable(value) else "",
 )
-async def test_any_signature(clock: VirtualClock, function: Any, args: tuple[Any], kwargs: Any, result: object) -> None:
+async def test_any_signature(
+    clock: VirtualClock, function: Any, args: tuple[Any], kwargs: Any, result: object
+) -> None:
     """A function of any kind is called as it would be without a session."""
     async with make_engine(clock=clock).session("call") as session:
         assert await session.call(function, *args, **kwargs) == result
@@ -81,7 +88,11 @@ def test_arguments_by_name(function: Any, args: tuple[int, ...], kwargs: dict[st
     """The arguments of a call get the names that Python gives them, and what Python refuses is a TypeError."""
     made = FunctionTool(function)
     signature = inspect.signature(function)
-    known = [each for name, each in signature.parameters.items() if name != "context" or function is not context_first]
+    known = [
+        each
+        for name, each in signature.parameters.items()
+        if name != "context" or function is not context_first
+    ]
     try:
         bound = signature.replace(parameters=known).bind(*args, **kwargs).arguments
     except TypeError as error:
@@ -109,14 +120,17 @@ async def test_what_is_no_tool(clock: VirtualClock) -> None:
     assert tool(forward)(1, b=2) == (1, 2)
     wrong: dict[str, Any] = {"capabilty": "x", "cost": -1, "retry": 3, "idempotent": "yes"}
     with pytest.raises(
-        ValueError, match=r"tool 'forward': idempotent: .*'yes'; retry: .* 3; cost: .*; .*mean 'capability'"
+        ValueError,
+        match=r"tool 'forward': idempotent: .*'yes'; retry: .* 3; cost: .*; .*mean 'capability'",
     ):
         tool(**wrong)(forward)
 
 
 async def test_other_function_of_the_same_name(clock: VirtualClock) -> None:
     """A function with the name of a tool of the session is refused, instead of that one being called."""
-    async with make_engine(clock=clock).session("x", tools=[tool(name="anything")(forward)]) as session:
+    async with make_engine(clock=clock).session(
+        "x", tools=[tool(name="anything")(forward)]
+    ) as session:
         with pytest.raises(ValueError, match="another tool is called 'anything'"):
             await session.call(anything, a=1)
 
@@ -125,11 +139,18 @@ async def test_json_for_functions(clock: VirtualClock) -> None:
     """Functions that execute a plan get JSON as their types say; what does not fit is a failure of the task."""
     given: list[object] = []
 
-    def take(point: Point, count: Annotated[int, Field(gt=0)], untyped, /, *, many: list[Point]) -> None:
+    def take(
+        point: Point, count: Annotated[int, Field(gt=0)], untyped, /, *, many: list[Point]
+    ) -> None:
         given.extend([point, count, untyped, *many])
 
     def document(count: int) -> Plan:
-        arguments: JsonObject = {"point": {"x": 1}, "count": count, "untyped": {"y": 2}, "many": [{"x": 3}]}
+        arguments: JsonObject = {
+            "point": {"x": 1},
+            "count": count,
+            "untyped": {"y": 2},
+            "many": [{"x": 3}],
+        }
         return plan(Task(id="a", tool="take", arguments=arguments))
 
     assert (await make_engine(clock=clock).execute(document(1), tools=[take])).ok
@@ -153,6 +174,10 @@ async def test_tools_without_functions(clock: VirtualClock) -> None:
     )
     with pytest.raises(PlanError) as refused:
         await make_engine(clock=clock).execute(stated, tools=[search])
-    assert [problem.place for problem in refused.value.problems] == ["tools[1]", "tools[2]", "tasks[1].tool"]
+    assert [problem.place for problem in refused.value.problems] == [
+        "tools[1]",
+        "tools[2]",
+        "tasks[1].tool",
+    ]
     assert "'fax'" in str(refused.value)
     assert not executed

@@ -9,7 +9,12 @@ from replanning.plan import JsonValue
 from replanning.testing import VirtualClock
 from tests.support.runs import alternative, bodies, make_engine, perform, plan
 
-TOOLS = [{"name": "fast"}, {"name": "slow"}, {"name": "gone", "available": False}, {"name": "clean"}]
+TOOLS = [
+    {"name": "fast"},
+    {"name": "slow"},
+    {"name": "gone", "available": False},
+    {"name": "clean"},
+]
 FAST: dict[str, object] = {"tool": "fast", "arguments": {"n": 1}}
 
 
@@ -20,7 +25,10 @@ def build(**fields: object) -> Plan:
 
 def replaced(task_id: str, *tasks: dict[str, object]) -> PlanChange:
     """The replacement of a task by others, under ids that no task has had."""
-    parts = [Task.model_validate({"id": f"{task_id}.{number}", **fields}) for number, fields in enumerate(tasks)]
+    parts = [
+        Task.model_validate({"id": f"{task_id}.{number}", **fields})
+        for number, fields in enumerate(tasks)
+    ]
     return ReplaceTask(task_id=task_id, tasks=tuple(parts))
 
 
@@ -34,7 +42,10 @@ async def fails_with_fast(task: Task, context: TaskContext) -> None:
     ("first", "reason"),
     [
         (FAST, "'build' has failed with the same tool and arguments"),
-        ({**FAST, "name": "under another name"}, "'build' has failed with the same tool and arguments"),
+        (
+            {**FAST, "name": "under another name"},
+            "'build' has failed with the same tool and arguments",
+        ),
         ({"tool": "gone"}, "the tool 'gone' is unavailable"),
     ],
     ids=["same call", "same call, another name", "unavailable tool"],
@@ -45,7 +56,9 @@ async def test_a_futile_call_is_rejected(first: dict[str, object], reason: str) 
     def propose(request: ReplanRequest) -> list[Alternative]:
         (task_id,) = request.triggers[0].tasks
         ways: list[tuple[dict[str, object], float]] = [(first, 1.0), ({"tool": "slow"}, 0.8)]
-        return [alternative(replaced(task_id, way), confidence=confidence) for way, confidence in ways]
+        return [
+            alternative(replaced(task_id, way), confidence=confidence) for way, confidence in ways
+        ]
 
     engine = make_engine(propose)
     result = await engine.execute(build(), fails_with_fast)
@@ -65,7 +78,11 @@ async def test_a_refused_use_is_not_repeated(
     """A use that was refused as dangerous is not retried, nor made by a replacement, unless its arguments have other values."""
     start = {"name": "start", "kind": "shell", "command": "timeout 5 {x}"}
     task = Task(id="a", tool="start", arguments={"x": "${context.x}"})
-    again = RetryTask(task_id="a") if retries else replaced("a", task.model_dump(include={"tool", "arguments"}))
+    again = (
+        RetryTask(task_id="a")
+        if retries
+        else replaced("a", task.model_dump(include={"tool", "arguments"}))
+    )
     engine = make_engine(lambda request: [alternative(again)], clock=clock)
     async with engine.open(plan(task, Task(id="b"), tools=[start], context={"x": "rm"})) as run:
         async for offered in run.ready():
@@ -100,7 +117,9 @@ async def test_what_failed_in_the_lineage_is_not_repeated() -> None:
     [[{"tool": "clean"}, {**FAST, "depends_on": ["build.0"]}], [{**FAST, "arguments": {"n": 2}}]],
     ids=["after something else", "with other arguments"],
 )
-async def test_a_call_may_be_made_again_when_something_differs(way: list[dict[str, object]]) -> None:
+async def test_a_call_may_be_made_again_when_something_differs(
+    way: list[dict[str, object]],
+) -> None:
     """A call is no repetition when something else is done before it, or when its arguments are others."""
     ran: list[str | None] = []
 
@@ -109,26 +128,37 @@ async def test_a_call_may_be_made_again_when_something_differs(way: list[dict[st
         if len(ran) == 1:
             raise ValueError("broken")
 
-    result = await make_engine(lambda request: [alternative(replaced("build", *way))]).execute(build(), work)
+    result = await make_engine(lambda request: [alternative(replaced("build", *way))]).execute(
+        build(), work
+    )
     assert (result.status, ran) == ("succeeded", ["fast", *(part["tool"] for part in way)])
 
 
 async def test_a_longer_timeout_makes_another_call(clock: VirtualClock) -> None:
     """A call that ran into its deadline may be made again with another deadline, and not with the same."""
     ways: list[dict[str, object]] = [{**FAST, "timeout": 5}, {**FAST, "timeout": 60}]
-    engine = make_engine(lambda request: [alternative(replaced("build", way)) for way in ways], clock=clock)
+    engine = make_engine(
+        lambda request: [alternative(replaced("build", way)) for way in ways], clock=clock
+    )
 
     async def work(task: Task, context: TaskContext) -> None:
         await clock.sleep(10)
 
-    result = await engine.execute(build(timeout=5, idempotent=True, retry={"max_attempts": 1}), work)
-    assert (result.status, [revised.changes[0].tasks[0].timeout for revised in result.revisions]) == ("succeeded", [60])
+    result = await engine.execute(
+        build(timeout=5, idempotent=True, retry={"max_attempts": 1}), work
+    )
+    assert (
+        result.status,
+        [revised.changes[0].tasks[0].timeout for revised in result.revisions],
+    ) == ("succeeded", [60])
 
 
 async def test_a_call_whose_needs_were_met_anew_by_others() -> None:
     """A call may be repeated as it is where what it needs has ceased and come back since it failed."""
     sent: list[str] = []
-    document = Plan.model_validate({**SESSION, "facts": ["session"], "tasks": [{"id": "send", "tool": "send"}]})
+    document = Plan.model_validate(
+        {**SESSION, "facts": ["session"], "tasks": [{"id": "send", "tool": "send"}]}
+    )
     engine = make_engine(lambda request: [alternative(replaced("send", {"tool": "send"}))])
     async with engine.open(document) as run:
 
@@ -146,13 +176,21 @@ async def test_a_call_whose_needs_were_met_anew_by_others() -> None:
 SESSION = {
     "goal": {"objective": "test", "facts": ["sent"]},
     "facts": [],
-    "tools": [{"name": "login", "adds": ["session"]}, {"name": "send", "requires": ["session"], "adds": ["sent"]}],
-    "tasks": [{"id": "login", "tool": "login"}, {"id": "send", "tool": "send", "depends_on": ["login"]}],
+    "tools": [
+        {"name": "login", "adds": ["session"]},
+        {"name": "send", "requires": ["session"], "adds": ["sent"]},
+    ],
+    "tasks": [
+        {"id": "login", "tool": "login"},
+        {"id": "send", "tool": "send", "depends_on": ["login"]},
+    ],
 }
 
 
 @pytest.mark.parametrize(("ceased", "status"), [(["session"], "succeeded"), ([], "failed")])
-async def test_a_call_is_made_again_once_its_needs_are_met_anew(ceased: list[str], status: str) -> None:
+async def test_a_call_is_made_again_once_its_needs_are_met_anew(
+    ceased: list[str], status: str
+) -> None:
     """A call that failed because its session had expired is repeated after another login, and otherwise not."""
     engine = make_engine("repair")
     sent: list[str] = []

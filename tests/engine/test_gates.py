@@ -8,7 +8,13 @@ import pytest
 from replanning import Answer, CallbackGate, Question, StoreGate, Task
 from replanning.changes import SkipTask
 from replanning.decision import HumanGate
-from replanning.journal import AnswerRefused, ErrorContained, PlanRevised, QuestionReminded, SqliteStore
+from replanning.journal import (
+    AnswerRefused,
+    ErrorContained,
+    PlanRevised,
+    QuestionReminded,
+    SqliteStore,
+)
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.testing import ScriptedGate, VirtualClock, hangs, raises, returns
 from tests.support.questions import asking, dialogue
@@ -24,13 +30,18 @@ SIDE = plan(Task(id="a"), Task(id="b", depends_on=("a",)), Task(id="other"))
 
 async def test_a_gate_that_raises(clock: VirtualClock) -> None:
     """A failing gate is contained: the rest runs, and the question stays open for an answer from elsewhere."""
-    engine = asking(clock, gate=ScriptedGate([raises(ConnectionError("no web hook"), after=5)], clock=clock))
+    engine = asking(
+        clock, gate=ScriptedGate([raises(ConnectionError("no web hook"), after=5)], clock=clock)
+    )
     result = await engine.execute(SIDE, failing("a"))
     assert (result.status, result.outputs) == ("needs_human", {"other": "other"})
     engine.answer(result.questions[0], "approve", by="ada", choice=1)
     engine.gate = None
     resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
-    assert (resumed.status, resumed.outputs) == ("succeeded", {"a": None, "b": "b", "other": "other"})
+    assert (resumed.status, resumed.outputs) == (
+        "succeeded",
+        {"a": None, "b": "b", "other": "other"},
+    )
     (contained,) = bodies(engine.store, result.run, ErrorContained)
     assert (contained.where, contained.error) == ("gate", "ConnectionError('no web hook')")
     dialogue(engine, result.run)
@@ -66,7 +77,11 @@ async def test_a_gate_that_talks_nonsense(answer: object, clock: VirtualClock) -
 
     engine = asking(clock, gate=CallbackGate(ask))  # type: ignore[arg-type]
     result = await engine.execute(SIDE, failing("a"))
-    assert (result.status, result.outputs, result.revisions) == ("needs_human", {"other": "other"}, ())
+    assert (result.status, result.outputs, result.revisions) == (
+        "needs_human",
+        {"other": "other"},
+        (),
+    )
     assert 1 < len(questions) < 10
     reasons = {body.reason for body in bodies(engine.store, result.run, AnswerRefused)}
     assert {question.rejection_reason for question in questions} == {"", *reasons}
@@ -89,7 +104,9 @@ async def test_a_gate_that_hangs(clock: VirtualClock) -> None:
     engine = asking(clock, gate=gate, approval={"timeout": None})
     async with engine.open(SIDE) as run:
         for name in ("a", "other"):
-            run.failed(run.started(name), "broken") if name == "a" else run.succeeded(run.started(name))
+            run.failed(run.started(name), "broken") if name == "a" else run.succeeded(
+                run.started(name)
+            )
         await clock.sleep(1e6)
         assert gate.questions[0].deadline is None
         engine.answer(gate.questions[0].id, "approve", choice=1)
@@ -112,8 +129,12 @@ async def test_a_reminder_that_fails(reminder: str, clock: VirtualClock) -> None
     result = await engine.execute(chain("a"), failing("a"))
     assert (result.status, clock.elapsed) == ("succeeded", 280)
     assert len(bodies(engine.store, result.run, QuestionReminded)) == 1
-    contained = [(body.where, body.error) for body in bodies(engine.store, result.run, ErrorContained)]
-    assert contained == ([("gate reminder", "RuntimeError('no mail')")] if reminder == "raises" else [])
+    contained = [
+        (body.where, body.error) for body in bodies(engine.store, result.run, ErrorContained)
+    ]
+    assert contained == (
+        [("gate reminder", "RuntimeError('no mail')")] if reminder == "raises" else []
+    )
 
 
 async def test_a_gate_is_cancelled_when_its_time_is_up(clock: VirtualClock) -> None:
@@ -147,7 +168,9 @@ async def test_callback() -> None:
 
     for gate in (CallbackGate(lambda question: APPROVE), CallbackGate(later)):
         async with VirtualClock() as clock:
-            assert (await asking(clock, gate=gate).execute(chain("a"), failing("a"))).status == "succeeded"
+            assert (
+                await asking(clock, gate=gate).execute(chain("a"), failing("a"))
+            ).status == "succeeded"
     reminded: list[str] = []
     for remind in (lambda question: reminded.append(question.id), remind_later, None):
         reminded.clear()
@@ -157,7 +180,9 @@ async def test_callback() -> None:
                 await clock.sleep(299)
                 return APPROVE
 
-            result = await asking(clock, gate=CallbackGate(slow, remind)).execute(chain("a"), failing("a"))
+            result = await asking(clock, gate=CallbackGate(slow, remind)).execute(
+                chain("a"), failing("a")
+            )
         assert result.status == "succeeded"
         assert len(reminded) == (remind is not None)
 

@@ -214,12 +214,22 @@ PLACES = {
 }
 """The parts of an engine, and where their errors are reported if not in notes, failures or the log."""
 
-KINDS = (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration, StopAsyncIteration, RecursionError, MemoryError)
+KINDS = (
+    SystemExit,
+    KeyboardInterrupt,
+    GeneratorExit,
+    StopIteration,
+    StopAsyncIteration,
+    RecursionError,
+    MemoryError,
+)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, lambda: BaseExceptionGroup("", [KeyboardInterrupt()])])
 @pytest.mark.parametrize("part", PLACES)
-async def test_parts_that_raise(part: str, kind: Any, clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_parts_that_raise(
+    part: str, kind: Any, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
     """Whatever a part of an engine raises is contained and reported, and the run goes on."""
     if part == "work" and kind not in KINDS[2:]:
         return  # those of work end the program, see `test_exits_go_through`
@@ -240,7 +250,9 @@ async def test_parts_that_raise(part: str, kind: Any, clock: VirtualClock, caplo
     engine.monitor.on(TaskFailed, raising.listen)
     engine.monitor.on(TaskFailed, raising.hear)
     engine.monitor.on(PlanEvaluation, lambda evaluation: None)
-    result = await engine.execute(plan(Task(id="a"), Task(id="b")), JudgedWork(raising.work, raising))
+    result = await engine.execute(
+        plan(Task(id="a"), Task(id="b")), JudgedWork(raising.work, raising)
+    )
     await engine.aclose()
     reported = {body.where: body.error for body in bodies(store, result.run, ErrorContained)}
     notes = [str(body) for body in bodies(store, result.run, AlternativesConsidered, AttemptFailed)]
@@ -328,9 +340,16 @@ async def test_parts_that_wait_in_a_thread(
 
     monkeypatch.setattr(logging.getLogger("replanning"), "warning", warn)
     stubborn = Stubborn(part, warned)
-    settings: dict[str, JsonValue] = {"judge": {"enabled": True}, "alternatives": {"require_approval": True}}
-    engine = ReplanningEngine([stubborn], gate=stubborn, settings=settings, environment=environment(clock))
-    result = await engine.execute(plan(Task(id="a"), Task(id="b")), JudgedWork(failing("a"), stubborn))
+    settings: dict[str, JsonValue] = {
+        "judge": {"enabled": True},
+        "alternatives": {"require_approval": True},
+    }
+    engine = ReplanningEngine(
+        [stubborn], gate=stubborn, settings=settings, environment=environment(clock)
+    )
+    result = await engine.execute(
+        plan(Task(id="a"), Task(id="b")), JudgedWork(failing("a"), stubborn)
+    )
     assert told in "".join(str(record.body) for record in engine.store.read(result.run))
     assert f"{part} 'raising'" in warnings[-1]
 
@@ -344,7 +363,9 @@ def test_interrupt_while_a_part_runs(part: str, backend: str) -> None:
     def press() -> RuntimeError:
         for number in pressed:
             signal.raise_signal(number)
-        return RuntimeError()  # on asyncio, the first Ctrl-C cancels the main task and raises nothing
+        return (
+            RuntimeError()
+        )  # on asyncio, the first Ctrl-C cancels the main task and raises nothing
 
     raising, store = Raising(part, press), MemoryStore()
     exporter, monitor = RaisingExporter(raising), PlanMonitor(["task-failed", raising])

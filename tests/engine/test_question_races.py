@@ -32,7 +32,9 @@ SHARED = (Task(id="a"), Task(id="b"), Task(id="c", depends_on=("a", "b")))
 def another(request: ReplanRequest, task_id: str) -> ReplaceTask:
     """The same task under another id."""
     new = {"id": request.view.unused_id(task_id), "depends_on": ()}
-    return ReplaceTask(task_id=task_id, tasks=(request.view.task(task_id).task.model_copy(update=new),))
+    return ReplaceTask(
+        task_id=task_id, tasks=(request.view.task(task_id).task.model_copy(update=new),)
+    )
 
 
 def stuck(request: ReplanRequest) -> list[str]:
@@ -57,10 +59,17 @@ async def two_fail(
     """Run a plan in which two tasks fail at once; return result, dialogue, triggers of the questions and seconds."""
     steps = [returns(answer, after=10) for answer in answers]
     async with VirtualClock() as clock:
-        gate = ScriptedGate((lambda question: steps["ab".index(question.holds[0])]) if apart else steps, clock=clock)
+        gate = ScriptedGate(
+            (lambda question: steps["ab".index(question.holds[0])]) if apart else steps, clock=clock
+        )
         engine = asking(clock, propose, gate=gate)
         result = await engine.execute(plan(*SHARED), failing("a", "b"))
-        return result, dialogue(engine, result.run), [one.triggers for one in asked(engine, result.run)], clock.elapsed
+        return (
+            result,
+            dialogue(engine, result.run),
+            [one.triggers for one in asked(engine, result.run)],
+            clock.elapsed,
+        )
 
 
 APPROVE, REJECT = Answer("approve"), Answer("reject")
@@ -76,7 +85,9 @@ APPROVE, REJECT = Answer("approve"), Answer("reject")
     ],
     ids=["both", "first", "second", "none"],
 )
-async def test_asked_apart(answers: tuple[Answer, ...], status: str, outputs: dict[str, object]) -> None:
+async def test_asked_apart(
+    answers: tuple[Answer, ...], status: str, outputs: dict[str, object]
+) -> None:
     """Of tasks for which nothing is proposed together, each has its own question, at once, and its own answer."""
     result, said, triggers, elapsed = await two_fail(one_by_one, *answers, apart=True)
     assert (result.status, result.outputs, elapsed) == (status, outputs, 10)
@@ -87,11 +98,27 @@ async def test_asked_apart(answers: tuple[Answer, ...], status: str, outputs: di
 async def test_one_of_two_is_approved() -> None:
     """A person who approves of one of two candidates for different tasks is asked about the other task at once."""
     result, said, triggers, elapsed = await two_fail(each, APPROVE, APPROVE)
-    assert (result.status, result.outputs, elapsed) == ("succeeded", {"a": "a~2", "b": "b~2", "c": "c"}, 20)
+    assert (result.status, result.outputs, elapsed) == (
+        "succeeded",
+        {"a": "a~2", "b": "b~2", "c": "c"},
+        20,
+    )
     assert triggers == [("t1", "t2"), ("t2",)]
     assert said == [
-        *("asked q1", "ask low-confidence", "q1 approve", "revised by person", "execute person-approve"),
-        *("asked q2", "ask low-confidence", "q2 approve", "revised by person", "execute person-approve"),
+        *(
+            "asked q1",
+            "ask low-confidence",
+            "q1 approve",
+            "revised by person",
+            "execute person-approve",
+        ),
+        *(
+            "asked q2",
+            "ask low-confidence",
+            "q2 approve",
+            "revised by person",
+            "execute person-approve",
+        ),
     ]
 
 
@@ -111,7 +138,9 @@ async def test_both_are_declined() -> None:
     ],
     ids=["one", "both", "neither"],
 )
-async def test_own_changes(changes: tuple[PlanChange, ...], questions: list[tuple[str, ...]]) -> None:
+async def test_own_changes(
+    changes: tuple[PlanChange, ...], questions: list[tuple[str, ...]]
+) -> None:
     """A person's own changes answer for the tasks they are about, and where they are about none of them, for all."""
     result, _, triggers, _ = await two_fail(each, Answer("modify", changes=changes), APPROVE)
     assert triggers[: len(questions)] == questions
@@ -135,12 +164,18 @@ class World:
         self.clock = clock
         self.store = MemoryStore()
         first, count = self.chance.randrange(2, 60), self.chance.choice([0, 0, 1, 3])
-        flaky = FlakyStore(self.store, lambda operation, n: operation == "append" and first <= n < first + count)
+        flaky = FlakyStore(
+            self.store, lambda operation, n: operation == "append" and first <= n < first + count
+        )
         outcome = self.chance.choice(["abort", "skip", "continue", "pause"])
-        settings: dict[str, Any] = {"approval": {"timeout": self.chance.choice([5, 300]), "on_timeout": outcome}}
+        settings: dict[str, Any] = {
+            "approval": {"timeout": self.chance.choice([5, 300]), "on_timeout": outcome}
+        }
         self.engine = make_engine(
             ScriptedProvider(self.propose, clock=clock),
-            gate=ScriptedGate(lambda question: self.answer(), clock=clock) if self.chance.random() < 0.75 else None,
+            gate=ScriptedGate(lambda question: self.answer(), clock=clock)
+            if self.chance.random() < 0.75
+            else None,
             store=flaky,
             **settings,
             cooldown=self.chance.choice([0, 30]),
@@ -150,7 +185,11 @@ class World:
 
     def attempt(self, task_id: str) -> ScriptStep:
         after = self.chance.choice([0, 1, 5])
-        return raises(ValueError(task_id[0]), after=after) if self.chance.random() < 0.35 else returns(after=after)
+        return (
+            raises(ValueError(task_id[0]), after=after)
+            if self.chance.random() < 0.35
+            else returns(after=after)
+        )
 
     def answer(self) -> ScriptStep:
         verdict = self.chance.choice(["approve", "approve", "reject", "modify", "raise", "hang"])
@@ -160,13 +199,20 @@ class World:
         if verdict == "hang":
             return hangs()
         mine = (SkipTask(task_id=self.chance.choice("abcd")),)
-        return returns(Answer(verdict, choice=self.chance.choice([0, 1, 2]), changes=mine), after=after)  # type: ignore[arg-type]
+        return returns(
+            Answer(verdict, choice=self.chance.choice([0, 1, 2]), changes=mine),  # type: ignore[arg-type]
+            after=after,
+        )
 
     def propose(self, request: ReplanRequest) -> ScriptStep:
         view, tasks = request.view, request.triggers[0].tasks
         if not tasks:
-            return returns([alternative(AddTask(task=Task(id=view.unused_id("new"))), confidence=0.4)])
-        new = view.task(tasks[0]).task.model_copy(update={"id": view.unused_id(tasks[0]), "depends_on": ()})
+            return returns(
+                [alternative(AddTask(task=Task(id=view.unused_id("new"))), confidence=0.4)]
+            )
+        new = view.task(tasks[0]).task.model_copy(
+            update={"id": view.unused_id(tasks[0]), "depends_on": ()}
+        )
         replaced = ReplaceTask(task_id=tasks[0], tasks=(new,))
         found = [
             alternative(replaced, confidence=self.chance.choice([0.4, 0.9])),
@@ -192,7 +238,11 @@ class World:
             run.pause()
         for question in self.engine.pending() if deed > 4 else ():
             verdict = self.chance.choice(["approve", "reject", "modify"])
-            self.engine.answer(question.id, verdict, changes=[SkipTask(task_id=self.chance.choice(known))])  # type: ignore[arg-type]
+            self.engine.answer(
+                question.id,
+                verdict,  # type: ignore[arg-type]
+                changes=[SkipTask(task_id=self.chance.choice(known))],
+            )
 
     async def disturb(self, run: PlanRun) -> None:
         """Do such things a few times."""
@@ -203,7 +253,11 @@ class World:
 
     async def turn(self, run_id: str | None) -> PlanRun:
         """Run until the run ends, or stands still."""
-        opened = self.engine.open(plan(*TASKS, context={"x": 1})) if run_id is None else self.engine.resume(run_id)
+        opened = (
+            self.engine.open(plan(*TASKS, context={"x": 1}))
+            if run_id is None
+            else self.engine.resume(run_id)
+        )
         async with opened as run:
 
             async def worker() -> None:

@@ -38,11 +38,18 @@ async def test_doubt_asks(clock: VirtualClock) -> None:
     result = await engine.execute(chain("a", "b"), failing("a"))
     assert (result.status, clock.elapsed) == ("succeeded", 60)
     (question,) = gate.questions
-    assert (question.run, question.holds, question.deadline) == (result.run, ("a",), question.asked_at + 300)
+    assert (question.run, question.holds, question.deadline) == (
+        result.run,
+        ("a",),
+        question.asked_at + 300,
+    )
     assert "a is broken" in question.text
     assert "confidence 0.61 is below 0.7" in question.text
     assert [trigger.kind for trigger in question.triggers] == ["task-failed"]
-    assert [candidate.alternative.reason for candidate in question.candidates] == ["another way", "without it"]
+    assert [candidate.alternative.reason for candidate in question.candidates] == [
+        "another way",
+        "without it",
+    ]
     assert question.candidates[0].score is not None
     assert question.candidates[0].score.self_assessment == 0.4
     assert "- a [FAILED]\n+ a~2 [PENDING]\n  b: waiting for a~2 instead of a" in question.diffs[0]
@@ -58,7 +65,9 @@ async def test_unreadable_runs_hide_no_questions(
         async with engine.open(chain("a", "b"), run_id=run_id) as run:
             await perform(run, failing("a"))
     journal = tmp_path / "bad.jsonl"
-    lines = [line.rpartition(',"crc"')[0] + "}\n" for line in journal.read_text().splitlines()]  # as others write them
+    lines = [
+        line.rpartition(',"crc"')[0] + "}\n" for line in journal.read_text().splitlines()
+    ]  # as others write them
     journal.write_text("".join(lines).replace('"task":"a"', '"task":"x"'))
     assert [question.run for question in engine.pending()] == ["good"]
     assert "the questions of run bad are left out: record 2 (attempt-started)" in caplog.text
@@ -99,13 +108,19 @@ async def test_nobody_is_asked_for_a_way_on(clock: VirtualClock) -> None:
     """The run fails without a question where the settings do not want one, or nobody is there to be asked."""
     result, said, questions = await nobody_knows(always_for=())
     assert (result.status, said, questions) == ("failed", ["keep no-alternative"], [])
-    assert (await asking(clock, lambda request: []).execute(chain("a", "b"), failing("a"))).status == "failed"
+    assert (
+        await asking(clock, lambda request: []).execute(chain("a", "b"), failing("a"))
+    ).status == "failed"
 
 
 def starts(engine: ReplanningEngine, run: str) -> dict[str, float]:
     """When each task of a run began, in seconds on the clock."""
     records = engine.store.read(run)  # type: ignore[arg-type]
-    return {record.body.task: record.at - EPOCH for record in records if isinstance(record.body, AttemptStarted)}
+    return {
+        record.body.task: record.at - EPOCH
+        for record in records
+        if isinstance(record.body, AttemptStarted)
+    }
 
 
 # What waits, and what does not
@@ -114,8 +129,13 @@ def starts(engine: ReplanningEngine, run: str) -> dict[str, float]:
 async def test_only_the_footprint_waits(clock: VirtualClock) -> None:
     """While a person thinks, what the question is about waits with its dependents, and everything else runs."""
     engine = asking(clock, gate=ScriptedGate([returns(APPROVE, after=60)], clock=clock))
-    work = ScriptedExecutor({"a": raises(ValueError("broken"))}, default=returns(after=5), clock=clock)
-    waiting, free = (Task(id="a"), Task(id="b", depends_on=("a",))), (Task(id="x"), Task(id="y", depends_on=("x",)))
+    work = ScriptedExecutor(
+        {"a": raises(ValueError("broken"))}, default=returns(after=5), clock=clock
+    )
+    waiting, free = (
+        (Task(id="a"), Task(id="b", depends_on=("a",))),
+        (Task(id="x"), Task(id="y", depends_on=("x",))),
+    )
     result = await engine.execute(plan(*waiting, *free), work)
     assert result.status == "succeeded"
     assert starts(engine, result.run) == {"a": 0, "x": 0, "y": 5, "a~2": 60, "b": 65}
@@ -125,7 +145,11 @@ async def test_a_ready_task_is_held(clock: VirtualClock) -> None:
     """A task that could run is not handed out while a question is about it, and is when the question is rejected."""
     engine = asking(clock, gate=ScriptedGate([returns(REJECT, after=60)], clock=clock))
     work = ScriptedExecutor({"slow": returns(after=20)}, clock=clock)
-    tasks = (Task(id="slow"), Task(id="other", depends_on=("slow",)), Task(id="c", depends_on=("slow",)))
+    tasks = (
+        Task(id="slow"),
+        Task(id="other", depends_on=("slow",)),
+        Task(id="c", depends_on=("slow",)),
+    )
     async with engine.open(plan(*tasks)) as run:
         run.request_replan("is c right?", tasks=["c"])
         await perform(run, work)
@@ -156,7 +180,10 @@ async def test_a_dependency_that_finishes_is_no_change(clock: VirtualClock) -> N
     engine = asking(clock, gate=ScriptedGate([returns(APPROVE, after=60)], clock=clock))
     async with engine.open(chain("slow", "c")) as run:
         run.request_replan("is c right?", tasks=["c"])
-        assert await perform(run, ScriptedExecutor({"slow": returns(after=20)}, clock=clock)) == ["slow", "c~2"]
+        assert await perform(run, ScriptedExecutor({"slow": returns(after=20)}, clock=clock)) == [
+            "slow",
+            "c~2",
+        ]
     answered = ["q1 approve", "revised by person:ada", "execute person-approve"]
     assert dialogue(engine, run.id) == ["asked q1", "ask low-confidence", *answered]
 
@@ -164,9 +191,13 @@ async def test_a_dependency_that_finishes_is_no_change(clock: VirtualClock) -> N
 async def test_a_later_trigger_waits_with_the_question(clock: VirtualClock) -> None:
     """A trigger on what a question holds is attached to it, and is considered when it has been answered."""
     gate = ScriptedGate([returns(REJECT, after=100), returns(REJECT)], clock=clock)
-    provider = Proposer(lambda request: two_ways(request) if request.triggers[0].kind == "task-failed" else [])
+    provider = Proposer(
+        lambda request: two_ways(request) if request.triggers[0].kind == "task-failed" else []
+    )
     engine = asking(clock, provider, gate=gate)
-    async with engine.open(plan(Task(id="a", arguments={"x": "${context.x}"}), context={"x": 1})) as run:
+    async with engine.open(
+        plan(Task(id="a", arguments={"x": "${context.x}"}), context={"x": 1})
+    ) as run:
         run.failed(run.started("a"), "broken")
         await clock.sleep(10)
         run.change_context({"x": 2})
@@ -177,23 +208,35 @@ async def test_a_later_trigger_waits_with_the_question(clock: VirtualClock) -> N
     assert result.status == "failed"
     asked = [request.triggers[0].kind for request in provider.requests]
     assert asked == ["task-failed", "context-changed", "goal-unreachable"]
-    assert dialogue(engine, run.id)[:4] == ["asked q1", "ask low-confidence", "q1 reject", "keep person-reject"]
+    assert dialogue(engine, run.id)[:4] == [
+        "asked q1",
+        "ask low-confidence",
+        "q1 reject",
+        "keep person-reject",
+    ]
 
 
 async def test_two_questions_at_once(clock: VirtualClock) -> None:
     """Questions about different tasks are open side by side, and answered in any order."""
     delays = {"a": 60, "b": 30}
-    gate = ScriptedGate(lambda question: returns(APPROVE, after=delays[question.holds[0]]), clock=clock)
+    gate = ScriptedGate(
+        lambda question: returns(APPROVE, after=delays[question.holds[0]]), clock=clock
+    )
     engine = asking(clock, gate=gate)
     result = await engine.execute(plan(Task(id="a"), Task(id="b")), failing("a", "b"))
     assert (result.status, clock.elapsed) == ("succeeded", 60)
-    assert [line for line in dialogue(engine, result.run) if line[0] == "q"] == ["q2 approve", "q1 approve"]
+    assert [line for line in dialogue(engine, result.run) if line[0] == "q"] == [
+        "q2 approve",
+        "q1 approve",
+    ]
 
 
 # Answers
 
 
-@pytest.mark.parametrize(("choice", "outputs"), [(0, {"a": "a~2", "b": "b"}), (1, {"a": None, "b": "b"})])
+@pytest.mark.parametrize(
+    ("choice", "outputs"), [(0, {"a": "a~2", "b": "b"}), (1, {"a": None, "b": "b"})]
+)
 async def test_approve(choice: int, outputs: dict[str, object], clock: VirtualClock) -> None:
     """The approved candidate is the one that is applied, and the record names the person."""
     gate = ScriptedGate([returns(Answer("approve", by="ada", choice=choice), after=5)], clock=clock)
@@ -201,7 +244,11 @@ async def test_approve(choice: int, outputs: dict[str, object], clock: VirtualCl
     result = await engine.execute(chain("a", "b"), failing("a"))
     assert (result.status, result.outputs) == ("succeeded", outputs)
     assert [(r.by, r.chosen, r.replan) for r in result.revisions] == [("person:ada", choice, "r1")]
-    assert dialogue(engine, result.run)[2:] == ["q1 approve", "revised by person:ada", "execute person-approve"]
+    assert dialogue(engine, result.run)[2:] == [
+        "q1 approve",
+        "revised by person:ada",
+        "execute person-approve",
+    ]
 
 
 async def test_reject(clock: VirtualClock) -> None:
@@ -218,7 +265,10 @@ async def test_modify(clock: VirtualClock) -> None:
     mine = (SkipTask(task_id="a"), AddTask(task=Task(id="instead"), before=("b",)))
     engine = asking(clock, gate=ScriptedGate([Answer("modify", "ada", changes=mine)]))
     result = await engine.execute(chain("a", "b"), failing("a"))
-    assert (result.status, result.outputs) == ("succeeded", {"a": None, "b": "b", "instead": "instead"})
+    assert (result.status, result.outputs) == (
+        "succeeded",
+        {"a": None, "b": "b", "instead": "instead"},
+    )
     (revision,) = result.revisions
     assert (revision.by, revision.chosen, revision.changes) == ("person:ada", None, mine)
     assert revision.reason == "changes by ada"
@@ -226,8 +276,14 @@ async def test_modify(clock: VirtualClock) -> None:
 
 async def test_changes_that_do_not_fit(clock: VirtualClock) -> None:
     """Changes of a person that do not fit are refused, with every problem; the question stays and is asked again."""
-    wrong = Answer("modify", "ada", changes=(RetryTask(task_id="ghost"), SkipTask(task_id="b"), RetryTask(task_id="b")))
-    gate = ScriptedGate([wrong, Answer("modify"), Answer("modify", "ada", changes=(SkipTask(task_id="a"),))])
+    wrong = Answer(
+        "modify",
+        "ada",
+        changes=(RetryTask(task_id="ghost"), SkipTask(task_id="b"), RetryTask(task_id="b")),
+    )
+    gate = ScriptedGate(
+        [wrong, Answer("modify"), Answer("modify", "ada", changes=(SkipTask(task_id="a"),))]
+    )
     engine = asking(clock, gate=gate)
     result = await engine.execute(chain("a", "b"), failing("a"))
     assert result.status == "succeeded"
@@ -252,7 +308,10 @@ async def test_answer_by_calling_the_engine(clock: VirtualClock) -> None:
         with pytest.raises(ChangeRejected, match="'ghost'"):
             engine.answer(question.id, "modify", changes=[{"kind": "skip", "task_id": "ghost"}])
         for verdict in ("approve", "reject"):
-            with pytest.raises(ChangeRejected, match=f"changes: {verdict} takes no changes of your own; answer modify"):
+            with pytest.raises(
+                ChangeRejected,
+                match=f"changes: {verdict} takes no changes of your own; answer modify",
+            ):
                 engine.answer(question.id, verdict, changes=[{"kind": "skip", "task_id": "a"}])
         assert engine.pending() == [question]
         engine.answer(question.id, "modify", by="ada", changes=[SkipTask(task_id="a")])
@@ -266,7 +325,9 @@ async def test_answer_by_calling_the_engine(clock: VirtualClock) -> None:
 
 async def test_changes_that_no_record_can_hold_are_refused(clock: VirtualClock) -> None:
     """Changes by hand are refused where a secret among their arguments would be missing, while a run lasts and after."""
-    secret = ReplaceTask(task_id="a", tasks=(Task(id="a2", arguments={"key": "AKIAIOSFODNN7EXAMPLE"}),))
+    secret = ReplaceTask(
+        task_id="a", tasks=(Task(id="a2", arguments={"key": "AKIAIOSFODNN7EXAMPLE"}),)
+    )
     why = "what looks like a secret cannot be kept: do without it in the arguments of 'a2'"
     engine = asking(clock)
     async with engine.open(chain("a")) as run:
@@ -309,7 +370,8 @@ async def test_answers_that_are_none(clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "status"), [("abort", "aborted"), ("skip", "succeeded"), ("continue", "failed"), ("pause", "paused")]
+    ("outcome", "status"),
+    [("abort", "aborted"), ("skip", "succeeded"), ("continue", "failed"), ("pause", "paused")],
 )
 async def test_nobody_answers(outcome: str, status: str, clock: VirtualClock) -> None:
     """An unanswered question is closed as the settings say, and recorded as decided by the timeout."""
@@ -325,7 +387,9 @@ async def test_nobody_answers(outcome: str, status: str, clock: VirtualClock) ->
 
 
 @pytest.mark.parametrize(("durable", "status"), [(True, "paused"), (False, "aborted")])
-async def test_nobody_answers_by_default(durable: bool, status: str, tmp_path: Path, clock: VirtualClock) -> None:
+async def test_nobody_answers_by_default(
+    durable: bool, status: str, tmp_path: Path, clock: VirtualClock
+) -> None:
     """Unless the settings say otherwise, the run pauses where it can be resumed, and is aborted where it cannot."""
     store = SqliteStore(f"{tmp_path}/history.db") if durable else MemoryStore()
     engine = asking(clock, gate=ScriptedGate(), store=store)
@@ -352,19 +416,29 @@ async def test_reminder(answered: float, reminders: list[float], clock: VirtualC
     result = await engine.execute(plan(Task(id="a"), Task(id="slow")), work)
     assert (result.status, clock.elapsed) == ("succeeded", 1000)
     records = engine.store.read(result.run)
-    assert [record.at - EPOCH for record in records if isinstance(record.body, QuestionReminded)] == reminders
+    assert [
+        record.at - EPOCH for record in records if isinstance(record.body, QuestionReminded)
+    ] == reminders
     assert gate.reminders == gate.questions[: len(reminders)]
 
 
-@pytest.mark.parametrize(("seconds", "status", "end", "used"), [(60, "succeeded", 290, 90), (150, "aborted", 100, 100)])
+@pytest.mark.parametrize(
+    ("seconds", "status", "end", "used"), [(60, "succeeded", 290, 90), (150, "aborted", 100, 100)]
+)
 async def test_work_beside_a_question(
     clock: VirtualClock, seconds: float, status: str, end: float, used: float
 ) -> None:
     """The budget's wall clock goes on while other tasks run, and stands still when only the answer is waited for."""
     gate = ScriptedGate([returns(APPROVE, after=250)], clock=clock)
     engine = asking(clock, gate=gate, budget={"wall_clock": 100})
-    script = {"a": raises(ValueError(), after=10), "a~2": returns(after=30), "b": returns(after=seconds)}
-    result = await engine.execute(plan(Task(id="a"), Task(id="b")), ScriptedExecutor(script, clock=clock))
+    script = {
+        "a": raises(ValueError(), after=10),
+        "a~2": returns(after=30),
+        "b": returns(after=seconds),
+    }
+    result = await engine.execute(
+        plan(Task(id="a"), Task(id="b")), ScriptedExecutor(script, clock=clock)
+    )
     (info,) = engine.store.runs()
     report = run_status(engine.store, info, now=clock.now())
     assert (result.status, clock.elapsed, report.elapsed) == (status, end, used)

@@ -34,11 +34,24 @@ from replanning.changes import ReplaceTask, SkipTask
 from replanning.config import load_settings
 from replanning.errors import LLMUnavailable, SettingsError
 from replanning.history import export_history, markdown_report, text_report
-from replanning.journal import ErrorContained, JsonlStore, MemoryStore, RunStore, SqliteStore, TaskFailed
+from replanning.journal import (
+    ErrorContained,
+    JsonlStore,
+    MemoryStore,
+    RunStore,
+    SqliteStore,
+    TaskFailed,
+)
 from replanning.orchestrators import SequentialOrchestrator
 from replanning.plan import JsonObject, RunId
 from replanning.plan.types import JsonValue
-from replanning.testing import RecordingExporter, ScriptedLLM, ScriptedProvider, VirtualClock, raises
+from replanning.testing import (
+    RecordingExporter,
+    ScriptedLLM,
+    ScriptedProvider,
+    VirtualClock,
+    raises,
+)
 from tests.support.runs import Proposer, bodies, chain, environment
 from tests.support.tracing import Spans
 
@@ -77,13 +90,21 @@ def _vault(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def document() -> Plan:
     """A plan with secrets in everything that it says."""
-    fallback = {"name": told("fallback"), "tool": "post", "arguments": {"body": told("fallback-argument")}}
+    fallback = {
+        "name": told("fallback"),
+        "tool": "post",
+        "arguments": {"body": told("fallback-argument")},
+    }
     task = {
         "id": "a",
         "name": told("task-name"),
         "tool": "call",
         "goal": told("task-goal"),
-        "arguments": {"text": told("argument"), "password": "hunter2", "list": [{"deep": told("deep")}]},
+        "arguments": {
+            "text": told("argument"),
+            "password": "hunter2",
+            "list": [{"deep": told("deep")}],
+        },
         "metadata": {told("metadata-key"): told("metadata")},
         "acceptance": [told("acceptance")],
         "undo": fallback,
@@ -103,7 +124,11 @@ def document() -> Plan:
             "goal": {"objective": told("objective"), "success_criteria": [told("criterion")]},
             "context": {"text": told("context"), "nested": {"password": "hunter2"}},
             "tools": [tool, {"name": "post", "description": told("post")}],
-            "tasks": [task, {"id": "b", "tool": "post", "depends_on": ["a"]}, {"id": "c", "tool": "post"}],
+            "tasks": [
+                task,
+                {"id": "b", "tool": "post", "depends_on": ["a"]},
+                {"id": "c", "tool": "post"},
+            ],
         }
     )
 
@@ -115,8 +140,14 @@ def proposals(request: ReplanRequest) -> Sequence[Alternative]:
     task_id = request.triggers[0].tasks[0] if request.triggers[0].tasks else "b"
     new = Task(id=request.view.unused_id(task_id), tool="post", goal=told("new-goal"))
     return [
-        Alternative(changes=(ReplaceTask(task_id=task_id, tasks=(new,)),), reason=told("reason"), confidence=0.9),
-        Alternative(changes=(SkipTask(task_id=task_id, reason=told("skip")),), reason="", ask=told("ask")),
+        Alternative(
+            changes=(ReplaceTask(task_id=task_id, tasks=(new,)),),
+            reason=told("reason"),
+            confidence=0.9,
+        ),
+        Alternative(
+            changes=(SkipTask(task_id=task_id, reason=told("skip")),), reason="", ask=told("ask")
+        ),
     ]
 
 
@@ -124,7 +155,9 @@ def answers(question: Question) -> Answer:
     """A person who says secrets and sees none; first something that cannot be done."""
     assert leaks(repr(question)) == []
     if not question.rejection_reason:
-        return Answer("modify", told("by"), changes=(SkipTask(task_id="nowhere", reason=told("answer")),))
+        return Answer(
+            "modify", told("by"), changes=(SkipTask(task_id="nowhere", reason=told("answer")),)
+        )
     return Answer("approve", told("by"), comment=told("comment"))
 
 
@@ -138,8 +171,12 @@ async def work(run: PlanRun, *, hand: bool) -> None:
                 run.observe(holds=[f"seen({KNOWN})"])
                 run.change_context({"more": told("changed"), "password": "hunter2"})
                 if hand:
-                    run.add_task(Task(id="d", tool="post", goal=told("edit")), reason=told("edit-reason"))
-                    run.modify_task("d", metadata={"text": told("modified")}, reason=told("modify-reason"))
+                    run.add_task(
+                        Task(id="d", tool="post", goal=told("edit")), reason=told("edit-reason")
+                    )
+                    run.modify_task(
+                        "d", metadata={"text": told("modified")}, reason=told("modify-reason")
+                    )
                 run.request_replan(told("request"), by=told("requester"))
                 raise RuntimeError(told("error"))
             if task.id not in ("a", "c", "d"):
@@ -163,7 +200,9 @@ async def lived(store: RunStore) -> Lived:
         world = environment(clock)
         models = [
             ScriptedLLM(lambda prompt: told("reply"), name="babbling", environment=world),
-            ScriptedLLM(lambda prompt: LLMUnavailable(told("service")), name="down", environment=world),
+            ScriptedLLM(
+                lambda prompt: LLMUnavailable(told("service")), name="down", environment=world
+            ),
         ]
         failing = ScriptedProvider([raises(ValueError(told("provider-error")))] * 9, name="failing")
         exporter = RecordingExporter(error=OSError(told("exporter")))
@@ -210,14 +249,20 @@ async def test_journal(kind: type[SqliteStore | JsonlStore], tmp_path: Path) -> 
     assert [place for place in places if f"end of {place}" not in whole] == []
 
 
-async def test_spans_prompts_and_logs(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_spans_prompts_and_logs(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Neither spans that hold content, nor prompts, nor logs, nor what is printed tell a secret."""
     caplog.set_level(logging.DEBUG)
     left = await lived(MemoryStore())
     spans = [span.to_json() for span in left.spans.finished]
     assert [leaks(span) for span in spans if LEAK.search(span)] == []
     assert any("end of " in span for span in spans)
-    prompts = [asked.prompt + (asked.options.system or "") for model in left.models for asked in model.requests]
+    prompts = [
+        asked.prompt + (asked.options.system or "")
+        for model in left.models
+        for asked in model.requests
+    ]
     assert prompts
     assert [leaks(prompt) for prompt in prompts if LEAK.search(prompt)] == []
     assert any("end of error" in prompt for prompt in prompts)
@@ -240,7 +285,13 @@ async def test_what_is_left_for_another_process(tmp_path: Path) -> None:
         async with engine.open(chain("a"), run_id="run") as run:
             await work(run, hand=False)
         change = ReplaceTask(task_id="a", tasks=(Task(id="n", goal=told("left")),))
-        engine.answer(engine.pending()[0].id, "modify", by=told("by"), changes=[change], comment=told("comment"))
+        engine.answer(
+            engine.pending()[0].id,
+            "modify",
+            by=told("by"),
+            changes=[change],
+            comment=told("comment"),
+        )
         assert "end of left" in repr(store.inbox(RunId("run")))
     assert leaking_files(tmp_path) == {}
 
@@ -285,7 +336,9 @@ tasks:
 """
 
 
-@pytest.mark.parametrize("argument", ["${a.output.token}", "Bearer ${a.output.token}", ["${context.key}"]])
+@pytest.mark.parametrize(
+    "argument", ["${a.output.token}", "Bearer ${a.output.token}", ["${context.key}"]]
+)
 async def test_no_tool_gets_a_mark_for_a_secret(argument: JsonValue) -> None:
     """A task that refers to what was a secret fails and says so, where it was executed with a mark in its place."""
     tasks = (Task(id="a"), Task(id="b", depends_on=("a",), arguments={"x": argument}))
@@ -298,13 +351,19 @@ async def test_no_tool_gets_a_mark_for_a_secret(argument: JsonValue) -> None:
     result = await SequentialOrchestrator(work).run(plan)
     assert result.status == "failed"
     assert (
-        "what looks like a secret, and no record keeps one; let the tool take it itself, as {env:NAME}" in result.reason
+        "what looks like a secret, and no record keeps one; let the tool take it itself, as {env:NAME}"
+        in result.reason
     )
 
 
 async def test_a_mark_among_other_text_is_handed_on_and_told() -> None:
     """A value is handed on without the secret in it, and the record names the argument that lacks it."""
-    arguments: JsonObject = {"log": "${a.output}", "all": ["${a.output}"], "said": "[redacted] ${a.output}", "n": 1}
+    arguments: JsonObject = {
+        "log": "${a.output}",
+        "all": ["${a.output}"],
+        "said": "[redacted] ${a.output}",
+        "n": 1,
+    }
     tasks = (Task(id="a"), Task(id="b", depends_on=("a",), arguments=arguments))
     store, got = MemoryStore(), {}
 
@@ -313,7 +372,9 @@ async def test_a_mark_among_other_text_is_handed_on_and_told() -> None:
         return f"signed in with password=hunter2-a at {task.id}"
 
     engine = ReplanningEngine(store=store)
-    result = await engine.attach(SequentialOrchestrator(work)).run(Plan(goal=Goal(objective="x"), tasks=tasks))
+    result = await engine.attach(SequentialOrchestrator(work)).run(
+        Plan(goal=Goal(objective="x"), tasks=tasks)
+    )
     assert result.status == "succeeded"
     assert got["log"] == "signed in with password=[redacted] at a"
     (note,) = bodies(store, result.run, ErrorContained)
@@ -348,7 +409,9 @@ tasks:
 def test_command_line(tmp_path: Path) -> None:
     """A whole run from the command line writes no secret to files, standard output or standard error."""
     names = ("plan", "objective", "context", "goal", "out", "err")
-    places = {name: told(name).replace("\n", " ").replace('"', "").replace("\\", "\\\\") for name in names}
+    places = {
+        name: told(name).replace("\n", " ").replace('"', "").replace("\\", "\\\\") for name in names
+    }
     redaction = "replanning:\n  redaction: {environment: [VAULT_WORD], patterns: ['INT-\\d{6}']}\n"
     (tmp_path / "secret.txt").write_text(told("output"))
     (tmp_path / "plan.yaml").write_text(PLAN_FILE.format(**places))
@@ -360,7 +423,9 @@ def test_command_line(tmp_path: Path) -> None:
     run = ["run", "../plan.yaml", "--settings", "../settings.yaml", "--trace", "console"]
     for words in (run, ["history"], ["why"], ["request", told("wish")]):
         command = [sys.executable, "-m", "replanning", *words]
-        done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            command, cwd=here, capture_output=True, text=True, timeout=120, check=False
+        )
         said += done.stdout + done.stderr
     assert "build~2" in said
     assert leaks(said) == []
@@ -378,7 +443,9 @@ def test_command_line(tmp_path: Path) -> None:
 def test_unusable_patterns(pattern: str, problem: str, tmp_path: Path) -> None:
     """A pattern that is none, means something else or could take forever is refused where settings are read."""
     path = tmp_path / "settings.yaml"
-    path.write_text(json.dumps({"replanning": {"redaction": {"patterns": ["INT-[0-9]{4}", pattern]}}}))
+    path.write_text(
+        json.dumps({"replanning": {"redaction": {"patterns": ["INT-[0-9]{4}", pattern]}}})
+    )
     with warnings.catch_warnings(action="error"), pytest.raises(SettingsError) as caught:
         load_settings(path)
     assert problem in str(caught.value)

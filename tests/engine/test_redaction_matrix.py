@@ -34,7 +34,13 @@ from replanning.exporters.notices import FileNotifier
 from replanning.history import export_history, markdown_report, text_report
 from replanning.journal import JsonlStore, SqliteStore, Usage
 from replanning.plan import JsonObject
-from replanning.testing import RecordingExporter, ScriptedLLM, ScriptedProvider, VirtualClock, raises
+from replanning.testing import (
+    RecordingExporter,
+    ScriptedLLM,
+    ScriptedProvider,
+    VirtualClock,
+    raises,
+)
 from replanning.tools import ToolExecutor
 from tests.exporters.test_forges_steering import CLARIFY, UNCLEAR, Scene
 from tests.support.cli import cli
@@ -45,7 +51,16 @@ from tests.support.runs import Proposer, environment
 from tests.support.secret_examples import NOT_IN_WORDS, WRAPPINGS, Example, examples
 from tests.support.tracing import Spans
 
-WRAPPED = ("plain", "on a line", "JSON", "coloured", "percent-encoded", "base64", "glued to a word", "in a file name")
+WRAPPED = (
+    "plain",
+    "on a line",
+    "JSON",
+    "coloured",
+    "percent-encoded",
+    "base64",
+    "glued to a word",
+    "in a file name",
+)
 MCP_SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"
 AFTER_A_COLON = ("gocardless-api-token", "typeform-api-token")  # where names may have a value
 SLICE = examples()[::20]
@@ -60,14 +75,20 @@ SETTINGS: JsonObject = {
 def told(example: Example, place: str = "", *, controls: bool = True) -> str:
     """A line for each wrapping of a secret, where the place is named; without control characters, as in plans, if asked."""
     names = [name for name in WRAPPED if not ("glued" in name and example.rule in NOT_IN_WORDS)]
-    lines = [f"{place} {WRAPPINGS[name](example.text)}" for name in names if controls or name != "coloured"]
+    lines = [
+        f"{place} {WRAPPINGS[name](example.text)}"
+        for name in names
+        if controls or name != "coloured"
+    ]
     text = "\n".join([*lines, f"end of {place}"])
     return text if controls else re.sub(r"[\x00-\x09\x0b-\x1f]", " ", text)
 
 
 def named(example: Example, number: int = 0) -> str:
     """A name that tells a secret, in one of the wrappings that names may have; another secret if it is too long."""
-    wrapped = WRAPPINGS[("plain", "percent-encoded", "base64", "in a file name")[number % 4]](example.text)
+    wrapped = WRAPPINGS[("plain", "percent-encoded", "base64", "in a file name")[number % 4]](
+        example.text
+    )
     stated = () if example.rule in AFTER_A_COLON else (wrapped, example.text)
     name = next(text for text in (*stated, examples()[0].text) if len(text) <= 200)
     return " ".join(re.sub(r"[\x00-\x1f]", " ", name).split())
@@ -81,7 +102,10 @@ def needles(example: Example) -> set[str]:
     offset = len("it says ") + at
     encoded = base64.b64encode(f"it says {text}\n".encode()).decode()
     inner = encoded[-(-offset // 3) * 4 : (offset + len(secret)) // 3 * 4]
-    found = {max(re.findall("[A-Za-z0-9]+", part), key=len, default="") for part in (secret, *halves, inner)}
+    found = {
+        max(re.findall("[A-Za-z0-9]+", part), key=len, default="")
+        for part in (secret, *halves, inner)
+    }
     return {run for run in found if len(run) >= 8} or {secret, json.dumps(secret)[1:-1]}
 
 
@@ -89,7 +113,9 @@ def needles(example: Example) -> set[str]:
 def _searched(chosen: Sequence[Example]) -> object:
     options = re2.Options()
     options.max_mem = 1 << 30
-    return re2.compile("|".join(re2.escape(run) for each in chosen for run in sorted(needles(each))), options)
+    return re2.compile(
+        "|".join(re2.escape(run) for each in chosen for run in sorted(needles(each))), options
+    )
 
 
 def leaks(chosen: Sequence[Example], *texts: str) -> list[str]:
@@ -112,7 +138,10 @@ def document(chosen: Sequence[Example]) -> Plan:
     for number, each in enumerate(chosen):
         call = {
             "tool": "call",
-            "arguments": {"text": says(each, "argument"), says(each, "argument-name"): [says(each)]},
+            "arguments": {
+                "text": says(each, "argument"),
+                says(each, "argument-name"): [says(each)],
+            },
         }
         task = {
             "name": says(each, "name"),
@@ -120,16 +149,34 @@ def document(chosen: Sequence[Example]) -> Plan:
             "metadata": {says(each, "meta-name"): says(each, "meta")},
         }
         undo = {"name": says(each, "undo"), **call}
-        tasks.append({"id": f"t{number}", **task, **call, "acceptance": [says(each, "acceptance")], "undo": undo})
-        tool = {"name": f"tool{number}", "description": says(each, "description"), "command": says(each, "command")}
+        tasks.append(
+            {
+                "id": f"t{number}",
+                **task,
+                **call,
+                "acceptance": [says(each, "acceptance")],
+                "undo": undo,
+            }
+        )
+        tool = {
+            "name": f"tool{number}",
+            "description": says(each, "description"),
+            "command": says(each, "command"),
+        }
         tool |= {
             "env": {"X": says(each, "env")},
             "headers": {"X": says(each, "header")},
             "body": {"x": says(each, "body")},
         }
         tools.append(tool)
-    goal = {"objective": says(chosen[0], "objective"), "success_criteria": [says(each, "criterion") for each in chosen]}
-    context = {f"c{number}": {says(each, "context-key"): says(each, "context")} for number, each in enumerate(chosen)}
+    goal = {
+        "objective": says(chosen[0], "objective"),
+        "success_criteria": [says(each, "criterion") for each in chosen],
+    }
+    context = {
+        f"c{number}": {says(each, "context-key"): says(each, "context")}
+        for number, each in enumerate(chosen)
+    }
     given = {"name": says(chosen[0], "plan"), "goal": goal, "context": context, "tasks": tasks}
     return Plan.model_validate({**given, "tools": [{"name": "call"}, *tools]})
 
@@ -151,9 +198,21 @@ def propose(chosen: Sequence[Example], request: ReplanRequest) -> Sequence[Alter
     )
     skip = SkipTask(task_id=task_id, reason=told(each, "skip"))
     return [
-        Alternative(changes=(ReplaceTask(task_id=task_id, tasks=(new,)),), reason=told(each, "reason"), confidence=0.9),
-        Alternative(changes=(skip,), reason=told(each, "skip-reason"), ask=told(each, "ask"), source=told(each, "me")),
-        Alternative(changes=(ReplaceTask(task_id=task_id, tasks=(Task(id=named(each)),)),), reason="a new id"),
+        Alternative(
+            changes=(ReplaceTask(task_id=task_id, tasks=(new,)),),
+            reason=told(each, "reason"),
+            confidence=0.9,
+        ),
+        Alternative(
+            changes=(skip,),
+            reason=told(each, "skip-reason"),
+            ask=told(each, "ask"),
+            source=told(each, "me"),
+        ),
+        Alternative(
+            changes=(ReplaceTask(task_id=task_id, tasks=(Task(id=named(each)),)),),
+            reason="a new id",
+        ),
         Alternative(changes=(SkipTask(task_id=named(each)),), reason="an unknown id"),
     ]
 
@@ -162,7 +221,10 @@ def answer(chosen: Sequence[Example], question: Question) -> Answer:
     """Answer with secrets: first something that cannot be done."""
     each = chosen[sum(map(ord, question.id)) % len(chosen)]
     if not question.rejection_reason:
-        changes = (SkipTask(task_id="nowhere", reason=told(each, "answer")), AddTask(task=Task(id=named(each))))
+        changes = (
+            SkipTask(task_id="nowhere", reason=told(each, "answer")),
+            AddTask(task=Task(id=named(each))),
+        )
         return Answer("modify", told(each, "by"), changes=changes[int(question.id[-1]) % 2 :][:1])
     return Answer("approve", told(each, "by"), comment=told(each, "comment"))
 
@@ -183,7 +245,9 @@ async def refuse_names(engine: ReplanningEngine, chosen: Sequence[Example]) -> N
                     raise AssertionError(secret)
             assert leaks([each], str(wrong.value)) == []
         with pytest.raises(StoreError) as refused:
-            async with engine.open(Plan.model_validate({"goal": {"objective": "x"}}), run_id=secret):
+            async with engine.open(
+                Plan.model_validate({"goal": {"objective": "x"}}), run_id=secret
+            ):
                 raise AssertionError(secret)
         provider = Proposer(lambda request: [], name=secret)
         with pytest.raises(ValueError, match="cannot be its name") as unnamed:
@@ -205,9 +269,14 @@ async def work(run: PlanRun, chosen: Sequence[Example]) -> None:
                 run.note("note", {told(each, "note-name"): told(each, "planning-note")})
                 run.charge(Usage(calls=1), provider=told(each, "charged"))
                 run.add_task(
-                    Task(id=f"x{task.id}~", goal=told(each, "added", controls=False)), reason=told(each, "add")
+                    Task(id=f"x{task.id}~", goal=told(each, "added", controls=False)),
+                    reason=told(each, "add"),
                 )
-                run.modify_task(f"x{task.id}~", metadata={"x": told(each, "modified")}, reason=told(each, "modify"))
+                run.modify_task(
+                    f"x{task.id}~",
+                    metadata={"x": told(each, "modified")},
+                    reason=told(each, "modify"),
+                )
                 run.change_goal(
                     objective=told(each, "new-objective", controls=False),
                     reason=told(each, "why"),
@@ -229,7 +298,12 @@ async def work(run: PlanRun, chosen: Sequence[Example]) -> None:
 BATCHES = [
     pytest.param(SLICE, JsonlStore, id="some"),
     *(
-        pytest.param(examples()[n::6], (SqliteStore, JsonlStore)[n % 2], marks=pytest.mark.deep, id=f"{n + 1} of 6")
+        pytest.param(
+            examples()[n::6],
+            (SqliteStore, JsonlStore)[n % 2],
+            marks=pytest.mark.deep,
+            id=f"{n + 1} of 6",
+        )
         for n in range(6)
     ),
 ]
@@ -261,7 +335,11 @@ async def test_run(
         exporter = RecordingExporter(error=OSError(told(chosen[0], "exporter")))
         with closing(kind(place)) as store:
             engine = ReplanningEngine(
-                [Proposer(lambda request: propose(chosen, request)), ScriptedProvider(failing, name="failing"), model],
+                [
+                    Proposer(lambda request: propose(chosen, request)),
+                    ScriptedProvider(failing, name="failing"),
+                    model,
+                ],
                 settings=SETTINGS,
                 gate=CallbackGate(lambda question: answer(chosen, question)),
                 store=store,
@@ -279,7 +357,15 @@ async def test_run(
     shown = []
     for words in (["status"], ["history"], ["why"], ["pending"], ["diff"]):
         for form in ([], ["--json"]):
-            done = cli(tmp_path, *words, *form, "--store", place, code=pytest.approx(1, abs=1), COLUMNS="10000")
+            done = cli(
+                tmp_path,
+                *words,
+                *form,
+                "--store",
+                place,
+                code=pytest.approx(1, abs=1),
+                COLUMNS="10000",
+            )
             shown.append(done.stdout + done.stderr)
     said = capfd.readouterr()
     finished = [span.to_json() for span in spans.finished]
@@ -294,7 +380,9 @@ async def test_run(
         "records": [repr(exporter.records), repr(run.result)],
     }
     assert [name for name, texts in artefacts.items() if "end of " not in "".join(texts)] == []
-    assert {name: found[:5] for name, texts in artefacts.items() if (found := leaks(chosen, *texts))} == {}
+    assert {
+        name: found[:5] for name, texts in artefacts.items() if (found := leaks(chosen, *texts))
+    } == {}
 
 
 @pytest.mark.deep
@@ -310,14 +398,22 @@ async def test_tools(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
             (tmp_path / "in" / f"{number}.{part}").write_text(piece, newline="")
 
     def parts(request: Request) -> Served:
-        texts = [(tmp_path / "in" / f"{request.path.rpartition('/')[2]}.{part}").read_bytes() for part in (0, 1)]
+        texts = [
+            (tmp_path / "in" / f"{request.path.rpartition('/')[2]}.{part}").read_bytes()
+            for part in (0, 1)
+        ]
         return (500 if "bad" in request.path else 200), {"content-type": "text/plain"}, texts
 
     slowly = "cat in/{n}.0; sleep 0.001; cat in/{n}.1"
     commands = {"out": slowly, "err": f"({slowly}) >&2; exit 3", "ls": "ls in/names"}
-    described = [{"name": name, "kind": "shell", "command": command} for name, command in commands.items()]
+    described = [
+        {"name": name, "kind": "shell", "command": command} for name, command in commands.items()
+    ]
     with HttpServer(parts) as server, closing(SqliteStore(tmp_path / "out.db")) as store:
-        described += [{"name": name, "kind": "http", "url": f"{server.url}/{name}/{{n}}"} for name in ("good", "bad")]
+        described += [
+            {"name": name, "kind": "http", "url": f"{server.url}/{name}/{{n}}"}
+            for name in ("good", "bad")
+        ]
         mcp = {"web": {"command": [sys.executable, str(MCP_SERVER)]}}
         tasks = [{"id": "ls", "tool": "ls"}]
         for number in range(len(chosen)):
@@ -327,16 +423,27 @@ async def test_tools(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
                 "web.search": {"query": str(number)},
                 "web.wipe": {"path": str(number)},
             }
-            tasks += [{"id": f"{name}-{number}", "tool": name, "arguments": given} for name, given in calls.items()]
+            tasks += [
+                {"id": f"{name}-{number}", "tool": name, "arguments": given}
+                for name, given in calls.items()
+            ]
         given = {"goal": {"objective": "x"}, "mcp": mcp, "tools": described, "tasks": tasks}
-        plan = Plan.model_validate({**given, "tasks": [{**task, "retry": {"max_attempts": 1}} for task in tasks]})
+        plan = Plan.model_validate(
+            {**given, "tasks": [{**task, "retry": {"max_attempts": 1}} for task in tasks]}
+        )
         async with ToolExecutor(plan, cwd=tmp_path) as execute:
             plan = await execute.discover(plan)
             async with open_run(plan, store=store, run_id="run") as run:
                 async for task in run.ready():
                     async with run.attempt(task) as attempt:
-                        secret = told(chosen[int("0" + task.id.rpartition("-")[2].strip("ls"))], "sent")
-                        sent = dict.fromkeys(task.arguments, secret) if "." in task.id else task.arguments
+                        secret = told(
+                            chosen[int("0" + task.id.rpartition("-")[2].strip("ls"))], "sent"
+                        )
+                        sent = (
+                            dict.fromkeys(task.arguments, secret)
+                            if "." in task.id
+                            else task.arguments
+                        )
                         told_task = task.model_copy(update={"arguments": sent})
                         attempt.output = await execute(told_task, attempt.context)
     kept = [path.read_bytes().decode("utf-8", "replace") for path in tmp_path.glob("out.db*")]
@@ -361,27 +468,59 @@ def test_commands(tmp_path: Path) -> None:
             "description": text,
             "available": False,
         }
-        plan = {"name": text, "goal": {"objective": text}, "tools": [tool], "tasks": [{"id": "a", "tool": "look"}]}
+        plan = {
+            "name": text,
+            "goal": {"objective": text},
+            "tools": [tool],
+            "tasks": [{"id": "a", "tool": "look"}],
+        }
         (tmp_path / name).write_text(json.dumps(plan))
-        (tmp_path / "wrong.json").write_text(json.dumps(plan | {"facts": text, "tasks": [{"id": named(each, number)}]}))
+        (tmp_path / "wrong.json").write_text(
+            json.dumps(plan | {"facts": text, "tasks": [{"id": named(each, number)}]})
+        )
         (tmp_path / "named.json").write_text(
             json.dumps(plan | {"tasks": [{"id": named(each, number), "tool": "look"}]})
         )
-        (tmp_path / "settings.json").write_text(json.dumps({"replanning": {"cooldown": text, text: 1}}))
-        both = ["validate", name], ["tools", name], ["validate", "wrong.json"], ["validate", "named.json"]
-        words = [*(given for one in both for given in (one, [*one, "--json"])), ["simulate", name, "--runs", "1"]]
-        words += [["config", "check", "settings.json"], ["config", "check", "settings.json", "--json"]]
-        words += [["run", name, "--set", text], ["run", name, "--run-id", named(each)], ["run", "named.json"]]
-        words += [["run", name, "--settings", "settings.json"], ["run", name, "--no-ask", "--set", f"context.a={text}"]]
+        (tmp_path / "settings.json").write_text(
+            json.dumps({"replanning": {"cooldown": text, text: 1}})
+        )
+        both = (
+            ["validate", name],
+            ["tools", name],
+            ["validate", "wrong.json"],
+            ["validate", "named.json"],
+        )
+        words = [
+            *(given for one in both for given in (one, [*one, "--json"])),
+            ["simulate", name, "--runs", "1"],
+        ]
+        words += [
+            ["config", "check", "settings.json"],
+            ["config", "check", "settings.json", "--json"],
+        ]
+        words += [
+            ["run", name, "--set", text],
+            ["run", name, "--run-id", named(each)],
+            ["run", "named.json"],
+        ]
+        words += [
+            ["run", name, "--settings", "settings.json"],
+            ["run", name, "--no-ask", "--set", f"context.a={text}"],
+        ]
         for given in words:
             done = cli(tmp_path, *given, code=pytest.approx(2, abs=2), COLUMNS="10000")
             shown.append(" ".join(given[:2]) + done.stdout + done.stderr)
-    written = [path.read_bytes().decode("utf-8", "replace") for path in (tmp_path / ".replanning").rglob("*")]
+    written = [
+        path.read_bytes().decode("utf-8", "replace")
+        for path in (tmp_path / ".replanning").rglob("*")
+    ]
     assert "end of here" in "".join(shown)
     assert leaks(chosen, *shown, *written)[:5] == []
 
 
-@pytest.mark.parametrize("chosen", [SLICE[::3], pytest.param(examples()[::4], marks=pytest.mark.deep)], ids=len)
+@pytest.mark.parametrize(
+    "chosen", [SLICE[::3], pytest.param(examples()[::4], marks=pytest.mark.deep)], ids=len
+)
 async def test_people_elsewhere(chosen: Sequence[Example], tmp_path: Path) -> None:
     """What people write on the command line about a run elsewhere is neither in its inbox nor in its journal."""
     shown = []
@@ -389,7 +528,11 @@ async def test_people_elsewhere(chosen: Sequence[Example], tmp_path: Path) -> No
     tasks = [Task(id=f"t{number}", arguments={"n": number}) for number in range(len(chosen))]
     doubtful = Proposer(
         lambda request: [
-            Alternative(changes=(SkipTask(task_id=request.triggers[0].tasks[0]),), reason="without it", confidence=0.4)
+            Alternative(
+                changes=(SkipTask(task_id=request.triggers[0].tasks[0]),),
+                reason="without it",
+                confidence=0.4,
+            )
         ]
     )
     with closing(SqliteStore(place)) as store:
@@ -401,12 +544,24 @@ async def test_people_elsewhere(chosen: Sequence[Example], tmp_path: Path) -> No
         questions = [int(question.id.rpartition("q")[2]) for question in engine.pending("run")]
     for number, each in enumerate(chosen):
         text, by = told(each, "request", controls=False), told(each, "by", controls=False)
-        words = [["request", "run", text, "--by", by], ["request", "run", text, "--goal", text, "--by", by]]
+        words = [
+            ["request", "run", text, "--by", by],
+            ["request", "run", text, "--goal", text, "--by", by],
+        ]
         if number < len(questions):
             verdict = ("approve", "reject")[number % 2]
             words.append([verdict, "run", str(questions[number]), "--comment", text, "--by", by])
         for given in words:
-            done = cli(tmp_path, *given, "--store", place, "--wait", 0, code=pytest.approx(1, abs=1), COLUMNS="10000")
+            done = cli(
+                tmp_path,
+                *given,
+                "--store",
+                place,
+                "--wait",
+                0,
+                code=pytest.approx(1, abs=1),
+                COLUMNS="10000",
+            )
             shown.append(done.stdout + done.stderr)
     waiting = files(tmp_path)
     assert "end of request" in "".join(waiting)
@@ -419,8 +574,12 @@ async def test_people_elsewhere(chosen: Sequence[Example], tmp_path: Path) -> No
     assert leaks(chosen, *shown, *waiting, *files(tmp_path), *reports)[:5] == []
 
 
-@pytest.mark.parametrize("chosen", [SLICE[::3], pytest.param(examples()[::4], marks=pytest.mark.deep)], ids=len)
-async def test_comments_of_issues(chosen: Sequence[Example], caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "chosen", [SLICE[::3], pytest.param(examples()[::4], marks=pytest.mark.deep)], ids=len
+)
+async def test_comments_of_issues(
+    chosen: Sequence[Example], caplog: pytest.LogCaptureFixture
+) -> None:
     """What people write below an issue is told by no journal, prompt, notice, message or log."""
     caplog.set_level(logging.DEBUG)
     found = []
@@ -428,16 +587,26 @@ async def test_comments_of_issues(chosen: Sequence[Example], caplog: pytest.LogC
         for each in chosen:
             fake = FakeGitHub(clock.now)
             scene = Scene(fake, clock, UNCLEAR)
-            await scene.play(CLARIFY, ("ada", f"/approve {told(each, 'command')}"), ("ada", told(each, "comment")))
+            await scene.play(
+                CLARIFY,
+                ("ada", f"/approve {told(each, 'command')}"),
+                ("ada", told(each, "comment")),
+            )
             written = [body for body in fake.texts() if "end of c" not in body]
             assert "end of comment" in "".join(scene.model.prompts)
-            found += leaks([each], *map(repr, scene.bodies()), *scene.model.prompts, *written, *scene.told)
+            found += leaks(
+                [each], *map(repr, scene.bodies()), *scene.model.prompts, *written, *scene.told
+            )
     assert found[:5] == []
     assert leaks(chosen, caplog.text)[:5] == []
 
 
-@pytest.mark.parametrize("chosen", [SLICE, pytest.param(examples(), marks=pytest.mark.deep)], ids=len)
-async def test_calls(chosen: Sequence[Example], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "chosen", [SLICE, pytest.param(examples(), marks=pytest.mark.deep)], ids=len
+)
+async def test_calls(
+    chosen: Sequence[Example], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Calls of an agent get and return secrets as they are, and tell them to nobody else."""
     caplog.set_level(logging.DEBUG)
     spans = Spans()
@@ -450,15 +619,22 @@ async def test_calls(chosen: Sequence[Example], tmp_path: Path, caplog: pytest.L
     async with VirtualClock() as clock:
         with closing(SqliteStore(tmp_path / "runs.db")) as store:
             engine = ReplanningEngine(
-                store=store, environment=environment(clock), tracer_provider=spans.provider, settings=SETTINGS
+                store=store,
+                environment=environment(clock),
+                tracer_provider=spans.provider,
+                settings=SETTINGS,
             )
             async with engine.session(told(chosen[0], "objective", controls=False)) as session:
                 for each in chosen:
                     text = told(each, "call")
                     key = told(each, "key")
-                    assert await session.invoke("echo", {"text": text}, execute=echo, key=key) == text
+                    assert (
+                        await session.invoke("echo", {"text": text}, execute=echo, key=key) == text
+                    )
                     with pytest.raises(ValueError, match="end of call"):
-                        await session.invoke("fails", {"text": text, told(each, "name"): object()}, execute=echo)
+                        await session.invoke(
+                            "fails", {"text": text, told(each, "name"): object()}, execute=echo
+                        )
             reports = [text_report(session.run.history), repr(session.run.result)]
     finished = [span.to_json() for span in spans.finished]
     assert "end of call" in "".join(files(tmp_path))

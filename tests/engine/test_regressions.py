@@ -65,7 +65,9 @@ ASKING: dict[str, Any] = {"alternatives": {"require_approval": True}}
 
 def out_of_order(clock: VirtualClock, first: float, last: float) -> FlakyStore:
     """A store that takes no records between two moments."""
-    return FlakyStore(fails=lambda operation, number: operation == "append" and first <= clock.elapsed < last)
+    return FlakyStore(
+        fails=lambda operation, number: operation == "append" and first <= clock.elapsed < last
+    )
 
 
 async def test_triggers_that_wait_at_an_early_end_are_dropped(clock: VirtualClock) -> None:
@@ -73,7 +75,9 @@ async def test_triggers_that_wait_at_an_early_end_are_dropped(clock: VirtualCloc
     engine = make_engine(ScriptedProvider([hangs()]), clock=clock)
     goal = {"objective": "test", "facts": ["made(it)"], "stop_when_reached": True}
     tools = [{"name": "maker", "adds": ["made(it)"]}, {"name": "other"}]
-    made = plan(Task(id="a", tool="other"), Task(id="b", tool="maker"), goal=goal, tools=tools, facts=[])
+    made = plan(
+        Task(id="a", tool="other"), Task(id="b", tool="maker"), goal=goal, tools=tools, facts=[]
+    )
     work = ScriptedExecutor({"a": raises(ValueError("no")), "b": returns(after=5)}, clock=clock)
     result = await engine.execute(made, work)
     assert (result.status, result.reason) == ("succeeded", "the goal was reached early")
@@ -119,7 +123,9 @@ async def test_answer_that_aborts_is_decided_before_the_end(clock: VirtualClock)
 
     def engine(store: MemoryStore) -> ReplanningEngine:
         gate = ScriptedGate()
-        return make_engine(again, gate=gate, clock=clock, store=store, approval={"on_timeout": "abort"}, **ASKING)
+        return make_engine(
+            again, gate=gate, clock=clock, store=store, approval={"on_timeout": "abort"}, **ASKING
+        )
 
     whole, work = MemoryStore(), failing("a")
     result = await engine(whole).execute(chain("a"), work)
@@ -142,8 +148,12 @@ async def test_limit_per_run_also_counts_what_is_approved_meanwhile(clock: Virtu
     slowly = ScriptedProvider(
         lambda request: returns(again(request), after=len(request.triggers[0].tasks)), clock=clock
     )
-    engine = ReplanningEngine([slowly], gate=gate, settings=settings, environment=virtual_environment(clock=clock))
-    work = ScriptedExecutor({"a": raises(ValueError("no"), after=5.5), "b": returns(after=9)}, clock=clock)
+    engine = ReplanningEngine(
+        [slowly], gate=gate, settings=settings, environment=virtual_environment(clock=clock)
+    )
+    work = ScriptedExecutor(
+        {"a": raises(ValueError("no"), after=5.5), "b": returns(after=9)}, clock=clock
+    )
     tasks = plan(Task(id="a"), Task(id="b"), Task(id="c", depends_on=("b",)))
     async with engine.open(tasks) as run, anyio.create_task_group() as group:
         group.start_soon(perform, run, work)
@@ -188,13 +198,18 @@ async def decisions_about_two_failures(
         tasks = Task(id="a"), Task(id="b"), Task(id="c", depends_on=("a", "b"))
         result = await engine.execute(plan(*tasks), ScriptedExecutor(script, clock=clock))
     assert (result.status, invariant_violations(list(store.read(result.run)))) == ("succeeded", [])
-    return [(body.replan, body.decision, body.triggers) for body in bodies(store, result.run, DecisionMade)]
+    return [
+        (body.replan, body.decision, body.triggers)
+        for body in bodies(store, result.run, DecisionMade)
+    ]
 
 
 async def test_what_is_concluded_late_leaves_out_the_same() -> None:
     """Of two failures that are considered together, a decision about one that is recorded late leaves the other open."""
     first = 10  # the record of the first decision
-    late = await decisions_about_two_failures(lambda operation, number: operation == "append" and number == first)
+    late = await decisions_about_two_failures(
+        lambda operation, number: operation == "append" and number == first
+    )
     assert late == await decisions_about_two_failures()
     assert late == [("r1", "execute", ("t1",)), ("r2", "execute", ("t2",))]
 
@@ -204,14 +219,19 @@ async def test_what_waits_for_the_store_does_not_begin_after_a_pause(clock: Virt
     store = out_of_order(clock, 5, 10)
     work = ScriptedExecutor({"a": returns(after=20)}, clock=clock)
     engine = make_engine(store=store, clock=clock)
-    async with engine.open(plan(Task(id="a"), Task(id="b"))) as run, anyio.create_task_group() as group:
+    async with (
+        engine.open(plan(Task(id="a"), Task(id="b"))) as run,
+        anyio.create_task_group() as group,
+    ):
         group.start_soon(perform, run, work)
         await clock.sleep(6)
         group.start_soon(perform, run, work)
         await clock.sleep(2)
         run.pause()
     assert (run.result.status, [call.task.id for call in work.calls]) == ("paused", ["a"])
-    assert [body.report for body in bodies(store, run.id, AttemptFenced)] == ["not started: the run is to pause"]
+    assert [body.report for body in bodies(store, run.id, AttemptFenced)] == [
+        "not started: the run is to pause"
+    ]
     assert invariant_violations(list(store.read(run.id))) == []
 
 
@@ -234,11 +254,16 @@ async def test_trigger_that_becomes_stale_in_its_cooldown(clock: VirtualClock) -
         (task_id,) = request.triggers[0].tasks
         if task_id == "b":
             return [alternative(SkipTask(task_id="b"), confidence=0.3)]
-        changes = ModifyTask(task_id="a", fields={"name": f"a {request.view.revision}"}), RetryTask(task_id="a")
+        changes = (
+            ModifyTask(task_id="a", fields={"name": f"a {request.view.revision}"}),
+            RetryTask(task_id="a"),
+        )
         return [alternative(*changes)]
 
     store = MemoryStore()
-    async with make_engine(propose, clock=clock, store=store).open(plan(Task(id="a"), Task(id="b"))) as run:
+    async with make_engine(propose, clock=clock, store=store).open(
+        plan(Task(id="a"), Task(id="b"))
+    ) as run:
         for task_id in ("a", "a", "b"):
             run.failed(run.started(task_id), "broken")
             await clock.sleep(1)

@@ -12,7 +12,14 @@ import pytest
 from pydantic import BaseModel
 
 from replanning import Goal, Plan, ReplanningEngine, Task, ToolSpec, tool
-from replanning.errors import CallFailed, NeedsHuman, NotRunning, RecordNotSerializable, RunOwned, StoreError
+from replanning.errors import (
+    CallFailed,
+    NeedsHuman,
+    NotRunning,
+    RecordNotSerializable,
+    RunOwned,
+    StoreError,
+)
 from replanning.journal import AttemptStarted, CallMade, Lease, MemoryStore, Record, SqliteStore
 from replanning.testing import VirtualClock
 from tests.support.questions import asking
@@ -143,7 +150,9 @@ async def test_key_over_a_resume(tmp_path: Path, clock: VirtualClock) -> None:
     for turn in range(3):
         engine = make_engine("repair", clock=clock, store=SqliteStore(place))
         with suppress(Stop):
-            async with engine.session("send", tools=[ToolSpec(name="mail")], run_id="thread") as session:
+            async with engine.session(
+                "send", tools=[ToolSpec(name="mail")], run_id="thread"
+            ) as session:
                 sent = await session.invoke("mail", {"to": "ada"}, execute=execute, key="message-1")
                 assert sent == {"sent": "ada"}
                 if turn < 2:
@@ -170,7 +179,12 @@ async def test_key_of_another_call(tmp_path: Path, clock: VirtualClock) -> None:
 
     place = tmp_path / "history.db"
     token = "ghp_" + "0123456789abcdefghij" * 2
-    given: dict[str, object] = {"to": "ada", "text": "costs ${5}", "token": token, "point": object()}
+    given: dict[str, object] = {
+        "to": "ada",
+        "text": "costs ${5}",
+        "token": token,
+        "point": object(),
+    }
     engine = make_engine("repair", clock=clock, store=SqliteStore(place))
     tools = [ToolSpec(name="mail"), ToolSpec(name="fax")]
     with suppress(KeyError):
@@ -187,7 +201,10 @@ async def test_key_of_another_call(tmp_path: Path, clock: VirtualClock) -> None:
             ("fax", {"to": "nobody"}, "2"),
         ]
         for name, arguments, key in others:
-            with pytest.raises(ValueError, match=f"key '{key}' is that of call 'mail-{key}', of 'mail'.* of '{name}'"):
+            with pytest.raises(
+                ValueError,
+                match=f"key '{key}' is that of call 'mail-{key}', of 'mail'.* of '{name}'",
+            ):
                 await session.invoke(name, arguments, execute=execute, key=key)
         assert calls == 2
         again = given | {"token": token[::-1], "point": object()}
@@ -223,7 +240,9 @@ async def test_key_of_calls_that_are_made_anew(clock: VirtualClock) -> None:
             raise outcome
         return outcome
 
-    async with engine_of(clock).session("send", tools=[ToolSpec(name="mail")], passes=(OSError,)) as session:
+    async with engine_of(clock).session(
+        "send", tools=[ToolSpec(name="mail")], passes=(OSError,)
+    ) as session:
 
         async def call(*, once: bool = False) -> object:
             return await session.invoke("mail", {}, execute=execute, key="1", once=once)
@@ -294,7 +313,9 @@ async def test_stated_plan(clock: VirtualClock) -> None:
 
 async def test_missing_fact(clock: VirtualClock) -> None:
     """A session whose goal states a fact that does not hold has failed, and says which."""
-    async with engine_of(clock).session(Plan(goal=Goal(objective="x", facts=["done(all)"]), facts=[])) as session:
+    async with engine_of(clock).session(
+        Plan(goal=Goal(objective="x", facts=["done(all)"]), facts=[])
+    ) as session:
         pass
     assert session.run.result.status == "failed"
     assert "done(all)" in session.run.result.reason
@@ -343,7 +364,9 @@ async def test_failures_in_a_row(clock: VirtualClock) -> None:
     async def other(query: str) -> list[str]:
         return [query] * 2
 
-    engine = make_engine("repair", clock=clock, alternatives={"human_approval_threshold": 0.5})  # nobody is asked
+    engine = make_engine(
+        "repair", clock=clock, alternatives={"human_approval_threshold": 0.5}
+    )  # nobody is asked
     async with engine.session("find", tools=[broken, other]) as session:
         found: list[list[str]] = []
 
@@ -415,16 +438,23 @@ async def test_wrong_kinds(clock: VirtualClock) -> None:
     """What is of another kind than a session or a call takes is named by one error, before anything is executed."""
     engine = engine_of(clock)
     given: Any = {"objective": 3, "tools": echo, "run_id": 4, "passes": KeyError}
-    with pytest.raises(TypeError, match=r"^objective: .*, got 3; tools: .*echo.*; run_id: .* 4; passes: .*KeyError"):
+    with pytest.raises(
+        TypeError, match=r"^objective: .*, got 3; tools: .*echo.*; run_id: .* 4; passes: .*KeyError"
+    ):
         async with engine.session(**given):
             pass
     given = ["search", 3, echo, echo]
-    with pytest.raises(TypeError, match=r"^'search' is no function.*; 3 is no function.*; two tools are called 'echo'"):
+    with pytest.raises(
+        TypeError,
+        match=r"^'search' is no function.*; 3 is no function.*; two tools are called 'echo'",
+    ):
         async with engine.session("echo", tools=given):
             pass
     async with engine.session("echo", tools=[echo]) as session:
         wrong: Any = {"tool": 3, "arguments": [1], "execute": 4, "key": 5, "passes": KeyError}
-        message = r"^tool: .*, got 3; arguments: .* \[1\]; execute: .* 4; key: .* 5; passes: .*KeyError"
+        message = (
+            r"^tool: .*, got 3; arguments: .* \[1\]; execute: .* 4; key: .* 5; passes: .*KeyError"
+        )
         with pytest.raises(TypeError, match=message):
             await session.invoke(**wrong)
         with pytest.raises(TypeError, match=r"execute is .* not async"):
@@ -478,8 +508,14 @@ async def test_left_to_be_resumed(clock: VirtualClock) -> None:
         async with engine.session("echo", tools=[echo], run_id="thread") as session:
             assert await session.call(echo, turn) == turn
             session.run.pause("the agent waits for mail")
-        assert (session.run.result.status, session.run.result.reason) == ("paused", "the agent waits for mail")
-    async with engine.session("echo", tools=[echo], run_id="thread") as session, anyio.create_task_group() as group:
+        assert (session.run.result.status, session.run.result.reason) == (
+            "paused",
+            "the agent waits for mail",
+        )
+    async with (
+        engine.session("echo", tools=[echo], run_id="thread") as session,
+        anyio.create_task_group() as group,
+    ):
         started = anyio.Event()
 
         async def hang() -> None:
@@ -519,7 +555,8 @@ async def test_calls_are_no_replans(clock: VirtualClock) -> None:
 async def test_functions_instead_of_work(clock: VirtualClock) -> None:
     """A plan is executed by functions, which describe its tools: no dispatcher is needed."""
     document = Plan(
-        goal=Goal(objective="find"), tasks=[Task(id="a", tool="search", arguments={"query": "x", "limit": 1})]
+        goal=Goal(objective="find"),
+        tasks=[Task(id="a", tool="search", arguments={"query": "x", "limit": 1})],
     )
     result = await engine_of(clock).execute(document, tools=[search, search_slowly])
     assert result.ok

@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from replanning.journal import AttemptStarted, AttemptSucceeded, QuestionAnswered, Record, SqliteStore
+from replanning.journal import (
+    AttemptStarted,
+    AttemptSucceeded,
+    QuestionAnswered,
+    Record,
+    SqliteStore,
+)
 from tests.support.crash import Process, check_kept, journal, spin, suspend, taken_over
 from tests.support.resume import RUN
 from tests.support.session_crash_child import CALLS
@@ -30,7 +36,9 @@ AIMS = (
 
 def started(folder: Path, *, lease: str = "inf") -> Process:
     """Return a process that has begun to make calls."""
-    process = Process("session_crash_child", folder, folder / "history", RUN, folder / "effects", LEASE=lease)
+    process = Process(
+        "session_crash_child", folder, folder / "history", RUN, folder / "effects", LEASE=lease
+    )
     process.process.stdin.write("go\n")
     process.process.stdin.flush()
     return process
@@ -49,7 +57,9 @@ def check(records: Sequence[Record], before: Sequence[Record], folder: Path) -> 
     bodies = [record.body for record in records]
     begun = {body.attempt: body.task for body in bodies if isinstance(body, AttemptStarted)}
     done = {str(body.output): body.attempt for body in bodies if isinstance(body, AttemptSucceeded)}
-    approved = sum(isinstance(body, QuestionAnswered) and body.verdict == "approve" for body in bodies)
+    approved = sum(
+        isinstance(body, QuestionAnswered) and body.verdict == "approve" for body in bodies
+    )
     effects = effects_in(folder)
     for (key, attempt), times in effects.items():
         assert times == 1, f"{key} took effect {times} times in {attempt}"
@@ -57,8 +67,12 @@ def check(records: Sequence[Record], before: Sequence[Record], folder: Path) -> 
     for output, attempt in done.items():
         assert effects[output.partition(" ")[0], attempt], f"{output} is done without effect"
     runs = Counter(task for task in begun.values() if task.startswith("once"))
-    assert all(times <= 1 + approved for times in runs.values()), f"executed again and nobody was asked: {runs}"
-    assert len(done) == len({output.partition(" ")[0] for output in done}), f"a key was done twice: {done}"
+    assert all(times <= 1 + approved for times in runs.values()), (
+        f"executed again and nobody was asked: {runs}"
+    )
+    assert len(done) == len({output.partition(" ")[0] for output in done}), (
+        f"a key was done twice: {done}"
+    )
 
 
 @pytest.mark.slow
@@ -67,7 +81,10 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
 
     To look for faults: `REPLANNING_KILLS=500 REPLANNING_SEED=7 pytest tests/engine/test_session_crash.py -k any_moment`.
     """
-    left, rng = int(os.environ.get("REPLANNING_KILLS", "12")), Random(os.environ.get("REPLANNING_SEED", "20240229"))
+    left, rng = (
+        int(os.environ.get("REPLANNING_KILLS", "12")),
+        Random(os.environ.get("REPLANNING_SEED", "20240229")),
+    )
     while left > 0:
         folder = tmp_path / str(left)
         folder.mkdir()
@@ -120,9 +137,15 @@ def test_suspended_and_taken_over(tmp_path: Path) -> None:
         process.process.send_signal(signal.SIGCONT)
         list(process.ticks())
         said: Any = process.finish()
-    assert (inherited["status"], said["status"], len(inherited["outputs"])) == ("succeeded", "paused", CALLS)
+    assert (inherited["status"], said["status"], len(inherited["outputs"])) == (
+        "succeeded",
+        "paused",
+        CALLS,
+    )
     assert said["refused"]
-    assert {"another process has taken the run over" in each for each in said["refused"].values()} == {True}
+    assert {
+        "another process has taken the run over" in each for each in said["refused"].values()
+    } == {True}
     assert said["outputs"].items() <= inherited["outputs"].items()
     check(journal("sqlite", tmp_path), records, tmp_path)
     assert effects_in(tmp_path) == before

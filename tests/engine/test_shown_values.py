@@ -70,11 +70,20 @@ class Spoiler(PlanEvaluator, Exporter):
 
     def spoil(self, by: str, *shown: Any) -> None:
         """Change what was shown, and what was returned."""
-        self.spoilt[by] = self.spoilt.get(by, 0) + sum(spoil(value, set()) for value in (*shown, *self._returned))
+        self.spoilt[by] = self.spoilt.get(by, 0) + sum(
+            spoil(value, set()) for value in (*shown, *self._returned)
+        )
 
     def look(self, by: str, view: PlanView) -> None:
         """Change what a view shows."""
-        self.spoil(by, view.context, view.tools, view.tool("t"), list(view.tasks()), list(view.task_states()))
+        self.spoil(
+            by,
+            view.context,
+            view.tools,
+            view.tool("t"),
+            list(view.tasks()),
+            list(view.task_states()),
+        )
         for task in view.tasks():
             with suppress(ExpressionError, NoResult):  # there may be none yet
                 self.spoil(by, view.lineage(task.id), view.arguments(task.id))
@@ -83,7 +92,11 @@ class Spoiler(PlanEvaluator, Exporter):
     def detect(self, observation: Any, view: PlanView) -> list[TriggerEvent]:
         self.spoil("detector", observation)
         self.look("detector", view)
-        own = [TriggerEvent(kind="own", tasks=("b",), data={"x": [1]})] if observation.kind == "attempt-failed" else []  # type: ignore[call-arg]
+        own = (
+            [TriggerEvent(kind="own", tasks=("b",), data={"x": [1]})]  # type: ignore[call-arg]
+            if observation.kind == "attempt-failed"
+            else []
+        )
         self._returned += own
         return own
 
@@ -92,9 +105,15 @@ class Spoiler(PlanEvaluator, Exporter):
         if not any(trigger.kind == "task-failed" for trigger in request.triggers):
             return []
         new = Task(
-            id="b~2", tool="t", depends_on=("a",), arguments={"from": "${a.output}", "x": [{}]}, metadata={"m": []}
+            id="b~2",
+            tool="t",
+            depends_on=("a",),
+            arguments={"from": "${a.output}", "x": [{}]},
+            metadata={"m": []},
         )
-        proposed = Alternative(changes=(ReplaceTask(task_id="b", tasks=(new,)),), reason="again", confidence=0.9)
+        proposed = Alternative(
+            changes=(ReplaceTask(task_id="b", tasks=(new,)),), reason="again", confidence=0.9
+        )
         self.look("provider", request.view)
         self._returned.append(proposed)
         return [proposed]
@@ -112,7 +131,13 @@ class Spoiler(PlanEvaluator, Exporter):
 
 
 PLAN = plan(
-    Task(id="a", tool="t", arguments={"list": [1], "none": {}}, metadata={"m": {}}, resources={"gpu": 1}),
+    Task(
+        id="a",
+        tool="t",
+        arguments={"list": [1], "none": {}},
+        metadata={"m": {}},
+        resources={"gpu": 1},
+    ),
     Task(
         id="b",
         tool="t",
@@ -120,7 +145,12 @@ PLAN = plan(
         arguments={"from": "${a.output}", "env": "${context.env}"},
         metadata={"m": [1]},
     ),
-    Task(id="c", depends_on=("b",), arguments={"from": "${b.output}"}, fallbacks=(Fallback(arguments={"f": []}),)),
+    Task(
+        id="c",
+        depends_on=("b",),
+        arguments={"from": "${b.output}"},
+        fallbacks=(Fallback(arguments={"f": []}),),
+    ),
     tools=[{"name": "t", "env": {"A": "b"}, "body": {"x": []}}],
     resources={"gpu": 2},
     context={"env": {"deep": [{}]}, "list": []},
@@ -140,9 +170,15 @@ async def observed(store: RunStore, spoiler: Any) -> tuple[Plan, Any, list[str]]
     async def work(run: PlanRun) -> None:
         async for task in run.ready():
             async with run.attempt(task) as attempt:
-                values = {"id": task.id, "arguments": dict(task.arguments), "context": dict(attempt.context.context)}
+                values = {
+                    "id": task.id,
+                    "arguments": dict(task.arguments),
+                    "context": dict(attempt.context.context),
+                }
                 attempt.output = {"seen": [str(values)]}
-                spoiler.spoil("work", task, dict(attempt.context.context), dict(attempt.context.results))
+                spoiler.spoil(
+                    "work", task, dict(attempt.context.context), dict(attempt.context.results)
+                )
                 if task.id == "a":
                     run.change_context({"list": [{"new": []}]})
                 if task.id == "b":
@@ -168,7 +204,16 @@ async def test_spoilt_values(kind: str, tmp_path: Path) -> None:
     spoiler, spoilt = Spoiler(), store("spoilt")
     document, outputs, journal = await observed(spoilt, spoiler)
     assert (document, outputs, journal) == await observed(store("expected"), Blind())
-    assert set(spoiler.spoilt) == {"detector", "provider", "evaluator", "exporter", "gate", "handler", "work", "run"}
+    assert set(spoiler.spoilt) == {
+        "detector",
+        "provider",
+        "evaluator",
+        "exporter",
+        "gate",
+        "handler",
+        "work",
+        "run",
+    }
     assert all(spoiler.spoilt.values())
     assert KEY not in document.model_dump_json() + str(journal)
     async with ReplanningEngine([], store=spoilt).resume("run") as resumed:

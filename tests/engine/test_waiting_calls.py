@@ -48,7 +48,11 @@ async def test_limited_resource(clock: VirtualClock) -> None:
 
 async def test_task_that_waits_for_a_failed_one(clock: VirtualClock) -> None:
     """A task of a session that waits for one which is given up, now or later, ends with the failure of that one."""
-    tasks = Task(id="a", metadata={"fails": True}), Task(id="b", depends_on=("a",)), Task(id="c", depends_on=("b",))
+    tasks = (
+        Task(id="a", metadata={"fails": True}),
+        Task(id="b", depends_on=("a",)),
+        Task(id="c", depends_on=("b",)),
+    )
     async with make_engine(clock=clock).session(plan(*tasks)) as session:
 
         async def waiting() -> None:
@@ -68,7 +72,9 @@ async def test_optional_part_of_a_replacement(clock: VirtualClock) -> None:
     parts = Task(id="one"), Task(id="two", optional=True, metadata={"fails": True})
     engine = make_engine(
         lambda request: (
-            [alternative(ReplaceTask(task_id="a", tasks=parts))] if request.triggers[0].tasks == ("a",) else []
+            [alternative(ReplaceTask(task_id="a", tasks=parts))]
+            if request.triggers[0].tasks == ("a",)
+            else []
         ),
         clock=clock,
     )
@@ -80,9 +86,15 @@ async def test_optional_part_of_a_replacement(clock: VirtualClock) -> None:
 @pytest.mark.parametrize("cause", ["the gate fails", "the run was asked"])
 async def test_question_that_nobody_is_asked(clock: VirtualClock, cause: str) -> None:
     """A call ends with the question that keeps it, whatever that is about, if it was put to nobody or the gate has failed."""
-    gate = ScriptedGate([raises(ConnectionError("nobody is there"), after=5)]) if cause == "the gate fails" else None
+    gate = (
+        ScriptedGate([raises(ConnectionError("nobody is there"), after=5)])
+        if cause == "the gate fails"
+        else None
+    )
     engine = asking(clock, gate=gate)
-    async with engine.session(plan(Task(id="a", metadata={"fails": True}), Task(id="b"))) as session:
+    async with engine.session(
+        plan(Task(id="a", metadata={"fails": True}), Task(id="b"))
+    ) as session:
         if cause == "the run was asked":
             session.run.request_replan("do it otherwise", tasks=["b"])
             await anyio.wait_all_tasks_blocked()
@@ -93,7 +105,9 @@ async def test_question_that_nobody_is_asked(clock: VirtualClock, cause: str) ->
 
 async def test_same_key_while_the_store_fails(clock: VirtualClock) -> None:
     """Calls that wait for the store are added once it works: those of one key as one, others under ids of their own."""
-    store = FlakyStore(fails=lambda operation, number: operation == "append" and number > 1 and clock.elapsed < 5)
+    store = FlakyStore(
+        fails=lambda operation, number: operation == "append" and number > 1 and clock.elapsed < 5
+    )
     executed: list[str] = []
 
     async def execute(name: str, arguments: Mapping[str, object]) -> object:
@@ -105,7 +119,10 @@ async def test_same_key_while_the_store_fails(clock: VirtualClock) -> None:
             await session.invoke("count", {"n": n}, execute=execute, key=key)
 
     engine = make_engine(clock=clock, store=store)
-    async with engine.session("count", tools=[ToolSpec(name="count")]) as session, anyio.create_task_group() as group:
+    async with (
+        engine.session("count", tools=[ToolSpec(name="count")]) as session,
+        anyio.create_task_group() as group,
+    ):
         for n, key in [(0, ""), (1, ""), (2, "same"), (2, "same")]:
             group.start_soon(caller, key, n)
     assert len(executed) == len(session.run.live) == 3
@@ -116,7 +133,8 @@ async def test_same_key_while_the_store_fails(clock: VirtualClock) -> None:
 async def test_unavailable_and_put_off(clock: VirtualClock) -> None:
     """A call whose tool is not there is not tried again before the time that was decided; its condition comes first."""
     engine = make_engine(
-        lambda request: [alternative(RetryTask(task_id=request.triggers[0].tasks[0], delay=10))], clock=clock
+        lambda request: [alternative(RetryTask(task_id=request.triggers[0].tasks[0], delay=10))],
+        clock=clock,
     )
     tool = ToolSpec(name="load", available=False)
     tasks = Task(id="a", tool="load"), Task(id="b", tool="load", when="context.wanted")
@@ -160,7 +178,9 @@ async def test_store_that_fails_at_any_record(clock: VirtualClock, number: int) 
         return name
 
     tools = [ToolSpec(name="small", capability="load"), ToolSpec(name="big", capability="load")]
-    async with make_engine("repair", clock=clock, store=store).session("load", tools=tools) as session:
+    async with make_engine("repair", clock=clock, store=store).session(
+        "load", tools=tools
+    ) as session:
         assert await session.invoke("small", {}, execute=execute) == "big"
     assert store.failures == 1
 
@@ -187,7 +207,12 @@ async def test_call_whose_effects_are_there(clock: VirtualClock, facts: list[str
             raise LookupError(name)
         return name
 
-    tools = [ToolSpec(name=name, capability="search", adds=["found(it)"]) for name in ("search", "archive")]
-    async with make_engine("repair", clock=clock).session(plan(facts=facts), tools=tools) as session:
+    tools = [
+        ToolSpec(name=name, capability="search", adds=["found(it)"])
+        for name in ("search", "archive")
+    ]
+    async with make_engine("repair", clock=clock).session(
+        plan(facts=facts), tools=tools
+    ) as session:
         assert await session.invoke("archive", {}, execute=execute) == "archive"
         assert await session.invoke("search", {}, execute=execute) == "archive"

@@ -14,7 +14,17 @@ from replanning.journal import Record
 from replanning.plan import JsonObject, RunId
 from replanning.planning.state import PlanningProgress, PlanProgress, PlanStep
 from tests.support.notices import NASTY, TEXTS, read
-from tests.support.planning import MISSING, Desk, Replies, action, actions, go_on, replan, revision, run
+from tests.support.planning import (
+    MISSING,
+    Desk,
+    Replies,
+    action,
+    actions,
+    go_on,
+    replan,
+    revision,
+    run,
+)
 
 AT = 1_767_225_600.0  # 2026-01-01 00:00:00 UTC
 
@@ -26,7 +36,12 @@ def made(number: int, *steps: tuple[str, str, bool], reason: str = "") -> PlanPr
     return PlanProgress(number, AT + 60 * number, reason, tuple(PlanStep(*step) for step in steps))
 
 
-FIRST = made(1, ("read", "Read the issue", True), ("patch", "Change sums.py", True), ("test", "Run the tests", False))
+FIRST = made(
+    1,
+    ("read", "Read the issue", True),
+    ("patch", "Change sums.py", True),
+    ("test", "Run the tests", False),
+)
 SECOND = made(
     2,
     ("read", "Read the issue", True),
@@ -100,7 +115,9 @@ def test_revised_plan() -> None:
 
 def test_later_plan() -> None:
     """From the second revision on the footer has three lines, and a folded block has the earlier plans with their ticks."""
-    third = made(3, ("read", "Read the issue", True), ("ask", "Ask for help", False), reason="stuck")
+    third = made(
+        3, ("read", "Read the issue", True), ("ask", "Ask for help", False), reason="stuck"
+    )
     lines = render_checklist([FIRST, SECOND, third], "r").splitlines()
     assert lines[lines.index("- [ ] **ask**: Ask for help") + 2 : lines.index("</details>")] == [
         "*Progress: 1/2 (50%) complete*",
@@ -146,10 +163,15 @@ async def test_tasks_are_ticked_as_they_finish() -> None:
     assert seen[0] == {"write": False, "post": False}
     assert seen[-1] == {"write": True, "post": True}
     assert {"write": True, "post": False} in seen
-    assert all(not before[name] or after[name] for before, after in pairwise(seen) for name in before)
+    assert all(
+        not before[name] or after[name] for before, after in pairwise(seen) for name in before
+    )
 
 
-POST_ANEW = (actions(action("write", "write"), action("post", "post")), actions(action("post", "shout")))
+POST_ANEW = (
+    actions(action("write", "write"), action("post", "post")),
+    actions(action("post", "shout")),
+)
 
 
 @pytest.mark.parametrize(
@@ -163,12 +185,16 @@ POST_ANEW = (actions(action("write", "write"), action("post", "post")), actions(
 )
 async def test_ticks_of_finished_tasks_are_kept(decision: JsonObject, replies: Replies) -> None:
     """A replan that keeps the decomposition keeps the ticks of what is done; what failed, and what is new, has none."""
-    records = await journal({"decision:execution": (decision, go_on()), **replies}, Desk({"post": [MISSING]}))
+    records = await journal(
+        {"decision:execution": (decision, go_on()), **replies}, Desk({"post": [MISSING]})
+    )
     assert ticks(begun(records, 2)) == {"write": True, "post": False}
     first, last = stages(records)[-1]
     assert (ticks(first)["post"], last.done) == (False, 2)
     done = next(
-        n for n, r in enumerate(records) if r.body.kind == "attempt-succeeded" and r.body.task.endswith("v2.post")
+        n
+        for n, r in enumerate(records)
+        if r.body.kind == "attempt-succeeded" and r.body.task.endswith("v2.post")
     )
     assert not any(ticks(plan).get("post") for plans in stages(records)[:done] for plan in plans)
     progress = PlanningProgress()
@@ -212,14 +238,27 @@ async def test_a_declared_fallback_ticks_the_task_it_stands_for() -> None:
 
 async def test_actions_of_one_subtask_are_told_apart() -> None:
     """If several actions serve a subtask, each is an item with its purpose, and the last has the subtask's text."""
-    planned = actions(action("write", "write", purpose="Draft it"), action("write", "shout"), action("post", "post"))
+    planned = actions(
+        action("write", "write", purpose="Draft it"),
+        action("write", "shout"),
+        action("post", "post"),
+    )
     plan = stages(await journal({"action_sequence": planned}))[-1][-1]
     told = {step.name: step.text for step in plan.steps}
-    assert list(told.items()) == [("write-1", "Draft it"), ("write", "Write it"), ("post", "Post it")]
+    assert list(told.items()) == [
+        ("write-1", "Draft it"),
+        ("write", "Write it"),
+        ("post", "Post it"),
+    ]
 
 
 @given(
-    st.lists(st.lists(st.tuples(NAMES, TEXTS, st.booleans()), min_size=1, max_size=5), min_size=1, max_size=4), TEXTS
+    st.lists(
+        st.lists(st.tuples(NAMES, TEXTS, st.booleans()), min_size=1, max_size=5),
+        min_size=1,
+        max_size=4,
+    ),
+    TEXTS,
 )
 @example([[(f"a{n}", text, n % 2 == 0) for n, text in enumerate(NASTY)]], NASTY[0])
 @example([[("a", NASTY[4], False), ("b", NASTY[5], True)]], "".join(NASTY))
@@ -227,7 +266,8 @@ def test_no_text_changes_the_form(plans: list[list[tuple[str, str, bool]]], reas
     """Whatever models write, a reader sees the same headings, boxes, blocks and marks as for plain words, and no calls."""
     nasty = [made(n, *steps, reason=reason) for n, steps in enumerate(plans, 1)]
     plain = [
-        made(n, *((f"t{k}", "word", s[2]) for k, s in enumerate(p)), reason="word") for n, p in enumerate(plans, 1)
+        made(n, *((f"t{k}", "word", s[2]) for k, s in enumerate(p)), reason="word")
+        for n, p in enumerate(plans, 1)
     ]
     seen = read(render_checklist(nasty, "r--1"))
     assert seen.shape == read(render_checklist(plain, "r--1")).shape
@@ -276,7 +316,10 @@ def test_too_much_is_cut_from_the_oldest_on(tasks: int, plans: int) -> None:
 
 def test_old_plans_go_before_anything_of_the_current_one() -> None:
     """If old plans do not fit, the current one stays whole, and the newest old one is cut last."""
-    plans = [made(n, ("a", "first", True), ("b", "x" * 200, False), reason=f"because {n}") for n in range(1, 6)]
+    plans = [
+        made(n, ("a", "first", True), ("b", "x" * 200, False), reason=f"because {n}")
+        for n in range(1, 6)
+    ]
     whole = render_checklist(plans, "r")
     for room in range(900, len(whole), 50):
         body = render_checklist(plans, "r", room)

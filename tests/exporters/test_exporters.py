@@ -14,7 +14,14 @@ from replanning.exporters.console import ConsoleExporter
 from replanning.journal import AttemptFailed, ErrorContained, Failure, MemoryStore, Record, RunEnded
 from replanning.plan import RunId
 from replanning.telemetry import Exporter, ExporterContext
-from replanning.testing import RecordingExporter, ScriptedExecutor, VirtualClock, raises, returns, virtual_environment
+from replanning.testing import (
+    RecordingExporter,
+    ScriptedExecutor,
+    VirtualClock,
+    raises,
+    returns,
+    virtual_environment,
+)
 from tests.support.runs import Proposer, again, bodies, chain, failing, plan
 
 
@@ -45,7 +52,9 @@ async def test_where_an_exporter_finds_itself(clock: VirtualClock) -> None:
         async def export(self, run: RunId, record: Record) -> None:
             seen.append(record in list(told[0].store.read(run)))
 
-    engine = ReplanningEngine([], store=store, exporters=[Curious()], environment=virtual_environment(clock=clock))
+    engine = ReplanningEngine(
+        [], store=store, exporters=[Curious()], environment=virtual_environment(clock=clock)
+    )
     assert [(found.store, found.clock) for found in told] == [(store, clock)]
     await engine.execute(chain("a"), failing())
     assert set(seen) == {True}
@@ -67,19 +76,27 @@ async def test_resumed_run() -> None:
 
 async def test_failing_exporter() -> None:
     """An exporter that raises at every record is contained and recorded once, without secrets; others get all."""
-    bad, good = RecordingExporter(error=OSError("no disk, password=hunter2hunter2")), RecordingExporter()
+    bad, good = (
+        RecordingExporter(error=OSError("no disk, password=hunter2hunter2")),
+        RecordingExporter(),
+    )
     engine = ReplanningEngine([], exporters=[bad, good])
     result = await engine.execute(chain("a", "b"), failing())
     assert result.status == "succeeded"
     (contained,) = bodies(engine.store, result.run, ErrorContained)
-    assert (contained.where, contained.error) == ("exporter 'recording'", "OSError('no disk, password=[redacted]')")
+    assert (contained.where, contained.error) == (
+        "exporter 'recording'",
+        "OSError('no disk, password=[redacted]')",
+    )
     assert len(bad.records) == len(good.records) == len(list(engine.store.read(result.run)))
 
 
 async def test_slow_exporter(clock: VirtualClock) -> None:
     """A run does not wait for a slow exporter; at its end it has every record of the journal, in that order."""
     exporter = Slow(clock, 0.5)
-    engine = ReplanningEngine([], exporters=[exporter], environment=virtual_environment(clock=clock))
+    engine = ReplanningEngine(
+        [], exporters=[exporter], environment=virtual_environment(clock=clock)
+    )
     async with engine.open(chain("a", "b")) as run:
         async for task in run.ready():
             async with run.attempt(task):
@@ -92,7 +109,9 @@ async def test_slow_exporter(clock: VirtualClock) -> None:
 async def test_hanging_exporter(clock: VirtualClock) -> None:
     """An exporter that never comes back holds up the end of a run for five seconds, and other exporters not at all."""
     hanging, good = Slow(clock, float("inf")), RecordingExporter()
-    engine = ReplanningEngine([], exporters=[hanging, good], environment=virtual_environment(clock=clock))
+    engine = ReplanningEngine(
+        [], exporters=[hanging, good], environment=virtual_environment(clock=clock)
+    )
     result = await engine.execute(chain("a", "b"), failing())
     elapsed = clock.elapsed
     assert (result.status, hanging.records, elapsed) == ("succeeded", [], 5)
@@ -118,7 +137,9 @@ async def test_hanging_exporter_is_given_up_once(clock: VirtualClock) -> None:
 async def test_bounded_queue(clock: VirtualClock) -> None:
     """Beyond ten thousand waiting records, further ones are dropped, which is recorded once."""
     exporter = Slow(clock, float("inf"))
-    engine = ReplanningEngine([], exporters=[exporter], environment=virtual_environment(clock=clock))
+    engine = ReplanningEngine(
+        [], exporters=[exporter], environment=virtual_environment(clock=clock)
+    )
     result = await engine.execute(plan(*(Task(id=f"t{n}") for n in range(5_100))), failing())
     assert result.status == "succeeded"
     (contained,) = bodies(engine.store, result.run, ErrorContained)
@@ -156,7 +177,9 @@ async def test_closing_the_engine(clock: VirtualClock, caplog: pytest.LogCapture
 
     good = RecordingExporter()
     environment = virtual_environment(clock=clock)
-    await ReplanningEngine([], exporters=[Broken(), Hanging(), good], environment=environment).aclose()
+    await ReplanningEngine(
+        [], exporters=[Broken(), Hanging(), good], environment=environment
+    ).aclose()
     assert clock.elapsed == 5
     assert good.closed
     assert [record.message for record in caplog.records] == [
@@ -195,7 +218,9 @@ async def test_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     """An exporter may be named as a provider may; a name that none has is refused, with those that there are."""
     await ReplanningEngine(exporters=["console"]).execute(chain("a"), failing())
     assert "run-ended succeeded" in capsys.readouterr().err
-    with pytest.raises(PluginError, match=r"no plugin 'consol' among the exporters; installed are: console"):
+    with pytest.raises(
+        PluginError, match=r"no plugin 'consol' among the exporters; installed are: console"
+    ):
         ReplanningEngine(exporters=["consol"])
 
 

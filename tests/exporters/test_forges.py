@@ -26,7 +26,12 @@ async def test_comments_are_created_and_edited(fake, forge):
     assert fake.texts()[1] == f"## News\n\nof [redacted]{AUTHORSHIP_MARKER}"
     await forge.edit(first, "## News\n\nof tomorrow")
     theirs, ours = await forge.comments()
-    assert (theirs.author, theirs.body, theirs.own, theirs.notice) == ("ada", "hello\nthere", False, False)
+    assert (theirs.author, theirs.body, theirs.own, theirs.notice) == (
+        "ada",
+        "hello\nthere",
+        False,
+        False,
+    )
     assert (ours.id, ours.author, ours.body) == (first, US, "## News\n\nof tomorrow")
     assert (ours.own, ours.notice, ours.bot) == (True, True, False)
     assert ours.at.tzinfo is UTC
@@ -42,7 +47,11 @@ async def test_over_real_http(kind):
     with served(fake) as url:
         forge = on(fake, base_url=url, transport=None, environment=environment)
         fake.says("ada", "hello")
-        fake.faults = [Fault("POST", 0, done=True), Fault("GET", 429, {"retry-after": "0.01"}), Fault("GET", 0)]
+        fake.faults = [
+            Fault("POST", 0, done=True),
+            Fault("GET", 429, {"retry-after": "0.01"}),
+            Fault("GET", 0),
+        ]
         posted = await forge.post("one")
         await forge.aclose()
         await forge.edit(posted, "two")
@@ -61,7 +70,9 @@ async def test_many_comments(fake, forge):
     assert len(await forge.comments()) == 2 * FULL
     fake.says("ada", "more")
     assert [comment.body for comment in await forge.comments()][-1] == "more"
-    assert fake.count("GET", 200) <= before + 2  # the page that has begun, once empty, once with one comment
+    assert (
+        fake.count("GET", 200) <= before + 2
+    )  # the page that has begun, once empty, once with one comment
     assert fake.count("GET", 304) == 4
 
 
@@ -80,7 +91,10 @@ async def test_what_may_pass_is_tried_again(fake, clock, status, headers, waited
     end = clock.now() + 9
     named = {"date": formatdate(end, usegmt=True), "seconds": str(int(end))}
     given = {name: value.format(**named) for name, value in headers.items()}
-    fake.faults = [Fault("GET", status, given, path="comments"), Fault("GET", status, given, path="notes")]
+    fake.faults = [
+        Fault("GET", status, given, path="comments"),
+        Fault("GET", status, given, path="notes"),
+    ]
     fake.says("ada", "hello")
     assert len(await on(fake, clock).comments()) == 1
     assert clock.elapsed == waited
@@ -100,7 +114,8 @@ async def test_the_secondary_limit_of_github(fake, forge, clock, status):
 
 
 @pytest.mark.parametrize(
-    ("status", "arrives"), [*((status, True) for status in (0, 500, 502, 504)), (0, False), (500, False)]
+    ("status", "arrives"),
+    [*((status, True) for status in (0, 500, 502, 504)), (0, False), (500, False)],
 )
 async def test_a_post_whose_fate_is_unknown(fake, forge, status, arrives):
     """A post whose connection was cut, or whose answer was an error, is looked for, and sent again if it is not there."""
@@ -127,7 +142,9 @@ async def test_a_post_given_up_is_looked_for_later(fake, forge):
 
 @pytest.mark.parametrize("arrives", [True, False])
 @pytest.mark.parametrize(
-    ("gateway", "told"), [(False, "no response within 5 s"), (True, "may still arrive")], ids=["cut off", "gateway"]
+    ("gateway", "told"),
+    [(False, "no response within 5 s"), (True, "may still arrive")],
+    ids=["cut off", "gateway"],
 )
 async def test_a_slow_post_is_not_sent_twice(fake, clock, arrives, gateway, told):
     """A post that the forge may still be at when it is given up, even with an older text, is not sent again for a minute."""
@@ -169,7 +186,9 @@ async def test_one_deadline(fake, forge, clock):
     """A call ends within its time, retries included, and says when trying again makes sense."""
     forge = on(fake, clock, timeout=20)
     fake.faults = [Fault("GET", 429, {"retry-after": "90"})]
-    with pytest.raises(ForgeError, match=r"rate limit reached.*in 90 s.*HTTP 429, request F00D") as caught:
+    with pytest.raises(
+        ForgeError, match=r"rate limit reached.*in 90 s.*HTTP 429, request F00D"
+    ) as caught:
         await forge.comments()
     assert (caught.value.status, caught.value.retry_after, caught.value.final) == (429, 90, False)
     asked = len(fake.asked)
@@ -212,7 +231,9 @@ async def test_the_limit_of_github(fake, forge, clock):
 async def test_a_limit_that_is_no_number(fake, forge, clock):
     """A limit that ends at a moment with a thousand digits is told as one, and does not keep the forge away for ever."""
     fake.faults = [
-        Fault("GET", 429, {f"{lead}ratelimit-remaining": "0", f"{lead}ratelimit-reset": "9" * 5_000})
+        Fault(
+            "GET", 429, {f"{lead}ratelimit-remaining": "0", f"{lead}ratelimit-reset": "9" * 5_000}
+        )
         for lead in ("", "x-")
     ]
     with pytest.raises(ForgeError, match="rate limit reached"):
@@ -222,7 +243,9 @@ async def test_a_limit_that_is_no_number(fake, forge, clock):
     assert await forge.comments() == []
 
 
-@pytest.mark.parametrize(("status", "says"), [(401, "not accepted"), (403, "lacks the permission"), (404, "not found")])
+@pytest.mark.parametrize(
+    ("status", "says"), [(401, "not accepted"), (403, "lacks the permission"), (404, "not found")]
+)
 async def test_what_does_not_pass(fake, forge, clock, status, says):
     """A refusal is an error at once that says why, where to look, and which request it was."""
     fake.faults = [Fault("POST", status, message=f"not with {TOKEN}")]
@@ -240,7 +263,9 @@ async def test_without_a_token(fake, forge):
     fake.says("ada", "hello")
     forge = on(fake, token="")
     assert [comment.body for comment in await forge.comments()] == ["hello"]
-    with pytest.raises(ForgeError, match=f"writing needs a token: set {forge.name.upper()}_TOKEN") as caught:
+    with pytest.raises(
+        ForgeError, match=f"writing needs a token: set {forge.name.upper()}_TOKEN"
+    ) as caught:
         await forge.post("news")
     assert caught.value.final
     assert fake.count("POST") == 0
@@ -266,7 +291,9 @@ async def test_no_commands_to_gitlab(fake, forge):
 )
 async def test_strange_answers(fake, answer, says):
     """An answer that is too large, nested beyond reading, or from no API at all is an error that says so."""
-    forge = on(fake, transport=httpx.MockTransport(lambda request: httpx.Response(200, content=answer)))
+    forge = on(
+        fake, transport=httpx.MockTransport(lambda request: httpx.Response(200, content=answer))
+    )
     with pytest.raises(ForgeError, match=says):
         await forge.comments()
 
@@ -280,12 +307,18 @@ async def test_strange_pages(fake, link):
         seen.append(request.url.path)
         headers = {"link": f'{link}; rel="next"'} if request.url.path.endswith("comments") else {}
         return httpx.Response(
-            200, json=[] if "comments" in request.url.path or "next" in request.url.path else {}, headers=headers
+            200,
+            json=[] if "comments" in request.url.path or "next" in request.url.path else {},
+            headers=headers,
         )
 
     seen: list[str] = []
     assert await on(fake, transport=httpx.MockTransport(listed)).comments() == []
-    assert seen[:3] == ["/user", "/repos/octo/repo/issues/12", "/repos/octo/repo/issues/12/comments"]
+    assert seen[:3] == [
+        "/user",
+        "/repos/octo/repo/issues/12",
+        "/repos/octo/repo/issues/12/comments",
+    ]
     assert seen[3:] in ([], ["/next"])
 
 
@@ -297,16 +330,24 @@ async def test_moved(fake, forge):
         if request.url.path.startswith("/repos/octo/repo/"):
             return httpx.Response(301, headers={"location": f"{there}{request.url.path[17:]}"})
         seen.append(request.url.path)
-        return httpx.Response(200, json=[] if request.url.path.endswith("comments") else {"login": US})
+        return httpx.Response(
+            200, json=[] if request.url.path.endswith("comments") else {"login": US}
+        )
 
     seen: list[str] = []
     there = "https://api.github.com/repositories/5/"
     forge = on(fake, transport=httpx.MockTransport(moved))
     assert await forge.comments() == []
     assert seen == ["/user", "/repositories/5/issues/12", "/repositories/5/issues/12/comments"]
-    for elsewhere in ("https://evil.example/", "http://api.github.com/", "https://evil.example:443/"):
+    for elsewhere in (
+        "https://evil.example/",
+        "http://api.github.com/",
+        "https://evil.example:443/",
+    ):
         there = elsewhere
-        with pytest.raises(ForgeError, match="redirected to another host, where the token is not sent"):
+        with pytest.raises(
+            ForgeError, match="redirected to another host, where the token is not sent"
+        ):
             await forge.comments()
     assert len(seen) == 3
 
@@ -336,8 +377,18 @@ CI = {"CI_API_V4_URL": "https://git.corp/api/v4"}
         (GitLabIssue, "group/project#12", "gitlab:group/project#12", {}),
         (GitLabIssue, "gitlab:group/sub/project#12", "gitlab:group/sub/project#12", {}),
         (GitLabIssue, "group/project!7", "gitlab:group/project!7", {}),
-        (GitLabIssue, "https://gitlab.com/group/sub/project/-/issues/12#note_3", "gitlab:group/sub/project#12", {}),
-        (GitLabIssue, "https://gitlab.com/group/project/-/merge_requests/7/diffs", "gitlab:group/project!7", {}),
+        (
+            GitLabIssue,
+            "https://gitlab.com/group/sub/project/-/issues/12#note_3",
+            "gitlab:group/sub/project#12",
+            {},
+        ),
+        (
+            GitLabIssue,
+            "https://gitlab.com/group/project/-/merge_requests/7/diffs",
+            "gitlab:group/project!7",
+            {},
+        ),
         (GitLabIssue, "https://git.corp/a/b/-/work_items/4", "gitlab:a/b#4", GITLAB_CORP),
         (GitLabIssue, "https://git.corp/a/b/-/issues/4", "gitlab:a/b#4", CI),
     ],
@@ -348,8 +399,24 @@ def test_names_of_issues(forge, text, issue_id, variables):
     assert forge(issue_id, environ=variables).id == issue_id
 
 
-ISSUES = ["", "12", "octo#12", "octo/repo#0", "octo/repo#x", "../..#1", "https://github.com/octo", "a b/c#1"]
-ADDRESSES = ["ftp://x", "https://", "https://me:secret@git.corp", "https://git.corp?x=1", "http://a:b", "http://xn--/"]
+ISSUES = [
+    "",
+    "12",
+    "octo#12",
+    "octo/repo#0",
+    "octo/repo#x",
+    "../..#1",
+    "https://github.com/octo",
+    "a b/c#1",
+]
+ADDRESSES = [
+    "ftp://x",
+    "https://",
+    "https://me:secret@git.corp",
+    "https://git.corp?x=1",
+    "http://a:b",
+    "http://xn--/",
+]
 ELSEWHERE = r"evil\.example is not served by .*; set GIT(HUB|LAB)_API_URL"
 
 
@@ -373,7 +440,8 @@ def test_wrong_settings(forge, setting, values, message):
 
 @pytest.mark.parametrize("server", ["evil.example", "github.com.evil.example"])
 @pytest.mark.parametrize(
-    ("forge", "path"), [(GitHubIssue, "octo/repo/issues/12"), (GitLabIssue, "group/project/-/issues/12")]
+    ("forge", "path"),
+    [(GitHubIssue, "octo/repo/issues/12"), (GitLabIssue, "group/project/-/issues/12")],
 )
 def test_tokens_stay_where_they_belong(forge, path, server):
     """An address of another server is refused, with the variable that would make it ours."""
@@ -388,13 +456,25 @@ async def test_an_issue(fake, forge, clock):
     request = await forge.issue()
     assert request.goal.objective.startswith("Resolve ")
     assert request.goal.objective.endswith(": It crashes")
-    assert (request.issue_id, request.title, request.text) == (forge.id, "It crashes", "Every time that I start it.")
+    assert (request.issue_id, request.title, request.text) == (
+        forge.id,
+        "It crashes",
+        "Every time that I start it.",
+    )
     (comment,) = request.comments
     assert (comment.author, comment.text) == ("eve", "Also on Tuesdays.")
     assert comment.at == datetime.fromtimestamp(int(clock.now()), UTC)
     about = request.repository
-    assert (about["forge"], about["default_branch"], about["description"]) == (forge.name, "main", "A tool")
-    assert (about["files"], about["labels"], about["author"]) == (["src/", "README.md"], ["bug"], "eve")
+    assert (about["forge"], about["default_branch"], about["description"]) == (
+        forge.name,
+        "main",
+        "A tool",
+    )
+    assert (about["files"], about["labels"], about["author"]) == (
+        ["src/", "README.md"],
+        ["bug"],
+        "eve",
+    )
     assert str(about["readme"]).endswith("It does things.")
 
 
@@ -410,7 +490,11 @@ async def test_a_pull_request_of_github() -> None:
         fake.reviewed("cy", "", "APPROVED")
         fake.reviewed("cy", "thinking", "PENDING")
         request = await on(fake, clock).issue()
-    assert [c.text for c in request.comments] == ["first", "a.py:3: rename this", "Changes requested. not yet"]
+    assert [c.text for c in request.comments] == [
+        "first",
+        "a.py:3: rename this",
+        "Changes requested. not yet",
+    ]
     assert request.repository["pull_request"] == {
         "base": "main",
         "head": "fix",
@@ -439,7 +523,10 @@ async def test_a_merge_request_of_gitlab(fake, forge):
     assert request.repository["merge_request"] == {
         "base": "main",
         "head": "fix",
-        "changed_files": [{"path": "a.py", "status": "added"}, {"path": "b.py", "status": "modified"}],
+        "changed_files": [
+            {"path": "a.py", "status": "added"},
+            {"path": "b.py", "status": "modified"},
+        ],
     }
 
 
@@ -460,7 +547,11 @@ async def test_only_the_issue(fake, forge):
     "trusting",
     [
         {"trusted": ["Friend", "mallory"]},
-        {"environ": {f"{forge}_TRUSTED_USERS": "friend, @Mallory" for forge in ("GITHUB", "GITLAB")}},
+        {
+            "environ": {
+                f"{forge}_TRUSTED_USERS": "friend, @Mallory" for forge in ("GITHUB", "GITLAB")
+            }
+        },
     ],
     ids=["argument", "environment"],
 )
@@ -481,7 +572,9 @@ async def test_the_same_account(fake, forge):
     fake.says(US, "do it otherwise")
     fake.says("eve", f"I am a notice{AUTHORSHIP_MARKER}")
     fake.says("ada", f"the plan of another run{AUTHORSHIP_MARKER}")
-    fake.says("ada", "> the plan of another run\n>\n> <!-- written by replanning -->\n\nNot like this.")
+    fake.says(
+        "ada", "> the plan of another run\n>\n> <!-- written by replanning -->\n\nNot like this."
+    )
     comments = await forge.comments()
     assert [await forge.may_steer(one) for one in comments] == [False, True, False, False, True]
     _, person, faked, *_ = comments
@@ -493,7 +586,11 @@ async def test_a_notice_that_somebody_edits(fake, forge):
     await forge.post(f"Which?\n\n{Marker('question', 'r', 'r.q1')}")
     fake.comments[0]["body"] += "\r\n\r\nI would say yes."
     (comment,) = await forge.comments()
-    assert (comment.notice, comment.question, await forge.may_steer(comment)) == (True, "r.q1", False)
+    assert (comment.notice, comment.question, await forge.may_steer(comment)) == (
+        True,
+        "r.q1",
+        False,
+    )
     assert "I would say yes." in comment.body
 
 

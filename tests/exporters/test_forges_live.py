@@ -39,7 +39,9 @@ def forge() -> GitHubIssue | GitLabIssue:
     """The issue that the environment names; skips where there is none, or no token for it."""
     issue = os.environ.get(VARIABLE)
     if not issue:
-        pytest.skip(f"{VARIABLE} names no issue of GitHub or GitLab below which comments may be written")
+        pytest.skip(
+            f"{VARIABLE} names no issue of GitHub or GitLab below which comments may be written"
+        )
     gitlab = issue.startswith("gitlab:") or "!" in issue or "/-/" in issue
     found = GitLabIssue(issue) if gitlab else GitHubIssue(issue)
     if problem := found.write_error():
@@ -87,7 +89,9 @@ async def test_a_run(forge: GitHubIssue | GitLabIssue) -> None:
 
 PACKAGE = "@stoplight/prism-cli"
 VERSION = "5.14.2"
-DESCRIPTION = Path(__file__).parents[3] / "shared" / "data" / "specs" / "github-issue-comments.openapi.json"
+DESCRIPTION = (
+    Path(__file__).parents[3] / "shared" / "data" / "specs" / "github-issue-comments.openapi.json"
+)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +111,9 @@ def mock(program: list[str]) -> Iterator[Callable[..., str]]:
         if options in started:
             return started[options][1]
         command = [*program, "mock", "-h", "127.0.0.1", "-p", "0", *options, str(DESCRIPTION)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         assert process.stdout is not None
         said: list[str] = []
         for line in process.stdout:
@@ -145,7 +151,12 @@ async def test_requests_fit_the_description_of_github(mock: Callable[..., str]) 
     """Comments are read, created and edited by requests that fit GitHub's description, and its answers are understood."""
     async with aclosing(github(mock("--errors"))) as forge:
         (comment,) = await forge.comments()
-        assert (comment.id, comment.author, comment.body, comment.role) == ("1", "octocat", "Me too", "COLLABORATOR")
+        assert (comment.id, comment.author, comment.body, comment.role) == (
+            "1",
+            "octocat",
+            "Me too",
+            "COLLABORATOR",
+        )
         assert (comment.own, comment.notice, comment.bot) == (False, False, False)
         assert await forge.may_steer(comment)
         assert await forge.post("hello") == "1"
@@ -177,7 +188,9 @@ async def test_whatever_the_description_allows(mock: Callable[..., str], seed: i
 @pytest.mark.parametrize(
     ("method", "status"), [("GET", 404), ("GET", 410), ("POST", 403), ("POST", 410), ("POST", 422)]
 )
-async def test_refusals_of_the_description(mock: Callable[..., str], method: str, status: int) -> None:
+async def test_refusals_of_the_description(
+    mock: Callable[..., str], method: str, status: int
+) -> None:
     """The refusals that GitHub describes are errors at once, with their status."""
     async with aclosing(github(mock(), transport=Preferring(method, status))) as forge:
         with pytest.raises(ForgeError) as caught:

@@ -11,7 +11,13 @@ import pytest
 from replanning import StoreGate, Task, ToolSpec
 from replanning.exporters._forge import ForgeError, Marker
 from replanning.exporters.notices import Notifier
-from replanning.journal import MemoryStore, PlanningNoted, QuestionAnswered, RecordBody, ReplanRequested
+from replanning.journal import (
+    MemoryStore,
+    PlanningNoted,
+    QuestionAnswered,
+    RecordBody,
+    ReplanRequested,
+)
 from replanning.plan import RunId
 from replanning.planning import Steering
 from replanning.testing import FlakyStore, VirtualClock
@@ -31,7 +37,9 @@ UNCLEAR: Replies = {
         go_on(),
     )
 }
-RISKY: Sequence[ToolSpec] = tuple(tool.model_copy(update={"dangerous": tool.name == "post"}) for tool in TOOLS)
+RISKY: Sequence[ToolSpec] = tuple(
+    tool.model_copy(update={"dangerous": tool.name == "post"}) for tool in TOOLS
+)
 CLARIFY, DECIDE = "Clarification Needed", "Decision Needed"
 STRANGER = "its author may not steer this project"
 
@@ -39,14 +47,22 @@ STRANGER = "its author may not steer this project"
 class Scene:
     """A run of planning mode with an issue, where people write when notices appear."""
 
-    def __init__(self, fake: FakeForge, clock: VirtualClock, replies: Replies | None = None, **more: Any) -> None:
+    def __init__(
+        self, fake: FakeForge, clock: VirtualClock, replies: Replies | None = None, **more: Any
+    ) -> None:
         self.fake, self.clock, self.forge = fake, clock, on(fake, clock)
-        self.desk, self.model, self.told = more.pop("desk", None) or Desk(), Model(replies), list[str]()
+        self.desk, self.model, self.told = (
+            more.pop("desk", None) or Desk(),
+            Model(replies),
+            list[str](),
+        )
         exporters = [Notifier(on(fake, clock))] if more.pop("notifies", True) else []
         known = more.pop("known", ())
         given = {"gate": StoreGate(), "store": MemoryStore(), **more}
         self.planning = coordinator(self.model, clock, self.desk, exporters=exporters, **given)
-        self.steering = Steering(self.planning, self.forge, handled=known, on_message=self.told.append)
+        self.steering = Steering(
+            self.planning, self.forge, handled=known, on_message=self.told.append
+        )
 
     async def play(self, *script: str | tuple[str, str]) -> bool:
         """Take the goal to its end, while people wait for notices with these texts, and write: who, and what."""
@@ -91,8 +107,14 @@ class Scene:
 
     def ignored(self) -> list[str]:
         """Return the recorded reasons for ignoring comments."""
-        heard = [one.data for one in self.bodies() if isinstance(one, PlanningNoted) and one.type == "heard"]
-        return [str(data["why"]) for data in heard if data["why"] != "they were there before the run"]
+        heard = [
+            one.data
+            for one in self.bodies()
+            if isinstance(one, PlanningNoted) and one.type == "heard"
+        ]
+        return [
+            str(data["why"]) for data in heard if data["why"] != "they were there before the run"
+        ]
 
 
 @pytest.mark.parametrize("gate", [StoreGate(), None], ids=["waiting", "standing still"])
@@ -115,7 +137,10 @@ async def test_a_reply_is_the_answer(fake, clock, gate):
 @pytest.mark.parametrize(
     ("author", "text", "feedback", "ignored"),
     [
-        *((name, "To me.", [], [f"{name}: {STRANGER}"]) for name in ("eve", "guest", "news[bot]", "project_5_bot")),
+        *(
+            (name, "To me.", [], [f"{name}: {STRANGER}"])
+            for name in ("eve", "guest", "news[bot]", "project_5_bot")
+        ),
         ("ada", "/replan with less", ["with less"], []),
         ("ada", "/approve", [], ["ada: the pending question needs an answer in words"]),
     ],
@@ -156,7 +181,12 @@ async def test_comments_are_feedback(fake, clock):
             fake.says("ada", "Shout it as well.")
             await clock.sleep(60)
 
-    scene = Scene(fake, clock, {"decision:reflection": (replan("plan_revision"), go_on())}, desk=Desk(before=shout))
+    scene = Scene(
+        fake,
+        clock,
+        {"decision:reflection": (replan("plan_revision"), go_on())},
+        desk=Desk(before=shout),
+    )
     await scene.play()
     assert scene.feedback() == ["Shout it as well."]
     (said,) = [one for one in scene.bodies() if isinstance(one, ReplanRequested)]
@@ -220,10 +250,14 @@ async def test_an_early_approval_counts_for_nothing(fake, clock):
         assert scene.answers() == []
         fake.says("ada", "/approve `1`:\nit is fine")
         await clock.sleep(100)
-        assert [(verdict, text) for verdict, _, text in scene.answers()] == [("approve", "it is fine")]
+        assert [(verdict, text) for verdict, _, text in scene.answers()] == [
+            ("approve", "it is fine")
+        ]
     early, named, late, other = scene.ignored()
     assert early == late == "ada: no question was pending when it was written"
-    assert (named, other) == tuple(f"ada: question {n} was not pending when it was written" for n in (1, 2))
+    assert (named, other) == tuple(
+        f"ada: question {n} was not pending when it was written" for n in (1, 2)
+    )
 
 
 async def test_a_notice_is_known_by_its_mark(fake, forge, clock):
@@ -291,7 +325,9 @@ async def test_each_comment_once(fake, clock):
         await clock.sleep(60)
         scene.planning.run.pause("for the night")
 
-    scene = Scene(fake, clock, UNCLEAR, store=store, desk=Desk(before=comment), known=["9000", "400"])
+    scene = Scene(
+        fake, clock, UNCLEAR, store=store, desk=Desk(before=comment), known=["9000", "400"]
+    )
     await scene.play(CLARIFY, ("ada", "To all."))
     again = Scene(fake, clock, store=store)
     assert await again.play()
@@ -314,7 +350,13 @@ async def test_what_was_quoted(fake, clock):
 async def test_what_was_there_while_the_run_stood_still(fake, clock):
     """Comments that were there when a run stood still are on record as soon as it goes on, and do not count then."""
     scene = Scene(
-        fake, clock, UNCLEAR, gate=None, notifies=False, desk=Desk(before=lambda task: clock.sleep(60)), known=None
+        fake,
+        clock,
+        UNCLEAR,
+        gate=None,
+        notifies=False,
+        desk=Desk(before=lambda task: clock.sleep(60)),
+        known=None,
     )
     there = fake.says("ada", "before the run")
     async with anyio.create_task_group() as group:
@@ -325,7 +367,11 @@ async def test_what_was_there_while_the_run_stood_still(fake, clock):
         scene.planning.engine.answer(question.id, "approve", comment="To all.")
         await clock.sleep(30)
         await scene.steering.poll()
-    notes = [one.data["comments"] for one in scene.bodies() if isinstance(one, PlanningNoted) and one.type == "heard"]
+    notes = [
+        one.data["comments"]
+        for one in scene.bodies()
+        if isinstance(one, PlanningNoted) and one.type == "heard"
+    ]
     assert notes == [[there]]
     assert scene.feedback() == []
 
@@ -345,7 +391,9 @@ async def test_a_store_that_fails_loses_no_reply(fake, clock):
     """A reply that the store does not take now is taken when it works again."""
     broken = anyio.Event()
     mended = anyio.Event()
-    store = FlakyStore(fails=lambda operation, _: operation == "append" and broken.is_set() and not mended.is_set())
+    store = FlakyStore(
+        fails=lambda operation, _: operation == "append" and broken.is_set() and not mended.is_set()
+    )
     scene = Scene(fake, clock, UNCLEAR, store=store)
 
     async def break_it() -> None:
@@ -366,7 +414,11 @@ async def test_a_store_that_fails_loses_no_reply(fake, clock):
 @github
 @pytest.mark.parametrize(
     ("error", "asked"),
-    [(ForgeError("no such issue", final=True), 1), (ForgeError("later", retry_after=900), 2), (RuntimeError("hm"), 10)],
+    [
+        (ForgeError("no such issue", final=True), 1),
+        (ForgeError("later", retry_after=900), 2),
+        (RuntimeError("hm"), 10),
+    ],
 )
 async def test_how_often_is_asked(fake, clock, error, asked):
     """After a final failure polling stops; else it waits as long as the forge demands, or longer each time."""
@@ -377,7 +429,9 @@ async def test_how_often_is_asked(fake, clock, error, asked):
         looks.append(clock.now())
         raise error
 
-    scene.steering = Steering(scene.planning, SimpleNamespace(comments=comments), on_message=scene.told.append)
+    scene.steering = Steering(
+        scene.planning, SimpleNamespace(comments=comments), on_message=scene.told.append
+    )
     assert await scene.play()
     assert len(looks) == asked
     assert scene.told == [f"comments cannot be read: {error}"]

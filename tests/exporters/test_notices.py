@@ -35,7 +35,9 @@ from tests.support.resume import cut
 
 async def test_six_moments() -> None:
     """A replan is told of when it is decided, started, done, failed or overridden, and when something must be clarified."""
-    told = {notice.kind for notice in notices(await carried_out(EVENTFUL, failing=2))} - {NoticeKind.FINISHED}
+    told = {notice.kind for notice in notices(await carried_out(EVENTFUL, failing=2))} - {
+        NoticeKind.FINISHED
+    }
     six = list(NoticeKind)[:6]
     assert told == {*six} - {NoticeKind.FAILED}
     assert [HEADINGS[kind] for kind in six] == [
@@ -141,12 +143,18 @@ async def test_a_closed_phase() -> None:
     ("gate", "kind", "told"),
     [
         ("reject", NoticeKind.DECLINED, "**Declined by**: eve"),
-        (None, NoticeKind.OVERRIDDEN, "**Rule**: its confidence is 0.4, below 0.5; nobody has agreed to it"),
+        (
+            None,
+            NoticeKind.OVERRIDDEN,
+            "**Rule**: its confidence is 0.4, below 0.5; nobody has agreed to it",
+        ),
     ],
 )
 async def test_a_refusal(gate: str | None, kind: NoticeKind, told: str) -> None:
     """A replan that a person refuses is called declined, with who refused it; a question that runs out is not."""
-    unsure = {"decision:task_decomposition": (replan("task_redecomposition", confidence=0.4), go_on())}
+    unsure = {
+        "decision:task_decomposition": (replan("task_redecomposition", confidence=0.4), go_on())
+    }
     store = MemoryStore()
     await run(unsure, gate=eve(gate) if gate else None, run_id=RUN, store=store)
     if gate is None:
@@ -162,9 +170,13 @@ async def test_a_refusal(gate: str | None, kind: NoticeKind, told: str) -> None:
 
 async def test_the_end() -> None:
     """A run that ends is told of with its outcome, the criteria that are met, what it has done, and its cost."""
-    records = await carried_out({"decision:reflection": go_on(evaluation_result="success", achievement_rate=100)})
+    records = await carried_out(
+        {"decision:reflection": go_on(evaluation_result="success", achievement_rate=100)}
+    )
     *lines, cost, _, _, _, _ = the(records, NoticeKind.FINISHED).splitlines()
-    assert re.fullmatch(r"\*\*Cost\*\*: 8 calls, \d+ tokens, 0 money, plus usage without a known price, 0 ms", cost)
+    assert re.fullmatch(
+        r"\*\*Cost\*\*: 8 calls, \d+ tokens, 0 money, plus usage without a known price, 0 ms", cost
+    )
     assert lines == [
         "## 🏁 Execution Finished",
         "",
@@ -229,10 +241,15 @@ async def test_the_end_of_a_plan_that_was_given() -> None:
     ],
     ids=["as a whole", "one by one", "not all of them"],
 )
-async def test_criteria_that_are_not_met(decision: JsonObject, judged: JsonObject, gate: str | None, met: str):
+async def test_criteria_that_are_not_met(
+    decision: JsonObject, judged: JsonObject, gate: str | None, met: str
+):
     """Criteria are shown with what the model judges of each, and those met in part or accepted by a person are not called met."""
     replies = {
-        "goal_understanding": {"main_objective": "news", "success_criteria": ["everybody knows", "nobody minds"]},
+        "goal_understanding": {
+            "main_objective": "news",
+            "success_criteria": ["everybody knows", "nobody minds"],
+        },
         "completion": {"summary": {"tasks_completed": 2, "tasks_failed": 0, **judged}},
         "decision:reflection": decision,
     }
@@ -252,14 +269,20 @@ async def test_what_ends_badly_is_told() -> None:
         "## ⛔ Execution Ended without Success\n\n**Outcome**: aborted\n\n**Reason**: write failed, and no decision helps"
         in body
     )
-    assert "**Where things stand**: actions done: 0, failed: 1 (write: no such file: news.txt)" in body
-    assert "**Recommended Actions**:\n- remove the cause of the failure of write: no such file" in body
+    assert (
+        "**Where things stand**: actions done: 0, failed: 1 (write: no such file: news.txt)" in body
+    )
+    assert (
+        "**Recommended Actions**:\n- remove the cause of the failure of write: no such file" in body
+    )
 
 
 async def test_a_person_is_asked_when_revisions_are_used_up() -> None:
     """If the goal is not achieved and nothing is left to try, a person is asked, with the current state."""
     replies: Replies = {
-        "completion": {"summary": {"goal_achieved": False, "tasks_completed": 2, "tasks_failed": 0}},
+        "completion": {
+            "summary": {"goal_achieved": False, "tasks_completed": 2, "tasks_failed": 0}
+        },
         "decision:reflection": go_on(recommended_actions=["call them"]),
     }
     body = the(await carried_out(replies), NoticeKind.QUESTION)
@@ -291,14 +314,21 @@ def replanned(decision: JsonObject, **record: object) -> Record:
         "replan_type": "partial_replan",
         **record,
     }
-    body = PlanningNoted("replan", {"stage": "applied", "counts": {}, "considered": considered, "record": told})
+    body = PlanningNoted(
+        "replan", {"stage": "applied", "counts": {}, "considered": considered, "record": told}
+    )
     return Record(1, 1_767_225_600.0, body)
 
 
 def test_failed() -> None:
     """A replan that failed is told with what went wrong."""
-    body = the([replanned(replan("partial_replan"), result="failure", error="no such task: x")], NoticeKind.FAILED)
-    assert body.startswith("## ❌ Plan Revision Failed\n\n**Phase**: execution\n\n**Revision**: partial_replan")
+    body = the(
+        [replanned(replan("partial_replan"), result="failure", error="no such task: x")],
+        NoticeKind.FAILED,
+    )
+    assert body.startswith(
+        "## ❌ Plan Revision Failed\n\n**Phase**: execution\n\n**Revision**: partial_replan"
+    )
     assert "**Error**: no such task: x\n\n**Duration**: 1.2 s" in body
 
 
@@ -312,7 +342,9 @@ def test_no_text_changes_the_form(reasoning: str, issues: list[str]) -> None:
         said: list[JsonValue] = [*found]
         decision = replan("partial_replan", issues_found=said, recommended_actions=said)
         decision["replan_decision"].update(reasoning=why)
-        record = replanned(decision, executed=False, override_reason="limit", result="skipped", reason=why)
+        record = replanned(
+            decision, executed=False, override_reason="limit", result="skipped", reason=why
+        )
         shapes.append(read(the([record], NoticeKind.OVERRIDDEN)).shape)
     assert shapes[0] == shapes[1]
     assert shapes[0]["ticks"] == ()
@@ -381,10 +413,17 @@ async def test_what_people_write_around_comments_stays(tmp_path: Path) -> None:
     whole = f"Before.\n\n{one}<!-- end of comment 1 -->\n{between}\n\n{two[7:]}<!-- end of comment 2 -->\nAfter.\n"
     path.write_bytes(b"\xef\xbb\xbf" + whole.replace("\n", "\r\n").encode())
     path.chmod(0o600)
-    assert [comment.body for comment in await forge.comments()] == ["first\n\n<!-- mark -->", "second"]
+    assert [comment.body for comment in await forge.comments()] == [
+        "first\n\n<!-- mark -->",
+        "second",
+    ]
     await forge.edit("1", "first, edited")
     await forge.post("third")
-    assert [comment.body for comment in await forge.comments()] == ["first, edited", "second", "third"]
+    assert [comment.body for comment in await forge.comments()] == [
+        "first, edited",
+        "second",
+        "third",
+    ]
     said = [line for line in path.read_text().splitlines() if line and not line.startswith("<!--")]
     assert said == ["Before.", "first, edited", between, "second", "After.", "third"]
     assert path.stat().st_mode & 0o777 == 0o600
@@ -396,13 +435,25 @@ async def test_a_file_that_lacks_its_ends(tmp_path: Path) -> None:
     forge = FileForge(path)
     for text in ("first", "second"):
         await forge.post(text)
-    path.write_text(path.read_text().replace("<!-- end of comment 1 -->", "").replace("<!-- end of comment 2 -->", ""))
+    path.write_text(
+        path.read_text()
+        .replace("<!-- end of comment 1 -->", "")
+        .replace("<!-- end of comment 2 -->", "")
+    )
     assert [comment.body for comment in await forge.comments()] == ["first", "second"]
 
 
-@given(st.lists(st.text(alphabet=st.characters(blacklist_categories=["Cs"]), max_size=40), max_size=4))
+@given(
+    st.lists(st.text(alphabet=st.characters(blacklist_categories=["Cs"]), max_size=40), max_size=4)
+)
 @example(["<!-- comment 1 at 2026-01-01T00:00:00+00:00 -->", "a\n<!-- comment 7 at x -->\nb"])
-@example(["\r<!-- comment 1 at x -->\r\n", "a\n<!-- end of comment 2 -->\nb", "\n<!-- end of comment 1 -->"])
+@example(
+    [
+        "\r<!-- comment 1 at x -->\r\n",
+        "a\n<!-- end of comment 2 -->\nb",
+        "\n<!-- end of comment 1 -->",
+    ]
+)
 def test_no_comment_of_a_file_passes_for_two(texts: list[str]) -> None:
     """Whatever comments say, a file has as many as were written, under their ids."""
 
@@ -415,13 +466,17 @@ def test_no_comment_of_a_file_passes_for_two(texts: list[str]) -> None:
         return ids
 
     with tempfile.TemporaryDirectory() as folder:
-        assert anyio.run(written, Path(folder) / "n.md") == [str(n) for n in range(1, len(texts) + 1)]
+        assert anyio.run(written, Path(folder) / "n.md") == [
+            str(n) for n in range(1, len(texts) + 1)
+        ]
 
 
 async def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     """If the file cannot be written, the error names it and the reason."""
     (tmp_path / "taken").write_text("")
-    with pytest.raises(ForgeError, match=r"taken/notices.md cannot be (read|written): Not a directory"):
+    with pytest.raises(
+        ForgeError, match=r"taken/notices.md cannot be (read|written): Not a directory"
+    ):
         await FileForge(tmp_path / "taken" / "notices.md").post("x")
 
 
@@ -486,8 +541,20 @@ def test_a_run_that_was_killed_goes_on_in_the_same_file(tmp_path: Path) -> None:
 
     told = ("--notify", "notices.md", "--notify", "console")
     with ScriptedLLMServer(service) as server:
-        wanted = ("--goal", "Tell people", "--tools", "tools.yaml", "--llm", "openai", "--run-id", "r", "-q")
-        killed = process(tmp_path, "solve", *wanted, *told, code=-signal.SIGKILL, **server.environ())
+        wanted = (
+            "--goal",
+            "Tell people",
+            "--tools",
+            "tools.yaml",
+            "--llm",
+            "openai",
+            "--run-id",
+            "r",
+            "-q",
+        )
+        killed = process(
+            tmp_path, "solve", *wanted, *told, code=-signal.SIGKILL, **server.environ()
+        )
         before = anyio.run(FileForge(tmp_path / "notices.md").comments)
         resume = ("resume", "r", "--replan-provider", "openai", "-q", *told)
         asked = cli(tmp_path, *resume, code=4, **server.environ())
@@ -536,10 +603,19 @@ def test_each_place_is_told_once(
         ("gitlab=", "gitlab=group/project#12"),
         (" ", "name a file"),
         ("github=x", "x"),
-        ("github=owner/repo#12", "--notify: writing to owner/repo#12 needs a token: set GITHUB_TOKEN"),
-        ("tools.yaml/notices.md", "--notify: tools.yaml/notices.md cannot be written: Not a directory"),
+        (
+            "github=owner/repo#12",
+            "--notify: writing to owner/repo#12 needs a token: set GITHUB_TOKEN",
+        ),
+        (
+            "tools.yaml/notices.md",
+            "--notify: tools.yaml/notices.md cannot be written: Not a directory",
+        ),
         ("tools.yaml/", "--notify: tools.yaml/notices.md cannot be written: Not a directory"),
-        ("binary.md", "--notify: binary.md cannot be written: 'utf-8' codec can't decode byte 0xff"),
+        (
+            "binary.md",
+            "--notify: binary.md cannot be written: 'utf-8' codec can't decode byte 0xff",
+        ),
         ("pipe", "--notify: pipe cannot be written: not a regular file"),
         ("/dev/null", "--notify: /dev/null cannot be written: not a regular file"),
         ("/proc/notices.md", "--notify: /proc/notices.md cannot be written: "),

@@ -11,7 +11,17 @@ from replanning.journal import ErrorContained, MemoryStore, Record, RunEnded
 from replanning.plan import RunId
 from replanning.telemetry import ExporterContext
 from replanning.testing import VirtualClock
-from tests.support.notices import EVENTFUL, RUN, Issue, attached, carried_out, marks, marks_and_texts, planner, read
+from tests.support.notices import (
+    EVENTFUL,
+    RUN,
+    Issue,
+    attached,
+    carried_out,
+    marks,
+    marks_and_texts,
+    planner,
+    read,
+)
 from tests.support.planning import Desk, Replies, action, coordinator
 from tests.support.resume import cut
 
@@ -78,7 +88,9 @@ async def test_marks_of_others_do_not_count(records, expected, clock):
     notifier = attached(issue, records, clock)
     await notifier.export(RUN, records[-1])
     assert issue.kept[: len(before)] == before
-    assert [one.body for one in issue.kept[len(before) :]] == [one.body for one in issue.kept if one.own]
+    assert [one.body for one in issue.kept[len(before) :]] == [
+        one.body for one in issue.kept if one.own
+    ]
     assert len(issue.kept) == 2 * len(before)
 
 
@@ -112,7 +124,9 @@ async def test_a_fork_is_not_told_what_was_before_it(clock):
 def wide(count: int) -> Replies:
     """A plan of tasks that do not depend on one another."""
     return {
-        "task_decomposition": {"subtasks": [{"id": f"t{n}", "description": "Shout"} for n in range(count)]},
+        "task_decomposition": {
+            "subtasks": [{"id": f"t{n}", "description": "Shout"} for n in range(count)]
+        },
         "action_sequence": {"actions": [action(f"t{n}", "shout") for n in range(count)]},
     }
 
@@ -126,7 +140,11 @@ async def test_edits_keep_their_distance_and_the_last_one_arrives(clock):
         seen.append((clock.elapsed, issue.edits))
 
     planning = coordinator(
-        wide(12), clock, Desk(before=look, takes=1), max_concurrency=1, exporters=[Notifier(issue, edit_interval=4)]
+        wide(12),
+        clock,
+        Desk(before=look, takes=1),
+        max_concurrency=1,
+        exporters=[Notifier(issue, edit_interval=4)],
     )
     await planning.execute_with_planning(RUN)
     await planning.engine.aclose()
@@ -158,7 +176,9 @@ async def test_a_failing_forge_harms_nobody(caplog: pytest.LogCaptureFixture) ->
     assert "api.github.com cannot be reached" in contained.error
     assert isinstance(records[-1].body, RunEnded)
     assert records[-1].body.status == "succeeded"
-    (warning,) = [record.message for record in caplog.records if "when it was closed" in record.message]
+    (warning,) = [
+        record.message for record in caplog.records if "when it was closed" in record.message
+    ]
     assert "notices and the latest checklist could not be posted to fake" in warning
     assert issue.kept == []
 
@@ -172,7 +192,13 @@ async def test_a_failing_forge_harms_nobody(caplog: pytest.LogCaptureFixture) ->
         ([AT_ONCE] * 3, False, 2.5),
         ([BAD_GATEWAY, None, BAD_GATEWAY], True, 0.0),
     ],
-    ids=["once", "until the notifier is closed", "try again at once", "the same with distance", "failed, but arrived"],
+    ids=[
+        "once",
+        "until the notifier is closed",
+        "try again at once",
+        "the same with distance",
+        "failed, but arrived",
+    ],
 )
 async def test_what_was_missed_is_posted_later(expected, errors, effective, every):
     """Notices whose requests failed are posted when the forge works again, at the latest at the end, and none twice."""
@@ -183,7 +209,9 @@ async def test_what_was_missed_is_posted_later(expected, errors, effective, ever
 
 async def test_records_after_the_end(records, clock):
     """A run is over although its journal goes on, as with a failure to post: the checklist is posted first, and once."""
-    late = Record(records[-1].seq + 1, clock.now(), ErrorContained("exporter 'notices'", "no network"))
+    late = Record(
+        records[-1].seq + 1, clock.now(), ErrorContained("exporter 'notices'", "no network")
+    )
     issue = Issue()
     notifier = attached(issue, [*records, late], clock)
     await notifier.export(RUN, late)
@@ -246,7 +274,9 @@ async def test_a_forge_that_does_answer_is_given_more_time_at_the_end(clock):
     assert issue.posts > posts
 
 
-async def test_an_issue_that_is_not_there_is_not_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_issue_that_is_not_there_is_not_asked_for_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """After a final failure nothing is retried, and the unsent notices are reported at the end."""
     gone = ForgeError("there is no issue owner/repo#12", status=404, final=True)
     issue = Issue([gone] * 1_000)
@@ -281,5 +311,7 @@ async def test_a_text_that_is_refused_keeps_no_other_away(expected, caplog):
     """A notice that a forge does not take is said to be missing at the end; all others are there."""
     issue = Choosy()
     await carried_out(EVENTFUL, Notifier(issue, edit_interval=0), failing=2)
-    assert sorted(issue.titles()) == sorted(title for title in expected.titles() if "Clarification" not in title)
+    assert sorted(issue.titles()) == sorted(
+        title for title in expected.titles() if "Clarification" not in title
+    )
     assert "1 notice could not be posted to fake: it does not take this text" in caplog.text

@@ -12,8 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning import Alternative, Answer, CallbackGate, Plan, ReplanningEngine, ReplanRequest, Settings, Task
-from replanning.changes import AbortRun, AddTask, ModifyTask, PlanChange, ReplaceTask, RetryTask, SkipTask
+from replanning import (
+    Alternative,
+    Answer,
+    CallbackGate,
+    Plan,
+    ReplanningEngine,
+    ReplanRequest,
+    Settings,
+    Task,
+)
+from replanning.changes import (
+    AbortRun,
+    AddTask,
+    ModifyTask,
+    PlanChange,
+    ReplaceTask,
+    RetryTask,
+    SkipTask,
+)
 from replanning.decision import Question
 from replanning.errors import ChangeRejected, JournalCorrupt, StoreError, UnknownRun
 from replanning.history import (
@@ -39,7 +56,17 @@ from replanning.journal import (
 )
 from replanning.plan.types import ReplanId
 from replanning.testing import ScriptedExecutor, ScriptedGate, VirtualClock, raises, returns
-from tests.support.runs import Propose, Proposer, again, alternative, chain, environment, failing, history_of, plan
+from tests.support.runs import (
+    Propose,
+    Proposer,
+    again,
+    alternative,
+    chain,
+    environment,
+    failing,
+    history_of,
+    plan,
+)
 
 
 def two_ways(request: ReplanRequest) -> list[Alternative]:
@@ -53,7 +80,10 @@ def doubtful(request: ReplanRequest) -> list[Alternative]:
     """Ways on about which a person must be asked."""
     task_id = request.triggers[0].tasks[0]
     replacement = again(request)[0].model_copy(update={"confidence": 0.4})
-    return [replacement, alternative(SkipTask(task_id=task_id), confidence=0.35, reason="without it")]
+    return [
+        replacement,
+        alternative(SkipTask(task_id=task_id), confidence=0.35, reason="without it"),
+    ]
 
 
 async def test_replan_is_one_event() -> None:
@@ -77,26 +107,49 @@ async def test_replan_is_one_event() -> None:
         (Answer("approve", "eve"), "execute", "person-approve", "scripted", True),
         (Answer("approve", "eve", choice=1), "execute", "person-approve", "without it", True),
         (Answer("reject", "eve", comment="no"), "keep", "person-reject", None, False),
-        (Answer("modify", "eve", changes=(SkipTask(task_id="b"),)), "execute", "person-modify", None, True),
+        (
+            Answer("modify", "eve", changes=(SkipTask(task_id="b"),)),
+            "execute",
+            "person-modify",
+            None,
+            True,
+        ),
     ],
 )
-async def test_people(answer: Answer, decision: str, rule: str, chosen: str | None, executed: bool) -> None:
+async def test_people(
+    answer: Answer, decision: str, rule: str, chosen: str | None, executed: bool
+) -> None:
     """A question, its answer and the alternative that was really applied belong to a replan; no other one is blamed."""
-    history = await history_of(chain("a", "b", "c"), "b", propose=doubtful, gate=CallbackGate(lambda q: answer))
+    history = await history_of(
+        chain("a", "b", "c"), "b", propose=doubtful, gate=CallbackGate(lambda q: answer)
+    )
     event = history.events[0]
-    assert (event.decision, event.rule, event.by, event.executed) == (decision, rule, "person:eve", executed)
+    assert (event.decision, event.rule, event.by, event.executed) == (
+        decision,
+        rule,
+        "person:eve",
+        executed,
+    )
     assert (event.chosen.alternative.reason if event.chosen else None) == chosen
     asked = event.question
     said = (asked.verdict, asked.by, asked.comment, asked.rule)
     assert said == (answer.verdict, "eve", answer.comment, "low-confidence")
-    assert (event.outcome, calibrate([event]).count) == ("success" if executed else "unknown", int(chosen is not None))
+    assert (event.outcome, calibrate([event]).count) == (
+        "success" if executed else "unknown",
+        int(chosen is not None),
+    )
 
 
 async def test_open_question() -> None:
     """A replan that waits for a person is decided as `ask`, is not executed, and waits for no time that is known."""
     history = await history_of(chain("a", "b"), "b", propose=doubtful)
     (event,) = history.events
-    assert (history.status, event.decision, event.executed, event.waited) == ("needs_human", "ask", False, 0.0)
+    assert (history.status, event.decision, event.executed, event.waited) == (
+        "needs_human",
+        "ask",
+        False,
+        0.0,
+    )
     assert event.question.answered_at is None
     (question,) = open_questions(history.records(0))
     assert (question.id, question.run) == (event.question.id, history.run)
@@ -139,7 +192,9 @@ async def test_dropped_triggers(clock: VirtualClock) -> None:
         run.failed(run.started("a"), "broken")
         await anyio.wait_all_tasks_blocked()
     history = run.history
-    assert [(drop.trigger.kind, bool(drop.reason)) for drop in history.dropped_triggers] == [("task-failed", True)]
+    assert [(drop.trigger.kind, bool(drop.reason)) for drop in history.dropped_triggers] == [
+        ("task-failed", True)
+    ]
     assert history.metrics.dropped == 1
 
 
@@ -174,7 +229,10 @@ async def test_plan_and_diff_of_any_revision() -> None:
     assert history.replay(2, before=True).entry("b").state == "FAILED"
     assert history.replay().complete
     diff, back = history.diff(0, 2), history.diff(2, 0)
-    assert ([t.id for t in diff.removed], [t.id for t in diff.added]) == (["a", "b"], ["a~2", "b~2"])
+    assert ([t.id for t in diff.removed], [t.id for t in diff.added]) == (
+        ["a", "b"],
+        ["a~2", "b~2"],
+    )
     assert str(diff).splitlines()[-1] == '~ c: depends_on: ["b"] → ["b~2"]'
     assert (back.added, back.removed) == (diff.removed, diff.added)
     assert (bool(history.diff(1, 1)), str(history.diff(1, 1))) == (False, "")
@@ -186,7 +244,11 @@ async def test_diff_shows_what_documents_do_not(clock: VirtualClock) -> None:
     """A retry and a skip, which leave the document as it was, are differences; so are tools and context."""
     engine = ReplanningEngine([], environment=environment(clock))
     tools = [{"name": "x", "kind": "shell", "command": "x"}]
-    tasks = (Task(id="a", tool="x"), Task(id="b", depends_on=("a",), tool="x"), Task(id="c", tool="x"))
+    tasks = (
+        Task(id="a", tool="x"),
+        Task(id="b", depends_on=("a",), tool="x"),
+        Task(id="c", tool="x"),
+    )
     async with engine.open(plan(*tasks, tools=tools)) as run:
         run.failed(run.started("a"), "broken")
         run.change_context({"region": "eu"})
@@ -209,7 +271,9 @@ async def test_success_rate_is_real() -> None:
     good = (await history_of(chain("a"), "a")).metrics
     mixed = (await history_of(chain("a", "b"), "a", "a~2", "b")).metrics
     skip = alternative(SkipTask(task_id="a"))  # nothing more ends that could tell how it worked out
-    skipped = (await history_of(plan(Task(id="a", optional=True)), "a", propose=lambda request: [skip])).metrics
+    skipped = (
+        await history_of(plan(Task(id="a", optional=True)), "a", propose=lambda request: [skip])
+    ).metrics
     found = [(m.succeeded, m.failed, m.success_rate) for m in (good, mixed, skipped)]
     assert found == [(1, 0, 1.0), (2, 1, 2 / 3), (1, 0, 1.0)]
     assert ReplanMetrics(replans=3, executed=2).success_rate is None
@@ -218,7 +282,9 @@ async def test_success_rate_is_real() -> None:
 
 async def test_times(clock: VirtualClock) -> None:
     """Deciding is measured apart from waiting for people, which counts once where two are asked at once."""
-    gate = ScriptedGate([returns(Answer("approve"), after=seconds) for seconds in (30, 50, 10)], clock=clock)
+    gate = ScriptedGate(
+        [returns(Answer("approve"), after=seconds) for seconds in (30, 50, 10)], clock=clock
+    )
     engine = ReplanningEngine([Proposer(doubtful)], gate=gate, environment=environment(clock))
     broken, later = raises(ValueError()), raises(ValueError(), after=100)
     work = ScriptedExecutor({"a": broken, "b": broken, "c": later}, clock=clock)
@@ -246,13 +312,22 @@ async def test_calibration_of_sources() -> None:
     """What each source claims is held against its own outcomes; one that claims nothing, or waits for them, is left out."""
 
     def known(source: str, claimed: float | None, outcome: Any) -> ReplanEvent:
-        chosen = Candidate(Alternative(changes=(), reason="", source=source, confidence=claimed), None)
+        chosen = Candidate(
+            Alternative(changes=(), reason="", source=source, confidence=claimed), None
+        )
         return ReplanEvent(ReplanId("r"), 0.0, chosen=chosen, outcome=outcome)
 
     events = [known("b", 0.5, "success"), known("a", 1.0, "failure"), known("b", 0.0, "failure")]
-    events += [known("silent", None, "success"), known("new", 0.9, "unknown"), ReplanEvent(ReplanId("r"), 0.0)]
+    events += [
+        known("silent", None, "success"),
+        known("new", 0.9, "unknown"),
+        ReplanEvent(ReplanId("r"), 0.0),
+    ]
     found = calibrate_sources(events)
-    assert [(source, c.count, c.brier) for source, c in found.items()] == [("a", 1, 1.0), ("b", 2, 0.125)]
+    assert [(source, c.count, c.brier) for source, c in found.items()] == [
+        ("a", 1, 1.0),
+        ("b", 2, 0.125),
+    ]
     assert [(b.low, b.replans) for b in found["b"].bins] == [(0.0, 1), (0.5, 1)]
     assert calibrate(events).count == 0
 
@@ -274,11 +349,16 @@ async def test_run_has_its_history(clock: VirtualClock) -> None:
 async def test_fork(clock: VirtualClock) -> None:
     """A fork tells where it comes from, and its history begins with what it inherited."""
     history_store = MemoryStore()
-    engine = ReplanningEngine([Proposer(again)], store=history_store, environment=environment(clock))
+    engine = ReplanningEngine(
+        [Proposer(again)], store=history_store, environment=environment(clock)
+    )
     result = await engine.execute(chain("a", "b"), failing("a", "b"))
     forked = engine.history(engine.fork(result.run, 1))
     assert forked.forked_from == (result.run, 1)
-    assert (forked.revision, [(e.decision, e.executed) for e in forked.events]) == (1, [("execute", True)])
+    assert (forked.revision, [(e.decision, e.executed) for e in forked.events]) == (
+        1,
+        [("execute", True)],
+    )
 
 
 def test_unknown_run() -> None:
@@ -304,7 +384,9 @@ def proposals(rng: Random) -> Propose:
             AbortRun(reason="enough"),
         ]
         chosen = rng.sample(ways, k=rng.randint(0, 3))
-        return [alternative(way, confidence=rng.choice([0.0, 0.2, 0.4, 0.4, 0.9])) for way in chosen]
+        return [
+            alternative(way, confidence=rng.choice([0.0, 0.2, 0.4, 0.4, 0.9])) for way in chosen
+        ]
 
     return propose
 
@@ -334,7 +416,9 @@ async def played(rng: Random) -> tuple[ReplanHistory, Plan]:
     tasks = []
     for n in range(size):
         needed = rng.sample(range(n), k=rng.choice([0, 0, min(n, 1), min(n, 2)]))
-        tasks.append(Task(id=f"t{n}", depends_on=[f"t{d}" for d in needed], optional=rng.random() < 0.3))
+        tasks.append(
+            Task(id=f"t{n}", depends_on=[f"t{d}" for d in needed], optional=rng.random() < 0.3)
+        )
     broken = [f"t{n}{more}" for n in range(size) for more in ("", "~2", "~3") if rng.random() < 0.4]
     limits = {"replans_per_lineage": rng.randint(0, 3)}
     async with VirtualClock() as clock:
@@ -362,7 +446,9 @@ def test_counts_agree_with_the_journal(rng: Random, kept: int) -> None:
     bodies = [record.body for record in records]
     revised = [body for body in bodies if isinstance(body, PlanRevised)]
     outcomes = [body.succeeded for body in bodies if isinstance(body, OutcomeRecorded)]
-    replans = {body.replan for body in bodies if isinstance(body, AlternativesConsidered | DecisionMade)}
+    replans = {
+        body.replan for body in bodies if isinstance(body, AlternativesConsidered | DecisionMade)
+    }
     metrics = history.metrics
     assert {event.replan for event in history.events} == replans
     assert metrics.replans == len(replans) == sum(metrics.by_decision.values())
@@ -371,8 +457,12 @@ def test_counts_agree_with_the_journal(rng: Random, kept: int) -> None:
     assert metrics.dropped == sum(isinstance(body, TriggerDropped) for body in bodies)
     assert (metrics.succeeded, metrics.failed) == (outcomes.count(True), outcomes.count(False))
     last = {body.replan: body.decision for body in bodies if isinstance(body, DecisionMade)}
-    assert {event.replan: event.decision for event in history.events if event.replan in last} == last
-    assert Counter(e.after for e in history.entries if e.after is not None) == Counter(b.number for b in revised)
+    assert {
+        event.replan: event.decision for event in history.events if event.replan in last
+    } == last
+    assert Counter(e.after for e in history.entries if e.after is not None) == Counter(
+        b.number for b in revised
+    )
     assert history.plan_at(history.revision).tasks == last_plan.tasks
     small = ReplanHistory(history.records, max_events=kept)
     assert (small.events, small.metrics) == (history.events[-kept:], metrics)
@@ -390,7 +480,11 @@ def test_round_trip(rng: Random) -> None:
     imported = import_history(text)
     assert export_history(imported) == text
     assert (imported.events, list(imported.edits)) == (history.events, list(history.edits))
-    assert (imported.metrics, imported.status, imported.reason) == (history.metrics, history.status, history.reason)
+    assert (imported.metrics, imported.status, imported.reason) == (
+        history.metrics,
+        history.status,
+        history.reason,
+    )
     for revision in range(history.revision + 1):
         assert imported.plan_at(revision) == history.plan_at(revision)
         assert imported.diff(0, revision) == history.diff(0, revision)
@@ -399,7 +493,11 @@ def test_round_trip(rng: Random) -> None:
 async def test_export_can_be_read_by_programs() -> None:
     """An export says at the top what a reader wants to know, and whether a replan was really executed."""
     document = json.loads(export_history(await history_of(chain("a", "b"), "b")))
-    assert (document["format"], document["version"], document["status"]) == ("replanning-history", 1, "succeeded")
+    assert (document["format"], document["version"], document["status"]) == (
+        "replanning-history",
+        1,
+        "succeeded",
+    )
     (event,) = document["events"]
     assert (event["executed"], event["result"], event["revision_after"]) == (True, "success", 1)
     assert event["candidates"][0]["score"]["self_assessment"] == 0.9
@@ -415,7 +513,13 @@ def journal(**fields: object) -> Callable[[Any], object]:
 def contradiction(document: Any) -> object:
     """The beginning of the run, and then the end of an attempt that never began."""
     opened, *rest = document["journal"]
-    return {**document, "journal": [opened, {**next(r for r in rest if r["kind"] == "attempt-succeeded"), "seq": 2}]}
+    return {
+        **document,
+        "journal": [
+            opened,
+            {**next(r for r in rest if r["kind"] == "attempt-succeeded"), "seq": 2},
+        ],
+    }
 
 
 BROKEN = {
@@ -425,7 +529,10 @@ BROKEN = {
     "another format": (lambda d: {**d, "format": "x"}, "not an exported history"),
     "a newer version": (lambda d: {**d, "version": 2}, "version 2"),
     "an extract": (lambda d: {**d, "journal": []}, "extract"),
-    "a record is missing": (lambda d: {**d, "journal": d["journal"][:3] + d["journal"][4:]}, r"journal\[3\].*missing"),
+    "a record is missing": (
+        lambda d: {**d, "journal": d["journal"][:3] + d["journal"][4:]},
+        r"journal\[3\].*missing",
+    ),
     "a record is text": (lambda d: {**d, "journal": ["x"]}, r"journal\[0\]"),
     "no beginning": (lambda d: {**d, "journal": [{**d["journal"][1], "seq": 1}]}, "run-opened"),
     "an unknown kind": (journal(kind="x"), "unknown kind"),

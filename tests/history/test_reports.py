@@ -20,7 +20,16 @@ from replanning.changes import (
 from replanning.history import markdown_report, text_report, why_report
 from replanning.history.wording import format_duration
 from replanning.testing import VirtualClock
-from tests.support.runs import Propose, Proposer, again, alternative, chain, environment, history_of, plan
+from tests.support.runs import (
+    Propose,
+    Proposer,
+    again,
+    alternative,
+    chain,
+    environment,
+    history_of,
+    plan,
+)
 
 HOSTILE = [
     "1. `list`",
@@ -119,9 +128,17 @@ async def test_edits(clock: VirtualClock) -> None:
     async with engine.open(chain("a")) as run:
         run.add_task(Task(id="c"), before=["a"], reason="forgotten")
     (edit,) = run.history.edits
-    assert (edit.before, edit.after, edit.reason, edit.by, len(edit.changes)) == (0, 1, "forgotten", "edit", 1)
+    assert (edit.before, edit.after, edit.reason, edit.by, len(edit.changes)) == (
+        0,
+        1,
+        "forgotten",
+        "edit",
+        1,
+    )
     assert (run.history.metrics.replans, run.history.metrics.edits) == (0, 1)
-    assert "revision 0 → 1 · by hand: forgotten\n    applied:  add c before a" in text_report(run.history)
+    assert "revision 0 → 1 · by hand: forgotten\n    applied:  add c before a" in text_report(
+        run.history
+    )
     assert '+ a: depends_on: ["c"]' in why_report(run.history, edit)
     assert "## Edit by hand, revision 0 → 1" in markdown_report(run.history)
 
@@ -150,13 +167,18 @@ async def test_part_of_a_history() -> None:
 )
 async def test_every_change_has_words(change: PlanChange, text: str) -> None:
     """Each kind of change is told in words, also where it was not applied."""
-    history = await history_of(chain("x"), "x", propose=lambda request: [alternative(change, confidence=0.1)])
+    history = await history_of(
+        chain("x"), "x", propose=lambda request: [alternative(change, confidence=0.1)]
+    )
     assert f"{text}  (scripted: scripted)" in why_report(history, history.events[0])
 
 
 def test_times() -> None:
     """Durations are told in the unit that fits them."""
-    told = [format_duration(seconds) for seconds in (0, 0.0123, 1.5, 119, 130, 3600 * 5 + 120, 86400 * 3 + 7200)]
+    told = [
+        format_duration(seconds)
+        for seconds in (0, 0.0123, 1.5, 119, 130, 3600 * 5 + 120, 86400 * 3 + 7200)
+    ]
     assert told == ["0 ms", "12.3 ms", "1.5 s", "119 s", "2 min 10 s", "5 h 2 min", "3 d 2 h"]
 
 
@@ -177,7 +199,9 @@ async def test_markdown_holds_any_name(name: str) -> None:
     assert {line.count("|") for line in prose.splitlines() if line.startswith("|")} == {8}
 
 
-@pytest.mark.parametrize("text", ["\x1b[31mred\x1b[0m", "a\nb\r\nc", "bell\x07", "\x9b31m", "null\x00", "long " * 1000])
+@pytest.mark.parametrize(
+    "text", ["\x1b[31mred\x1b[0m", "a\nb\r\nc", "bell\x07", "\x9b31m", "null\x00", "long " * 1000]
+)
 async def test_terminals_are_not_steered(clock: VirtualClock, text: str) -> None:
     """Nothing that a task or a provider says reaches a terminal as more than text on one line, cut where it is long."""
 
@@ -187,7 +211,9 @@ async def test_terminals_are_not_steered(clock: VirtualClock, text: str) -> None
     engine = ReplanningEngine([Proposer(messages(text))], environment=environment(clock))
     result = await engine.execute(chain("a"), work)
     history = engine.history(result.run)
-    lines = (text_report(history) + why_report(history, history.events[0]) + markdown_report(history)).split("\n")
+    lines = (
+        text_report(history) + why_report(history, history.events[0]) + markdown_report(history)
+    ).split("\n")
     assert all(line.isprintable() for line in lines)
     assert max(map(len, lines)) < 4000
 
@@ -199,7 +225,13 @@ async def test_document() -> None:
     assert "- **Status**: succeeded – every required task is done" in text
     assert "- **By trigger**: task\\-failed 1" in text
     assert "## replan 1: task-failed → execute, revision 0 → 1" in text
-    assert "| ✔ | replace b by b\\~2 \\(scripted\\: scripted\\) | 0.81 | 0.90 | 0.50 | 1.00 | 1.00 |" in text
+    assert (
+        "| ✔ | replace b by b\\~2 \\(scripted\\: scripted\\) | 0.81 | 0.90 | 0.50 | 1.00 | 1.00 |"
+        in text
+    )
     assert text.count("| ✘ |") == 2
     assert "- **Executed**: yes, outcome: success" in text
-    assert '```diff\n~ b → b~2\n- b: depends_on: ["a"] [FAILED]\n+ b~2: depends_on: ["a"] [PENDING]\n' in text
+    assert (
+        '```diff\n~ b → b~2\n- b: depends_on: ["a"] [FAILED]\n+ b~2: depends_on: ["a"] [PENDING]\n'
+        in text
+    )

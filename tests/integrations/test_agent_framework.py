@@ -66,7 +66,9 @@ class Model(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClient):  # ty
         self.steps = [*steps, "done"]
         self.shown: list[Sequence[Any]] = []
 
-    def _inner_get_response(self, *, messages: Any, stream: bool, options: Any, **kwargs: Any) -> Any:
+    def _inner_get_response(
+        self, *, messages: Any, stream: bool, options: Any, **kwargs: Any
+    ) -> Any:
         self.shown.append(messages)
         step = self.steps.pop(0)
         contents = [Content.from_text(step)] if isinstance(step, str) else step
@@ -82,12 +84,16 @@ class Model(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClient):  # ty
                 raise step
             return ChatResponse(messages=[Message(role="assistant", contents=contents)])
 
-        return ResponseStream(updates(), finalizer=ChatResponse.from_updates) if stream else response()
+        return (
+            ResponseStream(updates(), finalizer=ChatResponse.from_updates) if stream else response()
+        )
 
 
 def call(name: str, number: int = 0, **arguments: object) -> Any:
     """A call of a tool by the model."""
-    return Content.from_function_call(f"call-{number}", name, arguments=json.dumps(arguments or {"query": "x"}))
+    return Content.from_function_call(
+        f"call-{number}", name, arguments=json.dumps(arguments or {"query": "x"})
+    )
 
 
 def calls(*names: str) -> Model:
@@ -131,7 +137,13 @@ def tracing(spans: Spans) -> Any:
 def shape(contents: Any) -> list[tuple[object, ...]]:
     """What contents say, without ids."""
     return [
-        (each.type, each.name, str(each.arguments), each.text or str(each.result), str(each.exception))
+        (
+            each.type,
+            each.name,
+            str(each.arguments),
+            each.text or str(each.result),
+            str(each.exception),
+        )
         for each in contents
     ]
 
@@ -159,7 +171,9 @@ async def play(agent: Any, stream: bool = False, text: Any = "x?", **options: An
 async def test_substitute(stream: bool, clock: VirtualClock) -> None:
     """A tool that fails is replaced by another of its capability, and the model sees the result of that one."""
     engine = repairing(clock)
-    agent = Agent(calls("search"), tools=[search, search_archive], middleware=[Replanned(WEB, engine=engine)])
+    agent = Agent(
+        calls("search"), tools=[search, search_archive], middleware=[Replanned(WEB, engine=engine)]
+    )
     response = await play(agent, stream)
     assert outputs(response) == ["x, from the archive"]
     assert response.text == "done"
@@ -205,7 +219,9 @@ async def test_timeout(clock: VirtualClock) -> None:
 
 async def test_skip(clock: VirtualClock) -> None:
     """For a call that was skipped, the model is told so."""
-    engine = make_engine(lambda request: [alternative(SkipTask(task_id=request.triggers[0].tasks[0]))], clock=clock)
+    engine = make_engine(
+        lambda request: [alternative(SkipTask(task_id=request.triggers[0].tasks[0]))], clock=clock
+    )
     agent = Agent(calls("search"), tools=[search], middleware=[Replanned(engine=engine)])
     assert outputs(await agent.run("x?")) == ["task 'search-1' was skipped"]
 
@@ -213,7 +229,10 @@ async def test_skip(clock: VirtualClock) -> None:
 @tool
 def picture(query: str) -> list[Any]:
     """Return a picture and its title."""
-    return [Content.from_text(query), Content.from_uri("https://example.org/x.png", media_type="image/png")]
+    return [
+        Content.from_text(query),
+        Content.from_uri("https://example.org/x.png", media_type="image/png"),
+    ]
 
 
 @tool
@@ -241,16 +260,30 @@ def broken(query: str) -> None:
         lambda: Model(ConnectionError("no model")),
         lambda: Model([call("broken")], ConnectionError("no model")),
     ],
-    ids=["success", "failure", "unknown tool", "wrong arguments", "no model", "no model after a failure"],
+    ids=[
+        "success",
+        "failure",
+        "unknown tool",
+        "wrong arguments",
+        "no model",
+        "no model after a failure",
+    ],
 )
-async def test_as_before(model: Any, stream: bool, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_as_before(
+    model: Any, stream: bool, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where there is no way on, updates, messages, exceptions and spans are those of the framework alone."""
     seen: list[list[object]] = []
     for attached in ([], [Replanned(engine=repairing(clock))]):
         spans = Spans()
         monkeypatch.setattr(trace, "get_tracer", tracing(spans))
         made = model()
-        agent = Agent(made, name="a", tools=[broken, search_archive, picture, nothing, raw], middleware=attached)
+        agent = Agent(
+            made,
+            name="a",
+            tools=[broken, search_archive, picture, nothing, raw],
+            middleware=attached,
+        )
         said: list[object] = []
         try:
             if stream:
@@ -283,7 +316,9 @@ async def test_parallel_calls(clock: VirtualClock) -> None:
 
     engine = repairing(clock)
     model = calls("meet", "search", "meet")
-    agent = Agent(model, tools=[meet, search, search_archive], middleware=[Replanned(WEB, engine=engine)])
+    agent = Agent(
+        model, tools=[meet, search, search_archive], middleware=[Replanned(WEB, engine=engine)]
+    )
     assert outputs(await agent.run("x?")) == ["x", "x, from the archive", "x"]
     assert statuses(engine) == ["succeeded"]
 
@@ -291,13 +326,16 @@ async def test_parallel_calls(clock: VirtualClock) -> None:
 def asks(context: Any) -> Any:
     """A request of middleware for the approval of a call."""
     call_id = context.metadata["call_id"]
-    asked = Content.from_function_call(call_id, context.function.name, arguments=dict(context.arguments))
+    asked = Content.from_function_call(
+        call_id, context.function.name, arguments=dict(context.arguments)
+    )
     return Content.from_function_approval_request(call_id, asked)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    "raised", [None, MiddlewareTermination(), MiddlewareFailure("unsafe"), UserInputRequiredException([])]
+    "raised",
+    [None, MiddlewareTermination(), MiddlewareFailure("unsafe"), UserInputRequiredException([])],
 )
 async def test_control_flow(raised: Exception | None, stream: bool, clock: VirtualClock) -> None:
     """Requests for approvals by middleware, and exceptions that are control flow, do what they do without an engine."""
@@ -315,11 +353,20 @@ async def test_control_flow(raised: Exception | None, stream: bool, clock: Virtu
     seen = []
     for attached in ([], [Replanned(WEB, engine=repairing(clock))]):
         agent = Agent(
-            calls("search"), tools=[search, search_archive], middleware=attached, context_providers=[Providing("test")]
+            calls("search"),
+            tools=[search, search_archive],
+            middleware=attached,
+            context_providers=[Providing("test")],
         )
         try:
             response = await play(agent, stream)
-            seen.append([outputs(response), response.text, [each.type for each in response.user_input_requests]])
+            seen.append(
+                [
+                    outputs(response),
+                    response.text,
+                    [each.type for each in response.user_input_requests],
+                ]
+            )
         except MiddlewareFailure as error:
             seen.append([error])
     assert seen[0] == seen[1]
@@ -335,13 +382,18 @@ async def test_approval(stream: bool, fails: bool, tmp_path: Path) -> None:
         executed.append(query)
         if fails and len(executed) == 1:
             raise LookupError("no such account")
-        return [Content.from_text("paid"), Content.from_uri("https://example.org/x.pdf", media_type="application/pdf")]
+        return [
+            Content.from_text("paid"),
+            Content.from_uri("https://example.org/x.pdf", media_type="application/pdf"),
+        ]
 
     def engine() -> ReplanningEngine:
         return ReplanningEngine(["repair"], store=SqliteStore(tmp_path / "runs.db"))
 
     def agent(*steps: Any) -> Any:
-        return Agent(Model(*steps), tools=[pay, search_archive], middleware=[Replanned(engine=engine())])
+        return Agent(
+            Model(*steps), tools=[pay, search_archive], middleware=[Replanned(engine=engine())]
+        )
 
     session = AgentSession()
     stopped = await play(agent([call("search_archive")], [call("pay", 1)]), stream, session=session)
@@ -350,7 +402,10 @@ async def test_approval(stream: bool, fails: bool, tmp_path: Path) -> None:
     saved = json.dumps(session.to_dict())
     with pytest.raises(ConnectionError):  # after the payment
         await play(
-            agent(ConnectionError("no model")), stream, answer, session=AgentSession.from_dict(json.loads(saved))
+            agent(ConnectionError("no model")),
+            stream,
+            answer,
+            session=AgentSession.from_dict(json.loads(saved)),
         )
     assert statuses(engine()) == ["paused"]
     session = AgentSession.from_dict(json.loads(saved))
@@ -383,7 +438,10 @@ async def test_question(approved: bool, clock: VirtualClock) -> None:
 async def test_question_that_is_no_approval(clock: VirtualClock) -> None:
     """A question goes to the gate, or the agent sees the exception of its tool, and the question stays open."""
     capabilities = {"search": "web", "delete": "web"}
-    for gate, expected in ((ScriptedGate([Answer("approve")]), "x is deleted"), (None, "no answer about x")):
+    for gate, expected in (
+        (ScriptedGate([Answer("approve")]), "x is deleted"),
+        (None, "no answer about x"),
+    ):
         engine = repairing(clock, gate=gate)
         attached = Replanned(capabilities, engine=engine, approvals=None if gate else False)
         agent = Agent(calls("search"), tools=[search, delete], middleware=[attached])
@@ -437,7 +495,11 @@ async def test_function_middleware(clock: VirtualClock) -> None:
         await call_next()
 
     failed = "no answer about x"
-    for other, expected in ((delete, failed), (picture, failed), (search_archive, "X, FROM THE ARCHIVE")):
+    for other, expected in (
+        (delete, failed),
+        (picture, failed),
+        (search_archive, "X, FROM THE ARCHIVE"),
+    ):
         seen.clear()
         tools = [search, other]
         stated: Any = {"search": "web", other.name: {"capability": "web", "dangerous": False}}
@@ -461,7 +523,11 @@ async def test_cancellation(how: str, clock: VirtualClock) -> None:
         return query
 
     engine = repairing(clock)
-    model = Model([call("search_archive")], [call("endless")]) if how == "cancel" else calls("search_archive")
+    model = (
+        Model([call("search_archive")], [call("endless")])
+        if how == "cancel"
+        else calls("search_archive")
+    )
     agent = Agent(model, tools=[endless, search_archive], middleware=[Replanned(engine=engine)])
     if how == "cancel":
         async with anyio.create_task_group() as group:
@@ -480,7 +546,9 @@ async def test_cancellation(how: str, clock: VirtualClock) -> None:
 async def test_concurrent_runs(clock: VirtualClock) -> None:
     """Runs of one agent at the same time have sessions of their own."""
     engine = repairing(clock)
-    agent = Agent(Model(), tools=[search, search_archive], middleware=[Replanned(WEB, engine=engine)])
+    agent = Agent(
+        Model(), tools=[search, search_archive], middleware=[Replanned(WEB, engine=engine)]
+    )
     agent.client.steps = [[call("search")], [call("search")], "done", "done"]
     found = []
 
@@ -511,7 +579,11 @@ async def test_agents_as_tools(inner: bool, clock: VirtualClock) -> None:
     attached = [Replanned(WEB, engine=engine)]
     child = Agent(calls("search") if inner else Model(PermissionError("no key")), name="child",
                   tools=[search, search_archive], middleware=attached if inner else [])  # fmt: skip
-    backup = FunctionTool(name="backup", func=lambda task: f"{task}, by hand", input_model=child.as_tool().parameters())
+    backup = FunctionTool(
+        name="backup",
+        func=lambda task: f"{task}, by hand",
+        input_model=child.as_tool().parameters(),
+    )
     stated = {"child": "expert", "backup": "expert"}
     parent = Agent(
         Model([call("child", task="x")]),
@@ -528,7 +600,12 @@ async def test_agents_as_tools(inner: bool, clock: VirtualClock) -> None:
 async def test_workflow(clock: VirtualClock) -> None:
     """An agent in a workflow has its sessions as elsewhere."""
     engine = repairing(clock)
-    agent = Agent(calls("search"), name="a", tools=[search, search_archive], middleware=[Replanned(WEB, engine=engine)])
+    agent = Agent(
+        calls("search"),
+        name="a",
+        tools=[search, search_archive],
+        middleware=[Replanned(WEB, engine=engine)],
+    )
     workflow = WorkflowBuilder(start_executor=agent, output_from=[agent]).build()
     [response] = (await workflow.run("x?")).get_outputs()
     assert outputs(response) == ["x, from the archive"]
@@ -540,7 +617,12 @@ async def test_trace(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> No
     spans = Spans()
     monkeypatch.setattr(trace, "get_tracer", tracing(spans))
     engine = repairing(clock, tracer_provider=spans.provider)
-    agent = Agent(calls("search"), name="a", tools=[search, search_archive], middleware=[Replanned(WEB, engine=engine)])
+    agent = Agent(
+        calls("search"),
+        name="a",
+        tools=[search, search_archive],
+        middleware=[Replanned(WEB, engine=engine)],
+    )
     for stream in (False, True):
         agent.client.steps = [[call("search")], "done"]
         await play(agent, stream)
@@ -560,19 +642,29 @@ async def test_trace(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> No
 async def test_session_that_cannot_go_on(stream: bool, clock: VirtualClock) -> None:
     """A session that was aborted, that another process owns, or whose tools do not exist ends the run of the agent."""
     engine = make_engine(lambda request: [alternative(AbortRun(reason="enough"))], clock=clock)
-    agent = Agent(Model([call("search")], [call("search", 1)]), tools=[search], middleware=[Replanned(engine=engine)])
+    agent = Agent(
+        Model([call("search")], [call("search", 1)]),
+        tools=[search],
+        middleware=[Replanned(engine=engine)],
+    )
     with pytest.raises(MiddlewareFailure) as raised:
         await play(agent, stream)
     assert isinstance(raised.value.__cause__, NotRunning)
     assert statuses(engine) == ["aborted"]
 
-    agent = Agent(calls("search"), tools=[search], middleware=[Replanned({"serch": "web", "find": "web"})])
-    with pytest.raises(MiddlewareFailure, match=r"no tool called 'serch'.*search.*no tool called 'find'") as raised:
+    agent = Agent(
+        calls("search"), tools=[search], middleware=[Replanned({"serch": "web", "find": "web"})]
+    )
+    with pytest.raises(
+        MiddlewareFailure, match=r"no tool called 'serch'.*search.*no tool called 'find'"
+    ) as raised:
         await play(agent, stream)
     assert isinstance(raised.value.__cause__, ValueError)
 
     engine = repairing(clock)
-    agent = Agent(calls("search"), tools=[search], middleware=[Replanned(engine=engine, objective="busy")])
+    agent = Agent(
+        calls("search"), tools=[search], middleware=[Replanned(engine=engine, objective="busy")]
+    )
     session = agent.create_session()
     async with engine.session("busy") as busy:
         session.state["replanning"] = busy.run.id
@@ -609,7 +701,10 @@ def test_wrong_arguments() -> None:
 def test_other_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the framework, or with one that works in another way, the module names the extra that installs it."""
     monkeypatch.delitem(sys.modules, "replanning.integrations.agent_framework")
-    older = {"FunctionInvocationContext": type("Older", (), {}), "function_middleware": lambda function: function}
+    older = {
+        "FunctionInvocationContext": type("Older", (), {}),
+        "function_middleware": lambda function: function,
+    }
     for name, value in older.items():
         with monkeypatch.context() as patch:
             patch.setattr(f"agent_framework.{name}", value)

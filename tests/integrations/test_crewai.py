@@ -22,7 +22,9 @@ os.environ |= {
     "CREWAI_DISABLE_VERSION_CHECK": "true",
     "CREWAI_TRACING_ENABLED": "false",
 }
-pytest.importorskip("crewai", reason="CrewAI is not installed here; make test-frameworks runs these tests")
+pytest.importorskip(
+    "crewai", reason="CrewAI is not installed here; make test-frameworks runs these tests"
+)
 
 from crewai import Agent, BaseLLM, Crew, Process, Task
 from crewai.agent.planning_config import PlanningConfig
@@ -35,9 +37,18 @@ from crewai.events.types.tool_usage_events import (
     ToolUsageFinishedEvent,
     ToolUsageStartedEvent,
 )
-from crewai.hooks import HookAborted, register_before_tool_call_hook, unregister_before_tool_call_hook
+from crewai.hooks import (
+    HookAborted,
+    register_before_tool_call_hook,
+    unregister_before_tool_call_hook,
+)
 from crewai.tools import BaseTool, tool
-from crewai.tools.tool_failure import ToolExecutionFailedError, ToolFailure, ToolFailurePolicy, ToolFailureReason
+from crewai.tools.tool_failure import (
+    ToolExecutionFailedError,
+    ToolFailure,
+    ToolFailurePolicy,
+    ToolFailureReason,
+)
 from pydantic import Field
 
 from replanning import Answer, ReplanningEngine, Retry
@@ -47,7 +58,9 @@ from replanning.testing import ScriptedGate
 from tests.support.runs import make_engine, skipping
 from tests.support.tracing import Spans
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # of the framework, by itself
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*deprecated:DeprecationWarning"
+)  # of the framework, by itself
 
 
 @pytest.fixture(scope="module", params=["asyncio"])
@@ -84,10 +97,16 @@ class ScriptedModel(BaseLLM):  # type: ignore[misc] # its types may not be insta
 def call_of(name: str, number: int = 0, /, **arguments: Any) -> Any:
     """A call of a function by the model."""
     text = json.dumps(arguments or {"query": "x"})
-    return {"id": f"call-{number}", "type": "function", "function": {"name": name, "arguments": text}}
+    return {
+        "id": f"call-{number}",
+        "type": "function",
+        "function": {"name": name, "arguments": text},
+    }
 
 
-def calls(*names: str, functions: bool = True, done: str = "done", **arguments: Any) -> ScriptedModel:
+def calls(
+    *names: str, functions: bool = True, done: str = "done", **arguments: Any
+) -> ScriptedModel:
     """A model that calls these tools, one after the other, then is done."""
     answers: list[Any] = [[call_of(name, **arguments)] for name in names]
     if not functions:
@@ -127,14 +146,22 @@ def agent_of(model: Any, *tools: Any, **fields: Any) -> Any:
 def crew_of(model: Any, *tools: Any, **fields: Any) -> Any:
     """A crew of one agent with these tools, and one task."""
     agent = agent_of(model, *tools)
-    return Crew(agents=[agent], tasks=[Task(description="find it", expected_output="it", agent=agent)], **fields)
+    return Crew(
+        agents=[agent],
+        tasks=[Task(description="find it", expected_output="it", agent=agent)],
+        **fields,
+    )
 
 
 def results(model: Any) -> list[str]:
     """The results of tools, as the model sees them last."""
     last = model.seen[-1]
     told = [message["content"] for message in last if message["role"] == "tool"]
-    said = [message["content"] for message in last if message["role"] == "assistant" and message["content"]]
+    said = [
+        message["content"]
+        for message in last
+        if message["role"] == "assistant" and message["content"]
+    ]
     return told + [text.partition("Observation: ")[2] for text in said if "Observation: " in text]
 
 
@@ -175,7 +202,12 @@ def recorded() -> Iterator[list[Any]]:
     names = ("type", "tool_name", "tool_args", "error", "from_cache", "failure", "run_attempts")
     for event in sorted(seen, key=lambda each: each.emission_sequence):
         output = getattr(event, "output", "")
-        shown.append([*(str(getattr(event, name, None)) for name in names), str(getattr(output, "raw", output))])
+        shown.append(
+            [
+                *(str(getattr(event, name, None)) for name in names),
+                str(getattr(output, "raw", output)),
+            ]
+        )
 
 
 WAYS: dict[str, Callable[[Any], Any]] = {
@@ -339,7 +371,9 @@ def test_exception_and_resumed_session() -> None:
 
 def test_planning() -> None:
     """A crew that plans before its tasks shows its planner the same tools, and the planning is a task like others."""
-    plan = json.dumps({"list_of_plans_per_task": [{"task_number": 1, "task": "find it", "plan": " by search"}]})
+    plan = json.dumps(
+        {"list_of_plans_per_task": [{"task_number": 1, "task": "find it", "plan": " by search"}]}
+    )
 
     def run(engine: ReplanningEngine | None) -> list[Any]:
         model = calls("search_archive")
@@ -358,7 +392,11 @@ def test_planning() -> None:
 
 def test_agent_that_plans() -> None:
     """The steps of an agent that plans its work are on record, and the tools that they call are replaced."""
-    steps = {"plan": "1", "steps": [{"step_number": 1, "description": "look", "tool_to_use": "search"}], "ready": True}
+    steps = {
+        "plan": "1",
+        "steps": [{"step_number": 1, "description": "look", "tool_to_use": "search"}],
+        "ready": True,
+    }
     answers = [json.dumps(steps), [call_of("search")], "found", "enough"]
     model, engine = ScriptedModel(model="scripted", answers=answers), repairing()
     crew = crew_of(model, search, search_archive)
@@ -366,7 +404,11 @@ def test_agent_that_plans() -> None:
     with replanned(crew, engine, capabilities=WEB):
         assert crew.kickoff().raw == "enough"
     (note,) = [body for body in bodies(engine) if isinstance(body, PlanningNoted)]
-    assert (note.type, note.data["step_description"], note.data["success"]) == ("plan_step_completed", "look", True)
+    assert (note.type, note.data["step_description"], note.data["success"]) == (
+        "plan_step_completed",
+        "look",
+        True,
+    )
     assert done(engine)["search-2~2"] == "x, from the archive"
 
 
@@ -416,14 +458,19 @@ async def test_copies_at_once() -> None:
     )
     with replanned(crew_of(model, meeting()), engine) as crew:
         assert [output.raw for output in await crew.kickoff_for_each_async([{}, {}])] == ["a", "a"]
-    assert (statuses(engine), sorted(map(str, done(engine).values()))) == (["succeeded"], ["a", "a", "x", "x"])
+    assert (statuses(engine), sorted(map(str, done(engine).values()))) == (
+        ["succeeded"],
+        ["a", "a", "x", "x"],
+    )
 
 
 def test_calls_at_once() -> None:
     """Calls that the model makes at once are executed at once, and each has its own result."""
     called = [call_of("meet", 0, query="a"), call_of("search", 1), call_of("meet", 2, query="b")]
     model = ScriptedModel(model="scripted", answers=[called, "done"])
-    with replanned(crew_of(model, meeting(), search, search_archive), repairing(), capabilities=WEB) as crew:
+    with replanned(
+        crew_of(model, meeting(), search, search_archive), repairing(), capabilities=WEB
+    ) as crew:
         crew.kickoff()
     assert results(model) == ["a", "x, from the archive", "b"]
 
@@ -432,7 +479,10 @@ def test_tasks_at_once() -> None:
     """Tasks with `async_execution` run in threads, with their tools attached."""
     engine = repairing()
     models = [calls("search", done=each) for each in "ab"]
-    agents = [agent_of(model, search, search_archive, role=f"helper {n}") for n, model in enumerate(models)]
+    agents = [
+        agent_of(model, search, search_archive, role=f"helper {n}")
+        for n, model in enumerate(models)
+    ]
     tasks = [
         Task(description=f"find {n}", expected_output="it", agent=agent, async_execution=not n)
         for n, agent in enumerate(agents)
@@ -446,7 +496,9 @@ def test_tasks_at_once() -> None:
 def test_streaming() -> None:
     """A crew that streams is used within the block like any other."""
     model, engine = calls("search"), repairing()
-    with replanned(crew_of(model, search, search_archive, stream=True), engine, capabilities=WEB) as crew:
+    with replanned(
+        crew_of(model, search, search_archive, stream=True), engine, capabilities=WEB
+    ) as crew:
         streaming = crew.kickoff()
         for _ in streaming:
             pass
@@ -471,7 +523,9 @@ def test_own_tools_come_first() -> None:
 
         models.append(calls("find"))
         agents.append(agent_of(models[-1], find, look_up, role=f"helper {number}"))
-    tasks = [Task(description=f"find {each.role}", expected_output="it", agent=each) for each in agents]
+    tasks = [
+        Task(description=f"find {each.role}", expected_output="it", agent=each) for each in agents
+    ]
     web = {"Find": "web", "look_up": "web"}
     with replanned(Crew(agents=agents, tasks=tasks), repairing(), capabilities=web) as crew:
         crew.kickoff()
@@ -503,7 +557,9 @@ def test_limits_of_use() -> None:
 
     model = calls("search", "search")
     with replanned(
-        crew_of(model, search, limited), repairing(), capabilities={"search": "web", "limited": "web"}
+        crew_of(model, search, limited),
+        repairing(),
+        capabilities={"search": "web", "limited": "web"},
     ) as crew:
         output = crew.kickoff()
     assert results(model)[0] == "x once"
@@ -515,7 +571,9 @@ def test_limits_of_use() -> None:
 def test_what_only_the_model_can_mend() -> None:
     """Arguments that do not fit a tool, and a limit that is spent, are told to the model; the engine does not act."""
     engine, web = repairing(), {"echo": "web", "once": "web", "search_archive": "web"}
-    with replanned(crew_of(calls("echo", other=1), echo, once, search_archive), engine, capabilities=web) as crew:
+    with replanned(
+        crew_of(calls("echo", other=1), echo, once, search_archive), engine, capabilities=web
+    ) as crew:
         output = crew.kickoff()
         assert "arguments validation failed" in output.tasks_output[0].tool_failures[0].message
         limited = crew.agents[0].tools[1]
@@ -559,7 +617,9 @@ def test_person() -> None:
         with replanned(crew_of(model, search, search_archive), engine, capabilities=stated) as crew:
             crew.kickoff()
             assert len(engine.pending()) == (gate is None)
-        assert results(model) == ["x, from the archive" if gate else "Error executing tool: no key to ask about x"]
+        assert results(model) == [
+            "x, from the archive" if gate else "Error executing tool: no key to ask about x"
+        ]
         assert statuses(engine) == ["succeeded" if gate else "needs_human"]
 
 
@@ -594,12 +654,17 @@ def test_hooks() -> None:
     register_before_tool_call_hook(block)
     try:
         with replanned(
-            crew_of(model, search, stop, search_archive), engine, capabilities={**WEB, "stop": "web"}
+            crew_of(model, search, stop, search_archive),
+            engine,
+            capabilities={**WEB, "stop": "web"},
         ) as crew:
             crew.kickoff()
     finally:
         unregister_before_tool_call_hook(block)
-    assert results(model) == ["Tool execution blocked by hook. Tool: search", "Error executing tool: enough"]
+    assert results(model) == [
+        "Tool execution blocked by hook. Tool: search",
+        "Error executing tool: enough",
+    ]
     assert done(engine) == {"find-it": "done"}
 
 
@@ -672,7 +737,10 @@ def test_one_trace() -> None:
 
 async def test_single_agent() -> None:
     """An agent without a crew is attached in the same way."""
-    for way in (lambda agent: anyio.to_thread.run_sync(agent.kickoff, "x?"), lambda agent: agent.kickoff_async("x?")):
+    for way in (
+        lambda agent: anyio.to_thread.run_sync(agent.kickoff, "x?"),
+        lambda agent: agent.kickoff_async("x?"),
+    ):
         model, engine = calls("search"), repairing()
         with replanned(agent_of(model, search, search_archive), engine, capabilities=WEB) as agent:
             assert (await way(agent)).raw == "done"
@@ -696,14 +764,20 @@ def test_wrong_arguments() -> None:
     crew = crew_of(calls("search"), search)
     with pytest.raises(TypeError, match="not list"), replanned([crew]):
         pass
-    with pytest.raises(TypeError, match=r"engine: .* capabilities: "), replanned(crew, 1, capabilities=[]):  # type: ignore[arg-type]
+    with (
+        pytest.raises(TypeError, match=r"engine: .* capabilities: "),
+        replanned(crew, 1, capabilities=[]),  # type: ignore[arg-type]
+    ):
         pass
     with (
         pytest.raises(ValueError, match="no tool called 'serach'; did you mean 'search'"),
         replanned(crew, capabilities={"serach": "web"}),
     ):
         pass
-    with pytest.raises(ValueError, match="capabilty"), replanned(crew, capabilities={"search": {"capabilty": "web"}}):
+    with (
+        pytest.raises(ValueError, match="capabilty"),
+        replanned(crew, capabilities={"search": {"capabilty": "web"}}),
+    ):
         pass
     with replanned(crew), pytest.raises(ValueError, match="attached already"), replanned(crew):
         pass

@@ -28,7 +28,12 @@ SCHEMA = {
         ("agent_framework", "agent_framework", "Replanned", {"objective": 3, "approvals": "yes"}),
         ("langgraph", "langgraph", "replanned", {"graph": None, "objective": 3}),
         ("magentic", "agent_framework_orchestrations", "replanned", {"manager": None}),
-        ("mcp", "mcp", "open_proxy", {"plan": None, "retry": 3, "run_id": 3, "environ": "A=1", "cwd": "/tmp"}),
+        (
+            "mcp",
+            "mcp",
+            "open_proxy",
+            {"plan": None, "retry": 3, "run_id": 3, "environ": "A=1", "cwd": "/tmp"},
+        ),
         ("openai_agents", "agents", "replanned", {"agents": None, "objective": 3, "thread": 3}),
         ("pydantic_ai", "pydantic_ai", "Replanned", {"approvals": "yes"}),
     ],
@@ -38,15 +43,24 @@ def test_wrong_kinds(name: str, needs: str, entry: str, given: dict[str, Any]) -
     pytest.importorskip(needs)
     attach = getattr(importlib.import_module(f"replanning.integrations.{name}"), entry)
     with pytest.raises(TypeError) as raised:
-        attach(*{"openai_agents": [None]}.get(name, []), **given, engine="repair", capabilities={"a": 3})
+        attach(
+            *{"openai_agents": [None]}.get(name, []),
+            **given,
+            engine="repair",
+            capabilities={"a": 3},
+        )
     for argument, value in {**given, "engine": "repair", "capabilities": {"a": 3}}.items():
-        assert re.search(rf"(^|; ){argument}: expected [^;]+, got {re.escape(repr(value))}", str(raised.value))
+        assert re.search(
+            rf"(^|; ){argument}: expected [^;]+, got {re.escape(repr(value))}", str(raised.value)
+        )
 
 
 def test_description() -> None:
     """A tool is described by its schema, and by what is stated of it; every offender is named at once."""
     fields = tool_fields("Search\n the  web.\x00", SCHEMA, dangerous=True)
-    [tool] = describe_tools({"search": fields}, {"search": {"capability": "web", "retry": Retry(max_attempts=2)}})
+    [tool] = describe_tools(
+        {"search": fields}, {"search": {"capability": "web", "retry": Retry(max_attempts=2)}}
+    )
     assert tool.spec.description == "Search the web."
     assert tool.spec.parameters == {"query": "string", "at": "any", "limit": "any", "all": "any"}
     assert (tool.spec.optional, tool.spec.capability) == (("at", "limit", "all"), "web")
@@ -56,7 +70,10 @@ def test_description() -> None:
     with pytest.raises(ValueError, match="tool 'look': capability: expected text, got 3"):
         describe_tools({"look": tool_fields("", {}, stated=3)}, None)
     with pytest.raises(ValueError, match="capabilities") as raised:
-        describe_tools({"search": fields, "look": {}}, {"serach": "web", "look": {"capabilty": "web", "retry": 3}})
+        describe_tools(
+            {"search": fields, "look": {}},
+            {"serach": "web", "look": {"capabilty": "web", "retry": 3}},
+        )
     assert str(raised.value) == (
         "capabilities: there is no tool called 'serach'; did you mean 'search'?; tool 'look': retry: expected a Retry, "
         "got 3; capabilty: there is no field 'capabilty' here; did you mean 'capability'?"

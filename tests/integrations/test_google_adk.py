@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("google.adk", reason="Google ADK is not installed here; make test-frameworks runs these tests")
+pytest.importorskip(
+    "google.adk", reason="Google ADK is not installed here; make test-frameworks runs these tests"
+)
 
 from google.adk.agents import LlmAgent, RunConfig, SequentialAgent
 from google.adk.agents.run_config import StreamingMode
@@ -35,7 +37,9 @@ from replanning.testing import ScriptedGate, VirtualClock
 from tests.support.runs import alternative, make_engine
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:The `plugins` argument is deprecated"),  # by its own AgentTool
+    pytest.mark.filterwarnings(
+        "ignore:The `plugins` argument is deprecated"
+    ),  # by its own AgentTool
     pytest.mark.filterwarnings("ignore:SequentialAgent is deprecated"),
     pytest.mark.filterwarnings("ignore:.*ResumabilityConfig:UserWarning"),
 ]
@@ -60,14 +64,21 @@ class ScriptedModel(BaseLlm):  # type: ignore[misc] # its types may not be insta
     answers: list[Any]
     seen: list[Any]
 
-    async def generate_content_async(self, llm_request: Any, stream: bool = False) -> AsyncIterator[Any]:
+    async def generate_content_async(
+        self, llm_request: Any, stream: bool = False
+    ) -> AsyncIterator[Any]:
         last = llm_request.contents[-1].parts
-        self.seen.append([part.function_response.response for part in last if part.function_response] or last[0].text)
+        self.seen.append(
+            [part.function_response.response for part in last if part.function_response]
+            or last[0].text
+        )
         answer = self.answers.pop(0)
         if stream:
             for part in answer:
                 if part.text:
-                    yield LlmResponse(content=types.Content(role="model", parts=[part]), partial=True)
+                    yield LlmResponse(
+                        content=types.Content(role="model", parts=[part]), partial=True
+                    )
         yield LlmResponse(content=types.Content(role="model", parts=answer))
 
 
@@ -118,9 +129,13 @@ class Chat:
     async def send(self, *parts: Any, **options: Any) -> list[Any]:
         """Send a message; return the events."""
         if self.session is None:
-            self.session = await self.runner.session_service.create_session(app_name="app", user_id="u")
+            self.session = await self.runner.session_service.create_session(
+                app_name="app", user_id="u"
+            )
         message = types.Content(role="user", parts=list(parts)) if parts else None
-        stream = self.runner.run_async(user_id="u", session_id=self.session.id, new_message=message, **options)
+        stream = self.runner.run_async(
+            user_id="u", session_id=self.session.id, new_message=message, **options
+        )
         return [event async for event in stream]
 
     @property
@@ -132,7 +147,9 @@ class Chat:
 
 def searching(tools: list[Any], *plugins: Any, **options: Any) -> Chat:
     """A chat with an agent that searches once."""
-    return Chat(agent([call("search", query="a")], [text("done")], tools=tools), *plugins, **options)
+    return Chat(
+        agent([call("search", query="a")], [text("done")], tools=tools), *plugins, **options
+    )
 
 
 def shape(events: list[Any]) -> list[Any]:
@@ -144,10 +161,15 @@ def shape(events: list[Any]) -> list[Any]:
             [
                 part.text
                 or (part.function_call and (part.function_call.name, part.function_call.args))
-                or (part.function_response and (part.function_response.name, part.function_response.response))
+                or (
+                    part.function_response
+                    and (part.function_response.name, part.function_response.response)
+                )
                 for part in (event.content.parts if event.content else ())
             ],
-            event.actions.model_dump(exclude_defaults=True, exclude={"requested_tool_confirmations"}),
+            event.actions.model_dump(
+                exclude_defaults=True, exclude={"requested_tool_confirmations"}
+            ),
         )
         for event in events
     ]
@@ -160,8 +182,17 @@ def status(engine: ReplanningEngine, number: int = 0) -> str:
 
 def confirmation(events: list[Any], **response: Any) -> Any:
     """The answer to the request for a confirmation among events, as a part of a message."""
-    [request] = [c for event in events for c in event.get_function_calls() if c.name == "adk_request_confirmation"]
-    return types.Part(function_response=types.FunctionResponse(id=request.id, name=request.name, response=response))
+    [request] = [
+        c
+        for event in events
+        for c in event.get_function_calls()
+        if c.name == "adk_request_confirmation"
+    ]
+    return types.Part(
+        function_response=types.FunctionResponse(
+            id=request.id, name=request.name, response=response
+        )
+    )
 
 
 def doubtful(request: ReplanRequest) -> list[Alternative]:
@@ -169,7 +200,13 @@ def doubtful(request: ReplanRequest) -> list[Alternative]:
     task_id = request.triggers[0].tasks[0]
     new = {"id": request.view.unused_id(task_id), "tool": "search_archive", "depends_on": ()}
     other = request.view.task(task_id).task.model_copy(update=new)
-    return [alternative(ReplaceTask(task_id=task_id, tasks=(other,)), confidence=DOUBT, reason="the archive has it")]
+    return [
+        alternative(
+            ReplaceTask(task_id=task_id, tasks=(other,)),
+            confidence=DOUBT,
+            reason="the archive has it",
+        )
+    ]
 
 
 async def test_same_without_failures(clock: VirtualClock) -> None:
@@ -184,11 +221,17 @@ async def test_same_without_failures(clock: VirtualClock) -> None:
 
     told = []
     for engine in (None, make_engine("repair", clock=clock)):
-        helper = agent([call("look", query="c")], [text("it is"), text(" done")], name="helper", tools=[look])
+        helper = agent(
+            [call("look", query="c")], [text("it is"), text(" done")], name="helper", tools=[look]
+        )
         calls = [call("look", query="a"), call("look", query="b"), call("missing")]
         root = agent(calls, [call("leave")], tools=[look, leave], sub_agents=[helper])
         chat = Chat(root, *([] if engine is None else [Replanned({"look": "web"}, engine=engine)]))
-        told.append(shape(await chat.send(text("go"), run_config=RunConfig(streaming_mode=StreamingMode.SSE))))
+        told.append(
+            shape(
+                await chat.send(text("go"), run_config=RunConfig(streaming_mode=StreamingMode.SSE))
+            )
+        )
     assert told[0] == told[1]
     assert len(told[0]) == 9
     assert {"seen a": True, "seen b": True} in [actions["state_delta"] for *_, actions in told[0]]
@@ -235,7 +278,10 @@ async def test_timeout(clock: VirtualClock) -> None:
             ends.append(query)
         raise AssertionError
 
-    stated = {"search": {"capability": "web", "timeout": 5, "idempotent": True}, "search_archive": "web"}
+    stated = {
+        "search": {"capability": "web", "timeout": 5, "idempotent": True},
+        "search_archive": "web",
+    }
     chat = searching([search, search_archive], attached(make_engine("repair", clock=clock), stated))
     await chat.send(text("find a"))
     assert chat.seen[1:] == [[{"result": "a, from the archive"}]]
@@ -278,7 +324,9 @@ async def test_give_up(clock: VirtualClock) -> None:
         return {"sorry": str(error)}
 
     chat = Chat(
-        agent([call("search", query="a")], [text("done")], tools=[search], on_tool_error_callback=told),
+        agent(
+            [call("search", query="a")], [text("done")], tools=[search], on_tool_error_callback=told
+        ),
         attached(engine, {}),
     )
     await chat.send(text("find a"))
@@ -303,7 +351,10 @@ async def test_reported_failures(clock: VirtualClock, result: dict[str, Any], fa
     def search(query: str) -> dict[str, Any]:
         return result
 
-    for tools, seen in (([search], result), ([search, search_archive], {"result": "a, from the archive"})):
+    for tools, seen in (
+        ([search], result),
+        ([search, search_archive], {"result": "a, from the archive"}),
+    ):
         engine = make_engine("repair", clock=clock)
         named = {each: WEB[each] for each in WEB if each in [tool.__name__ for tool in tools]}
         chat = searching(tools, attached(engine, named), asked)
@@ -315,10 +366,15 @@ async def test_reported_failures(clock: VirtualClock, result: dict[str, Any], fa
 async def test_wrong_arguments(clock: VirtualClock) -> None:
     """Arguments that the framework refuses are told to the model, and are no failure of the tool."""
     engine = make_engine("repair", clock=clock)
-    chat = Chat(agent([call("search", words="a")], [text("done")], tools=[search, search_archive]), attached(engine))
+    chat = Chat(
+        agent([call("search", words="a")], [text("done")], tools=[search, search_archive]),
+        attached(engine),
+    )
     await chat.send(text("find a"))
     [[told]] = chat.seen[1:]
-    assert told["error"].startswith("Invoking `search()` failed as the following mandatory input parameters")
+    assert told["error"].startswith(
+        "Invoking `search()` failed as the following mandatory input parameters"
+    )
     assert engine.history(engine.store.runs()[0].run).events == ()
 
 
@@ -330,7 +386,11 @@ async def test_parallel_calls(clock: VirtualClock) -> None:
         await running.wait()
         raise KeyError(query)
 
-    root = agent([call("search", query="a"), call("search", query="b")], [text("done")], tools=[search, search_archive])
+    root = agent(
+        [call("search", query="a"), call("search", query="b")],
+        [text("done")],
+        tools=[search, search_archive],
+    )
     chat = Chat(root, attached(make_engine("repair", clock=clock)))
     await chat.send(text("find a"))
     assert chat.seen[1:] == [[{"result": "a, from the archive"}, {"result": "b, from the archive"}]]
@@ -351,7 +411,8 @@ async def test_what_a_failed_tool_asked_for(clock: VirtualClock) -> None:
         return query
 
     chat = Chat(
-        agent([call("search", query="a")], tools=[search, search_archive]), attached(make_engine("repair", clock=clock))
+        agent([call("search", query="a")], tools=[search, search_archive]),
+        attached(make_engine("repair", clock=clock)),
     )
     events = await chat.send(text("find a"))
     assert len(events) == 2
@@ -362,7 +423,10 @@ async def test_what_a_failed_tool_asked_for(clock: VirtualClock) -> None:
 async def test_agents_as_tools(clock: VirtualClock) -> None:
     """An agent that is a tool stands in for another tool, and its own tools are replaced in a session of their own."""
     researcher = agent(
-        [call("search", query="b")], [text("b is found")], name="researcher", tools=[search, search_archive]
+        [call("search", query="b")],
+        [text("b is found")],
+        name="researcher",
+        tools=[search, search_archive],
     )
 
     def ask(request: str) -> str:
@@ -371,8 +435,12 @@ async def test_agents_as_tools(clock: VirtualClock) -> None:
     engine = make_engine("repair", clock=clock)
     stated = {"ask": "research", "researcher": "research"}
     chat = Chat(
-        agent([call("ask", request="what is b?")], [text("done")], tools=[ask, AgentTool(researcher)]),
-        Replanned(stated | {"search": {"capability": "web"}, "search_archive": "web"}, engine=engine),
+        agent(
+            [call("ask", request="what is b?")], [text("done")], tools=[ask, AgentTool(researcher)]
+        ),
+        Replanned(
+            stated | {"search": {"capability": "web"}, "search_archive": "web"}, engine=engine
+        ),
     )
     await chat.send(text("go"))
     assert chat.seen[1:] == [[{"result": "b is found"}]]
@@ -386,7 +454,10 @@ async def test_sub_agents(clock: VirtualClock) -> None:
     found = [[call("search", query="b")], [text("found")]]
     once = agent(*found, name="once", mode="single_turn", tools=[search])
     chat = Chat(
-        agent([call("once", request="b?")], [text("done")], tools=[search_archive], sub_agents=[once]), attached(engine)
+        agent(
+            [call("once", request="b?")], [text("done")], tools=[search_archive], sub_agents=[once]
+        ),
+        attached(engine),
     )
     await chat.send(text("go"))
     assert once.model.seen[-1] == [{"result": "b, from the archive"}]
@@ -398,7 +469,8 @@ async def test_agents_in_sequence(clock: VirtualClock) -> None:
     """Agents under one that has no model share a session."""
     engine = make_engine("repair", clock=clock)
     parts = [
-        agent([call("search", query=name)], [text("ok")], name=name, tools=[search]) for name in ("first", "second")
+        agent([call("search", query=name)], [text("ok")], name=name, tools=[search])
+        for name in ("first", "second")
     ]
     parts.append(agent([text("end")], name="third", tools=[search_archive]))
     await Chat(SequentialAgent(name="all", sub_agents=parts), attached(engine)).send(text("go"))
@@ -422,7 +494,9 @@ async def test_workflow(clock: VirtualClock) -> None:
     answers = [[call("read", query="b")]]
     reader = agent(*answers, name="reader", tools=[read])
     engine = make_engine("repair", clock=clock)
-    flow = Workflow(name="flow", edges=[("START", begin, FunctionTool(search_archive), finder, reader)])
+    flow = Workflow(
+        name="flow", edges=[("START", begin, FunctionTool(search_archive), finder, reader)]
+    )
     with pytest.raises(KeyError):
         await Chat(flow, attached(engine, WEB | {"read": "book"}, agents=[finder])).send(text("go"))
     assert finder.model.seen[-1] == [{"result": "a, from the archive"}]
@@ -435,8 +509,12 @@ class Archive(BaseTool):  # type: ignore[misc] # its types may not be installed
     """Tool of its own class."""
 
     def _get_declaration(self) -> Any:
-        query = types.Schema(type=types.Type.OBJECT, properties={"query": types.Schema(type=types.Type.STRING)})
-        return types.FunctionDeclaration(name=self.name, description=self.description, parameters=query)
+        query = types.Schema(
+            type=types.Type.OBJECT, properties={"query": types.Schema(type=types.Type.STRING)}
+        )
+        return types.FunctionDeclaration(
+            name=self.name, description=self.description, parameters=query
+        )
 
     async def run_async(self, *, args: Any, tool_context: Any) -> Any:
         return {"book": args["query"], "by": tool_context.user_id}
@@ -452,7 +530,10 @@ class Shelf(BaseToolset):  # type: ignore[misc] # its types may not be installed
 async def test_toolsets(clock: VirtualClock) -> None:
     """A tool of a toolset, under its prefix, stands in for a function, with the context of the call."""
     stated = {"search": "web", "shelf_archive": "web"}
-    chat = searching([search, Shelf(tool_name_prefix="shelf")], attached(make_engine("repair", clock=clock), stated))
+    chat = searching(
+        [search, Shelf(tool_name_prefix="shelf")],
+        attached(make_engine("repair", clock=clock), stated),
+    )
     await chat.send(text("find a"))
     assert chat.seen[1:] == [[{"book": "a", "by": "u"}]]
 
@@ -497,7 +578,9 @@ async def test_confirmed_and_failed(clock: VirtualClock) -> None:
     ):
         ran: list[str] = []
         stated = {"delete": "web", "search_archive": "web"}
-        root = agent([call("delete", query="a")], [text("done")], tools=[deleting(ran, fails=True), *tools])
+        root = agent(
+            [call("delete", query="a")], [text("done")], tools=[deleting(ran, fails=True), *tools]
+        )
         chat = Chat(root, attached(make_engine("repair", clock=clock), stated))
         answer = confirmation(await chat.send(text("go")), confirmed=True)
         if seen is None:
@@ -509,14 +592,20 @@ async def test_confirmed_and_failed(clock: VirtualClock) -> None:
         assert ran == ["a"]
 
 
-@pytest.mark.parametrize(("confirmed", "seen"), [(True, {"result": "a is deleted"}), (False, {"error": REJECTED})])
-async def test_stand_in_that_needs_a_confirmation(clock: VirtualClock, confirmed: bool, seen: Any) -> None:
+@pytest.mark.parametrize(
+    ("confirmed", "seen"), [(True, {"result": "a is deleted"}), (False, {"error": REJECTED})]
+)
+async def test_stand_in_that_needs_a_confirmation(
+    clock: VirtualClock, confirmed: bool, seen: Any
+) -> None:
     """A tool that requires a confirmation stands in only after a person has confirmed that."""
     ran: list[str] = []
     engine = make_engine("repair", clock=clock)
     chat = searching([search, deleting(ran)], attached(engine, {"search": "web", "delete": "web"}))
     asked = await chat.send(text("go"))
-    [hint] = [each.hint for event in asked for each in event.actions.requested_tool_confirmations.values()]
+    [hint] = [
+        each.hint for event in asked for each in event.actions.requested_tool_confirmations.values()
+    ]
     assert hint == "Please approve or reject that delete() stands in for search(), which failed."
     assert (ran, status(engine)) == ([], "paused")
     await chat.send(confirmation(asked, confirmed=confirmed))
@@ -534,7 +623,10 @@ async def test_dynamic_confirmation(clock: VirtualClock) -> None:
         return {"sure": tool_context.tool_confirmation.payload}
 
     engine = make_engine("repair", clock=clock)
-    chat = Chat(agent([call("delete", query="a")], [text("so")], [text("done")], tools=[delete]), attached(engine, {}))
+    chat = Chat(
+        agent([call("delete", query="a")], [text("so")], [text("done")], tools=[delete]),
+        attached(engine, {}),
+    )
     asked = await chat.send(text("go"))
     assert status(engine) == "paused"
     await chat.send(confirmation(asked, confirmed=True, payload="very"))
@@ -583,21 +675,26 @@ async def test_question_that_is_not_put_to_the_user(clock: VirtualClock) -> None
 
     engine = make_engine(doubtful, clock=clock)
     with pytest.raises(KeyError):
-        await Chat(agent([call("search", query="a")], tools=tools), attached(engine, approvals=False)).send(text("go"))
+        await Chat(
+            agent([call("search", query="a")], tools=tools), attached(engine, approvals=False)
+        ).send(text("go"))
     assert (status(engine), len(engine.pending())) == ("paused", 1)
 
     def reporting(query: str) -> dict[str, str]:
         return {"error": query}
 
     reporting.__name__ = "search"
-    chat = searching([reporting, search_archive], attached(make_engine(doubtful, clock=clock), approvals=False))
+    chat = searching(
+        [reporting, search_archive], attached(make_engine(doubtful, clock=clock), approvals=False)
+    )
     await chat.send(text("go"))
     assert chat.seen[1:] == [[{"error": "a"}]]
 
     inner = agent([call("search", query="a")], name="inner", tools=tools)
     with pytest.raises(KeyError):
         await Chat(
-            agent([call("inner", request="a")], tools=[AgentTool(inner)]), attached(make_engine(doubtful, clock=clock))
+            agent([call("inner", request="a")], tools=[AgentTool(inner)]),
+            attached(make_engine(doubtful, clock=clock)),
         ).send(text("go"))
 
 
@@ -615,17 +712,25 @@ async def test_long_running_tools(clock: VirtualClock) -> None:
         [text("done")],
         [text("more")],
     ]
-    chat = Chat(agent(*answers, tools=[LongRunningFunctionTool(ask_boss), search, search_archive]), attached(engine))
+    chat = Chat(
+        agent(*answers, tools=[LongRunningFunctionTool(ask_boss), search, search_archive]),
+        attached(engine),
+    )
     [calls, *_] = await chat.send(text("go"))
     assert status(engine) == "paused"
     [asked] = calls.get_function_calls()
     later = types.FunctionResponse(id=asked.id, name=asked.name, response={"status": "approved"})
     await chat.send(types.Part(function_response=later))
     assert chat.seen[-1] == [{"result": "b, from the archive"}]
-    assert [(run.run, run.status) for run in engine.store.runs()] == [(calls.invocation_id, "succeeded")]
+    assert [(run.run, run.status) for run in engine.store.runs()] == [
+        (calls.invocation_id, "succeeded")
+    ]
     chat.root.model.answers.insert(0, [call("search", query="c")])
     await chat.send(types.Part(function_response=later))
-    assert [run.run for run in engine.store.runs()] == [f"{calls.invocation_id}.2", calls.invocation_id]
+    assert [run.run for run in engine.store.runs()] == [
+        f"{calls.invocation_id}.2",
+        calls.invocation_id,
+    ]
 
 
 async def test_resumed_invocation(clock: VirtualClock) -> None:
@@ -651,7 +756,10 @@ async def test_resumed_invocation(clock: VirtualClock) -> None:
     assert chat.seen[1:] == [[{"result": "a, from the archive"}]]
     assert ran == ["a", "a"]
     assert [(each.run, each.status) for each in engine.store.runs()] == [(run.run, "succeeded")]
-    assert [str(entry.id) for entry in engine.history(run.run).replay()] == ["search-1", "search-1~2"]
+    assert [str(entry.id) for entry in engine.history(run.run).replay()] == [
+        "search-1",
+        "search-1~2",
+    ]
 
 
 async def test_cancellation(clock: VirtualClock) -> None:
@@ -663,7 +771,9 @@ async def test_cancellation(clock: VirtualClock) -> None:
         return await asyncio.get_running_loop().create_future()
 
     class Hanging(ScriptedModel):
-        async def generate_content_async(self, llm_request: Any, stream: bool = False) -> AsyncIterator[Any]:
+        async def generate_content_async(
+            self, llm_request: Any, stream: bool = False
+        ) -> AsyncIterator[Any]:
             if not self.answers:
                 await wait("")
             async for each in super().generate_content_async(llm_request, stream):
@@ -703,7 +813,9 @@ async def test_spans(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> No
     memory, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(memory))
     monkeypatch.setattr("google.adk.telemetry.tracing.tracer", provider.get_tracer("adk"))
-    monkeypatch.setattr("google.adk.telemetry._instrumentation.tracing.tracer", provider.get_tracer("adk"))
+    monkeypatch.setattr(
+        "google.adk.telemetry._instrumentation.tracing.tracer", provider.get_tracer("adk")
+    )
 
     def search_archive(query: str) -> str:
         with provider.get_tracer("tool").start_as_current_span("reading"):
@@ -724,12 +836,16 @@ async def test_spans(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> No
 async def test_wrong_arguments_of_the_plugin() -> None:
     """What is no engine and no capability is refused at once; what is no field ends the run before the model is asked."""
     with pytest.raises(
-        TypeError, match=r"capabilities: .* got {'search': 1}; engine: .*; agents: .*; is_failure: .*'error'"
+        TypeError,
+        match=r"capabilities: .* got {'search': 1}; engine: .*; agents: .*; is_failure: .*'error'",
     ):
         Replanned({"search": 1}, engine="repair", agents=[1], is_failure="error")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="capabilities: expected Mapping"):
         Replanned(ReplanningEngine())  # type: ignore[arg-type]
-    chat = Chat(agent([text("done")], tools=[search]), attached(ReplanningEngine(), {"search": {"costs": 1}}))
+    chat = Chat(
+        agent([text("done")], tools=[search]),
+        attached(ReplanningEngine(), {"search": {"costs": 1}}),
+    )
     with pytest.raises(RuntimeError, match="costs"):
         await chat.send(text("go"))
     assert chat.seen == []
@@ -737,8 +853,12 @@ async def test_wrong_arguments_of_the_plugin() -> None:
 
 async def test_misspelt_capability() -> None:
     """A capability of a tool that does not exist ends the run before the model is asked."""
-    chat = Chat(agent([text("done")], tools=[search]), attached(ReplanningEngine(), {"serch": "web"}))
-    with pytest.raises(RuntimeError, match="there is no tool called 'serch'; did you mean 'search'"):
+    chat = Chat(
+        agent([text("done")], tools=[search]), attached(ReplanningEngine(), {"serch": "web"})
+    )
+    with pytest.raises(
+        RuntimeError, match="there is no tool called 'serch'; did you mean 'search'"
+    ):
         await chat.send(text("go"))
     assert chat.seen == []
 
@@ -752,19 +872,30 @@ async def test_two_tools_of_one_name(clock: VirtualClock) -> None:
 
         return search
 
-    helper = agent([call("search", words=["a", "b"])], [text("done")], name="helper", tools=[other()])
+    helper = agent(
+        [call("search", words=["a", "b"])], [text("done")], name="helper", tools=[other()]
+    )
     engine = make_engine("repair", clock=clock)
-    root = agent([call("transfer_to_agent", agent_name="helper")], tools=[search, search_archive], sub_agents=[helper])
+    root = agent(
+        [call("transfer_to_agent", agent_name="helper")],
+        tools=[search, search_archive],
+        sub_agents=[helper],
+    )
     await Chat(root, attached(engine)).send(text("go"))
     assert helper.model.seen[-1] == [{"result": 2}]
 
 
-async def test_a_store_that_fails(clock: VirtualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_store_that_fails(
+    clock: VirtualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A session that cannot be opened is an exception of the tool; a plugin leaves no trace on a tool without it."""
     tool = FunctionTool(search_archive)
     store = SqliteStore(tmp_path / "runs.db")
     engine = make_engine("repair", clock=clock, store=store)
-    chat = Chat(agent([call("search_archive", query="a")], [text("done")], tools=[tool]), attached(engine, {}))
+    chat = Chat(
+        agent([call("search_archive", query="a")], [text("done")], tools=[tool]),
+        attached(engine, {}),
+    )
     store.close()
     (tmp_path / "runs.db").write_bytes(b"no database")
     with pytest.raises(StoreError):
@@ -786,5 +917,7 @@ def test_missing_framework(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_example() -> None:
     """The example runs as it is, and its tool that fails is replaced."""
     example = Path(__file__).parents[2] / "examples" / "google_adk_agent.py"
-    done = subprocess.run([sys.executable, "-W", "error", example], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", example], capture_output=True, text=True, timeout=60
+    )
     assert "found changelog, from the archive" in done.stdout, done.stderr

@@ -118,7 +118,10 @@ async def test_retry(clock: VirtualClock) -> None:
         return {"log": ["found"]}
 
     engine = make_engine("repair", clock=clock)
-    assert (await replanned(graph_of(search), engine).ainvoke({"query": "a"}))["log"] == ["found", "1 found"]
+    assert (await replanned(graph_of(search), engine).ainvoke({"query": "a"}))["log"] == [
+        "found",
+        "1 found",
+    ]
     [run] = engine.store.runs()
     assert len(bodies(engine.store, run.run, AttemptStarted)) == 4
     assert clock.elapsed > 1
@@ -148,7 +151,9 @@ def parallel(saver: Any = None) -> Any:
     """A graph with branches that run at once, a conditional edge, a Command, a Send and a subgraph."""
 
     async def plan(state: State) -> Command[Any]:
-        return Command(update={"log": ["planned"]}, goto=[Send("look", {"query": each}) for each in "abc"])
+        return Command(
+            update={"log": ["planned"]}, goto=[Send("look", {"query": each}) for each in "abc"]
+        )
 
     async def look(state: State) -> State:
         get_stream_writer()(f"looking for {state['query']}")
@@ -178,7 +183,9 @@ async def test_same_stream(clock: VirtualClock, mode: Any) -> None:
     ours = replanned(graph, make_engine(clock=clock))
 
     async def streamed(each: Any) -> list[Any]:
-        chunks = [chunk async for chunk in each.astream({"log": []}, stream_mode=mode, subgraphs=True)]
+        chunks = [
+            chunk async for chunk in each.astream({"log": []}, stream_mode=mode, subgraphs=True)
+        ]
         return [([name.partition(":")[0] for name in where], *chunk) for where, *chunk in chunks]
 
     assert await streamed(ours) == await streamed(graph)
@@ -197,7 +204,10 @@ async def test_same_events_and_state(clock: VirtualClock) -> None:
             (event["event"], event["name"], event["tags"], len(event["parent_ids"]))
             async for event in graph.astream_events({"log": []}, on_thread(), version="v2")
         ]
-        states = [(each.values, each.next, each.metadata) async for each in graph.aget_state_history(on_thread())]
+        states = [
+            (each.values, each.next, each.metadata)
+            async for each in graph.aget_state_history(on_thread())
+        ]
         seen.append((sorted(events), [(values, following) for values, following, _ in states]))
         assert not any("replanning" in str(metadata) for *_, metadata in states)
     assert seen[0] == seen[1]
@@ -241,14 +251,22 @@ async def test_interrupt_and_resume(tmp_path: Path, clock: VirtualClock) -> None
     assert result["log"] == ["this", "that", "2 found"]
     [run] = store.runs()
     assert run.status == "succeeded"
-    assert [body.task for body in bodies(store, run.run, AttemptStarted)] == ["search-1"] * 3 + ["report-2"]
+    assert [body.task for body in bodies(store, run.run, AttemptStarted)] == ["search-1"] * 3 + [
+        "report-2"
+    ]
     assert not ReplanningEngine(store=store).history(run.run).events
 
     await attached().ainvoke({"query": "b"}, on_thread("a/b"))  # what is begun anew is another run
     assert [info.status for info in store.runs()] == ["paused", "succeeded"]
-    past = [each async for each in attached().aget_state_history(on_thread("a/b")) if each.next == ("report",)]
+    past = [
+        each
+        async for each in attached().aget_state_history(on_thread("a/b"))
+        if each.next == ("report",)
+    ]
     executed.clear()
-    again = await attached().ainvoke(None, past[0].config)  # travelling in time executes nodes again
+    again = await attached().ainvoke(
+        None, past[0].config
+    )  # travelling in time executes nodes again
     assert again["log"] == ["this", "that", "2 found"]
     assert not executed
 
@@ -288,10 +306,19 @@ async def test_question(clock: VirtualClock, choice: int | None) -> None:
     question = result["__interrupt__"][0].value
     assert question["choices"] == ["use archive", "go on"]
     assert statuses(engine) == ["paused"]
-    result = await graph.ainvoke(Command(resume="yes"), on_thread())  # it does not say what it answers
+    result = await graph.ainvoke(
+        Command(resume="yes"), on_thread()
+    )  # it does not say what it answers
     assert result["__interrupt__"][0].value == question
-    for wrong in ({"verdict": "aprove"}, {"verdict": "approve", "choice": 9}, {"verdict": "approve", "chioce": 1}, {}):
-        result = await graph.ainvoke(Command(resume={"question": question["question"], **wrong}), on_thread())
+    for wrong in (
+        {"verdict": "aprove"},
+        {"verdict": "approve", "choice": 9},
+        {"verdict": "approve", "chioce": 1},
+        {},
+    ):
+        result = await graph.ainvoke(
+            Command(resume={"question": question["question"], **wrong}), on_thread()
+        )
         assert result["__interrupt__"][0].value.pop("refused")
         assert result["__interrupt__"][0].value == question
     verdict = {"verdict": "reject"} if choice is None else {"verdict": "approve", "choice": choice}
@@ -332,7 +359,9 @@ async def test_interrupts_and_questions(clock: VirtualClock) -> None:
         raise OSError("disk full")
 
     builder = graph_of(search).builder.add_node("elsewhere", search)
-    graph = replanned(builder.compile(checkpointer=InMemorySaver()), asking(clock, other("elsewhere")))
+    graph = replanned(
+        builder.compile(checkpointer=InMemorySaver()), asking(clock, other("elsewhere"))
+    )
     assert (await graph.ainvoke({"query": "a"}, on_thread()))["__interrupt__"][0].value == "may I?"
     result = await graph.ainvoke(Command(resume="yes"), on_thread())
     answer = {"question": result["__interrupt__"][0].value["question"], "verdict": "approve"}
@@ -402,10 +431,16 @@ async def test_graph_within_a_graph(clock: VirtualClock, as_function: bool) -> N
         return {"log": (await inner.ainvoke(state))["log"]}
 
     outer = replanned(graph_of(search if as_function else inner, saver=InMemorySaver()), engine)
-    question = (await outer.ainvoke({"query": "a"}, on_thread()))["__interrupt__"][0].value["question"]
+    question = (await outer.ainvoke({"query": "a"}, on_thread()))["__interrupt__"][0].value[
+        "question"
+    ]
     assert statuses(engine) == ["paused", "paused"]
     answer = Command(resume={"question": question, "verdict": "approve"})
-    assert (await outer.ainvoke(answer, on_thread()))["log"] == ["a from the archive", "1 found", "2 found"]
+    assert (await outer.ainvoke(answer, on_thread()))["log"] == [
+        "a from the archive",
+        "1 found",
+        "2 found",
+    ]
     assert statuses(engine) == ["succeeded", "succeeded"]
 
 
@@ -437,10 +472,13 @@ def test_synchronous_node_that_hangs() -> None:
     builder.add_node("search", search)
     builder.add_node("archive", lambda state: {"log": ["archive"]})
     builder.add_edge(START, "search")
-    stated: Any = {"search": {"capability": "web", "timeout": 0.05, "idempotent": True}, "archive": "web"}
-    assert replanned(builder.compile(), make_engine("repair"), capabilities=stated).invoke({"query": "a"})["log"] == [
-        "archive"
-    ]
+    stated: Any = {
+        "search": {"capability": "web", "timeout": 0.05, "idempotent": True},
+        "archive": "web",
+    }
+    assert replanned(builder.compile(), make_engine("repair"), capabilities=stated).invoke(
+        {"query": "a"}
+    )["log"] == ["archive"]
     woken.set()
 
 
@@ -491,7 +529,9 @@ class FakeModel(BaseChatModel):  # type: ignore[misc]  # its types are not follo
         message = next(self.messages)
         for wanted in message.tool_calls:
             call: Any = {**wanted, "args": json.dumps(wanted["args"]), "type": "tool_call_chunk"}
-            yield ChatGenerationChunk(message=AIMessageChunk("", tool_call_chunks=[call], id=message.id))
+            yield ChatGenerationChunk(
+                message=AIMessageChunk("", tool_call_chunks=[call], id=message.id)
+            )
         for word in message.text.split():
             yield ChatGenerationChunk(message=AIMessageChunk(word, id=message.id))
 
@@ -499,7 +539,8 @@ class FakeModel(BaseChatModel):  # type: ignore[misc]  # its types are not follo
 def model_of(*calls: str) -> FakeModel:
     """A model that calls these tools at once, and then says that it is done."""
     wanted: list[Any] = [
-        {"name": name, "args": {"query": f"q{number}"}, "id": f"call-{number}"} for number, name in enumerate(calls)
+        {"name": name, "args": {"query": f"q{number}"}, "id": f"call-{number}"}
+        for number, name in enumerate(calls)
     ]
 
     def messages() -> Iterator[AIMessage]:
@@ -522,7 +563,9 @@ async def archive_tool(query: str) -> str:
     return f"{query} from the archive"
 
 
-def agent_of(model: FakeModel, tools: list[BaseTool], engine: ReplanningEngine | None, **options: Any) -> Any:
+def agent_of(
+    model: FakeModel, tools: list[BaseTool], engine: ReplanningEngine | None, **options: Any
+) -> Any:
     """An agent, attached if there is an engine."""
     capabilities = options.pop("capabilities", {})
     middleware = options.pop("middleware", [])
@@ -534,7 +577,9 @@ def agent_of(model: FakeModel, tools: list[BaseTool], engine: ReplanningEngine |
 
 def told(result: Any) -> list[tuple[str, str, str]]:
     """What the model was told by tools."""
-    return [(m.name, m.tool_call_id, m.text) for m in result["messages"] if isinstance(m, ToolMessage)]
+    return [
+        (m.name, m.tool_call_id, m.text) for m in result["messages"] if isinstance(m, ToolMessage)
+    ]
 
 
 QUESTION = {"messages": [("user", "hello")]}
@@ -543,10 +588,13 @@ QUESTION = {"messages": [("user", "hello")]}
 async def test_tool_substitute(clock: VirtualClock) -> None:
     """A tool that fails is replaced, calls at once each get their own result, and the model sees the tool that it called."""
     engine = make_engine("repair", clock=clock)
-    agent = agent_of(model_of(*["search", "archive"] * 5), [search_tool, archive_tool], engine, capabilities=WEB)
+    agent = agent_of(
+        model_of(*["search", "archive"] * 5), [search_tool, archive_tool], engine, capabilities=WEB
+    )
     result = await agent.ainvoke(QUESTION)
     assert told(result) == [
-        (("search", "archive")[number % 2], f"call-{number}", f"q{number} from the archive") for number in range(10)
+        (("search", "archive")[number % 2], f"call-{number}", f"q{number} from the archive")
+        for number in range(10)
     ]
     assert result["messages"][-1].text == "I am done"
     assert statuses(engine) == ["succeeded"]
@@ -568,7 +616,11 @@ async def test_tool_without_a_way_on(clock: VirtualClock) -> None:
     retry = ToolRetryMiddleware(max_retries=0)
     calls = ("handled", "search", "unknown")
     plain, ours = [
-        told(await agent_of(model_of(*calls), [handled, search_tool], each, middleware=[retry]).ainvoke(QUESTION))
+        told(
+            await agent_of(
+                model_of(*calls), [handled, search_tool], each, middleware=[retry]
+            ).ainvoke(QUESTION)
+        )
         for each in (None, engine)
     ]
     assert plain == ours
@@ -579,10 +631,14 @@ async def test_tool_without_a_way_on(clock: VirtualClock) -> None:
 async def test_skipped(clock: VirtualClock) -> None:
     """A node that is skipped writes nothing, and about a tool that is skipped the model is told why."""
     engine = make_engine(skipping, clock=clock)
-    result = await replanned(graph_of(raising(ValueError("down"))), engine).ainvoke({"query": "a", "log": []})
+    result = await replanned(graph_of(raising(ValueError("down"))), engine).ainvoke(
+        {"query": "a", "log": []}
+    )
     assert result["log"] == ["0 found"]
     agent = agent_of(model_of("search"), [search_tool], engine)
-    assert told(await agent.ainvoke(QUESTION)) == [("search", "call-0", "task 'search-2' was skipped: nobody needs it")]
+    assert told(await agent.ainvoke(QUESTION)) == [
+        ("search", "call-0", "task 'search-2' was skipped: nobody needs it")
+    ]
 
 
 async def test_failure_that_became_a_message(clock: VirtualClock) -> None:
@@ -627,9 +683,13 @@ async def test_same_agent(clock: VirtualClock) -> None:
     seen = []
     for engine in (None, make_engine(clock=clock)):
         agent = agent_of(model_of("archive"), [archive_tool], engine)
-        tokens = [message.text async for message, _ in agent.astream(QUESTION, stream_mode="messages")]
+        tokens = [
+            message.text async for message, _ in agent.astream(QUESTION, stream_mode="messages")
+        ]
         agent = agent_of(model_of("archive"), [archive_tool], engine)
-        events = [(e["event"], e["name"]) async for e in agent.astream_events(QUESTION, version="v2")]
+        events = [
+            (e["event"], e["name"]) async for e in agent.astream_events(QUESTION, version="v2")
+        ]
         result = await agent_of(model_of("archive"), [archive_tool], engine).ainvoke(QUESTION)
         seen.append((tokens, events, [(m.type, m.text) for m in result["messages"]]))
     assert seen[0] == seen[1]
@@ -645,11 +705,19 @@ async def test_tool_that_interrupts(clock: VirtualClock) -> None:
         return f"{query}: {interrupt('may I?')}"
 
     engine = make_engine("repair", clock=clock)
-    agent = agent_of(model_of("careful", "archive"), [careful, archive_tool], engine, checkpointer=InMemorySaver())
+    agent = agent_of(
+        model_of("careful", "archive"),
+        [careful, archive_tool],
+        engine,
+        checkpointer=InMemorySaver(),
+    )
     result = await agent.ainvoke(QUESTION, on_thread())
     assert result["__interrupt__"][0].value == "may I?"
     result = await agent.ainvoke(Command(resume="yes"), on_thread())
-    assert told(result) == [("careful", "call-0", "q0: yes"), ("archive", "call-1", "q1 from the archive")]
+    assert told(result) == [
+        ("careful", "call-0", "q0: yes"),
+        ("archive", "call-1", "q1 from the archive"),
+    ]
     assert statuses(engine) == ["succeeded"]
     await agent.ainvoke(QUESTION, on_thread())  # the next turn of the conversation
     assert statuses(engine) == ["paused", "succeeded"]
@@ -659,7 +727,9 @@ async def test_tool_that_interrupts(clock: VirtualClock) -> None:
 async def test_question_about_a_tool(clock: VirtualClock, choice: int) -> None:
     """A question about a tool is an interrupt of the agent, and the model is told where the tool was skipped."""
     engine = asking(clock, other("archive"))
-    agent = agent_of(model_of("search"), [search_tool, archive_tool], engine, checkpointer=InMemorySaver())
+    agent = agent_of(
+        model_of("search"), [search_tool, archive_tool], engine, checkpointer=InMemorySaver()
+    )
     result = await agent.ainvoke(QUESTION, on_thread())
     question = result["__interrupt__"][0].value["question"]
     answer = Command(resume={"question": question, "verdict": "approve", "choice": choice})
@@ -686,7 +756,11 @@ def test_tool_without_event_loop() -> None:
         assert told(agent.invoke(QUESTION)) == [("search", "call-0", "q0 from the archive")]
     retry = ToolRetryMiddleware(max_retries=0)
     plain, ours = [
-        told(agent_of(model_of("search", "unknown"), [search], each, middleware=[retry]).invoke(QUESTION))
+        told(
+            agent_of(model_of("search", "unknown"), [search], each, middleware=[retry]).invoke(
+                QUESTION
+            )
+        )
         for each in (None, ReplanningEngine())
     ]
     assert plain == ours
@@ -695,7 +769,9 @@ def test_tool_without_event_loop() -> None:
 async def test_tool_that_would_block(clock: VirtualClock) -> None:
     """A synchronous wrapper alone, which would block the event loop of the graph, is refused."""
     builder = StateGraph(MessagesState)
-    builder.add_node("tools", ToolNode([archive_tool], wrap_tool_call=ReplanningMiddleware().wrap_tool_call))
+    builder.add_node(
+        "tools", ToolNode([archive_tool], wrap_tool_call=ReplanningMiddleware().wrap_tool_call)
+    )
     builder.add_edge(START, "tools")
     call: Any = {"name": "archive", "args": {"query": "q"}, "id": "1"}
     with pytest.raises(RuntimeError, match="cannot be waited for"):
@@ -728,12 +804,16 @@ async def test_run_that_cannot_be_opened(clock: VirtualClock) -> None:
 # Attaching
 
 
-async def test_what_cannot_be_attached(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_cannot_be_attached(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What cannot be attached is refused at once with what to do."""
     engine = make_engine(clock=clock)
     graph = graph_of(report)
     for wrong in (graph.builder, object(), replanned(graph, engine)):
-        with pytest.raises(TypeError, match=r"graph: (expected CompiledStateGraph|it is attached already)"):
+        with pytest.raises(
+            TypeError, match=r"graph: (expected CompiledStateGraph|it is attached already)"
+        ):
             replanned(wrong, engine)
     with pytest.raises(ValueError, match="there is no node or tool called 'fly'"):
         replanned(graph, engine, capabilities={"fly": "air"})
@@ -764,7 +844,8 @@ async def test_agent_without_the_middleware(clock: VirtualClock) -> None:
     for middleware in ([], [ToolRetryMiddleware()]):
         agent: Any = create_agent(model_of("search"), tools, middleware=middleware)
         with pytest.raises(
-            ValueError, match=r"'search', 'archive' would not be .*middleware=\[ReplanningMiddleware\(\)\]"
+            ValueError,
+            match=r"'search', 'archive' would not be .*middleware=\[ReplanningMiddleware\(\)\]",
         ):
             replanned(agent, engine, capabilities=WEB)
         assert replanned(agent, engine, capabilities={"model": "think"}) is not agent
@@ -784,10 +865,17 @@ async def test_objective(clock: VirtualClock) -> None:
     """The objective of a run is what is stated, or else the name of the graph, if it has one of its own."""
     engine, graph = make_engine("repair", clock=clock), graph_of(report)
     named = graph.copy({"name": "Reporter"})
-    for each in (replanned(graph, engine), replanned(named, engine), replanned(graph, engine, objective="Find out")):
+    for each in (
+        replanned(graph, engine),
+        replanned(named, engine),
+        replanned(graph, engine, objective="Find out"),
+    ):
         await each.ainvoke({"query": "a", "log": []})
     objectives = [info.objective for info in engine.store.runs()]
-    assert (await replanned(graph).ainvoke({"query": "a", "log": []}))["log"] == ["0 found", "1 found"]
+    assert (await replanned(graph).ainvoke({"query": "a", "log": []}))["log"] == [
+        "0 found",
+        "1 found",
+    ]
     assert objectives == ["Find out", "Run the graph Reporter", "Run a graph"]
 
 
@@ -795,7 +883,9 @@ async def test_fields_of_a_node(clock: VirtualClock) -> None:
     """What is stated of a node counts: a dangerous one does not take the place of another unless a person agrees."""
     engine = make_engine("repair", clock=clock)
     fields: dict[str, Any] = {"search": "web", "archive": {"capability": "web", "dangerous": True}}
-    graph = replanned(graph_of(raising(ValueError("down")), saver=InMemorySaver()), engine, capabilities=fields)
+    graph = replanned(
+        graph_of(raising(ValueError("down")), saver=InMemorySaver()), engine, capabilities=fields
+    )
     question = (await graph.ainvoke({"query": "a"}, on_thread()))["__interrupt__"][0].value
     assert len(question["choices"]) == 1
     answer = Command(resume={"question": question["question"], "verdict": "approve"})

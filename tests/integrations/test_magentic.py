@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 pytest.importorskip("agent_framework", reason="agent-framework-core is not installed")
-pytest.importorskip("agent_framework_orchestrations", reason="agent-framework-orchestrations is not installed")
+pytest.importorskip(
+    "agent_framework_orchestrations", reason="agent-framework-orchestrations is not installed"
+)
 
 from agent_framework import Agent, InMemoryCheckpointStorage
 from agent_framework_orchestrations import MagenticBuilder, StandardMagenticManager
@@ -34,7 +36,9 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def ledger(speaker: str, *, satisfied: bool = False, progress: bool = True, loop: bool = False) -> str:
+def ledger(
+    speaker: str, *, satisfied: bool = False, progress: bool = True, loop: bool = False
+) -> str:
     """A progress ledger as a model writes it."""
     answers = {
         "is_request_satisfied": satisfied,
@@ -43,7 +47,9 @@ def ledger(speaker: str, *, satisfied: bool = False, progress: bool = True, loop
         "next_speaker": speaker,
         "instruction_or_question": f"speak, {speaker}",
     }
-    return json.dumps({name: {"reason": f"because {name}", "answer": answer} for name, answer in answers.items()})
+    return json.dumps(
+        {name: {"reason": f"because {name}", "answer": answer} for name, answer in answers.items()}
+    )
 
 
 def manager_of(*steps: Any, **options: Any) -> Any:
@@ -72,13 +78,22 @@ def workflow_of(manager: Any, said: list[str], **options: Any) -> Any:
 def tasks(engine: ReplanningEngine) -> Mapping[str, tuple[str, str]]:
     """Names and states of the tasks of the newest run."""
     live = engine.history(engine.store.runs()[0].run).replay()
-    return {entry.id: (entry.task.name or entry.task.tool or "", str(entry.state)) for entry in live}
+    return {
+        entry.id: (entry.task.name or entry.task.tool or "", str(entry.state)) for entry in live
+    }
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_plan(stream: bool, clock: VirtualClock) -> None:
     """The steps of the plan and the rounds are tasks; the workflow says and does what it does without an engine."""
-    script = ["facts", PLAN, ledger("researcher"), ledger("writer"), ledger("writer", satisfied=True), "the answer"]
+    script = [
+        "facts",
+        PLAN,
+        ledger("researcher"),
+        ledger("writer"),
+        ledger("writer", satisfied=True),
+        "the answer",
+    ]
     engine, seen = repairing(clock), []
 
     async def play(manager: Any) -> None:
@@ -88,7 +103,9 @@ async def test_plan(stream: bool, clock: VirtualClock) -> None:
             events = [event async for event in workflow.run("Report!", stream=True)]
             seen.append([said, [event.type for event in events]])
         else:
-            seen.append([said, [str(each) for each in (await workflow.run("Report!")).get_outputs()]])
+            seen.append(
+                [said, [str(each) for each in (await workflow.run("Report!")).get_outputs()]]
+            )
 
     await play(manager_of(*script))
     async with replanned(manager_of(*script), engine) as manager:
@@ -107,9 +124,17 @@ async def test_plan(stream: bool, clock: VirtualClock) -> None:
 @pytest.mark.parametrize("wrong", [{"progress": False}, {"loop": True}])
 async def test_substitute(wrong: Any, clock: VirtualClock) -> None:
     """After a round without progress, a participant of the same capability is given the same instruction."""
-    script = ["facts", PLAN, ledger("researcher"), ledger("researcher", **wrong), ledger("writer", satisfied=True)]
+    script = [
+        "facts",
+        PLAN,
+        ledger("researcher"),
+        ledger("researcher", **wrong),
+        ledger("writer", satisfied=True),
+    ]
     engine, said = repairing(clock), list[str]()
-    async with replanned(manager_of(*script, "the answer"), engine, capabilities=RESEARCH) as manager:
+    async with replanned(
+        manager_of(*script, "the answer"), engine, capabilities=RESEARCH
+    ) as manager:
         result = await workflow_of(manager, said).run("Report!")
     assert said == ["researcher", "librarian"]
     [updated] = [each.data.content for each in result if each.type == "magentic_orchestrator"][2:3]
@@ -139,7 +164,10 @@ async def test_new_plan(clock: VirtualClock) -> None:
         "step-1": ("Find the figures", "CANCELLED"),
         "step-2": ("Write the report", "CANCELLED"),
         "writer-3": ("writer", "FAILED"),
-        "writer-4": ("writer", "CANCELLED"),  # the manager has it speak again, then thinks better of it
+        "writer-4": (
+            "writer",
+            "CANCELLED",
+        ),  # the manager has it speak again, then thinks better of it
         "step-3": ("Ask the writer.", "DONE"),
     }
     reasons = [entry.reason for entry in engine.history(engine.store.runs()[0].run).entries]
@@ -173,7 +201,9 @@ async def test_plan_that_is_made_twice(clock: VirtualClock) -> None:
     """A manager whose ledger cannot be read plans anew as before; a workflow that ends without success fails."""
     script = ["facts", PLAN, "no ledger", "facts", PLAN, ledger("nobody"), "the answer"]
     engine, said = repairing(clock), list[str]()
-    async with replanned(manager_of(*script, progress_ledger_retry_count=1, max_round_count=3), engine) as manager:
+    async with replanned(
+        manager_of(*script, progress_ledger_retry_count=1, max_round_count=3), engine
+    ) as manager:
         outputs = (await workflow_of(manager, said).run("Report!")).get_outputs()
     assert (said, [str(each) for each in outputs]) == ([], ["the answer"])
     assert [state for _, state in tasks(engine).values()] == ["CANCELLED"] * 4
@@ -201,7 +231,13 @@ async def test_resume(tmp_path: Path) -> None:
 
     said: list[str] = []
     storage = InMemoryCheckpointStorage()
-    script = ["facts", PLAN, ledger("researcher"), ConnectionError("no model"), ConnectionError("no model")]
+    script = [
+        "facts",
+        PLAN,
+        ledger("researcher"),
+        ConnectionError("no model"),
+        ConnectionError("no model"),
+    ]
     with pytest.raises(ConnectionError):
         async with replanned(manager_of(*script), engine()) as manager:
             await workflow_of(manager, said, checkpoint_storage=storage).run("Report!")

@@ -44,7 +44,11 @@ def plan(*tools: object, **servers: Any) -> Plan:
 
 @asynccontextmanager
 async def proxied(
-    servers: Plan | None = None, *, mode: str = "auto", engine: ReplanningEngine | None = None, **options: Any
+    servers: Plan | None = None,
+    *,
+    mode: str = "auto",
+    engine: ReplanningEngine | None = None,
+    **options: Any,
 ) -> AsyncIterator[tuple[Client, McpProxy]]:
     """A client of a proxy in this process."""
     async with (
@@ -98,7 +102,9 @@ async def test_substitute() -> None:
     async with proxied(capabilities=NEWS) as (client, proxy):
         result = await client.call_tool("news", {"query": "x"})
         assert (result.is_error, result.structured_content) == (False, SUBSTITUTE)
-        assert (await client.call_tool("count", {"tool": "news"})).structured_content == {"result": 1}
+        assert (await client.call_tool("count", {"tool": "news"})).structured_content == {
+            "result": 1
+        }
     assert proxy.session.run.result.ok
     [revision] = proxy.session.run.result.revisions
     assert "archive" in revision.reason
@@ -118,7 +124,10 @@ async def test_skipped() -> None:
     """About a call that is skipped, the client is told why; it is an error if the tool has an output schema."""
     async with proxied(engine=make_engine(skipping)) as (client, _):
         result = await client.call_tool("news", {"query": "x"})
-    assert (result.is_error, result.content[0].text) == (True, "task 'news-1' was skipped: nobody needs it")
+    assert (result.is_error, result.content[0].text) == (
+        True,
+        "task 'news-1' was skipped: nobody needs it",
+    )
 
 
 async def test_unknown_tool() -> None:
@@ -133,7 +142,9 @@ async def test_retry() -> None:
     async with proxied(retry=Retry(max_attempts=3, delay=0)) as (client, _):
         assert (await client.call_tool("flaky", {})).content[0].text == "worked at time 3"
         assert (await client.call_tool("order", {})).is_error
-        assert (await client.call_tool("count", {"tool": "order"})).structured_content == {"result": 1}
+        assert (await client.call_tool("count", {"tool": "order"})).structured_content == {
+            "result": 1
+        }
 
 
 async def test_trace() -> None:
@@ -159,10 +170,14 @@ async def test_parallel_calls_and_progress() -> None:
     async with proxied(capabilities=NEWS) as (client, _), anyio.create_task_group() as group:
 
         async def call(number: int) -> None:
-            async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+            async def on_progress(
+                progress: float, total: float | None, message: str | None
+            ) -> None:
                 seen[number].append((progress, total, message))
 
-            assert (await client.call_tool("steps", {}, progress_callback=on_progress)).content[0].text == "done"
+            assert (await client.call_tool("steps", {}, progress_callback=on_progress)).content[
+                0
+            ].text == "done"
 
         async def substitute(number: int) -> None:
             result = await client.call_tool("news", {"query": str(number)})
@@ -235,8 +250,15 @@ async def test_several_servers() -> None:
         "two": {"command": FAILING},
         "gone": {"command": "no-such"},
     }
-    async with proxied(plan(own, **servers), capabilities={"two_archive": "web"}) as (client, proxy):
-        assert [tool.name for tool in (await client.list_tools()).tools][:3] == ["latest", "two_news", "two_archive"]
+    async with proxied(plan(own, **servers), capabilities={"two_archive": "web"}) as (
+        client,
+        proxy,
+    ):
+        assert [tool.name for tool in (await client.list_tools()).tools][:3] == [
+            "latest",
+            "two_news",
+            "two_archive",
+        ]
         assert "no-such" in proxy.unavailable["gone"]
         assert (await client.call_tool("latest", {"query": "x"})).structured_content == SUBSTITUTE
 
@@ -250,7 +272,9 @@ async def test_result_of_another_shape(other: str) -> None:
     own["parameters"] = {"query": "string"}
     capabilities = dict.fromkeys(("one_news", other), "web")
     async with proxied(plan(own, **servers), capabilities=capabilities) as (client, _):
-        assert "no news of x" in (await client.call_tool("one_news", {"query": "x"})).content[0].text
+        assert (
+            "no news of x" in (await client.call_tool("one_news", {"query": "x"})).content[0].text
+        )
 
 
 async def test_wrong_servers() -> None:
@@ -258,7 +282,12 @@ async def test_wrong_servers() -> None:
     engine = ReplanningEngine(["repair"])
     for servers, capabilities, wanted, text in (
         (Plan(goal=plan().goal), {}, PlanError, "at least one server"),
-        (plan(server={"command": "no-such"}), {}, ToolError, "no MCP server is there: 'server': the program 'no-such'"),
+        (
+            plan(server={"command": "no-such"}),
+            {},
+            ToolError,
+            "no MCP server is there: 'server': the program 'no-such'",
+        ),
         (plan(), {"newz": "web"}, PlanError, "did you mean 'news'"),
     ):
         with pytest.raises(wanted, match=text):
@@ -269,7 +298,13 @@ async def test_wrong_servers() -> None:
 @pytest.mark.parametrize("verdict", ["approve", "reject"])
 async def test_approval(tmp_path: Path, verdict: Any) -> None:
     """A tool that may do harm stands in when a person agrees from elsewhere; the call waits until then."""
-    own = {"name": "archive", "kind": "mcp", "server": "server", "capability": "web", "dangerous": True}
+    own = {
+        "name": "archive",
+        "kind": "mcp",
+        "server": "server",
+        "capability": "web",
+        "dangerous": True,
+    }
     engine = ReplanningEngine(["repair"], store=SqliteStore(tmp_path / "runs.db"), gate=StoreGate())
     async with proxied(plan(own), engine=engine, capabilities={"news": "web"}) as (client, proxy):
         async with anyio.create_task_group() as group:
@@ -291,10 +326,17 @@ async def test_resume(tmp_path: Path) -> None:
     """A run with an id is paused when the client leaves, and goes on with the next one; a run that has ended does not."""
     place = tmp_path / "runs.db"
     for _ in range(2):
-        async with proxied(engine=ReplanningEngine(["repair"], store=SqliteStore(place)), run_id="r") as (client, _):
-            assert (await client.call_tool("archive", {"query": "x"})).structured_content == SUBSTITUTE
+        async with proxied(
+            engine=ReplanningEngine(["repair"], store=SqliteStore(place)), run_id="r"
+        ) as (client, _):
+            assert (
+                await client.call_tool("archive", {"query": "x"})
+            ).structured_content == SUBSTITUTE
     history = ReplanningEngine(store=SqliteStore(place)).history("r")
-    assert (history.status, history.reason) == ("paused", "the client has left; the next one goes on with the run")
+    assert (history.status, history.reason) == (
+        "paused",
+        "the client has left; the next one goes on with the run",
+    )
     engine = ReplanningEngine(["repair"], store=SqliteStore(place))
     async with open_proxy(engine, plan(), run_id="r") as proxy:
         assert len(proxy.session.run.live) == 2
@@ -310,7 +352,16 @@ async def test_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_command(tmp_path: Path, mode: Any) -> None:
     """Over the command, a client gets the result of the substitute, progress, and cancellation; the store has the run."""
-    words = ("--run-id", "mine", "--capability", "web=news,archive", "--retries", "2", "--", *FAILING)
+    words = (
+        "--run-id",
+        "mine",
+        "--capability",
+        "web=news,archive",
+        "--retries",
+        "2",
+        "--",
+        *FAILING,
+    )
     seen: list[Any] = []
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
@@ -392,7 +443,10 @@ def test_end(tmp_path: Path, end: str) -> None:
         ("--ask console -- x", "standard input belongs to the client"),
         ("--capability web -- x", "--capability: expected NAME=TOOL,TOOL, got 'web'"),
         ("--capability a=x --capability b=x -- x", "a tool has one capability; several have x"),
-        ("-- no-such-program", "no MCP server is there: 'server': the program 'no-such-program' is not found"),
+        (
+            "-- no-such-program",
+            "no MCP server is there: 'server': the program 'no-such-program' is not found",
+        ),
     ],
 )
 def test_wrong_usage(tmp_path: Path, words: str, message: str) -> None:
@@ -405,5 +459,11 @@ def test_wrong_usage(tmp_path: Path, words: str, message: str) -> None:
 
 def test_environment_of_a_command_line() -> None:
     """A server that a command line starts gets the variables that the proxy was given, by reference."""
-    server = server_of_command(["a", "b"], environ={"PATH": "/bin", "KEY": "x", "odd%%": "y"}, safe=("c",))
-    assert (server.command, dict(server.env), server.safe) == (("a", "b"), {"KEY": "{env:KEY}"}, ("c",))
+    server = server_of_command(
+        ["a", "b"], environ={"PATH": "/bin", "KEY": "x", "odd%%": "y"}, safe=("c",)
+    )
+    assert (server.command, dict(server.env), server.safe) == (
+        ("a", "b"),
+        {"KEY": "{env:KEY}"},
+        ("c",),
+    )

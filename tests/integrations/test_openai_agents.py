@@ -69,7 +69,11 @@ class Recorder(TracingProcessor):  # type: ignore[misc] # its types may not be i
             return span["span_data"]["type"], span["span_data"].get("name")
 
         return [
-            (*named(span), span["error"], named(by_id[span["parent_id"]]) if span["parent_id"] in by_id else None)
+            (
+                *named(span),
+                span["error"],
+                named(by_id[span["parent_id"]]) if span["parent_id"] in by_id else None,
+            )
             for span in self.ended
         ]
 
@@ -87,7 +91,9 @@ def call_of(name: str, text: str = '{"query": "x"}', number: int = 0) -> Any:
     return function_call(name, text, call_id=f"call-{number}")
 
 
-def calls(*names: str, text: str = '{"query": "x"}', done: str = "done", **options: Any) -> ScriptedModel:
+def calls(
+    *names: str, text: str = '{"query": "x"}', done: str = "done", **options: Any
+) -> ScriptedModel:
     """A model that calls these tools at once, then is done."""
     made = [call_of(name, text, index) for index, name in enumerate(names)]
     return ScriptedModel([made, [assistant_message(done)]], **options)
@@ -115,7 +121,11 @@ def agent_of(model: ScriptedModel, *tools: Any, **fields: Any) -> Agent[Any]:
 
 def outputs(result: Any) -> list[Any]:
     """The outputs of tools, as the model sees them."""
-    return [item["output"] for item in result.to_input_list() if item.get("type") == "function_call_output"]
+    return [
+        item["output"]
+        for item in result.to_input_list()
+        if item.get("type") == "function_call_output"
+    ]
 
 
 def repairing(clock: VirtualClock, **options: Any) -> ReplanningEngine:
@@ -131,7 +141,9 @@ def statuses(engine: ReplanningEngine) -> list[str]:
 async def test_substitute(clock: VirtualClock) -> None:
     """A tool that fails is replaced by another of its capability, and the model sees the result of that one."""
     engine = repairing(clock)
-    async with replanned(agent_of(calls("search"), search, search_archive), engine, capabilities=WEB) as agent:
+    async with replanned(
+        agent_of(calls("search"), search, search_archive), engine, capabilities=WEB
+    ) as agent:
         result = await Runner.run(agent, "x?")
     assert outputs(result) == ["x, from the archive"]
     assert result.final_output == "done"
@@ -140,8 +152,12 @@ async def test_substitute(clock: VirtualClock) -> None:
 
 async def test_skipped(clock: VirtualClock) -> None:
     """About a call that is skipped, the model is told why."""
-    async with replanned(agent_of(calls("search"), search), make_engine(skipping, clock=clock)) as agent:
-        assert outputs(await Runner.run(agent, "x?")) == ["task 'search-1' was skipped: nobody needs it"]
+    async with replanned(
+        agent_of(calls("search"), search), make_engine(skipping, clock=clock)
+    ) as agent:
+        assert outputs(await Runner.run(agent, "x?")) == [
+            "task 'search-1' was skipped: nobody needs it"
+        ]
 
 
 async def test_retry(clock: VirtualClock) -> None:
@@ -178,12 +194,22 @@ async def _plain(context: Any, text: str) -> str:
     raise LookupError(f"nothing in {text}")
 
 
-plain = FunctionTool("plain", "Fail as it is.", {"type": "object", "properties": {}}, _plain, strict_json_schema=False)
+plain = FunctionTool(
+    "plain",
+    "Fail as it is.",
+    {"type": "object", "properties": {}},
+    _plain,
+    strict_json_schema=False,
+)
 
 
 @pytest.mark.parametrize("text", ['{"query": "x"}', "{", "[]", "{}", '{"query": 1}'])
-@pytest.mark.parametrize("tool", [search, search_archive, explained, severe, plain], ids=lambda tool: tool.name)
-async def test_same_as_without(tool: FunctionTool, text: str, clock: VirtualClock, recorder: Recorder) -> None:
+@pytest.mark.parametrize(
+    "tool", [search, search_archive, explained, severe, plain], ids=lambda tool: tool.name
+)
+async def test_same_as_without(
+    tool: FunctionTool, text: str, clock: VirtualClock, recorder: Recorder
+) -> None:
     """Where there is no way on, outputs, exceptions, events and spans are those of the framework alone."""
 
     async def play(agent: Agent[Any]) -> list[object]:
@@ -191,7 +217,9 @@ async def test_same_as_without(tool: FunctionTool, text: str, clock: VirtualCloc
         recorder.ended.clear()
         try:
             stream = Runner.run_streamed(agent, "x?")
-            seen += [(event.type, getattr(event, "name", "")) async for event in stream.stream_events()]
+            seen += [
+                (event.type, getattr(event, "name", "")) async for event in stream.stream_events()
+            ]
             seen += [stream.to_input_list(), stream.final_output]
         except Exception as error:  # noqa: BLE001 - compared
             seen += [type(error), str(error), type(error.__cause__)]
@@ -214,12 +242,16 @@ async def test_without_failures(clock: VirtualClock, recorder: Recorder) -> None
     async def play(agent: Agent[Any]) -> list[object]:
         recorder.ended.clear()
         stream = Runner.run_streamed(agent, "x?")
-        seen: list[object] = [(event.type, getattr(event, "name", "")) async for event in stream.stream_events()]
+        seen: list[object] = [
+            (event.type, getattr(event, "name", "")) async for event in stream.stream_events()
+        ]
         return [*seen, stream.to_input_list(), stream.final_output, recorder.shape]
 
     text = '{"query": "x", "context": "y"}'
     alone = await play(agent_of(calls("echo", "echo", text=text), echo))
-    async with replanned(agent_of(calls("echo", "echo", text=text), echo), repairing(clock)) as agent:
+    async with replanned(
+        agent_of(calls("echo", "echo", text=text), echo), repairing(clock)
+    ) as agent:
         assert await play(agent) == alone
 
 
@@ -254,7 +286,9 @@ async def test_parallel_calls(clock: VirtualClock) -> None:
         return query
 
     model = calls("meet", "search", "meet")
-    async with replanned(agent_of(model, meet, search, search_archive), repairing(clock), capabilities=WEB) as agent:
+    async with replanned(
+        agent_of(model, meet, search, search_archive), repairing(clock), capabilities=WEB
+    ) as agent:
         assert outputs(await Runner.run(agent, "x?")) == ["x", "x, from the archive", "x"]
 
 
@@ -294,12 +328,18 @@ async def test_timeout(clock: VirtualClock) -> None:
         await anyio.sleep_forever()
         return query
 
-    @function_tool(name_override="search", timeout=0.001, timeout_error_function=lambda context, error: "too slow")
+    @function_tool(
+        name_override="search",
+        timeout=0.001,
+        timeout_error_function=lambda context, error: "too slow",
+    )
     async def slow_and_explained(query: str) -> str:
         await anyio.sleep_forever()
         return query
 
-    async with replanned(agent_of(calls("search"), slow, search_archive), repairing(clock), capabilities=WEB) as agent:
+    async with replanned(
+        agent_of(calls("search"), slow, search_archive), repairing(clock), capabilities=WEB
+    ) as agent:
         assert outputs(await Runner.run(agent, "x?")) == ["x, from the archive"]
     for tool in (slow, slow_and_severe, slow_and_explained):
         seen = []
@@ -314,7 +354,9 @@ async def test_timeout(clock: VirtualClock) -> None:
 
 async def test_tool_use_behavior(clock: VirtualClock) -> None:
     """The result of a substitute is the final output where that of the first tool is."""
-    agent = agent_of(calls("search"), search, search_archive, tool_use_behavior="stop_on_first_tool")
+    agent = agent_of(
+        calls("search"), search, search_archive, tool_use_behavior="stop_on_first_tool"
+    )
     engine = repairing(clock)
     async with replanned(agent, engine, capabilities=WEB) as wrapped:
         assert (await Runner.run(wrapped, "x?")).final_output == "x, from the archive"
@@ -333,7 +375,9 @@ async def test_handoffs(explicit: bool, clock: VirtualClock) -> None:
     helper = agent_of(calls("search"), search, search_archive)
     triage = triage_of(handoff(helper) if explicit else helper)
     helper.handoffs = [triage]
-    async with replanned(triage, repairing(clock), capabilities=WEB, agents=[helper] if explicit else []) as agent:
+    async with replanned(
+        triage, repairing(clock), capabilities=WEB, agents=[helper] if explicit else []
+    ) as agent:
         result = await Runner.run(agent, "x?")
         assert outputs(result)[-1] == "x, from the archive"
         assert result.last_agent.name == "helper"
@@ -352,7 +396,9 @@ async def test_handoff_to_others(clock: VirtualClock) -> None:
             raise ConnectionError("the service is slow")
         return query
 
-    async with replanned(triage_of(handoff(agent_of(calls("flaky"), flaky))), repairing(clock)) as agent:
+    async with replanned(
+        triage_of(handoff(agent_of(calls("flaky"), flaky))), repairing(clock)
+    ) as agent:
         assert outputs(await Runner.run(agent, "x?"))[-1] == "x"
 
 
@@ -397,19 +443,30 @@ async def test_approval(clock: VirtualClock, tmp_path: Path) -> None:
 async def test_approvals_one_after_another(clock: VirtualClock, tmp_path: Path) -> None:
     """A session stays paused until a run has its final output, however often it is resumed, by agents as tools as well."""
     saved, done = "", []
-    steps = [[call_of("delete", number=1)], [call_of("delete", number=2)], [assistant_message("done")]]
+    steps = [
+        [call_of("delete", number=1)],
+        [call_of("delete", number=2)],
+        [assistant_message("done")],
+    ]
     for nested in (False, True):
         for step in steps:
             inner = agent_of(ScriptedModel([step]), delete)
-            tool, model = inner.as_tool("assistant", "Delete."), ScriptedModel([[assistant_message("nested")]])
+            tool, model = (
+                inner.as_tool("assistant", "Delete."),
+                ScriptedModel([[assistant_message("nested")]]),
+            )
             if not saved:
                 model = calls("assistant", text='{"input": "x"}')
             engine = repairing(clock, store=SqliteStore(tmp_path / f"{nested}.db"))
-            async with replanned(agent_of(model, tool) if nested else inner, engine, thread="a/b") as agent:
+            async with replanned(
+                agent_of(model, tool) if nested else inner, engine, thread="a/b"
+            ) as agent:
                 state: Any = "x?"
                 if saved:
                     state = await RunState.from_string(agent, saved)
-                    assert (await Runner.run(agent, state)).interruptions  # nothing was approved yet
+                    assert (
+                        await Runner.run(agent, state)
+                    ).interruptions  # nothing was approved yet
                     state.approve(state.get_interruptions()[0])
                 result = await Runner.run(agent, state)
                 saved = result.to_state().to_string() if result.interruptions else ""
@@ -427,7 +484,9 @@ async def test_approvals_one_after_another(clock: VirtualClock, tmp_path: Path) 
 async def test_approval_in_one_block(clock: VirtualClock) -> None:
     """Approvals and rejections are given as before while the block lasts."""
     engine = repairing(clock)
-    async with replanned(agent_of(calls("delete", "delete"), delete), engine, thread="a/b") as agent:
+    async with replanned(
+        agent_of(calls("delete", "delete"), delete), engine, thread="a/b"
+    ) as agent:
         result = await Runner.run(agent, "x?")
         state = result.to_state()
         first, second = result.interruptions
@@ -440,9 +499,14 @@ async def test_approval_in_one_block(clock: VirtualClock) -> None:
 async def test_substitute_that_needs_approval(clock: VirtualClock) -> None:
     """A tool that needs an approval stands in for another one only if a person agrees."""
     capabilities = {"search": "web", "delete": "web"}
-    for gate, expected in ((ScriptedGate([Answer("approve")]), "x is deleted"), (None, "An error occurred")):
+    for gate, expected in (
+        (ScriptedGate([Answer("approve")]), "x is deleted"),
+        (None, "An error occurred"),
+    ):
         engine = repairing(clock, gate=gate)
-        async with replanned(agent_of(calls("search"), search, delete), engine, capabilities=capabilities) as agent:
+        async with replanned(
+            agent_of(calls("search"), search, delete), engine, capabilities=capabilities
+        ) as agent:
             [output] = outputs(await Runner.run(agent, "x?"))
             assert output.startswith(expected)
             assert len(engine.pending()) == (gate is None)
@@ -483,12 +547,16 @@ async def test_guardrails_of_a_substitute(verdict: str, clock: VirtualClock) -> 
 
     seen: object
     try:
-        async with replanned(agent_of(calls("search"), search, guarded), repairing(clock), capabilities=WEB) as agent:
+        async with replanned(
+            agent_of(calls("search"), search, guarded), repairing(clock), capabilities=WEB
+        ) as agent:
             [seen] = outputs(await Runner.run(agent, "x?"))
     except ToolOutputGuardrailTripwireTriggered as error:
         seen = error.guardrail
     expected = {"allow": "x, guarded", "raise_exception": guard}
-    assert seen == expected.get(verdict, "An error occurred while running the tool. Please try again.")
+    assert seen == expected.get(
+        verdict, "An error occurred while running the tool. Please try again."
+    )
 
 
 async def test_disabled_substitute(clock: VirtualClock) -> None:
@@ -517,7 +585,9 @@ async def test_agents_as_tools(clock: VirtualClock) -> None:
         assert len(outputs(await Runner.run(agent, "x?"))) == 1
     inner = agent_of(calls("delete"), delete).as_tool("assistant", "Delete.")
     engine = repairing(clock)
-    async with replanned(agent_of(calls("assistant", text='{"input": "x"}'), inner), engine, thread="r") as agent:
+    async with replanned(
+        agent_of(calls("assistant", text='{"input": "x"}'), inner), engine, thread="r"
+    ) as agent:
         result = await Runner.run(agent, "x?")
         state = result.to_state()
         state.approve(result.interruptions[0])
@@ -536,7 +606,9 @@ async def test_one_trace(clock: VirtualClock) -> None:
 
     engine = repairing(clock, tracer_provider=spans.provider)
     with tracer.start_as_current_span("request"):
-        async with replanned(agent_of(calls("search"), search, traced), engine, capabilities=WEB) as agent:
+        async with replanned(
+            agent_of(calls("search"), search, traced), engine, capabilities=WEB
+        ) as agent:
             await Runner.run(agent, "x?")
     assert len(spans.traces) == 1
     by_id = {span.id: span for span in spans.flat}
@@ -558,7 +630,9 @@ async def test_what_is_no_agent(clock: VirtualClock) -> None:
     with pytest.raises(TypeError, match="int"):
         async with replanned(1):
             pass
-    with pytest.raises(ValueError, match="no attached function tool called 'serach'; did you mean 'search'"):
+    with pytest.raises(
+        ValueError, match="no attached function tool called 'serach'; did you mean 'search'"
+    ):
         async with replanned(agent_of(calls("search"), search), capabilities={"serach": "web"}):
             pass
 
@@ -577,7 +651,9 @@ async def test_hooks(clock: VirtualClock) -> None:
         async def on_end(self, *args: Any) -> None:
             names.append("end")
 
-    async with replanned(agent_of(calls("search_archive"), search_archive, hooks=Seen()), repairing(clock)) as agent:
+    async with replanned(
+        agent_of(calls("search_archive"), search_archive, hooks=Seen()), repairing(clock)
+    ) as agent:
         await Runner.run(agent, "x?")
     assert names == ["start", "tool", "end"]
 
@@ -593,13 +669,22 @@ class Server(MCPServer):  # type: ignore[misc] # its types may not be installed
     async def cleanup(self) -> None: ...
 
     async def list_tools(self, run_context: Any = None, agent: Any = None) -> list[Any]:
-        schema = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
-        return [Tool.model_validate({"name": name, "inputSchema": schema}) for name in ("search", "search_archive")]
+        schema = {
+            "type": "object",
+            "properties": {"query": {"type": "string"}},
+            "required": ["query"],
+        }
+        return [
+            Tool.model_validate({"name": name, "inputSchema": schema})
+            for name in ("search", "search_archive")
+        ]
 
     async def call_tool(self, tool_name: str, arguments: Any, meta: Any = None) -> Any:
         if tool_name == "search":
             raise ConnectionError("the service is down")
-        return CallToolResult(content=[TextContent(type="text", text=f"{arguments['query']}, from the archive")])
+        return CallToolResult(
+            content=[TextContent(type="text", text=f"{arguments['query']}, from the archive")]
+        )
 
     async def list_prompts(self) -> Any: ...
     async def get_prompt(self, name: str, arguments: Any = None) -> Any: ...
@@ -610,7 +695,9 @@ async def test_mcp_servers(clock: VirtualClock) -> None:
     seen = []
     for capabilities in (None, WEB):
         async with replanned(
-            agent_of(calls("search"), mcp_servers=[Server()]), repairing(clock), capabilities=capabilities
+            agent_of(calls("search"), mcp_servers=[Server()]),
+            repairing(clock),
+            capabilities=capabilities,
         ) as agent:
             assert [each.name for each in agent.tools] == ["search", "search_archive"]
             seen += outputs(await Runner.run(agent, "x?"))
@@ -632,7 +719,9 @@ async def test_failure_beside_another_call(clock: VirtualClock) -> None:
 
     engine = repairing(clock)
     with pytest.raises(UserError, match="nothing about x"):
-        async with replanned(agent_of(calls("endless", "severe"), endless, severe), engine) as agent:
+        async with replanned(
+            agent_of(calls("endless", "severe"), endless, severe), engine
+        ) as agent:
             await Runner.run(agent, "x?")
     assert cancelled.is_set()
     assert statuses(engine) == ["paused"]
@@ -660,19 +749,30 @@ async def test_stream_that_is_cancelled(clock: VirtualClock) -> None:
                 stream.cancel()
         await cancelled.wait()
     [run] = engine.store.runs()
-    assert (run.status, engine.history(run.run).reason) == ("paused", "the agent has no final output yet")
+    assert (run.status, engine.history(run.run).reason) == (
+        "paused",
+        "the agent has no final output yet",
+    )
 
 
 async def test_conversation(clock: VirtualClock) -> None:
     """Several runs in one block are one session; after the block the copy does what the agent does."""
-    model = ScriptedModel([step for _ in range(3) for step in ([call_of("search")], [assistant_message("done")])])
+    model = ScriptedModel(
+        [step for _ in range(3) for step in ([call_of("search")], [assistant_message("done")])]
+    )
     engine = repairing(clock)
-    async with replanned(agent_of(model, search, search_archive), engine, capabilities=WEB) as agent:
+    async with replanned(
+        agent_of(model, search, search_archive), engine, capabilities=WEB
+    ) as agent:
         first = await Runner.run(agent, "x?")
-        second = await Runner.run(first.last_agent, [*first.to_input_list(), {"role": "user", "content": "y?"}])
+        second = await Runner.run(
+            first.last_agent, [*first.to_input_list(), {"role": "user", "content": "y?"}]
+        )
         assert outputs(second) == ["x, from the archive"] * 2
     assert statuses(engine) == ["succeeded"]
-    assert outputs(await Runner.run(agent, "x?")) == ["An error occurred while running the tool. Please try again."]
+    assert outputs(await Runner.run(agent, "x?")) == [
+        "An error occurred while running the tool. Please try again."
+    ]
 
 
 async def test_turns_of_a_thread(clock: VirtualClock) -> None:
@@ -701,7 +801,9 @@ def test_other_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "replanning.integrations.openai_agents")
     with monkeypatch.context() as patch:
         patch.setattr(FunctionTool, "__copy__", lambda tool: tool)
-        with pytest.raises(ImportError, match=r"replanning\[openai-agents\].*copy of a function tool"):
+        with pytest.raises(
+            ImportError, match=r"replanning\[openai-agents\].*copy of a function tool"
+        ):
             import_module("replanning.integrations.openai_agents")
     monkeypatch.setitem(sys.modules, "agents", None)
     with pytest.raises(ImportError, match=r"replanning\[openai-agents\]"):

@@ -75,12 +75,16 @@ def calling(*calls: tuple[str, dict[str, Any]], after: str = "done") -> Function
     """A model that makes these calls at once, and then says what they returned."""
 
     def returned(messages: list[ModelMessage]) -> list[Any]:
-        return [part.content for m in messages for part in m.parts if isinstance(part, ToolReturnPart)]
+        return [
+            part.content for m in messages for part in m.parts if isinstance(part, ToolReturnPart)
+        ]
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         if isinstance(messages[-1].parts[-1], ToolReturnPart):
             return ModelResponse([TextPart(f"{after}: {returned(messages)}")])
-        return ModelResponse([ToolCallPart(name, args, f"id{n}") for n, (name, args) in enumerate(calls)])
+        return ModelResponse(
+            [ToolCallPart(name, args, f"id{n}") for n, (name, args) in enumerate(calls)]
+        )
 
     async def stream(messages: list[ModelMessage], info: AgentInfo) -> Any:
         if isinstance(messages[-1].parts[-1], ToolReturnPart):
@@ -98,7 +102,11 @@ FOUND = "done: ['x, from the archive']"
 
 
 def agent_of(
-    model: FunctionModel, tools: Sequence[Any], engine: ReplanningEngine | None, *others: Any, **options: Any
+    model: FunctionModel,
+    tools: Sequence[Any],
+    engine: ReplanningEngine | None,
+    *others: Any,
+    **options: Any,
 ) -> Agent[Any, Any]:
     """An agent, attached to an engine if there is one."""
     names = {getattr(each, "name", "") or getattr(each, "__name__", "") for each in tools}
@@ -112,7 +120,13 @@ def doubtful(request: ReplanRequest) -> list[Alternative]:
     task_id = request.triggers[0].tasks[0]
     new = {"id": request.view.unused_id(task_id), "tool": "search_archive", "depends_on": ()}
     other = request.view.task(task_id).task.model_copy(update=new)
-    return [alternative(ReplaceTask(task_id=task_id, tasks=(other,)), confidence=DOUBT, reason="the archive has it")]
+    return [
+        alternative(
+            ReplaceTask(task_id=task_id, tasks=(other,)),
+            confidence=DOUBT,
+            reason="the archive has it",
+        )
+    ]
 
 
 def only_run(engine: ReplanningEngine) -> str:
@@ -134,7 +148,9 @@ async def told(agent: Agent[Any, Any]) -> list[str]:
                     for part in message.parts
                 ]
             else:
-                said.append(f"{type(event).__name__} {getattr(getattr(event, 'part', None), 'content', '')}")
+                said.append(
+                    f"{type(event).__name__} {getattr(getattr(event, 'part', None), 'content', '')}"
+                )
     return said
 
 
@@ -144,7 +160,10 @@ async def test_same_without_failures(clock: VirtualClock) -> None:
     async def look(query: str) -> str:
         return query
 
-    calls = [("look", {"query": "a"}), ("look", {"query": "b"})]  # async, as threads end in any order
+    calls = [
+        ("look", {"query": "a"}),
+        ("look", {"query": "b"}),
+    ]  # async, as threads end in any order
     without, attached = [
         await told(agent_of(calling(*calls), [search, look], engine))
         for engine in (None, make_engine("repair", clock=clock))
@@ -180,14 +199,18 @@ async def test_typed_arguments_and_dependencies(clock: VirtualClock) -> None:
     tools = [Tool(fly, metadata={"replanning": {"capability": "move"}}), walk]
     model = calling(("fly", {"to": {"x": 1}}))
     attached = Replanned({"walk": "move"}, engine=make_engine("repair", clock=clock))
-    result = await Agent(model, tools=tools, deps_type=str, capabilities=[attached]).run("go", deps="ada")
+    result = await Agent(model, tools=tools, deps_type=str, capabilities=[attached]).run(
+        "go", deps="ada"
+    )
     assert result.output == "done: ['ada walk 1 Point 1']"
     assert result.usage.tool_calls == 2
 
 
 async def test_skipped(clock: VirtualClock) -> None:
     """About a call that is skipped, the model is told why."""
-    result = await agent_of(calling(ONE_SEARCH), [search], make_engine(skipping, clock=clock)).run("find x")
+    result = await agent_of(calling(ONE_SEARCH), [search], make_engine(skipping, clock=clock)).run(
+        "find x"
+    )
     assert "task 'search-1' was skipped: nobody needs it" in result.output
 
 
@@ -201,7 +224,9 @@ async def test_retry(clock: VirtualClock) -> None:
             raise ConnectionError("reset")
         return query
 
-    result = await agent_of(calling(ONE_SEARCH), [search], make_engine("repair", clock=clock)).run("find x")
+    result = await agent_of(calling(ONE_SEARCH), [search], make_engine("repair", clock=clock)).run(
+        "find x"
+    )
     assert result.output == "done: ['x']"
     assert attempts == ["x"] * 3
     assert result.usage.requests == 2
@@ -226,7 +251,9 @@ async def test_model_retry(clock: VirtualClock) -> None:
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         asked.append(str(messages[-1].parts[-1].content))
         done = "archive" in asked[-1]
-        return ModelResponse([TextPart(asked[-1]) if done else ToolCallPart("search", {"query": "x"})])
+        return ModelResponse(
+            [TextPart(asked[-1]) if done else ToolCallPart("search", {"query": "x"})]
+        )
 
     engine = make_engine("repair", clock=clock)
     result = await agent_of(FunctionModel(answer), [search, search_archive], engine).run("find x")
@@ -255,7 +282,9 @@ async def test_deferred_calls(clock: VirtualClock) -> None:
         return path
 
     tools = [remove, compute, Tool(drop, requires_approval=True), search, search_archive]
-    model = calling(("remove", {"path": "a"}), ("compute", {"n": 1}), ("drop", {"path": "b"}), ONE_SEARCH)
+    model = calling(
+        ("remove", {"path": "a"}), ("compute", {"n": 1}), ("drop", {"path": "b"}), ONE_SEARCH
+    )
     engine = make_engine("repair", clock=clock)
     agent = agent_of(model, tools, engine, output_type=[str, DeferredToolRequests])
     stopped = await agent.run("clean")
@@ -272,7 +301,9 @@ async def test_deferred_calls(clock: VirtualClock) -> None:
     assert engine.history(run).status == "succeeded"
 
 
-@pytest.mark.parametrize("verdict", [True, False, ToolDenied("no")], ids=["approved", "denied", "with words"])
+@pytest.mark.parametrize(
+    "verdict", [True, False, ToolDenied("no")], ids=["approved", "denied", "with words"]
+)
 async def test_question_as_an_approval(clock: VirtualClock, tmp_path: Path, verdict: Any) -> None:
     """A question to a person is a request for an approval, which is carried out, or withdrawn, by the next run."""
     place = tmp_path / "history.db"
@@ -312,14 +343,23 @@ async def test_approval_at_once(clock: VirtualClock) -> None:
     attached = Replanned(engine=engine, approvals=True)
     handler = HandleDeferredToolCalls(approve)
     agent = Agent(
-        calling(ONE_SEARCH), tools=tools, capabilities=[handler, attached], output_type=[str, DeferredToolRequests]
+        calling(ONE_SEARCH),
+        tools=tools,
+        capabilities=[handler, attached],
+        output_type=[str, DeferredToolRequests],
     )
     stopped = await agent.run("find x")
     assert asked == [["search"]]
-    assert stopped.output.metadata["id0"]["replanning"]["questions"][0]["choices"] == ["the archive has it"]
+    assert stopped.output.metadata["id0"]["replanning"]["questions"][0]["choices"] == [
+        "the archive has it"
+    ]
     asked.clear()
     result = await agent_of(
-        calling(ONE_SEARCH), [search, search_archive], engine, handler, output_type=[str, DeferredToolRequests]
+        calling(ONE_SEARCH),
+        [search, search_archive],
+        engine,
+        handler,
+        output_type=[str, DeferredToolRequests],
     ).run("find x")
     assert asked == [["search"]]
     assert result.output == FOUND
@@ -329,7 +369,12 @@ async def test_substitute_that_requires_approval(clock: VirtualClock) -> None:
     """A tool that requires approval takes the place of another one once a person agreed to that."""
     engine = make_engine("repair", clock=clock)
     options: dict[str, Any] = {"output_type": [str, DeferredToolRequests]}
-    agent = agent_of(calling(ONE_SEARCH), [search, Tool(search_archive, requires_approval=True)], engine, **options)
+    agent = agent_of(
+        calling(ONE_SEARCH),
+        [search, Tool(search_archive, requires_approval=True)],
+        engine,
+        **options,
+    )
     stopped = await agent.run("find x")
     [call] = stopped.output.approvals
     assert call.tool_name == "search"
@@ -340,16 +385,29 @@ async def test_substitute_that_requires_approval(clock: VirtualClock) -> None:
 
 async def test_streams(clock: VirtualClock) -> None:
     """Text is streamed as it comes, and each call has one result event, that of what replaced its tool."""
-    agent = agent_of(calling(ONE_SEARCH), [search, search_archive], make_engine("repair", clock=clock))
+    agent = agent_of(
+        calling(ONE_SEARCH), [search, search_archive], make_engine("repair", clock=clock)
+    )
     async with agent.run_stream("find x") as stream:
         said = [text async for text in stream.stream_text(delta=True, debounce_by=None)]
     assert said == ["done: ", "['x, from the archive']"]
     async with agent.run_stream_events("find x") as events:
-        results = [event.part.content async for event in events if isinstance(event, FunctionToolResultEvent)]
+        results = [
+            event.part.content
+            async for event in events
+            if isinstance(event, FunctionToolResultEvent)
+        ]
     assert results == ["x, from the archive"]
     async with agent.iter("find x") as run:
         nodes = [type(node).__name__ async for node in run]
-    assert nodes == ["UserPromptNode", "ModelRequestNode", "CallToolsNode", "ModelRequestNode", "CallToolsNode", "End"]
+    assert nodes == [
+        "UserPromptNode",
+        "ModelRequestNode",
+        "CallToolsNode",
+        "ModelRequestNode",
+        "CallToolsNode",
+        "End",
+    ]
     assert run.result is not None
     assert run.result.output == FOUND
 
@@ -371,7 +429,10 @@ async def test_parallel_calls(clock: VirtualClock) -> None:
     calls = [("search", {"query": str(n)}) for n in range(20)]
     agent = agent_of(calling(*calls), [search, search_archive], make_engine("repair", clock=clock))
     result = await agent.run("find all")
-    assert result.output == f"done: {[f'{n}, from the archive' if n % 2 else str(n) for n in range(20)]}"
+    assert (
+        result.output
+        == f"done: {[f'{n}, from the archive' if n % 2 else str(n) for n in range(20)]}"
+    )
 
 
 async def test_cancellation(clock: VirtualClock) -> None:
@@ -414,7 +475,9 @@ async def test_resume(clock: VirtualClock, tmp_path: Path) -> None:
     def attached() -> Agent[Any, Any]:
         engine = make_engine("repair", clock=clock, store=SqliteStore(place))
         return agent_of(
-            calling(("mail", {"to": "ada"}), ("check", {"to": "ada"})), [Tool(mail, sequential=True), check], engine
+            calling(("mail", {"to": "ada"}), ("check", {"to": "ada"})),
+            [Tool(mail, sequential=True), check],
+            engine,
         )
 
     with capture_run_messages() as messages, pytest.raises(Down):
@@ -452,12 +515,18 @@ async def test_trace_in_one_piece(clock: VirtualClock) -> None:
             return query
 
     instrumented = Instrumentation(InstrumentationSettings(tracer_provider=provider))
-    await agent_of(calling(ONE_SEARCH), [search, search_archive], engine, instrumented).run("find x")
+    await agent_of(calling(ONE_SEARCH), [search, search_archive], engine, instrumented).run(
+        "find x"
+    )
     finished = {span.context.span_id: span for span in spans.get_finished_spans()}
     assert len({span.context.trace_id for span in finished.values()}) == 1
 
     def path(span: Any) -> list[str]:
-        return [span.name] if span.parent is None else [span.name, *path(finished[span.parent.span_id])]
+        return (
+            [span.name]
+            if span.parent is None
+            else [span.name, *path(finished[span.parent.span_id])]
+        )
 
     run = ["replanning.run", "invoke_agent agent"]
     paths = [path(span) for span in finished.values()]
@@ -474,15 +543,27 @@ async def test_stated_fields(clock: VirtualClock) -> None:
         attempts.append(query)
         raise ConnectionError("reset")
 
-    stated: dict[str, Any] = {"search": {"capability": "web", "retry": Retry(max_attempts=5)}, "search_archive": "web"}
+    stated: dict[str, Any] = {
+        "search": {"capability": "web", "retry": Retry(max_attempts=5)},
+        "search_archive": "web",
+    }
     attached = Replanned(stated, engine=make_engine("repair", clock=clock))
-    dear = Tool(search_archive, name="dear", metadata={"replanning": {"capability": "web", "cost": 9}})
-    agent = Agent(calling(ONE_SEARCH), tools=[search, dear, search_archive], capabilities=[attached])
+    dear = Tool(
+        search_archive, name="dear", metadata={"replanning": {"capability": "web", "cost": 9}}
+    )
+    agent = Agent(
+        calling(ONE_SEARCH), tools=[search, dear, search_archive], capabilities=[attached]
+    )
     assert (await agent.run("find x")).output == FOUND
     assert len(attempts) == 5
-    for wrong, message in (({"search": {"speed": 1}}, "speed"), ({"serach": "web"}, "'serach'; did you mean 'search'")):
+    for wrong, message in (
+        ({"search": {"speed": 1}}, "speed"),
+        ({"serach": "web"}, "'serach'; did you mean 'search'"),
+    ):
         with pytest.raises(ValueError, match=message):
-            await Agent(calling(ONE_SEARCH), tools=[search], capabilities=[Replanned(wrong)]).run("x")
+            await Agent(calling(ONE_SEARCH), tools=[search], capabilities=[Replanned(wrong)]).run(
+                "x"
+            )
 
 
 async def test_tool_that_is_not_always_there(clock: VirtualClock) -> None:
@@ -502,7 +583,9 @@ async def test_store_that_fails(clock: VirtualClock, tmp_path: Path) -> None:
     engine = make_engine("repair", clock=clock, store=JsonlStore(tmp_path / "file" / "runs"))
     for calls in ((ONE_SEARCH,), ()):
         with pytest.raises(StoreError):
-            await agent_of(calling(*calls) if calls else FunctionModel(said_at_once), [search], engine).run("find x")
+            await agent_of(
+                calling(*calls) if calls else FunctionModel(said_at_once), [search], engine
+            ).run("find x")
 
 
 def said_at_once(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -518,7 +601,9 @@ async def test_agent_without_calls(clock: VirtualClock) -> None:
             ["hi", "there"], run_id=f"a/{len(tools)}"
         )
         assert result.output == "hello"
-    assert [(each.status, each.objective) for each in engine.store.runs()] == [("succeeded", "hi there")] * 2
+    assert [(each.status, each.objective) for each in engine.store.runs()] == [
+        ("succeeded", "hi there")
+    ] * 2
 
 
 async def test_nested_agents(clock: VirtualClock) -> None:
@@ -563,7 +648,9 @@ async def test_approval_of_another_tool(clock: VirtualClock) -> None:
     while isinstance(result.output, DeferredToolRequests):
         asked.append(result.output.metadata)
         results = result.output.build_results(approve_all=True)
-        result = await agent.run(message_history=result.all_messages(), deferred_tool_results=results)
+        result = await agent.run(
+            message_history=result.all_messages(), deferred_tool_results=results
+        )
     assert asked == [{}, {"id0": {"asks": "search_archive"}}]
     assert result.output == "done: ['x']"
 
@@ -575,7 +662,9 @@ async def test_exception_as_it_was_raised(clock: VirtualClock) -> None:
         raise Down from KeyError("why")
 
     with pytest.raises(Down) as raised:
-        await agent_of(calling(ONE_SEARCH), [search, search_archive], asking(clock, doubtful)).run("find x")
+        await agent_of(calling(ONE_SEARCH), [search, search_archive], asking(clock, doubtful)).run(
+            "find x"
+        )
     assert isinstance(raised.value.__cause__, KeyError)
 
 
@@ -591,7 +680,9 @@ async def test_output_that_was_not_kept(clock: VirtualClock) -> None:
         raise Down
 
     engine = make_engine("repair", clock=clock)
-    agent = agent_of(calling(("make", {}), ("check", {})), [Tool(make, sequential=True), check], engine)
+    agent = agent_of(
+        calling(("make", {}), ("check", {})), [Tool(make, sequential=True), check], engine
+    )
     with capture_run_messages() as messages, pytest.raises(Down):
         await agent.run("make one")
     with pytest.raises(CallFailed, match="was not kept"):
@@ -601,7 +692,9 @@ async def test_output_that_was_not_kept(clock: VirtualClock) -> None:
 
 async def test_toolsets(clock: VirtualClock) -> None:
     """Tools of toolsets count by the names that the model sees, also where the capability is given for one run alone."""
-    attached = Replanned({"w_search": "web", "w_search_archive": "web"}, engine=make_engine("repair", clock=clock))
+    attached = Replanned(
+        {"w_search": "web", "w_search_archive": "web"}, engine=make_engine("repair", clock=clock)
+    )
     toolset = FunctionToolset([search, search_archive]).prefixed("w")
     agent = Agent(calling(("w_search", {"query": "x"})), toolsets=[toolset])
     assert (await agent.run("find x", capabilities=[attached])).output == FOUND

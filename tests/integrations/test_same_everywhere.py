@@ -21,7 +21,14 @@ pytestmark = pytest.mark.deep
 PLAN = Plan.load(Path(replanning.cli.__file__).parent / "demo/plan.yaml")
 RUN = RunId("survey-1")
 DECISIONS = (
-    *("trigger-fired", "trigger-dropped", "alternatives-considered", "decided", "revised", "outcome-known"),
+    *(
+        "trigger-fired",
+        "trigger-dropped",
+        "alternatives-considered",
+        "decided",
+        "revised",
+        "outcome-known",
+    ),
     *("context-updated", "question-asked", "results-stale", "contained", "run-ended"),
 )
 """Kinds of records of what the engine finds and decides; the order of others depends on how long tasks take."""
@@ -43,7 +50,11 @@ async def work(task: Task, context: TaskContext) -> object:
         await anyio.Event().wait()
     if task.tool == "find-non-ascii":
         context.change_context({"ascii_only": False})
-    return {"archive": "dist/sources.zip"} if task.tool == "zip" else f"{task.id}: {dict(task.arguments)}"
+    return (
+        {"archive": "dist/sources.zip"}
+        if task.tool == "zip"
+        else f"{task.id}: {dict(task.arguments)}"
+    )
 
 
 async def in_memory() -> Sequence[Record]:
@@ -99,14 +110,23 @@ def timeless(fields: dict[str, Any]) -> dict[str, Any]:
 def story(records: Sequence[Record]) -> dict[str, Any]:
     """What a journal tells, without times and without the order of tasks that run at once."""
     history = ReplanHistory(lambda after: records[after:])
-    bodies = [(record.body.kind, json.loads(dump_body(record.body), object_hook=timeless)) for record in records]
-    attempts = [json.dumps([kind, body["task"], body.get("output")]) for kind, body in bodies if "attempt" in kind]
+    bodies = [
+        (record.body.kind, json.loads(dump_body(record.body), object_hook=timeless))
+        for record in records
+    ]
+    attempts = [
+        json.dumps([kind, body["task"], body.get("output")])
+        for kind, body in bodies
+        if "attempt" in kind
+    ]
     return {
         "decisions": [body for body in bodies if body[0] in DECISIONS],
         "attempts": sorted(attempts),
         "plan": history.plan_at(history.revision).model_dump(),
         "tasks": {task.id: task.state for task in history.replay().entries.values()},
-        "outcomes": [(event.trigger_kinds, event.decision, event.outcome) for event in history.events],
+        "outcomes": [
+            (event.trigger_kinds, event.decision, event.outcome) for event in history.events
+        ],
     }
 
 
@@ -116,5 +136,9 @@ async def test_the_same_everywhere(kind: str, tmp_path: Path) -> None:
     with place(kind, tmp_path) as run:
         told = story(await run())
     expected = story(await in_memory())
-    assert [kinds for kinds, *_ in expected["outcomes"]] == [("task-failed",), ("context-changed",), ("timeout",)]
+    assert [kinds for kinds, *_ in expected["outcomes"]] == [
+        ("task-failed",),
+        ("context-changed",),
+        ("timeout",),
+    ]
     assert told == expected

@@ -20,7 +20,15 @@ from replanning.changes import ReplaceTask
 from replanning.errors import CallFailed, NotRunning
 from replanning.integrations.frameworks import describe_tools
 from replanning.integrations.session_thread import SessionThread
-from replanning.journal import AttemptFailed, AttemptStarted, AttemptSucceeded, CallMade, Lease, MemoryStore, Record
+from replanning.journal import (
+    AttemptFailed,
+    AttemptStarted,
+    AttemptSucceeded,
+    CallMade,
+    Lease,
+    MemoryStore,
+    Record,
+)
 from replanning.plan import JsonValue
 from replanning.plan.types import RunId, TaskId
 from replanning.telemetry import Exporter
@@ -43,7 +51,9 @@ def arguments_for(kind: type) -> dict[str, object]:
 
 def searching(**fields: object) -> Any:
     """A thread with a session that has two tools of one capability."""
-    described = describe_tools({name: {"capability": "web", **fields} for name in ("search", "archive")}, None)
+    described = describe_tools(
+        {name: {"capability": "web", **fields} for name in ("search", "archive")}, None
+    )
     return SessionThread.open(make_engine("repair").session("search", tools=described))
 
 
@@ -143,11 +153,17 @@ def test_timeouts_of_tasks() -> None:
             failed = request.triggers[0].tasks[0]
             tasks = (Task(id=TaskId("instead"), tool="archive", timeout=0.05),)
             changes = (ReplaceTask(task_id=failed, tasks=tasks),) if failed != "instead" else ()
-            return [Alternative(changes=changes, reason="the archive may have it", confidence=1.0)] if changes else []
+            return (
+                [Alternative(changes=changes, reason="the archive may have it", confidence=1.0)]
+                if changes
+                else []
+            )
 
     described = describe_tools({"search": {}, "archive": {}}, None)
     with (
-        SessionThread.open(ReplanningEngine([Archive()]).session("search", tools=described)) as thread,
+        SessionThread.open(
+            ReplanningEngine([Archive()]).session("search", tools=described)
+        ) as thread,
         pytest.raises(PermissionError),
     ):
         search_in(thread, execute)
@@ -211,7 +227,10 @@ def test_ctrl_c_while_a_call_is_recorded(kind: type) -> None:
     store = InterruptingStore(kind)
     engine = make_engine("repair", store=store)
     described = describe_tools({"search": {"idempotent": True}}, None)
-    with pytest.raises(KeyboardInterrupt), SessionThread.open(engine.session("search", tools=described)) as thread:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        SessionThread.open(engine.session("search", tools=described)) as thread,
+    ):
         search_in(thread, lambda name, _: name, kind)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     [run] = store.runs()
@@ -229,7 +248,9 @@ def test_other_handlers_of_ctrl_c() -> None:
     try:
         engine = make_engine("repair", store=InterruptingStore(AttemptStarted))
         own = signal.getsignal(signal.SIGINT)
-        with SessionThread.open(engine.session("search", tools=describe_tools({"search": {}}, None))) as thread:
+        with SessionThread.open(
+            engine.session("search", tools=describe_tools({"search": {}}, None))
+        ) as thread:
             assert search_in(thread, lambda name, _: [name, *pressed]) == ["search", signal.SIGINT]
         assert signal.getsignal(signal.SIGINT) is own
     finally:
@@ -248,7 +269,9 @@ def test_calls_of_many_threads() -> None:
         return search_in(thread, execute)
 
     store = MemoryStore()
-    described = describe_tools({name: {"capability": "web"} for name in ("search", "archive")}, None)
+    described = describe_tools(
+        {name: {"capability": "web"} for name in ("search", "archive")}, None
+    )
     engine = make_engine("repair", store=store)
     with (
         SessionThread.open(engine.session("search", tools=described)) as thread,
@@ -273,7 +296,9 @@ def test_records_of_calls_are_delivered() -> None:
                 started.set()
 
     engine = ReplanningEngine(exporters=[Notice()])
-    with SessionThread.open(engine.session("search", tools=describe_tools({"search": {}}, None))) as thread:
+    with SessionThread.open(
+        engine.session("search", tools=describe_tools({"search": {}}, None))
+    ) as thread:
         assert search_in(thread, lambda *_: started.wait(20)) is True
 
 
@@ -286,7 +311,9 @@ def test_reports_while_a_call_is_recorded() -> None:
         return str(output)
 
     engine = ReplanningEngine(codec=codec)
-    with SessionThread.open(engine.session("search", tools=describe_tools({"search": {}}, None))) as thread:
+    with SessionThread.open(
+        engine.session("search", tools=describe_tools({"search": {}}, None))
+    ) as thread:
         threads.append(thread)
         assert search_in(thread, lambda name, _: name) == "search"
         assert "found" in thread.session.run.live.facts
@@ -374,7 +401,12 @@ def test_other_signals_while_a_call_is_recorded(kind: type) -> None:
 def test_handlers_while_a_tool_is_executed() -> None:
     """While a tool is executed the program has its own handlers, so that sessions may end in any order and thread."""
     with searching() as thread:
-        assert search_in(thread, lambda *_: signal.getsignal(signal.SIGINT) is signal.default_int_handler) is True
+        assert (
+            search_in(
+                thread, lambda *_: signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            )
+            is True
+        )
 
 
 def test_other_threads_while_a_call_is_recorded() -> None:
@@ -388,7 +420,9 @@ def test_other_threads_while_a_call_is_recorded() -> None:
         return "waits" if other.is_alive() else "posted"
 
     engine = ReplanningEngine(codec=codec)
-    with SessionThread.open(engine.session("search", tools=describe_tools({"search": {}}, None))) as thread:
+    with SessionThread.open(
+        engine.session("search", tools=describe_tools({"search": {}}, None))
+    ) as thread:
         threads.append(thread)
         search_in(thread, lambda name, _: [name])
         assert thread.session.run.live.results["search-1"] == "posted"
@@ -411,7 +445,9 @@ def test_finalizers_wait() -> None:
 
     engine = ReplanningEngine(codec=codec)
     before = gc.get_threshold()
-    with SessionThread.open(engine.session("search", tools=describe_tools({"search": {}}, None))) as thread:
+    with SessionThread.open(
+        engine.session("search", tools=describe_tools({"search": {}}, None))
+    ) as thread:
         gc.set_threshold(1)
         try:
             search_in(thread, lambda name, _: [name])

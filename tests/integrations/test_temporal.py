@@ -40,7 +40,12 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowUpdateFailed
 from temporalio.worker import Replayer, Worker
 
 from replanning.integrations import temporal
-from replanning.integrations.temporal import ActivityContext, ReplanningPlugin, TemporalOrchestrator, TemporalRun
+from replanning.integrations.temporal import (
+    ActivityContext,
+    ReplanningPlugin,
+    TemporalOrchestrator,
+    TemporalRun,
+)
 from tests.support.temporal import Server, missing_part
 
 QUEUE = "plans"
@@ -81,13 +86,17 @@ async def work(task: Task, context: ActivityContext) -> object:
 
 
 @asynccontextmanager
-async def runs(address: str, plugin: ReplanningPlugin, **options: Any) -> AsyncIterator[Callable[..., Any]]:
+async def runs(
+    address: str, plugin: ReplanningPlugin, **options: Any
+) -> AsyncIterator[Callable[..., Any]]:
     """A worker with a plugin, and a function that starts a run of a plan on it."""
     client = await Client.connect(address)
     async with Worker(client, task_queue=QUEUE, plugins=[plugin], **options):
 
         async def start(plan: Plan) -> TemporalRun:
-            return await TemporalOrchestrator(client, task_queue=QUEUE).start(plan, run_id=f"run-{uuid.uuid4().hex}")
+            return await TemporalOrchestrator(client, task_queue=QUEUE).start(
+                plan, run_id=f"run-{uuid.uuid4().hex}"
+            )
 
         yield start
 
@@ -98,7 +107,9 @@ async def replay(run: TemporalRun, plugin: ReplanningPlugin) -> None:
 
 
 @pytest.mark.parametrize("cached", [1000, 0], ids=["cached", "evicted"])
-async def test_the_same_as_here(address: str, cached: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_same_as_here(
+    address: str, cached: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """A run on Temporal has the outputs, the revisions and the journal that the same run has in this process.
 
     So has one that is replayed from its history at each step; that it leaves the worker each time is no failure of its tasks,
@@ -142,7 +153,9 @@ async def test_functions(address: str) -> None:
 
 async def test_a_task_that_takes_too_long(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that does not end in time is cancelled where it is executed, and replaced."""
-    monkeypatch.setattr(temporal, "_HEARTBEAT_SECONDS", 1.0)  # a worker hears with it that it is to stop
+    monkeypatch.setattr(
+        temporal, "_HEARTBEAT_SECONDS", 1.0
+    )  # a worker hears with it that it is to stop
     cancelled = asyncio.Event()
 
     async def slow(task: Task, context: ActivityContext) -> str:
@@ -166,18 +179,28 @@ async def test_a_task_that_takes_too_long(address: str, monkeypatch: pytest.Monk
         await cancelled.wait()
         await replay(run, plugin)
     assert (result["status"], result["outputs"]) == ("succeeded", {"b": "b~2"})
-    assert [record.body.trigger.kind for record in records if record.body.kind == "trigger-fired"] == ["timeout"]
+    assert [
+        record.body.trigger.kind for record in records if record.body.kind == "trigger-fired"
+    ] == ["timeout"]
 
 
 async def test_a_person_answers(address: str) -> None:
     """A question waits in the workflow; a wrong answer is refused and leaves the run as it is, and a right one is followed."""
     dangerous = PLAN.model_copy(
-        update={"tools": tuple(each.model_copy(update={"dangerous": each.name == "spare"}) for each in PLAN.tools)}
+        update={
+            "tools": tuple(
+                each.model_copy(update={"dangerous": each.name == "spare"}) for each in PLAN.tools
+            )
+        }
     )
     plugin = ReplanningPlugin(work)
     async with runs(address, plugin) as start:
         run = await start(dangerous)
-        while not (asked := [each.body for each in await run.records() if each.body.kind == "question-asked"]):
+        while not (
+            asked := [
+                each.body for each in await run.records() if each.body.kind == "question-asked"
+            ]
+        ):
             pass
         with pytest.raises(WorkflowUpdateFailedError) as refused:
             await run.answer("no-such-question", "approve")
@@ -185,7 +208,10 @@ async def test_a_person_answers(address: str) -> None:
         await run.answer(asked[0].question, "approve", by="ada")
         result = await run.result()
         await replay(run, plugin)
-    assert (result["status"], result["outputs"]["b"].partition(",")[0]) == ("succeeded", "b~2 by spare")
+    assert (result["status"], result["outputs"]["b"].partition(",")[0]) == (
+        "succeeded",
+        "b~2 by spare",
+    )
 
 
 async def test_secrets(address: str) -> None:
@@ -202,7 +228,9 @@ async def test_secrets(address: str) -> None:
 
     async with runs(address, ReplanningPlugin(leaky)) as start:
         run = await start(
-            PLAN.model_copy(update={"tasks": tuple(t.model_copy(update={"arguments": {}}) for t in PLAN.tasks)})
+            PLAN.model_copy(
+                update={"tasks": tuple(t.model_copy(update={"arguments": {}}) for t in PLAN.tasks)}
+            )
         )
         result = await run.result()
         history = (await run.handle.fetch_history()).to_json()
@@ -226,7 +254,9 @@ class Model:
         failed = [task for trigger in request.triggers for task in trigger.tasks]
         self.seen.append((request.view.revision, failed))
         request.add_note("thought about it")
-        return [Alternative(changes=(RetryTask(task_id=failed[0]),), reason="once more", confidence=0.9)]
+        return [
+            Alternative(changes=(RetryTask(task_id=failed[0]),), reason="once more", confidence=0.9)
+        ]
 
 
 async def test_providers_are_activities(address: str) -> None:
@@ -244,7 +274,11 @@ async def test_providers_are_activities(address: str) -> None:
         run = await start(plan)
         result = await run.result()
         await replay(run, plugin)
-    assert (result["status"], result["revisions"], model.seen) == ("succeeded", ["once more"], [(0, ["b"])])
+    assert (result["status"], result["revisions"], model.seen) == (
+        "succeeded",
+        ["once more"],
+        [(0, ["b"])],
+    )
 
 
 class Witness:
@@ -260,8 +294,13 @@ class Witness:
 
     async def propose(self, request: ReplanRequest) -> list[Alternative]:
         failed = [task for trigger in request.triggers for task in trigger.tasks]
-        unknown = Alternative(changes=(RetryTask(task_id="unknown"),), reason="of no use", confidence=0.9)
-        with pytest.raises(BudgetExceeded) as refused, request.meter.call(LLMCall("witness", "m", Usage(calls=19))):
+        unknown = Alternative(
+            changes=(RetryTask(task_id="unknown"),), reason="of no use", confidence=0.9
+        )
+        with (
+            pytest.raises(BudgetExceeded) as refused,
+            request.meter.call(LLMCall("witness", "m", Usage(calls=19))),
+        ):
             pass
         with request.meter.call(LLMCall("witness", "m", Usage(calls=1, tokens=100))) as answered:
             answered(Completion("yes", "witness", "m", 3, 4, Usage(1, 7)))
@@ -275,7 +314,9 @@ class Witness:
             request.rejection_reason(unknown),
             str(refused.value),
         ]
-        return [Alternative(changes=(RetryTask(task_id=failed[0]),), reason="once more", confidence=0.9)]
+        return [
+            Alternative(changes=(RetryTask(task_id=failed[0]),), reason="once more", confidence=0.9)
+        ]
 
 
 class Mute:
@@ -314,7 +355,9 @@ async def test_providers_see_the_same_as_here(address: str) -> None:
 
     witness, witness_there = Witness(), Witness()
     store = MemoryStore()
-    here = await ReplanningEngine(["repair", witness, Mute()], store=store).execute(plan, unlucky(), run_id="here")
+    here = await ReplanningEngine(["repair", witness, Mute()], store=store).execute(
+        plan, unlucky(), run_id="here"
+    )
     plugin = ReplanningPlugin(unlucky(), providers=[witness_there, Mute()])
     async with runs(address, plugin) as start:
         run = await start(plan)
@@ -369,14 +412,24 @@ async def test_an_update_that_is_sent_again(address: str) -> None:
         run = await start(plan)
         while not any(isinstance(record.body, RunPaused) for record in await run.records()):
             pass
-        await run.handle.execute_update("change_context", args=[{"region": "eu"}, []], id="sent twice")
+        await run.handle.execute_update(
+            "change_context", args=[{"region": "eu"}, []], id="sent twice"
+        )
         go.set()
         while not any(isinstance(record.body, RunResumed) for record in await run.records()):
             pass
-        await run.handle.execute_update("change_context", args=[{"region": "eu"}, []], id="sent twice")
-        await run.handle.execute_update("change_context", args=[{"region": "us"}, []], id="sent once")
+        await run.handle.execute_update(
+            "change_context", args=[{"region": "eu"}, []], id="sent twice"
+        )
+        await run.handle.execute_update(
+            "change_context", args=[{"region": "us"}, []], id="sent once"
+        )
         assert (await run.result())["status"] == "succeeded"
-        changes = [record.body.changes for record in await run.records() if isinstance(record.body, ContextUpdated)]
+        changes = [
+            record.body.changes
+            for record in await run.records()
+            if isinstance(record.body, ContextUpdated)
+        ]
     assert changes == [{"region": "eu"}, {"region": "us"}]
 
 
@@ -385,14 +438,18 @@ async def test_two_namespaces() -> None:
     if problem := missing_part():
         pytest.skip(problem)
     with Server.running("--namespace", "other") as server:
-        clients = [await Client.connect(server.address, namespace=name) for name in ("default", "other")]
+        clients = [
+            await Client.connect(server.address, namespace=name) for name in ("default", "other")
+        ]
         plugins = [ReplanningPlugin(work), ReplanningPlugin(work, settings={"enabled": False})]
         workers = [
-            Worker(client, task_queue=QUEUE, plugins=[plugin]) for client, plugin in zip(clients, plugins, strict=True)
+            Worker(client, task_queue=QUEUE, plugins=[plugin])
+            for client, plugin in zip(clients, plugins, strict=True)
         ]
         async with workers[0], workers[1]:
             started = [
-                await TemporalOrchestrator(client, task_queue=QUEUE).start(PLAN, run_id="run-1") for client in clients
+                await TemporalOrchestrator(client, task_queue=QUEUE).start(PLAN, run_id="run-1")
+                for client in clients
             ]
             assert [(await run.result())["status"] for run in started] == ["succeeded", "failed"]
 
@@ -408,7 +465,9 @@ async def test_what_is_too_large(address: str, monkeypatch: pytest.MonkeyPatch) 
 
     async with runs(address, ReplanningPlugin(write)) as start:
         run = await start(plan)
-        while not (failed := [r.body for r in await run.records() if isinstance(r.body, AttemptFailed)]):
+        while not (
+            failed := [r.body for r in await run.records() if isinstance(r.body, AttemptFailed)]
+        ):
             pass
         await run.pause("enough")
         result = await run.result()
@@ -420,13 +479,18 @@ async def test_what_is_too_large(address: str, monkeypatch: pytest.MonkeyPatch) 
 async def test_what_a_plan_says_of_the_tools_of_a_worker(address: str) -> None:
     """The descriptions of a worker count, not those of a plan for tools of the same name."""
     own = ToolSpec(name="main", description="Wipes the disk.", dangerous=True)
-    plan = Plan.parse("goal: {objective: wipe}\ntools: [{name: main}, {name: other}]\ntasks: [{id: a, tool: other}]")
+    plan = Plan.parse(
+        "goal: {objective: wipe}\ntools: [{name: main}, {name: other}]\ntasks: [{id: a, tool: other}]"
+    )
     async with runs(address, ReplanningPlugin(work, tools=[cast("Any", own)])) as start:
         run = await start(plan)
         await run.result()
         opened = (await run.records())[0].body
     assert isinstance(opened, RunOpened)
-    assert {spec.name: spec.dangerous for spec in opened.plan.tools} == {"main": True, "other": False}
+    assert {spec.name: spec.dangerous for spec in opened.plan.tools} == {
+        "main": True,
+        "other": False,
+    }
     assert own in opened.plan.tools
 
 
@@ -437,7 +501,9 @@ async def test_what_is_no_plan(address: str) -> None:
         run_id = f"run-{uuid.uuid4().hex}"
         for wrong in ({"plan": "?"}, {}, {"plan": base64.b64encode(b"x").decode()}):
             with pytest.raises(WorkflowFailureError):
-                await client.execute_workflow("replanning.Plan", args=[wrong, b""], id=run_id, task_queue=QUEUE)
+                await client.execute_workflow(
+                    "replanning.Plan", args=[wrong, b""], id=run_id, task_queue=QUEUE
+                )
     assert gc.isenabled()
 
 
@@ -446,7 +512,11 @@ async def test_long_histories(address: str, monkeypatch: pytest.MonkeyPatch) -> 
 
     Its journal may be larger than the answer to one query.
     """
-    for limit, least in {"_PAGE_CHARS": 2_000, "_MAX_ANSWER_BYTES": 1_000, "_TASKS_PER_STEP": 20}.items():
+    for limit, least in {
+        "_PAGE_CHARS": 2_000,
+        "_MAX_ANSWER_BYTES": 1_000,
+        "_TASKS_PER_STEP": 20,
+    }.items():
         monkeypatch.setattr(temporal, limit, least)
     monkeypatch.setattr(temporal, "_CHECKPOINTS_PER_STEP", 1)
     done: list[str] = []
@@ -467,8 +537,14 @@ async def test_long_histories(address: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert (result["status"], done) == ("succeeded", [f"t{n}" for n in range(60)])
     assert [record.seq for record in records] == list(range(1, len(records) + 1))
     assert sum(record.body.kind == "run-resumed" for record in records) >= 2
-    steps = [event.event_type for event in history.events].index(EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED)
-    markers = [event for event in history.events[:steps] if event.HasField("marker_recorded_event_attributes")]
+    steps = [event.event_type for event in history.events].index(
+        EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED
+    )
+    markers = [
+        event
+        for event in history.events[:steps]
+        if event.HasField("marker_recorded_event_attributes")
+    ]
     assert len(markers) > 8, "pages of its journal, and groups of its tasks"
 
 
@@ -482,7 +558,10 @@ async def test_large_plans(address: str) -> None:
         return task.id
 
     ids = [f"t{n}" for n in range(3_000)]
-    tasks = [{"id": name, **({"depends_on": [ids[n - 100]]} if n >= 100 else {})} for n, name in enumerate(ids)]
+    tasks = [
+        {"id": name, **({"depends_on": [ids[n - 100]]} if n >= 100 else {})}
+        for n, name in enumerate(ids)
+    ]
     plan = Plan.model_validate({"goal": {"objective": "count"}, "tasks": tasks})
     async with runs(address, ReplanningPlugin(count, max_history=4_000)) as start:
         run = await start(plan)

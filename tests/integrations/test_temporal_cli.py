@@ -50,7 +50,10 @@ def test_two_terminals(tmp_path: Path, on: str) -> None:
     """One terminal runs a plan whose tool fails, a second one agrees to the other tool; every command that reads a run works."""
     write_plan(tmp_path, TOOLS, TASKS)
     run = f"run-{uuid.uuid4().hex}"
-    with worker(tmp_path, on), Started(tmp_path, "run", "plan.yaml", on, "--run-id", run, "--json") as first:
+    with (
+        worker(tmp_path, on),
+        Started(tmp_path, "run", "plan.yaml", on, "--run-id", run, "--json") as first,
+    ):
         first.until("'photo' needs a person's agreement")
         (asked,) = json.loads(cli(tmp_path, "pending", run, on, "--json").stdout)
         assert asked["candidates"][0]["diff"][1] == "+ read~2: tool: photo [PENDING]"
@@ -66,7 +69,10 @@ def test_two_terminals(tmp_path: Path, on: str) -> None:
         again = cli(tmp_path, "approve", run, "1", on, code=1).stderr
         assert "question 1" in again
         assert "succeeded: start a new run" in cli(tmp_path, "resume", run, on, code=2).stderr
-    assert (result["status"], result["outputs"]["words"]["stdout"]) == ("succeeded", "page has one word")
+    assert (result["status"], result["outputs"]["words"]["stdout"]) == (
+        "succeeded",
+        "page has one word",
+    )
     assert [revision["source"] for revision in result["revisions"]] == ["repair"]
 
 
@@ -94,7 +100,9 @@ def test_a_person_at_the_terminal(tmp_path: Path, on: str) -> None:
     write_plan(tmp_path, TOOLS, "id: read, tool: scan\nid: again, tool: scan, depends_on: [read]")
     run = f"run-{uuid.uuid4().hex}"
     with worker(tmp_path, on):
-        asked = cli(tmp_path, "run", "plan.yaml", on, "--run-id", run, "--ask", "never", "--json", code=4)
+        asked = cli(
+            tmp_path, "run", "plan.yaml", on, "--run-id", run, "--ask", "never", "--json", code=4
+        )
         assert json.loads(asked.stdout)["questions"] == [f"{run}.q1"]
         with Terminal(tmp_path, "resume", run, on) as here:
             here.until("1 approves")
@@ -111,28 +119,41 @@ def test_other_changes(tmp_path: Path, on: str) -> None:
     write_plan(tmp_path, tools, "id: read, tool: scan\nid: last, tool: wait")
     (tmp_path / "changes.yaml").write_text("- {kind: skip, task_id: read}\n")
     run = f"run-{uuid.uuid4().hex}"
-    with worker(tmp_path, on), Started(tmp_path, "run", "plan.yaml", on, "--run-id", run, "--json") as first:
+    with (
+        worker(tmp_path, on),
+        Started(tmp_path, "run", "plan.yaml", on, "--run-id", run, "--json") as first,
+    ):
         first.until("'photo' needs a person's agreement")
         wrong = cli(tmp_path, "request", run, "it is late", "--task", "lost", on, code=1).stderr
         assert "there is no task 'lost'" in wrong
-        taken = cli(tmp_path, "modify", run, "1", "--changes", "changes.yaml", "--by", "eve", on).stdout
+        taken = cli(
+            tmp_path, "modify", run, "1", "--changes", "changes.yaml", "--by", "eve", on
+        ).stdout
         assert taken.startswith(f"run {run} has taken it: ")
         while not (tmp_path / "log").exists():
             pass
         for asked in (["it is late", "--task", "last"], ["another aim", "--goal", "Be on time"]):
             assert f"run {run} has taken it: " in cli(tmp_path, "request", run, *asked, on).stdout
-        assert json.loads(cli(tmp_path, "status", run, on, "--json").stdout)["objective"] == "Be on time"
+        assert (
+            json.loads(cli(tmp_path, "status", run, on, "--json").stdout)["objective"]
+            == "Be on time"
+        )
         (tmp_path / "go").touch()
         result: Any = json.loads(first.end())
     assert result["status"] == "succeeded"
-    assert [change["kind"] for each in result["revisions"] for change in each["changes"]] == ["skip"]
+    assert [change["kind"] for each in result["revisions"] for change in each["changes"]] == [
+        "skip"
+    ]
 
 
 def test_pause_and_resume(tmp_path: Path, on: str) -> None:
     """A run is paused from outside, resumed with another context, and forked from its beginning."""
     write_plan(
         tmp_path,
-        {"wait": "echo waits >> log; while ! test -f go; do sleep 0.05; done", "say": "echo done >> log"},
+        {
+            "wait": "echo waits >> log; while ! test -f go; do sleep 0.05; done",
+            "say": "echo done >> log",
+        },
         "id: first, tool: wait\nid: then, tool: say, depends_on: [first]",
         more="context: {region: us}",
     )
@@ -144,12 +165,20 @@ def test_pause_and_resume(tmp_path: Path, on: str) -> None:
             cli(tmp_path, "pause", run, on, "--reason", "lunch")
             (tmp_path / "go").touch()
             assert "‖ paused: lunch" in first.end(3)
-        assert "has stopped; resume it first" in cli(tmp_path, "request", run, "why not", on, code=1).stderr
-        result = json.loads(cli(tmp_path, "resume", run, on, "--set", "context.region=eu", "--json").stdout)
+        assert (
+            "has stopped; resume it first"
+            in cli(tmp_path, "request", run, "why not", on, code=1).stderr
+        )
+        result = json.loads(
+            cli(tmp_path, "resume", run, on, "--set", "context.region=eu", "--json").stdout
+        )
         assert (result["status"], (tmp_path / "log").read_text()) == ("succeeded", "waits\ndone\n")
         fork = json.loads(cli(tmp_path, "resume", run, on, "--from", "0", "--json").stdout)
         assert (fork["status"], fork["run"] != run) == ("succeeded", True)
-        assert "already exists" in cli(tmp_path, "run", "plan.yaml", on, "--run-id", run, code=2).stderr
+        assert (
+            "already exists"
+            in cli(tmp_path, "run", "plan.yaml", on, "--run-id", run, code=2).stderr
+        )
         listed = cli(tmp_path, "status", on).stdout
         assert listed.count("succeeded") >= 2
         serving.process.send_signal(signal.SIGINT)
@@ -158,12 +187,21 @@ def test_pause_and_resume(tmp_path: Path, on: str) -> None:
 
 def test_a_worker_that_is_stopped(tmp_path: Path, on: str) -> None:
     """A second Ctrl-C stops the tasks of a worker; another one does them again, and runs their checks, but no others."""
-    tools = {"wait": "echo waits >> log; while ! test -f go; do sleep 0.05; done", "say": "echo done"}
+    tools = {
+        "wait": "echo waits >> log; while ! test -f go; do sleep 0.05; done",
+        "say": "echo done",
+    }
     checked = "id: first, tool: wait, idempotent: true, acceptance: ['$ test -f go']"
-    write_plan(tmp_path, tools, f"{checked}\nid: then, tool: say, depends_on: [first], acceptance: ['$ test -f good']")
+    write_plan(
+        tmp_path,
+        tools,
+        f"{checked}\nid: then, tool: say, depends_on: [first], acceptance: ['$ test -f good']",
+    )
     write_plan(tmp_path, tools, checked, name="other.yaml")
     run = f"run-{uuid.uuid4().hex}"
-    with Started(tmp_path, "run", "plan.yaml", on, "--run-id", run, "--ask", "never", "--json") as following:
+    with Started(
+        tmp_path, "run", "plan.yaml", on, "--run-id", run, "--ask", "never", "--json"
+    ) as following:
         with worker(tmp_path, on, "other.yaml") as stopped:
             while not (tmp_path / "log").exists():
                 pass
@@ -182,9 +220,13 @@ def test_a_worker_that_is_stopped(tmp_path: Path, on: str) -> None:
 def test_the_sdk_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the SDK of Temporal each command says in a line what to install."""
     write_plan(tmp_path, TOOLS, TASKS)
-    for name in [name for name in sys.modules if name.startswith("replanning.integrations.temporal")]:
+    for name in [
+        name for name in sys.modules if name.startswith("replanning.integrations.temporal")
+    ]:
         monkeypatch.delitem(sys.modules, name)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "temporalio"] or ["temporalio"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "temporalio"] or [
+        "temporalio"
+    ]:
         monkeypatch.setitem(sys.modules, name, None)
     for command in (["run", "plan.yaml"], ["worker", "plan.yaml"], ["status"]):
         told = cli(tmp_path, *command, "--on=temporal=localhost:7233", code=2).stderr
@@ -201,10 +243,16 @@ def test_what_is_wrong_is_told(tmp_path: Path, on: str, address: str) -> None:
         return error
 
     nowhere = "--on=temporal=localhost:1"
-    assert "there is no connection to Temporal at localhost:1" in told(2, "run", "plan.yaml", nowhere)
-    assert "there is no connection to Temporal at localhost:1" in told(2, "worker", "plan.yaml", nowhere)
+    assert "there is no connection to Temporal at localhost:1" in told(
+        2, "run", "plan.yaml", nowhere
+    )
+    assert "there is no connection to Temporal at localhost:1" in told(
+        2, "worker", "plan.yaml", nowhere
+    )
     assert "set TEMPORAL_ADDRESS" in told(2, "status", "--on=temporal=")
-    assert "there is no run 'nope'" in told(1, "status", "nope", "--on=temporal=", TEMPORAL_ADDRESS=address)
+    assert "there is no run 'nope'" in told(
+        1, "status", "nope", "--on=temporal=", TEMPORAL_ADDRESS=address
+    )
     assert "Namespace other is not found" in told(2, "status", on, TEMPORAL_NAMESPACE="other")
     refused = told(2, "run", "plan.yaml", on, "--no-replan", "--sequential")
     assert "--no-replan: with --on, give it to replanning worker" in refused

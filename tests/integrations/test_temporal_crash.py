@@ -38,7 +38,15 @@ from replanning.integrations.temporal import TemporalOrchestrator
 from tests.support.temporal_child import SETTINGS, plan, work
 
 AIMS = (
-    *("attempt-started", "attempt-succeeded", "effect", "effect once", "trigger-fired", "decided", "revised"),
+    *(
+        "attempt-started",
+        "attempt-succeeded",
+        "effect",
+        "effect once",
+        "trigger-fired",
+        "decided",
+        "revised",
+    ),
     *("question-asked", "question-answered", "run-ended"),
 )
 """What chance would seldom kill before or after."""
@@ -57,7 +65,9 @@ def server() -> Iterator[Server]:
     """A real server, which soon gives what a lost worker was doing in a workflow to another."""
     if problem := missing_part():
         pytest.skip(problem)
-    with Server.running("--dynamic-config-value", 'history.defaultWorkflowTaskTimeout="3s"') as running:
+    with Server.running(
+        "--dynamic-config-value", 'history.defaultWorkflowTaskTimeout="3s"'
+    ) as running:
         yield running
 
 
@@ -100,7 +110,9 @@ class Play:
         """Run the plan to its end, check what must hold after all kills, and return the result."""
         client = await Client.connect(self.server.address)
         self._loop = asyncio.get_running_loop()
-        self.run = await TemporalOrchestrator(client, task_queue=self.id).start(self.plan, run_id=self.id)
+        self.run = await TemporalOrchestrator(client, task_queue=self.id).start(
+            self.plan, run_id=self.id
+        )
         self._ended = asyncio.create_task(patiently(self.run.result))
         await asyncio.gather(*(self._tend() for _ in range(workers)))
         await asyncio.gather(*self._answers)
@@ -169,7 +181,10 @@ class Play:
         begun = {body.attempt: body.task for body in bodies if isinstance(body, AttemptStarted)}
         done = {body.attempt: body.task for body in bodies if isinstance(body, AttemptSucceeded)}
         lost = Counter(
-            body.task for body in bodies if isinstance(body, AttemptFailed) if body.failure.kind == INTERRUPTED
+            body.task
+            for body in bodies
+            if isinstance(body, AttemptFailed)
+            if body.failure.kind == INTERRUPTED
         )
         assert set(effects.values()) == {1}, "an attempt was executed twice"
         assert effects.keys() <= begun.keys(), "it took effect and is not on record"
@@ -177,7 +192,9 @@ class Play:
         assert set(Counter(done.values()).values()) == {1}, "a task was done twice"
         once = [task for task in begun.values() if task.startswith("once")]
         approved = sum(isinstance(body, QuestionAnswered) for body in bodies)
-        assert len(once) == 3 + sum(lost[task] for task in set(once)), "it was executed again, and no worker was lost"
+        assert len(once) == 3 + sum(lost[task] for task in set(once)), (
+            "it was executed again, and no worker was lost"
+        )
         assert len(once) <= 3 + approved, "it was executed again, and nobody was asked"
 
     async def check_story(self) -> None:
@@ -186,7 +203,9 @@ class Play:
         There the same attempts are lost.
         """
         bodies = [record.body for record in self.records]
-        failures = {body.attempt: body.failure for body in bodies if isinstance(body, AttemptFailed)}
+        failures = {
+            body.attempt: body.failure for body in bodies if isinstance(body, AttemptFailed)
+        }
 
         async def losing(task: Task, context: TaskContext) -> str:
             failure = failures.get(context.attempt_id)
@@ -253,7 +272,14 @@ async def test_killed_at_any_moment(server: Server, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("attempt", "asked"), [("a-0#1", 0), ("once-0#1", 1)])
 async def test_killed_in_a_task(server: Server, tmp_path: Path, attempt: str, asked: int) -> None:
     """A task whose worker is killed is executed again if it is idempotent, and else when a person has approved."""
-    play = Play(server, tmp_path / "run", Random(1), 1, [f">effect {attempt.partition('#')[0]}"], hanging=attempt)
+    play = Play(
+        server,
+        tmp_path / "run",
+        Random(1),
+        1,
+        [f">effect {attempt.partition('#')[0]}"],
+        hanging=attempt,
+    )
     await play.to_its_end()
     await play.check_story()
     assert play.killed == 1
@@ -295,9 +321,15 @@ async def test_updates_while_workers_are_killed(server: Server, tmp_path: Path) 
     await asyncio.gather(*(patiently(partial(play.run.change_context, each)) for each in changes))
     play.may_answer.set()
     await ended
-    updates = [record.body.changes for record in play.records if isinstance(record.body, ContextUpdated)]
-    assert sorted(key for each in updates for key in each) == sorted(key for each in changes for key in each)
-    answers = [record.body.question for record in play.records if isinstance(record.body, QuestionAnswered)]
+    updates = [
+        record.body.changes for record in play.records if isinstance(record.body, ContextUpdated)
+    ]
+    assert sorted(key for each in updates for key in each) == sorted(
+        key for each in changes for key in each
+    )
+    answers = [
+        record.body.question for record in play.records if isinstance(record.body, QuestionAnswered)
+    ]
     assert len(answers) == len(set(answers)) == 3
     assert sum(isinstance(record.body, RunResumed) for record in play.records) >= 2
 

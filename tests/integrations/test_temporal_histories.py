@@ -76,13 +76,21 @@ async def record(address: str) -> None:
         for name, text in PLANS.items():
             run = await orchestrator.start(Plan.parse(text), run_id=name)
             while name == "answered":
-                asked = [each.body.question for each in await run.records() if each.body.kind == "question-asked"]
+                asked = [
+                    each.body.question
+                    for each in await run.records()
+                    if each.body.kind == "question-asked"
+                ]
                 if asked:
                     await run.answer(asked[0], "approve", by="ada")
                     break
             await run.result()
             history = json.loads((await run.handle.fetch_history()).to_json())
-            kept = re.sub(r'("(?:identity|lastWorkerIdentity)": )"[^"]*"', r'\1"worker"', json.dumps(history, indent=1))
+            kept = re.sub(
+                r'("(?:identity|lastWorkerIdentity)": )"[^"]*"',
+                r'\1"worker"',
+                json.dumps(history, indent=1),
+            )
             (FOLDER / f"{name}.json").write_text(re.sub(r"\d+@[\w.-]+", "worker", kept) + "\n")
 
 

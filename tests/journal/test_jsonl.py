@@ -116,10 +116,19 @@ def test_fenced_owner_does_not_mend(tmp_path, store, lease, journal):
         ("\0" * 80, "not a line"),
         ('{"seq":3,"at":1.5,"kind":"attempt-succeeded"}', "not a line"),
         ('{"seq":3,"at":1.5,"kind":"run-paused","data":{}}', "not a valid run-paused: reason"),
-        ('{"seq":3,"at":1.5,"kind":"run-paused","data":{"x":\udcff}}', "not a valid run-paused: Invalid JSON"),
+        (
+            '{"seq":3,"at":1.5,"kind":"run-paused","data":{"x":\udcff}}',
+            "not a valid run-paused: Invalid JSON",
+        ),
         ('{"seq":3,"at":1.5,"kind":"dream","data":{}}', "unknown kind of record 'dream'"),
-        ('{"seq":3,"at":1-5,"kind":"run-paused","data":{"reason":""}}', "could not convert string to float"),
-        ('{"seq":4,"at":1.5,"kind":"run-paused","data":{"reason":""}}', "expected record 3, got record 4"),
+        (
+            '{"seq":3,"at":1-5,"kind":"run-paused","data":{"reason":""}}',
+            "could not convert string to float",
+        ),
+        (
+            '{"seq":4,"at":1.5,"kind":"run-paused","data":{"reason":""}}',
+            "expected record 3, got record 4",
+        ),
     ],
 )
 def test_bad_line(store, journal, line, reason):
@@ -129,7 +138,9 @@ def test_bad_line(store, journal, line, reason):
     journal.write_bytes(b"\n".join(lines))
     reading = store.read(RUN)
     assert [next(reading), next(reading)] == RECORDS[:2]
-    with pytest.raises(JournalCorrupt, match=rf"run-1\.jsonl, line 3: {reason}.*keep the 2 whole lines before it"):
+    with pytest.raises(
+        JournalCorrupt, match=rf"run-1\.jsonl, line 3: {reason}.*keep the 2 whole lines before it"
+    ):
         next(reading)
     assert store.runs()[0].run == RUN
     assert list(store.read(RUN, after=3)) == RECORDS[3:]
@@ -137,7 +148,9 @@ def test_bad_line(store, journal, line, reason):
 
 def test_spaced_lines(store, journal):
     """Lines of an earlier version or another program, with spaces and without checksums, are read as well."""
-    entries = [json.loads(line.rpartition(',"crc"')[0] + "}") for line in journal.read_text().splitlines()]
+    entries = [
+        json.loads(line.rpartition(',"crc"')[0] + "}") for line in journal.read_text().splitlines()
+    ]
     journal.write_text("".join(json.dumps(entry) + " \r\n" for entry in entries))
     assert list(store.read(RUN)) == RECORDS
 
@@ -145,7 +158,9 @@ def test_spaced_lines(store, journal):
 def test_cut_off(tmp_path, store, lease, journal):
     """A journal that has lost finished records is refused with what is missing, by readers and by its owner."""
     journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:3]))
-    message = r"run-1\.jsonl ends after line 3, and 5 records were written: .* remove .*\.run-1\.lease"
+    message = (
+        r"run-1\.jsonl ends after line 3, and 5 records were written: .* remove .*\.run-1\.lease"
+    )
     reading = store.read(RUN)
     assert [next(reading).seq for _ in range(3)] == [1, 2, 3]
     for call in (lambda: next(reading), lambda: store.append(lease, RECORDS[3])):
@@ -178,7 +193,9 @@ def test_journal_alone(tmp_path, journal):
 
 def test_status_is_not_what_a_task_prints(store, lease):
     """Output that looks like the end of a run does not end it in the list."""
-    for seq, output in enumerate(["run-ended", {"kind": "run-ended", "data": {"status": "failed"}}], 6):
+    for seq, output in enumerate(
+        ["run-ended", {"kind": "run-ended", "data": {"status": "failed"}}], 6
+    ):
         store.append(lease, Record(seq, 0.0, attempt_succeeded(output)))
     assert store.runs()[0].status == "running"
     store.append(lease, Record(8, 0.0, RunEnded("paused", "")))
@@ -196,14 +213,19 @@ def test_bad_lease_file(tmp_path, store, lease):
     """A lock file that says nothing readable is named, with what to do, and nobody gets the run."""
     (tmp_path / ".run-1.lease").write_text("me!\n")
     for call in (lambda: store.acquire(RUN, "me", 9.0, 5.0), lambda: store.append(lease, NEXT)):
-        with pytest.raises(StoreError, match=r"1\.lease does not name the owner of the run; .* remove this file"):
+        with pytest.raises(
+            StoreError, match=r"1\.lease does not name the owner of the run; .* remove this file"
+        ):
             call()
     assert [(info.run, info.owner) for info in store.runs()] == [(RUN, None)]
 
 
 @pytest.mark.parametrize(
     ("replaced", "message"),
-    [(False, "cannot take record 6 of run 'run-1': No such file"), (True, "was replaced while its run was going on")],
+    [
+        (False, "cannot take record 6 of run 'run-1': No such file"),
+        (True, "was replaced while its run was going on"),
+    ],
 )
 def test_file_in_use(store, lease, journal, replaced, message):
     """An owner whose journal is removed or replaced writes nothing until it is back."""
@@ -233,7 +255,9 @@ def test_taken_over_without_the_lock_file(tmp_path, store, lease):
 def test_removed_journal(store, lease, journal):
     """A run whose journal is gone is not begun anew while its lock file counts the records that are missing."""
     journal.unlink()
-    with pytest.raises(JournalCorrupt, match=r"run-1\.jsonl ends after line 0, and 5 records were written"):
+    with pytest.raises(
+        JournalCorrupt, match=r"run-1\.jsonl ends after line 0, and 5 records were written"
+    ):
         store.create(RUN, "me", 0.0, 5.0)
     assert not journal.exists()
 
@@ -257,7 +281,10 @@ def test_bad_messages(tmp_path, store, lease):
         file.write(b'{"kind":"pau')
     assert [message.id for message in store.inbox(RUN)] == [1]
     store.post(RUN, sample_message("b"))
-    assert [(message.payload["reason"], message.id) for message in store.inbox(RUN)] == [("a", 1), ("b", 2)]
+    assert [(message.payload["reason"], message.id) for message in store.inbox(RUN)] == [
+        ("a", 1),
+        ("b", 2),
+    ]
     inbox.write_text('{"id":1}\nhello\n')
     with pytest.raises(JournalCorrupt, match=r"\.run-1\.inbox, line 2: not a message"):
         store.inbox(RUN)
@@ -285,13 +312,20 @@ def test_bad_outcome(tmp_path, store):
 def test_something_in_the_way(tmp_path, store):
     """A file in the place of the folder and a folder in the place of a journal are reported, and hide no other run."""
     (tmp_path / "runs").write_text("")
-    with pytest.raises(StoreError, match="runs cannot take a new run: File exists; a file has the name of the folder"):
+    with pytest.raises(
+        StoreError,
+        match="runs cannot take a new run: File exists; a file has the name of the folder",
+    ):
         JsonlStore(tmp_path / "runs").create(RUN, "me", 0.0, 5.0)
     (tmp_path / "run-1.jsonl").mkdir()
     with pytest.raises(StoreError, match=r"run-1\.jsonl cannot be read: it is not a regular file"):
         list(store.read(RUN))
-    (tmp_path / "run-2.jsonl").write_text('{"seq":1,"at":"now","kind":"run-opened","data":{"plan":"x"}}\n')
-    (tmp_path / "run-3.jsonl").write_text('{"seq":1,"at":2,"kind":"run-opened","data":{"plan":"x"}}\n')
+    (tmp_path / "run-2.jsonl").write_text(
+        '{"seq":1,"at":"now","kind":"run-opened","data":{"plan":"x"}}\n'
+    )
+    (tmp_path / "run-3.jsonl").write_text(
+        '{"seq":1,"at":2,"kind":"run-opened","data":{"plan":"x"}}\n'
+    )
     listed = {info.run: (info.records, info.status) for info in store.runs()}
     assert listed == {"run-1": (0, "running"), "run-2": (1, "running"), "run-3": (1, "running")}
 

@@ -97,7 +97,9 @@ def opened(place):
 def program(text, place):
     """A process that runs a program on a store."""
     command = [sys.executable, "-c", COMMON + text, *place]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             yield process
         finally:
@@ -140,7 +142,9 @@ def test_kill(place):
                 kept = [record.seq for record in store.read(RUN)]
                 assert kept == list(range(1, len(kept) + 1))
                 assert store.runs()[0].records >= len(kept) >= taken
-                with pytest.raises(RunOwned, match=rf"run 'run-1' is owned by process {process.pid} on "):
+                with pytest.raises(
+                    RunOwned, match=rf"run 'run-1' is owned by process {process.pid} on "
+                ):
                     store.acquire(RUN, "me", 1.0, 5.0)
                 process.send_signal(signal.SIGKILL)
                 # Dead but not yet collected by its parent, as a process is whose parent is busy.
@@ -158,7 +162,9 @@ def test_full_disk(place):
     """A file that can grow no more is reported, nothing that was taken is lost, and later the run goes on."""
     with program(FILL, place) as process:
         messages = [answer(process), answer(process)]
-        assert all("cannot take record" in message and "limit" in message for message in messages), messages
+        assert all(
+            "cannot take record" in message and "limit" in message for message in messages
+        ), messages
         assert answer(process) == "True"
 
 

@@ -69,7 +69,9 @@ def sql(address: str, statement: str) -> list[Any]:
         return cursor.fetchall() if cursor.description else []
 
 
-@pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@pytest.mark.parametrize(
+    "check", STORE_CHECKS, ids=lambda check: check.__name__.removeprefix("check_")
+)
 def test_contract(check: StoreCheck, address: str) -> None:
     """It passes each check that a third party's store can run."""
     check(lambda: open_store(address))
@@ -81,7 +83,10 @@ def test_lost_connections(store: RunStore, address: str) -> None:
     written = 0
     for seq in range(1, 21):
         if seq % 5 == 0:
-            sql(address, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+            sql(
+                address,
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()",
+            )
         for _ in range(5):
             with suppress(StoreError):
                 store.append(lease, sample_record(seq))
@@ -112,11 +117,18 @@ def test_damage(store: RunStore, address: str) -> None:
     lease = store.create(RUN, "me", 0.0, 5.0)
     for seq in (1, 2, 3):
         store.append(lease, sample_record(seq))
-    sql(address, "UPDATE replanning_records SET data = replace(data, 'build', 'blame') WHERE seq = 2")
-    with pytest.raises(JournalCorrupt, match="record 2 of run 'run-1' cannot be read: it was damaged or changed"):
+    sql(
+        address,
+        "UPDATE replanning_records SET data = replace(data, 'build', 'blame') WHERE seq = 2",
+    )
+    with pytest.raises(
+        JournalCorrupt, match="record 2 of run 'run-1' cannot be read: it was damaged or changed"
+    ):
         list(store.read(RUN))
     sql(address, "DELETE FROM replanning_records WHERE seq = 2")
-    with pytest.raises(JournalCorrupt, match="record 2 of run 'run-1' cannot be read: it is missing"):
+    with pytest.raises(
+        JournalCorrupt, match="record 2 of run 'run-1' cannot be read: it is missing"
+    ):
         list(store.read(RUN))
 
 
@@ -141,7 +153,9 @@ def test_requests_that_wait_too_long(address: str, postgres_server: Server) -> N
 
     with closing(PostgresStore(address, timeout=0.2)) as store:
         with postgres_server.hanging(), ThreadPoolExecutor(16) as threads:
-            failures = [request.exception() for request in [threads.submit(store.runs) for _ in range(16)]]
+            failures = [
+                request.exception() for request in [threads.submit(store.runs) for _ in range(16)]
+            ]
         assert all(isinstance(failure, StoreError) for failure in failures), failures
         for _ in range(1_000_000):
             with suppress(StoreError):
@@ -167,7 +181,10 @@ def test_tables_of_an_older_version(address: str) -> None:
 
 def test_another_encoding(postgres_server: Server) -> None:
     """A database that cannot hold every text is refused with what to do."""
-    sql(postgres_server.base, "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    sql(
+        postgres_server.base,
+        "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0",
+    )
     with pytest.raises(StoreError, match="its encoding is LATIN1; create it with ENCODING 'UTF8'"):
         open_store(postgres_server.base.replace("/postgres", "/latin"))
 
@@ -241,7 +258,9 @@ def test_hosts_whose_clocks_differ(ahead: float, address: str) -> None:
 
     def host(name: str, ahead: float) -> "subprocess.Popen[str]":
         command = [sys.executable, "-c", HOST, str(ahead), name, address]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
 
     def ask(process: "subprocess.Popen[str]", *command: object) -> str:
         assert process.stdin
@@ -270,7 +289,9 @@ TOOLS = (ToolSpec(name="main", capability="load"), ToolSpec(name="spare", capabi
 async def test_a_server_that_dies(postgres_server: Server) -> None:
     """A run whose server is killed and started again in the middle ends as it would have, with a whole journal."""
     address = postgres_server.address(f"test{next(_schemas)}")
-    tasks = tuple(Task(id=f"t{n}", tool="main", depends_on=(f"t{n - 1}",) if n else ()) for n in range(6))
+    tasks = tuple(
+        Task(id=f"t{n}", tool="main", depends_on=(f"t{n - 1}",) if n else ()) for n in range(6)
+    )
 
     async def work(task: Task, context: TaskContext) -> str:
         if task.id == "t2":
@@ -282,7 +303,9 @@ async def test_a_server_that_dies(postgres_server: Server) -> None:
 
     with closing(open_store(address)) as store:
         engine = ReplanningEngine(store=store, settings=Settings(store_patience=120))
-        result = await engine.execute(Plan(goal=Goal(objective="load"), tasks=tasks, tools=TOOLS), work)
+        result = await engine.execute(
+            Plan(goal=Goal(objective="load"), tasks=tasks, tools=TOOLS), work
+        )
         assert (result.status, len(result.revisions)) == ("succeeded", 1)
         records = list(store.read(result.run))
     started = [record.body.task for record in records if isinstance(record.body, AttemptStarted)]

@@ -12,7 +12,16 @@ from typing import Final
 import pytest
 
 from replanning.journal import AttemptSucceeded
-from tests.support.crash import KILLS_PER_RUN, go, journal, left_running, play, started, suspend, text
+from tests.support.crash import (
+    KILLS_PER_RUN,
+    go,
+    journal,
+    left_running,
+    play,
+    started,
+    suspend,
+    text,
+)
 from tests.support.postgres import Server, missing_part
 
 HOSTS: Final = (
@@ -53,17 +62,24 @@ def test_killed_at_any_moment(server: Server, tmp_path: Path) -> None:
         yield
         server.start()
 
-    left, rng = int(os.environ.get("REPLANNING_KILLS", "50")), Random(os.environ.get("REPLANNING_SEED", "20240229"))
+    left, rng = (
+        int(os.environ.get("REPLANNING_KILLS", "50")),
+        Random(os.environ.get("REPLANNING_SEED", "20240229")),
+    )
     undisturbed, _ = play("postgres", folder(tmp_path / "undisturbed", server), rng, 0)
     assert (undisturbed["status"], undisturbed["differences"]) == ("succeeded", []), undisturbed
     number = 0
     while left > 0:
         number += 1
         place, hosts = folder(tmp_path / f"run-{number}", server), HOSTS if number % 2 else ({},)
-        said, killed = play("postgres", place, rng, min(KILLS_PER_RUN, left), hosts=hosts, outage=outage)
+        said, killed = play(
+            "postgres", place, rng, min(KILLS_PER_RUN, left), hosts=hosts, outage=outage
+        )
         left -= killed
         assert said == undisturbed, f"{said} instead of {undisturbed}; seen in {place}"
-        done = Counter(r.body.task for r in journal("postgres", place) if isinstance(r.body, AttemptSucceeded))
+        done = Counter(
+            r.body.task for r in journal("postgres", place) if isinstance(r.body, AttemptSucceeded)
+        )
         assert set(done.values()) == {1}, f"done more than once: {done}"
         assert not left_running(place), f"still running: {left_running(place)}"
 

@@ -66,7 +66,11 @@ def test_history_without_checksums(filled):
         store.post(RUN, sample_message("a"))
         whole = list(store.read(RUN)), store.runs(), store.inbox(RUN)
     columns = [("records", "crc"), ("runs", "records"), ("runs", "crc"), ("inbox", "crc")]
-    execute(filled, *(f"ALTER TABLE {table} DROP COLUMN {name}" for table, name in columns), "PRAGMA user_version = 2")
+    execute(
+        filled,
+        *(f"ALTER TABLE {table} DROP COLUMN {name}" for table, name in columns),
+        "PRAGMA user_version = 2",
+    )
     with closing(SqliteStore(filled)) as store:
         assert (list(store.read(RUN)), store.runs(), store.inbox(RUN)) == whole
 
@@ -117,7 +121,10 @@ def test_unusable_paths(tmp_path, path):
         (tmp_path / "one.db", r"one\.db is damaged: it was cut off; restore it from a copy"),
         (tmp_path / "empty.db", r"empty\.db is damaged: it was cut off; restore it from a copy"),
         (tmp_path, "cannot be opened: unable to open database file; check that the path names"),
-        ("/dev/full", "/dev/full cannot be opened: database or disk is full; make room on the disk"),
+        (
+            "/dev/full",
+            "/dev/full cannot be opened: database or disk is full; make room on the disk",
+        ),
     ):
         with pytest.raises(StoreError, match=message):
             SqliteStore(refused)
@@ -141,7 +148,11 @@ def test_closed(path):
     lease = store.create(RUN, "me", 0.0, 5.0)
     store.close()
     store.close()
-    for call in (store.runs, lambda: store.append(lease, sample_record(1)), lambda: store.release(lease)):
+    for call in (
+        store.runs,
+        lambda: store.append(lease, sample_record(1)),
+        lambda: store.release(lease),
+    ):
         with pytest.raises(StoreError, match="Cannot operate on a closed database"):
             call()
 
@@ -153,7 +164,10 @@ def test_closed(path):
         ("UPDATE records SET data = '{\"attempt\"' WHERE seq = 2", ".*its checksum is wrong"),
         ("UPDATE records SET data = CAST(x'ff' AS TEXT) WHERE seq = 2", ".*its checksum is wrong"),
         ("UPDATE records SET kind = 'attempt-failed' WHERE seq = 2", ".*its checksum is wrong"),
-        ("UPDATE records SET kind = 'dream', crc = {dream} WHERE seq = 2", "unknown kind of record 'dream'"),
+        (
+            "UPDATE records SET kind = 'dream', crc = {dream} WHERE seq = 2",
+            "unknown kind of record 'dream'",
+        ),
     ],
 )
 def test_damaged_record(filled, damage, reason):
@@ -163,7 +177,9 @@ def test_damaged_record(filled, damage, reason):
     with closing(SqliteStore(filled)) as store:
         reading = store.read(RUN)
         assert next(reading) == sample_record(1)
-        with pytest.raises(JournalCorrupt, match=rf"history\.db: record 2 of run 'run-1' cannot be read: {reason}"):
+        with pytest.raises(
+            JournalCorrupt, match=rf"history\.db: record 2 of run 'run-1' cannot be read: {reason}"
+        ):
             next(reading)
         assert list(store.read(RUN, after=2)) == [sample_record(3)]
 
@@ -175,7 +191,10 @@ def test_damaged_record(filled, damage, reason):
         ("UPDATE runs SET records = 2", r"run 'run-1' has 3 records, and 2 were written"),
         ("UPDATE runs SET owner = NULL", "the row of run 'run-1' was damaged"),
         ("UPDATE runs SET status = CAST(x'ff' AS TEXT)", "the row of run 'run-1' was damaged"),
-        ("UPDATE inbox SET payload = replace(payload, 'yes', 'no!')", "message 1 of run 'run-1' was damaged"),
+        (
+            "UPDATE inbox SET payload = replace(payload, 'yes', 'no!')",
+            "message 1 of run 'run-1' was damaged",
+        ),
         (
             "UPDATE sqlite_master SET rootpage = (SELECT rootpage FROM sqlite_master WHERE name = 'inbox_of_run') "  # noqa: ISC004
             "WHERE name = 'sqlite_autoindex_runs_1'",
@@ -250,7 +269,11 @@ def test_log_in_use(filled, tmp_path, monkeypatch):
     with closing(SqliteStore(filled)) as store:
         store.append(store.acquire(RUN, "me", 6.0, 5.0), sample_record(4))
         left = killed(filled, tmp_path / "left")
-    log, index, read = left.with_name("history.db-wal"), left.with_name("history.db-shm"), Path.read_bytes
+    log, index, read = (
+        left.with_name("history.db-wal"),
+        left.with_name("history.db-shm"),
+        Path.read_bytes,
+    )
 
     def read_meanwhile(path):
         if path == log:
@@ -295,9 +318,14 @@ def test_read_only(filled):
                 lambda: store.append(Lease(RUN, 1, "me"), sample_record(4)),
                 lambda: store.create(RunId("other"), "me", 0.0, 5.0),
             ):
-                with pytest.raises(StoreError, match="readonly database; the file may not be written; check the perm"):
+                with pytest.raises(
+                    StoreError,
+                    match="readonly database; the file may not be written; check the perm",
+                ):
                     write()
-        assert [(each.name, each.stat().st_mode & 0o777) for each in path.parent.iterdir()] == [(path.name, 0o444)]
+        assert [(each.name, each.stat().st_mode & 0o777) for each in path.parent.iterdir()] == [
+            (path.name, 0o444)
+        ]
 
 
 def test_read_only_with_a_log(filled):
@@ -325,7 +353,8 @@ def test_file_in_use(path, name, replaced):
         if replaced:
             shutil.copy(aside, used)
         with pytest.raises(
-            LeaseLost, match=rf"{name} was removed or replaced, and another process may take run 'run-1'"
+            LeaseLost,
+            match=rf"{name} was removed or replaced, and another process may take run 'run-1'",
         ):
             store.renew(lease, 1.0, 5.0)
         aside.replace(used)
@@ -359,7 +388,9 @@ def test_record_missing_at_the_end_of_a_batch(path):
         for seq in range(1, 151):
             store.append(lease, sample_record(seq))
         execute(path, "DELETE FROM records WHERE seq = 100")
-        with pytest.raises(JournalCorrupt, match="record 100 of run 'run-1' cannot be read: it is missing"):
+        with pytest.raises(
+            JournalCorrupt, match="record 100 of run 'run-1' cannot be read: it is missing"
+        ):
             list(store.read(RUN))
 
 

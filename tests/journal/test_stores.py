@@ -67,7 +67,9 @@ def filled(request, tmp_path_factory):
     opened.close()
 
 
-@pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@pytest.mark.parametrize(
+    "check", STORE_CHECKS, ids=lambda check: check.__name__.removeprefix("check_")
+)
 @pytest.mark.parametrize("name", STORES)
 def test_contract(name, check, tmp_path):
     """Each of our stores passes each check that a third party's store can run."""
@@ -81,7 +83,10 @@ def test_every_kind_is_tried():
 
 def test_short():
     """The most frequent records are written without what goes without saying."""
-    assert journal.dump_body(journal.AttemptStarted("a#1", "a", 1)) == '{"attempt":"a#1","task":"a","number":1}'
+    assert (
+        journal.dump_body(journal.AttemptStarted("a#1", "a", 1))
+        == '{"attempt":"a#1","task":"a","number":1}'
+    )
     assert journal.dump_body(journal.AttemptSucceeded("a#1", "a")) == '{"attempt":"a#1","task":"a"}'
 
 
@@ -132,12 +137,18 @@ def replace_format(folder, field):
         path.write_text(first.rpartition(',"crc"')[0] + "}\n" + rest)
     for path in folder.rglob("history.db"):
         with closing(sqlite3.connect(path)) as connection, connection:
-            connection.execute("UPDATE records SET data = replace(data, ?, ?) WHERE seq = 1", (old, field))
+            connection.execute(
+                "UPDATE records SET data = replace(data, ?, ?) WHERE seq = 1", (old, field)
+            )
             connection.create_function("checksum", -1, checksum)
-            connection.execute("UPDATE records SET crc = checksum(CAST(data AS BLOB), seq, at, kind) WHERE seq = 1")
+            connection.execute(
+                "UPDATE records SET crc = checksum(CAST(data AS BLOB), seq, at, kind) WHERE seq = 1"
+            )
 
 
-@pytest.mark.parametrize(("field", "version"), [("", 1), ('"format":99,', 99), ('"format" : 1 ,', 1)])
+@pytest.mark.parametrize(
+    ("field", "version"), [("", 1), ('"format":99,', 99), ('"format" : 1 ,', 1)]
+)
 @pytest.mark.parametrize("store", DURABLE, indirect=True)
 async def test_other_format(store, field, version, tmp_path):
     """A journal of an older or newer format is refused when it is read, with its format and advice."""
@@ -189,7 +200,9 @@ def closed(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("closed")
     with closing(STORES[request.param](folder)) as opened:
         lease = opened.create(RUN, "process 1 on another machine", 0.0, 5.0)
-        for record in [Record(seq, seq / 4, attempt_succeeded("ä" * 7 * seq)) for seq in range(1, 41)]:
+        for record in [
+            Record(seq, seq / 4, attempt_succeeded("ä" * 7 * seq)) for seq in range(1, 41)
+        ]:
             opened.append(lease, record)
         opened.post(RUN, sample_message("yes"))
         told = list(opened.read(RUN)), opened.inbox(RUN)
@@ -224,7 +237,9 @@ def test_random_damage(closed, which, where, length, byte):
             with closing(STORES[kind](Path(folder))) as opened:
                 assert list(opened.read(RUN)) == told[0]
                 # A message whose line is not complete is one that was not left.
-                assert opened.inbox(RUN) == told[1] or (name.suffix == ".inbox" and opened.inbox(RUN) == [])
+                assert opened.inbox(RUN) == told[1] or (
+                    name.suffix == ".inbox" and opened.inbox(RUN) == []
+                )
                 with pytest.raises(RunOwned):
                     opened.acquire(RUN, "me", 1.0, 5.0)
         except StoreError as error:
@@ -237,7 +252,9 @@ def test_private(name, tmp_path, monkeypatch):
     for _ in range(2):
         with closing(STORES[name](tmp_path)) as store:
             left = [info.records for info in store.runs()]
-            lease = store.acquire(RUN, "me", 6.0, 5.0) if left else store.create(RUN, "me", 0.0, 5.0)
+            lease = (
+                store.acquire(RUN, "me", 6.0, 5.0) if left else store.create(RUN, "me", 0.0, 5.0)
+            )
             store.append(lease, Record(sum(left) + 1, 0.0, attempt_succeeded()))
             store.post(RUN, sample_message("a"))
             store.discard(lease, [1])
@@ -291,9 +308,13 @@ async def test_finished_work_is_not_done_again(store, tmp_path):
     store.close()
     for path in tmp_path.rglob("*.*"):
         if path.is_file():
-            path.write_bytes(path.read_bytes().replace(b'"output":"precious"', b'"outpux":"precious"'))
+            path.write_bytes(
+                path.read_bytes().replace(b'"output":"precious"', b'"outpux":"precious"')
+            )
     with pytest.raises(JournalCorrupt, match=r"(line|record) \d+.*its checksum is wrong"):
-        async with ReplanningEngine([], store=reopened(store)).run_or_resume(sample_plan(), run_id=RUN):
+        async with ReplanningEngine([], store=reopened(store)).run_or_resume(
+            sample_plan(), run_id=RUN
+        ):
             pass
     assert done == ["build", "smoke"]
 
@@ -303,7 +324,9 @@ def reopened(store):
     return type(store)(repr(store).split("'")[1])
 
 
-@pytest.mark.parametrize("run", ["", ".", "..", ".hidden", "a/b", "../a", "a\\b", "a\0b", "a\nb", "x" * 201, "\ud800"])
+@pytest.mark.parametrize(
+    "run", ["", ".", "..", ".hidden", "a/b", "../a", "a\\b", "a\0b", "a\nb", "x" * 201, "\ud800"]
+)
 def test_bad_id(store, tmp_path, run):
     """An id that cannot be a file name everywhere is refused, with what is wrong, and nothing is made."""
     with pytest.raises(StoreError, match="cannot be the id of a run: it "):
@@ -312,7 +335,9 @@ def test_bad_id(store, tmp_path, run):
     assert not list(tmp_path.rglob("*.jsonl"))
 
 
-@pytest.mark.parametrize("run", ["a", "2024-05-06T07:08", "größe", "a b", "x" * 200, "a.jsonl", "a.lease", "-"])
+@pytest.mark.parametrize(
+    "run", ["a", "2024-05-06T07:08", "größe", "a b", "x" * 200, "a.jsonl", "a.lease", "-"]
+)
 def test_good_id(store, run):
     """Any other id is taken, also one that looks like a file of the store."""
     lease = store.create(run, "me", 0.0, 5.0)
@@ -321,10 +346,14 @@ def test_good_id(store, run):
     assert len(list(store.read(run))) == 1
 
 
-@pytest.mark.parametrize("place", ["x" * 300, "x" * 300 + ".jsonl", "sqlite:" + "x" * 300, "d/" * 3000, "a\0b"])
+@pytest.mark.parametrize(
+    "place", ["x" * 300, "x" * 300 + ".jsonl", "sqlite:" + "x" * 300, "d/" * 3000, "a\0b"]
+)
 async def test_impossible_places(place):
     """A place that can be none is refused as such, by `open_store` and by an engine."""
-    with pytest.raises(StoreError, match=r"cannot be a store: (?:File name too long|.*embedded null)"):
+    with pytest.raises(
+        StoreError, match=r"cannot be a store: (?:File name too long|.*embedded null)"
+    ):
         journal.open_store(place)
     with pytest.raises(StoreError, match="cannot be a store"):
         ReplanningEngine(store=place)
@@ -334,10 +363,22 @@ def test_home(tmp_path, monkeypatch):
     """A leading `~` that no shell has replaced names the home folder; the home of nobody is refused."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "folder").mkdir()
-    stores = [journal.open_store(f"{place}") for place in ("~/runs.db", "sqlite:~/more.db", "~/folder", "~/new.jsonl")]
-    places = [("Sqlite", "runs.db"), ("Sqlite", "more.db"), ("Jsonl", "folder"), ("Jsonl", "new.jsonl")]
-    assert list(map(repr, stores)) == [f"<{kind}Store {str(tmp_path / name)!r}>" for kind, name in places]
-    with pytest.raises(StoreError, match=r"'~nobody-here/runs\.db' cannot be a store: Could not determine home"):
+    stores = [
+        journal.open_store(f"{place}")
+        for place in ("~/runs.db", "sqlite:~/more.db", "~/folder", "~/new.jsonl")
+    ]
+    places = [
+        ("Sqlite", "runs.db"),
+        ("Sqlite", "more.db"),
+        ("Jsonl", "folder"),
+        ("Jsonl", "new.jsonl"),
+    ]
+    assert list(map(repr, stores)) == [
+        f"<{kind}Store {str(tmp_path / name)!r}>" for kind, name in places
+    ]
+    with pytest.raises(
+        StoreError, match=r"'~nobody-here/runs\.db' cannot be a store: Could not determine home"
+    ):
         journal.open_store("~nobody-here/runs.db")
 
 
@@ -347,7 +388,9 @@ def test_folder_of_other_files(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
     for place in ("/", ".", "./", "~", str(tmp_path)):
-        with pytest.raises(StoreError, match=f"'{place}' cannot be a store: it is the working directory, "):
+        with pytest.raises(
+            StoreError, match=f"'{place}' cannot be a store: it is the working directory, "
+        ):
             ReplanningEngine(store=place)
     store = JsonlStore(".")
     store.append(store.create(RUN, "me", 0.0, 5.0), sample_record(1))
@@ -357,13 +400,17 @@ def test_folder_of_other_files(tmp_path, monkeypatch):
 async def test_folder_that_cannot_be(tmp_path):
     """An engine on a store whose folder cannot be raises an error of the store, and no other."""
     with pytest.raises(StoreError, match="File name too long"):
-        await ReplanningEngine([], store=JsonlStore(tmp_path / ("x" * 300))).execute(sample_plan(), failing())
+        await ReplanningEngine([], store=JsonlStore(tmp_path / ("x" * 300))).execute(
+            sample_plan(), failing()
+        )
 
 
 def test_near_id(store):
     """Who mistypes an id is told the nearest one."""
     store.create("build-2024", "me", 0.0, 5.0)
-    with pytest.raises(LookupError, match=r"there is no run 'build-2042'; did you mean 'build-2024'\?"):
+    with pytest.raises(
+        LookupError, match=r"there is no run 'build-2042'; did you mean 'build-2024'\?"
+    ):
         store.read("build-2042")
 
 
@@ -373,7 +420,11 @@ def test_repr(tmp_path):
     memory.create(RUN, "me", 0.0, 5.0)
     with closing(SqliteStore(tmp_path / "h.db")) as sqlite:
         shown = [repr(store) for store in (memory, JsonlStore("a/runs"), sqlite)]
-    assert shown == ["<MemoryStore runs=1>", "<JsonlStore 'a/runs'>", f"<SqliteStore '{tmp_path}/h.db'>"]
+    assert shown == [
+        "<MemoryStore runs=1>",
+        "<JsonlStore 'a/runs'>",
+        f"<SqliteStore '{tmp_path}/h.db'>",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -442,6 +493,20 @@ def test_owner():
     assert me.startswith(f"process {os.getpid()} on {socket.gethostname()} (")
     born = me.rpartition("(")[2].partition(".")[0]
     gone = me.replace("process ", "process 99999")
-    owners = (None, me, me.replace(f"({born}.", "(1."), gone, gone.replace(" on ", " on x"), "process 99999 on its own")
-    assert [is_lease_free(owner, until=10.0, at=0.0) for owner in owners] == [True, False, True, True, False, False]
+    owners = (
+        None,
+        me,
+        me.replace(f"({born}.", "(1."),
+        gone,
+        gone.replace(" on ", " on x"),
+        "process 99999 on its own",
+    )
+    assert [is_lease_free(owner, until=10.0, at=0.0) for owner in owners] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
     assert [is_lease_free(me, until=10.0, at=at) for at in (10.0, 10.1)] == [False, True]

@@ -87,7 +87,11 @@ REJECTED = {
     ),
     "tasks that no plan file may have": (
         journaled(task("a", tool="t"), tools=[tool("t", capability="c")], resources={"cpu": 2}),
-        [add("x", tool="u"), modify("a", resources={"cpu": 3}), replace("a", task("y", resources={"gpu": 1}))],
+        [
+            add("x", tool="u"),
+            modify("a", resources={"cpu": 3}),
+            replace("a", task("y", resources={"gpu": 1})),
+        ],
         [
             "changes[0]: task 'x': there is no tool 'u'; describe it under `tools`",
             "changes[1]: task 'a': it takes 3 of 'cpu', and the plan has 2 in all",
@@ -139,7 +143,13 @@ REJECTED = {
     ),
     "anything but a retry of a removed task": (
         after(journaled("a", "b"), remove("a")),
-        [skip("a"), modify("a", name="x"), remove("a"), replace("a", "c"), modify("b", depends_on=["a"])],
+        [
+            skip("a"),
+            modify("a", name="x"),
+            remove("a"),
+            replace("a", "c"),
+            modify("b", depends_on=["a"]),
+        ],
         [
             "changes[0]: task 'a' was removed: it cannot be skipped, only be retried",
             "changes[1]: task 'a' was removed: it cannot be modified, only be retried",
@@ -176,7 +186,9 @@ REJECTED = {
     "the retry of a started replacement": (
         after(chain("a", "b"), replace("a", "x", "y"), "start x"),
         [skip("y"), retry("a")],
-        ["changes[1]: task 'a' was replaced and ['x', 'y'] have started since: it cannot be retried"],
+        [
+            "changes[1]: task 'a' was replaced and ['x', 'y'] have started since: it cannot be retried"
+        ],
     ),
     "a task that is replaced and retried": (
         chain("a", "b"),
@@ -198,7 +210,11 @@ REJECTED = {
         [retry("a"), retry("x")],
         ["changes[1]: task 'x' was withdrawn for what it had replaced: it cannot be retried"],
     ),
-    "the retry of a ready task": (chain("a"), [retry("a")], ["changes[0]: task 'a' is READY: it cannot be retried"]),
+    "the retry of a ready task": (
+        chain("a"),
+        [retry("a")],
+        ["changes[0]: task 'a' is READY: it cannot be retried"],
+    ),
     "the retry of a skip after a dependent has started": (
         after(chain("a", "b", "c"), skip("a"), "start b"),
         [retry("a")],
@@ -211,7 +227,12 @@ REJECTED = {
     ),
     "fields that the state does not allow": (
         after(journaled("a", "b", "d"), "run a", "start b"),
-        [modify("a", timeout=5.0), modify("b", name="n"), modify("d", id="e"), modify("ghost", name="n")],
+        [
+            modify("a", timeout=5.0),
+            modify("b", name="n"),
+            modify("d", id="e"),
+            modify("ghost", name="n"),
+        ],
         [
             "changes[0]: task 'a' is DONE: it cannot be modified, only annotated (goal, metadata, name)",
             "changes[1]: task 'b' is RUNNING: it cannot be modified",
@@ -219,12 +240,18 @@ REJECTED = {
             "changes[3]: there is no task 'ghost'",
         ],
     ),
-    "an order of unknown tasks": (journaled("a"), [reorder("ghost", "a")], ["changes[0]: there is no task 'ghost'"]),
+    "an order of unknown tasks": (
+        journaled("a"),
+        [reorder("ghost", "a")],
+        ["changes[0]: there is no task 'ghost'"],
+    ),
 }
 
 
 @pytest.mark.parametrize(("run", "changes", "problems"), REJECTED.values(), ids=REJECTED)
-def test_rejected_changes(run: JournaledPlan, changes: list[PlanChange], problems: list[str]) -> None:
+def test_rejected_changes(
+    run: JournaledPlan, changes: list[PlanChange], problems: list[str]
+) -> None:
     """Changes that break a rule are rejected as a whole, with every problem and its change."""
     assert rejections(run, *changes) == problems
 
@@ -234,7 +261,12 @@ CYCLES = [
     (chain("a", "b", "c"), [modify("a", depends_on=["c"])], "changes[0]", "a -> c -> b -> a"),
     (chain("a", "b", "c"), [add("x", "c", before=("a",))], "changes[0]", "a -> x -> c -> b -> a"),
     (chain("a"), [add("x", "y"), add("y", "x")], "changes[0]", "x -> y -> x"),
-    (chain("a", "b"), [replace("b", task("x", "y"), task("y", "x"), "z")], "changes[0]", "x -> y -> x"),
+    (
+        chain("a", "b"),
+        [replace("b", task("x", "y"), task("y", "x"), "z")],
+        "changes[0]",
+        "x -> y -> x",
+    ),
     (chain("a", "b"), [replace("b", task("x", "b"))], "changes[0]", "x -> x"),
     (chain("a", "b", "c"), [replace("b", task("x", "c"))], "changes[0]", "x -> c -> x"),
     (
@@ -259,28 +291,45 @@ CYCLES = [
         "changes[0]",
         "o -> b -> d -> o",
     ),
-    (after(chain("a", "b"), skip("a")), [retry("a"), modify("a", depends_on=["b"])], "changes[1]", "a -> b -> a"),
+    (
+        after(chain("a", "b"), skip("a")),
+        [retry("a"), modify("a", depends_on=["b"])],
+        "changes[1]",
+        "a -> b -> a",
+    ),
 ]
 EARLY_SKIPS = [
     after(chain("a", "b", "c"), skip("b"), "run c"),
     after(chain("a", "b", "c"), skip("a"), skip("b"), "run c", retry("a")),
 ]
-CYCLES += [(run, [modify("a", depends_on=["c"])], "changes[0]", "a -> c -> b -> a") for run in EARLY_SKIPS]
+CYCLES += [
+    (run, [modify("a", depends_on=["c"])], "changes[0]", "a -> c -> b -> a") for run in EARLY_SKIPS
+]
 
 
 @pytest.mark.parametrize(("run", "changes", "path", "loop"), CYCLES)
-def test_cycles_are_rejected(run: JournaledPlan, changes: list[PlanChange], path: str, loop: str) -> None:
+def test_cycles_are_rejected(
+    run: JournaledPlan, changes: list[PlanChange], path: str, loop: str
+) -> None:
     """Changes that close a dependency cycle are rejected, and the cycle is named, the beginning of a long one."""
     assert rejections(run, *changes) == [f"{path}: tasks would wait for one another: {loop}"]
 
 
 SITUATIONS = {
     "a satisfied dependency closes no cycle": (
-        after(chain("a", "b", "c"), "run a", add("x", "a", before=("c",)), skip("b"), modify("x", depends_on=["b"])),
+        after(
+            chain("a", "b", "c"),
+            "run a",
+            add("x", "a", before=("c",)),
+            skip("b"),
+            modify("x", depends_on=["b"]),
+        ),
         {"a": "DONE", "b": "SKIPPED", "c": "PENDING", "x": "READY"},
     ),
     "a change names a task that a later one adds": (
-        after(chain("a"), [add("x", "y", "z"), replace("a", task("z", "y")), add("y", before=("x",))]),
+        after(
+            chain("a"), [add("x", "y", "z"), replace("a", task("z", "y")), add("y", before=("x",))]
+        ),
         {"a": "REPLACED_BY_REPLAN", "x": "PENDING", "z": "PENDING", "y": "READY"},
     ),
     "a task removed and retried in one set still stands for what it replaced": (
@@ -295,14 +344,23 @@ SITUATIONS = {
         after(
             chain("a"),
             [
-                *(add("x"), skip("x"), modify("x", name="skipped"), retry("x"), modify("x", depends_on=["a"])),
+                *(
+                    add("x"),
+                    skip("x"),
+                    modify("x", name="skipped"),
+                    retry("x"),
+                    modify("x", depends_on=["a"]),
+                ),
                 *(reorder("x", "a"), cancel("x"), add("y"), remove("y")),
             ],
         ),
         {"a": "READY", "x": "CANCELLED", "y": "CANCELLED"},
     ),
     "references of a task that the same set adds and removes are ignored": (
-        after(chain("a", "b"), [AddTask(task=reading("x", "${ghost.output}", "b")), remove("x"), remove("b")]),
+        after(
+            chain("a", "b"),
+            [AddTask(task=reading("x", "${ghost.output}", "b")), remove("x"), remove("b")],
+        ),
         {"a": "READY", "b": "CANCELLED", "x": "CANCELLED"},
     ),
 }
@@ -320,7 +378,11 @@ def test_states_after_changes(run: JournaledPlan, states: dict[str, str]) -> Non
 def test_add_between_tasks() -> None:
     """A task added between others waits for its dependencies, and those in `before` wait for it."""
     run = after(chain("a", "b"), add("x", "a", before=("b", "b")))
-    assert {task.id: task.depends_on for task in run.live.document().tasks} == {"a": (), "b": ("a", "x"), "x": ("a",)}
+    assert {task.id: task.depends_on for task in run.live.document().tasks} == {
+        "a": (),
+        "b": ("a", "x"),
+        "x": ("a",),
+    }
     assert claimed(after(run, "run a x").live) == ["b"]
 
 
@@ -345,7 +407,14 @@ def test_replace_by_a_sub_plan() -> None:
     """Roots of a sub-plan inherit the dependencies, dependents wait for its sinks, and results come from these."""
     run = after(chain("a", "b", "c"), replace("b", "l", "r", task("x", "l"), task("y", "l", "r")))
     document = {task.id: task.depends_on for task in run.live.document().tasks}
-    assert document == {"a": (), "l": ("a",), "r": ("a",), "x": ("l",), "y": ("l", "r"), "c": ("x", "y")}
+    assert document == {
+        "a": (),
+        "l": ("a",),
+        "r": ("a",),
+        "x": ("l",),
+        "y": ("l", "r"),
+        "c": ("x", "y"),
+    }
     run.run("a", "l", "r", "x", "y", output=1)
     assert run.live.results.output_of("b") == {"x": 1, "y": 1}
     assert claimed(run.live) == ["c"]
@@ -357,7 +426,10 @@ def test_replace_by_a_sub_plan() -> None:
 
 def test_skipped_tasks_satisfy_dependents() -> None:
     """A skipped task satisfies its dependents without output; a cancelled one does not."""
-    run = after(journaled("a", task("b", "a"), "c", task("d", "c")), [skip("a", "no need"), cancel("c", "no wish")])
+    run = after(
+        journaled("a", task("b", "a"), "c", task("d", "c")),
+        [skip("a", "no need"), cancel("c", "no wish")],
+    )
     assert run.states() == {"a": "SKIPPED", "b": "READY", "c": "CANCELLED", "d": "PENDING"}
     assert run.live.results.output_of("a") is None
     assert [run.live.entry(i).reason for i in "ac"] == ["no need", "no wish"]
@@ -439,10 +511,20 @@ def test_modify_by_state() -> None:
 
 def test_modify_requeues_a_ready_task() -> None:
     """A new priority takes effect at once, even after a retry; an available tool makes a parked task ready."""
-    run = journaled("a", "b", task("c", tool="gone"), tools=[tool("gone", available=False), tool("there")])
+    run = journaled(
+        "a", "b", task("c", tool="gone"), tools=[tool("gone", available=False), tool("there")]
+    )
     assert claimed(run.live) == ["a", "b"]
-    assert claimed(after(run, [modify("b", priority=-1), modify("c", tool="there")]).live) == ["b", "a", "c"]
-    assert claimed(after(run, "fail a", [modify("a", priority=-2), retry("a")]).live) == ["a", "b", "c"]
+    assert claimed(after(run, [modify("b", priority=-1), modify("c", tool="there")]).live) == [
+        "b",
+        "a",
+        "c",
+    ]
+    assert claimed(after(run, "fail a", [modify("a", priority=-2), retry("a")]).live) == [
+        "a",
+        "b",
+        "c",
+    ]
 
 
 def test_modify_dependencies() -> None:
@@ -463,7 +545,12 @@ def test_reorder_exchanges_positions() -> None:
     assert claimed(run.live) == ["a", "b", "d", "c"]
     assert claimed(after(run, reorder("c", "b", "a")).live) == ["c", "b", "d", "a"]
     document = run.live.document()
-    assert [(task.id, task.priority) for task in document.tasks] == [("c", -1), ("b", 0), ("a", 5), ("d", 0)]
+    assert [(task.id, task.priority) for task in document.tasks] == [
+        ("c", -1),
+        ("b", 0),
+        ("a", 5),
+        ("d", 0),
+    ]
     assert claimed(LivePlan(document)) == ["c", "b", "d", "a"]
 
 
@@ -511,10 +598,17 @@ def test_invalid_references_are_rejected(change: PlanChange, why: str) -> None:
 def test_references_stay_valid() -> None:
     """A replacement cannot refer to any task of its lineage, and no change takes away a dependency that is referred to."""
     run = after(chain("a", "b"), replace("b", "b2"))
-    assert "the output of what it replaces" in rejections(run, replace("b2", reading("b3", "${b.output}")))[0]
+    assert (
+        "the output of what it replaces"
+        in rejections(run, replace("b2", reading("b3", "${b.output}")))[0]
+    )
     after(run, [add("c"), replace("b2", reading("b3", "${a.output}"))])
     assert "does not depend on 'a'" in rejections(run, modify("b3", depends_on=[]))[0]
-    after(run, [modify("b3", depends_on=[], arguments={}), remove("a")], modify("b3", arguments={"x": "${context.y}"}))
+    after(
+        run,
+        [modify("b3", depends_on=[], arguments={}), remove("a")],
+        modify("b3", arguments={"x": "${context.y}"}),
+    )
 
 
 def test_valid_references() -> None:

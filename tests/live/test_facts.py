@@ -8,7 +8,19 @@ from replanning import Goal, Plan, Task
 from replanning.journal import DecisionMade, FactsObserved, TriggerDropped, TriggerFired
 from replanning.live import PlanView, StripsProblem
 from replanning.testing import VirtualClock
-from tests.support.live import JournaledPlan, add, after, claimed, journaled, modify, remove, retry, skip, task, tool
+from tests.support.live import (
+    JournaledPlan,
+    add,
+    after,
+    claimed,
+    journaled,
+    modify,
+    remove,
+    retry,
+    skip,
+    task,
+    tool,
+)
 from tests.support.runs import Proposer, alternative, bodies, make_engine, perform
 
 DOORS = """
@@ -66,8 +78,20 @@ def test_preconditions_delay_dispatch() -> None:
 
 def test_interfering_tasks_run_one_after_another() -> None:
     """A task that removes what a running one needs waits until that is done."""
-    takes = tool("take", parameters={"what": "string"}, requires=["hand"], adds=["has({what})"], removes=["hand"])
-    lays = tool("lay", parameters={"what": "string"}, requires=["has({what})"], adds=["hand"], removes=["has({what})"])
+    takes = tool(
+        "take",
+        parameters={"what": "string"},
+        requires=["hand"],
+        adds=["has({what})"],
+        removes=["hand"],
+    )
+    lays = tool(
+        "lay",
+        parameters={"what": "string"},
+        requires=["has({what})"],
+        adds=["hand"],
+        removes=["has({what})"],
+    )
     run = journaled(
         *(task(i, tool="take", arguments={"what": i}) for i in "ab"),
         task("c", "a", tool="lay", arguments={"what": "a"}),
@@ -84,14 +108,19 @@ def test_interfering_tasks_run_one_after_another() -> None:
 def test_unresolved_preconditions_are_ignored() -> None:
     """Preconditions that depend on a result that does not exist yet do not make a plan invalid."""
     run = doors(
-        "tasks:", "tasks:\n  - {id: later, tool: wait-for, arguments: {what: '${knock.output}'}, depends_on: [knock]}"
+        "tasks:",
+        "tasks:\n  - {id: later, tool: wait-for, arguments: {what: '${knock.output}'}, depends_on: [knock]}",
     )
     (step,) = [step for step in problem(run).steps if step.id == "later"]
     assert (step.action.unresolved, step.arguments, step.action.requires) == (True, {}, frozenset())
     assert problem(run).feasibility().valid
     run.run("knock", output="rain")
     (step,) = [step for step in problem(run).steps if step.id == "later"]
-    assert (step.action.unresolved, step.arguments, step.action.requires) == (False, {"what": "rain"}, {"rain"})
+    assert (step.action.unresolved, step.arguments, step.action.requires) == (
+        False,
+        {"what": "rain"},
+        {"rain"},
+    )
 
 
 async def test_tasks_are_held_while_a_loss_is_decided() -> None:
@@ -105,7 +134,9 @@ async def test_tasks_are_held_while_a_loss_is_decided() -> None:
         engine = make_engine(lambda request: [], clock=clock, cooldown=0)
         async with engine.open(plan) as run:
             run.observe(ceased=["key"])
-            assert claimed(run.live) == ["knock"]  # unlocking comes before what has become impossible
+            assert claimed(run.live) == [
+                "knock"
+            ]  # unlocking comes before what has become impossible
             assert set(await perform(run)) == {"knock", "unlock"}
     kinds = [type(body) for body in bodies(engine.store, run.id, TriggerFired, DecisionMade)]
     assert kinds[:2] == [TriggerFired, DecisionMade]
@@ -149,9 +180,19 @@ LINES = 4
 def lines(length: int = 3, *more: Task) -> JournaledPlan:
     """Return a plan of independent lines of tasks that share one fact that none of them changes."""
     parameters = {"a": "string", "b": "string"}
-    passes = tool("pass", parameters=parameters, requires=["at({a})", "light"], adds=["at({b})"], removes=["at({a})"])
+    passes = tool(
+        "pass",
+        parameters=parameters,
+        requires=["at({a})", "light"],
+        adds=["at({b})"],
+        removes=["at({a})"],
+    )
     tasks = [
-        task(f"t{line}-{n}", *([f"t{line}-{n - 1}"] if n else []), **moving(f"p{line}-{n}", f"p{line}-{n + 1}"))
+        task(
+            f"t{line}-{n}",
+            *([f"t{line}-{n - 1}"] if n else []),
+            **moving(f"p{line}-{n}", f"p{line}-{n + 1}"),
+        )
         for line in range(LINES)
         for n in range(length)
     ]
@@ -177,8 +218,12 @@ def test_related_tasks() -> None:
     assert related(run, tasks=("t2-1",)) == ["t2-0", "t2-1", "t2-2"]
     assert PlanView(run.live).strips_problem(facts=["at(p1-1)"]).goal == ("at(p1-3)",)
     assert related(run, "noise") == []
-    moved = PlanView(run.live).strips_problem([modify("t2-0", arguments={"a": "p3-0", "b": "x"})], facts=["at(p3-0)"])
-    assert {step.id for step in moved.steps} == {f"t{line}-{n}" for line in (2, 3) for n in range(3)}
+    moved = PlanView(run.live).strips_problem(
+        [modify("t2-0", arguments={"a": "p3-0", "b": "x"})], facts=["at(p3-0)"]
+    )
+    assert {step.id for step in moved.steps} == {
+        f"t{line}-{n}" for line in (2, 3) for n in range(3)
+    }
     assert len(related(run, "light")) == len(problem(run).steps) == 3 * LINES
 
 
@@ -190,7 +235,12 @@ def test_fact_index_follows_the_plan() -> None:
     bridge = add("new", **moving("p0-2", "p3-0"))
     joined = PlanView(run.live).strips_problem([bridge], facts=["at(p0-2)"])
     assert [step.id for step in joined.steps] == ["t0-1", "t3-0", "t3-1", "t3-2", "new"]
-    assert related(after(run, [bridge, skip("t0-1")]), "at(p0-2)") == ["t3-0", "t3-1", "t3-2", "new"]
+    assert related(after(run, [bridge, skip("t0-1")]), "at(p0-2)") == [
+        "t3-0",
+        "t3-1",
+        "t3-2",
+        "new",
+    ]
     assert "t0-1" in related(after(run, retry("t0-1")), "at(p0-2)")
 
 

@@ -46,7 +46,9 @@ def test_unrecoverable_results() -> None:
     run = journaled("a")
     run.start("a")
     run.fold(AttemptSucceeded("a#1", "a", None, recoverable=False))
-    with pytest.raises(NoResult, match="could not be kept as JSON; return JSON, or give the engine a codec"):
+    with pytest.raises(
+        NoResult, match="could not be kept as JSON; return JSON, or give the engine a codec"
+    ):
         run.live.results.output_of("a")
     assert run.live.results.outputs() == {}
 
@@ -57,7 +59,11 @@ def test_results_as_a_mapping() -> None:
     run.run("a2", output={"n": 1})
     results = run.live.results
     assert dict(results) == {"a": {"n": 1}, "c": None}
-    assert (len(results), repr(results), results["a2"]) == (2, "<TaskResults of ['a', 'c']>", {"n": 1})
+    assert (len(results), repr(results), results["a2"]) == (
+        2,
+        "<TaskResults of ['a', 'c']>",
+        {"n": 1},
+    )
     with pytest.raises(KeyError, match="it is READY"):
         results["b"]
     with pytest.raises(NoResult, match="'b'; it is READY"):
@@ -71,7 +77,13 @@ def test_results_as_a_mapping() -> None:
 
 def test_dependents() -> None:
     """Dependents include those of the replaced task, and no removed ones; past tasks stay in the plan."""
-    run = after(chain("a", "b", "c"), [add("d", "a"), add("e", "a")], remove("e"), replace("a", "x"), add("f", "x"))
+    run = after(
+        chain("a", "b", "c"),
+        [add("d", "a"), add("e", "a")],
+        remove("e"),
+        replace("a", "x"),
+        add("f", "x"),
+    )
     assert run.live.entry("x").dependent_ids() == ("f", "b", "d")
     assert run.live.entry("c").dependent_ids() == ()
     assert ("e" in run.live, "ghost" in run.live, len(run.live)) == (True, False, 7)
@@ -116,7 +128,10 @@ def test_large_demands_do_not_starve() -> None:
     """A large demand is passed over a limited number of times, then nothing is handed out before it."""
     small = [task(f"s{n}", resources={"cpu": 1}) for n in range(MAX_LOOKAHEAD + 4)]
     large = task("large", resources={"cpu": 2})
-    run = after(journaled(task("busy", resources={"cpu": 1}), large, *small, resources={"cpu": 2}), "start busy")
+    run = after(
+        journaled(task("busy", resources={"cpu": 1}), large, *small, resources={"cpu": 2}),
+        "start busy",
+    )
     for number in range(MAX_LOOKAHEAD):
         entry = run.live.claim_next()
         assert entry is run.live.entry(f"s{number}")
@@ -143,7 +158,9 @@ def test_advance() -> None:
     assert run.live.deadlines.next_due() == run.now + 5
     assert run.live.advance(run.now + 5) == []
     assert run.states()["a"] == "READY"
-    assert [(entry.id, attempt) for entry, attempt in run.live.advance(run.now + 6)] == [("b", "b#1")]
+    assert [(entry.id, attempt) for entry, attempt in run.live.advance(run.now + 6)] == [
+        ("b", "b#1")
+    ]
     assert run.live.deadlines.next_due() is None
 
 
@@ -189,7 +206,10 @@ def ready(task_id: str, order: int, priority: int = 0) -> TaskEntry:
     return entry
 
 
-@given(st.lists(st.sampled_from([0.1, 0.2, 0.3, 1 / 3, 0.7]), max_size=30), st.randoms(use_true_random=False))
+@given(
+    st.lists(st.sampled_from([0.1, 0.2, 0.3, 1 / 3, 0.7]), max_size=30),
+    st.randoms(use_true_random=False),
+)
 def test_fractions_add_up(amounts: list[float], random: object) -> None:
     """After any sequence of acquired and released fractions nothing is in use."""
     pool = ResourcePool({"cpu": 0.3})

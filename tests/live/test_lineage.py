@@ -8,7 +8,17 @@ from replanning.journal import DecisionMade, TaskFailed
 from replanning.live import ReplanningInfo
 from replanning.testing import ScriptedExecutor, VirtualClock, raises
 from tests.support.live import modify, replace, retry, task
-from tests.support.runs import Propose, again, alternative, bodies, chain, failing, make_engine, perform, plan
+from tests.support.runs import (
+    Propose,
+    again,
+    alternative,
+    bodies,
+    chain,
+    failing,
+    make_engine,
+    perform,
+    plan,
+)
 
 
 def split(request: ReplanRequest) -> list[Alternative]:
@@ -58,7 +68,9 @@ async def test_replans_per_lineage_are_limited(limit: int) -> None:
     assert f"limit of {limit} replans per lineage" in blocked.reason
     assert run.replanning_info(last).max_iterations == limit
     assert list(run.result.outputs) == ["other"]
-    (decided,) = [body for body in bodies(engine.store, run.id, DecisionMade) if body.rule == "limit-lineage"]
+    (decided,) = [
+        body for body in bodies(engine.store, run.id, DecisionMade) if body.rule == "limit-lineage"
+    ]
     assert (decided.blocks, decided.decision) == ((last,), "keep")
 
 
@@ -76,9 +88,15 @@ async def test_replans_of_a_lineage(propose: Propose, document: Plan, calls: int
     """All replans of a lineage count towards its limit of three, and no others."""
     async with VirtualClock() as clock:
         engine = make_engine(propose, clock=clock)
-        work = ScriptedExecutor(lambda call: raises(ValueError(f"{call.task.id} {call.number}")), clock=clock)
+        work = ScriptedExecutor(
+            lambda call: raises(ValueError(f"{call.task.id} {call.number}")), clock=clock
+        )
         result = await engine.execute(document, work)
-    assert (result.status, len(work.calls), len(result.revisions)) == ("failed", calls, 3 * len(document.tasks))
+    assert (result.status, len(work.calls), len(result.revisions)) == (
+        "failed",
+        calls,
+        3 * len(document.tasks),
+    )
 
 
 async def test_the_trigger_names_the_lineage() -> None:

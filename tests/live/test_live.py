@@ -41,7 +41,12 @@ def test_success() -> None:
     run.now += 2
     run.end(attempt, output={"x": 1})
     entry = run.live.entry("a")
-    assert (entry.output, entry.duration, entry.attempt, entry.deadline) == ({"x": 1}, 2.0, None, None)
+    assert (entry.output, entry.duration, entry.attempt, entry.deadline) == (
+        {"x": 1},
+        2.0,
+        None,
+        None,
+    )
     assert (run.live.success_durations, run.live.ended_attempts) == ((1, 2.0), 1)
     assert run.states() == {"a": "DONE", "b": "READY"}
     assert (run.live.deadlines.next_due(), run.live.complete) == (None, False)
@@ -62,7 +67,9 @@ def test_success() -> None:
     ],
 )
 @pytest.mark.parametrize("again", [True, False])
-def test_failure(end: Callable[[float | None], journal.RecordBody], failure: journal.Failure, again: bool) -> None:
+def test_failure(
+    end: Callable[[float | None], journal.RecordBody], failure: journal.Failure, again: bool
+) -> None:
     """A failure keeps its reason; the task backs off if a retry is recorded, else it has failed."""
     run = after(chain("a", "b"), "start a")
     run.fold(end(run.now + 1 if again else None))
@@ -91,7 +98,9 @@ def test_attempts_per_round() -> None:
 
 def test_outcomes() -> None:
     """The last outcomes of each tool are known, a bounded number of them."""
-    run = journaled(*(task(f"t{n}", tool="pip") for n in range(MAX_OUTCOMES_PER_TOOL + 2)), task("bare"))
+    run = journaled(
+        *(task(f"t{n}", tool="pip") for n in range(MAX_OUTCOMES_PER_TOOL + 2)), task("bare")
+    )
     run.fail("t0", "t1", "bare")
     assert {name: list(past) for name, past in run.live.outcomes.items()} == {"pip": [False, False]}
     run.run(*(f"t{n}" for n in range(2, MAX_OUTCOMES_PER_TOOL + 2)))
@@ -129,7 +138,11 @@ def test_impossible_records_are_refused(body: journal.RecordBody) -> None:
 
 @pytest.mark.parametrize(
     ("value", "state", "reason"),
-    [(True, "READY", ""), (False, "SKIPPED", "its condition 'context.go' does not hold"), (None, "FAILED", "")],
+    [
+        (True, "READY", ""),
+        (False, "SKIPPED", "its condition 'context.go' does not hold"),
+        (None, "FAILED", ""),
+    ],
 )
 def test_conditions(value: bool | None, state: str, reason: str) -> None:
     """A condition that holds lets its task run, one that does not skips it, and an invalid one fails it."""
@@ -139,14 +152,20 @@ def test_conditions(value: bool | None, state: str, reason: str) -> None:
     run.fold(journal.ConditionEvaluated("a", value, "no such name" if value is None else ""))
     assert (run.states()["a"], entry.reason, bool(entry.claim)) == (state, reason, value is True)
     assert run.states()["b"] == ("READY" if value is False else "PENDING")
-    failure = journal.Failure("ConditionError", "no such name", kind="condition") if value is None else None
+    failure = (
+        journal.Failure("ConditionError", "no such name", kind="condition")
+        if value is None
+        else None
+    )
     assert entry.failure == failure
 
 
 def test_observed_changes() -> None:
     """Context, tools, capacities, facts and goal follow the last record."""
     goal = Goal(objective="test", facts=("done",))
-    run = journaled(task("a", tool="pip"), tools=[tool("pip")], context={"old": 1}, facts=("raw",), goal=goal)
+    run = journaled(
+        task("a", tool="pip"), tools=[tool("pip")], context={"old": 1}, facts=("raw",), goal=goal
+    )
     for body in (
         journal.ContextUpdated({"new": 2}, removed=("old", "never")),
         journal.ResourceUpdated("pip", available=False),
@@ -157,7 +176,11 @@ def test_observed_changes() -> None:
     ):
         run.fold(body)
     live = run.live
-    assert (live.context, live.pool.capacity, list(live.facts)) == ({"new": 2}, {"cpu": 3}, ["done"])
+    assert (live.context, live.pool.capacity, list(live.facts)) == (
+        {"new": 2},
+        {"cpu": 3},
+        ["done"],
+    )
     assert not live.tools["pip"].available
     assert (live.missing_facts, live.complete) == ((), False)
     run.apply(skip("a"))
@@ -169,7 +192,13 @@ def test_observed_changes() -> None:
 
 FACTS = {
     "tools": [
-        tool("make", parameters={"out": "any"}, requires=["raw"], adds=["made({out})"], removes=["raw"]),
+        tool(
+            "make",
+            parameters={"out": "any"},
+            requires=["raw"],
+            adds=["made({out})"],
+            removes=["raw"],
+        ),
         tool("look", requires=["made(x)"]),
     ],
     "facts": ["raw"],
@@ -178,7 +207,9 @@ FACTS = {
 
 def test_facts_of_tools() -> None:
     """A finished task changes the facts as its tool declares; preconditions delay a task."""
-    run = journaled(task("look", tool="look"), task("make", tool="make", arguments={"out": "x"}), **FACTS)
+    run = journaled(
+        task("look", tool="look"), task("make", tool="make", arguments={"out": "x"}), **FACTS
+    )
     assert claimed(run.live) == ["make"]
     assert list(after(run, "run make").live.facts) == ["made(x)"]
     assert claimed(run.live) == ["look"]
@@ -188,7 +219,11 @@ def test_effects_are_those_of_the_start() -> None:
     """Effects of an attempt are fixed at its start; a failure and a tool with unresolved arguments have none."""
     unresolved = task("make", tool="make", arguments={"out": "${context.none}"})
     assert list(after(journaled(unresolved, **FACTS), "run make").live.facts) == ["raw"]
-    run = journaled(task("make", tool="make", arguments={"out": "${context.out}"}), context={"out": "x"}, **FACTS)
+    run = journaled(
+        task("make", tool="make", arguments={"out": "${context.out}"}),
+        context={"out": "x"},
+        **FACTS,
+    )
     run.fail("make")
     assert list(run.live.facts) == ["raw"]
     run.apply(retry("make"))
@@ -205,8 +240,14 @@ def test_blocking() -> None:
     """A blocked task keeps the reason and is not handed out."""
     run = journaled("a", "b")
     run.live.claim_next()
-    run.fold(journal.DecisionMade("r1", (), "keep", "limit-lineage", "tried enough", blocks=("a", "a")))
-    assert (run.states()["a"], run.live.entry("a").reason, list(run.live.stuck)) == ("BLOCKED", "tried enough", ["a"])
+    run.fold(
+        journal.DecisionMade("r1", (), "keep", "limit-lineage", "tried enough", blocks=("a", "a"))
+    )
+    assert (run.states()["a"], run.live.entry("a").reason, list(run.live.stuck)) == (
+        "BLOCKED",
+        "tried enough",
+        ["a"],
+    )
     assert claimed(run.live) == ["b"]
 
 
@@ -257,7 +298,10 @@ def test_call() -> None:
     assert (states["search-3"], states["search-4"], run.live.revision) == ("READY", "RUNNING", 0)
     before = full_state(run.live)
     for wrong in (task("a"), task("search-5", "a")):
-        for body in (journal.CallMade(wrong), journal.AttemptStarted(f"{wrong.id}#1", wrong.id, 1, None, wrong)):
+        for body in (
+            journal.CallMade(wrong),
+            journal.AttemptStarted(f"{wrong.id}#1", wrong.id, 1, None, wrong),
+        ):
             with pytest.raises(ChangeRejected, match="is no call"):
                 run.fold(body)
     assert full_state(run.live) == before
@@ -271,7 +315,9 @@ def test_revisions() -> None:
     assert first == run.plan.content_hash()
     assert run.live.apply([skip("a")], 0) == 1
     assert run.live.hash != first
-    with pytest.raises(RevisionConflict, match="made for revision 0, the plan is at revision 1") as caught:
+    with pytest.raises(
+        RevisionConflict, match="made for revision 0, the plan is at revision 1"
+    ) as caught:
         run.live.apply([skip("b")], 0)
     assert (caught.value.expected, caught.value.actual) == (0, 1)
     assert run.live.apply([skip("b")]) == 2
@@ -316,7 +362,10 @@ def test_document() -> None:
     shown = {task.id: task.depends_on for task in document.tasks}
     assert shown == {"x": (), "y1": (), "y2": (), "b": ("x", "y1", "y2"), "c": ("b",)}
     assert not document.sequential
-    assert repr(run.live) == "<LivePlan None revision=3 pending 2, ready 3, cancelled 1, replaced_by_replan 2>"
+    assert (
+        repr(run.live)
+        == "<LivePlan None revision=3 pending 2, ready 3, cancelled 1, replaced_by_replan 2>"
+    )
 
 
 @pytest.mark.parametrize("inner", [skip("x"), skip("y"), cancel("y"), replace("y", "z")])
@@ -328,10 +377,15 @@ def test_a_retry_withdraws_the_whole_replacement(inner: PlanChange) -> None:
     back = [retry(inner.task_id)] if isinstance(inner, SkipTask) else []
     after(run, [*back, retry("a")])
     assert run.live.document().content_hash() == before.content_hash()
-    assert run.states() == {**dict.fromkeys(run.states(), "CANCELLED"), "a": "READY", "b": "PENDING"}
+    assert run.states() == {
+        **dict.fromkeys(run.states(), "CANCELLED"),
+        "a": "READY",
+        "b": "PENDING",
+    }
     for part in run.states().keys() - {"a", "b"}:
         with pytest.raises(
-            ChangeRejected, match=f"'{part}' was withdrawn for what it had replaced: it cannot be retried"
+            ChangeRejected,
+            match=f"'{part}' was withdrawn for what it had replaced: it cannot be retried",
         ):
             run.apply(retry(part))
     after(run, replace("a", "w"), [remove("b"), add("c", "a")], retry("a"), "run a c")

@@ -78,7 +78,9 @@ class LivePlanMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(entry.claim for entry in self.live))
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
-        entry = self.live.entry(data.draw(st.sampled_from([entry.id for entry in self.live if entry.claim])))
+        entry = self.live.entry(
+            data.draw(st.sampled_from([entry.id for entry in self.live if entry.claim]))
+        )
         claim = data.draw(st.sampled_from([entry.claim, 0, 10_000]))
         self.live.return_claim(entry, claim)
         assert not claim or entry.claim != claim
@@ -115,7 +117,11 @@ class LivePlanMachine(RuleBasedStateMachine):
             journal.AttemptSucceeded(attempt, task_id, None, recoverable=False),
             journal.AttemptFailed(attempt, task_id, journal.Failure("OSError", "broken")),
             journal.AttemptFailed(
-                attempt, task_id, journal.Failure("OSError", "broken"), retry_at, exhausted=retry_at is not None
+                attempt,
+                task_id,
+                journal.Failure("OSError", "broken"),
+                retry_at,
+                exhausted=retry_at is not None,
             ),
             journal.AttemptTimedOut(attempt, task_id, 2.0, retry_at),
             journal.AttemptInterrupted(attempt, task_id, "killed", retry_at),
@@ -135,7 +141,9 @@ class LivePlanMachine(RuleBasedStateMachine):
     @rule(data=st.data(), value=st.sampled_from([True, False, None]))
     def evaluate(self, data: st.DataObject, value: bool | None) -> None:
         task_id = data.draw(st.sampled_from([entry.id for entry in self.live if entry.claim]))
-        self.journaled.fold(journal.ConditionEvaluated(task_id, value, "no such value" if value is None else ""))
+        self.journaled.fold(
+            journal.ConditionEvaluated(task_id, value, "no such value" if value is None else "")
+        )
 
     @rule(data=st.data())
     def something_else(self, data: st.DataObject) -> None:
@@ -147,19 +155,27 @@ class LivePlanMachine(RuleBasedStateMachine):
             journal.ContextUpdated({"go": "x" if available else "y"})
             if capacity
             else journal.ContextUpdated({}, ("go",)),
-            journal.ResourceUpdated(data.draw(st.sampled_from(["cpu", "disk", "tape"])), capacity=capacity),
-            journal.ResourceUpdated(data.draw(st.sampled_from(["plain", "heavy", "absent"])), available=available),
+            journal.ResourceUpdated(
+                data.draw(st.sampled_from(["cpu", "disk", "tape"])), capacity=capacity
+            ),
+            journal.ResourceUpdated(
+                data.draw(st.sampled_from(["plain", "heavy", "absent"])), available=available
+            ),
             journal.FactsObserved(("artifact(x)",), ("raw",))
             if available
             else journal.FactsObserved((), ("artifact(x)",)),
         ]
         body = data.draw(st.sampled_from(bodies))
-        self.shrunk = self.shrunk or (body is bodies[1] and capacity < self.live.pool.used.get(bodies[1].name, 0.0))
+        self.shrunk = self.shrunk or (
+            body is bodies[1] and capacity < self.live.pool.used.get(bodies[1].name, 0.0)
+        )
         self.journaled.fold(body)
 
     def ask_or_answer(self, data: st.DataObject) -> None:
         if not self.questions or data.draw(st.booleans()):
-            about = data.draw(st.lists(st.sampled_from([entry.id for entry in self.live]), max_size=3))
+            about = data.draw(
+                st.lists(st.sampled_from([entry.id for entry in self.live]), max_size=3)
+            )
             self.questions += 1
             question = journal.QuestionAsked(
                 f"q{self.questions}", "r1", (), "?", (), tuple(about), "print", self.live.revision
@@ -167,7 +183,9 @@ class LivePlanMachine(RuleBasedStateMachine):
             self.journaled.fold(question)
         else:
             self.journaled.fold(
-                journal.QuestionAnswered(f"q{data.draw(st.integers(1, self.questions))}", "reject", "eve")
+                journal.QuestionAnswered(
+                    f"q{data.draw(st.integers(1, self.questions))}", "reject", "eve"
+                )
             )
 
     def give_up_or_end(self, data: st.DataObject) -> None:
@@ -177,7 +195,11 @@ class LivePlanMachine(RuleBasedStateMachine):
         early = data.draw(st.integers(0, 9)) == 0
         ending = journal.RunEnded("succeeded", "the goal was reached early", tuple(ended))
         self.fold(
-            ending if early else journal.DecisionMade("r1", (), "keep", "limit-lineage", "tried", blocks=tuple(blocked))
+            ending
+            if early
+            else journal.DecisionMade(
+                "r1", (), "keep", "limit-lineage", "tried", blocks=tuple(blocked)
+            )
         )
 
     def report_nonsense(self, data: st.DataObject) -> None:
@@ -194,7 +216,10 @@ class LivePlanMachine(RuleBasedStateMachine):
             journal.RunEnded("succeeded", "", (entry.id, "nobody")),
         ]
         if entry.state not in ready:
-            bodies += [journal.AttemptStarted("another#1", name, 1), journal.ConditionEvaluated("nobody", False)]
+            bodies += [
+                journal.AttemptStarted("another#1", name, 1),
+                journal.ConditionEvaluated("nobody", False),
+            ]
         assert not self.fold(data.draw(st.sampled_from(bodies)))
 
     @rule(data=st.data(), count=st.sampled_from([1, 1, 2, 3]))
@@ -210,7 +235,9 @@ class LivePlanMachine(RuleBasedStateMachine):
         assert ids >= self.ids
         self.ids = ids
         check_document(self.live)
-        assert self.live.missing_facts == (() if "artifact(x)" in self.live.facts else ("artifact(x)",))
+        assert self.live.missing_facts == (
+            () if "artifact(x)" in self.live.facts else ("artifact(x)",)
+        )
 
     @invariant()
     def resources_add_up(self) -> None:
@@ -271,10 +298,16 @@ def check_document(live: LivePlan) -> None:
     """Check that the document of a live plan is a valid plan."""
     document = live.document()
     # What tasks read and take may have lost its sense through no fault of a change.
-    bare = tuple(task.model_copy(update={"arguments": {"out": "x"}, "when": None}) for task in document.tasks)
+    bare = tuple(
+        task.model_copy(update={"arguments": {"out": "x"}, "when": None}) for task in document.tasks
+    )
     plenty = {"cpu": 99, "disk": 99, "tape": 99}
     tools = tuple(tool(spec.name) for spec in document.tools)
-    Plan.model_validate(document.model_copy(update={"tasks": bare, "resources": plenty, "tools": tools}).model_dump())
+    Plan.model_validate(
+        document.model_copy(
+            update={"tasks": bare, "resources": plenty, "tools": tools}
+        ).model_dump()
+    )
 
 
 def check_replay(journaled: JournaledPlan) -> None:
@@ -282,7 +315,9 @@ def check_replay(journaled: JournaledPlan) -> None:
     journaled.live.advance(journaled.now)
     replayed = journaled.replayed()
     replayed.advance(journaled.now)
-    assert replayable_state(replayed, journaled.now) == replayable_state(journaled.live, journaled.now)
+    assert replayable_state(replayed, journaled.now) == replayable_state(
+        journaled.live, journaled.now
+    )
     assert inconsistencies(replayed) == []
 
 

@@ -38,8 +38,18 @@ def test_what_follows() -> None:
     run.apply(skip("skipped too"))
     run.run("e", "h")
     found = {task_id: tuple(sorted(names)) for task_id, names in causes(run).items()}
-    assert found == {"a": ("context.x",), "b": ("a",), "c": ("a",), "d": ("b", "c"), "e": ("a",), "h": ("d", "e")}
-    assert [i for i, result in PlanView(run.live).stale_results().items() if result.redo] == ["e", "h"]
+    assert found == {
+        "a": ("context.x",),
+        "b": ("a",),
+        "c": ("a",),
+        "d": ("b", "c"),
+        "e": ("a",),
+        "h": ("d", "e"),
+    }
+    assert [i for i, result in PlanView(run.live).stale_results().items() if result.redo] == [
+        "e",
+        "h",
+    ]
     behind = PlanView(run.live).followers(["a", "b", "c", "d", "e"])
     assert behind == {"b": [], "c": [], "d": [], "e": ["a"], "f": [], "failed~2": [], "g": ["a"]}
 
@@ -47,7 +57,12 @@ def test_what_follows() -> None:
 def test_done_again() -> None:
     """What began before a task was done again is stale; what begins afterwards is not, nor is the task once it is done."""
     run = journaled(
-        task("a", **USES_X), task("b", "a"), task("c", "a"), task("d", "b"), context={"x": 1}, on_stale="redo"
+        task("a", **USES_X),
+        task("b", "a"),
+        task("c", "a"),
+        task("d", "b"),
+        context={"x": 1},
+        on_stale="redo",
     )
     run.run("a", output="first")
     running = run.start("b")

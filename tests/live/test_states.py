@@ -7,7 +7,15 @@ import pytest
 
 from replanning import TaskState
 from replanning.errors import IllegalTransition
-from replanning.live.states import FINISHED, SATISFIED, STUCK, TRANSITIONS, WAITING, TaskEvent, transition
+from replanning.live.states import (
+    FINISHED,
+    SATISFIED,
+    STUCK,
+    TRANSITIONS,
+    WAITING,
+    TaskEvent,
+    transition,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "states.md"
 
@@ -18,7 +26,9 @@ def test_every_transition(state: TaskState, event: TaskEvent) -> None:
     if (state, event) in TRANSITIONS:
         assert transition(state, event) is TRANSITIONS[state, event]
     else:
-        with pytest.raises(IllegalTransition, match=rf"^'build' is {state} and cannot take '{event}'$") as caught:
+        with pytest.raises(
+            IllegalTransition, match=rf"^'build' is {state} and cannot take '{event}'$"
+        ) as caught:
             transition(state, event, "'build'")
         assert (caught.value.state, caught.value.event) == (state, event)
 
@@ -27,13 +37,25 @@ def test_shape_of_the_table() -> None:
     """DONE is left only for a replacement, running tasks only end, only a retry revives a stuck or finished one, and every state is reached."""
     alive = {*WAITING, TaskState.RUNNING}
     assert [event for state, event in TRANSITIONS if state is TaskState.DONE] == [TaskEvent.REDO]
-    ends = {TaskEvent.SUCCEED, TaskEvent.FAIL, TaskEvent.BACK_OFF, TaskEvent.CONTINUE, TaskEvent.CANCEL}
+    ends = {
+        TaskEvent.SUCCEED,
+        TaskEvent.FAIL,
+        TaskEvent.BACK_OFF,
+        TaskEvent.CONTINUE,
+        TaskEvent.CANCEL,
+    }
     assert {event for state, event in TRANSITIONS if state is TaskState.RUNNING} == ends
-    leading_back = {event for (state, event), to in TRANSITIONS.items() if state not in alive and to in alive}
+    leading_back = {
+        event for (state, event), to in TRANSITIONS.items() if state not in alive and to in alive
+    }
     assert leading_back == {TaskEvent.REVIVE}
     found = [TaskState.PENDING]
     for state in found:
-        found += {to for (come_from, _), to in TRANSITIONS.items() if come_from is state and to not in found}
+        found += {
+            to
+            for (come_from, _), to in TRANSITIONS.items()
+            if come_from is state and to not in found
+        }
     assert set(found) == set(TaskState)
 
 
@@ -44,12 +66,19 @@ def test_every_state_is_of_one_kind() -> None:
     assert SATISFIED < FINISHED
 
 
-@pytest.mark.skipif(not PAGE.exists(), reason="needs the checkout: the page is no part of the package")
+@pytest.mark.skipif(
+    not PAGE.exists(), reason="needs the checkout: the page is no part of the package"
+)
 def test_documentation_shows_the_table() -> None:
     """The diagram in the documentation shows the initial state and every transition."""
     arrows: dict[tuple[TaskState, TaskState], list[str]] = {}
     for (state, event), follows in TRANSITIONS.items():
         arrows.setdefault((state, follows), []).append(event)
-    lines = [f"    {state} --> {follows}: {' / '.join(events)}" for (state, follows), events in arrows.items()]
+    lines = [
+        f"    {state} --> {follows}: {' / '.join(events)}"
+        for (state, follows), events in arrows.items()
+    ]
     diagram = "\n".join(["```mermaid", "stateDiagram-v2", "    [*] --> PENDING", *lines, "```"])
-    assert diagram in PAGE.read_text(encoding="utf-8"), f"put this into docs/concepts/states.md:\n{diagram}"
+    assert diagram in PAGE.read_text(encoding="utf-8"), (
+        f"put this into docs/concepts/states.md:\n{diagram}"
+    )

@@ -21,7 +21,10 @@ from tests.support.live import JournaledPlan, journaled, modify, replace, task, 
 def action(needs: str = "", adds: str = "", removes: str = "") -> GroundAction:
     """Return an action on facts of one letter."""
     return GroundAction(
-        frozenset(needs), frozenset(adds), frozenset(removes), facts=tuple(dict.fromkeys(needs + adds + removes))
+        frozenset(needs),
+        frozenset(adds),
+        frozenset(removes),
+        facts=tuple(dict.fromkeys(needs + adds + removes)),
     )
 
 
@@ -76,9 +79,18 @@ def test_order_of_simulated_steps() -> None:
 
 def test_stuck_steps_and_missing_facts() -> None:
     """Stuck steps are named with their missing facts and can be excluded."""
-    steps = (step("a", action("x")), step("b", action("y", "g")), step("c", action(adds="z"), "a"), step("d", action()))
+    steps = (
+        step("a", action("x")),
+        step("b", action("y", "g")),
+        step("c", action(adds="z"), "a"),
+        step("d", action()),
+    )
     standing = StripsProblem(("k",), steps, ("g", "h"), closed_world=True).feasibility()
-    assert (ids(standing.executable), ids(standing.stuck), standing.missing_goal_facts) == (["d"], ["a", "b"], ("h",))
+    assert (ids(standing.executable), ids(standing.stuck), standing.missing_goal_facts) == (
+        ["d"],
+        ["a", "b"],
+        ("h",),
+    )
     assert standing.unmet_facts() == ("x", "y", "h")
     assert standing.explain() == "task 'a' needs x, which would not hold (and 1 more)"
     assert standing.excluding(["a"], ["h"]).explain() == "task 'b' needs y, which would not hold"
@@ -121,7 +133,10 @@ def test_components() -> None:
         step("e", action()),
     ]
     assert [ids(group) for group in connected_components(steps)] == [["a", "b"], ["c", "d"], ["e"]]
-    assert [ids(group) for group in connected_components(steps, "k")] == [["a", "b", "c", "d"], ["e"]]
+    assert [ids(group) for group in connected_components(steps, "k")] == [
+        ["a", "b", "c", "d"],
+        ["e"],
+    ]
 
 
 letters = st.text("abcd", max_size=2)
@@ -138,7 +153,11 @@ def test_regression_is_right(uses: list[GroundAction], goal: str, start: str) ->
     assert (possible and facts >= set(goal)) is (needed is not None and needed <= set(start))
 
 
-@given(st.lists(st.builds(action, letters, letters, letters), max_size=4), letters, st.sets(st.integers(0, 4)))
+@given(
+    st.lists(st.builds(action, letters, letters, letters), max_size=4),
+    letters,
+    st.sets(st.integers(0, 4)),
+)
 def test_regression_to_some_places(uses: list[GroundAction], goal: str, places: set[int]) -> None:
     """Regression to some suffixes gives the same facts as regression of each by itself."""
     each = {place: regress_at(goal, uses[place:])[0] for place in places if place <= len(uses)}
@@ -155,7 +174,13 @@ def doors() -> JournaledPlan:
         task("unlock", tool="unlock", arguments={"key": "${context.key}"}),
         task("wait"),
         tools=[
-            tool("unlock", parameters={"key": "string"}, requires=["has({key})"], adds=["open"], removes=["shut"]),
+            tool(
+                "unlock",
+                parameters={"key": "string"},
+                requires=["has({key})"],
+                adds=["open"],
+                removes=["shut"],
+            ),
             tool("enter", requires=["open"], produces=["report"]),
         ],
         facts=["has(k)", "shut"],
@@ -170,9 +195,16 @@ def test_planning_problem() -> None:
     run.start("wait")
     world = PlanView(run.live).strips_problem()
     assert ids(world.steps) == ["wait", "enter", "unlock"]
-    assert [(s.running, s.startable) for s in world.steps] == [(True, True), (False, True), (False, True)]
+    assert [(s.running, s.startable) for s in world.steps] == [
+        (True, True),
+        (False, True),
+        (False, True),
+    ]
     assert world.steps[2].action == GroundAction(
-        frozenset({"has(k)"}), frozenset({"open"}), frozenset({"shut"}), facts=("has(k)", "open", "shut")
+        frozenset({"has(k)"}),
+        frozenset({"open"}),
+        frozenset({"shut"}),
+        facts=("has(k)", "open", "shut"),
     )
     assert (world.steps[1].depends_on, world.steps[1].action.adds) == (
         ("unlock",),
@@ -214,7 +246,9 @@ def test_planning_problem_is_never_stale() -> None:
     for happens in happening:
         happens()
         live, anew = PlanView(run.live), PlanView(run.replayed())
-        assert [live.strips_problem(**some) for some in about] == [anew.strips_problem(**some) for some in about]
+        assert [live.strips_problem(**some) for some in about] == [
+            anew.strips_problem(**some) for some in about
+        ]
         assert (
             live.strips_problem().feasibility()
             == anew.strips_problem().feasibility()
@@ -278,5 +312,10 @@ def test_ambiguous_fact_pattern() -> None:
 
 def test_text_of_values() -> None:
     """A string in a fact is used as it is, any other value as JSON; a fact has one spelling."""
-    assert [as_text(value) for value in ("a b", 1, None, ["ä", True])] == ["a b", "1", "null", '["ä",true]']
+    assert [as_text(value) for value in ("a b", 1, None, ["ä", True])] == [
+        "a b",
+        "1",
+        "null",
+        '["ä",true]',
+    ]
     assert normalise_fact("  on( a ,  b ) ") == "on( a,b )"

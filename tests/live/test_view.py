@@ -9,7 +9,19 @@ import pytest
 from replanning import Goal, TaskState, journal
 from replanning.errors import ExpressionError, NoResult, StaleView, UnknownTask
 from replanning.live import PlanView
-from tests.support.live import JournaledPlan, add, after, journaled, modify, remove, replace, retry, skip, task, tool
+from tests.support.live import (
+    JournaledPlan,
+    add,
+    after,
+    journaled,
+    modify,
+    remove,
+    replace,
+    retry,
+    skip,
+    task,
+    tool,
+)
 
 
 def example() -> JournaledPlan:
@@ -44,7 +56,9 @@ def test_view_is_current() -> None:
         {"cpu": 5, "disk": 1},
     )
     assert list(view.tools) == ["pip", "uv"]
-    assert view.tool("pip") == view.tools["pip"] == tool("pip", resources={"disk": 1}, available=False)
+    assert (
+        view.tool("pip") == view.tools["pip"] == tool("pip", resources={"disk": 1}, available=False)
+    )
     assert view.tool("ghost") is view.tool(None) is None
     assert dict(view.demand(run.plan.tasks[0])) == {"disk": 1, "cpu": 1}
     assert repr(view).startswith("<PlanView revision=0 of <LivePlan")
@@ -56,11 +70,18 @@ def test_values_of_a_task_belong_to_the_reader() -> None:
     view, before = PlanView(run.live), run.live.document().model_dump()
     draft = view.with_changes([replace("a", task("a2", arguments={"x": [1]}))])
     seen = [*view.tasks(), draft.task("b"), draft.task("a2")]
-    for document in [*(each.task for each in seen), *(each for each, _ in (*view.task_states(), *draft.task_states()))]:
+    for document in [
+        *(each.task for each in seen),
+        *(each for each, _ in (*view.task_states(), *draft.task_states())),
+    ]:
         if document.arguments:
             document.arguments.clear()
             document.metadata["new"] = 1
-    assert run.live.document().model_dump() == before == run.plan.model_dump() | {"tools": before["tools"]}
+    assert (
+        run.live.document().model_dump()
+        == before
+        == run.plan.model_dump() | {"tools": before["tools"]}
+    )
     assert view.task("a").task.arguments == {"x": "${context.go}"}
     assert draft.task("a2").task.arguments == {"x": [1]}
 
@@ -76,12 +97,24 @@ def test_wrong_values(wrong: object) -> None:
         *(lambda value, each=each: each.made_true_since("raw", value) for each in (view, draft)),
     ]
     for call in of_tasks:
-        with pytest.raises((UnknownTask, TypeError), match=r"there is no task|expected Collection\[TaskId\]"):
+        with pytest.raises(
+            (UnknownTask, TypeError), match=r"there is no task|expected Collection\[TaskId\]"
+        ):
             call(wrong)
     of_kinds = [view.demand, view.check, view.with_changes, view.strips_problem, draft.check]
-    of_names = [view.stuck, view.unused_id, draft.unused_id, view.evaluate, view.context_readers, view.resource_users]
+    of_names = [
+        view.stuck,
+        view.unused_id,
+        draft.unused_id,
+        view.evaluate,
+        view.context_readers,
+        view.resource_users,
+    ]
     assert view.tool(wrong) is draft.tool(wrong) is None
-    for call in (*(of_kinds if wrong != [] else ()), *(of_names if wrong not in (None, 3, "ghost") else ())):
+    for call in (
+        *(of_kinds if wrong != [] else ()),
+        *(of_names if wrong not in (None, 3, "ghost") else ()),
+    ):
         with pytest.raises(TypeError, match=r"expected (Task|str|TaskId|int|Sequence).* got"):
             call(wrong)
 
@@ -108,7 +141,12 @@ def test_tasks() -> None:
     assert (seen["a"].state, seen["a"].attempts, seen["a"].duration) == (TaskState.DONE, 1, 2.0)
     assert (seen["c"].replaced_by, seen["c"].failures) == (("c2", "c3"), 1)
     assert seen["c"].failure == journal.Failure("OSError", "broken")
-    assert (seen["c3"].root, seen["c3"].iteration, seen["c3"].is_held, seen["c2"].is_held) == ("c", 1, True, False)
+    assert (seen["c3"].root, seen["c3"].iteration, seen["c3"].is_held, seen["c2"].is_held) == (
+        "c",
+        1,
+        True,
+        False,
+    )
     assert (view.ended_attempts, view.succeeded_attempts, view.successful_seconds) == (2, 1, 2.0)
     assert view.task("b") == seen["b"]
     assert [task.id for task in view.lineage("c3")] == ["c", "c3"]
@@ -134,7 +172,11 @@ def test_unmet_conditions() -> None:
     run.fold(journal.ConditionEvaluated("c", False))
     run.apply(skip("a"))
     view = PlanView(run.live)
-    assert [view.task(task_id).condition_not_met for task_id in ("a", "b", "c")] == [False, False, True]
+    assert [view.task(task_id).condition_not_met for task_id in ("a", "b", "c")] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_who_uses_what() -> None:
@@ -142,10 +184,16 @@ def test_who_uses_what() -> None:
     run = after(example(), modify("c", when="context.stop and context.go"))
 
     def users() -> dict[str, list[str]]:
-        return {name: [task.id for task in PlanView(run.live).resource_users(name)] for name in ("pip", "disk", "cpu")}
+        return {
+            name: [task.id for task in PlanView(run.live).resource_users(name)]
+            for name in ("pip", "disk", "cpu")
+        }
 
     def readers() -> dict[str, list[str]]:
-        return {key: [task.id for task in PlanView(run.live).context_readers(key)] for key in ("go", "stop", "ghost")}
+        return {
+            key: [task.id for task in PlanView(run.live).context_readers(key)]
+            for key in ("go", "stop", "ghost")
+        }
 
     assert users() == {"pip": ["a"], "disk": ["a"], "cpu": ["a"]}
     assert readers() == {"go": ["a", "c"], "stop": ["c"], "ghost": []}
@@ -168,7 +216,11 @@ def test_results_and_arguments() -> None:
         view.arguments("b")
     assert view.arguments("a") == {"x": True}
     run.run("a", output=5)
-    assert (view.result("a"), view.arguments("b"), view.evaluate("results.a == 5")) == (5, {"y": 5}, True)
+    assert (view.result("a"), view.arguments("b"), view.evaluate("results.a == 5")) == (
+        5,
+        {"y": 5},
+        True,
+    )
     with pytest.raises(ExpressionError):
         view.evaluate("results.b")
 
@@ -210,7 +262,13 @@ def test_stale_view(read: Callable[[PlanView], object]) -> None:
 
 def test_draft_view() -> None:
     """A draft view shows every task and its lineage as the changes would leave them, and checks further changes."""
-    changes = [replace("a", "x"), replace("x", task("y", tool="uv")), add("n"), replace("n", "a~2"), skip("c")]
+    changes = [
+        replace("a", "x"),
+        replace("x", task("y", tool="uv")),
+        add("n"),
+        replace("n", "a~2"),
+        skip("c"),
+    ]
     draft = PlanView(example().live).with_changes(changes)
     assert {task.id: (str(task.state), task.root, task.iteration) for task in draft.tasks()} == {
         "a": ("REPLACED_BY_REPLAN", "a", 0),
@@ -229,7 +287,11 @@ def test_draft_view() -> None:
     assert draft.made_true_since("a fact that does not hold", "b")
     assert (draft.goal.facts, draft.original_plan.tasks[0].id) == (("done",), "a")
     assert (list(draft.tools), draft.tool("ghost")) == (["pip", "uv"], None)
-    assert [(step.id, step.tool) for step in draft.strips_problem().steps] == [("b", None), ("y", "uv"), ("a~2", None)]
+    assert [(step.id, step.tool) for step in draft.strips_problem().steps] == [
+        ("b", None),
+        ("y", "uv"),
+        ("a~2", None),
+    ]
     assert draft.capacity == PlanView(example().live).capacity
     assert repr(draft).startswith("<DraftView of 5 changes to <PlanView revision=0")
     with pytest.raises(UnknownTask):

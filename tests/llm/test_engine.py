@@ -16,7 +16,15 @@ from replanning.journal import AlternativesConsidered
 from replanning.llm import FallbackLLM
 from replanning.llm.provider import GuardedLLM
 from replanning.plan import JsonObject, TaskId
-from replanning.testing import LLMReply, ScriptedExecutor, ScriptedLLM, VirtualClock, hangs, raises, virtual_environment
+from replanning.testing import (
+    LLMReply,
+    ScriptedExecutor,
+    ScriptedLLM,
+    VirtualClock,
+    hangs,
+    raises,
+    virtual_environment,
+)
 from tests.support.invariants import invariant_violations
 from tests.support.llm import somebodys_plugins
 from tests.support.llm_server import ScriptedLLMServer
@@ -35,8 +43,16 @@ tasks:
   - {id: read, tool: scanner, retry: {max_attempts: 1}}
   - {id: count, tool: counter, depends_on: [read]}
 """)
-PHOTO: JsonObject = {"kind": "replace", "task_id": "read", "tasks": [{"id": "photo", "tool": "camera"}]}
-WAY_ON: JsonObject = {"reason": "the camera reads pages, too", "changes": [PHOTO], "confidence": 0.9}
+PHOTO: JsonObject = {
+    "kind": "replace",
+    "task_id": "read",
+    "tasks": [{"id": "photo", "tool": "camera"}],
+}
+WAY_ON: JsonObject = {
+    "reason": "the camera reads pages, too",
+    "changes": [PHOTO],
+    "confidence": 0.9,
+}
 CAMERA = json.dumps({"candidates": [WAY_ON]})
 KEYS = ("GITHUB_COPILOT_TOKEN", "ANTHROPIC_API_KEY", "OPENAI_API_KEY")
 
@@ -65,7 +81,11 @@ class Played(NamedTuple):
     @property
     def sources(self) -> list[str]:
         """Who proposed the candidates."""
-        return [candidate.alternative.source for body in self.considered for candidate in body.candidates]
+        return [
+            candidate.alternative.source
+            for body in self.considered
+            for candidate in body.candidates
+        ]
 
 
 async def play(
@@ -75,9 +95,14 @@ async def play(
     spans = Spans()
     async with VirtualClock() as clock:
         parts = virtual_environment(clock=clock)
-        models = [scripted(reply, parts, f"model{number}") for number, reply in enumerate(replies, 1)]
+        models = [
+            scripted(reply, parts, f"model{number}") for number, reply in enumerate(replies, 1)
+        ]
         engine = ReplanningEngine(
-            [FallbackLLM([GuardedLLM(one) for one in models]) if len(models) > 1 else models[0], *behind],
+            [
+                FallbackLLM([GuardedLLM(one) for one in models]) if len(models) > 1 else models[0],
+                *behind,
+            ],
             settings=Settings.model_validate(settings),
             environment=parts,
             tracer_provider=spans.provider,
@@ -99,7 +124,9 @@ def asked(engine: ReplanningEngine) -> list[Any]:
 
 def photo(**arguments: str) -> str:
     """The repair by a camera with these arguments."""
-    return CAMERA.replace('"tool": "camera"', f'"tool": "camera", "arguments": {json.dumps(arguments)}')
+    return CAMERA.replace(
+        '"tool": "camera"', f'"tool": "camera", "arguments": {json.dumps(arguments)}'
+    )
 
 
 async def test_model_repairs() -> None:
@@ -115,19 +142,32 @@ async def test_model_repairs() -> None:
     tokens = f"1 call, {event.spent.tokens} tokens, 0 money, plus usage without a known price"
     assert tokens in markdown_report(history)
     document = json.loads(export_history(history))
-    assert document["events"][0]["spent"]["tokens"] == document["metrics"]["spent"]["tokens"] == event.spent.tokens
+    assert (
+        document["events"][0]["spent"]["tokens"]
+        == document["metrics"]["spent"]["tokens"]
+        == event.spent.tokens
+    )
 
 
 @pytest.mark.parametrize(
     ("reply", "note"),
     [
-        (raises(LLMUnavailable("it is busy", provider="model1", status=503)), "model1 failed: it is busy"),
-        (raises(LLMRequestRejected("wrong key", provider="model1", status=401)), "model1 failed: wrong key (HTTP 401)"),
+        (
+            raises(LLMUnavailable("it is busy", provider="model1", status=503)),
+            "model1 failed: it is busy",
+        ),
+        (
+            raises(LLMRequestRejected("wrong key", provider="model1", status=401)),
+            "model1 failed: wrong key (HTTP 401)",
+        ),
         (raises(RuntimeError("a bug")), "model1 failed: "),
         (hangs(), "model1 "),
         ("I would rather not.", "model1 failed: "),
         ('{"candidates": []}', None),
-        ('{"candidates": [{"reason": "x", "changes": [{"kind": "rm -rf"}], "confidence": 1}]}', "model1: dropped"),
+        (
+            '{"candidates": [{"reason": "x", "changes": [{"kind": "rm -rf"}], "confidence": 1}]}',
+            "model1: dropped",
+        ),
     ],
     ids=["dead", "locked out", "broken", "hanging", "talkative", "clueless", "lying"],
 )
@@ -197,7 +237,9 @@ async def test_secrets_of_the_engine(clock: VirtualClock) -> None:
     """Secrets known to the engine reach no model, whoever created it and whatever wraps it."""
     parts = virtual_environment(clock=clock)
     models = [scripted(CAMERA, parts) for _ in range(3)]
-    plan = PLAN.model_copy(update={"goal": PLAN.goal.model_copy(update={"objective": "Read what zebra-42 wrote"})})
+    plan = PLAN.model_copy(
+        update={"goal": PLAN.goal.model_copy(update={"objective": "Read what zebra-42 wrote"})}
+    )
     engine = ReplanningEngine(
         [models[0], GuardedLLM(models[1]), FallbackLLM([GuardedLLM(models[2])])],
         environment=parts,
@@ -214,7 +256,10 @@ SECRET = "AKIAIOSFODNN7EXAMPLE"
 @pytest.mark.parametrize(
     ("written", "why"),
     [
-        (SECRET, "what looks like a secret cannot be kept: do without it in the arguments of 'photo'"),
+        (
+            SECRET,
+            "what looks like a secret cannot be kept: do without it in the arguments of 'photo'",
+        ),
         (
             "key: [redacted]",
             "[redacted] and [cut: …] stand for text that is not shown: do without them in the arguments",
@@ -242,7 +287,9 @@ async def test_no_tool_of_a_proposal_gets_a_mark_in_place_of_a_secret(
 @pytest.mark.parametrize(
     ("written", "taken"), [("[redacted]", True), ("key: [redacted]", False)], ids=("same", "other")
 )
-async def test_what_takes_the_place_of_a_task_with_a_mark_may_have_it_too(written: str, taken: bool) -> None:
+async def test_what_takes_the_place_of_a_task_with_a_mark_may_have_it_too(
+    written: str, taken: bool
+) -> None:
     """A task that replaces one with a redacted secret may have the redacted text."""
     read = PLAN.tasks[0].model_copy(update={"arguments": {"lens": SECRET}})
     plan = PLAN.model_copy(update={"tasks": (read, *PLAN.tasks[1:])})
@@ -258,9 +305,13 @@ async def test_no_fallback_that_a_task_is_given_holds_a_mark(written: str, neste
     other: JsonObject = {"tool": "camera", "arguments": {"lens": written}}
     fallback: JsonObject = {"tool": "camera", "undo": other} if nested else other
     fields: JsonObject = {"fallbacks": [fallback]}
-    given = alternative(ModifyTask(task_id=TaskId("read"), fields=fields), RetryTask(task_id=TaskId("read")))
+    given = alternative(
+        ModifyTask(task_id=TaskId("read"), fields=fields), RetryTask(task_id=TaskId("read"))
+    )
     async with VirtualClock() as clock:
-        engine = ReplanningEngine([Proposer(lambda request: [given])], environment=virtual_environment(clock=clock))
+        engine = ReplanningEngine(
+            [Proposer(lambda request: [given])], environment=virtual_environment(clock=clock)
+        )
         result = await engine.execute(PLAN, ScriptedExecutor(BROKEN, clock=clock))
     (candidate,) = bodies(engine.store, result.run, AlternativesConsidered)[0].candidates
     assert ("do without" in candidate.rejected, result.revisions) == (True, ())

@@ -24,7 +24,14 @@ from replanning.journal import (
     Record,
     TriggerFired,
 )
-from replanning.llm import Completion, LLMOptions, LLMProvider, Price, PriceTable, create_llm_provider
+from replanning.llm import (
+    Completion,
+    LLMOptions,
+    LLMProvider,
+    Price,
+    PriceTable,
+    create_llm_provider,
+)
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.plugins import load_plugin
@@ -40,7 +47,14 @@ from replanning.testing import (
     virtual_environment,
 )
 from tests.support.invariants import invariant_violations
-from tests.support.llm_server import ROUTES, LLMRequest, LLMServerReply, ScriptedLLMServer, ServerReply, response_body
+from tests.support.llm_server import (
+    ROUTES,
+    LLMRequest,
+    LLMServerReply,
+    ScriptedLLMServer,
+    ServerReply,
+    response_body,
+)
 
 # On trio, httpx's own generators complain where an answer is not read to its end; endless ones must not be.
 pytestmark = pytest.mark.filterwarnings("ignore:Async generator 'httpx.:ResourceWarning")
@@ -77,20 +91,69 @@ Pieces = Iterable[tuple[float, bytes | Exception]]
 """A body: after how many seconds comes what, or which error."""
 
 FAULTS = (
-    *("answers", "hangs", "loses the connection", "refuses", "refuses", "trickles", "floods", "is cut", "is garbled"),
+    *(
+        "answers",
+        "hangs",
+        "loses the connection",
+        "refuses",
+        "refuses",
+        "trickles",
+        "floods",
+        "is cut",
+        "is garbled",
+    ),
     "crashes",
 )
 MEGABYTE = 1_000_000
 STATUSES = (301, 400, 401, 403, 404, 408, 409, 413, 418, 422, 429, 500, 502, 503, 504, 529)
-RETRY_AFTER = (None, "0", "2", "20", "3600", "-5", "soon", "nan", "inf", "Wed, 21 Oct 2099 07:28:00 GMT")
+RETRY_AFTER = (
+    None,
+    "0",
+    "2",
+    "20",
+    "3600",
+    "-5",
+    "soon",
+    "nan",
+    "inf",
+    "Wed, 21 Oct 2099 07:28:00 GMT",
+)
 SHAPES = (
-    *("", "null", "[]", "{}", "0", '"text"', "[" * 100_000, '{"error": null}', '{"error": [1]}', '{"message": 3}'),
-    *('{"choices": []}', '{"choices": [{"message": null}]}', '{"content": null}', '{"content": [{"type": "text"}]}'),
+    *(
+        "",
+        "null",
+        "[]",
+        "{}",
+        "0",
+        '"text"',
+        "[" * 100_000,
+        '{"error": null}',
+        '{"error": [1]}',
+        '{"message": 3}',
+    ),
+    *(
+        '{"choices": []}',
+        '{"choices": [{"message": null}]}',
+        '{"content": null}',
+        '{"content": [{"type": "text"}]}',
+    ),
 )
 LIES: tuple[object, ...] = (-1, -(10**9), True, None, "12", 1.5, math.inf, [], {})
 LOST = (
-    *(httpx.ConnectError, httpx.ConnectTimeout, httpx.ReadError, httpx.ReadTimeout, httpx.RemoteProtocolError),
-    *(httpx.PoolTimeout, httpx.WriteError, httpx.ProxyError, httpx.UnsupportedProtocol, httpx.DecodingError),
+    *(
+        httpx.ConnectError,
+        httpx.ConnectTimeout,
+        httpx.ReadError,
+        httpx.ReadTimeout,
+        httpx.RemoteProtocolError,
+    ),
+    *(
+        httpx.PoolTimeout,
+        httpx.WriteError,
+        httpx.ProxyError,
+        httpx.UnsupportedProtocol,
+        httpx.DecodingError,
+    ),
 )
 CRASHES = (RuntimeError, ValueError, KeyError, OSError, AttributeError)
 
@@ -99,7 +162,13 @@ class FaultyService(httpx.AsyncBaseTransport):
     """Answers requests of every API, or fails at them in a way that is drawn anew for each; a liar makes up usage."""
 
     def __init__(
-        self, seed: object, clock: Clock, says: Callable[[Random, LLMRequest], str | None], *, wrong=0.75, liar=False
+        self,
+        seed: object,
+        clock: Clock,
+        says: Callable[[Random, LLMRequest], str | None],
+        *,
+        wrong=0.75,
+        liar=False,
     ) -> None:
         self.seed, self.clock, self.says, self.wrong, self.liar = seed, clock, says, wrong, liar
         self.drawn: list[str] = []
@@ -128,7 +197,9 @@ class FaultyService(httpx.AsyncBaseTransport):
                 status, after = random.choice(STATUSES), random.choice(RETRY_AFTER)
                 error = response_body(read, ServerReply.error(status))
                 told = random.choice((error, b"<html>Bad gateway</html>", b"", b"\xff{"))
-                return self.sent(told, status=status, **({} if after is None else {"retry_after": after}))
+                return self.sent(
+                    told, status=status, **({} if after is None else {"retry_after": after})
+                )
             case "trickles":  # fast enough for every single time-out
                 seconds = random.choice((0.3, 0.9))
                 return self.sent([(seconds, whole[i : i + 1]) for i in range(len(whole))])
@@ -137,7 +208,9 @@ class FaultyService(httpx.AsyncBaseTransport):
                 return self.sent((seconds, b" " * size) for _ in range(100))
             case "is cut":  # noticed or not
                 half = whole[: random.randrange(len(whole))]
-                lost = httpx.RemoteProtocolError("peer closed connection without sending complete message body")
+                lost = httpx.RemoteProtocolError(
+                    "peer closed connection without sending complete message body"
+                )
                 return self.sent([(0.0, half), (1.0, lost)] if random.random() < 0.5 else half)
             case "is garbled":
                 garbled: tuple[tuple[bytes, dict[str, Any]], ...] = (
@@ -171,7 +244,9 @@ class FaultyService(httpx.AsyncBaseTransport):
         pieces = [(0.0, data)] if isinstance(data, bytes) else data
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return httpx.Response(
-            status, headers={"content-type": "application/json", **named}, stream=_Stream(self, pieces)
+            status,
+            headers={"content-type": "application/json", **named},
+            stream=_Stream(self, pieces),
         )
 
 
@@ -208,7 +283,12 @@ class _Stream(httpx.AsyncByteStream):
 def client(name: str, service: FaultyService, clock: Clock, **settings: object) -> LLMProvider:
     """One of our clients, which reaches nothing but a faulty service."""
     made: LLMProvider = load_plugin("providers", name)(
-        "key", model="m", prices=PRICES, environment=virtual_environment(clock=clock), transport=service, **settings
+        "key",
+        model="m",
+        prices=PRICES,
+        environment=virtual_environment(clock=clock),
+        transport=service,
+        **settings,
     )
     return made
 
@@ -230,7 +310,11 @@ def candidate(random: Random) -> JsonObject:
     changed: list[JsonValue] = [{"kind": "replace", "task_id": task, "tasks": [new]}]
     if random.random() < 0.4:
         changed = [*random.sample(changes, random.choice((1, 1, 2)))]
-    return {"reason": "because", "changes": changed, "confidence": random.choice((0.2, 0.6, 0.95, 0.95, 7))}
+    return {
+        "reason": "because",
+        "changes": changed,
+        "confidence": random.choice((0.2, 0.6, 0.95, 0.95, 7)),
+    }
 
 
 def says(random: Random, request: LLMRequest) -> str | None:
@@ -253,7 +337,9 @@ async def one_call(model: LLMProvider, random: Random) -> str:
     try:
         match random.randrange(4):
             case 0:
-                assert isinstance(await model.complete_json("What now?", ProposalReply, options), ProposalReply)
+                assert isinstance(
+                    await model.complete_json("What now?", ProposalReply, options), ProposalReply
+                )
             case 1:
                 assert all(isinstance(value, float) for value in await model.embed("some words"))
             case 2:
@@ -266,7 +352,9 @@ async def one_call(model: LLMProvider, random: Random) -> str:
     return "answered"
 
 
-@pytest.mark.parametrize("name", ["openai", *(pytest.param(name, marks=pytest.mark.deep) for name in NAMES[1:])])
+@pytest.mark.parametrize(
+    "name", ["openai", *(pytest.param(name, marks=pytest.mark.deep) for name in NAMES[1:])]
+)
 async def test_every_call_ends_in_time(name: str) -> None:
     """A call ends with an answer or an error of its kind, before its deadline or when it is cancelled, and leaves nothing."""
     ends, drawn, cancelled = set(), set(), 0
@@ -326,7 +414,9 @@ async def test_real_connections_do_not_leak() -> None:
         await server.until(lambda server: not server.connections)
     assert ends.total() == SOCKETS
     assert ends.keys() >= ENDS
-    assert len(server.requests) > SOCKETS / 4  # on a busy machine the time of many calls ends before they are sent
+    assert (
+        len(server.requests) > SOCKETS / 4
+    )  # on a busy machine the time of many calls ends before they are sent
 
 
 @pytest.mark.deep
@@ -339,14 +429,22 @@ async def test_no_run_is_lost(door: str) -> None:
     assert seen["succeeded"]
     assert seen["failed"]
     assert seen["asked"] > 3 * RUNS
-    assert seen.total() > seen["succeeded"] + seen["failed"] + seen["asked"] + seen["repair"], "no model had its way"
+    assert seen.total() > seen["succeeded"] + seen["failed"] + seen["asked"] + seen["repair"], (
+        "no model had its way"
+    )
 
 
 async def one_run(door: str, seed: int) -> Counter[str]:
     """Run the plan with every provider failing, and check all that was promised; what happened, and how often."""
     random = Random(seed)
-    choices = {"calls": (None, None, 3, 12), "tokens": (None, 60_000, 200_000), "money": (None, None, 0.2, 1.0)}
-    limits: dict[str, float | None] = {name: random.choice(values) for name, values in choices.items()}
+    choices = {
+        "calls": (None, None, 3, 12),
+        "tokens": (None, 60_000, 200_000),
+        "money": (None, None, 0.2, 1.0),
+    }
+    limits: dict[str, float | None] = {
+        name: random.choice(values) for name, values in choices.items()
+    }
     settings = Settings.model_validate(
         {
             "budget": limits,
@@ -360,7 +458,10 @@ async def one_run(door: str, seed: int) -> Counter[str]:
         parts = virtual_environment(seed, clock=clock)
         wrong = random.choice((0.3, 0.7, 0.9, 1.0))
         in_order = door == "one after another"
-        services = [FaultyService(f"{seed}/{name}", clock, says, wrong=wrong) for name in NAMES[: 1 if in_order else 4]]
+        services = [
+            FaultyService(f"{seed}/{name}", clock, says, wrong=wrong)
+            for name in NAMES[: 1 if in_order else 4]
+        ]
         if in_order:
             shared: dict[str, Any] = {
                 "settings": settings,
@@ -370,25 +471,39 @@ async def one_run(door: str, seed: int) -> Counter[str]:
             }
             models = [create_llm_provider(NAMES, **shared)]
         else:
-            models = [client(name, service, clock) for name, service in zip(NAMES, services, strict=True)]
-        faults = FaultSchedule(fail={"*": 0.45}, flaky={"*": 0.2}, hang={"b": 0.2}, durations={"*": (0, 9)})
+            models = [
+                client(name, service, clock) for name, service in zip(NAMES, services, strict=True)
+            ]
+        faults = FaultSchedule(
+            fail={"*": 0.45}, flaky={"*": 0.2}, hang={"b": 0.2}, durations={"*": (0, 9)}
+        )
         engine = ReplanningEngine(
             [*models, *(["repair"] if random.random() < 0.3 else [])],
             settings=settings,
             gate=ScriptedGate(person, clock=clock),
             environment=parts,
         )
-        result = await engine.execute(PLAN, ScriptedExecutor(faults.draw(PLAN, seed, clock).attempt_step, clock=clock))
+        result = await engine.execute(
+            PLAN, ScriptedExecutor(faults.draw(PLAN, seed, clock).attempt_step, clock=clock)
+        )
         await engine.aclose()
         for model in models:
             await model.aclose()
         assert repr(clock).endswith("sleepers=0>"), seed
         assert len(anyio.get_running_tasks()) == tasks, seed
-    assert all(service.open == 0 and service.closed == bool(service.drawn) for service in services), seed
+    assert all(
+        service.open == 0 and service.closed == bool(service.drawn) for service in services
+    ), seed
     records = list(engine.store.read(result.run))
     assert invariant_violations(records) == [], seed
-    assert [record.body for record in records if isinstance(record.body, ErrorContained)] == [], seed
-    over = [name for name, most in limits.items() if most is not None and getattr(result.spent, name) > most]
+    assert [record.body for record in records if isinstance(record.body, ErrorContained)] == [], (
+        seed
+    )
+    over = [
+        name
+        for name, most in limits.items()
+        if most is not None and getattr(result.spent, name) > most
+    ]
     assert over == [], (seed, limits, result.spent)
     check_deadlines(records, seed)
     drawn = sum(len(service.drawn) for service in services)
@@ -397,9 +512,17 @@ async def one_run(door: str, seed: int) -> Counter[str]:
 
 def chosen(records: list[Record]) -> Iterator[str]:
     """Whose alternatives were carried out."""
-    candidates = {r.body.replan: r.body.candidates for r in records if isinstance(r.body, AlternativesConsidered)}
+    candidates = {
+        r.body.replan: r.body.candidates
+        for r in records
+        if isinstance(r.body, AlternativesConsidered)
+    }
     for record in records:
-        if isinstance(record.body, PlanRevised) and record.body.replan and record.body.chosen is not None:
+        if (
+            isinstance(record.body, PlanRevised)
+            and record.body.replan
+            and record.body.chosen is not None
+        ):
             yield candidates[record.body.replan][record.body.chosen].alternative.source
 
 

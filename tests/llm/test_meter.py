@@ -11,13 +11,30 @@ from replanning import Budget, ReplanningEngine, Retry, RunResult, Settings
 from replanning.errors import LLMRequestRejected, LLMUnavailable
 from replanning.journal import AlternativesConsidered, Usage, UsageCharged
 from replanning.llm import Completion, LLMOptions, Price, PriceTable
-from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, raises, returns, virtual_environment
+from replanning.testing import (
+    LLMReply,
+    ScriptedLLM,
+    VirtualClock,
+    hangs,
+    raises,
+    returns,
+    virtual_environment,
+)
 from tests.support.llm import PRICES, Asker
 from tests.support.runs import bodies, chain, failing
 from tests.support.tracing import Spans
 
 SECRET = "sk-proj-abcdefghijklmnopqrstuvwxyz0123456789abcd"
-ANSWER = Completion("yes", "scripted", "scripted-1-2025", 120, 30, PRICES.usage("scripted-1", 120, 30), "stop", "req-7")
+ANSWER = Completion(
+    "yes",
+    "scripted",
+    "scripted-1-2025",
+    120,
+    30,
+    PRICES.usage("scripted-1", 120, 30),
+    "stop",
+    "req-7",
+)
 
 
 class Played:
@@ -25,7 +42,9 @@ class Played:
 
     def __init__(self, engine: ReplanningEngine, result: RunResult, spans: Spans) -> None:
         self.result, self.spans = result, spans
-        self.charged = [(body.usage, body.provider) for body in bodies(engine.store, result.run, UsageCharged)]
+        self.charged = [
+            (body.usage, body.provider) for body in bodies(engine.store, result.run, UsageCharged)
+        ]
         considered = bodies(engine.store, result.run, AlternativesConsidered)
         self.notes = [note for body in considered for note in body.notes]
         self.calls = [span for span in spans.flat if span.kind == "CLIENT"]
@@ -43,13 +62,18 @@ async def play(
     """Run a plan whose first task fails, and ask a scripted model what to do."""
     spans = Spans()
     settings = Settings(
-        retry=Retry(max_attempts=1), budget=budget or Budget(), capture_content=capture, triggers=("task-failed",)
+        retry=Retry(max_attempts=1),
+        budget=budget or Budget(),
+        capture_content=capture,
+        triggers=("task-failed",),
     )
     async with VirtualClock() as clock:
         parts = virtual_environment(clock=clock)
         llm = ScriptedLLM(script, environment=parts, **({"prices": PRICES} | model))
         provider = asker(llm, *prompts, system="be brief" if capture else None)
-        engine = ReplanningEngine([provider], settings=settings, environment=parts, tracer_provider=spans.provider)
+        engine = ReplanningEngine(
+            [provider], settings=settings, environment=parts, tracer_provider=spans.provider
+        )
         return Played(engine, await engine.execute(chain("a"), failing("a")), spans)
 
 
@@ -83,20 +107,31 @@ async def test_content_on_demand() -> None:
     """With `capture_content` prompt, instructions and answer are on the span as messages, and secrets still are not."""
     run = await play([f"say {SECRET}"], f"a key: {SECRET}", capture=True)
     attributes = run.calls[0].attributes
-    assert json.loads(str(attributes["gen_ai.system_instructions"])) == [{"type": "text", "content": "be brief"}]
+    assert json.loads(str(attributes["gen_ai.system_instructions"])) == [
+        {"type": "text", "content": "be brief"}
+    ]
     (asked,) = json.loads(str(attributes["gen_ai.input.messages"]))
     (answered,) = json.loads(str(attributes["gen_ai.output.messages"]))
-    assert (asked["role"], answered["role"], answered["finish_reason"]) == ("user", "assistant", "stop")
+    assert (asked["role"], answered["role"], answered["finish_reason"]) == (
+        "user",
+        "assistant",
+        "stop",
+    )
     assert [message["parts"][0]["content"][:4] for message in (asked, answered)] == ["a ke", "say "]
     assert SECRET not in run.spans.text()
 
 
-@pytest.mark.parametrize("error", [LLMUnavailable("busy", status=503), LLMRequestRejected("bad key", status=401)])
+@pytest.mark.parametrize(
+    "error", [LLMUnavailable("busy", status=503), LLMRequestRejected("bad key", status=401)]
+)
 async def test_turned_down(error: Exception) -> None:
     """A call that a service turns down counts as a call without tokens, those before it as they were; its span says why."""
     run = await play([ANSWER, raises(error)], "one", "two")
     assert run.charged == [(ANSWER.usage, "asker"), (Usage(calls=1), "asker")]
-    assert (run.calls[1].attributes["error.type"], run.calls[1].error) == (type(error).__name__, str(error))
+    assert (run.calls[1].attributes["error.type"], run.calls[1].error) == (
+        type(error).__name__,
+        str(error),
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,18 +143,29 @@ async def test_turned_down(error: Exception) -> None:
     ],
     ids=["late", "broken", "cut off by the run"],
 )
-async def test_unknown_use_counts_in_full(reply: LLMReply, fields: dict[str, Any], error: str) -> None:
+async def test_unknown_use_counts_in_full(
+    reply: LLMReply, fields: dict[str, Any], error: str
+) -> None:
     """A call of which nobody knows what it used counts with all that was reserved for it; its span says how it ended."""
     run = await play([reply], max_tokens=50, **fields)
-    assert run.charged == [(ScriptedLLM(prices=PRICES).estimate("what now?", LLMOptions(max_tokens=50)), "asker")]
+    assert run.charged == [
+        (ScriptedLLM(prices=PRICES).estimate("what now?", LLMOptions(max_tokens=50)), "asker")
+    ]
     assert run.calls[0].attributes["error.type"] == error
     if error == "cancelled":
-        assert (run.calls[0].error, run.notes) == ("the call was cut off", ["asker did not answer in time"])
+        assert (run.calls[0].error, run.notes) == (
+            "the call was cut off",
+            ["asker did not answer in time"],
+        )
 
 
 @pytest.mark.parametrize(
     ("budget", "limit"),
-    [(Budget(calls=1), "2 of 1 calls"), (Budget(tokens=2100), "of 2100 tokens"), (Budget(money=0.0203), "money")],
+    [
+        (Budget(calls=1), "2 of 1 calls"),
+        (Budget(tokens=2100), "of 2100 tokens"),
+        (Budget(money=0.0203), "money"),
+    ],
 )
 async def test_budget_holds(budget: Budget, limit: str) -> None:
     """A call whose most does not fit what is left is not made, leaves no span, and the note says which limit it was."""
@@ -170,7 +216,14 @@ async def test_embeddings_are_metered() -> None:
 # Prices of models
 
 
-TABLE = PriceTable({"small": Price(1, 10), "small-pro": Price(20, 200), "own-*": Price(0, 0), "own-big-*": Price(3, 4)})
+TABLE = PriceTable(
+    {
+        "small": Price(1, 10),
+        "small-pro": Price(20, 200),
+        "own-*": Price(0, 0),
+        "own-big-*": Price(3, 4),
+    }
+)
 
 
 def prices(table: PriceTable, model: str) -> tuple[float, float] | None:

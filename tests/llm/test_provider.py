@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from replanning import Environment, Task
-from replanning.errors import BudgetExceeded, LLMError, LLMRefusal, LLMResponseInvalid, LLMTimeout, LLMUnavailable
+from replanning.errors import (
+    BudgetExceeded,
+    LLMError,
+    LLMRefusal,
+    LLMResponseInvalid,
+    LLMTimeout,
+    LLMUnavailable,
+)
 from replanning.journal import Usage
 from replanning.llm import Completion, LLMCall, LLMOptions, LLMProvider, Price, PriceTable
 from replanning.llm.provider import extract_json
@@ -60,7 +67,9 @@ def verdict(**changes) -> str:
 
 def always(reply: LLMReply, clock: VirtualClock | None = None, **fields) -> ScriptedLLM:
     """A model that always says the same."""
-    return ScriptedLLM(lambda _: reply, environment=Environment(clock=clock or VirtualClock()), **fields)
+    return ScriptedLLM(
+        lambda _: reply, environment=Environment(clock=clock or VirtualClock()), **fields
+    )
 
 
 async def test_options_are_filled_in() -> None:
@@ -68,13 +77,19 @@ async def test_options_are_filled_in() -> None:
     clock = VirtualClock()
     model = always("yes", clock, temperature=0.7, max_tokens=50)
     assert await model.complete("well?") == "yes"
-    await model.complete("well?", LLMOptions(model="quill-2", temperature=0, max_tokens=9, deadline=clock.now() + 3))
+    await model.complete(
+        "well?", LLMOptions(model="quill-2", temperature=0, max_tokens=9, deadline=clock.now() + 3)
+    )
     await model.complete("well?", LLMOptions(deadline=clock.now() + 1000))
     filled = [
         (asked.model, asked.temperature, asked.max_tokens, (asked.deadline or 0) - clock.now())
         for _, asked in model.requests
     ]
-    assert filled == [("scripted-1", 0.7, 50, 30), ("quill-2", 0, 9, 3), ("scripted-1", 0.7, 50, 30)]
+    assert filled == [
+        ("scripted-1", 0.7, 50, 30),
+        ("quill-2", 0, 9, 3),
+        ("scripted-1", 0.7, 50, 30),
+    ]
 
 
 async def test_secrets_do_not_leave() -> None:
@@ -89,15 +104,29 @@ async def test_secrets_do_not_leave() -> None:
 
 async def test_calls_are_accounted_for() -> None:
     """Each call is announced with an upper bound of what it uses, the schema too, and its answer as it was counted."""
-    model, book = always("yes", max_tokens=100, prices=PriceTable({"scripted*": Price(1, 10)})), Book()
+    model, book = (
+        always("yes", max_tokens=100, prices=PriceTable({"scripted*": Price(1, 10)})),
+        Book(),
+    )
     await model.complete("what now?", LLMOptions(system="be brief", meter=book))
     await model.embed("what now?", LLMOptions(meter=book))
     await model.complete("what now?", LLMOptions(system="be brief", meter=book, schema=Verdict))
     chat, embedding, shaped = book.calls
-    assert (chat.provider, chat.model, chat.system, chat.operation) == ("scripted", "scripted-1", "be brief", "chat")
+    assert (chat.provider, chat.model, chat.system, chat.operation) == (
+        "scripted",
+        "scripted-1",
+        "be brief",
+        "chat",
+    )
     assert (chat.temperature, chat.max_tokens) == (0.3, 100)
-    assert (embedding.model, embedding.prompt, embedding.operation) == ("scripted-words", "what now?", "embeddings")
-    assert shaped.estimate.tokens - chat.estimate.tokens > len(json.dumps(Verdict.model_json_schema()))
+    assert (embedding.model, embedding.prompt, embedding.operation) == (
+        "scripted-words",
+        "what now?",
+        "embeddings",
+    )
+    assert shaped.estimate.tokens - chat.estimate.tokens > len(
+        json.dumps(Verdict.model_json_schema())
+    )
     for call, answer in zip(book.calls, book.answers, strict=True):
         assert call.estimate.calls == answer.usage.calls == 1
         assert call.estimate.tokens >= answer.usage.tokens > 0
@@ -112,14 +141,18 @@ def test_prices(asked: str, answered: str, money: float, unpriced: bool) -> None
     """A call costs what the model that was asked for costs, or the one that answered where that alone is known."""
     model = always("", prices=PriceTable({"quill": Price(1, 1), "feather": Price(5, 5)}))
     options = LLMOptions(model=asked)
-    used = model.completion("", "", options, model=answered, input_tokens=10**6, output_tokens=0).usage
+    used = model.completion(
+        "", "", options, model=answered, input_tokens=10**6, output_tokens=0
+    ).usage
     assert used == Usage(1, 10**6, money, unpriced=unpriced)
 
 
 async def test_late_answers(clock: VirtualClock) -> None:
     """A call ends at its deadline, and what was asked is cancelled; one that is answered in time leaves nothing behind."""
     model = always(returns("at last", after=100), clock)
-    with pytest.raises(LLMTimeout, match=r"scripted: no answer came within 30 s \(`timeout.replan`"):
+    with pytest.raises(
+        LLMTimeout, match=r"scripted: no answer came within 30 s \(`timeout.replan`"
+    ):
         await model.complete("well?")
     assert clock.elapsed == 30
     with pytest.raises(LLMTimeout):
@@ -160,7 +193,8 @@ class Faulty(ScriptedLLM):
 
 
 @pytest.mark.parametrize(
-    "error", [LLMUnavailable("busy"), BudgetExceeded("too much"), KeyboardInterrupt(), SystemExit(3)]
+    "error",
+    [LLMUnavailable("busy"), BudgetExceeded("too much"), KeyboardInterrupt(), SystemExit(3)],
 )
 async def test_errors_that_pass(error) -> None:
     """Errors of the library and interruptions come out as they are."""
@@ -172,23 +206,34 @@ async def test_errors_that_pass(error) -> None:
         pytest.fail("it did not pass")
 
 
-@pytest.mark.parametrize("wrap", [lambda error: error, lambda error: ExceptionGroup("of a plugin", [error])])
+@pytest.mark.parametrize(
+    "wrap", [lambda error: error, lambda error: ExceptionGroup("of a plugin", [error])]
+)
 async def test_errors_of_plugins(wrap) -> None:
     """Any other exception of a plugin becomes an LLMError that names it, without secrets."""
     fault = ZeroDivisionError(f"divided {KEY} by zero")
     with pytest.raises(LLMError) as caught:
         await Faulty(wrap(fault)).complete("well?")
-    assert str(caught.value) == "scripted: it failed with ZeroDivisionError: divided [redacted] by zero"
+    assert (
+        str(caught.value)
+        == "scripted: it failed with ZeroDivisionError: divided [redacted] by zero"
+    )
     assert caught.value.__cause__ is fault
 
 
 async def test_refusals() -> None:
     """A model that declines is an error that says so, and the call counts."""
-    declined = Completion(f"I will not say {KEY}.", "scripted", "m", 5, 5, Usage(1, 10), "refusal", "req_1")
+    declined = Completion(
+        f"I will not say {KEY}.", "scripted", "m", 5, 5, Usage(1, 10), "refusal", "req_1"
+    )
     book, said = Book(), r"the model declined \(request req_1\): I will not say \[redacted\]"
     with pytest.raises(LLMRefusal, match=said) as caught:
         await always(declined).complete("well?", LLMOptions(meter=book))
-    assert (caught.value.provider, caught.value.request_id, book.answers) == ("scripted", "req_1", [declined])
+    assert (caught.value.provider, caught.value.request_id, book.answers) == (
+        "scripted",
+        "req_1",
+        [declined],
+    )
 
 
 async def test_a_small_provider() -> None:
@@ -218,7 +263,9 @@ async def test_shapes() -> None:
     """An answer of a shape is read as JSON is: lists are tuples, text is an enum or a date where it says so."""
     model = always(verdict(mood="bad", steps=["a", "b"], due="2024-02-29", confidence=1))
     answer = await model.complete_json("well?", Verdict)
-    assert answer == Verdict(replan=True, confidence=1, mood=Mood.BAD, steps=("a", "b"), due=date(2024, 2, 29))
+    assert answer == Verdict(
+        replan=True, confidence=1, mood=Mood.BAD, steps=("a", "b"), due=date(2024, 2, 29)
+    )
     assert model.requests[0].options.schema is Verdict
 
 
@@ -259,7 +306,9 @@ async def test_a_task_as_an_answer() -> None:
 
 async def test_the_value_that_fits() -> None:
     """Of several objects in an answer the one that has the shape is taken, be it in the second answer."""
-    text = f"From {{}} and {{'x'}} I conclude {verdict(confidence=0.75)}, not {json.dumps({'n': 1})}."
+    text = (
+        f"From {{}} and {{'x'}} I conclude {verdict(confidence=0.75)}, not {json.dumps({'n': 1})}."
+    )
     model = ScriptedLLM(["Let me think.", text])
     assert (await model.complete_json("well?", Verdict)).confidence == 0.75
     assert len(model.prompts) == 2
@@ -283,15 +332,42 @@ async def test_one_deadline_for_both_answers(clock: VirtualClock) -> None:
 # JSON in what language models say
 
 
-scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+)
 values = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4), max_leaves=20
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
 )
 objects = st.dictionaries(st.text(), values, max_size=5)
 words = st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.sampled_from(
-    ["Sure! ", "{", "}", "]", "[", '"', "`", "```", "{x}", "{ }", "I'd say {maybe}: ", 'he said "no" ', "\\", ": , "]
+    [
+        "Sure! ",
+        "{",
+        "}",
+        "]",
+        "[",
+        '"',
+        "`",
+        "```",
+        "{x}",
+        "{ }",
+        "I'd say {maybe}: ",
+        'he said "no" ',
+        "\\",
+        ": , ",
+    ]
 )
-prose = st.lists(words, max_size=6).map("".join).filter(lambda text: not re.search(r'\{\s*"|</?(think|reason)', text))
+prose = (
+    st.lists(words, max_size=6)
+    .map("".join)
+    .filter(lambda text: not re.search(r'\{\s*"|</?(think|reason)', text))
+)
 """Anything that does not itself begin an object, or thinking."""
 
 
@@ -324,11 +400,19 @@ def test_fenced_object_is_whole(language) -> None:
     assert list(extract_json(f"Here: ```{language}{json.dumps(value)}``` That is it.")) == [value]
 
 
-@given(prose, objects, objects, st.sampled_from(["think", "THINK", "thinking", "reasoning"]), st.booleans())
+@given(
+    prose,
+    objects,
+    objects,
+    st.sampled_from(["think", "THINK", "thinking", "reasoning"]),
+    st.booleans(),
+)
 def test_thoughts_come_last(text, thought, said, tag, opened) -> None:
     """Answers precede thoughts, also if the tag that begins the thinking is missing."""
     begin = f"<{tag}>" if opened else ""
-    found = list(extract_json(f"{begin}{text} {json.dumps(thought)}</{tag}> So: {json.dumps(said)}."))
+    found = list(
+        extract_json(f"{begin}{text} {json.dumps(thought)}</{tag}> So: {json.dumps(said)}.")
+    )
     assert said in found
     if text.count("{") == 0:
         assert found[0] == said
@@ -403,7 +487,9 @@ HOSTILE = (
 )
 
 
-@pytest.mark.parametrize("unit", ["{", "</think>", *(pytest.param(unit, marks=pytest.mark.deep) for unit in HOSTILE)])
+@pytest.mark.parametrize(
+    "unit", ["{", "</think>", *(pytest.param(unit, marks=pytest.mark.deep) for unit in HOSTILE)]
+)
 def test_hostile_input_takes_time_by_length_alone(unit) -> None:
     """Many apparent beginnings take time in proportion and no stack, and megabytes of them are not searched."""
 

@@ -24,7 +24,15 @@ from replanning.errors import (
 )
 from replanning.llm import FallbackLLM, LLMCall, LLMOptions, LLMProvider, create_llm_provider
 from replanning.llm.provider import CircuitBreaker, GuardedLLM, Permit
-from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, raises, returns, virtual_environment
+from replanning.testing import (
+    LLMReply,
+    ScriptedLLM,
+    VirtualClock,
+    hangs,
+    raises,
+    returns,
+    virtual_environment,
+)
 from tests.support.llm import Total, somebodys_plugins
 
 __all__ = ["somebodys_plugins"]
@@ -52,7 +60,9 @@ class Notes:
         self.said.append(text)
 
 
-def scripted(clock: VirtualClock, *script: LLMReply, name: str = "one", **others: Any) -> ScriptedLLM:
+def scripted(
+    clock: VirtualClock, *script: LLMReply, name: str = "one", **others: Any
+) -> ScriptedLLM:
     """A model on a clock."""
     return ScriptedLLM([*script], name=name, environment=Environment(clock=clock), **others)
 
@@ -95,14 +105,25 @@ async def test_left_alone_while_it_fails(clock: VirtualClock) -> None:
     assert len(model.requests) == 3
     assert guarded.unavailable_reason() == "it failed repeatedly; the next call is possible in 30 s"
     await clock.sleep(30)
-    assert await at_once(clock, guarded, 3) == [(30, "LLMUnavailable"), (30, "LLMUnavailable"), (40, "better")]
-    assert [await outcome(guarded), guarded.unavailable_reason(), len(model.requests)] == ["fine", "", 5]
+    assert await at_once(clock, guarded, 3) == [
+        (30, "LLMUnavailable"),
+        (30, "LLMUnavailable"),
+        (40, "better"),
+    ]
+    assert [await outcome(guarded), guarded.unavailable_reason(), len(model.requests)] == [
+        "fine",
+        "",
+        5,
+    ]
 
 
 async def test_bad_key_is_not_tried_again(clock: VirtualClock) -> None:
     """A refused key shuts a model off at once, and for five minutes."""
     guarded = GuardedLLM(scripted(clock, BAD_KEY))
-    assert [await outcome(guarded), await outcome(guarded)] == ["LLMRequestRejected", "LLMUnavailable"]
+    assert [await outcome(guarded), await outcome(guarded)] == [
+        "LLMRequestRejected",
+        "LLMUnavailable",
+    ]
     assert "possible in 300 s" in guarded.unavailable_reason()
 
 
@@ -179,7 +200,9 @@ async def test_falls_back_in_order(clock: VirtualClock) -> None:
         scripted(clock, "yes", name="last", model="own"),
         scripted(clock, "never", name="after"),
     ]
-    assert await FallbackLLM(members).complete("?", LLMOptions(meter=notes, model="wanted")) == "yes"
+    assert (
+        await FallbackLLM(members).complete("?", LLMOptions(meter=notes, model="wanted")) == "yes"
+    )
     assert notes.said == [
         "one: it is busy (HTTP 503); last was asked instead",
         "two: the model declined; last was asked instead",
@@ -209,7 +232,12 @@ async def test_time_that_is_saved_is_there_for_others(clock: VirtualClock) -> No
     assert [await fallback.complete("?"), await fallback.complete("?")] == ["yes", "yes"]
 
 
-STEPS = {"answers": returns("yes"), "hangs": hangs(), "fails": raises(BUSY), "is slow": returns("yes", after=40)}
+STEPS = {
+    "answers": returns("yes"),
+    "hangs": hangs(),
+    "fails": raises(BUSY),
+    "is slow": returns("yes", after=40),
+}
 
 
 @given(st.lists(st.sampled_from([*STEPS]), min_size=1, max_size=5), st.floats(1, 60))
@@ -218,7 +246,9 @@ def test_deadline_always_holds(kinds: list[str], timeout: float) -> None:
 
     async def play() -> None:
         async with VirtualClock() as clock:
-            members = [GuardedLLM(always(clock, STEPS[kind], name=str(n))) for n, kind in enumerate(kinds)]
+            members = [
+                GuardedLLM(always(clock, STEPS[kind], name=str(n))) for n, kind in enumerate(kinds)
+            ]
             found = await outcome(FallbackLLM(members), LLMOptions(deadline=clock.now() + timeout))
             assert clock.elapsed <= min(timeout, 30) + 1e-6
             assert found == "yes" or "answers" not in kinds
@@ -242,7 +272,11 @@ async def test_fallback_is_a_provider(clock: VirtualClock) -> None:
     gone = scripted(clock, name="gone", unavailable_reason="it is gone")
     here = scripted(clock, "yes", name="here")
     both = FallbackLLM([gone, here])
-    assert (both.name, both.unavailable_reason(), await both.is_available()) == ("gone,here", "", True)
+    assert (both.name, both.unavailable_reason(), await both.is_available()) == (
+        "gone,here",
+        "",
+        True,
+    )
     assert FallbackLLM([gone, gone]).unavailable_reason() == "gone: it is gone; gone: it is gone"
     assert not await FallbackLLM([gone]).is_available()
     assert len(await both.embed("text")) == 64
@@ -269,10 +303,23 @@ def client(llm: LLMProvider) -> Any:
 @pytest.mark.usefixtures("plugins")
 def test_by_name() -> None:
     """A plugin of anybody's is found by its name, which may say the model, and gets of the settings what it takes."""
-    wanted = settings(model="plain-2", temperature=0.9, max_tokens=7, prices={"plain-2": {"input": 1, "output": 2}})
+    wanted = settings(
+        model="plain-2",
+        temperature=0.9,
+        max_tokens=7,
+        prices={"plain-2": {"input": 1, "output": 2}},
+    )
     plain = client(create_llm_provider("plain", settings=wanted, environ={}))
-    assert (plain.model, plain.temperature, plain.max_tokens, plain.timeout) == ("plain-2", 0.9, 7, 12)
-    assert (plain.prices.cost("plain-2", 10**6, 0), plain.prices.cost("gpt-4o", 10**5, 0)) == (1, 0.25)
+    assert (plain.model, plain.temperature, plain.max_tokens, plain.timeout) == (
+        "plain-2",
+        0.9,
+        7,
+        12,
+    )
+    assert (plain.prices.cost("plain-2", 10**6, 0), plain.prices.cost("gpt-4o", 10**5, 0)) == (
+        1,
+        0.25,
+    )
     assert create_llm_provider("plain:tiny:1b", settings=wanted, environ={}).model == "tiny:1b"
     assert create_llm_provider("plain", environ={}).model == "plain-1"
 
@@ -280,7 +327,10 @@ def test_by_name() -> None:
 @pytest.mark.usefixtures("plugins")
 def test_setting_goes_before_what_is_found() -> None:
     """`auto` takes what the setting `provider` names; providers of another kind among them do not matter."""
-    assert create_llm_provider(settings=settings(provider=("repair", "plain")), environ=KEYS).name == "plain"
+    assert (
+        create_llm_provider(settings=settings(provider=("repair", "plain")), environ=KEYS).name
+        == "plain"
+    )
 
 
 @pytest.mark.usefixtures("plugins")
@@ -305,7 +355,9 @@ def test_fallback_of_the_settings() -> None:
 async def test_places_of_the_settings(clock: VirtualClock) -> None:
     """`llm.max_concurrency` is how many calls a provider gets at once."""
     one = settings(max_concurrency=1)
-    llm = create_llm_provider("plain", settings=one, environ={}, environment=Environment(clock=clock))
+    llm = create_llm_provider(
+        "plain", settings=one, environ={}, environment=Environment(clock=clock)
+    )
     assert await at_once(clock, llm, 2) == [(1, "yes"), (2, "yes")]
 
 
@@ -324,10 +376,16 @@ def test_address() -> None:
     ("name", "message"),
     [
         ("opnai", "there is no plugin 'opnai' among the providers; installed are: .*plain"),
-        ("repair", "the plugin 'repair' is not a language model; installed language models: .*keyed.*plain"),
+        (
+            "repair",
+            "the plugin 'repair' is not a language model; installed language models: .*keyed.*plain",
+        ),
         ("broken", r"the language model 'broken' cannot be created: RuntimeError\('no luck'\)"),
         ("gone", r"the plugin 'gone' \(somebodys:Gone\) cannot be loaded: "),
-        ("loner", "the plugin 'loner' is not a language model: Loner is not an LLMProvider|'loner' cannot be created"),
+        (
+            "loner",
+            "the plugin 'loner' is not a language model: Loner is not an LLMProvider|'loner' cannot be created",
+        ),
         ("keyed", r"^keyed cannot be asked: KEYED_KEY is not set$"),
     ],
 )
@@ -340,7 +398,9 @@ def test_wrong_names(name: str, message: str) -> None:
 # By what is there
 
 
-@pytest.mark.parametrize(("gone", "found"), [(0, "github-copilot"), (1, "anthropic"), (2, "openai"), (3, "ollama")])
+@pytest.mark.parametrize(
+    ("gone", "found"), [(0, "github-copilot"), (1, "anthropic"), (2, "openai"), (3, "ollama")]
+)
 def test_auto_takes_the_first_key(gone: int, found: str) -> None:
     """`auto` looks for the key of GitHub Copilot, of Anthropic, of OpenAI, and takes Ollama last if it is enabled."""
     llm = create_llm_provider(environ=dict([*KEYS.items()][gone:]), settings=settings(ollama=True))
@@ -358,11 +418,15 @@ async def test_auto_goes_on_where_the_first_refuses(clock: VirtualClock) -> None
         if request.url.host == "api.githubcopilot.com":
             await clock.sleep(20)
             return httpx.Response(401, json={"message": "no"})
-        return httpx.Response(200, json={"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]})
+        return httpx.Response(
+            200, json={"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}
+        )
 
     environ = {name: KEYS[name] for name in ("GITHUB_COPILOT_TOKEN", "OPENAI_API_KEY")}
     environment = virtual_environment(clock=clock)
-    llm = create_llm_provider(environ=environ, environment=environment, transport=httpx.MockTransport(service))
+    llm = create_llm_provider(
+        environ=environ, environment=environment, transport=httpx.MockTransport(service)
+    )
     assert [await llm.complete("?") for _ in range(2)] == ["yes", "yes"]
     await llm.aclose()
     assert asked == [("api.githubcopilot.com", 0), ("api.openai.com", 20), ("api.openai.com", 20)]
@@ -423,15 +487,33 @@ def played(moves: list[tuple[str, float]]) -> CircuitBreaker:
         ([*OPENED, ("succeed", 30)], 30, "closed", 0),
         ([*OPENED, ("succeed", 30), *[("fail", 40)] * 3], 40, "open", 30),
         ([*OPENED, ("fail", 30)], 30, "open", 60),
-        ([*OPENED, ("fail", 30), ("fail", 90), ("fail", 210), ("fail", 450), ("fail", 750)], 750, "open", 300),
+        (
+            [*OPENED, ("fail", 30), ("fail", 90), ("fail", 210), ("fail", 450), ("fail", 750)],
+            750,
+            "open",
+            300,
+        ),
         ([*OPENED, ("give up", 30)], 30, "half-open", 0),
         ([*OPENED[:2], ("give up", 0), ("fail", 0)], 0, "open", 30),
         ([("ask", 0), *OPENED, ("late fail", 4)], 4, "open", 26),
         ([("ask", 0), *OPENED, ("late succeed", 1)], 1, "closed", 0),
     ],
     ids=[
-        *("new", "three failures", "after its rest", "a success between", "trial succeeds", "all is as at first"),
-        *("trial fails", "five minutes at most", "trial tells nothing", "call tells nothing", "late failure"),
+        *(
+            "new",
+            "three failures",
+            "after its rest",
+            "a success between",
+            "trial succeeds",
+            "all is as at first",
+        ),
+        *(
+            "trial fails",
+            "five minutes at most",
+            "trial tells nothing",
+            "call tells nothing",
+            "late failure",
+        ),
         "late success",
     ],
 )
@@ -442,7 +524,10 @@ def test_state(moves: list[tuple[str, float]], now: float, state: str, left: flo
     assert breaker.admit(now) == {"closed": "call", "open": None, "half-open": "probe"}[state]
 
 
-Moves = st.lists(st.tuples(st.sampled_from(["ask", "succeed", "fail", "give up"]), st.integers(0, 50)), max_size=60)
+Moves = st.lists(
+    st.tuples(st.sampled_from(["ask", "succeed", "fail", "give up"]), st.integers(0, 50)),
+    max_size=60,
+)
 
 
 @given(Moves)

@@ -21,7 +21,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 REPAIRED = "{'read': 'to be or not to be', 'count': 6}"
 
 
-def run(*command: object, python: Path | str = sys.executable, folder: Path | None = None, **environ: str) -> str:
+def run(
+    *command: object,
+    python: Path | str = sys.executable,
+    folder: Path | None = None,
+    **environ: str,
+) -> str:
     """What a Python process says; a failing one fails the test."""
     done = subprocess.run(
         [python, *map(str, command)],
@@ -51,7 +56,9 @@ def test_executor() -> None:
     pytest.importorskip("distributed", reason="distributed is not installed")
     said = run(EXAMPLES / "dask_executor.py", DASK_LOGGING__DISTRIBUTED="critical")
     # A cluster that is closed on a busy machine may have words of its own.
-    assert said.startswith("succeeded 13\ndo 'second' with 'photograph', of the same capability 'read-page'\n")
+    assert said.startswith(
+        "succeeded 13\ndo 'second' with 'photograph', of the same capability 'read-page'\n"
+    )
 
 
 @pytest.mark.parametrize(("name", "needed", "said"), ATTACHED)
@@ -62,7 +69,9 @@ def test_attached_agents(name: str, needed: str, said: str) -> None:
     assert said in run("-W", "error", EXAMPLES / f"{name}.py")
 
 
-@pytest.mark.parametrize(("name", "change"), [("own_orchestrator", ""), ("webhook", "+ read~2: tool: camera")])
+@pytest.mark.parametrize(
+    ("name", "change"), [("own_orchestrator", ""), ("webhook", "+ read~2: tool: camera")]
+)
 def test_own_parts(name: str, change: str) -> None:
     """A loop of five lines repairs a plan; a question goes out and its answer comes in by HTTP, and is carried out."""
     said = run("-W", "error", EXAMPLES / f"{name}.py")
@@ -76,7 +85,9 @@ tools: [{name: first, kind: shell, command: "exit 3"}, {name: second, kind: shel
 tasks: [{id: hello, tool: first, retry: {max_attempts: 1}}]
 """
 INSTEAD = {"kind": "replace", "task_id": "hello", "tasks": [{"id": "new", "tool": "second"}]}
-WISDOM = {"candidates": [{"reason": "the second one works", "changes": [INSTEAD], "confidence": 0.9}]}
+WISDOM = {
+    "candidates": [{"reason": "the second one works", "changes": [INSTEAD], "confidence": 0.9}]
+}
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +103,19 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sources.mkdir()
         for path in (*EXAMPLES.glob(f"{name}/*.py"), EXAMPLES / name / "pyproject.toml"):
             shutil.copy(path, sources)
-        install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", str(site)]
-        subprocess.run([sys.executable, *install, str(sources)], check=True, capture_output=True, timeout=120)
+        install = [
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "--target",
+            str(site),
+        ]
+        subprocess.run(
+            [sys.executable, *install, str(sources)], check=True, capture_output=True, timeout=120
+        )
     return folder / "bin" / "python"
 
 
@@ -103,9 +125,15 @@ def test_plugin_is_found(name: str, module: str, elsewhere: Path, tmp_path: Path
     """A provider and a language model, each a package of ten lines, are installed, found, and reported with their package."""
     (path,) = (EXAMPLES / module).glob("*.py")
     assert len([line for line in path.read_text().splitlines() if line.strip()]) <= 12
-    plugins = json.loads(run("-m", "replanning", "providers", "--json", python=elsewhere, folder=tmp_path))
+    plugins = json.loads(
+        run("-m", "replanning", "providers", "--json", python=elsewhere, folder=tmp_path)
+    )
     (found,) = (plugin for plugin in plugins if plugin["name"] == name)
-    assert (found["group"], found["state"], found["package"]) == ("providers", "available", f"replanning-{name} 0.1")
+    assert (found["group"], found["state"], found["package"]) == (
+        "providers",
+        "available",
+        f"replanning-{name} 0.1",
+    )
 
 
 @pytest.mark.slow

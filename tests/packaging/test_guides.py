@@ -22,7 +22,9 @@ tools: [{name: scanner, capability: read}, {name: camera, capability: read}]
 tasks: [{id: read, tool: scanner}]
 """)
 
-pytestmark = pytest.mark.skipif(not GUIDES.exists(), reason="needs the checkout: the pages are not installed")
+pytestmark = pytest.mark.skipif(
+    not GUIDES.exists(), reason="needs the checkout: the pages are not installed"
+)
 
 
 def program(page: str) -> dict[str, Any]:
@@ -53,10 +55,14 @@ def test_web_application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
         assert client.post("/runs/r1").status_code == 202
         (question,) = wait_for("/questions?run_id=r1", len)
-        assert question["diffs"] == ["- read: tool: scanner [FAILED]\n+ read~2: tool: camera [PENDING]"]
+        assert question["diffs"] == [
+            "- read: tool: scanner [FAILED]\n+ read~2: tool: camera [PENDING]"
+        ]
         address = f"/questions/{question['id']}"
         assert client.post(address, json={"verdict": "perhaps", "by": "ada"}).status_code == 422
-        assert client.post(address, json={"verdict": "approve", "by": "ada"}).json() == {"accepted": True}
+        assert client.post(address, json={"verdict": "approve", "by": "ada"}).json() == {
+            "accepted": True
+        }
         assert client.post(address, json={"verdict": "approve", "by": "ada"}).status_code == 409
         wait_for("/runs/r1", lambda status: status == {"status": "succeeded", "revision": 1})
 
@@ -69,7 +75,9 @@ async def test_messages() -> None:
     def click(message: Any, signature: str = "") -> None:
         approve, _ = message["blocks"][-1]["elements"]
         action = {"action_id": approve["action_id"], "value": approve["value"]}
-        body = urlencode({"payload": json.dumps({"user": {"username": "ada"}, "actions": [action]})}).encode()
+        body = urlencode(
+            {"payload": json.dumps({"user": {"username": "ada"}, "actions": [action]})}
+        ).encode()
         at = str(int(time.time()))  # noqa: TID251 - a signature is good for some minutes
         right = hmac.new(b"secret", b"v0:%s:%s" % (at.encode(), body), hashlib.sha256).hexdigest()
         headers = {"x-slack-request-timestamp": at, "x-slack-signature": signature or f"v0={right}"}
@@ -91,7 +99,9 @@ async def test_messages() -> None:
 
     with HttpServer(answer) as server:
         settings = Settings.model_validate({"alternatives": {"require_approval": True}})
-        engine = names["engine"] = ReplanningEngine(gate=names["SlackGate"](server.url), settings=settings)
+        engine = names["engine"] = ReplanningEngine(
+            gate=names["SlackGate"](server.url), settings=settings
+        )
         result = await engine.execute(PLAN, work)
     assert (result.status, result.revisions[0].by) == ("succeeded", "person:ada")
     assert refused == ["not signed by Slack, or too old"]

@@ -12,11 +12,21 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FAMILIES = ("providers", "triggers", "exporters")
 # What a build reads, and nothing that an earlier build or run left behind.
-SOURCES = ("replanning", *FAMILIES, "pyproject.toml", "README.md", "LICENSE", "NOTICE", "MANIFEST.in")
+SOURCES = (
+    "replanning",
+    *FAMILIES,
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "NOTICE",
+    "MANIFEST.in",
+)
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not (ROOT / "LICENSE").exists(), reason="needs the checkout: there is nothing to build here"),
+    pytest.mark.skipif(
+        not (ROOT / "LICENSE").exists(), reason="needs the checkout: there is nothing to build here"
+    ),
 ]
 
 
@@ -35,7 +45,16 @@ def copy_sources(target: Path) -> Path:
 def build(source: Path, kind: str) -> Path:
     """Build one distribution of `source` and return its file."""
     out = source.parent / f"{source.name}-{kind}"
-    command = [sys.executable, "-m", "build", "--no-isolation", f"--{kind}", "--outdir", str(out), str(source)]
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        f"--{kind}",
+        "--outdir",
+        str(out),
+        str(source),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return next(out.iterdir())
@@ -48,7 +67,9 @@ def names_in(wheel: Path) -> set[str]:
 
 def files_in(source: Path) -> set[str]:
     """The files that a wheel of `source` must hold, under the names they have once installed."""
-    core = [path for path in (source / "replanning").rglob("*") if not set(path.parts) & set(FAMILIES)]
+    core = [
+        path for path in (source / "replanning").rglob("*") if not set(path.parts) & set(FAMILIES)
+    ]
     families = [path for family in FAMILIES for path in (source / family).rglob("*")]
     found = {str(path.relative_to(source)) for path in core if path.is_file()}
     return found | {f"replanning/{path.relative_to(source)}" for path in families if path.is_file()}
@@ -70,10 +91,17 @@ def test_wheel_holds_everything(source: Path, wheel: Path) -> None:
     """The wheel holds every file of core and families as parts of `replanning`, its licence, and all entry points."""
     names = names_in(wheel)
     assert files_in(source) == names
-    assert {"replanning/py.typed", *(f"replanning/{family}/__init__.py" for family in FAMILIES)} <= names
+    assert {
+        "replanning/py.typed",
+        *(f"replanning/{family}/__init__.py" for family in FAMILIES),
+    } <= names
     assert {name.split("/")[0] for name in names} == {"replanning"}
     with zipfile.ZipFile(wheel) as archive:
-        metadata = {name.split(".dist-info/")[1]: name for name in archive.namelist() if ".dist-info/" in name}
+        metadata = {
+            name.split(".dist-info/")[1]: name
+            for name in archive.namelist()
+            if ".dist-info/" in name
+        }
         points = archive.read(metadata["entry_points.txt"]).decode()
     assert {"licenses/LICENSE", "licenses/NOTICE"} <= metadata.keys()
     assert {f"[replanning.{group}]" for group in (*FAMILIES, "stores")} <= set(points.splitlines())
@@ -95,5 +123,9 @@ def test_sdist_builds_the_same_wheel(source: Path, wheel: Path, tmp_path: Path) 
         archive.extractall(tmp_path, filter="data")
     (unpacked,) = tmp_path.iterdir()
 
-    assert not [name for name in names if name.split("/")[1:3] in [["replanning", family] for family in FAMILIES]]
+    assert not [
+        name
+        for name in names
+        if name.split("/")[1:3] in [["replanning", family] for family in FAMILIES]
+    ]
     assert names_in(build(unpacked, "wheel")) == names_in(wheel)

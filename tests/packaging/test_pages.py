@@ -34,13 +34,22 @@ from replanning.config import load_settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LINKED = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"))]
+LINKED = [
+    *PAGES,
+    *(
+        ROOT / name
+        for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")
+    ),
+]
 BLOCK = re.compile(
-    r"^(?:<!-- ([a-z ]+): (.*?) -->\n)?```(\w+)\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
+    r"^(?:<!-- ([a-z ]+): (.*?) -->\n)?```(\w+)\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?",
+    re.MULTILINE | re.DOTALL,
 )
 MODULES = {name: module for panel in COMMANDS.values() for name, module in panel.items()}
 
-pytestmark = pytest.mark.skipif(len(PAGES) == 1, reason="needs the checkout: the pages are not installed")
+pytestmark = pytest.mark.skipif(
+    len(PAGES) == 1, reason="needs the checkout: the pages are not installed"
+)
 
 
 class Block(NamedTuple):
@@ -106,9 +115,13 @@ def run_session(text: str, place: str) -> None:
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command, _, output = part.partition("\n")
         environment = {**os.environ, "PATH": path, "NO_COLOR": "1"}
-        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=120)
+        done = subprocess.run(
+            ["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=120
+        )
         expected = ".*".join(re.escape(piece) for piece in output.split("…"))
-        assert re.fullmatch(expected, done.stdout, re.DOTALL), f"{place}: {command}\n{done.stdout}\n{done.stderr}"
+        assert re.fullmatch(expected, done.stdout, re.DOTALL), (
+            f"{place}: {command}\n{done.stdout}\n{done.stderr}"
+        )
 
 
 @pages("yaml")
@@ -141,13 +154,19 @@ def test_commands(page: Path) -> None:
                 continue
             count = 2 if " ".join(words[:2]) in MODULES else 1
             name = " ".join(words[:count])
-            group: Any = typer.main.get_group(importlib.import_module(f"replanning.cli.{MODULES[name]}").commands)
+            group: Any = typer.main.get_group(
+                importlib.import_module(f"replanning.cli.{MODULES[name]}").commands
+            )
             group.commands[name].make_context(name, words[count:], resilient_parsing=True)
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links(page: Path) -> None:
     """Links to files of the repository lead somewhere; pages that follow from the code say there how they are written."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    targets = [(page.parent / path).resolve() for path in re.findall(r"\]\((?![a-z]+:|#)([^)#\s]+)", text)]
+    text = re.sub(
+        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    targets = [
+        (page.parent / path).resolve() for path in re.findall(r"\]\((?![a-z]+:|#)([^)#\s]+)", text)
+    ]
     assert not [target for target in targets if not target.exists()]

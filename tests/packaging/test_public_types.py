@@ -24,7 +24,9 @@ def modules() -> Iterator[str]:
     yield "replanning"
     for module in pkgutil.walk_packages(replanning.__path__, "replanning."):
         parts = module.name.split(".")[1:]
-        if not any(part.startswith("_") for part in parts) and (len(parts) == 1 or parts[0] in FAMILIES):
+        if not any(part.startswith("_") for part in parts) and (
+            len(parts) == 1 or parts[0] in FAMILIES
+        ):
             yield module.name
 
 
@@ -36,7 +38,10 @@ def test_public_classes(name: str) -> None:
     for each in exported or [each for each in vars(module) if each[0] != "_"]:
         cls = getattr(module, each)
         if inspect.isclass(cls) and each[0] != "_" and cls.__module__.startswith("replanning"):
-            assert get_type_hints(cls, include_extras=True).keys() >= inspect.get_annotations(cls).keys(), cls
+            assert (
+                get_type_hints(cls, include_extras=True).keys()
+                >= inspect.get_annotations(cls).keys()
+            ), cls
             if each in exported and not inspect.get_annotations(cls):
                 assert each in import_module(cls.__module__).__all__, cls
 

@@ -25,7 +25,11 @@ def test_files_of_a_release() -> None:
 
     assert tomllib.loads(changed["pyproject.toml"])["project"]["version"] == "7.8.9"
     citation = yaml.safe_load(changed["CITATION.cff"])
-    assert (citation["version"], str(citation["date-released"]), citation["license"]) == ("7.8.9", "2030-01-02", "MIT")
+    assert (citation["version"], str(citation["date-released"]), citation["license"]) == (
+        "7.8.9",
+        "2030-01-02",
+        "MIT",
+    )
     assert names["section"](changed["CHANGELOG.md"], "7.8.9") == unreleased
     assert names["section"](changed["CHANGELOG.md"], "Unreleased") == ""
 
@@ -53,7 +57,10 @@ def test_recording() -> None:
         "g",
     }
     assert not [
-        name for element in elements for name in element.attrib if name.startswith("on") or name.endswith("href")
+        name
+        for element in elements
+        for name in element.attrib
+        if name.startswith("on") or name.endswith("href")
     ]
     shown = " ".join(ET.fromstring(text).itertext())
     assert all(each in shown for each in ("revision 1:", "revision 2:", "revision 3:", "succeeded"))

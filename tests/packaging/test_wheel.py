@@ -27,7 +27,9 @@ def run(folder: Path, *command: str | Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("family", "name"), [(family, name) for family in PLUGINS for name in PLUGINS[family].split()])
+@pytest.mark.parametrize(
+    ("family", "name"), [(family, name) for family in PLUGINS for name in PLUGINS[family].split()]
+)
 def test_plugin_is_found(family: str, name: str) -> None:
     """Each plugin of our own is found through its entry point and comes from the installed package."""
     (point,) = entry_points(group=f"replanning.{family}", name=name)
@@ -49,7 +51,9 @@ def test_demo_runs_anywhere(tmp_path: Path) -> None:
 def test_readme_runs_as_it_is(tmp_path: Path) -> None:
     """Each Python program of the README runs as it stands, and prints what the README says."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    programs = re.findall(r"^```python\n(.*?)^```\n+```text\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    programs = re.findall(
+        r"^```python\n(.*?)^```\n+```text\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL
+    )
     assert programs, "the README shows no program with its output"
     for program, output in programs:
         (tmp_path / "program.py").write_text(program, encoding="utf-8")

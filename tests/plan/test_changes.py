@@ -47,17 +47,28 @@ def test_touched() -> None:
 def split(*names: str, way: str = "dist") -> tuple[PlanChange, ...]:
     """Put two tasks, one after the other, in the place of another, and let a third wait for them."""
     first, second = names
-    last = Task(id=second, depends_on=(first,), arguments={"of": f"${{{first}.output.path}}", "out": way})
+    last = Task(
+        id=second, depends_on=(first,), arguments={"of": f"${{{first}.output.path}}", "out": way}
+    )
     return (
         ReplaceTask(task_id="a", tasks=(Task(id=first), last)),
-        ModifyTask(task_id="b", fields={"depends_on": ["a", second], "metadata": {"id": 5, "depends_on": [1]}}),
+        ModifyTask(
+            task_id="b",
+            fields={"depends_on": ["a", second], "metadata": {"id": 5, "depends_on": [1]}},
+        ),
         AddTask(task=Task(id=f"{second}-too"), before=(second,)),
         ReorderTasks(order=(f"{second}-too", "b")),
     )
 
 
 @pytest.mark.parametrize(
-    "other", [split("x", "y", way="build"), split("x", "y")[:3], split("x", "y")[::-1], (*split("x", "y"), AbortRun())]
+    "other",
+    [
+        split("x", "y", way="build"),
+        split("x", "y")[:3],
+        split("x", "y")[::-1],
+        (*split("x", "y"), AbortRun()),
+    ],
 )
 def test_not_the_same(other: tuple[PlanChange, ...]) -> None:
     """Another argument, fewer changes, another order or a further change make another set, and so do other kinds."""
@@ -68,7 +79,10 @@ def test_not_the_same(other: tuple[PlanChange, ...]) -> None:
 
 def test_nonsense_has_a_hash() -> None:
     """Fields that no task takes are hashed as they are; refusing them is not for the hash."""
-    odd = ModifyTask(task_id="a", fields={"tasks": ["x", {"id": "n"}], "depends_on": [1, "n"], "before": 3, "id": 4})
+    odd = ModifyTask(
+        task_id="a",
+        fields={"tasks": ["x", {"id": "n"}], "depends_on": [1, "n"], "before": 3, "id": 4},
+    )
     new = AddTask(task=Task(id="n"))
     assert changes_hash((odd,)) != changes_hash((new, odd))
 
@@ -76,7 +90,9 @@ def test_nonsense_has_a_hash() -> None:
 def test_duplicates() -> None:
     """Alternatives are duplicates that differ in the ids of new tasks alone, whoever proposes them, however sure."""
     one = Alternative(changes=split("x", "y"), reason="one", source="repair", confidence=0.5)
-    other = Alternative(changes=split("a~2", 'quoted "id"'), reason="other", unreachable="not-found-within-bound")
+    other = Alternative(
+        changes=split("a~2", 'quoted "id"'), reason="other", unreachable="not-found-within-bound"
+    )
     assert one.fingerprint() == other.fingerprint()
 
 
@@ -99,7 +115,12 @@ def test_any_changes_are_read_back(data: st.DataObject) -> None:
 
 def test_what_is_no_change() -> None:
     """Each thing that is no change is named with its place, and with the kinds of change that there are."""
-    data = [{"kind": "skip"}, {"kind": "explode"}, {"kind": "retry", "task_id": "a", "delay": -1}, "skip a"]
+    data = [
+        {"kind": "skip"},
+        {"kind": "explode"},
+        {"kind": "retry", "task_id": "a", "delay": -1},
+        "skip a",
+    ]
     with pytest.raises(ChangeRejected) as caught:
         parse_changes(data)
     assert [problem.place for problem in caught.value.problems] == [
@@ -110,12 +131,18 @@ def test_what_is_no_change() -> None:
     ]
     missing, unknown, *_ = (problem.message for problem in caught.value.problems)
     assert missing == "'task_id' is missing"
-    assert unknown.startswith("there is no kind of change 'explode'; known are add, remove, replace, modify")
-    with pytest.raises(ChangeRejected, match=r"there is no kind of change 'skp'.*did you mean 'skip'"):
+    assert unknown.startswith(
+        "there is no kind of change 'explode'; known are add, remove, replace, modify"
+    )
+    with pytest.raises(
+        ChangeRejected, match=r"there is no kind of change 'skp'.*did you mean 'skip'"
+    ):
         parse_changes([{"kind": "skp", "task_id": "a"}])
     with pytest.raises(ChangeRejected, match=r"changes\[0\].replace.tasks: must not be empty"):
         parse_changes([{"kind": "replace", "task_id": "a", "tasks": []}])
-    with pytest.raises(ChangeRejected, match=r"changes\[0\]: its `kind` is missing; known are add, remove"):
+    with pytest.raises(
+        ChangeRejected, match=r"changes\[0\]: its `kind` is missing; known are add, remove"
+    ):
         parse_changes([{"task_id": "a"}])
     with pytest.raises(ChangeRejected, match=r"changes: expected a list, got \{'kind': 'abort'\}"):
         parse_changes({"kind": "abort"})

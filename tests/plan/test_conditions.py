@@ -125,7 +125,8 @@ def test_refused(text, reason):
 
 
 @pytest.mark.parametrize(
-    ("context", "names"), [({f"k{i}": 1 for i in range(50)}, "'k0', .*'k9', …"), ({}, "nothing yet")]
+    ("context", "names"),
+    [({f"k{i}": 1 for i in range(50)}, "'k0', .*'k9', …"), ({}, "nothing yet")],
 )
 def test_many_names(context: JsonObject, names: str):
     """An error lists a few of many names, and says where there is none."""
@@ -136,7 +137,11 @@ def test_many_names(context: JsonObject, names: str):
 @pytest.mark.parametrize(
     ("text", "context", "results"),
     [
-        ("context.a == 1 and not ('b' in context) or results['x-y'].context == results.z[0]", {"a", "b"}, {"x-y", "z"}),
+        (
+            "context.a == 1 and not ('b' in context) or results['x-y'].context == results.z[0]",
+            {"a", "b"},
+            {"x-y", "z"},
+        ),
         ("'x' in ['x'] and 'y' in context.list and 'z' == true", {"list"}, set()),
     ],
 )
@@ -159,7 +164,12 @@ def test_any_text(text):
 
 def result(task_id: TaskId) -> JsonValue:
     """The outputs of three tasks."""
-    outputs: JsonObject = {"build": RESULTS["build"], "a.output": {"x": 1}, "a": {"output": {"x": 2}}, "none": None}
+    outputs: JsonObject = {
+        "build": RESULTS["build"],
+        "a.output": {"x": 1},
+        "a": {"output": {"x": 2}},
+        "none": None,
+    }
     if task_id not in outputs:
         raise UnknownTask(task_id)
     return outputs[task_id]
@@ -175,7 +185,9 @@ def test_arguments_that_multiply(output, between: str):
     """References that would make arguments enormous are refused before anything of that size is made."""
     arguments: JsonObject = {"x": [f"{between}${{a.output}}{between}" for _ in range(1_000)]}
     tracemalloc.start()
-    with pytest.raises(ExpressionError, match="the arguments would have more than 10000000 characters"):
+    with pytest.raises(
+        ExpressionError, match="the arguments would have more than 10000000 characters"
+    ):
         resolve_references(arguments, context={}, result_of=lambda name: output)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -215,8 +227,14 @@ def test_resolve(argument, expected):
 @pytest.mark.parametrize(
     ("argument", "reason"),
     [
-        ("${build.output.nothing}", "${build.output.nothing}: 'nothing' does not exist; there is 'path', 'sizes'"),
-        ("${build.output.sizes[2]}", "${build.output.sizes[2]}: 2 does not exist; the array has 2 items"),
+        (
+            "${build.output.nothing}",
+            "${build.output.nothing}: 'nothing' does not exist; there is 'path', 'sizes'",
+        ),
+        (
+            "${build.output.sizes[2]}",
+            "${build.output.sizes[2]}: 2 does not exist; the array has 2 items",
+        ),
         ("${context.zone}", "${context.zone}: 'zone' does not exist; there is"),
         ("${test.output}", "${test.output}: there is no task 'test'"),
         (
@@ -242,13 +260,19 @@ def test_wrong_reference(argument, reason):
 
 def test_find_references():
     """References are found in order, wherever they stand in the arguments."""
-    found = find_references({"x": ["${a.output} $${no}", {"y": "${context.b.c}"}], "z": "${b.output[0].c d}", "n": 1})
+    found = find_references(
+        {"x": ["${a.output} $${no}", {"y": "${context.b.c}"}], "z": "${b.output[0].c d}", "n": 1}
+    )
     assert found == (
         Reference("a.output", TaskId("a"), ()),
         Reference("context.b.c", None, ("b", "c")),
         Reference("b.output[0].c d", TaskId("b"), (0, "c d")),
     )
-    assert [str(reference) for reference in found] == ["${a.output}", "${context.b.c}", "${b.output[0].c d}"]
+    assert [str(reference) for reference in found] == [
+        "${a.output}",
+        "${context.b.c}",
+        "${b.output[0].c d}",
+    ]
 
 
 def test_dotted_ids():
@@ -256,7 +280,11 @@ def test_dotted_ids():
     [first] = find_references("${v1.2-rc.output.path}")
     assert (first.task, first.path) == ("v1.2-rc", ("path",))
     text = "${a.output.output.x}"
-    assert [find_references(text, known)[0].task for known in ({"a", "a.output"}, {"a"}, ())] == ["a.output", "a", "a"]
+    assert [find_references(text, known)[0].task for known in ({"a", "a.output"}, {"a"}, ())] == [
+        "a.output",
+        "a",
+        "a",
+    ]
 
 
 @given(st.text("${}.[]output context'\"\\0a-", max_size=40))

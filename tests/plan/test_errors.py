@@ -33,13 +33,21 @@ TREE = [
 MADE = [
     (NeedsHuman("answer first", ["r.q1"], "a"), {"questions": ("r.q1",), "task": "a"}),
     (PlanError([Problem("tasks[0]", "it is wrong"), Problem("", "so is all")]), {}),
-    (RevisionConflict([Problem("", "too late")], expected=3, actual=4), {"expected": 3, "actual": 4}),
-    (IllegalTransition("DONE", "attempt started", "'build'"), {"state": "DONE", "subject": "'build'"}),
+    (
+        RevisionConflict([Problem("", "too late")], expected=3, actual=4),
+        {"expected": 3, "actual": 4},
+    ),
+    (
+        IllegalTransition("DONE", "attempt started", "'build'"),
+        {"state": "DONE", "subject": "'build'"},
+    ),
     (NoResult("build", "it is READY"), {"name": "build", "hint": "it is READY"}),
     (StaleView(1, 2), {"pinned": 1, "actual": 2}),
     (RunOwned("run-1", "host:77"), {"run_id": "run-1", "owner": "host:77"}),
     (
-        LLMUnavailable("overloaded", provider="acme", status=529, request_id="req-1", excerpt="later"),
+        LLMUnavailable(
+            "overloaded", provider="acme", status=529, request_id="req-1", excerpt="later"
+        ),
         {"provider": "acme", "status": 529, "request_id": "req-1", "excerpt": "later"},
     ),
 ]
@@ -63,9 +71,17 @@ def test_errors_travel(error: ReplanningError, attributes: dict[str, object]) ->
 
 def test_problems_are_all_named() -> None:
     """An error made of several problems names each with its place, and counts them."""
-    lines = str(PlanError([Problem("tasks[0].id", "is empty"), Problem("", "has no goal")])).splitlines()
-    assert lines == ["the plan is not valid (2 problems):", "  tasks[0].id: is empty", "  has no goal"]
-    assert str(ChangeRejected([Problem("", "no")])).startswith("the changes were refused and nothing was changed (1 pr")
+    lines = str(
+        PlanError([Problem("tasks[0].id", "is empty"), Problem("", "has no goal")])
+    ).splitlines()
+    assert lines == [
+        "the plan is not valid (2 problems):",
+        "  tasks[0].id: is empty",
+        "  has no goal",
+    ]
+    assert str(ChangeRejected([Problem("", "no")])).startswith(
+        "the changes were refused and nothing was changed (1 pr"
+    )
 
 
 def test_what_is_caught_together() -> None:

@@ -14,7 +14,14 @@ from replanning import Plan, PlanError, PlanRun, Task
 from replanning.changes import AddTask
 from replanning.decision import AlternativeProvider
 from replanning.errors import NotRunning
-from replanning.history import ReplanHistory, export_history, import_history, markdown_report, run_status, text_report
+from replanning.history import (
+    ReplanHistory,
+    export_history,
+    import_history,
+    markdown_report,
+    run_status,
+    text_report,
+)
 from replanning.journal import (
     GoalChanged,
     InboxMessage,
@@ -93,11 +100,14 @@ async def test_branches_stay_parallel() -> None:
 async def test_what_would_spoil_it_waits() -> None:
     """A task that takes away what the new goal needs is not handed out while a way is looked for, and then left out."""
     text = HOUSE.replace(
-        "{id: plant, tool: plant}", "{id: plant, tool: plant}\n  - {id: pave, tool: pave, depends_on: [plant]}"
+        "{id: plant, tool: plant}",
+        "{id: plant, tool: plant}\n  - {id: pave, tool: pave, depends_on: [plant]}",
     )
     text = text.replace("facts: [walls, garden]", "facts: [walls, terrace]")
     text = text.replace("name: plant, adds", "name: plant, requires: [seed], removes: [seed], adds")
-    outcome = await outcome_of(text.replace("facts: []", "facts: [seed]"), Event(2, goal=["walls", "garden"]))
+    outcome = await outcome_of(
+        text.replace("facts: []", "facts: [seed]"), Event(2, goal=["walls", "garden"])
+    )
     assert (outcome.status, outcome.reached, outcome.dropped) == ("succeeded", True, ["pave"])
     assert "pave" not in outcome.done
 
@@ -116,7 +126,9 @@ async def test_reached_already() -> None:
 
 async def test_in_words_alone() -> None:
     """A goal that no facts state makes providers think about the plan when its words change, and is kept otherwise."""
-    provider = Proposer(lambda request: [alternative(AddTask(task=Task(id="paint", depends_on=("build",))))])
+    provider = Proposer(
+        lambda request: [alternative(AddTask(task=Task(id="paint", depends_on=("build",))))]
+    )
     async with opened("{goal: {objective: a house}, tasks: [{id: build}]}", provider) as run:
         run.change_goal(success_criteria=["it is red"], reason="taste", by="ada")
         run.change_goal(stop_when_reached=True)
@@ -135,7 +147,10 @@ tools: [{name: fetch, produces: [pages]}, {name: sum-up, needs: [pages], produce
 tasks: [{id: fetch, tool: fetch}]
 """
     outcome = await outcome_of(text, Event(0, goal=["artifact(summary)"]))
-    assert (outcome.status, [outcome.tools[task] for task in outcome.done]) == ("succeeded", ["fetch", "sum-up"])
+    assert (outcome.status, [outcome.tools[task] for task in outcome.done]) == (
+        "succeeded",
+        ["fetch", "sum-up"],
+    )
     assert (await outcome_of(text, Event(0, goal=["artifact(pages)"]))).triggers == []
 
 
@@ -176,7 +191,9 @@ async def test_on_record_and_reported() -> None:
     """A change of the goal is on record with why and by whom; view, trigger, history, export and status tell of it."""
     store = MemoryStore()
     async with opened(store=store) as run:
-        run.change_goal(objective="a house\nwith a roof", facts=["roof", "garden"], reason="it rains", by="ada")
+        run.change_goal(
+            objective="a house\nwith a roof", facts=["roof", "garden"], reason="it rains", by="ada"
+        )
         assert run.view.goal.facts == run.plan.goal.facts == ("roof", "garden")
         await perform(run)
     (body,) = bodies(store, run.id, GoalChanged)
@@ -218,7 +235,10 @@ async def test_resumed() -> None:
     [
         ({"facts": [""]}, ["Goal.facts[0]"]),
         ({"facts": "roof"}, ["Goal.facts"]),
-        ({"objective": "\x00", "success_criteria": [5]}, ["Goal.objective", "Goal.success_criteria[0]"]),
+        (
+            {"objective": "\x00", "success_criteria": [5]},
+            ["Goal.objective", "Goal.success_criteria[0]"],
+        ),
     ],
 )
 async def test_no_goal(fields: Mapping[str, object], places: list[str]) -> None:
@@ -258,8 +278,21 @@ async def test_asked_for_from_elsewhere(tmp_path: Path) -> None:
         engine = make_engine("repair", clock=clock, store=store)
         async with engine.open(Plan.parse(HOUSE), run_id="r") as run:
             run.pause()
-        store.post(RunId("r"), InboxMessage("request", 0.0, "eve", {"reason": "no", "goal": {"facts": 3}}))
-        asked = answer(tmp_path, "request", "r", "it rains", "--goal-fact", "roof", "--by", "ada", "--store", path)
+        store.post(
+            RunId("r"), InboxMessage("request", 0.0, "eve", {"reason": "no", "goal": {"facts": 3}})
+        )
+        asked = answer(
+            tmp_path,
+            "request",
+            "r",
+            "it rains",
+            "--goal-fact",
+            "roof",
+            "--by",
+            "ada",
+            "--store",
+            path,
+        )
         assert (asked["run"], asked["taken"]) == ("r", False)
         async with engine.resume("r") as run:
             await perform(run)
@@ -272,7 +305,8 @@ async def test_asked_for_from_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [(["--goal-fact", ""], "facts[0]"), (["--goal", "x", "--task", "t"], "leave it out")]
+    ("options", "said"),
+    [(["--goal-fact", ""], "facts[0]"), (["--goal", "x", "--task", "t"], "leave it out")],
 )
 def test_wrong_wish(tmp_path: Path, options: list[str], said: str) -> None:
     """A wish that makes no sense is refused at the command line, with what to write instead."""

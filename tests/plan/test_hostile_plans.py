@@ -62,7 +62,9 @@ def test_many_tasks(in_time, form):
 
 def scattered(i: int) -> JsonObject:
     """References to five unrelated tasks, in short chains."""
-    arguments: JsonObject = {str(k): f"${{t{(i * 7919 + k * 104_729) % 10_000}.output}}" for k in range(5)}
+    arguments: JsonObject = {
+        str(k): f"${{t{(i * 7919 + k * 104_729) % 10_000}.output}}" for k in range(5)
+    }
     return {"depends_on": [f"t{i - 1}"] if i % 1000 else [], "arguments": arguments}
 
 
@@ -71,8 +73,12 @@ def scattered(i: int) -> JsonObject:
     ("wrong", "count", "told"),
     [
         pytest.param(lambda i: {"depends_on": [f"t{i ^ 1}"]}, COUNT, FIRST + 1, id="cycles"),
-        pytest.param(lambda i: {"depends_on": [f"t{(i or COUNT) - 1}"]}, COUNT, 1, id="a long cycle"),
-        pytest.param(lambda i: {"depends_on": [f"x{i}"], "tool": f"y{i}"}, MANY, FIRST + 1, id="names"),
+        pytest.param(
+            lambda i: {"depends_on": [f"t{(i or COUNT) - 1}"]}, COUNT, 1, id="a long cycle"
+        ),
+        pytest.param(
+            lambda i: {"depends_on": [f"x{i}"], "tool": f"y{i}"}, MANY, FIRST + 1, id="names"
+        ),
         pytest.param(lambda i: {"colour": i}, MANY, FIRST + 1, id="fields"),
         pytest.param(scattered, 10_000, FIRST + 1, id="references"),
     ],
@@ -95,7 +101,9 @@ def test_ten_megabytes(in_time, form):
     assert Plan.parse(text, format="json").context == {"a": long}
     assert Plan.parse(f"goal: {{objective: x}}\ncontext: {{a: {long}}}\n").context == {"a": long}
     key = (
-        f'{{"goal": {{"objective": "x"}}, "{long}": 1}}' if form == "json" else f"goal: {{objective: x}}\n? {long}\n: 1"
+        f'{{"goal": {{"objective": "x"}}, "{long}": 1}}'
+        if form == "json"
+        else f"goal: {{objective: x}}\n? {long}\n: 1"
     )
     message = problem_of(key, form)
     assert "there is no field 'xxx" in message
@@ -142,8 +150,15 @@ ALIASES = "\n".join(["a0: &a0 [x]", *(f"a{i}: &a{i} [*a{i - 1}]" for i in range(
     [
         pytest.param("- " * 5000 + "x", "yaml", DEEP, id="lists by indentation"),
         pytest.param("\n".join(" " * i + "a:" for i in range(300)), "yaml", DEEP, id="indentation"),
-        pytest.param(ALIASES, "yaml", f"{DEEP} through the alias *a", id="aliases, each step shallow as it may be"),
-        pytest.param('{"a": &a ["lol"], "b": [*a, *a]}', "json", "this is not JSON", id="aliases in JSON"),
+        pytest.param(
+            ALIASES,
+            "yaml",
+            f"{DEEP} through the alias *a",
+            id="aliases, each step shallow as it may be",
+        ),
+        pytest.param(
+            '{"a": &a ["lol"], "b": [*a, *a]}', "json", "this is not JSON", id="aliases in JSON"
+        ),
     ],
 )
 def test_refused(text: str, form: Format, told: str):

@@ -37,12 +37,24 @@ from replanning.journal.owner import _OWNER_PATTERN
 from replanning.journal.records import load_body, normalised_cause
 from replanning.llm.provider import extract_json
 from replanning.llm.quoting import encode_data, truncate_value
-from replanning.plan.commands import command_problems, command_programs, danger_reason, env_references, option_problems
+from replanning.plan.commands import (
+    command_problems,
+    command_programs,
+    danger_reason,
+    env_references,
+    option_problems,
+)
 from replanning.plan.conditions import Condition
 from replanning.plan.json_values import as_object
 from replanning.plan.messages import parse_path
 from replanning.plan.reading import Format
-from replanning.plan.references import FactPattern, fact_problem, find_references, normalise_fact, placeholders
+from replanning.plan.references import (
+    FactPattern,
+    fact_problem,
+    find_references,
+    normalise_fact,
+    placeholders,
+)
 from replanning.planning.decisions import Phase
 from replanning.planning.outputs import (
     MAX_REPLY_CHARS,
@@ -109,7 +121,10 @@ def compile_strategies(text: str) -> None:
     compile_action_plan(ActionPlan(actions=tuple(actions)), subtasks, library)
 
 
-SCHEMA: Final[dict[str, Any]] = {"properties": {"x": {"type": "integer"}}, "anyOf": [{"required": ["y"]}] * 20}
+SCHEMA: Final[dict[str, Any]] = {
+    "properties": {"x": {"type": "integer"}},
+    "anyOf": [{"required": ["y"]}] * 20,
+}
 
 PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
     "yaml plan": read("yaml"),
@@ -117,9 +132,14 @@ PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
     "yaml value": read("yaml", 'goal: {objective: "x"}\ncontext:\n  a: {}'),
     "tasks": read("json", '{"goal":{"objective":"x"},"tasks":[{}]}'),
     "task": read("json", '{"goal":{"objective":"x"},"tasks":[{"id":"a",{}}]}'),
-    "dependencies": read("json", '{"goal":{"objective":"x"},"tasks":[{"id":"a","depends_on":[{}]}]}'),
+    "dependencies": read(
+        "json", '{"goal":{"objective":"x"},"tasks":[{"id":"a","depends_on":[{}]}]}'
+    ),
     "conditions": lambda text: Plan.model_validate(
-        {"goal": {"objective": "x"}, "tasks": [{"id": "a", "when": text[:1_000]}, {"id": "b", "when": text[-1_000:]}]}
+        {
+            "goal": {"objective": "x"},
+            "tasks": [{"id": "a", "when": text[:1_000]}, {"id": "b", "when": text[-1_000:]}],
+        }
     ),
     "settings": read_settings,
     "address": lambda text: _ADDRESS.fullmatch(f"http://{text}"),
@@ -144,9 +164,15 @@ PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
     "references": lambda text: find_references({"x": f"${{{text}}}"}),
     "placeholders": placeholders,
     "fact": lambda text: (normalise_fact(text), fact_problem(text)),
-    "fact in a pattern": lambda text: FactPattern("p({a},{b},{c},{d},{e},{f})x").match(f"p({text})y"),
-    "fact in a limited pattern": lambda text: FactPattern("{a},{b}{a}{p}", {"p": ["x", "ab"]}).match(text),
-    "pattern of facts": lambda text: FactPattern(text).match(text.replace("{", "").replace("}", "")),
+    "fact in a pattern": lambda text: FactPattern("p({a},{b},{c},{d},{e},{f})x").match(
+        f"p({text})y"
+    ),
+    "fact in a limited pattern": lambda text: FactPattern(
+        "{a},{b}{a}{p}", {"p": ["x", "ab"]}
+    ).match(text),
+    "pattern of facts": lambda text: FactPattern(text).match(
+        text.replace("{", "").replace("}", "")
+    ),
     "condition": lambda text: Condition.parse(text).evaluate({"a": text}, {}),
     "path": parse_path,
     "JSON in a reply": lambda text: list(extract_json(text[:MAX_REPLY_CHARS])),
@@ -155,9 +181,16 @@ PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
     "quoted data": lambda text: encode_data(truncate_value({"a": [text]}, 10_000)),
     "marker": find_marker,
     "authorship": strip_authorship,
-    "commands to a forge": lambda text: (_SLASH_COMMAND.sub(r"\1&#47;", text), _ESCAPED_COMMAND.sub(r"\1/", text)),
+    "commands to a forge": lambda text: (
+        _SLASH_COMMAND.sub(r"\1&#47;", text),
+        _ESCAPED_COMMAND.sub(r"\1/", text),
+    ),
     "line for a forge": lambda text: markdown_line(text, 2_000),
-    "marks for a forge": lambda text: (_REFERENCES.sub("", text), _EMPHASIS.sub("", text), _BLOCK_START.match(text)),
+    "marks for a forge": lambda text: (
+        _REFERENCES.sub("", text),
+        _EMPHASIS.sub("", text),
+        _BLOCK_START.match(text),
+    ),
     "file of notices": read_notices,
     "comment": lambda text: (
         _COMMAND.fullmatch(_LEADING_QUOTE.sub("", text, count=1)),
@@ -174,7 +207,9 @@ PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
         as_object(parse_json(text)) or {"properties": {text: {"enum": [text]}}}, {text: text}
     ),
     "request": lambda text: request_problems(
-        ToolSpec.model_construct(name="t", kind="http", method="GET", url=f"https://{text}", headers={"A": text})
+        ToolSpec.model_construct(
+            name="t", kind="http", method="GET", url=f"https://{text}", headers={"A": text}
+        )
     ),
     "variables": env_references,
     "command": judge_command,
@@ -419,10 +454,14 @@ def search(names: Sequence[str], budget: float, seed: int = 0) -> None:
         known = [each for other, each in CORPUS if other == name]
         until = time.monotonic() + budget / len(names)
         while time.monotonic() < until:
-            parts = ["".join(chance.choices(FRAGMENTS, k=chance.randint(place == 1, 3))) for place in range(3)]
+            parts = [
+                "".join(chance.choices(FRAGMENTS, k=chance.randint(place == 1, 3)))
+                for place in range(3)
+            ]
             kept = chance.randrange(8)  # bits: which parts of the worst family stay
             start, unit, end = (
-                old if kept >> place & 1 else new for place, old, new in zip(range(3), family, parts, strict=True)
+                old if kept >> place & 1 else new
+                for place, old, new in zip(range(3), family, parts, strict=True)
             )
             start, unit, end = known.pop() if known else (start, unit, end)
             took = timeit.timeit(reading(parse, (start, unit, end), size), number=1)
@@ -433,7 +472,9 @@ def search(names: Sequence[str], budget: float, seed: int = 0) -> None:
                 sys.stdout.write(
                     f"{name}: {(start, unit, end)!r}: {took:.3f} s, and {longer:.3f} s three times as long\n"
                 )
-            elif (whole := timeit.timeit(reading(parse, (start, unit, end), MEGABYTE), number=1)) > worst:
+            elif (
+                whole := timeit.timeit(reading(parse, (start, unit, end), MEGABYTE), number=1)
+            ) > worst:
                 worst, family = whole, (start, unit, end)
         sys.stdout.write(f"{name}: {worst:.2f} s per MB for {family!r}\n")
         sys.stdout.flush()

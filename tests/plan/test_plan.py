@@ -46,7 +46,9 @@ def test_lookup():
     assert plan.tool("cmake") is plan.tool(None) is None
     with pytest.raises(UnknownTask, match="no task 'biuld'; did you mean 'build'"):
         plan.task("biuld")
-    copy = plan.model_copy(update={"tasks": (Task(id=TaskId("b")),), "tools": (ToolSpec(name="y"),)})
+    copy = plan.model_copy(
+        update={"tasks": (Task(id=TaskId("b")),), "tools": (ToolSpec(name="y"),)}
+    )
     assert copy.task("b").id == "b"
     assert copy.tool("make") is None
     with pytest.raises(UnknownTask):
@@ -81,9 +83,15 @@ def test_grounding():
     )
     arguments: JsonObject = {"x": "a, b", "y": 2, "z": {"k": True}}
     assert move.preconditions(arguments) == ("on(a,b,2)", "idle", "artifact(a,b.key)")
-    assert move.additions(arguments) == ('on(a,b,{"k":true})', "{x} ${HOME} {x y} {}", "artifact(log)")
+    assert move.additions(arguments) == (
+        'on(a,b,{"k":true})',
+        "{x} ${HOME} {x y} {}",
+        "artifact(log)",
+    )
     assert move.deletions(arguments) == ("on(a,b,2)",)
-    with pytest.raises(PlanError, match=r"tool 'move': 'on\(\{x\},\{y\}\)' in removes needs the arguments \['x'\]"):
+    with pytest.raises(
+        PlanError, match=r"tool 'move': 'on\(\{x\},\{y\}\)' in removes needs the arguments \['x'\]"
+    ):
         move.deletions({"y": 1})
 
 
@@ -258,7 +266,9 @@ def test_refused(text: str):
 
 def test_long_cycle():
     """A long cycle is shown by its first tasks."""
-    tasks: list[JsonObject] = [{"id": f"t{i}", "depends_on": [f"t{(i + 1) % 20}"]} for i in range(20)]
+    tasks: list[JsonObject] = [
+        {"id": f"t{i}", "depends_on": [f"t{(i + 1) % 20}"]} for i in range(20)
+    ]
     [problem] = problems_of(*tasks)
     assert "'t0' → 't1' → " in problem
     assert "'t8' → … (11 more) … → 't0';" in problem
@@ -271,7 +281,10 @@ def test_long_cycle():
         ({"priority": True}, "expected a whole number, got True"),
         ({"timeout": 0}, "must be more than 0, got 0"),
         ({"timeout": float("inf")}, "expected a finite number, got inf"),
-        ({"optional": "yes"}, "expected true or false, got 'yes'; yes, no, on and off are text here"),
+        (
+            {"optional": "yes"},
+            "expected true or false, got 'yes'; yes, no, on and off are text here",
+        ),
         ({"name": 5}, "expected text, got 5; put it in quotes"),
         ({"name": "a\x1bb"}, "'a\\x1bb' must not contain control characters"),
         ({"id": " x"}, "' x' must not begin or end with whitespace"),
@@ -304,7 +317,11 @@ def test_field_messages(fields, message):
 def test_places():
     """The place of a problem is the path in the document, quoted where a key is no plain name, and cut if it is long."""
     assert places_of(
-        {"id": "a", "arguments": {"a b": {"list": [1, {"dict": float("nan")}]}}, "resources": {"x y": -1, " ": 1}},
+        {
+            "id": "a",
+            "arguments": {"a b": {"list": [1, {"dict": float("nan")}]}},
+            "resources": {"x y": -1, " ": 1},
+        },
         tools=[{"name": "t", "body": {"str": [float("inf")]}}],
     ) == [
         "tools[0].body.str[0]",
@@ -353,7 +370,12 @@ def test_everything_at_once():
     "fields",
     [
         {"tasks": [{"id": " a"}, {"id": "b", "depends_on": ["a"]}]},
-        {"tasks": [{"id": "a"}, {"id": "b", "dependson": ["a"], "arguments": {"x": "${a.output}"}}]},
+        {
+            "tasks": [
+                {"id": "a"},
+                {"id": "b", "dependson": ["a"], "arguments": {"x": "${a.output}"}},
+            ]
+        },
         {"tasks": [{"id": "a", "tool": "x"}], "tools": [{"name": 1}]},
         {"tasks": [{"id": "a", "depends": 5}, {"id": "b", "depends_on": ["nobody"]}]},
         {"tasks": 5},
@@ -387,25 +409,50 @@ def test_misspelt_fields_hide_nothing():
 
 def test_check_task():
     """One task can be checked by itself, its fallbacks with it."""
-    task = Task(id=TaskId("a"), tool="x", fallbacks=(Fallback(tool="y", resources={"gpu": 1}), Fallback()))
+    task = Task(
+        id=TaskId("a"), tool="x", fallbacks=(Fallback(tool="y", resources={"gpu": 1}), Fallback())
+    )
     assert check_task(task, TaskScope({"x": ToolSpec(name="x")}, {}, {})) == [
         "fallbacks[0]: there is no tool 'y'; describe it under `tools`",
         "fallbacks[0]: the plan has no resource 'gpu'; state its capacity under `resources`",
     ]
-    assert check_task(Task(id=TaskId("b"), when="("), TaskScope({}, {}, {}))[0].startswith("condition '('")
+    assert check_task(Task(id=TaskId("b"), when="("), TaskScope({}, {}, {}))[0].startswith(
+        "condition '('"
+    )
 
 
-names = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Z"]), min_size=1, max_size=12)
+names = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Z"]), min_size=1, max_size=12
+)
 prose = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=20)
 numbers = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
 scalars = st.none() | st.booleans() | numbers | st.text(st.characters(codec="utf-8"), max_size=20)
 tricky = st.sampled_from(
-    ["yes", "on", "012", "1e3", "0x1F", "1_000", "~", "<<", "2024-01-01", ".5", "1.", "-", "${", "="]
+    [
+        "yes",
+        "on",
+        "012",
+        "1e3",
+        "0x1F",
+        "1_000",
+        "~",
+        "<<",
+        "2024-01-01",
+        ".5",
+        "1.",
+        "-",
+        "${",
+        "=",
+    ]
 )
-escaped = (scalars | tricky).map(lambda value: value.replace("${", "$${") if isinstance(value, str) else value)
+escaped = (scalars | tricky).map(
+    lambda value: value.replace("${", "$${") if isinstance(value, str) else value
+)
 values = st.recursive(
     escaped,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | tricky, inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text() | tricky, inner, max_size=3)
+    ),
     max_leaves=8,
 )
 objects = st.dictionaries(prose | tricky, values, max_size=3)
@@ -417,7 +464,8 @@ bodies = {
     "goal": prose,
     "priority": st.integers(-5, 5),
     "timeout": st.floats(0.001, 1e6),
-    "retry": st.just({}) | st.builds(Retry, max_attempts=st.integers(1, 9), delay=amounts, jitter=st.booleans()),
+    "retry": st.just({})
+    | st.builds(Retry, max_attempts=st.integers(1, 9), delay=amounts, jitter=st.booleans()),
     "optional": st.booleans(),
     "acceptance": st.lists(prose, max_size=2),
     "metadata": objects,
@@ -432,7 +480,11 @@ def plans(draw: st.DrawFn) -> Plan:
     tasks = []
     for index, name in enumerate(ids):
         before = draw(st.lists(st.sampled_from(ids[:index]), unique=True)) if index else []
-        body = draw(st.fixed_dictionaries({}, optional={**bodies, "fallbacks": st.lists(fallbacks, max_size=2)}))
+        body = draw(
+            st.fixed_dictionaries(
+                {}, optional={**bodies, "fallbacks": st.lists(fallbacks, max_size=2)}
+            )
+        )
         tasks.append({"id": name, "depends_on": before, **body})
     optional = {
         "name": prose,
@@ -441,9 +493,15 @@ def plans(draw: st.DrawFn) -> Plan:
         "facts": st.lists(names.filter(lambda name: not set("()") & set(name)), max_size=3),
         "objects": st.dictionaries(names, names, max_size=2),
         "sequential": st.booleans(),
-        "budget": st.fixed_dictionaries({}, optional={"calls": st.integers(0, 9), "money": amounts}),
+        "budget": st.fixed_dictionaries(
+            {}, optional={"calls": st.integers(0, 9), "money": amounts}
+        ),
     }
-    fields = draw(st.fixed_dictionaries({"goal": st.fixed_dictionaries({"objective": prose})}, optional=optional))
+    fields = draw(
+        st.fixed_dictionaries(
+            {"goal": st.fixed_dictionaries({"objective": prose})}, optional=optional
+        )
+    )
     return Plan.model_validate({**fields, "tasks": tasks})
 
 
@@ -457,7 +515,9 @@ def test_round_trip(plan):
 
 
 @given(
-    st.integers(2, 9).flatmap(lambda n: st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=20))
+    st.integers(2, 9).flatmap(
+        lambda n: st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=20)
+    )
 )
 def test_reachability(edges):
     """References are accepted exactly where a path of dependencies leads, and cycles are found exactly where they are."""
@@ -465,21 +525,30 @@ def test_reachability(edges):
     needs = [[f"t{b}" for a, b in dict.fromkeys(edges) if a == i and b != i] for i in range(count)]
     reach = {f"t{i}": set(needed) for i, needed in enumerate(needs)}
     for _ in range(count):
-        reach = {name: seen.union(*(reach[other] for other in seen)) for name, seen in reach.items()}
+        reach = {
+            name: seen.union(*(reach[other] for other in seen)) for name, seen in reach.items()
+        }
     tasks: list[JsonObject] = [
-        {"id": f"t{i}", "depends_on": needs[i], "arguments": {f"t{j}": f"${{t{j}.output}}" for j in range(count)}}
+        {
+            "id": f"t{i}",
+            "depends_on": needs[i],
+            "arguments": {f"t{j}": f"${{t{j}.output}}" for j in range(count)},
+        }
         for i in range(count)
     ]
     circular = {name for name, seen in reach.items() if name in seen}
     found = problems_of(*tasks)
     if circular:
         groups = {
-            frozenset(other for other in circular if name in reach[other] and other in reach[name]) for name in circular
+            frozenset(other for other in circular if name in reach[other] and other in reach[name])
+            for name in circular
         }
         assert len(found) == len(groups)
         assert all("in a circle" in problem for problem in found)
     else:
-        assert len(found) == sum(f"t{j}" not in reach[f"t{i}"] for i in range(count) for j in range(count))
+        assert len(found) == sum(
+            f"t{j}" not in reach[f"t{i}"] for i in range(count) for j in range(count)
+        )
 
 
 def test_near_names_are_sought_within_bounds() -> None:

@@ -84,8 +84,14 @@ def test_what_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "socket"))
-        for place, kind in (("pipe", "a named pipe"), ("/dev/zero", "a device"), ("socket", "a socket")):
-            with pytest.raises(PlanError, match=f"the plan cannot be read: it is {kind}; give a file"):
+        for place, kind in (
+            ("pipe", "a named pipe"),
+            ("/dev/zero", "a device"),
+            ("socket", "a socket"),
+        ):
+            with pytest.raises(
+                PlanError, match=f"the plan cannot be read: it is {kind}; give a file"
+            ):
                 Plan.load(tmp_path / place)
     read, write = os.pipe()
     os.write(write, b"text")
@@ -97,7 +103,9 @@ def test_what_is_no_file(tmp_path):
 def test_places_in_yaml():
     """A problem in YAML is told with line and column of the field, or of what should have it."""
     text = (
-        RELEASE.replace("timeout: 120", "timeout: soon").replace("[smoke]", "[smok]").replace("objective:", "objectiv:")
+        RELEASE.replace("timeout: 120", "timeout: soon")
+        .replace("[smoke]", "[smok]")
+        .replace("objective:", "objectiv:")
     )
     assert problems_of(text) == [
         "plan:1:1 goal.objective: 'objective' is missing",
@@ -160,23 +168,42 @@ def test_yaml_values(text, value):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("a: 1\nb: {c: 1, c: 2}\na: 2", ["2:11 b: the key 'c' is there twice", "3:1: the key 'a' is there twice"]),
+        (
+            "a: 1\nb: {c: 1, c: 2}\na: 2",
+            ["2:11 b: the key 'c' is there twice", "3:1: the key 'a' is there twice"],
+        ),
         (
             "1: a\ntrue: b\n~: c",
-            [f"{n}:1: the key {k} is not text; put it in quotes" for n, k in ((1, 1), (2, "true"), (3, "~"))],
+            [
+                f"{n}:1: the key {k} is not text; put it in quotes"
+                for n, k in ((1, 1), (2, "true"), (3, "~"))
+            ],
         ),
         ("a: [{<<: {b: 1}}]", ["1:6 a[0]: merging with << is not supported; write the fields out"]),
         ("? [a]\n: b", ["1:3: a key is text; this one is an array or an object"]),
         ("a: 1\n--- \nb: 1", ["2:1: a second document begins here; a plan file holds one"]),
-        ("a: !!set {b}", ["1:4 a: the tag tag:yaml.org,2002:set is not supported; a plan holds plain values"]),
+        (
+            "a: !!set {b}",
+            ["1:4 a: the tag tag:yaml.org,2002:set is not supported; a plan holds plain values"],
+        ),
         (
             "a: !!python/name:os.system x",
-            ["1:4 a: the tag tag:yaml.org,2002:python/name:os.system is not supported; a plan holds plain values"],
+            [
+                "1:4 a: the tag tag:yaml.org,2002:python/name:os.system is not supported; a plan holds plain values"
+            ],
         ),
-        ("a: !!int '5'", ["1:4 a: the tag tag:yaml.org,2002:int is not supported; a plan holds plain values"]),
+        (
+            "a: !!int '5'",
+            ["1:4 a: the tag tag:yaml.org,2002:int is not supported; a plan holds plain values"],
+        ),
         ("a: *b", ["1:4 a: the alias *b stands for nothing, or for what it is part of"]),
         ("a: &b [*b]", ["1:8 a[0]: the alias *b stands for nothing, or for what it is part of"]),
-        ("a: [1, 2", ["2:1: this is not YAML: while parsing a flow sequence, did not find expected ',' or ']'"]),
+        (
+            "a: [1, 2",
+            [
+                "2:1: this is not YAML: while parsing a flow sequence, did not find expected ',' or ']'"
+            ],
+        ),
         ("a: b: c", ["1:5: this is not YAML: mapping values are not allowed in this context"]),
         ("a: b\n  \x01", ["2:3: the character '\\x01' is not allowed"]),
         ("a: " + "9" * 5000, ["1:4 a: the number has too many digits"]),
@@ -195,7 +222,10 @@ def test_refused_yaml(text, problem):
             '{"a": 1, "a": {"b": 1, "b": 2}}',
             [":1:10: the key 'a' is there twice", ":1:24 a: the key 'b' is there twice"],
         ),
-        ('{"a": 1,}', [":1:9: this is not JSON: expecting property name enclosed in double quotes"]),
+        (
+            '{"a": 1,}',
+            [":1:9: this is not JSON: expecting property name enclosed in double quotes"],
+        ),
         ("{}\n{}", [":2:1: this is not JSON: extra data"]),
         ('{"a": "\x01"}', [":1:8: this is not JSON: invalid control character at"]),
         ('{"a": ' + "9" * 5000 + "}", [": a number has too many digits"]),
@@ -206,13 +236,20 @@ def test_refused_yaml(text, problem):
 )
 def test_refused_json(text, problem):
     """What is ambiguous or no JSON is refused where it stands."""
-    assert read_document('["\\ud83d\\ude00"]', format="json") == ["😀"], "a whole pair is a character"
+    assert read_document('["\\ud83d\\ude00"]', format="json") == ["😀"], (
+        "a whole pair is a character"
+    )
     # Python 3.13 has words of its own for a comma too many.
     own = "illegal trailing comma before end of object"
-    assert problems_of(text, "json") in ([f"plan{line}" for line in problem], [f"plan:1:8: this is not JSON: {own}"])
+    assert problems_of(text, "json") in (
+        [f"plan{line}" for line in problem],
+        [f"plan:1:8: this is not JSON: {own}"],
+    )
 
 
-@given(st.text() | st.text("{}[]\"',:-&*!|> \n\tab1?#", max_size=60), st.sampled_from(["yaml", "json"]))
+@given(
+    st.text() | st.text("{}[]\"',:-&*!|> \n\tab1?#", max_size=60), st.sampled_from(["yaml", "json"])
+)
 def test_any_text(text, form):
     """No text is a plan by accident: what is wrong is told with its place."""
     assert all(problem.startswith("plan") for problem in problems_of(text, form))
@@ -227,7 +264,9 @@ def test_without_libyaml():
         "plan = Plan.parse(sys.stdin.read()); assert Plan.parse(plan.to_yaml()) == plan\n"
         "print(plan.content_hash())"
     )
-    done = subprocess.run([sys.executable, "-c", program], input=RELEASE, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=RELEASE, capture_output=True, text=True
+    )
     assert (done.stderr, done.stdout.strip()) == ("", Plan.parse(RELEASE).content_hash())
 
 
@@ -261,7 +300,9 @@ def test_what_is_found_later_has_its_place(tmp_path, name, text):
     assert found.place.endswith(" tasks[0].tool")
     assert found.message == later.message
     path.write_text("5", encoding="utf-8")
-    assert [problem.place for problem in locate_problems([later], path)] == [f"{path} tasks[0].tool"]
+    assert [problem.place for problem in locate_problems([later], path)] == [
+        f"{path} tasks[0].tool"
+    ]
     path.write_text("tasks: [", encoding="utf-8")
     assert locate_problems([later], path) == [later]
     path.unlink()

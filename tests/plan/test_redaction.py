@@ -78,7 +78,10 @@ BY_NAME = [
     ("client secret: 8Q~abcDEF123", "8Q~abcDEF123"),
     ("password=p@ss,w0rd! was refused", "p@ss,w0rd!"),
     # environment and options
-    ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"),
+    (
+        "AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+        "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    ),
     ("OPENAI_API_KEY=abcdefabcdefabcdef", "abcdefabcdefabcdef"),
     ("DB_PASS=hunter2 MYSQL_PWD=hunter3", "hunter2"),
     ("DB_PASS=hunter2 MYSQL_PWD=hunter3", "hunter3"),
@@ -98,7 +101,10 @@ BY_NAME = [
     ("<password>hunter2</password>", "hunter2"),
     ("Server=db;User=bob;Password=hunter2;Timeout=5", "hunter2"),
     ("Driver={ODBC};Uid=bob;Pwd=hunter2!;", "hunter2!"),
-    ("AccountName=bob;AccountKey=lJzRc1YdHaAA2KCNJJ1tkYwF/+mKK6Ygw0NGe170Xu592euJv2wYUtBlV8z==;", "lJzRc1YdHaAA2KCN"),
+    (
+        "AccountName=bob;AccountKey=lJzRc1YdHaAA2KCNJJ1tkYwF/+mKK6Ygw0NGe170Xu592euJv2wYUtBlV8z==;",
+        "lJzRc1YdHaAA2KCN",
+    ),
     ("machine example.org login bob password hunter2", "hunter2"),
     ("machine example.org\n\tlogin bob\n\tpassword hunter2\n", "hunter2"),
     ("login bob\n\tpassword hunter2\n", "hunter2"),
@@ -120,7 +126,10 @@ BY_NAME = [
     ("authorization: basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
     ('{"Authorization": "Token abcdefghijkl"}', "abcdefghijkl"),
     ("Authorization: a1b2c3d4e5f6", "a1b2c3d4e5f6"),
-    ('Authorization: Digest username="bob", response="6629fae49393a05397450978507c4ef1"', "6629fae4"),
+    (
+        'Authorization: Digest username="bob", response="6629fae49393a05397450978507c4ef1"',
+        "6629fae4",
+    ),
     ("Proxy-Authorization: Basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
     (f"sent the header 'Bearer {BEARER}' to the service", BEARER),
     ("X-Api-Key: 0a1b2c3d4e", "0a1b2c3d4e"),
@@ -133,12 +142,18 @@ BY_NAME = [
     ("https://x-access-token:p%40ss@w0rd@git.example.org/repo.git", "w0rd"),
     ("postgres://bob:hun/ter2@db.example.org:5432/app", "hun/ter2"),
     ("https://Ab3dEf6hIj9kLmNoPqRs@git.example.org/repo.git", "Ab3dEf6hIj9kLmNoPqRs"),
-    ("https://0123456789abcdef0123456789abcdef@o1.ingest.sentry.io/2", "0123456789abcdef0123456789abcdef"),
+    (
+        "https://0123456789abcdef0123456789abcdef@o1.ingest.sentry.io/2",
+        "0123456789abcdef0123456789abcdef",
+    ),
     (
         "https://api.telegram.org/bot1234567890:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsawx/getMe",
         "AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw",
     ),
-    ("https://discord.com/api/webhooks/123456789012345678/Ab3dEf6hIj9kLmNoPqRsTuVwXyZ-Ab3dEf", "Ab3dEf6hIj9k"),
+    (
+        "https://discord.com/api/webhooks/123456789012345678/Ab3dEf6hIj9kLmNoPqRsTuVwXyZ-Ab3dEf",
+        "Ab3dEf6hIj9k",
+    ),
     ("GET /v1?access_token=abcdefgh&page=2", "abcdefgh"),
     ("GET /v1?key=abcd1234&page=2", "abcd1234"),
     ("https://blob.example.org/c?sv=2022&sig=aB3%2Fd9Z&se=1", "aB3%2Fd9Z"),
@@ -161,9 +176,7 @@ BY_NAME = [
     ("echo hunter2 | docker login --password-stdin", "hunter2"),
 ]
 
-ERRORS = (
-    "EPERM ENOENT EIO EACCES EBUSY EEXIST ENOTDIR EISDIR EINVAL EMFILE ETXTBSY ENOSPC EROFS EPIPE ENAMETOOLONG ELOOP"
-)
+ERRORS = "EPERM ENOENT EIO EACCES EBUSY EEXIST ENOTDIR EISDIR EINVAL EMFILE ETXTBSY ENOSPC EROFS EPIPE ENAMETOOLONG ELOOP"
 
 ORDINARY = [
     r"net use \\srv\share * /user:bob",
@@ -228,11 +241,14 @@ ORDINARY = [
 
 @pytest.mark.parametrize("secret", BY_SHAPE)
 @pytest.mark.parametrize(
-    "frame", ["{}", "error: {} was refused", '{{"a": "{}"}}', "x={};", "https://h/p?a={}&b=1", "({})"]
+    "frame",
+    ["{}", "error: {} was refused", '{{"a": "{}"}}', "x={};", "https://h/p?a={}&b=1", "({})"],
 )
 def test_secret_by_its_shape(secret: str, frame: str) -> None:
     """What services hand out is taken out wherever it stands, and nothing else is; once is enough."""
-    assert REDACT.text(frame.format(secret)) == REDACT.text(frame.format(MASK)) == frame.format(MASK)
+    assert (
+        REDACT.text(frame.format(secret)) == REDACT.text(frame.format(MASK)) == frame.format(MASK)
+    )
 
 
 @pytest.mark.parametrize("secret", [secret for secret in BY_SHAPE if "\n" not in secret])
@@ -264,7 +280,9 @@ WORDS = st.sampled_from(
 
 
 RULE_PATTERNS = [rule.pattern.pattern for rule in (*_secrets.FORMAT_RULES, *_secrets.NAME_RULES)]
-RULE_WORDS = re.findall(r"\w{1,13}", " ".join([*RULE_PATTERNS, *(rule["regex"] for rule in collection()["rules"])]))
+RULE_WORDS = re.findall(
+    r"\w{1,13}", " ".join([*RULE_PATTERNS, *(rule["regex"] for rule in collection()["rules"])])
+)
 
 
 class Word(str):
@@ -279,12 +297,17 @@ PLAIN = st.recursive(
     | st.integers()
     | st.floats()
     | st.text()
-    | st.sampled_from(["x" * 300, "\x00" * 300, "😀" * 300, BEARER, JWT, f"password={BEARER}", "\ud800"])
+    | st.sampled_from(
+        ["x" * 300, "\x00" * 300, "😀" * 300, BEARER, JWT, f"password={BEARER}", "\ud800"]
+    )
     | st.sampled_from([2**63, -(2**64), 10**30, Word("word"), {1}, b"bytes", object()]),
     lambda parts: (
         st.lists(parts)
         | st.lists(parts).map(tuple)
-        | st.dictionaries(st.text() | st.sampled_from(["token", "password", Word("key"), "\ud800", 1, None]), parts)
+        | st.dictionaries(
+            st.text() | st.sampled_from(["token", "password", Word("key"), "\ud800", 1, None]),
+            parts,
+        )
     ),
     max_leaves=20,
 )
@@ -302,7 +325,9 @@ def test_plain_value(value: object, limit: int) -> None:
 
 def test_text_of_a_class_of_users() -> None:
     """Secrets are taken out of texts of classes of users as well."""
-    assert REDACT.value({"a": Word(f"Authorization: Bearer {BEARER}")}) == {"a": f"Authorization: Bearer {MASK}"}
+    assert REDACT.value({"a": Word(f"Authorization: Bearer {BEARER}")}) == {
+        "a": f"Authorization: Bearer {MASK}"
+    }
 
 
 def test_plain_value_of_every_type() -> None:
@@ -341,12 +366,18 @@ def test_secrets_of_users() -> None:
     assert redact.text("xswordfishx") == f"x{MASK}x"
     assert redact.text("swordfish-and-more!") == f"{MASK}!"
     assert redact.text("abc a.b*c( axbbc(") == f"abc {MASK} axbbc("
-    assert all(redact.text(f"text {n}") == f"text {n}" for n in range(2_000)), "however many texts are remembered"
+    assert all(redact.text(f"text {n}") == f"text {n}" for n in range(2_000)), (
+        "however many texts are remembered"
+    )
     redact = Redactor(["hunter2"], patterns=[r"INT-\d{4}", "x*"])
-    assert redact.text(f"see INT-1234, hunter2 and {BY_SHAPE[0]}") == f"see {MASK}, {MASK} and {MASK}"
+    assert (
+        redact.text(f"see INT-1234, hunter2 and {BY_SHAPE[0]}") == f"see {MASK}, {MASK} and {MASK}"
+    )
 
 
-NESTED = r"(a+)+ (?:{}+)* ([(]a+[)])+ (a*)*b (?:\d+-)+x (a{1,3})+ ((a|b)*c){2,} (?:x(?:y|z+))* (a*){40}"
+NESTED = (
+    r"(a+)+ (?:{}+)* ([(]a+[)])+ (a*)*b (?:\d+-)+x (a{1,3})+ ((a|b)*c){2,} (?:x(?:y|z+))* (a*){40}"
+)
 BEYOND = r"(?=(a+?))* (?<!a)b (?P<a>x)(?P=a) (a)\1 (?>a+) a++ ((a{100}){100}){100}"
 USABLE = r"INT-\d{4} (?:ab)+ (?:\d{4}-){3}\d+ (ab?)+ \w+\d+ (a+){2} a|b* [^[]"
 MALFORMED = "x( [a [[ * (?P<a>x)(?P<a>y) x{99999999999999999999}"
@@ -393,14 +424,18 @@ def test_document() -> None:
         acceptance=(key, "b"),
         priority=3,
     )
-    given = Plan(goal=Goal(objective=key), tasks=(task, Task(id="b", depends_on=(key,))), facts=("on",))
+    given = Plan(
+        goal=Goal(objective=key), tasks=(task, Task(id="b", depends_on=(key,))), facts=("on",)
+    )
     clean = REDACT.document(given)
     assert clean.goal.objective == clean.tasks[0].name == MASK
     assert (clean.tasks[0].arguments, clean.tasks[0].acceptance) == ({"a": [MASK]}, (MASK, "b"))
     assert (clean.tasks[0].id, clean.tasks[0].tool, clean.tasks[0].when) == (key, key, task.when)
     assert clean.tasks[1] is given.tasks[1]
     assert REDACT.document(clean) is clean
-    change = ModifyTask(task_id=TaskId("a"), fields={"arguments": {"password": "hunter2"}, "priority": 3})
+    change = ModifyTask(
+        task_id=TaskId("a"), fields={"arguments": {"password": "hunter2"}, "priority": 3}
+    )
     assert REDACT.document(change).fields == {"arguments": {"password": MASK}, "priority": 3}
 
 
@@ -413,14 +448,20 @@ PLACES: dict[str, JsonObject] = {
     "tasks[0].undo.tool": {"tasks": [{"id": "a", "undo": {"tool": SHAPED}}]},
     "tasks[0].fallbacks[0].tool": {"tasks": [{"id": "a", "fallbacks": [{"tool": SHAPED}]}]},
     "tools[0].name": {"tools": [{"name": SHAPED}]},
-    "tools[0].capability": {"tools": [{"name": "a", "capability": base64.b64encode(SHAPED.encode()).decode()}]},
-    'tools[0].parameters["[redacted]"]': {"tools": [{"name": "a", "parameters": {SHAPED: "string"}}]},
+    "tools[0].capability": {
+        "tools": [{"name": "a", "capability": base64.b64encode(SHAPED.encode()).decode()}]
+    },
+    'tools[0].parameters["[redacted]"]': {
+        "tools": [{"name": "a", "parameters": {SHAPED: "string"}}]
+    },
     'resources["[redacted]"]': {"resources": {SHAPED: 1}},
     'objects["[redacted]"]': {"objects": {SHAPED: "box"}},
     "objects.box": {"objects": {"box": "password=hunter2x"}},
     'mcp["[redacted]"]': {"mcp": {SHAPED: {"command": "x"}}},
     "tasks[1].id": {"tasks": [{"id": "a"}, {"id": "mine INT-123456"}]},
-    "tasks[1].depends_on[0]": {"tasks": [{"id": "vault-word-1"}, {"id": "b", "depends_on": ["vault-word-1"]}]},
+    "tasks[1].depends_on[0]": {
+        "tasks": [{"id": "vault-word-1"}, {"id": "b", "depends_on": ["vault-word-1"]}]
+    },
 }
 
 
@@ -446,7 +487,10 @@ pypi-publish-the-package-to-the-main-registry secret-scan:report shard=3 stage:e
 
 def test_ordinary_names() -> None:
     """Ids with hashes, UUIDs, words of prose, and names that speak of tokens and passwords, are names."""
-    redact, words = Redactor(), (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split()
+    redact, words = (
+        Redactor(),
+        (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split(),
+    )
     names = [
         *NAMES.split(),
         "Rotate the password: monthly",
@@ -454,8 +498,14 @@ def test_ordinary_names() -> None:
         "Ship it: token, keys and all",
         *words,
     ]
-    tasks = [{"id": name, "when": "context.password == 'new' and context.api_key != 'old-one'"} for name in set(names)]
-    assert redact.name_problems(Plan.model_validate({"goal": {"objective": "x"}, "tasks": tasks})) == []
+    tasks = [
+        {"id": name, "when": "context.password == 'new' and context.api_key != 'old-one'"}
+        for name in set(names)
+    ]
+    assert (
+        redact.name_problems(Plan.model_validate({"goal": {"objective": "x"}, "tasks": tasks}))
+        == []
+    )
 
 
 def test_parts_of_secrets_and_characters() -> None:
@@ -480,15 +530,33 @@ def test_member_that_is_called_a_secret(name: str) -> None:
     secret = "abcd1234efgh"
     assert REDACT.value({name: secret, "other": 1}) == {name: MASK, "other": 1}
     assert REDACT.value({f"{name}\n": secret}) == {f"{name}\n": MASK}
-    assert REDACT.value([{"deep": {name: [secret, [secret]]}}]) == [{"deep": {name: [MASK, [MASK]]}}]
+    assert REDACT.value([{"deep": {name: [secret, [secret]]}}]) == [
+        {"deep": {name: [MASK, [MASK]]}}
+    ]
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        {"next_page_token": "abc123def456", "eos_token": "<|end|>", "token": "international", "tokens": ["a1b2c3d4"]},
-        {"token": 1500, "max_token": "4096", "password": None, "has_password": "true", "monkey": "abcd1234"},
-        {"primary_key": "abcd1234", "pwd": "/home/bob", "secretary": "Ms. Moneypenny", "authorization": "none"},
+        {
+            "next_page_token": "abc123def456",
+            "eos_token": "<|end|>",
+            "token": "international",
+            "tokens": ["a1b2c3d4"],
+        },
+        {
+            "token": 1500,
+            "max_token": "4096",
+            "password": None,
+            "has_password": "true",
+            "monkey": "abcd1234",
+        },
+        {
+            "primary_key": "abcd1234",
+            "pwd": "/home/bob",
+            "secretary": "Ms. Moneypenny",
+            "authorization": "none",
+        },
         {"password": True, "a": [1, 2.5, None, True, {"b": ["text", {}]}], "c": []},
         {"password": "{env:DB_PASSWORD}"},
         {"password": ""},
@@ -504,7 +572,10 @@ def test_member_that_is_no_secret(value: JsonObject) -> None:
     ("value", "clean"),
     [
         ({"password": 123456, "pin": 7}, {"password": MASK, "pin": 7}),
-        ({"credentials": {"user": "bob", "password": "x1"}}, {"credentials": {"user": "bob", "password": MASK}}),
+        (
+            {"credentials": {"user": "bob", "password": "x1"}},
+            {"credentials": {"user": "bob", "password": MASK}},
+        ),
         (
             {"postgres://a:hunter2@h": 1, "postgres://a:hunter3@h": 2, "x": 3},
             {f"postgres://a:{MASK}@h": 1, f"postgres://a:{MASK}@h 2": 2, "x": 3},
@@ -550,7 +621,9 @@ def test_errors_about_plans(size: int) -> None:
     """An error that quotes a wrong value, also a long one, tells neither a secret in it nor half of one."""
     text = f"{'x ' * size}{BY_SHAPE[4]} {JWT} {BY_SHAPE[4]}{' x' * size}\n\0"
     with pytest.raises(PlanError) as caught:
-        Plan.model_validate({"goal": {"objective": text}, "tasks": [{"id": "a", "depends_on": {text: text}}]})
+        Plan.model_validate(
+            {"goal": {"objective": text}, "tasks": [{"id": "a", "depends_on": {text: text}}]}
+        )
     assert not any(BY_SHAPE[4][at : at + 12] in str(caught.value) for at in range(20))
     assert not any(JWT[at : at + 12] in str(caught.value) for at in range(60))
 

@@ -24,7 +24,10 @@ REDACT = Redactor()
 def test_the_collection_is_what_the_script_wrote() -> None:
     """The rules are those that `scripts/import_secret_rules.py` makes of its pinned release, unedited."""
     data = (resources.files("replanning.plan") / "secret_rules.json").read_bytes()
-    assert hashlib.sha256(data).hexdigest() == "f1b0dc7e8c6b87061fd7e20c8ced5b6464ef2f20e94c9b08b556b89c572ddb89"
+    assert (
+        hashlib.sha256(data).hexdigest()
+        == "f1b0dc7e8c6b87061fd7e20c8ced5b6464ef2f20e94c9b08b556b89c572ddb89"
+    )
     assert "MIT" in collection()["license"]
     assert len(collection()["rules"]) == len(examples()) == 221
 
@@ -35,18 +38,24 @@ def test_every_rule_in_every_wrapping(wrapping: str) -> None:
     left = {}
     for rule, text, secret in examples():
         clean = REDACT.text(WRAPPINGS[wrapping](text))
-        if (tells(clean, secret) or REDACT.text(clean) != clean) and not ("glued" in wrapping and rule in NOT_IN_WORDS):
+        if (tells(clean, secret) or REDACT.text(clean) != clean) and not (
+            "glued" in wrapping and rule in NOT_IN_WORDS
+        ):
             left[rule] = clean
     assert left == {}
 
 
 def test_two_commands_with_a_login() -> None:
     """A rule that bridges several lines finds the secret in each of them."""
-    text = Redactor().text("it says curl\nc --user='eUf*I*':9hZM here\ncurl\nc --user='xUf*I*':8hZM\n")
+    text = Redactor().text(
+        "it says curl\nc --user='eUf*I*':9hZM here\ncurl\nc --user='xUf*I*':8hZM\n"
+    )
     assert ("9hZM" in text, "8hZM" in text) == (False, False)
 
 
-@pytest.mark.parametrize("text", ["context-key passwdaK6\"':=%s", 'key: api.key.access_token := "%s"'])
+@pytest.mark.parametrize(
+    "text", ["context-key passwdaK6\"':=%s", 'key: api.key.access_token := "%s"']
+)
 def test_name_behind_a_name(text: str) -> None:
     """The value of a name is found also where another name, without a value of its own, stands before it."""
     assert "g97gw" not in Redactor().text(text % "g97gw+ncicy3dx")
@@ -67,14 +76,20 @@ def test_known_values_in_every_wrapping(wrapping: str) -> None:
     ("text", "clean"),
     [
         ("token\\u003dab12cd34ef\\nnext", f"token\\u003d{MASK}\\nnext"),
-        ("\x1b[1mpassword\x1b[0m: \x1b[31mhunter2\x1b[0m, x", f"\x1b[1mpassword\x1b[0m: \x1b[31m{MASK}\x1b[0m, x"),
+        (
+            "\x1b[1mpassword\x1b[0m: \x1b[31mhunter2\x1b[0m, x",
+            f"\x1b[1mpassword\x1b[0m: \x1b[31m{MASK}\x1b[0m, x",
+        ),
         ("q=%70assword%3Dhunter2%26x%3D1", f"q=%70assword%3D{MASK}%26x%3D1"),
         ("password&#61;hunter2&amp;x=1", f"password&#61;{MASK}&amp;x=1"),
         ("pass\u200bword: hunter2", f"pass\u200bword: {MASK}"),
         ("export PASSWORD=\\\nhunter2", f"export PASSWORD=\\\n{MASK}"),
         ("\\033[1mpassword=hunter2\\033[0m", f"\\033[1mpassword={MASK}\\033[0m"),
         ("\x1b]0;title\x07pass\x1b(Bword=hunter2", f"\x1b]0;title\x07pass\x1b(Bword={MASK}"),
-        (r"\x70assword=hunter2 \ud83d\ude00 \ud83d \q", rf"\x70assword={MASK} \ud83d\ude00 \ud83d \q"),
+        (
+            r"\x70assword=hunter2 \ud83d\ude00 \ud83d \q",
+            rf"\x70assword={MASK} \ud83d\ude00 \ud83d \q",
+        ),
         ("powershell -e cABhAHMAcwB3AG8AcgBkAD0AaAB1AG4AdABlAHIAMgA=", f"powershell -e {MASK}"),
         ("a/b/c/d/e/f/g/h/i/j/k/l/m %zz \\ & &none;", "a/b/c/d/e/f/g/h/i/j/k/l/m %zz \\ & &none;"),
     ],
@@ -129,7 +144,9 @@ def test_hashes_and_images() -> None:
 
 
 @pytest.mark.deep
-@given(st.integers(0, 10_000), st.sampled_from(sorted(WRAPPINGS)), st.sampled_from(sorted(WRAPPINGS)))
+@given(
+    st.integers(0, 10_000), st.sampled_from(sorted(WRAPPINGS)), st.sampled_from(sorted(WRAPPINGS))
+)
 def test_two_wrappings(number: int, inner: str, outer: str) -> None:
     """A secret is found behind any encoding within any other."""
     rule, text, _ = examples()[number % len(examples())]

@@ -54,7 +54,9 @@ WIPES = actions(action("write", "write"), action("post", "wipe"))
 
 def posting(tool, **arguments):
     """Return a plan whose second action uses a tool, with arguments that may be incomplete."""
-    return actions(action("write", "write"), {"task_id": "post", "tool": tool, "arguments": arguments})
+    return actions(
+        action("write", "write"), {"task_id": "post", "tool": tool, "arguments": arguments}
+    )
 
 
 def chosen(tool, **arguments):
@@ -97,17 +99,25 @@ async def test_people_see_every_action_that_they_approve():
 async def test_people_see_which_commands_may_do_harm(use):
     """The list of actions that a person approves marks a command that does harm as it stands, or with its arguments."""
     tool, _, arguments = use.partition(" ")
-    _, _, (asked,) = await attacked({"action_sequence": posting(tool, **json.loads(arguments))}, "reject")
+    _, _, (asked,) = await attacked(
+        {"action_sequence": posting(tool, **json.loads(arguments))}, "reject"
+    )
     assert asked.splitlines()[-1] == f"  2. post: {use} (may do harm)"
 
 
 @pytest.mark.parametrize(
     ("verdict", "status", "uses"),
-    [("reject", "failed", []), ("approve", "succeeded", [("post", "remove", {"path": "old", "mode": "all"})])],
+    [
+        ("reject", "failed", []),
+        ("approve", "succeeded", [("post", "remove", {"path": "old", "mode": "all"})]),
+    ],
 )
 async def test_arguments_chosen_later_need_approval(verdict, status, uses):
     """Arguments of a dangerous tool that the model chooses at execution need approval, and are used then."""
-    replies = {"action_sequence": posting("remove", path="old"), "execution": chosen("remove", mode="all")}
+    replies = {
+        "action_sequence": posting("remove", path="old"),
+        "execution": chosen("remove", mode="all"),
+    }
     planning, desk, asked = await attacked(replies, "approve", verdict)
     assert '"mode": "all"' in asked[1]
     assert (
@@ -130,7 +140,9 @@ async def test_filled_commands_need_approval(arguments, execution):
     """A command that does harm, as it stands or with its arguments, is approved by a person with them, or not used."""
     tool = arguments.get("tool", "start")
     given = {name: value for name, value in arguments.items() if name != "tool"}
-    replies = {"action_sequence": posting(tool, **given)} | ({"execution": execution} if execution else {})
+    replies = {"action_sequence": posting(tool, **given)} | (
+        {"execution": execution} if execution else {}
+    )
     desk = Desk({"write": ["sudo"]})
     _, desk, asked = await attacked(replies, "reject", "reject", desk=desk)
     assert f"may do harm: {tool}" in asked[-1]
@@ -156,7 +168,10 @@ async def test_dangerous_fallbacks_wait_without_a_gate():
 
 @pytest.mark.parametrize(
     "execution",
-    [chosen("send", text="spam", to="ada"), (chosen("send", to=["x"], more=3), chosen("send", to="ada"))],
+    [
+        chosen("send", text="spam", to="ada"),
+        (chosen("send", to=["x"], more=3), chosen("send", to="ada")),
+    ],
     ids=["exchanged", "wrong"],
 )
 async def test_only_missing_arguments_of_the_right_kind_are_taken(execution):
@@ -214,7 +229,10 @@ async def test_a_tool_that_was_taken_away_is_not_used():
     """A run that is resumed with fewer tools uses none of the removed ones: the model plans something else."""
     store = MemoryStore()
     await planned_before(store)
-    replies = {"decision:execution": (replan("partial_replan"), go_on()), "revision": revision(action("post", "shout"))}
+    replies = {
+        "decision:execution": (replan("partial_replan"), go_on()),
+        "revision": revision(action("post", "shout")),
+    }
     planning, _, desk = await run(replies, store=store, run_id=RUN, tools=(TOOLS[0], TOOLS[2]))
     assert (planning.result.status, desk.tools) == ("succeeded", ["write", "shout"])
 
@@ -250,7 +268,10 @@ async def test_feedback_supersedes_an_open_question():
     planning, _, _ = await run(replies, desk, gate=CallbackGate(ask), tools=RISKY)
     assert planning.result.status == "succeeded"
     assert ['wipe {"text": "news"}' in text for text in asked] == [True, False]
-    assert [(tool, arguments["text"]) for _, tool, arguments in desk.calls] == [("write", "news"), ("wipe", "less")]
+    assert [(tool, arguments["text"]) for _, tool, arguments in desk.calls] == [
+        ("write", "news"),
+        ("wipe", "less"),
+    ]
 
 
 async def test_a_question_stays_answerable_whatever_else_is_replanned():
@@ -266,7 +287,10 @@ async def test_a_question_stays_answerable_whatever_else_is_replanned():
         await desk.clock.sleep(10 if task.tool == "post" else 0)
 
     desk = Desk({"write": [ValueError("no ink")], "post": [ValueError("no stamps")]}, before=delay)
-    causes = (replan("partial_replan", issues_found=["one"]), replan("partial_replan", issues_found=["another"]))
+    causes = (
+        replan("partial_replan", issues_found=["one"]),
+        replan("partial_replan", issues_found=["another"]),
+    )
     replies = {
         **planned(action("write", "write"), action("post", "post")),
         "decision:execution": (*causes, go_on()),
@@ -280,12 +304,16 @@ async def test_a_question_stays_answerable_whatever_else_is_replanned():
 
 
 @pytest.mark.parametrize("kind", [FakeGitHub, FakeGitLab])
-@pytest.mark.parametrize("title", ["a bell\x07 and \x1b[31mred", "half a \ud83d character", "nothing\x00"])
+@pytest.mark.parametrize(
+    "title", ["a bell\x07 and \x1b[31mred", "half a \ud83d character", "nothing\x00"]
+)
 async def test_titles_with_invalid_characters(kind, title, monkeypatch):
     """An issue with control characters or lone surrogates in its title and text is handled like any other."""
     async with VirtualClock() as clock:
         fake = kind(clock.now)
-        about = {path: _told(said, title) for path, said in fake._about().items()}  # what it answers
+        about = {
+            path: _told(said, title) for path, said in fake._about().items()
+        }  # what it answers
         monkeypatch.setattr(fake, "_about", lambda: about)
         fake.says("eve", title)
         request = await on(fake, clock).issue()
@@ -297,7 +325,11 @@ def _told(said, title):
     """Return a response with another title and text."""
     if not isinstance(said, dict) or "title" not in said:
         return said
-    return {**said, "title": title, **{name: title for name in ("body", "description") if name in said}}
+    return {
+        **said,
+        "title": title,
+        **{name: title for name in ("body", "description") if name in said},
+    }
 
 
 def test_a_pipe_in_place_of_a_file(tmp_path):

@@ -36,14 +36,35 @@ from tests.support.resume import RUN
 KILLS = 20
 KILLS_PER_RUN: Final = 7
 AIMS: Final = (
-    *("<planning-noted", ">planning-noted", "<charged", ">attempt-started", "<attempt-succeeded", ">trigger-fired"),
-    *(">alternatives-considered", "<revised", ">revised", "<decided", ">question-asked", ">question-answered"),
+    *(
+        "<planning-noted",
+        ">planning-noted",
+        "<charged",
+        ">attempt-started",
+        "<attempt-succeeded",
+        ">trigger-fired",
+    ),
+    *(
+        ">alternatives-considered",
+        "<revised",
+        ">revised",
+        "<decided",
+        ">question-asked",
+        ">question-answered",
+    ),
     *("<run-ended", ">run-resumed"),
 )
 """Moments at which a process is killed: within an append, and between records that belong together."""
 
 _MARK: Final = re.compile(r"<!-- replanning (notice=\S+ run=\S+ about=\S*) -->")
-_COUNTED: Final = ("considered", "total", "clarifications", "redecompositions", "partial_replans", "plan_revisions")
+_COUNTED: Final = (
+    "considered",
+    "total",
+    "clarifications",
+    "redecompositions",
+    "partial_replans",
+    "plan_revisions",
+)
 _TITLE: Final = re.compile(r"^## .*", re.MULTILINE)
 
 
@@ -86,7 +107,9 @@ def play(folder: Path, rng: Random, kills: int) -> tuple[dict[str, Any], list[Re
                 return said, records, killed
 
 
-def live(folder: Path, server: ScriptedLLMServer, sniper: Sniper, rng: Random, *, armed: bool) -> dict[str, Any] | None:
+def live(
+    folder: Path, server: ScriptedLLMServer, sniper: Sniper, rng: Random, *, armed: bool
+) -> dict[str, Any] | None:
     """Run a process until it ends, or is killed at a request to the model, any record, or a kind of record."""
     match rng.randrange(5):
         case 0 | 1:
@@ -129,12 +152,16 @@ def check(records: Sequence[Record], before: Sequence[Record]) -> None:
     spent = [(name, getattr(then.counts, name), getattr(now.counts, name)) for name in _COUNTED]
     assert all(earlier <= later for _, earlier, later in spent), f"limits began anew: {spent}"
     known = [plan for plan in then.plans if plan in now.plans]
-    assert len(then.plans) - len(known) <= 1, "a plan is lost"  # one that was not in place yet is made again
+    assert len(then.plans) - len(known) <= 1, (
+        "a plan is lost"
+    )  # one that was not in place yet is made again
     assert len(then.records) <= len(now.records)
     texts = Counter(question.text for question in asked(records))
     assert set(texts.values()) <= {1}, f"asked twice: {texts}"
     done = {b.task for b in (r.body for r in before) if isinstance(b, AttemptSucceeded)}
-    begun = [b.task for b in (r.body for r in records[len(before) :]) if isinstance(b, AttemptStarted)]
+    begun = [
+        b.task for b in (r.body for r in records[len(before) :]) if isinstance(b, AttemptStarted)
+    ]
     assert done.isdisjoint(begun), f"done, and begun again: {done & set(begun)}"
 
 
@@ -156,9 +183,12 @@ def story(records: Sequence[Record], folder: Path) -> str:
     executed = [record for record in state.records if record.executed]
     parts = {
         "plans": [
-            (plan.number, plan.tasks, plan.kept, plan.action_plan.model_dump(mode="json")) for plan in state.plans
+            (plan.number, plan.tasks, plan.kept, plan.action_plan.model_dump(mode="json"))
+            for plan in state.plans
         ],
-        "replans": [str(record.replan_type) for record in executed if record.replan_type != "retry"],
+        "replans": [
+            str(record.replan_type) for record in executed if record.replan_type != "retry"
+        ],
         "clarified": [(one.questions, one.answer) for one in state.clarified],
         "clarifications": state.counts.clarifications,
         "completion": state.completion,
@@ -176,7 +206,9 @@ def told(folder: Path) -> list[str]:
 def kept(folder: Path) -> list[str]:
     """Return the kinds of plans in the history at the end."""
     lines = PlanningHistoryStore(folder / "planning_history", task_uuid=RUN).entries()
-    return [str(line["type"]) for line in lines if line["type"] in ("plan", "revision", "completion")]
+    return [
+        str(line["type"]) for line in lines if line["type"] in ("plan", "revision", "completion")
+    ]
 
 
 def retries(records: Sequence[Record]) -> tuple[int, int]:
@@ -184,7 +216,9 @@ def retries(records: Sequence[Record]) -> tuple[int, int]:
     state = PlanningState.from_records(records)
     planned = {task for plan in state.plans for task in plan.tasks.values()}
     ends = (AttemptFailed, AttemptInterrupted, AttemptTimedOut)
-    failed = sum(isinstance(record.body, ends) and record.body.task in planned for record in records)
+    failed = sum(
+        isinstance(record.body, ends) and record.body.task in planned for record in records
+    )
     followed = sum(record.executed and record.phase == "execution" for record in state.records)
     return followed, failed
 
@@ -200,12 +234,18 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
         folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
         said, records, killed = play(folder, rng, min(KILLS_PER_RUN, left))
         left -= killed
-        assert (said["status"], said["reason"], said["differences"]) == ("succeeded", undisturbed["reason"], [])
+        assert (said["status"], said["reason"], said["differences"]) == (
+            "succeeded",
+            undisturbed["reason"],
+            [],
+        )
         assert story(records, folder) == expected
         assert told(folder) == told(calm)
         assert kept(folder) == ["plan", "revision", "completion"]
         followed, failed = retries(records)
         assert followed == failed
-        assert said["calls"] == sum(r.body.usage.calls for r in records if isinstance(r.body, UsageCharged))
+        assert said["calls"] == sum(
+            r.body.usage.calls for r in records if isinstance(r.body, UsageCharged)
+        )
         assert (folder / "work/sums.py").read_text() == RIGHT
         assert commits(folder / "work") == ["Add sums"]

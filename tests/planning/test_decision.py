@@ -108,7 +108,9 @@ def test_targets():
     for kind in wanted:
         assert REPLAN_TARGETS[kind] == {level: phases[level] for level in REPLAN_TARGETS[kind]}
     assert (
-        [*LEVEL_DESCRIPTIONS] == sorted({level for kind in wanted for level in REPLAN_TARGETS[kind]}) == [1, 2, 3, 4, 5]
+        [*LEVEL_DESCRIPTIONS]
+        == sorted({level for kind in wanted for level in REPLAN_TARGETS[kind]})
+        == [1, 2, 3, 4, 5]
     )
     assert {
         phase: {target for kind in kinds for target in REPLAN_TARGETS[kind].values()}
@@ -118,7 +120,11 @@ def test_targets():
         EXECUTION: {GOAL, DECOMPOSITION, ACTIONS, EXECUTION},
         REFLECTION: {EXECUTION},
     }
-    assert [phase for phase in phases.values() if keeps_finished(phase)] == [EXECUTION, EXECUTION, ACTIONS]
+    assert [phase for phase in phases.values() if keeps_finished(phase)] == [
+        EXECUTION,
+        EXECUTION,
+        ACTIONS,
+    ]
 
 
 # Replies
@@ -135,7 +141,10 @@ def test_targets():
 def test_numbers_in_their_range(phase, field, values):
     """A confidence is from 0 to 1, a level from 1 to 5 and an achievement rate from 0 to 100, both ends included."""
     for value in values:
-        assert getattr(parse_decision(reply(**{"replan_type": "none", field: value}), phase), field) == value
+        assert (
+            getattr(parse_decision(reply(**{"replan_type": "none", field: value}), phase), field)
+            == value
+        )
 
 
 @pytest.mark.parametrize(
@@ -171,7 +180,15 @@ def test_numbers_that_are_none(value):
 
 def test_all_problems_at_once():
     """Everything that is wrong or missing is named together, with its place and what was expected."""
-    text = problem(reply(replan_needed="no", confidence=2, replan_type="redo", issues_found=["a", 1], reasoning=None))
+    text = problem(
+        reply(
+            replan_needed="no",
+            confidence=2,
+            replan_type="redo",
+            issues_found=["a", 1],
+            reasoning=None,
+        )
+    )
     for part in (
         "replan_needed: expected true or false, got 'no'",
         "confidence: ",
@@ -181,7 +198,10 @@ def test_all_problems_at_once():
     ):
         assert part in text
     text = problem('{"replan_decision": {}}')
-    assert all(f"'{name}' is missing" in text for name in ("replan_needed", "confidence", "reasoning", "replan_type"))
+    assert all(
+        f"'{name}' is missing" in text
+        for name in ("replan_needed", "confidence", "reasoning", "replan_type")
+    )
 
 
 def test_bounded_replies():
@@ -190,7 +210,14 @@ def test_bounded_replies():
     assert (text.count("expected text"), text.endswith("and 160 more")) == (20, True)
     assert "issues_found" in problem(reply(issues_found=["x"] * 101))
     assert "reasoning" in problem(reply(reasoning="x" * 20_001))
-    assert len(parse_decision(reply(issues_found=["x"] * 100, reasoning="x" * 20_000), EXECUTION).issues_found) == 100
+    assert (
+        len(
+            parse_decision(
+                reply(issues_found=["x"] * 100, reasoning="x" * 20_000), EXECUTION
+            ).issues_found
+        )
+        == 100
+    )
 
 
 @pytest.mark.parametrize(("phase", "kind"), PAIRS)
@@ -200,15 +227,21 @@ def test_types_by_phase(phase, kind):
     if kind in ALLOWED_REPLANS[phase]:
         assert parse_decision(text, phase).replan_type is kind
     else:
-        assert problem(text, phase).startswith(f"replan_type: {phase} allows {', '.join(ALLOWED_REPLANS[phase])}, got ")
+        assert problem(text, phase).startswith(
+            f"replan_type: {phase} allows {', '.join(ALLOWED_REPLANS[phase])}, got "
+        )
 
 
-@pytest.mark.parametrize(("phase", "kind"), [pair for pair in PAIRS if pair[1] in ALLOWED_REPLANS[pair[0]]])
+@pytest.mark.parametrize(
+    ("phase", "kind"), [pair for pair in PAIRS if pair[1] in ALLOWED_REPLANS[pair[0]]]
+)
 @pytest.mark.parametrize("level", [None, 1, 2, 3, 4, 5])
 def test_type_then_level_then_target(phase, kind, level):
     """Whatever level and target are said with a type, what remains fits the type, and the level before the target."""
     for target in (None, *Phase):
-        decision, notes = said(phase, replan_type=str(kind), replan_level=level, target_phase=target)
+        decision, notes = said(
+            phase, replan_type=str(kind), replan_level=level, target_phase=target
+        )
         if decision.replan_type is ReplanType.NONE:
             assert (decision.replan_level, decision.target_phase) == (None, None)
             continue
@@ -221,13 +254,19 @@ def test_type_then_level_then_target(phase, kind, level):
             assert decision.target_phase is target
         else:
             assert decision.replan_level == next(iter(targets))
-        assert any("replan_level was" in note for note in notes) is (level not in (None, decision.replan_level))
-        assert any("target_phase was" in note for note in notes) is (target not in (None, decision.target_phase))
+        assert any("replan_level was" in note for note in notes) is (
+            level not in (None, decision.replan_level)
+        )
+        assert any("target_phase was" in note for note in notes) is (
+            target not in (None, decision.target_phase)
+        )
 
 
 def test_normalisation_is_recorded():
     """Corrections are noted with the old and the new value."""
-    decision, notes = said(replan_type="action_regeneration", replan_level=5, target_phase="reflection")
+    decision, notes = said(
+        replan_type="action_regeneration", replan_level=5, target_phase="reflection"
+    )
     assert (decision.replan_level, decision.target_phase) == (3, ACTIONS)
     assert notes == (
         "replan_level was 5, but action_regeneration has level 3",
@@ -236,7 +275,9 @@ def test_normalisation_is_recorded():
     assert said(replan_type="full_replan").decision.target_phase is DECOMPOSITION
     agreeing = parse_decision(reply(), EXECUTION)
     assert normalise(agreeing) == (agreeing, ())
-    assert said(replan_type="none").notes == ("replan_needed was true, but replan_type none: the run continues",)
+    assert said(replan_type="none").notes == (
+        "replan_needed was true, but replan_type none: the run continues",
+    )
     unneeded = said(replan_needed=False, replan_type="retry").notes
     assert unneeded == ("replan_type was retry, but replan_needed false: the run continues",)
 
@@ -248,7 +289,11 @@ NOTHING = "a clarification without questions: "
     ("fields", "questions", "notes"),
     [
         (
-            {"clarification_needed": True, "clarification_questions": [" Which? ", " "], "issues_found": ["x"]},
+            {
+                "clarification_needed": True,
+                "clarification_questions": [" Which? ", " "],
+                "issues_found": ["x"],
+            },
             ("Which?",),
             (),
         ),
@@ -261,7 +306,11 @@ NOTHING = "a clarification without questions: "
             ),
         ),
         ({"clarification_needed": True}, ("so",), (f"{NOTHING}its reasoning is shown",)),
-        ({"clarification_needed": True, "reasoning": " "}, (), (f"{NOTHING}there is nothing to ask",)),
+        (
+            {"clarification_needed": True, "reasoning": " "},
+            (),
+            (f"{NOTHING}there is nothing to ask",),
+        ),
     ],
 )
 def test_request_asks_something(fields, questions, notes):
@@ -285,16 +334,26 @@ def test_normal_form(decision):
     """Every decision has one normal form: it needs a replan exactly where it names one, and stays as it is."""
     normal, notes = normalise(decision)
     assert normal.replan_needed is (normal.replan_type is not ReplanType.NONE)
-    assert (normal.replan_level is None) is (normal.target_phase is None) is not normal.replan_needed
+    assert (
+        (normal.replan_level is None) is (normal.target_phase is None) is not normal.replan_needed
+    )
     assert normal.clarification_needed is False or normal.clarification_questions
     assert normalise(normal) == (normal, ())
-    parts = ("replan_needed", "replan_type") if not normal.replan_needed else ("replan_level", "target_phase")
+    parts = (
+        ("replan_needed", "replan_type")
+        if not normal.replan_needed
+        else ("replan_level", "target_phase")
+    )
     assert notes or all(getattr(decision, part) in (None, getattr(normal, part)) for part in parts)
 
 
 EXTRAS = {
     GOAL: {"assumptions_to_make": ["main is the default branch"]},
-    DECOMPOSITION: {"missing_steps": ["test"], "recommended_granularity": "finer", "scope_adjustment": "without docs"},
+    DECOMPOSITION: {
+        "missing_steps": ["test"],
+        "recommended_granularity": "finer",
+        "scope_adjustment": "without docs",
+    },
     ACTIONS: {
         "unavailable_tools": ["docker"],
         "alternative_tools": ["podman"],
@@ -319,7 +378,12 @@ EXTRAS = {
 @pytest.mark.parametrize("phase", list(Phase))
 def test_every_field_is_kept(phase):
     """All fields, those of the phase and any that nobody asked for are kept in what is recorded."""
-    fields = {**FULL, "replan_type": str(ALLOWED_REPLANS[phase][0]), **EXTRAS[phase], "mood": {"good": [1, None]}}
+    fields = {
+        **FULL,
+        "replan_type": str(ALLOWED_REPLANS[phase][0]),
+        **EXTRAS[phase],
+        "mood": {"good": [1, None]},
+    }
     decision = parse_decision(json.dumps(fields), phase)
     written = json.loads(decision.model_dump_json())
     assert {name: written[name] for name in fields} == fields
@@ -368,15 +432,24 @@ def test_no_object(texts, said):
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-2, 100) | st.floats() | texts | st.sampled_from([*Phase, *ReplanType]),
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 100)
+    | st.floats()
+    | texts
+    | st.sampled_from([*Phase, *ReplanType]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=6,
 )
-any_fields = st.dictionaries(st.sampled_from([*FULL, "replan_decision", "achievement_rate"]) | texts, json_values)
+any_fields = st.dictionaries(
+    st.sampled_from([*FULL, "replan_decision", "achievement_rate"]) | texts, json_values
+)
 
 
 @given(
-    st.text() | any_fields.map(json.dumps) | st.tuples(st.text(), any_fields.map(json.dumps), st.text()).map("".join),
+    st.text()
+    | any_fields.map(json.dumps)
+    | st.tuples(st.text(), any_fields.map(json.dumps), st.text()).map("".join),
     st.sampled_from(Phase),
 )
 def test_any_reply(text, phase):
@@ -471,7 +544,10 @@ def test_retries_per_action():
         counts = counts.add_replan(RETRY, one)
 
     ruling = ruled(RETRY, counts, one)
-    assert (ruling.override, ruling.reason) == ("limit", "the limit of 3 retries of action 'a' is reached")
+    assert (ruling.override, ruling.reason) == (
+        "limit",
+        "the limit of 3 retries of action 'a' is reached",
+    )
     assert ReplanType.RETRY not in available_replan_types(EXECUTION, LIMITS, counts, one)
     assert ruled(RETRY, counts, other).is_executable
     assert ReplanType.RETRY in available_replan_types(EXECUTION, LIMITS, counts, other)
@@ -482,10 +558,14 @@ def test_retry_of_nothing():
     """A retry without an executed action is no replan and spends nothing."""
     ruling = ruled(RETRY, cause=NO_CAUSE)
     assert (ruling.kind, ruling.override) == ("continue", None)
-    assert ReplanType.RETRY not in available_replan_types(EXECUTION, LIMITS, ReplanCounts(), NO_CAUSE)
+    assert ReplanType.RETRY not in available_replan_types(
+        EXECUTION, LIMITS, ReplanCounts(), NO_CAUSE
+    )
 
 
-@pytest.mark.parametrize(("level", "name"), [(3, "regenerations"), (4, "redecompositions"), (5, None)])
+@pytest.mark.parametrize(
+    ("level", "name"), [(3, "regenerations"), (4, "redecompositions"), (5, None)]
+)
 def test_full_replan_counts_as_what_it_does(level, name):
     """A full replan spends the limit of the phase that it returns to, so that no limit is escaped by another name."""
     full = decided(kind="full_replan", replan_level=level)
@@ -501,18 +581,30 @@ def test_switched_off():
     left = {phase: available_replan_types(phase, off, ReplanCounts(), FETCH) for phase in Phase}
     assert left.pop(Phase.REFLECTION) == (ReplanType.PLAN_REVISION,)
     assert set(left.values()) == {()}
-    assert available_replan_types(Phase.REFLECTION, replace(off, plan_revisions=0), ReplanCounts(), FETCH) == ()
+    assert (
+        available_replan_types(
+            Phase.REFLECTION, replace(off, plan_revisions=0), ReplanCounts(), FETCH
+        )
+        == ()
+    )
     ruling = ruled(decided(), enabled=False)
     assert (ruling.override, ruling.reason) == ("limit", "replanning is switched off")
 
 
 def test_only_success_resets():
     """A success gives an action its retries back, and resets nothing else; neither does understanding the goal again."""
-    counts = spent(decided(), 2, lineage="fetch").add_replan(RETRY, FETCH).add_replan(RETRY, ReplanCause(action="b"))
+    counts = (
+        spent(decided(), 2, lineage="fetch")
+        .add_replan(RETRY, FETCH)
+        .add_replan(RETRY, ReplanCause(action="b"))
+    )
     assert counts.reset_retries("fetch#2") == counts.model_copy(update={"retries": {"b": 1}})
     assert counts.reset_retries("unknown") == counts
 
-    before, after = counts.model_dump(), counts.add_replan(decided(kind="goal_revision"), FETCH).model_dump()
+    before, after = (
+        counts.model_dump(),
+        counts.add_replan(decided(kind="goal_revision"), FETCH).model_dump(),
+    )
     changed = {name for name in before if after[name] != before[name]}
     assert changed == {"total", "lineages", "causes", "phases"}
     assert after["total"] == before["total"] + 1
@@ -542,35 +634,57 @@ def test_bands(confidence, kind):
 
     unasked = ruled(decided(confidence=confidence), confirm_low_confidence=False)
     assert unasked.kind == ("skip" if kind == "ask" else kind)
-    assert (unasked.override == "confidence") is unasked.reason.endswith("and 0.5 is needed") is (confidence < 0.5)
+    assert (
+        (unasked.override == "confidence")
+        is unasked.reason.endswith("and 0.5 is needed")
+        is (confidence < 0.5)
+    )
 
 
 @pytest.mark.parametrize(
-    ("edges", "confidence"), [((0, 0, 0), 0), ((0, 0.5, 1), 1), ((1, 1, 1), 1), ((0.3, 0.3, 0.3), 1)]
+    ("edges", "confidence"),
+    [((0, 0, 0), 0), ((0, 0.5, 1), 1), ((1, 1, 1), 1), ((0.3, 0.3, 0.3), 1)],
 )
 def test_edges_in_order(edges, confidence):
     """Bands may be empty, and may reach to both ends; a confidence of zero is no default."""
     user, minimum, immediate = edges
-    edges = {"confirmation_threshold": user, "min_threshold": minimum, "immediate_threshold": immediate}
+    edges = {
+        "confirmation_threshold": user,
+        "min_threshold": minimum,
+        "immediate_threshold": immediate,
+    }
     assert ruled(decided(confidence=confidence), **edges).kind == "execute"
 
 
 @pytest.mark.parametrize(
     "edges",
-    [(-0.1, 0.5, 0.8), (0.6, 0.5, 0.8), (0.3, 0.9, 0.8), (0.3, 0.5, 1.1), (math.nan, 0.5, 0.8), (0.3, 0.5, math.nan)],
+    [
+        (-0.1, 0.5, 0.8),
+        (0.6, 0.5, 0.8),
+        (0.3, 0.9, 0.8),
+        (0.3, 0.5, 1.1),
+        (math.nan, 0.5, 0.8),
+        (0.3, 0.5, math.nan),
+    ],
 )
 def test_edges_out_of_order(edges):
     """Edges that are not in order, or not from 0 to 1, are refused with the order that is expected."""
     user, minimum, immediate = edges
     with pytest.raises(SettingsError, match="expected 0 ≤ user ≤ minimum ≤ immediate ≤ 1"):
-        ReplanLimits(confirmation_threshold=user, min_threshold=minimum, immediate_threshold=immediate)
+        ReplanLimits(
+            confirmation_threshold=user, min_threshold=minimum, immediate_threshold=immediate
+        )
 
 
 def test_negative_limits():
     """Every limit that is negative is named, together with edges that are out of order."""
     with pytest.raises(SettingsError) as caught:
         ReplanLimits(total=-1, partial_replans=-2, confirmation_threshold=0.9)
-    assert [problem.place for problem in caught.value.problems] == ["partial_replans", "total", "confidence"]
+    assert [problem.place for problem in caught.value.problems] == [
+        "partial_replans",
+        "total",
+        "confidence",
+    ]
 
 
 def test_limit_before_confidence_before_loop():
@@ -701,7 +815,11 @@ def test_every_setting_counts():
                 "action_sequence": {"max_regeneration_attempts": 6},
                 "execution": {"max_action_retries": 7, "max_partial_replans": 8},
                 "reflection": {"max_plan_revisions": 9},
-                "global": {"max_total_replans": 20, "infinite_loop_detection": False, "same_trigger_max_count": 12},
+                "global": {
+                    "max_total_replans": 20,
+                    "infinite_loop_detection": False,
+                    "same_trigger_max_count": 12,
+                },
             },
         }
     )
@@ -736,7 +854,9 @@ causes = st.builds(
     action=st.none() | st.sampled_from("abc"),
     lineage=st.none() | st.sampled_from("xy"),
 )
-wanted = st.sampled_from([(phase, str(kind)) for phase in Phase for kind in ALLOWED_REPLANS[phase]]).flatmap(
+wanted = st.sampled_from(
+    [(phase, str(kind)) for phase in Phase for kind in ALLOWED_REPLANS[phase]]
+).flatmap(
     lambda pair: st.builds(
         decided,
         *map(st.just, pair),
@@ -771,14 +891,20 @@ def test_no_sequence_exceeds_a_limit(limits, sequence):
             counts = counts.add_replan(decision, cause)
         if ruling.questions:
             asked += 1
-            counts = counts if decision.replan_type == "clarification_request" else counts.add_clarification()
+            counts = (
+                counts
+                if decision.replan_type == "clarification_request"
+                else counts.add_clarification()
+            )
         if succeeds and cause.action:
             counts = counts.reset_retries(cause.action)
         for name in (*OWN, "total"):
             assert getattr(counts, name) <= getattr(limits, name)
         assert all(times <= limits.action_retries for times in counts.retries.values())
         assert all(times <= limits.replans_per_lineage for times in counts.lineages.values())
-        assert not limits.loop_detection or all(times <= limits.same_trigger for times in counts.causes.values())
+        assert not limits.loop_detection or all(
+            times <= limits.same_trigger for times in counts.causes.values()
+        )
         assert asked <= limits.clarifications
         assert sum(counts.phases.values()) == counts.total
 

@@ -55,7 +55,8 @@ async def test_an_unusable_plan_ends_the_run(phase):
 
 
 @pytest.mark.parametrize(
-    "bad", [["nonsense"], ["nonsense"] * 3, [actions(action("write", "rm"), action("post", "post"))]]
+    "bad",
+    [["nonsense"], ["nonsense"] * 3, [actions(action("write", "rm"), action("post", "post"))]],
 )
 async def test_a_repaired_plan_is_taken(bad):
     """A valid plan among the four replies is executed, and of those before it nothing."""
@@ -78,8 +79,14 @@ async def test_ids_of_phases_that_a_person_agreed_to_stay_short():
         {"decision:task_decomposition": (unsure, unsure, go_on())}, gate=eve("approve", "approve")
     )
     assert planning.result.status == "succeeded"
-    ids = [str(entry.id) for entry in planning.run.live if entry.id.startswith("task_decomposition")]
-    assert ids == ["task_decomposition", "task_decomposition~agreed-2~2", "task_decomposition~agreed-5~2"]
+    ids = [
+        str(entry.id) for entry in planning.run.live if entry.id.startswith("task_decomposition")
+    ]
+    assert ids == [
+        "task_decomposition",
+        "task_decomposition~agreed-2~2",
+        "task_decomposition~agreed-5~2",
+    ]
 
 
 # Goals that cannot be decomposed
@@ -97,7 +104,9 @@ WRITING: Any = planned(action("write", "write"))
 DIVIDED = WRITING["task_decomposition"]
 
 
-@pytest.mark.parametrize("replies", [(CANNOT, DIVIDED), ({"task_decomposition": DIVIDED, **CANNOT},)])
+@pytest.mark.parametrize(
+    "replies", [(CANNOT, DIVIDED), ({"task_decomposition": DIVIDED, **CANNOT},)]
+)
 async def test_a_part_of_a_goal_is_done_with_its_limitations(replies):
     """The model divides what is possible, at once or when it is asked to more coarsely; limitations are kept and shown."""
     planning, model, desk = await run({**WRITING, "task_decomposition": replies})
@@ -111,7 +120,9 @@ async def test_a_part_of_a_goal_is_done_with_its_limitations(replies):
     assert "it is done without: posting" in model.prompts[-1]
 
 
-@pytest.mark.parametrize(("how", "status"), [("abort", "aborted"), ("wait", "needs_human"), ("assume", "succeeded")])
+@pytest.mark.parametrize(
+    ("how", "status"), [("abort", "aborted"), ("wait", "needs_human"), ("assume", "succeeded")]
+)
 async def test_an_infeasible_goal_is_escalated_with_its_reasons(how, status):
     """If a coarser split fails too, the escalation names what is possible, what is not, and the proposal."""
     replies = {**WRITING, "task_decomposition": (CANNOT, CANNOT, DIVIDED)}
@@ -123,11 +134,15 @@ async def test_an_infeasible_goal_is_escalated_with_its_reasons(how, status):
         assert text in told
 
 
-@pytest.mark.parametrize(("third", "status", "asked"), [(DIVIDED, "succeeded", 3), (CANNOT, "aborted", 4)])
+@pytest.mark.parametrize(
+    ("third", "status", "asked"), [(DIVIDED, "succeeded", 3), (CANNOT, "aborted", 4)]
+)
 async def test_a_person_agrees_to_another_approach(third, status, asked):
     """The proposed approach is taken when a person approves it; if it fails too, the run ends."""
     replies = {**WRITING, "task_decomposition": (CANNOT, CANNOT, third)}
-    planning, model, _ = await run(replies, settings=escalate("wait"), gate=eve("approve", "approve"))
+    planning, model, _ = await run(
+        replies, settings=escalate("wait"), gate=eve("approve", "approve")
+    )
 
     assert planning.result.status == status
     assert model.asked.count("task_decomposition") == asked
@@ -152,11 +167,15 @@ async def test_a_person_decides_if_the_goal_cannot_be_decomposed_again():
 # Replans that a limit forbids
 
 
-@pytest.mark.parametrize(("how", "status"), [("wait", "needs_human"), ("assume", "succeeded"), ("abort", "aborted")])
+@pytest.mark.parametrize(
+    ("how", "status"), [("wait", "needs_human"), ("assume", "succeeded"), ("abort", "aborted")]
+)
 async def test_no_alternative_to_a_phase(how, status):
     """A replan that a limit forbids is told to the model once; then a person waits, it is done without, or the run ends."""
     settings = escalate(how, replanning={"global": {"same_trigger_max_count": 1}})
-    planning, model, _ = await run({"decision:action_sequence": replan("action_regeneration")}, settings=settings)
+    planning, model, _ = await run(
+        {"decision:action_sequence": replan("action_regeneration")}, settings=settings
+    )
 
     assert planning.result.status == status
     assert model.asked.count("decision:action_sequence") == 3
@@ -183,7 +202,9 @@ async def test_no_alternative_after_an_action(how, verdict, status):
     assert desk.tools == (["write", "post"] if goes_on else ["write"])
     asked = [kind for kind in model.asked if kind in ("decision:execution", "reflection")]
     assert asked == ["decision:execution"] * (3 if goes_on else 2)
-    assert gate is None or ["limit of 0 partial replans" in question.text for question in gate.questions] == [True]
+    assert gate is None or [
+        "limit of 0 partial replans" in question.text for question in gate.questions
+    ] == [True]
 
 
 async def test_a_reported_failure_is_not_skipped():
@@ -197,10 +218,15 @@ async def test_a_reported_failure_is_not_skipped():
     assert "the limit of 0 retries of action 'write' is reached" in planning.result.reason
 
 
-@pytest.mark.parametrize(("verdict", "tools"), [("approve", ["write", "write", "post"]), ("reject", ["write"])])
+@pytest.mark.parametrize(
+    ("verdict", "tools"), [("approve", ["write", "write", "post"]), ("reject", ["write"])]
+)
 async def test_an_unsure_retry_after_a_stated_failure_is_asked_about(verdict, tools):
     """With a confidence between 0.3 and 0.5 a person is asked, also if only the output reports the failure."""
-    replies = {"reflection": FAILED, "decision:execution": (replan("retry", confidence=0.4), go_on())}
+    replies = {
+        "reflection": FAILED,
+        "decision:execution": (replan("retry", confidence=0.4), go_on()),
+    }
     gate = eve(verdict)
     planning, _, desk = await run(replies, Desk({"write": [{"ok": False}] * 2}), gate=gate)
 
@@ -214,14 +240,20 @@ async def test_an_unsure_retry_after_a_stated_failure_is_asked_about(verdict, to
 async def test_a_retry_that_a_declared_fallback_supersedes_is_on_record():
     """If the model wants to retry an action that has a fallback, the fallback is used, and recorded."""
     replies = {
-        "action_sequence": actions(action("write", "write", fallback_strategy="shout"), action("post", "post")),
+        "action_sequence": actions(
+            action("write", "write", fallback_strategy="shout"), action("post", "post")
+        ),
         "reflection": FAILED,
         "decision:execution": replan("retry"),
     }
     planning, _, desk = await run(replies, Desk({"write": [{"ok": False}]}))
 
     assert (planning.result.status, desk.tools) == ("succeeded", ["write", "shout", "post"])
-    decided = [(one.replan_type, one.executed) for one in planning.state.records if one.phase == "execution"]
+    decided = [
+        (one.replan_type, one.executed)
+        for one in planning.state.records
+        if one.phase == "execution"
+    ]
     assert decided == [("retry", False)]
 
 
@@ -240,7 +272,11 @@ async def test_a_replan_that_fails_is_told_and_escalates():
     assert "no usable revision" in planning.result.reason
     assert desk.used == [("write", "write")]
     wanted, instead = [record for record in planning.state.records if record.phase == "execution"]
-    assert (wanted.executed, wanted.result, instead.instead_of) == (True, "failure", wanted.replan_id)
+    assert (wanted.executed, wanted.result, instead.instead_of) == (
+        True,
+        "failure",
+        wanted.replan_id,
+    )
 
 
 @pytest.mark.parametrize(
@@ -248,8 +284,16 @@ async def test_a_replan_that_fails_is_told_and_escalates():
     [
         ("partial_replan", "partial_replan", {"revision": (*[BAD] * 4, GOOD)}),
         ("partial_replan", "action_regeneration", {"revision": BAD}),
-        ("task_redecomposition", "partial_replan", {"task_decomposition": (SUBTASKS, "no"), "revision": GOOD}),
-        ("task_redecomposition", "goal_revision", {"task_decomposition": (SUBTASKS, *["no"] * 4, SUBTASKS)}),
+        (
+            "task_redecomposition",
+            "partial_replan",
+            {"task_decomposition": (SUBTASKS, "no"), "revision": GOOD},
+        ),
+        (
+            "task_redecomposition",
+            "goal_revision",
+            {"task_decomposition": (SUBTASKS, *["no"] * 4, SUBTASKS)},
+        ),
     ],
 )
 async def test_another_replan_replaces_one_without_a_plan(wanted, other, more):
@@ -260,7 +304,10 @@ async def test_another_replan_replaces_one_without_a_plan(wanted, other, more):
     assert planning.result.status == "succeeded", planning.result.reason
     assert [task for task, _ in desk.used] == ["write", "v2.write", "v2.post"]
     made = [record for record in planning.state.records if record.executed]
-    assert [(one.replan_type, one.result) for one in made] == [(wanted, "failure"), (other, "success")]
+    assert [(one.replan_type, one.result) for one in made] == [
+        (wanted, "failure"),
+        (other, "success"),
+    ]
     assert planning.state.counts.total == 2
     assert planning.state.counts.lineages == {"write": 2}
 
@@ -272,7 +319,9 @@ async def test_another_replan_replaces_one_without_a_plan(wanted, other, more):
         ("goal_revision", "goal_understanding", (USUAL["goal_understanding"], "no")),
     ],
 )
-@pytest.mark.parametrize(("how", "verdict"), [("assume", None), ("wait", "approve"), ("wait", "reject")])
+@pytest.mark.parametrize(
+    ("how", "verdict"), [("assume", None), ("wait", "approve"), ("wait", "reject")]
+)
 async def test_without_another_way_it_is_escalated(how, verdict, wanted, kind, replies):
     """If a replan yields no valid plan and the model has no alternative, a person decides, or the rest continues."""
     gate = None if verdict is None else eve(verdict)
@@ -304,7 +353,9 @@ async def test_the_model_may_keep_the_previous_output(phase):
 
 async def test_a_failed_action_is_not_skipped():
     """If the model is not sure to do without a failed action and no person can be asked, the run ends with the reason."""
-    planning, _, _ = await run({"decision:execution": go_on(confidence=0.7)}, Desk({"write": [MISSING]}))
+    planning, _, _ = await run(
+        {"decision:execution": go_on(confidence=0.7)}, Desk({"write": [MISSING]})
+    )
     assert planning.result.status == "aborted"
     assert "write failed, and no decision helps" in planning.result.reason
 
@@ -315,7 +366,9 @@ async def test_of_two_failures_none_is_passed_over():
         **planned(action("write", "write"), action("post", "post")),
         "decision:execution": (go_on(**WHICH), replan("retry"), go_on()),
     }
-    planning, _, desk = await run(replies, Desk({"write": [MISSING], "post": [MISSING]}, takes=1), gate=eve("reject"))
+    planning, _, desk = await run(
+        replies, Desk({"write": [MISSING], "post": [MISSING]}, takes=1), gate=eve("reject")
+    )
 
     assert planning.result.status == "succeeded", planning.result.reason
     assert sorted(desk.tools) == ["post", "post", "write", "write"]
@@ -325,7 +378,9 @@ async def test_of_two_failures_none_is_passed_over():
 async def test_an_unanswered_question_about_an_action_is_assumed(kind):
     """An unanswered question about a failed action is replaced by an assumption, recorded, and the action repeated."""
     asks = go_on(replan_needed=kind != "none", replan_type=kind, **WHICH)
-    planning, _, desk = await run({"decision:execution": (asks, go_on()), "revision": GOOD}, Desk({"write": [MISSING]}))
+    planning, _, desk = await run(
+        {"decision:execution": (asks, go_on()), "revision": GOOD}, Desk({"write": [MISSING]})
+    )
 
     assert planning.result.status == "succeeded"
     assert len(desk.used) == 3
@@ -338,7 +393,12 @@ ASKED_AGAIN = [
     # what the model wants each time, its limit, and the uses of the tool and the replans that are left
     ("retry", {"execution": {"max_action_retries": 1}}, 2, ["retry"]),
     ("none", {"execution": {"max_action_retries": 1}}, 2, ["retry"]),
-    ("partial_replan", {"execution": {"max_partial_replans": 1, "max_action_retries": 0}}, 2, ["partial_replan"]),
+    (
+        "partial_replan",
+        {"execution": {"max_partial_replans": 1, "max_action_retries": 0}},
+        2,
+        ["partial_replan"],
+    ),
     ("retry", {"global": {"max_total_replans": 1}}, 2, ["retry"]),
 ]
 
@@ -348,9 +408,16 @@ ASKED_AGAIN = [
 async def test_a_replan_beside_a_question_counts(kind, limits, uses, replans, answered):
     """A replan after a failure passes the limits and is on record also if its answer, or its assumption, comes first."""
     asks = go_on(replan_needed=kind != "none", replan_type=kind, **WHICH)
-    settings = {"planning": {"replanning": {"goal_understanding": {"max_clarification_requests": 9}, **limits}}}
+    settings = {
+        "planning": {
+            "replanning": {"goal_understanding": {"max_clarification_requests": 9}, **limits}
+        }
+    }
     gate = eve(*["approve"] * 9, comment="this one") if answered else None
-    replies = {"decision:execution": asks, "revision": revision(action("write", "write"), action("post", "post"))}
+    replies = {
+        "decision:execution": asks,
+        "revision": revision(action("write", "write"), action("post", "post")),
+    }
     planning, _, desk = await run(replies, Desk({"write": [MISSING] * 9}), settings, gate)
 
     assert desk.tools == ["write"] * uses + (["post"] if answered else [])
@@ -364,10 +431,17 @@ async def test_an_answer_counts_also_where_the_replan_beside_the_question_cannot
     """A clarification, or its assumption, is shown when the phase is repeated, also after a replan that loops."""
     looping, asks = because("task_redecomposition", 0), because("task_redecomposition", 0, **WHICH)
     replies = {"decision:task_decomposition": (looping, looping, asks, "hm", go_on())}
-    planning, model, _ = await run(replies, gate=eve("approve", comment="the first") if answered else None)
+    planning, model, _ = await run(
+        replies, gate=eve("approve", comment="the first") if answered else None
+    )
 
     assert planning.result.status == "succeeded", planning.result.reason
-    assert ["Which?" in prompt for prompt in model.told("task_decomposition")] == [False, False, False, True]
+    assert ["Which?" in prompt for prompt in model.told("task_decomposition")] == [
+        False,
+        False,
+        False,
+        True,
+    ]
     assert ("the first" in model.told("task_decomposition")[-1]) is answered
     assert planning.state.counts.redecompositions == 2
 
@@ -409,13 +483,22 @@ async def test_a_failed_action_waits_for_the_model():
 
 @pytest.mark.parametrize(
     ("settings", "gate", "status"),
-    [(escalate("assume"), None, "succeeded"), (escalate("abort"), None, "aborted"), ({}, "reject", "failed")],
+    [
+        (escalate("assume"), None, "succeeded"),
+        (escalate("abort"), None, "aborted"),
+        ({}, "reject", "failed"),
+    ],
 )
 async def test_settings_or_a_person_end_the_wait_for_the_model(settings, gate, status):
     """If the model is unavailable, the run goes on or ends where settings say so, or a person declines another try."""
-    planning, _, _ = await run(absent, Desk({"post": [MISSING]}), settings, eve(gate) if gate else None)
+    planning, _, _ = await run(
+        absent, Desk({"post": [MISSING]}), settings, eve(gate) if gate else None
+    )
     assert planning.result.status == status
-    assert status == "succeeded" or planning.state.completion["status"] == "requires_human_intervention"
+    assert (
+        status == "succeeded"
+        or planning.state.completion["status"] == "requires_human_intervention"
+    )
 
 
 @pytest.mark.parametrize(
@@ -426,18 +509,31 @@ async def test_settings_or_a_person_end_the_wait_for_the_model(settings, gate, s
 async def test_counts_are_those_of_the_journal(achieved, gate, settings):
     """Whatever the model states of tasks that it completed, the summary has the numbers of those that were executed."""
     claims = {"summary": {"goal_achieved": achieved, "tasks_completed": 77, "tasks_failed": 5}}
-    replies = {"completion": claims, "step": (use("write", text="a"), use("post", text="b"), {**claims, "done": True})}
+    replies = {
+        "completion": claims,
+        "step": (use("write", text="a"), use("post", text="b"), {**claims, "done": True}),
+    }
     planning, *_ = await run(replies, None, settings, eve(gate) if gate else None)
     told = planning.state.completion["summary"]
-    assert (told["tasks_completed"], told["tasks_failed"], told["goal_achieved"]) == (2, 0, achieved)
+    assert (told["tasks_completed"], told["tasks_failed"], told["goal_achieved"]) == (
+        2,
+        0,
+        achieved,
+    )
 
 
 async def test_what_a_person_is_told_to_do():
     """A run that needs a person counts its revisions and the failures that nothing replaced, and says what to do."""
-    causes = tuple(because("partial_replan", number, recommended_actions=["ask eve"]) for number in range(3))
-    plans = tuple(revision(action(name, "shout"), action("post", "post")) for name in ("write", "w2", "w3"))
+    causes = tuple(
+        because("partial_replan", number, recommended_actions=["ask eve"]) for number in range(3)
+    )
+    plans = tuple(
+        revision(action(name, "shout"), action("post", "post")) for name in ("write", "w2", "w3")
+    )
     replies = {"decision:execution": causes, "revision": plans}
-    planning, *_ = await run(replies, Desk({"write": [MISSING], "shout": [MISSING] * 9}), escalate("abort"))
+    planning, *_ = await run(
+        replies, Desk({"write": [MISSING], "shout": [MISSING] * 9}), escalate("abort")
+    )
     told: Any = planning.state.completion["summary"]
     assert planning.result.status == "aborted"
     assert (told["revision_attempts"], told["tasks_completed"], told["tasks_failed"]) == (2, 0, 1)

@@ -47,7 +47,11 @@ STEP = 17
 """Every how many records the run is cut off on each event loop."""
 UNCLEAR = {
     "decision:goal_understanding": (
-        go_on(clarification_needed=True, clarification_questions=["To whom?"], assumptions_to_make=["to all"]),
+        go_on(
+            clarification_needed=True,
+            clarification_questions=["To whom?"],
+            assumptions_to_make=["to all"],
+        ),
         go_on(),
     )
 }
@@ -79,12 +83,18 @@ async def test_one_file_for_each_run(tmp_path):
     await solved({}, folder, run="a", start=start)
     await solved({}, folder, run="b", start=start, issue="group/project!7")
 
-    assert sorted(path.name for path in folder.glob("*.jsonl")) == [".index.jsonl", "a.jsonl", "b.jsonl"]
+    assert sorted(path.name for path in folder.glob("*.jsonl")) == [
+        ".index.jsonl",
+        "a.jsonl",
+        "b.jsonl",
+    ]
     for run, issue in (("a", ISSUE), ("b", "group/project!7")):
         lines = written(folder, run)
         assert {tuple(line)[:5] for line in lines} == {tuple(HEAD)}
         assert {(line["task_uuid"], line["issue_id"]) for line in lines} == {(run, issue)}
-        assert all(re.fullmatch(r"2031-05-06T07:08:09\.\d{6}Z", line["timestamp"]) for line in lines)
+        assert all(
+            re.fullmatch(r"2031-05-06T07:08:09\.\d{6}Z", line["timestamp"]) for line in lines
+        )
         numbers = [line["seq"] for line in in_order(lines)]
         assert numbers == sorted(set(numbers))
 
@@ -142,7 +152,9 @@ def test_a_journal_that_is_not_known(tmp_path):
 async def executed_elsewhere(plan):
     """Execute a plan without planning mode, with the exporter that is called `planning-history`."""
     async with VirtualClock() as clock:
-        engine = ReplanningEngine(exporters=["planning-history"], environment=virtual_environment(clock=clock))
+        engine = ReplanningEngine(
+            exporters=["planning-history"], environment=virtual_environment(clock=clock)
+        )
         await engine.execute(plan, ScriptedExecutor())
         await engine.aclose()
 
@@ -150,7 +162,9 @@ async def executed_elsewhere(plan):
 async def test_is_a_plugin_for_runs_of_planning_mode(tmp_path, monkeypatch):
     """An engine that is told its name writes the history into the present folder, and for no run that has none."""
     monkeypatch.chdir(tmp_path)
-    await executed_elsewhere(Plan.model_validate({"goal": {"objective": "x"}, "tasks": [{"id": "a"}]}))
+    await executed_elsewhere(
+        Plan.model_validate({"goal": {"objective": "x"}, "tasks": [{"id": "a"}]})
+    )
     assert not (tmp_path / "planning_history").exists()
 
     store = MemoryStore()
@@ -185,7 +199,14 @@ async def test_types_and_their_keys(tmp_path):
     lines = written(tmp_path)
 
     keys = {line["type"]: set(line) - set(HEAD) for line in lines}
-    assert keys.keys() == {"plan", "revision", "reflection", "execution", "replan_decision", "completion"}
+    assert keys.keys() == {
+        "plan",
+        "revision",
+        "reflection",
+        "execution",
+        "replan_decision",
+        "completion",
+    }
     assert (keys["plan"], keys["reflection"]) == ({"plan"}, {"evaluation"})
     assert keys["revision"] == {"reason", "changes", "updated_plan"}
     (plan,) = of_type("plan", lines)
@@ -202,15 +223,23 @@ async def test_types_and_their_keys(tmp_path):
         ),
         ("a plan_revision is needed", [{"change": "added", "task_id": "fix"}]),
     ]
-    assert revisions[-1]["updated_plan"]["action_plan"] == planning.state.plan.action_plan.model_dump(mode="json")
+    assert revisions[-1]["updated_plan"][
+        "action_plan"
+    ] == planning.state.plan.action_plan.model_dump(mode="json")
 
 
 async def test_what_a_revision_leaves_out(tmp_path):
     """Tasks of the old plan that are not in the new one are listed as removed."""
-    replies = {"decision:execution": replan("partial_replan"), "revision": revision(action("shout", "shout"))}
+    replies = {
+        "decision:execution": replan("partial_replan"),
+        "revision": revision(action("shout", "shout")),
+    }
     await solved(replies, tmp_path, desk=Desk({"post": [MISSING]}))
     (told,) = of_type("revision", written(tmp_path))
-    assert told["changes"] == [{"change": "added", "task_id": "shout"}, {"change": "removed", "task_id": "post"}]
+    assert told["changes"] == [
+        {"change": "added", "task_id": "shout"},
+        {"change": "removed", "task_id": "post"},
+    ]
 
 
 async def test_what_was_done(tmp_path):
@@ -225,7 +254,11 @@ async def test_what_was_done(tmp_path):
         ("succeeded", "write", "shout"),
         ("succeeded", "post", "post"),
     ]
-    assert done[0]["error"] == {"type": "FileNotFoundError", "message": str(MISSING), "kind": "error"}
+    assert done[0]["error"] == {
+        "type": "FileNotFoundError",
+        "message": str(MISSING),
+        "kind": "error",
+    }
     assert done[1]["changes"][0]["kind"] == "replace"
     assert (done[3]["arguments"], done[3]["result"]) == ({"text": "news"}, "news")
 
@@ -242,8 +275,17 @@ async def test_what_people_were_asked(tmp_path):
             planning.engine.answer(question.id, "approve", by="ada", comment="To the customers.")
         await planning.engine.aclose()
     asked, answered = of_type("execution", written(tmp_path))[:2]
-    assert (asked["event"], asked["questions"], asked["assumptions"]) == ("asked", ["To whom?"], ["to all"])
-    said = {"question": question.id, "verdict": "approve", "by": "ada", "comment": "To the customers."}
+    assert (asked["event"], asked["questions"], asked["assumptions"]) == (
+        "asked",
+        ["To whom?"],
+        ["to all"],
+    )
+    said = {
+        "question": question.id,
+        "verdict": "approve",
+        "by": "ada",
+        "comment": "To the customers.",
+    }
     assert answered.items() >= {"event": "answered", **said}.items()
 
 
@@ -253,11 +295,18 @@ async def test_the_end(tmp_path):
     await solved({"completion": summary(achieved=False)}, tmp_path, run="bad")
 
     last = written(tmp_path, "good")[-1]
-    assert (last["type"], last["status"], last["result"], last["done"]) == ("completion", "success", "succeeded", True)
+    assert (last["type"], last["status"], last["result"], last["done"]) == (
+        "completion",
+        "success",
+        "succeeded",
+        True,
+    )
     assert last["summary"]["goal_achieved"] is True
     (left,) = of_type("completion", written(tmp_path, "bad"))
     assert (left["status"], left["done"]) == ("requires_human_intervention", False)
-    assert {"revision_attempts", "reason", "current_state", "recommendations"} <= set(left["summary"])
+    assert {"revision_attempts", "reason", "current_state", "recommendations"} <= set(
+        left["summary"]
+    )
     assert written(tmp_path, "bad")[-1]["event"] == "needs_human"
 
 
@@ -276,7 +325,9 @@ async def test_decisions_are_complete(tmp_path):
     for name in ("partial_replan", "plan_revision"):
         before, after = changed[name]["plan_before"], changed[name]["plan_after"]
         assert after["revision"] == before["revision"] + 1
-        assert {task["id"] for task in after["tasks"]} > {task["id"] for task in before["tasks"]} - {"write"}
+        assert {task["id"] for task in after["tasks"]} > {
+            task["id"] for task in before["tasks"]
+        } - {"write"}
     tasks = [task["id"] for task in changed["partial_replan"]["plan_after"]["tasks"]]
     assert "action_sequence~2" in tasks
     assert "write" not in tasks
@@ -292,9 +343,13 @@ async def test_executed_says_what_was_done(tmp_path):
     }
     settings = {"planning": {"replanning": {"execution": {"max_partial_replans": 0}}}}
     await solved(replies, tmp_path, desk=Desk({"write": [MISSING]}), settings=settings)
-    decisions = [d for d in of_type("replan_decision", written(tmp_path)) if d["replan_type"] != "none"]
+    decisions = [
+        d for d in of_type("replan_decision", written(tmp_path)) if d["replan_type"] != "none"
+    ]
 
-    assert [(d["replan_type"], d["executed"], d["result"], d["override_reason"]) for d in decisions] == [
+    assert [
+        (d["replan_type"], d["executed"], d["result"], d["override_reason"]) for d in decisions
+    ] == [
         ("goal_revision", False, "skipped", "confidence"),
         ("task_redecomposition", True, "success", None),
         ("partial_replan", False, "skipped", "limit"),
@@ -320,7 +375,11 @@ async def test_what_was_decided_survives_a_pause(tmp_path):
     assert not any(d["replan_type"] == "partial_replan" for d in of_type("replan_decision", before))
 
     await solved(replies, tmp_path, start=1_700_000_100.0, store=store)
-    (decided,) = (d for d in of_type("replan_decision", written(tmp_path)) if d["replan_type"] == "partial_replan")
+    (decided,) = (
+        d
+        for d in of_type("replan_decision", written(tmp_path))
+        if d["replan_type"] == "partial_replan"
+    )
     assert (decided["executed"], decided["result"]) == (True, "success")
     assert decided["plan_before"]["revision"] < decided["plan_after"]["revision"]
 
@@ -337,20 +396,30 @@ async def test_a_plan_that_is_there_is_continued(tmp_path):
     lines = written(tmp_path)
     assert [line.get("event") for line in lines[len(before) :]] == ["resumed", "answered", None]
     assert of_type("plan", lines) == [history.get_latest_plan()]
-    assert history.get_latest_plan()["plan"]["action_plan"] == planning.state.plan.action_plan.model_dump(mode="json")
+    assert history.get_latest_plan()["plan"][
+        "action_plan"
+    ] == planning.state.plan.action_plan.model_dump(mode="json")
 
 
 async def test_a_replan_that_changes_no_plan(tmp_path):
     """A decision is written when the next is made, where no revision has come of it."""
     planning = await solved(model, tmp_path, desk=desk())
     records = list(planning.engine.store.read(RUN))
-    notes = [(r, r.body.data) for r in records if r.body.kind == "planning-noted" and r.body.type == "replan"]
-    done, replan_id = next((r, d["record"]["replan_id"]) for r, d in notes if d["record"] and d["record"]["executed"])
+    notes = [
+        (r, r.body.data)
+        for r in records
+        if r.body.kind == "planning-noted" and r.body.type == "replan"
+    ]
+    done, replan_id = next(
+        (r, d["record"]["replan_id"]) for r, d in notes if d["record"] and d["record"]["executed"]
+    )
     others = [(r, d["considered"]) for r, d in notes if r.seq > done.seq and d["considered"]]
     other = next(r for r, d in others if d["replan_id"] != replan_id)
     lines = HistoryLineBuilder()
     assert repr(lines) == "<HistoryLineBuilder of no planning run after record 0>"
-    assert [line["type"] for record in (records[0], done) for line in lines.lines_from(record)] == []
+    assert [
+        line["type"] for record in (records[0], done) for line in lines.lines_from(record)
+    ] == []
     first, *_ = lines.lines_from(other)
     assert (first["type"], first["replan_id"]) == ("replan_decision", replan_id)
 
@@ -365,7 +434,9 @@ async def test_a_full_disk_loses_nothing(tmp_path):
     planning = await solved({}, folder, desk=when_posting(folder.unlink), store=store)
 
     assert planning.result.status == "succeeded"
-    (trouble,) = (record.body for record in store.read(RUN) if isinstance(record.body, ErrorContained))
+    (trouble,) = (
+        record.body for record in store.read(RUN) if isinstance(record.body, ErrorContained)
+    )
     assert "planning-history" in trouble.where
     assert "a file has the name of the folder" in trouble.error
     assert in_order(written(folder)) == rebuilt(store, tmp_path / "fresh")
@@ -434,14 +505,19 @@ def test_what_is_saved_is_found(tmp_path):
     assert {name: lines[2][name] for name in ("reason", "changes", "updated_plan")} == {
         "reason": "it is too quiet", "changes": ["shout"], "updated_plan": OTHER
     }  # fmt: skip
-    assert [line["evaluation"]["status"] for line in other.get_all_reflections("t")] == ["failure", "success"]
+    assert [line["evaluation"]["status"] for line in other.get_all_reflections("t")] == [
+        "failure",
+        "success",
+    ]
     assert {line["issue_id"] for line in lines} == {ISSUE}
 
 
 def test_no_secret_is_saved(tmp_path):
     """Secrets are also redacted in lines that are saved by hand."""
     history = PlanningHistoryStore(tmp_path, task_uuid="t")
-    history.save_reflection({"evaluation": "the key sk-ant-api03-abcdefghijklmnopqrstuvwxyz0123456789 works"})
+    history.save_reflection(
+        {"evaluation": "the key sk-ant-api03-abcdefghijklmnopqrstuvwxyz0123456789 works"}
+    )
     assert "abcdefghijklmnop" not in (tmp_path / "t.jsonl").read_text(encoding="utf-8")
 
 
@@ -490,7 +566,10 @@ def test_other_files_are_not_read(tmp_path):
     for number in range(20):
         saved(tmp_path, f"t{number}", f"owner/repo#{number}", NOW + number)
     said = subprocess.run(
-        [sys.executable, "-c", OPENED, str(tmp_path), "owner/repo#7"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", OPENED, str(tmp_path), "owner/repo#7"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.splitlines()
     assert said == ["['t7']", "['.index.jsonl', 't7.jsonl']"]
 
@@ -503,7 +582,14 @@ def test_the_index_is_made_again(tmp_path):
     whole = index.read_bytes()
     elsewhere = whole.replace(b"#12", b"#13")
     stale = whole + whole.replace(b'"t1"', b'"gone"')
-    for content in (b"", whole[:-9], whole.splitlines(keepends=True)[0], stale, b"\x00\xff{]\n", None):
+    for content in (
+        b"",
+        whole[:-9],
+        whole.splitlines(keepends=True)[0],
+        stale,
+        b"\x00\xff{]\n",
+        None,
+    ):
         index.unlink()
         if content is not None:
             index.write_bytes(content)
@@ -547,7 +633,9 @@ def test_several_processes_at_once(tmp_path):
 
     lines = written(tmp_path, "shared")
     assert [line["seq"] for line in lines] == list(range(1, 161))
-    assert {line["event"] for line in lines} == {f"own{task} {number}" for task in range(4) for number in range(40)}
+    assert {line["event"] for line in lines} == {
+        f"own{task} {number}" for task in range(4) for number in range(40)
+    }
     assert sorted(tasks_of(store_at(tmp_path), ISSUE)) == ["own0", "own1", "own2", "own3", "shared"]
 
 
@@ -562,7 +650,9 @@ def test_a_cut_loses_the_last_line_at_most(tmp_path_factory, texts, where):
     for text in texts:
         history.save_reflection({"evaluation": text})
     whole = history.entries()
-    content = (folder / "t.jsonl").read_bytes()[: round(where * (folder / "t.jsonl").stat().st_size)]
+    content = (folder / "t.jsonl").read_bytes()[
+        : round(where * (folder / "t.jsonl").stat().st_size)
+    ]
 
     (folder / "t.jsonl").write_bytes(content)
     again = PlanningHistoryStore(folder, task_uuid="t")
@@ -570,14 +660,23 @@ def test_a_cut_loses_the_last_line_at_most(tmp_path_factory, texts, where):
     assert lines[: content.count(b"\n")] == whole[: content.count(b"\n")]
     again.save_reflection({"evaluation": "after that"})
     assert PlanningHistoryStore(folder).entries("t")[: len(lines)] == lines
-    assert PlanningHistoryStore(folder).get_all_reflections("t")[-1]["evaluation"] == {"evaluation": "after that"}
+    assert PlanningHistoryStore(folder).get_all_reflections("t")[-1]["evaluation"] == {
+        "evaluation": "after that"
+    }
 
 
 def test_a_torn_line_does_not_lose_the_history(tmp_path):
     """Lines that are torn, empty or no JSON in the middle of a file lose themselves and nothing else."""
     history = saved(tmp_path, "t", ISSUE, NOW)
     first, last = (tmp_path / "t.jsonl").read_bytes().splitlines(keepends=True)
-    junk = [first[:40] + b"\n", b"\n", b"\xff\xfe\n", b"[1, 2]\n", b'{"type": "plan"}\n', b"[" * 100_000 + b"\n"]
+    junk = [
+        first[:40] + b"\n",
+        b"\n",
+        b"\xff\xfe\n",
+        b"[1, 2]\n",
+        b'{"type": "plan"}\n',
+        b"[" * 100_000 + b"\n",
+    ]
     (tmp_path / "t.jsonl").write_bytes(b"".join([first, *junk, last]))
     assert [line["type"] for line in history.entries("t")] == ["plan", "completion"]
     assert store_at(tmp_path, NOW + 100 * DAY).prune(90)[0].task_uuid == "t"
@@ -627,7 +726,9 @@ def test_what_goes_on_is_not_finished(tmp_path):
     saved(tmp_path, "open", ISSUE, NOW - 91 * DAY, done=False)
     store_at(tmp_path, NOW - 91 * DAY, "resumed").save_execution({"event": "resumed"})
     store_at(tmp_path, NOW - 91 * DAY, "praised").save_reflection({"feedback": "well done"})
-    assert [(one.task_uuid, one.archived) for one in store_at(tmp_path).prune()] == [("praised", "")]
+    assert [(one.task_uuid, one.archived) for one in store_at(tmp_path).prune()] == [
+        ("praised", "")
+    ]
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["open.jsonl", "resumed.jsonl"]
 
 
@@ -642,7 +743,12 @@ def test_what_is_written_to_stays(tmp_path):
             history.save_execution({"event": "resumed"})
             return super().now()
 
-    assert PlanningHistoryStore(tmp_path, environment=virtual_environment(clock=WritingClock(NOW))).prune() == []
+    assert (
+        PlanningHistoryStore(
+            tmp_path, environment=virtual_environment(clock=WritingClock(NOW))
+        ).prune()
+        == []
+    )
     assert history.entries()[-1]["event"] == "resumed"
 
 

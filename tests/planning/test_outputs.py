@@ -18,12 +18,22 @@ from replanning.planning.outputs import (
     parse_planning,
     parse_reply,
 )
-from replanning.planning.tasks import check_subtasks, compile_action_plan, planned_arguments, revise_decomposition
+from replanning.planning.tasks import (
+    check_subtasks,
+    compile_action_plan,
+    planned_arguments,
+    revise_decomposition,
+)
 
 GOAL = Phase.GOAL_UNDERSTANDING
 TOOLS = (
     ToolSpec(name="read_file", kind="python", callable="tools:read", parameters={"path": "string"}),
-    ToolSpec(name="write_file", kind="python", callable="tools:write", parameters={"path": "string", "text": "string"}),
+    ToolSpec(
+        name="write_file",
+        kind="python",
+        callable="tools:write",
+        parameters={"path": "string", "text": "string"},
+    ),
     ToolSpec(name="run", kind="shell", command="{line}", resources={"cpu": 1}),
 )
 
@@ -36,7 +46,12 @@ UNDERSTOOD = {
 SUBTASKS = [
     {"id": "look", "description": "see what fails", "required_tools": ["run"]},
     {"id": "docs", "description": "say it", "dependencies": []},
-    {"id": "fix", "description": "mend it", "dependencies": ["look"], "estimated_complexity": "high"},
+    {
+        "id": "fix",
+        "description": "mend it",
+        "dependencies": ["look"],
+        "estimated_complexity": "high",
+    },
 ]
 ACTIONS = [
     {
@@ -50,19 +65,28 @@ ACTIONS = [
         "may_fail": True,
     },
     {"task_id": "fix", "tool": "read_file", "arguments": {"path": "${look.output.path}"}},
-    {"task_id": "fix", "tool": "write_file", "arguments": {"path": "a.py"}, "fallback_strategy": "ask somebody"},
+    {
+        "task_id": "fix",
+        "tool": "write_file",
+        "arguments": {"path": "a.py"},
+        "fallback_strategy": "ask somebody",
+    },
     {"task_id": "docs", "tool": "run", "arguments": {"line": "make docs"}},
 ]
 
 
 def decomposition(*subtasks):
     """A decomposition as a model writes it."""
-    return TaskDecomposition.model_validate_json(json.dumps({"reasoning": "", "subtasks": subtasks or SUBTASKS}))
+    return TaskDecomposition.model_validate_json(
+        json.dumps({"reasoning": "", "subtasks": subtasks or SUBTASKS})
+    )
 
 
 def action_plan(*actions, order=("look", "fix", "docs")):
     """An action plan as a model writes it."""
-    return ActionPlan.model_validate_json(json.dumps({"execution_order": order, "actions": actions or ACTIONS}))
+    return ActionPlan.model_validate_json(
+        json.dumps({"execution_order": order, "actions": actions or ACTIONS})
+    )
 
 
 def compiled(subtasks, plan=None, tools=TOOLS, prefix="", max_subtasks=100, **finished):
@@ -71,7 +95,9 @@ def compiled(subtasks, plan=None, tools=TOOLS, prefix="", max_subtasks=100, **fi
     problems = check_subtasks(subtasks, library, finished=finished, max_subtasks=max_subtasks)
     if plan is None:
         return list(map(str, problems)), ()
-    problems, tasks = compile_action_plan(plan, subtasks, library, prefix=prefix, finished=finished, problems=problems)
+    problems, tasks = compile_action_plan(
+        plan, subtasks, library, prefix=prefix, finished=finished, problems=problems
+    )
     return list(map(str, problems)), tasks
 
 
@@ -89,7 +115,11 @@ def refusal(text, model=GOAL):
 
 PLAN = {"execution_order": ["look"], "actions": ACTIONS[:1], "renamed": {}}
 CALL = {"name": "run", "arguments": {"line": "ls"}}
-UNCLEAR = {"type": "unclear_goal", "message": "which table?", "clarification_needed": ["Which table?"]}
+UNCLEAR = {
+    "type": "unclear_goal",
+    "message": "which table?",
+    "clarification_needed": ["Which table?"],
+}
 CANNOT = {
     "type": "cannot_decompose",
     "message": "too vague",
@@ -126,9 +156,15 @@ HELPLESS = {
         (Phase.ACTION_SEQUENCE, {"action_plan": PLAN}),
         (ExecutionReply, {"phase": "execution", "current_task": "fix", "function_call": CALL}),
         (ReflectionReply, {"phase": "reflection", "comment": "", "reflection": REFLECTION}),
-        (ReflectionReply, {"plan_revision": {"reason": "r", "changes": ["c"], "updated_action_plan": PLAN}}),
+        (
+            ReflectionReply,
+            {"plan_revision": {"reason": "r", "changes": ["c"], "updated_action_plan": PLAN}},
+        ),
         (CompletionReply, {"phase": "completion", "summary": SUMMARY, "done": True}),
-        (RequiresHumanIntervention, {"status": "requires_human_intervention", "comment": "", "summary": HELPLESS}),
+        (
+            RequiresHumanIntervention,
+            {"status": "requires_human_intervention", "comment": "", "summary": HELPLESS},
+        ),
     ],
 )
 def test_a_reply_is_read_as_it_was_written(model, reply):
@@ -153,7 +189,9 @@ def test_a_reply_needs_no_envelope(model, field, bare):
 def test_a_decomposition_is_read_with_its_subtasks():
     """Subtasks keep their ids, dependencies, tools and complexity, which is medium where nothing is said."""
     reply = {"task_decomposition": {"reasoning": "so", "subtasks": SUBTASKS}}
-    look, docs, fix = parsed(json.dumps(reply), Phase.TASK_DECOMPOSITION).task_decomposition.subtasks
+    look, docs, fix = parsed(
+        json.dumps(reply), Phase.TASK_DECOMPOSITION
+    ).task_decomposition.subtasks
     assert (look.required_tools, docs.estimated_complexity) == (("run",), "medium")
     assert (fix.dependencies, fix.estimated_complexity) == (("look",), "high")
 
@@ -161,21 +199,45 @@ def test_a_decomposition_is_read_with_its_subtasks():
 @pytest.mark.parametrize(
     ("model", "reply", "said"),
     [
-        (GOAL, {**UNDERSTOOD, "success_criteria": "yes"}, "goal_understanding.success_criteria: expected a list"),
-        (GOAL, {**UNDERSTOOD, "main_objective": 7}, "goal_understanding.main_objective: expected text"),
+        (
+            GOAL,
+            {**UNDERSTOOD, "success_criteria": "yes"},
+            "goal_understanding.success_criteria: expected a list",
+        ),
+        (
+            GOAL,
+            {**UNDERSTOOD, "main_objective": 7},
+            "goal_understanding.main_objective: expected text",
+        ),
         (GOAL, {**UNDERSTOOD, "main_objective": ""}, "must not be empty"),
         (GOAL, {**UNDERSTOOD, "goals": []}, "there is no field 'goals' here"),
         (GOAL, {**UNDERSTOOD, "context": "a\u0000b"}, "must not contain control characters"),
         (GOAL, {**UNDERSTOOD, "context": "x" * 20_001}, "at most 20000"),
         (GOAL, {"phase": "planning"}, "expected 'goal_understanding' or 'error'"),
-        (GOAL, {"phase": "planning", "task_decomposition": {"subtasks": SUBTASKS}}, "expected 'goal_understanding'"),
+        (
+            GOAL,
+            {"phase": "planning", "task_decomposition": {"subtasks": SUBTASKS}},
+            "expected 'goal_understanding'",
+        ),
         (ReflectionReply, {**REFLECTION, "status": "fine"}, "status"),
         (ReflectionReply, {**REFLECTION, "plan_revision_needed": "false"}, "plan_revision_needed"),
-        (ReflectionReply, {"phase": "reflection"}, "expected 'reflection', 'plan_revision' or both"),
+        (
+            ReflectionReply,
+            {"phase": "reflection"},
+            "expected 'reflection', 'plan_revision' or both",
+        ),
         (ExecutionReply, {"name": "run", "arguments": {}}, "current_task"),
         (CompletionReply, {"summary": SUMMARY, "done": False}, "done"),
-        (CompletionReply, {"summary": {**SUMMARY, "tasks_failed": -1}, "done": True}, "tasks_failed"),
-        (CompletionReply, {"summary": {**SUMMARY, "criteria_met": [True, False]}}, "not every one of 'criteria_met'"),
+        (
+            CompletionReply,
+            {"summary": {**SUMMARY, "tasks_failed": -1}, "done": True},
+            "tasks_failed",
+        ),
+        (
+            CompletionReply,
+            {"summary": {**SUMMARY, "criteria_met": [True, False]}},
+            "not every one of 'criteria_met'",
+        ),
         (CompletionReply, {"summary": {**SUMMARY, "criteria_met": ["true"]}}, "criteria_met"),
     ],
 )
@@ -201,7 +263,9 @@ def test_a_step_uses_a_tool_or_ends():
     call = '"function_call": {"name": "a"}'
     end = '"summary": {"goal_achieved": true, "tasks_completed": 1, "tasks_failed": 0}'
     for text in (f'{{{call}, {end}, "done": true}}', f"{{{end}}}", '{"comment": "hm"}'):
-        assert "expected either 'function_call', or 'summary' with 'done': true" in refusal(text, StepReply)
+        assert "expected either 'function_call', or 'summary' with 'done': true" in refusal(
+            text, StepReply
+        )
     assert parse_reply(f'{{{end}, "done": true}}', StepReply).done
 
 
@@ -232,11 +296,20 @@ def test_an_action_plan_becomes_a_dag():
 )
 def test_ids_are_normalised(text, name):
     """Ids that models like are normalised wherever they occur, references included, and the mapping is kept."""
-    first, last = {"id": text, "description": "d"}, {"id": "last", "description": "d", "dependencies": [text]}
-    found = parsed(json.dumps({"subtasks": [first, last]}), Phase.TASK_DECOMPOSITION).task_decomposition
+    first, last = (
+        {"id": text, "description": "d"},
+        {"id": "last", "description": "d", "dependencies": [text]},
+    )
+    found = parsed(
+        json.dumps({"subtasks": [first, last]}), Phase.TASK_DECOMPOSITION
+    ).task_decomposition
     assert [(one.id, one.dependencies) for one in found.subtasks] == [(name, ()), ("last", (name,))]
     assert found.renamed == ({} if name == text else {text: name})
-    use = {"task_id": text, "tool": "run", "arguments": {"line": f"${{{text}.output}} $${{{text}}}"}}
+    use = {
+        "task_id": text,
+        "tool": "run",
+        "arguments": {"line": f"${{{text}.output}} $${{{text}}}"},
+    }
     plan = {"execution_order": [text], "actions": [use]}
     revised = {"plan_revision": {"reason": "r", "updated_action_plan": plan}}
     for planned in (
@@ -248,10 +321,15 @@ def test_ids_are_normalised(text, name):
         assert planned.renamed == found.renamed
 
 
-@pytest.mark.parametrize(("ids", "value"), [(["///"], "'///'"), ([""], "''"), ([5], "expected text, got 5")])
+@pytest.mark.parametrize(
+    ("ids", "value"), [(["///"], "'///'"), ([""], "''"), ([5], "expected text, got 5")]
+)
 def test_an_id_that_cannot_be_normalised_is_named(ids, value):
     """An id without a letter or digit is refused with its value and the rule."""
-    told = refusal(json.dumps({"subtasks": [{"id": one, "description": "d"} for one in ids]}), Phase.TASK_DECOMPOSITION)
+    told = refusal(
+        json.dumps({"subtasks": [{"id": one, "description": "d"} for one in ids]}),
+        Phase.TASK_DECOMPOSITION,
+    )
     assert value in told
     assert ids == [5] or "an id consists of 1 to 60 letters, digits, '-', '_' and '.'" in told
 
@@ -297,7 +375,10 @@ def test_a_strategy_that_names_a_tool_is_a_fallback(strategy, tool):
 def test_a_fallback_takes_the_arguments_that_both_tools_have():
     """A fallback has what it needs where the action gives it, and says what is missing where not."""
     action = {"task_id": "look", "tool": "write_file", "arguments": {"path": "a", "text": "b"}}
-    plans = (action_plan({**action, "fallback_strategy": tool}, order=()) for tool in ("read_file", "run"))
+    plans = (
+        action_plan({**action, "fallback_strategy": tool}, order=())
+        for tool in ("read_file", "run")
+    )
     tasks = (compiled(decomposition(SUBTASKS[0]), plan)[1] for plan in plans)
     complete, incomplete = (task.fallbacks[0] for (task,) in tasks)
     assert (complete.tool, complete.arguments) == ("read_file", {"path": "a"})
@@ -306,19 +387,34 @@ def test_a_fallback_takes_the_arguments_that_both_tools_have():
 
 def test_a_prefix_stands_before_every_id_and_reference():
     """With a prefix no id is used again, and references, also in lists and objects, find the new ids; all else stays."""
-    deep = {"list": ["${look.output} $${x} ${context.y}", 1], "object": {"key": "see ${look.output.a}"}}
+    deep = {
+        "list": ["${look.output} $${x} ${context.y}", 1],
+        "object": {"key": "see ${look.output.a}"},
+    }
     tool = ToolSpec(name="any", kind="python", callable="tools:any", parameters={"deep": "object"})
-    actions = [*ACTIONS[:1], {**ACTIONS[1], "tool": "any", "arguments": {"deep": deep}}, *ACTIONS[2:]]
-    _, (look, read, fix, _) = compiled(decomposition(), action_plan(*actions), (*TOOLS, tool), prefix="n2.")
+    actions = [
+        *ACTIONS[:1],
+        {**ACTIONS[1], "tool": "any", "arguments": {"deep": deep}},
+        *ACTIONS[2:],
+    ]
+    _, (look, read, fix, _) = compiled(
+        decomposition(), action_plan(*actions), (*TOOLS, tool), prefix="n2."
+    )
     assert (look.id, read.id, fix.depends_on) == ("n2.look", "n2.fix-1", ("n2.fix-1",))
-    renamed = {"list": ["${n2.look.output} $${x} ${context.y}", 1], "object": {"key": "see ${n2.look.output.a}"}}
+    renamed = {
+        "list": ["${n2.look.output} $${x} ${context.y}", 1],
+        "object": {"key": "see ${n2.look.output.a}"},
+    }
     assert read.arguments == {"deep": renamed}
 
 
 def test_the_steps_of_a_subtask_take_no_id_that_is_there():
     """If a subtask has the name that a step of another would get, the step takes the next number."""
     subtasks = decomposition({"id": "a", "description": ""}, {"id": "a-1", "description": ""})
-    runs = [{"task_id": name, "tool": "run", "arguments": {"line": "ls"}} for name in ("a", "a", "a", "a-1")]
+    runs = [
+        {"task_id": name, "tool": "run", "arguments": {"line": "ls"}}
+        for name in ("a", "a", "a", "a-1")
+    ]
     _, tasks = compiled(subtasks, action_plan(*runs, order=()))
     assert [task.id for task in tasks] == ["a-2", "a-3", "a", "a-1"]
 
@@ -413,7 +509,12 @@ def test_without_tools_nothing_can_be_planned():
 IDS = st.from_regex(r"[a-c](-[1-2])?", fullmatch=True)
 PLANS = st.tuples(
     st.lists(
-        st.builds(Subtask, id=IDS, description=st.just(""), dependencies=st.lists(IDS, max_size=3).map(tuple)),
+        st.builds(
+            Subtask,
+            id=IDS,
+            description=st.just(""),
+            dependencies=st.lists(IDS, max_size=3).map(tuple),
+        ),
         min_size=1,
         max_size=6,
     ),
@@ -422,7 +523,9 @@ PLANS = st.tuples(
             Action,
             task_id=IDS,
             tool=st.sampled_from(["run", "read_file", "nothing"]),
-            arguments=st.dictionaries(st.sampled_from(["line", "path"]), st.sampled_from(["x", "${a.output}", 3])),
+            arguments=st.dictionaries(
+                st.sampled_from(["line", "path"]), st.sampled_from(["x", "${a.output}", 3])
+            ),
         ),
         min_size=1,
         max_size=8,
@@ -442,7 +545,9 @@ def test_a_plan_is_sound_or_its_problems_are_named(parts, prefix):
         assert all(problems)
         return
     assert len(tasks) == len(actions)
-    assert Plan(goal=Goal(objective=""), tools=TOOLS, resources={"cpu": 1}, tasks=tasks).tasks == tasks
+    assert (
+        Plan(goal=Goal(objective=""), tools=TOOLS, resources={"cpu": 1}, tasks=tasks).tasks == tasks
+    )
 
 
 JSON = st.recursive(
@@ -456,7 +561,16 @@ JSON = st.recursive(
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                ["phase", "goal_understanding", "main_objective", "error", "type", "actions", "summary", "x"]
+                [
+                    "phase",
+                    "goal_understanding",
+                    "main_objective",
+                    "error",
+                    "type",
+                    "actions",
+                    "summary",
+                    "x",
+                ]
             ),
             inner,
             max_size=4,

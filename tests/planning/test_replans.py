@@ -55,14 +55,18 @@ ONCE_MORE = revision(action("write", "write"), action("post", "post"))
 @pytest.mark.parametrize("phase", [*PHASES, "reflection"])
 async def test_a_decision_after_each_phase_restarts_from_its_target(phase):
     """After each phase the model decides; an allowed replan restarts from its target phase, then the run goes on."""
-    replies = {f"decision:{phase}": (replan(AGAIN[phase]), go_on()), "revision": revision(action("x", "shout"))}
+    replies = {
+        f"decision:{phase}": (replan(AGAIN[phase]), go_on()),
+        "revision": revision(action("x", "shout")),
+    }
     planning, model, _ = await run(replies)
 
     assert planning.result.status == "succeeded"
     asked = Counter(model.asked)
     assert asked["completion" if phase == "reflection" else phase] == 2
     assert [asked[f"decision:{one}"] for one in PHASES] == [
-        2 if one == phase or (phase == "reflection" and one == "action_sequence") else 1 for one in PHASES
+        2 if one == phase or (phase == "reflection" and one == "action_sequence") else 1
+        for one in PHASES
     ]
     assert executed(planning.state) == [AGAIN[phase]]
 
@@ -76,9 +80,14 @@ async def test_a_decision_after_each_phase_restarts_from_its_target(phase):
         ("goal_revision", PHASES, [], [("v2.write", "write"), ("v2.post", "post")]),
     ],
 )
-async def test_a_decision_after_a_failure_keeps_what_is_finished_or_starts_clean(kind, repeated, kept, again):
+async def test_a_decision_after_a_failure_keeps_what_is_finished_or_starts_clean(
+    kind, repeated, kept, again
+):
     """After a failed action the run goes back to the target, which keeps finished actions or repeats all as new tasks."""
-    replies = {"decision:execution": (replan(kind), go_on()), "revision": revision(action("post", "shout"))}
+    replies = {
+        "decision:execution": (replan(kind), go_on()),
+        "revision": revision(action("post", "shout")),
+    }
     planning, model, desk = await run(replies, Desk({"post": [MISSING]}))
 
     assert planning.result.status == "succeeded"
@@ -87,7 +96,9 @@ async def test_a_decision_after_a_failure_keeps_what_is_finished_or_starts_clean
     assert [[*plan.kept] for plan in planning.state.plans] == [[], kept]
 
 
-@pytest.mark.parametrize("decided", [replan("action_regeneration"), go_on(**WHICH)], ids=["sure", "question"])
+@pytest.mark.parametrize(
+    "decided", [replan("action_regeneration"), go_on(**WHICH)], ids=["sure", "question"]
+)
 async def test_actions_planned_again_are_those_of_the_new_subtasks(decided):
     """After a failure led to new subtasks, actions that are planned twice are planned for the new ones."""
     replies = {
@@ -96,7 +107,9 @@ async def test_actions_planned_again_are_those_of_the_new_subtasks(decided):
         "decision:action_sequence": (go_on(), decided, go_on()),
         "action_sequence": (ACTIONS, actions(action("other", "shout"))),
     }
-    planning, model, desk = await run(replies, Desk({"post": [MISSING]}), gate=eve("approve", comment="that one"))
+    planning, model, desk = await run(
+        replies, Desk({"post": [MISSING]}), gate=eve("approve", comment="that one")
+    )
 
     assert planning.result.status == "succeeded", planning.result.reason
     assert desk.used == [*USED, ("v2.other", "shout")]
@@ -140,7 +153,9 @@ async def test_replacements_inherit_by_whatever_name():
     names = [f"w{number}" for number in range(8)]
     replies = {
         "decision:execution": tuple(because(kind, number) for number, kind in enumerate(kinds)),
-        "task_decomposition": tuple({"subtasks": [{"id": name, "description": name}]} for name in names),
+        "task_decomposition": tuple(
+            {"subtasks": [{"id": name, "description": name}]} for name in names
+        ),
         "action_sequence": tuple(actions(action(name, "write")) for name in names),
     }
     planning, model, desk = await run(replies, Desk({"write": [MISSING] * 9}))
@@ -162,11 +177,20 @@ async def test_replacements_of_a_reported_failure_inherit_its_limit(confidence):
         "decision:execution": tuple(
             replan("partial_replan", confidence=confidence, issues_found=[name]) for name in "abcde"
         ),
-        "revision": tuple(revision(action(name, "write"), action("post", "post")) for name in "abcde"),
+        "revision": tuple(
+            revision(action(name, "write"), action("post", "post")) for name in "abcde"
+        ),
     }
-    planning, _, desk = await run(replies, Desk({"write": [{"ok": False}] * 9}), settings, eve(*["approve"] * 9))
+    planning, _, desk = await run(
+        replies, Desk({"write": [{"ok": False}] * 9}), settings, eve(*["approve"] * 9)
+    )
 
-    assert [task for task, _ in desk.used if "post" not in task] == ["write", "v2.a", "v3.b", "v4.c"]
+    assert [task for task, _ in desk.used if "post" not in task] == [
+        "write",
+        "v2.a",
+        "v3.b",
+        "v4.c",
+    ]
     assert planning.state.counts.lineages == {"write": 3}
 
 
@@ -180,8 +204,15 @@ async def test_revisions_used_up():
     planning, _, _ = await run(replies)
     completion = planning.state.completion
     told = completion["summary"]
-    assert (planning.result.status, completion["status"]) == ("needs_human", "requires_human_intervention")
-    assert (told["revision_attempts"], told["tasks_completed"], told["goal_achieved"]) == (2, 4, False)
+    assert (planning.result.status, completion["status"]) == (
+        "needs_human",
+        "requires_human_intervention",
+    )
+    assert (told["revision_attempts"], told["tasks_completed"], told["goal_achieved"]) == (
+        2,
+        4,
+        False,
+    )
     assert told["reason"]
 
 
@@ -210,7 +241,10 @@ async def test_an_unsure_replan_needs_a_person(phase, kind, tools, verdict):
     assert model.asked.count("action_sequence") == 1 + (approved and phase == "action_sequence")
     assert desk.tools == (tools if approved else ["write", "post"])
     (record,) = [record for record in planning.state.records if record.replan_type == kind]
-    assert (record.executed, record.override_reason) == (approved, None if approved else "confidence")
+    assert (record.executed, record.override_reason) == (
+        approved,
+        None if approved else "confidence",
+    )
 
 
 @pytest.mark.parametrize("answered", [False, True])
@@ -229,7 +263,9 @@ async def test_an_unsure_replan_with_a_question(phase, kind, results, settings, 
         f"decision:{phase}": (replan(kind, confidence=0.4, **WHICH), go_on()),
         "revision": revision(action("more", "shout")),
     }
-    planning, _, desk = await run(replies, Desk(results), settings, eve("approve", comment="x") if answered else None)
+    planning, _, desk = await run(
+        replies, Desk(results), settings, eve("approve", comment="x") if answered else None
+    )
 
     assert planning.result.status == "succeeded"
     assert (("v2.more", "shout") in desk.used) is answered
@@ -237,7 +273,9 @@ async def test_an_unsure_replan_with_a_question(phase, kind, results, settings, 
         [kind] if answered else ["retry"] if MISSING in results.get("write", ()) else []
     )
     (record,) = [record for record in planning.state.records if record.replan_type == kind]
-    assert (record.executed, record.override_reason) == ((True, None) if answered else (False, "confidence"))
+    assert (record.executed, record.override_reason) == (
+        (True, None) if answered else (False, "confidence")
+    )
 
 
 async def test_what_a_person_says_is_a_reflection():
@@ -249,7 +287,10 @@ async def test_what_a_person_says_is_a_reflection():
             await desk.clock.sleep(5)
 
     desk = Desk(before=ask_for_more)
-    replies = {"decision:reflection": (replan("plan_revision"), go_on()), "revision": revision(action("post", "shout"))}
+    replies = {
+        "decision:reflection": (replan("plan_revision"), go_on()),
+        "revision": revision(action("post", "shout")),
+    }
     planning, _, _ = await run(replies, desk)
     assert planning.result.status == "succeeded"
     assert ("v2.post", "shout") in desk.used
@@ -273,7 +314,9 @@ async def test_a_revision_that_limits_forbid_by_now_leaves_the_end_to_be_judged(
 
 # Several at once
 
-AT_ONCE = planned(action("write", "write"), action("post", "write"), action("end", "write"), end=["write", "post"])
+AT_ONCE = planned(
+    action("write", "write"), action("post", "write"), action("end", "write"), end=["write", "post"]
+)
 WRITE, POST, END = (action(name, "shout") for name in ("write", "post", "end"))
 
 
@@ -285,7 +328,11 @@ def both(**said):
 @pytest.mark.parametrize("question", [{}, WHICH], ids=["approval", "question"])
 async def test_approvals_respect_limits(question):
     """Of two approved replans, only those within the limit are executed; the model is asked about the other."""
-    replies = {**AT_ONCE, "decision:execution": both(confidence=0.4, **question), "revision": revision(END)}
+    replies = {
+        **AT_ONCE,
+        "decision:execution": both(confidence=0.4, **question),
+        "revision": revision(END),
+    }
     settings = {**EACH, "planning": {"replanning": {"execution": {"max_partial_replans": 1}}}}
     gate = eve("approve", "approve", comment="yes")
     planning, model, _ = await run(replies, Desk(takes=1), settings, gate)
@@ -293,7 +340,11 @@ async def test_approvals_respect_limits(question):
     assert planning.result.status == "succeeded", planning.result.reason
     assert len(gate.questions) == 2
     state = planning.state
-    assert (len(state.plans), state.counts.partial_replans, model.asked.count("revision")) == (2, 1, 1)
+    assert (len(state.plans), state.counts.partial_replans, model.asked.count("revision")) == (
+        2,
+        1,
+        1,
+    )
     refused = next(one for one in state.records if one.override_reason == "limit")
     assert any(one.instead_of == refused.replan_id for one in state.records)
 
@@ -339,7 +390,9 @@ class Telling(Model):
 async def two_failures(kind, times, wanted, *revisions):
     """Run in which `write` fails at once, and `post` when the model receives a given prompt."""
     decisions = (because("partial_replan", 0), because(wanted, 1), go_on())
-    model = Telling({**AT_ONCE, "revision": revisions, "decision:execution": decisions}, kind, times)
+    model = Telling(
+        {**AT_ONCE, "revision": revisions, "decision:execution": decisions}, kind, times
+    )
 
     async def wait(task):
         if task.id == "post":
@@ -358,7 +411,9 @@ async def two_failures(kind, times, wanted, *revisions):
 @pytest.mark.parametrize("first", [(WRITE, END), (WRITE, POST, END)], ids=["without", "with"])
 async def test_an_action_that_fails_while_another_is_replanned(kind, times, first):
     """An action that fails while a plan is being revised is replanned by itself."""
-    planning, used = await two_failures(kind, times, "partial_replan", revision(*first), revision(POST, END))
+    planning, used = await two_failures(
+        kind, times, "partial_replan", revision(*first), revision(POST, END)
+    )
 
     assert used == [("v2.write", "shout"), ("v3.end", "shout"), ("v3.post", "shout")]
     assert planning.state.counts.lineages == {"write": 1, "post": 1}
@@ -385,7 +440,12 @@ async def test_new_subtasks_for_a_failure_while_another_is_replanned():
     """A second failure that leads to a new decomposition starts clean, whatever the plan for the first one."""
     _, used = await two_failures("revision", 1, "task_redecomposition", revision(WRITE, END))
 
-    assert used == [("v2.write", "shout"), ("v3.end", "write"), ("v3.post", "write"), ("v3.write", "write")]
+    assert used == [
+        ("v2.write", "shout"),
+        ("v3.end", "write"),
+        ("v3.post", "write"),
+        ("v3.write", "write"),
+    ]
 
 
 async def test_a_plan_for_both_failures_is_not_made_twice():
@@ -396,7 +456,13 @@ async def test_a_plan_for_both_failures_is_not_made_twice():
         environment = virtual_environment(clock=clock)
         llm = ScriptedLLM(model, environment=environment)
         planning = PlanningCoordinator(
-            Settings(), llm, TOOLS, "Tell people", work=desk, environment=environment, max_concurrency=1
+            Settings(),
+            llm,
+            TOOLS,
+            "Tell people",
+            work=desk,
+            environment=environment,
+            max_concurrency=1,
         )
         assert await planning.execute_with_planning(), planning.result.reason
 
@@ -409,7 +475,14 @@ async def test_a_plan_for_both_failures_is_not_made_twice():
 
 def thought(status="success", *, revise=False):
     """Return a reflection on an action."""
-    return {"reflection": {"action_id": "write", "status": status, "evaluation": "so", "plan_revision_needed": revise}}
+    return {
+        "reflection": {
+            "action_id": "write",
+            "status": status,
+            "evaluation": "so",
+            "plan_revision_needed": revise,
+        }
+    }
 
 
 def reflecting(**reflection):
@@ -422,7 +495,10 @@ def reflecting(**reflection):
 
 async def test_a_failure_that_the_decision_answers_is_not_asked_about_twice():
     """After an error the model decides; a decision that helps is recorded as the reflection too."""
-    replies = {"decision:execution": replan("partial_replan"), "revision": revision(action("write", "shout"))}
+    replies = {
+        "decision:execution": replan("partial_replan"),
+        "revision": revision(action("write", "shout")),
+    }
     planning, model, _ = await run(replies, Desk({"write": [MISSING]}))
 
     assert planning.result.status == "succeeded"
@@ -451,7 +527,10 @@ async def test_a_decision_that_does_not_help_leads_to_a_reflection():
 @pytest.mark.parametrize("reflection", [{"trigger_on_error": False}, {"enabled": False}])
 async def test_reflection_on_error_can_be_switched_off(reflection):
     """Without reflection on errors, only the decision counts, and no reflection is recorded."""
-    replies = {"decision:execution": go_on(confidence=0.5), "reflection": thought("failure", revise=True)}
+    replies = {
+        "decision:execution": go_on(confidence=0.5),
+        "reflection": thought("failure", revise=True),
+    }
     planning, model, _ = await run(replies, Desk({"write": [MISSING]}), reflecting(**reflection))
 
     assert planning.result.status != "succeeded"
@@ -466,7 +545,12 @@ async def test_reflection_on_error_can_be_switched_off(reflection):
         {"isError": True, "text": "x"},
         '{"error": "no paper"}',
         {"exit_code": 2},
-        {"exit_code": 0, "stdout": '{"ok": false}', "stderr": "", "json": {"ok": False}},  # of a command
+        {
+            "exit_code": 0,
+            "stdout": '{"ok": false}',
+            "stderr": "",
+            "json": {"ok": False},
+        },  # of a command
         {"text": '{"success": false}', "json": {"success": False}},  # of an MCP server
         {"text": '{"success": false}'},
         {"status": 200, "headers": {}, "json": {"error": "no paper"}},
@@ -499,7 +583,10 @@ async def test_an_output_that_states_a_failure_is_unexpected(output):
 )
 async def test_an_output_that_is_approved_or_states_no_failure_goes_on(output):
     """An unexpected output costs one call if the reflection approves it; an empty one, or the mere word error, none."""
-    replies = {"reflection": thought(), "action_sequence": actions(action("write", "write"), action("post", "post"))}
+    replies = {
+        "reflection": thought(),
+        "action_sequence": actions(action("write", "write"), action("post", "post")),
+    }
     planning, model, desk = await run(replies, Desk({"write": [output]}))
 
     assert (planning.result.status, desk.tools) == ("succeeded", ["write", "post"])
@@ -510,7 +597,9 @@ async def test_an_output_that_is_approved_or_states_no_failure_goes_on(output):
 async def test_an_accepted_exit_code_is_expected():
     """An exit code that the tool accepts is no reason for a reflection."""
     tools = [tool.model_copy(update={"accepted": (1,)}) for tool in TOOLS]
-    planning, model, desk = await run(desk=Desk({"write": [{"exit_code": 1, "stdout": ""}]}), tools=tools)
+    planning, model, desk = await run(
+        desk=Desk({"write": [{"exit_code": 1, "stdout": ""}]}), tools=tools
+    )
 
     assert (planning.result.status, desk.tools) == ("succeeded", ["write", "post"])
     assert not {"reflection", "decision:execution"} & {*model.asked}
@@ -530,10 +619,14 @@ async def test_a_failure_that_the_plan_expects_is_the_output():
     assert not {"reflection", "decision:execution"} & {*model.asked}
 
 
-@pytest.mark.parametrize("error", [ToolUnavailable("write", "pytest", "install it"), TransientError("busy")])
+@pytest.mark.parametrize(
+    "error", [ToolUnavailable("write", "pytest", "install it"), TransientError("busy")]
+)
 async def test_a_tool_that_cannot_be_used_is_never_expected(error):
     """A tool that is not there, or may work in a moment, fails also where a failure of it is expected."""
-    replies = {"action_sequence": actions(action("write", "write", may_fail=True), action("post", "post"))}
+    replies = {
+        "action_sequence": actions(action("write", "write", may_fail=True), action("post", "post"))
+    }
     _, model, desk = await run(replies, Desk({"write": [error]}), {"retry": {"max_attempts": 1}})
 
     assert "decision:execution" in model.asked
@@ -547,7 +640,9 @@ async def test_a_harmless_failure_is_skipped_with_its_reason():
 
     assert (planning.result.status, desk.tools) == ("succeeded", ["write", "post"])
     assert planning.run.live.entry("write").state == "SKIPPED"
-    revised = [one.body.reason for one in planning.run.records() if isinstance(one.body, PlanRevised)]
+    revised = [
+        one.body.reason for one in planning.run.records() if isinstance(one.body, PlanRevised)
+    ]
     assert revised[-1].startswith("the model decides that the failure is harmless: nobody reads it")
     assert planning.state.reflections[0]["reflection"]["evaluation"] == "nobody reads it"
     assert model.asked.count("reflection") == 0
@@ -571,7 +666,9 @@ async def test_a_failure_that_is_not_surely_harmless_ends_the_run(decision):
 @pytest.mark.parametrize(("interval", "expected"), [(0, 0), (1, 2), (2, 1), (3, 0)])
 async def test_reflection_interval(interval, expected):
     """The model reflects at the interval, never before the first action, and never with an interval of 0."""
-    planning, model, _ = await run({"reflection": thought()}, settings=reflecting(trigger_interval=interval))
+    planning, model, _ = await run(
+        {"reflection": thought()}, settings=reflecting(trigger_interval=interval)
+    )
 
     assert planning.result.status == "succeeded"
     assert model.asked.count("reflection") == expected
@@ -580,11 +677,20 @@ async def test_reflection_interval(interval, expected):
 
 @pytest.mark.parametrize(
     ("length", "settings", "expected"),
-    [(40, {}, 10), (39, {}, 9), (30, {}, 10), (40, {"trigger_interval": 3}, 13), (40, {"trigger_interval": 0}, 0)],
+    [
+        (40, {}, 10),
+        (39, {}, 9),
+        (30, {}, 10),
+        (40, {"trigger_interval": 3}, 13),
+        (40, {"trigger_interval": 0}, 0),
+    ],
 )
 async def test_long_plans_are_reflected_on_ten_times(length, settings, expected):
     """Where no interval is set, the model reflects on a long plan after each tenth part of it, at most ten times."""
-    replies = {**planned(*(action(f"s{number}", "write") for number in range(length))), "reflection": thought()}
+    replies = {
+        **planned(*(action(f"s{number}", "write") for number in range(length))),
+        "reflection": thought(),
+    }
     part = actions(*replies["action_sequence"]["actions"])
 
     def model(prompt):
@@ -616,21 +722,30 @@ async def test_a_reflection_that_finds_the_plan_wrong_leads_to_a_revision():
 
 async def test_a_reflection_revises_nothing_where_replanning_is_switched_off():
     """With planning.replanning.enabled off, a reflection that finds the plan wrong is recorded and changes nothing."""
-    settings = {"planning": {"reflection": {"trigger_interval": 1}, "replanning": {"enabled": False}}}
+    settings = {
+        "planning": {"reflection": {"trigger_interval": 1}, "replanning": {"enabled": False}}
+    }
     planning, _, desk = await run({"reflection": thought(revise=True)}, settings=settings)
     assert (planning.result.status, desk.tools) == ("succeeded", ["write", "post"])
     assert executed(planning.state) == []
     assert {record.override_reason for record in planning.state.records} == {None}
 
 
-@pytest.mark.parametrize(("answer", "status"), [(go_on(), "succeeded"), (replan("plan_revision"), "aborted")])
+@pytest.mark.parametrize(
+    ("answer", "status"), [(go_on(), "succeeded"), (replan("plan_revision"), "aborted")]
+)
 async def test_a_revision_that_a_limit_forbids_is_told_to_the_model(answer, status):
     """If a reflection needs a revision and none is left, the model decides once more before the run goes on or ends."""
-    settings = {"planning": {"reflection": {"trigger_interval": 1}, "revision": {"max_revisions": 0}}}
+    settings = {
+        "planning": {"reflection": {"trigger_interval": 1}, "revision": {"max_revisions": 0}}
+    }
     replies = {"reflection": thought(revise=True), "decision:reflection": answer}
     planning, model, desk = await run(replies, settings=settings)
 
-    assert (planning.result.status, desk.tools) == (status, ["write", "post"] if status == "succeeded" else ["write"])
+    assert (planning.result.status, desk.tools) == (
+        status,
+        ["write", "post"] if status == "succeeded" else ["write"],
+    )
     assert planning.state.records[3].override_reason == "limit"
     assert "the limit of 0 plan revisions is reached" in model.told("decision:reflection")[0]
 
@@ -638,10 +753,17 @@ async def test_a_revision_that_a_limit_forbids_is_told_to_the_model(answer, stat
 @pytest.mark.parametrize("interval", [2, 3])
 async def test_reflection_interval_counts_concurrent_actions(interval):
     """Actions that end while the model reflects on others are counted one by one."""
-    script = Model({**planned(*(action(f"s{number}", "write") for number in range(6))), "reflection": thought()})
+    script = Model(
+        {
+            **planned(*(action(f"s{number}", "write") for number in range(6))),
+            "reflection": thought(),
+        }
+    )
     async with VirtualClock() as clock:
         settings = reflecting(trigger_interval=interval)
-        planning = coordinator(lambda prompt: returns(script(prompt), after=5), clock, Desk(takes=1), settings=settings)
+        planning = coordinator(
+            lambda prompt: returns(script(prompt), after=5), clock, Desk(takes=1), settings=settings
+        )
         assert await planning.execute_with_planning()
 
     assert script.asked.count("reflection") == 6 // interval
@@ -680,7 +802,9 @@ async def test_after_an_interruption_no_reflection_is_asked_for_twice():
 async def test_a_question_after_an_action_is_asked(answered):
     """A question during the execution is asked before the run continues, or its answer assumed."""
     gate = eve("approve", comment="the yellow one") if answered else None
-    planning, model, desk = await run({"decision:execution": (go_on(**WHICH), go_on())}, settings=EACH, gate=gate)
+    planning, model, desk = await run(
+        {"decision:execution": (go_on(**WHICH), go_on())}, settings=EACH, gate=gate
+    )
 
     assert (planning.result.status, desk.tools) == ("succeeded", ["write", "post"])
     assert desk.clock.elapsed == (0 if answered else pytest.approx(1800))
@@ -693,7 +817,9 @@ async def test_an_unsure_retry_of_what_succeeded_is_not_done():
     planning, _, desk = await run(replies, settings=EACH)
 
     assert (planning.result.status, desk.tools) == ("succeeded", ["write", "post"])
-    assert [record.executed for record in planning.state.records if record.replan_type == "retry"] == [False]
+    assert [
+        record.executed for record in planning.state.records if record.replan_type == "retry"
+    ] == [False]
 
 
 # How large answers may be
@@ -707,12 +833,16 @@ async def test_the_service_is_told_how_long_an_answer_may_be(most, plan, reflect
 
     asked = [(kind_of(one.prompt), one.options.max_tokens) for one in desk.llm.requests]
     assert {kind for kind, _ in asked} == {*model.asked} > {"reflection", "completion"}
-    assert asked == [(kind, reflection if kind in ("reflection", "completion") else plan) for kind, _ in asked]
+    assert asked == [
+        (kind, reflection if kind in ("reflection", "completion") else plan) for kind, _ in asked
+    ]
 
 
 async def test_an_answer_that_was_cut_off_is_to_be_shorter():
     """The repair prompt for a truncated reply says so, and not only that its JSON is broken."""
-    cut = Completion('{"goal_understanding": {"main_obj', "x", "x-1", 10, 2000, Usage(calls=1), finish="length")
+    cut = Completion(
+        '{"goal_understanding": {"main_obj', "x", "x-1", 10, 2000, Usage(calls=1), finish="length"
+    )
     planning, model, _ = await run({"goal_understanding": (cut, USUAL["goal_understanding"])})
 
     assert planning.result.status == "succeeded"
@@ -732,7 +862,9 @@ async def test_a_large_plan_is_made_in_batches():
         inner = prompt.split("<part>\n")[1].split("</part>", maxsplit=1)[0]
         parts.append([line.strip('"') for line in inner.splitlines() if line])
         assert len(parts) == 1 or "<action_plan>" in prompt
-        return actions(*(action(name, "nothing" if len(parts) == 2 else "write") for name in parts[-1]))
+        return actions(
+            *(action(name, "nothing" if len(parts) == 2 else "write") for name in parts[-1])
+        )
 
     planning, _, desk = await run(model, settings=reflecting(trigger_interval=0))
     assert planning.result.status == "succeeded"

@@ -7,11 +7,21 @@ from replanning.plan.types import JsonValue
 from replanning.planning import PlanningState
 from replanning.testing import VirtualClock
 from tests.support.invariants import invariant_violations
-from tests.support.planning import USUAL, Desk, action, coordinator, go_on, kind_of, replan, revision
+from tests.support.planning import (
+    USUAL,
+    Desk,
+    action,
+    coordinator,
+    go_on,
+    kind_of,
+    replan,
+    revision,
+)
 from tests.support.resume import RUN, cut
 
 CUTS = pytest.mark.parametrize(
-    ("first", "step"), [(7, 12), *(pytest.param(first, 3, marks=pytest.mark.deep) for first in (1, 2, 3))]
+    ("first", "step"),
+    [(7, 12), *(pytest.param(first, 3, marks=pytest.mark.deep) for first in (1, 2, 3))],
 )
 """Records after which the run is cut off: the first, and the distance of the others."""
 
@@ -55,7 +65,9 @@ def has_unfinished_action(records: list[Record]) -> bool:
             running[body.attempt] = body.task
         elif body.kind.startswith("attempt-"):
             running.pop(getattr(body, "attempt", ""), None)
-    planned = {task for plan in PlanningState.from_records(records).plans for task in plan.tasks.values()}
+    planned = {
+        task for plan in PlanningState.from_records(records).plans for task in plan.tasks.values()
+    }
     return not planned.isdisjoint(running.values())
 
 
@@ -74,7 +86,11 @@ def failing_once(prompt: str) -> JsonValue:
     """Model without a memory that wants new subtasks and gives none, then replans in part."""
     match kind_of(prompt):
         case "decision:execution":
-            return replan("partial_replan") if "it failed: the model" in prompt else replan("task_redecomposition")
+            return (
+                replan("partial_replan")
+                if "it failed: the model" in prompt
+                else replan("task_redecomposition")
+            )
         case "task_decomposition" if "<why>\n" in prompt:
             return "I would rather not."
         case "revision":
@@ -87,7 +103,14 @@ def failing_once(prompt: str) -> JsonValue:
 @pytest.mark.parametrize(
     ("script", "replans"),
     [
-        (model, [("clarification_request", "success"), ("partial_replan", "success"), ("plan_revision", "success")]),
+        (
+            model,
+            [
+                ("clarification_request", "success"),
+                ("partial_replan", "success"),
+                ("plan_revision", "success"),
+            ],
+        ),
         (failing_once, [("task_redecomposition", "failure"), ("partial_replan", "success")]),
     ],
 )

@@ -16,7 +16,18 @@ from replanning.providers.openai import OpenAIProvider
 from replanning.telemetry import Exporter
 from replanning.testing import ScriptedGate
 from replanning.tools import ToolExecutor
-from tests.support.coding import COARSE, LOCKED, OBJECTIVE, QUESTION, RIGHT, Coder, commits, repository, tools, use
+from tests.support.coding import (
+    COARSE,
+    LOCKED,
+    OBJECTIVE,
+    QUESTION,
+    RIGHT,
+    Coder,
+    commits,
+    repository,
+    tools,
+    use,
+)
 from tests.support.invariants import invariant_violations
 from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.planning import Model, Replies, go_on, planned, replan, revision, summary
@@ -46,7 +57,9 @@ async def over_http(
 
 def working(folder: Path, replies: Replies) -> AbstractAsyncContextManager[PlanningCoordinator]:
     """Return planning mode on the files of a folder, with a scripted model."""
-    specs = [ToolSpec.model_validate({**tool, "kind": "shell", "cwd": str(folder)}) for tool in FILES]
+    specs = [
+        ToolSpec.model_validate({**tool, "kind": "shell", "cwd": str(folder)}) for tool in FILES
+    ]
     script = Model(replies)
     return over_http(lambda request: json.dumps(script(request.prompt)), specs, "Note it")
 
@@ -67,9 +80,18 @@ async def test_a_coding_task(tmp_path):
     assert [question.text.count(QUESTION) > 0 for question in gate.questions] == [True]
     assert [one.answer for one in state.clarified] == ["any numbers"]
     done = [(str(record.replan_type), record.result) for record in state.records if record.executed]
-    assert done == [("task_redecomposition", "success"), ("partial_replan", "success"), ("retry", "success")]
-    assert [(plan.number, plan.kept) for plan in state.plans] == [(1, ()), (2, ("test", "red", "code"))]
-    errors = [record.cause.error for record in state.records if record.executed and record.cause.error]
+    assert done == [
+        ("task_redecomposition", "success"),
+        ("partial_replan", "success"),
+        ("retry", "success"),
+    ]
+    assert [(plan.number, plan.kept) for plan in state.plans] == [
+        (1, ()),
+        (2, ("test", "red", "code")),
+    ]
+    errors = [
+        record.cause.error for record in state.records if record.executed and record.cause.error
+    ]
     assert [LOCKED in error for error in errors] == [False, True]
     assert (state.counts.total, state.counts.clarifications) == (3, 1)
     assert result.spent.calls == len(coder.asked)
@@ -81,15 +103,24 @@ async def test_a_coding_task(tmp_path):
 def right_notices(told: str) -> None:
     """Check that each notice was posted once, and the checklist once in its final form."""
     counts = {
-        title: told.count(f"## {title}") for title in ("❓ Clarification Needed", "🔄 Plan Revision Decided", "📋")
+        title: told.count(f"## {title}")
+        for title in ("❓ Clarification Needed", "🔄 Plan Revision Decided", "📋")
     }
     assert counts == {"❓ Clarification Needed": 1, "🔄 Plan Revision Decided": 3, "📋": 1}
     assert QUESTION in told
     assert COARSE in told
-    now, _, before = told[told.index("## 📋") :].partition("<summary>📜 Previous Plan History</summary>")
+    now, _, before = told[told.index("## 📋") :].partition(
+        "<summary>📜 Previous Plan History</summary>"
+    )
     ticked = ["test", "red", "code", "repair", "green", "commit"]
     assert CHECKED.findall(now) == [("x", name) for name in ticked]
-    assert CHECKED.findall(before) == [("x", "test"), ("x", "red"), ("x", "code"), (" ", "green"), (" ", "commit")]
+    assert CHECKED.findall(before) == [
+        ("x", "test"),
+        ("x", "red"),
+        ("x", "code"),
+        (" ", "green"),
+        (" ", "commit"),
+    ]
     assert "*Progress: 6/6 (100%) complete | Revision: #1" in now
     assert "the program is wrong" in now
 
@@ -107,7 +138,11 @@ def right_history(lines: Sequence[JsonObject]) -> None:
     ]
     assert kinds[-1] == "completion"
     decided = [line for line in lines if line["type"] == "replan_decision" and line["executed"]]
-    assert [line["replan_type"] for line in decided] == ["task_redecomposition", "partial_replan", "retry"]
+    assert [line["replan_type"] for line in decided] == [
+        "task_redecomposition",
+        "partial_replan",
+        "retry",
+    ]
     (revised,) = [line for line in lines if line["type"] == "revision"]
     assert "the program is wrong" in str(revised["reason"])
     assert revised["changes"]
@@ -115,7 +150,11 @@ def right_history(lines: Sequence[JsonObject]) -> None:
 
 
 FILES: list[JsonObject] = [
-    {"name": "write", "command": "printf %s {text} > {path}", "parameters": {"path": "string", "text": "string"}},
+    {
+        "name": "write",
+        "command": "printf %s {text} > {path}",
+        "parameters": {"path": "string", "text": "string"},
+    },
     {"name": "read", "command": "cat {path}", "parameters": {"path": "string"}},
 ]
 

@@ -20,8 +20,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 NEW: JsonObject = {"id": "pack2", "tool": "present", "arguments": {"what": "it"}}
 CHANGE: JsonObject = {"kind": "replace", "task_id": "pack", "tasks": [NEW]}
-WAY_ON: JsonObject = {"candidates": [{"reason": "present packs, too", "changes": [CHANGE], "confidence": 0.95}]}
-SLOW_DOWN: JsonObject = {"error": {"message": "slow down", "type": "rate_limit_error"}, "status": 429}
+WAY_ON: JsonObject = {
+    "candidates": [{"reason": "present packs, too", "changes": [CHANGE], "confidence": 0.95}]
+}
+SLOW_DOWN: JsonObject = {
+    "error": {"message": "slow down", "type": "rate_limit_error"},
+    "status": 429,
+}
 TOOL_CALL: JsonObject = {"toolCalls": [{"name": "answer", "arguments": json.dumps(WAY_ON)}]}
 FIXTURES: JsonObject = {
     "fixtures": [
@@ -46,7 +51,11 @@ def url(program: list[str], tmp_path: Path) -> Iterator[str]:
     command = [*program, "--port", "0", "--fixtures", str(path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
-    yield next(found[1] for line in process.stdout if (found := re.search(r"listening on (http://\S+)", line)))
+    yield next(
+        found[1]
+        for line in process.stdout
+        if (found := re.search(r"listening on (http://\S+)", line))
+    )
     process.terminate()
     process.communicate(timeout=PATIENCE)
 

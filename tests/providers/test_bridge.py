@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from replanning import Alternative, Goal, Plan, ReplanningEngine, ReplanRequest, Settings, Task, ToolSpec, open_run
+from replanning import (
+    Alternative,
+    Goal,
+    Plan,
+    ReplanningEngine,
+    ReplanRequest,
+    Settings,
+    Task,
+    ToolSpec,
+    open_run,
+)
 from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask
 from replanning.journal import AlternativesConsidered, BetterPathFound, ContextChanged
 from replanning.live import PlanView, TaskState
@@ -46,7 +56,11 @@ async def outcome_of(plan: str | Plan, *events: Event, providers: Sequence[objec
     made = Plan.parse(plan) if isinstance(plan, str) else plan
     async with VirtualClock() as clock:
         settings = Settings.model_validate({"cooldown": 0, "approval": {"always_for": []}})
-        engine = ReplanningEngine([*providers, "repair"], environment=environment(clock), settings=settings)  # type: ignore[list-item]  # providers of every kind
+        engine = ReplanningEngine(
+            [*providers, "repair"],  # type: ignore[list-item]
+            environment=environment(clock),
+            settings=settings,
+        )
         return await play(made, engine, events)
 
 
@@ -67,7 +81,9 @@ async def test_substitution_chains(down: list[str], used: list[str]) -> None:
         assert [outcome.tools[task] for task in outcome.done] == used
 
 
-@pytest.mark.parametrize("down", [["search"], ["write"], ["summarise", "crawl"], ["fetch", "archive", "crawl"]])
+@pytest.mark.parametrize(
+    "down", [["search"], ["write"], ["summarise", "crawl"], ["fetch", "archive", "crawl"]]
+)
 async def test_outage_without_substitute(down: list[str]) -> None:
     """If no chain achieves the same, the verdict is proven, and the run fails."""
     outcome = await outcome_of(RESEARCH, Event(0, down=down))
@@ -86,7 +102,10 @@ async def test_what_is_left_out_keeps_the_order(read: str, left: list[str]) -> N
         ToolSpec(name="c2", requires=("x", "z"), adds=("done",)),
     ]
     names = ["a1", "b1", "c1", "a2", "b2", "c2"]
-    tasks = [Task(id=n, tool=None if n[0] == "a" else n, depends_on=names[i - 1 : i]) for i, n in enumerate(names)]
+    tasks = [
+        Task(id=n, tool=None if n[0] == "a" else n, depends_on=names[i - 1 : i])
+        for i, n in enumerate(names)
+    ]
     tasks[-1] = tasks[-1].model_copy(update={"arguments": {"read": read}})
     plan = Plan(goal=Goal(objective="test", facts=("done",)), facts=(), tools=tools, tasks=tasks)
     async with open_run(plan) as run:
@@ -108,8 +127,16 @@ async def test_what_is_left_out_keeps_the_order(read: str, left: list[str]) -> N
 )
 async def test_no_cheaper_path_where_others_decide(trouble: str, offers: int) -> None:
     """Parts that are stuck are left to repairs, tasks about which a person is asked stay, and only what is named changes."""
-    tools = [ToolSpec(name="b", adds=("x",)), ToolSpec(name="c", requires=("x",), adds=("done",)), ToolSpec(name="d")]
-    tasks = [Task(id="b", tool="b"), Task(id="c", tool="c", depends_on=("b",)), Task(id="d", tool="d")]
+    tools = [
+        ToolSpec(name="b", adds=("x",)),
+        ToolSpec(name="c", requires=("x",), adds=("done",)),
+        ToolSpec(name="d"),
+    ]
+    tasks = [
+        Task(id="b", tool="b"),
+        Task(id="c", tool="c", depends_on=("b",)),
+        Task(id="d", tool="d"),
+    ]
     goal = Goal(objective="test", facts=("done", "never") if trouble == "goal" else ("done",))
     async with open_run(Plan(goal=goal, facts=(), tools=tools, tasks=tasks)) as run:
         if trouble.startswith("failed"):
@@ -152,7 +179,9 @@ tasks:
 """
 
 
-async def proposals(plan: str, *done: str, ceased: list[str]) -> tuple[Sequence[Alternative], PlanView]:
+async def proposals(
+    plan: str, *done: str, ceased: list[str]
+) -> tuple[Sequence[Alternative], PlanView]:
     """Alternatives of the provider once these tasks are done and these facts have ceased."""
     async with open_run(Plan.parse(plan)) as run:
         for task in done:
@@ -170,7 +199,9 @@ async def proposals(plan: str, *done: str, ceased: list[str]) -> tuple[Sequence[
 @pytest.mark.parametrize("branches", ["a", "ab"])
 async def test_only_branches_in_trouble_change(branches: str) -> None:
     """Trouble is repaired in all branches together, each by changes of its own; a branch without any goes on as it is."""
-    found, _ = await proposals(TWO, "heat-a", "heat-b", ceased=[f"warm({branch})" for branch in branches])
+    found, _ = await proposals(
+        TWO, "heat-a", "heat-b", ceased=[f"warm({branch})" for branch in branches]
+    )
     added = [change for change in found[0].changes if isinstance(change, AddTask)]
     assert [(change.task.tool, change.task.arguments, change.before) for change in added] == [
         ("heat", {"x": branch}, (f"glue-{branch}",)) for branch in branches
@@ -182,13 +213,18 @@ async def test_only_branches_in_trouble_change(branches: str) -> None:
 async def test_superfluous_tasks_go() -> None:
     """Effects that came about by themselves are not repeated: their tasks go, and their dependents continue."""
     plan = TWO.replace("requires: [done(a), done(b)]", "requires: [done(a), done(b), quiet]")
-    async with open_run(Plan.parse(plan.replace("facts: [raw(a), raw(b)]", "facts: [raw(a), raw(b), quiet]"))) as run:
+    async with open_run(
+        Plan.parse(plan.replace("facts: [raw(a), raw(b)]", "facts: [raw(a), raw(b), quiet]"))
+    ) as run:
         run.succeeded(run.started("heat-a"))
         run.observe(holds=["done(a)"], ceased=["raw(a)", "warm(a)"])
         view = PlanView(run.live)
         trigger = ContextChanged(tasks=("cut-a", "glue-a"), facts=("raw(a)",))
         first = (await RepairProvider().propose(ReplanRequest((trigger,), view, 3, 1e12)))[0]
-        assert [change.task_id for change in first.changes if isinstance(change, RemoveTask)] == ["cut-a", "glue-a"]
+        assert [change.task_id for change in first.changes if isinstance(change, RemoveTask)] == [
+            "cut-a",
+            "glue-a",
+        ]
         (rest,) = [change for change in first.changes if isinstance(change, ModifyTask)]
         assert (rest.task_id, rest.fields) == ("pack", {"depends_on": ["glue-b", "heat-a"]})
         run.live.apply(first.changes)
@@ -225,10 +261,14 @@ async def test_distinct_ways() -> None:
 @pytest.mark.parametrize("bound", [1, 5, 40])
 def test_bounds_hold(bound: int) -> None:
     """A search looks at no more states than it may, and then says that it does not know."""
-    step = ToolSpec(name="step", requires=("at({a})", "next({a},{b})"), adds=("at({b})",), removes=("at({a})",))
+    step = ToolSpec(
+        name="step", requires=("at({a})", "next({a},{b})"), adds=("at({b})",), removes=("at({a})",)
+    )
     facts = ["at(0)", *(f"next({n},{n + 1})" for n in range(59))]
     actions = reachable_actions(facts, Domain((step,), {}, {})).actions
-    found = find_cheapest_path(facts, [Target(frozenset({"at(59)"}), 0)], actions, nodes=bound, greedy_nodes=bound)
+    found = find_cheapest_path(
+        facts, [Target(frozenset({"at(59)"}), 0)], actions, nodes=bound, greedy_nodes=bound
+    )
     assert found.nodes <= bound + 1
     assert (found.actions, found.conclusive) == (None, False)
 
@@ -239,10 +279,15 @@ LINKS = [f"link({a},{b})" for a in range(40) for b in range(40)]
 @pytest.mark.parametrize(
     ("needs", "facts", "complete"),
     [
-        pytest.param(["p({a},{b},{c},{d},{e},{f})x"], [f"p({',' * 10_000})y"], True, id="separators"),
+        pytest.param(
+            ["p({a},{b},{c},{d},{e},{f})x"], [f"p({',' * 10_000})y"], True, id="separators"
+        ),
         pytest.param(["{a}{b}{a}{b}{c}{c}"], ["a" * 10_000 + "b"], False, id="repeated"),
         pytest.param(
-            ["link({a},{b})", "link({b},{c})", "link({c},{d})", "end({d})"], [*LINKS, "end(x)"], False, id="joins"
+            ["link({a},{b})", "link({b},{c})", "link({c},{d})", "end({d})"],
+            [*LINKS, "end(x)"],
+            False,
+            id="joins",
         ),
     ],
 )
@@ -278,7 +323,9 @@ async def test_ambiguous_patterns(stated: JsonObject, needs: str, adds: str) -> 
 
 async def test_goal_that_is_lost_at_the_end() -> None:
     """A goal that is lost when nothing is left to do is reached again by new tasks at the end."""
-    plan = CHOICES.replace("[there]", "[there, half]").replace("walk-on, depends_on", "clear, depends_on")
+    plan = CHOICES.replace("[there]", "[there, half]").replace(
+        "walk-on, depends_on", "clear, depends_on"
+    )
     outcome = await outcome_of(plan, Event(1, ceased=["half"], holds=["around"]))
     assert (outcome.status, outcome.reached) == ("succeeded", True)
 
@@ -314,7 +361,9 @@ def instead(*tools: str) -> Proposer:
     """A model that puts these steps in the place of all that is left."""
 
     def propose(request: ReplanRequest) -> Sequence[Alternative]:
-        left = [task.id for task in request.view.unfinished() if task.state is not TaskState.RUNNING]
+        left = [
+            task.id for task in request.view.unfinished() if task.state is not TaskState.RUNNING
+        ]
         changes: list[PlanChange] = [RemoveTask(task_id=task_id) for task_id in reversed(left)]
         for number, tool in enumerate(tools):
             before = (f"m{number - 1}",) if number else ()
@@ -331,17 +380,30 @@ def considered(outcome: Outcome) -> AlternativesConsidered:
 
 async def test_valid_is_kept() -> None:
     """A proposal that can be carried out is taken as it is."""
-    outcome = await outcome_of(TEA, COLD, providers=[instead("fill", "boil", "fetch", "brew", "stir", "wash")])
+    outcome = await outcome_of(
+        TEA, COLD, providers=[instead("fill", "boil", "fetch", "brew", "stir", "wash")]
+    )
     assert outcome.status == "succeeded"
     assert outcome.done[2:] == ["m0", "m1", "m2", "m3", "m4", "m5"]
-    assert not any("+" in candidate.alternative.source for candidate in considered(outcome).candidates)
+    assert not any(
+        "+" in candidate.alternative.source for candidate in considered(outcome).candidates
+    )
 
 
 async def test_gap_is_bridged() -> None:
     """A step that cannot be taken is led up to, and the model's other steps are kept."""
-    outcome = await outcome_of(TEA, COLD, providers=[instead("boil", "stir", "fetch", "brew", "wash")])
+    outcome = await outcome_of(
+        TEA, COLD, providers=[instead("boil", "stir", "fetch", "brew", "wash")]
+    )
     assert (outcome.status, outcome.reached, outcome.inapplicable) == ("succeeded", True, [])
-    assert [outcome.tools[task] for task in outcome.done[2:]] == ["fill", "boil", "stir", "fetch", "brew", "wash"]
+    assert [outcome.tools[task] for task in outcome.done[2:]] == [
+        "fill",
+        "boil",
+        "stir",
+        "fetch",
+        "brew",
+        "wash",
+    ]
     best, *others = considered(outcome).candidates
     assert best.alternative.source == "model+repair"
     assert best.alternative.reason.startswith("as the model says; completed by a repair")
@@ -353,13 +415,21 @@ async def test_wrong_tail_is_left_out() -> None:
     """A completion that leaves out what spoils the goal is one to choose from, ranked like other repairs."""
     text = TEA.replace("{name: wash, adds", "{name: wash, requires: [tea], adds")
     text = text.replace("{name: stir}", "{name: spill, adds: [floor], removes: [tea]}")
-    text = text.replace("{name: fetch, adds", "{name: fetch, requires: [once], removes: [once], adds")
+    text = text.replace(
+        "{name: fetch, adds", "{name: fetch, requires: [once], removes: [once], adds"
+    )
     text = text.replace("facts: [clean]", "facts: [clean, once]")
-    outcome = await outcome_of(text, COLD, providers=[instead("fill", "boil", "fetch", "brew", "wash", "spill")])
+    outcome = await outcome_of(
+        text, COLD, providers=[instead("fill", "boil", "fetch", "brew", "wash", "spill")]
+    )
     assert (outcome.status, outcome.reached) == ("succeeded", True)
-    (completed,) = [c for c in considered(outcome).candidates if c.alternative.source == "repair+model"]
+    (completed,) = [
+        c for c in considered(outcome).candidates if c.alternative.source == "repair+model"
+    ]
     assert not completed.rejected
-    new = [change.task.tool for change in completed.alternative.changes if isinstance(change, AddTask)]
+    new = [
+        change.task.tool for change in completed.alternative.changes if isinstance(change, AddTask)
+    ]
     assert new == ["fill", "boil", "fetch", "brew", "wash"]
 
 
@@ -367,7 +437,9 @@ async def test_hopeless_is_replaced() -> None:
     """A proposal of which less would be left than had to be added is not completed; the plan is repaired instead."""
     outcome = await outcome_of(TEA, COLD, providers=[instead("stir")])
     assert outcome.status == "succeeded"
-    assert {c.alternative.source for c in considered(outcome).candidates if not c.rejected} == {"repair"}
+    assert {c.alternative.source for c in considered(outcome).candidates if not c.rejected} == {
+        "repair"
+    }
 
 
 async def test_sub_plan_is_completed() -> None:
@@ -377,7 +449,9 @@ async def test_sub_plan_is_completed() -> None:
         parts = (Task(id="again", tool="boil"), Task(id="look", tool="stir", depends_on=("again",)))
         return [alternative(ReplaceTask(task_id="boil", tasks=parts))]
 
-    outcome = await outcome_of(TEA, Event(1, ceased=["water"]), providers=[Proposer(propose, "model")])
+    outcome = await outcome_of(
+        TEA, Event(1, ceased=["water"]), providers=[Proposer(propose, "model")]
+    )
     assert (outcome.status, outcome.reached, outcome.inapplicable) == ("succeeded", True, [])
     assert considered(outcome).candidates[0].alternative.source == "model+repair"
     assert {"again", "look"} <= set(outcome.done)
@@ -387,10 +461,14 @@ async def test_failing_completer_is_contained() -> None:
     """A provider that fails at completing is noted, and the others' proposals are used."""
 
     class Broken(Proposer):
-        async def complete(self, request: ReplanRequest, proposed: Alternative, reason: str) -> Alternative | None:
+        async def complete(
+            self, request: ReplanRequest, proposed: Alternative, reason: str
+        ) -> Alternative | None:
             raise ValueError("no idea")
 
-    outcome = await outcome_of(TEA, COLD, providers=[instead("boil", "fetch"), Broken(lambda request: [], "broken")])
+    outcome = await outcome_of(
+        TEA, COLD, providers=[instead("boil", "fetch"), Broken(lambda request: [], "broken")]
+    )
     assert outcome.status == "succeeded"
     assert considered(outcome).notes == ("broken failed: ValueError('no idea')",)
 
@@ -430,17 +508,21 @@ DATA = Path(__file__).parents[2].parent / "shared" / "data"
         (0, [], ["in(red,depot)"], 4, 3),  # it is lost: the other takes its parcel, too
     ],
 )
-async def test_logistics(after: int, holds: list[str], ceased: list[str], new: int, gone: int) -> None:
+async def test_logistics(
+    after: int, holds: list[str], ceased: list[str], new: int, gone: int
+) -> None:
     """An accident of one truck is repaired with the fewest changes, without changes to the other."""
     outcome = await outcome_of(LOGISTICS, Event(after, holds, ceased))
     assert (outcome.status, outcome.reached, outcome.inapplicable) == ("succeeded", True, [])
     assert (len(outcome.added), len(outcome.dropped)) == (new, gone)
-    assert [task for task in outcome.done if task.endswith("-2")] == ["load-2", "drive-2", "unload-2"]
+    assert [task for task in outcome.done if task.endswith("-2")] == [
+        "load-2",
+        "drive-2",
+        "unload-2",
+    ]
 
 
-KEYS = (
-    "goal objective facts tools name cost parameters requires adds removes objects tasks id tool arguments depends_on"
-)
+KEYS = "goal objective facts tools name cost parameters requires adds removes objects tasks id tool arguments depends_on"
 NAME = re.compile(r"[a-z][\w-]*")
 
 
@@ -463,28 +545,40 @@ async def test_random_words(seed: int, text: str, event: Event) -> None:
     rng = random.Random(seed)
     names = sorted(set(NAME.findall(text)) - set(KEYS.split()))
     words = {name: "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=9)) for name in names}
-    holds, ceased = ([in_other_words(fact, words) for fact in facts] for facts in (event.holds, event.ceased))
+    holds, ceased = (
+        [in_other_words(fact, words) for fact in facts] for facts in (event.holds, event.ceased)
+    )
     usual = await outcome_of(text, event)
     strange = await outcome_of(in_other_words(text, words), Event(event.after, holds, ceased))
-    assert [words[usual.tools[task]] for task in usual.done] == [strange.tools[task] for task in strange.done]
+    assert [words[usual.tools[task]] for task in usual.done] == [
+        strange.tools[task] for task in strange.done
+    ]
     assert strange.reached
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"needs the published instances in {DATA}")
-@pytest.mark.parametrize("name", ["planbench_t6_blocksworld.jsonl", "planbench_t6_blocksworld_3.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["planbench_t6_blocksworld.jsonl", "planbench_t6_blocksworld_3.jsonl"]
+)
 async def test_planbench(name: str) -> None:
     """Every tenth published instance that is not trivial is recovered, and reached goals end the run early."""
     lines = (DATA / name).read_text().splitlines()[::10]
     for instance in map(json.loads, lines):
-        event = Event(instance["event_after_step"], instance["became_true"], instance["became_false"])
+        event = Event(
+            instance["event_after_step"], instance["became_true"], instance["became_false"]
+        )
         outcome = await outcome_of(blocks(instance), event)
-        assert (outcome.status, outcome.reached, outcome.inapplicable) == ("succeeded", True, []), instance["id"]
+        assert (outcome.status, outcome.reached, outcome.inapplicable) == ("succeeded", True, []), (
+            instance["id"]
+        )
         assert bool(outcome.triggers) is not instance["goal_already_met"]
 
 
 def blocks(instance: dict[str, list[str]]) -> Plan:
     """A published instance as a plan."""
-    names = dict.fromkeys(word for fact in (*instance["init"], *instance["goal"]) for word in fact.split()[1:])
+    names = dict.fromkeys(
+        word for fact in (*instance["init"], *instance["goal"]) for word in fact.split()[1:]
+    )
     tasks = [action.split() for action in instance["plan"]]
     plan = Plan.parse(BLOCKS).model_dump(mode="json", exclude_defaults=True)
     return Plan.model_validate(

@@ -27,7 +27,13 @@ from replanning import (
     open_run,
 )
 from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask, SkipTask
-from replanning.journal import BetterPathFound, ContextChanged, FactsObserved, ResourceChanged, TaskFailed
+from replanning.journal import (
+    BetterPathFound,
+    ContextChanged,
+    FactsObserved,
+    ResourceChanged,
+    TaskFailed,
+)
 from replanning.live import PlanView
 from replanning.providers._planner import bridge
 from replanning.providers._planner.bridge import find_repairs, repair_problems
@@ -39,7 +45,9 @@ from tests.support.live import JournaledPlan, journaled, tool
 from tests.support.runs import environment
 from tests.support.world import Truth
 
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+patient = settings(
+    deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+)
 FACTS = [f"f{number}" for number in range(7)]
 one = st.lists(st.sampled_from(FACTS), max_size=1).map(tuple)
 few = st.lists(st.sampled_from(FACTS), max_size=2, unique=True).map(tuple)
@@ -52,7 +60,9 @@ def domains(draw: st.DrawFn) -> tuple[tuple[ToolSpec, ...], frozenset[str]]:
         ToolSpec(
             name=f"t{number}",
             requires=draw(few | one),
-            adds=draw(st.lists(st.sampled_from(FACTS), min_size=1, max_size=2, unique=True).map(tuple)),
+            adds=draw(
+                st.lists(st.sampled_from(FACTS), min_size=1, max_size=2, unique=True).map(tuple)
+            ),
             removes=draw(one),
             cost=float(draw(st.integers(1, 3))),
         )
@@ -79,19 +89,27 @@ def plans(draw: st.DrawFn) -> Plan:
         tool = draw(st.sampled_from(able))
         now = after(tool, now) or now
         earlier = [task.id for task in tasks]
-        chosen = draw(st.lists(st.sampled_from(earlier), max_size=2, unique=True)) if earlier else []
+        chosen = (
+            draw(st.lists(st.sampled_from(earlier), max_size=2, unique=True)) if earlier else []
+        )
         tasks.append(Task(id=f"s{number}", tool=tool.name, depends_on=tuple(chosen)))
     assume(tasks)
     reached = [fact for fact in sorted(now) if draw(st.booleans())]
     goal = Goal(objective="test", facts=tuple(reached))
     in_a_row = draw(st.booleans())
-    return Plan(goal=goal, facts=tuple(sorted(facts)), tools=tools, tasks=tuple(tasks), sequential=in_a_row)
+    return Plan(
+        goal=goal, facts=tuple(sorted(facts)), tools=tools, tasks=tuple(tasks), sequential=in_a_row
+    )
 
 
-def carried_out(plan: Plan, done: set[str], facts: frozenset[str]) -> tuple[frozenset[str], list[str]]:
+def carried_out(
+    plan: Plan, done: set[str], facts: frozenset[str]
+) -> tuple[frozenset[str], list[str]]:
     """Carry out what is left of a plan document, one task after another as soon as it can be: the end, and what is left."""
     tools = {tool.name: tool for tool in plan.tools}
-    left = [task for task in sorted(plan.tasks, key=lambda task: task.priority) if task.id not in done]
+    left = [
+        task for task in sorted(plan.tasks, key=lambda task: task.priority) if task.id not in done
+    ]
     finished = set(done)
     while ready := [task for task in left if finished.issuperset(task.depends_on)]:
         able = [task for task in ready if after(tools[task.tool or ""], facts) is not None]
@@ -104,7 +122,13 @@ def carried_out(plan: Plan, done: set[str], facts: frozenset[str]) -> tuple[froz
 
 
 async def troubled(
-    plan: Plan, steps: int, ceased: Sequence[str], down: str | None, *, fail: bool, goal: Sequence[str] | None
+    plan: Plan,
+    steps: int,
+    ceased: Sequence[str],
+    down: str | None,
+    *,
+    fail: bool,
+    goal: Sequence[str] | None,
 ) -> None:
     """Let something happen to a run, and judge all that is offered then."""
     async with open_run(plan) as run:
@@ -115,18 +139,24 @@ async def troubled(
         triggers: list[object] = [ContextChanged(tasks=tasks, facts=tuple(ceased))]
         if goal is not None:
             run.change_goal(facts=goal)
-            triggers.append(ContextChanged(tasks=tasks, facts=tuple(f for f in goal if f not in now), goal=True))
+            triggers.append(
+                ContextChanged(tasks=tasks, facts=tuple(f for f in goal if f not in now), goal=True)
+            )
         if down is not None:
             run.change_resource(down, available=False)
             triggers.append(ResourceChanged(tasks=tasks, name=down, available=False))
         met = {tool.name for tool in plan.tools if now.issuperset(tool.requires)} - {down}
-        ready = [entry.id for entry in run.live if entry.state == "READY" and entry.task.tool in met]
+        ready = [
+            entry.id for entry in run.live if entry.state == "READY" and entry.task.tool in met
+        ]
         if fail and ready:
             run.failed(run.started(ready[0]), ValueError("broken"))
             triggers.append(TaskFailed(tasks=(ready[0],)))
         view = PlanView(run.live)
         worlds = (view.strips_problem(), view.strips_problem(facts=ceased))
-        whole, near = (set(world.feasibility().unmet_facts()).intersection(ceased) for world in worlds)
+        whole, near = (
+            set(world.feasibility().unmet_facts()).intersection(ceased) for world in worlds
+        )
         assert near == whole
         request = ReplanRequest(tuple(triggers), view, 3, 1e12)  # type: ignore[arg-type] # triggers of three kinds
         offered = await RepairProvider().propose(request)
@@ -157,7 +187,13 @@ def _judge(run: PlanRun, alternative: Alternative, now: frozenset[str]) -> None:
     assert left == [], (alternative, left)
     assert end.issuperset(run.plan.goal.facts), (alternative, end)
     down = {tool.name for tool in run.live.tools.values() if not tool.available}
-    assert not [t for c in alternative.changes if isinstance(c, ReplaceTask) for t in c.tasks if t.tool in down]
+    assert not [
+        t
+        for c in alternative.changes
+        if isinstance(c, ReplaceTask)
+        for t in c.tasks
+        if t.tool in down
+    ]
 
 
 def _changed(plan: Plan, changes: Sequence[PlanChange]) -> Plan:
@@ -183,7 +219,9 @@ def _changed(plan: Plan, changes: Sequence[PlanChange]) -> Plan:
         elif isinstance(change, RemoveTask):
             tasks.pop(change.task_id)
     now = [
-        task.model_copy(update={"depends_on": tuple(stands_for.get(dep, dep) for dep in task.depends_on)})
+        task.model_copy(
+            update={"depends_on": tuple(stands_for.get(dep, dep) for dep in task.depends_on)}
+        )
         for task in tasks.values()
     ]
     return plan.model_copy(update={"tasks": tuple(now)})
@@ -200,18 +238,28 @@ def _waiting(task: Task, *others: str) -> Task:
     ceased=st.lists(st.sampled_from(FACTS), max_size=3, unique=True),
     data=st.data(),
 )
-def test_no_offered_repair_fails(plan: Plan, steps: int, ceased: list[str], data: st.DataObject) -> None:
+def test_no_offered_repair_fails(
+    plan: Plan, steps: int, ceased: list[str], data: st.DataObject
+) -> None:
     """A repair that is offered is taken by the live plan, can be carried out, and reaches the goal."""
     down = data.draw(st.none() | st.none() | st.sampled_from([tool.name for tool in plan.tools]))
     fail = data.draw(st.sampled_from([False, False, True]))
     goal = data.draw(st.none() | st.lists(st.sampled_from(FACTS), max_size=2, unique=True))
-    trouble = partial(troubled, plan, min(steps, len(plan.tasks) - 1), ceased, down, fail=fail, goal=goal)
+    trouble = partial(
+        troubled, plan, min(steps, len(plan.tasks) - 1), ceased, down, fail=fail, goal=goal
+    )
     anyio.run(trouble)
 
 
 @patient
-@given(plan=plans(), steps=st.integers(0, 3), holds=st.lists(st.sampled_from(FACTS), max_size=3, unique=True))
-def test_better_paths_cost_less_and_reach_the_goal(plan: Plan, steps: int, holds: list[str]) -> None:
+@given(
+    plan=plans(),
+    steps=st.integers(0, 3),
+    holds=st.lists(st.sampled_from(FACTS), max_size=3, unique=True),
+)
+def test_better_paths_cost_less_and_reach_the_goal(
+    plan: Plan, steps: int, holds: list[str]
+) -> None:
     """A path that is offered when facts begin to hold costs less, can be carried out, and achieves what the plan is for."""
     anyio.run(fortunate, plan, min(steps, len(plan.tasks) - 1), holds)
 
@@ -232,9 +280,13 @@ async def fortunate(plan: Plan, steps: int, holds: list[str]) -> None:
             assert not stuck
             _judge(run, alternative, now)
             changed = _changed(run.plan, alternative.changes)
-            before, later = ([costs[task.tool or ""] for task in each.tasks] for each in (plan, changed))
+            before, later = (
+                [costs[task.tool or ""] for task in each.tasks] for each in (plan, changed)
+            )
             assert sum(later) < sum(before), alternative
-            required = {fact for task in plan.tasks[steps:] for fact in tools[task.tool or ""].requires}
+            required = {
+                fact for task in plan.tasks[steps:] for fact in tools[task.tool or ""].requires
+            }
             ends = [tools[task.tool or ""].adds for task in plan.tasks[steps:]]
             wanted = {fact for adds in ends if required.isdisjoint(adds) for fact in adds} & end
             done = {task.id for task in plan.tasks[:steps]}
@@ -243,7 +295,11 @@ async def fortunate(plan: Plan, steps: int, holds: list[str]) -> None:
 
 
 @patient
-@given(plan=plans(), steps=st.integers(0, 3), holds=st.lists(st.sampled_from(FACTS), max_size=3, unique=True))
+@given(
+    plan=plans(),
+    steps=st.integers(0, 3),
+    holds=st.lists(st.sampled_from(FACTS), max_size=3, unique=True),
+)
 def test_runs_that_take_better_paths_spend_less(plan: Plan, steps: int, holds: list[str]) -> None:
     """A run that takes better paths while its tasks run reaches its goal, and spends less than the plan would have."""
     if not carried_out(plan, set(), frozenset(plan.facts or ()))[1]:
@@ -274,7 +330,9 @@ async def spending(plan: Plan, steps: int, holds: list[str]) -> None:
 
 @patient
 @given(
-    plan=plans(), steps=st.integers(0, 6), goal=st.lists(st.sampled_from(FACTS), min_size=1, max_size=2, unique=True)
+    plan=plans(),
+    steps=st.integers(0, 6),
+    goal=st.lists(st.sampled_from(FACTS), min_size=1, max_size=2, unique=True),
 )
 def test_goal_changed_at_run_time(plan: Plan, steps: int, goal: list[str]) -> None:
     """A run whose goal is changed succeeds where breadth-first search finds a way, and only with what the goal asks."""
@@ -306,7 +364,12 @@ async def retargeted(plan: Plan, steps: int, goal: list[str]) -> None:
 
 
 @patient
-@given(plan=plans(), steps=st.integers(0, 4), gone=st.booleans(), goal=st.lists(st.sampled_from(FACTS), max_size=1))
+@given(
+    plan=plans(),
+    steps=st.integers(0, 4),
+    gone=st.booleans(),
+    goal=st.lists(st.sampled_from(FACTS), max_size=1),
+)
 def test_verdicts_are_sound(plan: Plan, steps: int, gone: bool, goal: list[str]) -> None:
     """What is proven unreachable cannot be reached, though a failed call may be used again once its needs are met anew."""
     anyio.run(judged_after_failure, plan, min(steps, len(plan.tasks) - 1), gone, goal)
@@ -359,13 +422,17 @@ async def judged_after_failure(plan: Plan, steps: int, gone: bool, goal: Sequenc
     picks=st.lists(st.integers(0, 8), min_size=1, max_size=5),
     chained=st.booleans(),
 )
-def test_no_completion_fails(plan: Plan, steps: int, ceased: list[str], picks: list[int], chained: bool) -> None:
+def test_no_completion_fails(
+    plan: Plan, steps: int, ceased: list[str], picks: list[int], chained: bool
+) -> None:
     """A completion of whatever another provider proposes is taken, can be carried out, and keeps most of what was new."""
     proposed = [plan.tools[pick % len(plan.tools)].name for pick in picks]
     anyio.run(completing, plan, min(steps, len(plan.tasks) - 1), ceased, proposed, chained)
 
 
-async def completing(plan: Plan, steps: int, ceased: Sequence[str], tools: Sequence[str], chained: bool) -> None:
+async def completing(
+    plan: Plan, steps: int, ceased: Sequence[str], tools: Sequence[str], chained: bool
+) -> None:
     """Let facts cease, propose these tools for the rest of the plan, and judge what is made of that."""
     async with open_run(plan) as run:
         now = _done(run, plan, steps) - set(ceased)
@@ -392,11 +459,20 @@ async def completing(plan: Plan, steps: int, ceased: Sequence[str], tools: Seque
 
 
 @given(domain=domains(), goal=st.frozensets(st.sampled_from(FACTS), min_size=1, max_size=3))
-def test_shortest_way(domain: tuple[tuple[ToolSpec, ...], frozenset[str]], goal: frozenset[str]) -> None:
+def test_shortest_way(
+    domain: tuple[tuple[ToolSpec, ...], frozenset[str]], goal: frozenset[str]
+) -> None:
     """A* finds a way as short as breadth-first search does, or proves that there is none exactly where that finds none."""
     tools, facts = domain
     actions = [
-        ToolAction(tool.name, {}, tool.requires, tool.adds, tuple(f for f in tool.removes if f not in tool.adds), 1)
+        ToolAction(
+            tool.name,
+            {},
+            tool.requires,
+            tool.adds,
+            tuple(f for f in tool.removes if f not in tool.adds),
+            1,
+        )
         for tool in tools
     ]
     found = find_cheapest_path(facts, [Target(goal, 0)], actions)
@@ -407,12 +483,16 @@ def test_shortest_way(domain: tuple[tuple[ToolSpec, ...], frozenset[str]], goal:
     assert (greedy.actions is None) == (best is None)
 
 
-def _breadth_first(tools: Sequence[ToolSpec], facts: frozenset[str], goal: frozenset[str]) -> int | None:
+def _breadth_first(
+    tools: Sequence[ToolSpec], facts: frozenset[str], goal: frozenset[str]
+) -> int | None:
     seen, layer, depth = {facts}, [facts], 0
     while layer:
         if any(state >= goal for state in layer):
             return depth
-        following = {new for state in layer for tool in tools if (new := after(tool, state)) is not None}
+        following = {
+            new for state in layer for tool in tools if (new := after(tool, state)) is not None
+        }
         layer = [state for state in following if state not in seen]
         seen.update(layer)
         depth += 1
@@ -424,9 +504,19 @@ LACKING = "part(600)"
 
 def line(length: int) -> JournaledPlan:
     """Steps one after another, of which each needs something of its own that is there from the start."""
-    go = tool("go", requires=["at({a})", "way({a},{b})", "part({b})"], adds=["at({b})"], removes=["at({a})"])
+    go = tool(
+        "go",
+        requires=["at({a})", "way({a},{b})", "part({b})"],
+        adds=["at({b})"],
+        removes=["at({a})"],
+    )
     steps = [
-        Task(id=f"t{n}", tool="go", arguments={"a": str(n), "b": str(n + 1)}, depends_on=(f"t{n - 1}",) if n else ())
+        Task(
+            id=f"t{n}",
+            tool="go",
+            arguments={"a": str(n), "b": str(n + 1)},
+            depends_on=(f"t{n - 1}",) if n else (),
+        )
         for n in range(length)
     ]
     own = [fact for n in range(length) for fact in (f"way({n},{n + 1})", f"part({n + 1})")]
@@ -488,8 +578,12 @@ def test_uses_of_tools(first: str) -> None:
         counted: list[str] = []
         needs = dict.fromkeys([first, "at({a})", "part({b})", "way({a},{b})"])
         go = tool("go", requires=list(needs), adds=["at({b})"])
-        facts = [f for n in range(length) for f in (f"at({n})", f"part({n + 1})", f"way({n},{n + 1})")]
-        sys.setprofile(lambda frame, event, argument: counted.append(event) if event == "call" else None)
+        facts = [
+            f for n in range(length) for f in (f"at({n})", f"part({n + 1})", f"way({n},{n + 1})")
+        ]
+        sys.setprofile(
+            lambda frame, event, argument: counted.append(event) if event == "call" else None
+        )
         found = reachable_actions(facts, Domain((go,), {}, {}))
         sys.setprofile(None)
         assert len(found.actions) == length
@@ -498,7 +592,9 @@ def test_uses_of_tools(first: str) -> None:
     assert calls(400) < 2.5 * calls(200)
 
 
-@pytest.mark.parametrize(("length", "limit"), [(200, 2.5e6), pytest.param(800, 10e6, marks=pytest.mark.deep)])
+@pytest.mark.parametrize(
+    ("length", "limit"), [(200, 2.5e6), pytest.param(800, 10e6, marks=pytest.mark.deep)]
+)
 async def test_memory(length: int, limit: float) -> None:
     """The memory that a search takes grows with the plan, not with its square, however much each step needs."""
     (problem,) = await repair_problems(trouble(length, f"part({length // 2})"))

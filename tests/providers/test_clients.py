@@ -19,7 +19,13 @@ from jsonschema import Draft202012Validator
 from pydantic import BaseModel, Field, NonNegativeInt, create_model
 
 from replanning import Environment
-from replanning.errors import LLMError, LLMRefusal, LLMRequestRejected, LLMResponseInvalid, LLMTimeout
+from replanning.errors import (
+    LLMError,
+    LLMRefusal,
+    LLMRequestRejected,
+    LLMResponseInvalid,
+    LLMTimeout,
+)
 from replanning.llm import LLMOptions, LLMProvider, Price, PriceTable
 from replanning.plan import JsonObject
 from replanning.plugins import load_plugin
@@ -38,8 +44,12 @@ DATA = Path(__file__).parents[3] / "shared" / "data"
 EXCHANGES = DATA / "provider_exchanges_open.jsonl.gz"
 DESCRIPTION = DATA / "specs" / "openai-openapi.json.gz"
 
-recorded = pytest.mark.skipif(not EXCHANGES.is_file(), reason=f"there are no recorded exchanges: {EXCHANGES}")
-described = pytest.mark.skipif(not DESCRIPTION.is_file(), reason=f"there is no description of the API: {DESCRIPTION}")
+recorded = pytest.mark.skipif(
+    not EXCHANGES.is_file(), reason=f"there are no recorded exchanges: {EXCHANGES}"
+)
+described = pytest.mark.skipif(
+    not DESCRIPTION.is_file(), reason=f"there is no description of the API: {DESCRIPTION}"
+)
 
 
 def exchanges(api: str, *, status: int = 200) -> Iterator[dict[str, Any]]:
@@ -52,7 +62,11 @@ def exchanges(api: str, *, status: int = 200) -> Iterator[dict[str, Any]]:
 
 def replayed(exchange: dict[str, Any]) -> Network:
     """A network that answers what was recorded."""
-    return Network(httpx.Response(exchange["status"], json=exchange["response"], headers={"x-request-id": "req_1"}))
+    return Network(
+        httpx.Response(
+            exchange["status"], json=exchange["response"], headers={"x-request-id": "req_1"}
+        )
+    )
 
 
 @pytest.mark.integration
@@ -66,10 +80,15 @@ async def test_recorded_chats(api, count) -> None:
         raw = exchange["response"]
         answer = await client(OpenAIProvider, replayed(exchange)).complete_detailed("well?")
         choice, used = raw["choices"][0], raw["usage"]
-        calls = [call["function"]["arguments"] for call in choice["message"].get("tool_calls") or []]
+        calls = [
+            call["function"]["arguments"] for call in choice["message"].get("tool_calls") or []
+        ]
         assert answer.text == ("\n".join(calls) if calls else choice["message"]["content"])
         assert (answer.model, answer.request_id) == (raw["model"], "req_1")
-        assert (answer.input_tokens, answer.output_tokens) == (used["prompt_tokens"], used["completion_tokens"])
+        assert (answer.input_tokens, answer.output_tokens) == (
+            used["prompt_tokens"],
+            used["completion_tokens"],
+        )
         assert answer.usage.tokens == used["total_tokens"]
         assert answer.finish == ("length" if choice["finish_reason"] == "length" else "stop")
 
@@ -84,11 +103,18 @@ async def test_recorded_messages() -> None:
         raw = exchange["response"]
         answer = await client(AnthropicProvider, replayed(exchange)).complete_detailed("well?")
         blocks, used = raw["content"], raw["usage"]
-        tools = [json.dumps(block["input"], ensure_ascii=False) for block in blocks if block["type"] == "tool_use"]
+        tools = [
+            json.dumps(block["input"], ensure_ascii=False)
+            for block in blocks
+            if block["type"] == "tool_use"
+        ]
         words = "".join(block["text"] for block in blocks if block["type"] == "text")
         assert (answer.text, answer.model) == ("\n".join(tools) or words, raw["model"])
         sent = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-        assert (answer.input_tokens, answer.output_tokens) == (sum(used[name] for name in sent), used["output_tokens"])
+        assert (answer.input_tokens, answer.output_tokens) == (
+            sum(used[name] for name in sent),
+            used["output_tokens"],
+        )
         assert answer.finish == ("length" if raw["stop_reason"] == "max_tokens" else "stop")
 
 
@@ -123,9 +149,22 @@ async def test_recorded_embeddings() -> None:
 @pytest.mark.parametrize(
     ("kind", "answer"),
     [
-        (OpenAIProvider, {"choices": [{"message": {"content": None, "refusal": "I won't."}, "finish_reason": "stop"}]}),
-        (OpenAIProvider, {"choices": [{"message": {"content": "I won't."}, "finish_reason": "content_filter"}]}),
-        (AnthropicProvider, {"content": [{"type": "text", "text": "I won't."}], "stop_reason": "refusal"}),
+        (
+            OpenAIProvider,
+            {
+                "choices": [
+                    {"message": {"content": None, "refusal": "I won't."}, "finish_reason": "stop"}
+                ]
+            },
+        ),
+        (
+            OpenAIProvider,
+            {"choices": [{"message": {"content": "I won't."}, "finish_reason": "content_filter"}]},
+        ),
+        (
+            AnthropicProvider,
+            {"content": [{"type": "text", "text": "I won't."}], "stop_reason": "refusal"},
+        ),
     ],
 )
 async def test_refusals(kind, answer) -> None:
@@ -140,14 +179,30 @@ async def test_refusals(kind, answer) -> None:
 @pytest.mark.parametrize(
     ("kind", "answer", "finish"),
     [
-        (OpenAIProvider, {"choices": [{"message": {"content": "x"}, "finish_reason": "length"}]}, "length"),
-        (OpenAIProvider, {"choices": [{"message": {"content": "x"}, "finish_reason": "new"}]}, "other"),
-        (OpenAIProvider, {"choices": [{"message": {"content": "x"}}], "usage": None, "model": None}, "other"),
+        (
+            OpenAIProvider,
+            {"choices": [{"message": {"content": "x"}, "finish_reason": "length"}]},
+            "length",
+        ),
+        (
+            OpenAIProvider,
+            {"choices": [{"message": {"content": "x"}, "finish_reason": "new"}]},
+            "other",
+        ),
+        (
+            OpenAIProvider,
+            {"choices": [{"message": {"content": "x"}}], "usage": None, "model": None},
+            "other",
+        ),
         (AnthropicProvider, {"stop_reason": "max_tokens"}, "length"),
         (AnthropicProvider, {"stop_reason": "model_context_window_exceeded"}, "length"),
         (AnthropicProvider, {"stop_reason": "pause_turn", "usage": None}, "other"),
         (OllamaProvider, {"done_reason": "length"}, "length"),
-        (OllamaProvider, {"done_reason": "load", "eval_count": None, "prompt_eval_count": None}, "other"),
+        (
+            OllamaProvider,
+            {"done_reason": "load", "eval_count": None, "prompt_eval_count": None},
+            "other",
+        ),
     ],
 )
 async def test_how_answers_end(kind, answer, finish) -> None:
@@ -166,7 +221,10 @@ async def test_content_in_parts() -> None:
         {"type": "text", "text": "ur"},
     ]
     answer: dict[str, Any] = {"choices": [{"message": {"content": parts}, "finish_reason": "stop"}]}
-    assert await client(OpenAIProvider, Network(said(OpenAIProvider, **answer))).complete("2 + 2?") == "four"
+    assert (
+        await client(OpenAIProvider, Network(said(OpenAIProvider, **answer))).complete("2 + 2?")
+        == "four"
+    )
 
 
 @cache
@@ -191,12 +249,16 @@ async def test_requests_fit_the_published_description(kind) -> None:
     vector = httpx.Response(200, json={"data": [{"embedding": [0.5]}]})
     network = Network(odd, odd, odd, odd, said(kind, '{"name": "Ulm"}'), said(kind), vector)
     model = client(kind, network)
-    assert await model.complete_json("Which?", City, LLMOptions(system="be brief")) == City(name="Ulm")
+    assert await model.complete_json("Which?", City, LLMOptions(system="be brief")) == City(
+        name="Ulm"
+    )
     assert await model.complete("2 + 2?", LLMOptions(temperature=0, max_tokens=1)) == "four"
     assert await model.embed("a wheel") == [0.5]
     *chats, embedding = network.bodies
     assert len(chats) == 6
-    assert [found for chat in chats for found in objections("CreateChatCompletionRequest", chat)] == []
+    assert [
+        found for chat in chats for found in objections("CreateChatCompletionRequest", chat)
+    ] == []
     assert objections("CreateEmbeddingRequest", embedding) == []
     wrong = chats[0] | {"temperature": "warm", "messages": []}
     assert len(objections("CreateChatCompletionRequest", wrong)) >= 2
@@ -214,7 +276,11 @@ def test_scripted_server_fits_the_published_description() -> None:
         {"sum": 5},
         *map(ServerReply.error, (400, 401, 404, 429, 500)),
     ]
-    asked = {"model": "m", "messages": [USER], "tool_choice": {"type": "function", "function": {"name": "total"}}}
+    asked = {
+        "model": "m",
+        "messages": [USER],
+        "tool_choice": {"type": "function", "function": {"name": "total"}},
+    }
     with (
         ScriptedLLMServer(script) as server,
         httpx.Client(base_url=server.url, headers={"authorization": "Bearer k"}) as http,
@@ -222,7 +288,17 @@ def test_scripted_server_fits_the_published_description() -> None:
         answers = [http.post("/v1/chat/completions", json=asked) for _ in script]
         models = http.get("/v1/models").json()
         vectors = http.post("/v1/embeddings", json={"model": "m", "input": ["a"]}).json()
-    assert [answer.status_code for answer in answers] == [200, 200, 200, 200, 400, 401, 404, 429, 500]
+    assert [answer.status_code for answer in answers] == [
+        200,
+        200,
+        200,
+        200,
+        400,
+        401,
+        404,
+        429,
+        500,
+    ]
     kinds = ["CreateChatCompletionResponse"] * 4 + ["ErrorResponse"] * 5
     told = [*zip(kinds, (answer.json() for answer in answers), strict=True)]
     told += [("ListModelsResponse", models), ("CreateEmbeddingResponse", vectors)]
@@ -277,16 +353,22 @@ async def test_requests(kind, configured, options, url, body) -> None:
     request = await sent(client(kind, network, **configured), network, **options)
     assert (str(request.url), network.bodies) == (url, [body])
     if kind is AnthropicProvider:
-        assert (request.headers["x-api-key"], request.headers["anthropic-version"]) == (KEY, "2023-06-01")
+        assert (request.headers["x-api-key"], request.headers["anthropic-version"]) == (
+            KEY,
+            "2023-06-01",
+        )
         assert "authorization" not in request.headers
     else:
         assert request.headers["authorization"] == f"Bearer {KEY}"
-    editor = [request.headers.get(name, "") for name in ("editor-version", "copilot-integration-id")]
+    editor = [
+        request.headers.get(name, "") for name in ("editor-version", "copilot-integration-id")
+    ]
     assert all(editor) == any(editor) == (kind is GitHubCopilotProvider)
 
 
 @pytest.mark.parametrize(
-    ("kind", "configured"), [(OpenAIProvider, {"base_url": "http://localhost:8000/v1"}), (OllamaProvider, {})]
+    ("kind", "configured"),
+    [(OpenAIProvider, {"base_url": "http://localhost:8000/v1"}), (OllamaProvider, {})],
 )
 async def test_servers_without_a_key(kind, configured) -> None:
     """A compatible server and Ollama need no key."""
@@ -300,7 +382,11 @@ async def test_context_of_ollama() -> None:
     """Ollama is told to read as much as there is to read."""
     network = Network(said(OllamaProvider))
     await client(OllamaProvider, network).complete("word " * 3000)
-    assert network.bodies[0]["options"] == {"temperature": 0.3, "num_predict": 2000, "num_ctx": 16384}
+    assert network.bodies[0]["options"] == {
+        "temperature": 0.3,
+        "num_predict": 2000,
+        "num_ctx": 16384,
+    }
 
 
 @pytest.mark.parametrize(
@@ -340,7 +426,9 @@ def test_price_of_own_models(kind) -> None:
     """A model of one's own costs nothing, unless it is said what it costs."""
     free = kind().estimate("?", LLMOptions())
     assert (free.calls, free.money, free.unpriced) == (1, 0.0, False)
-    assert kind(model="m", prices=PriceTable({"m": Price(1, 1)})).estimate("?", LLMOptions()).money > 0
+    assert (
+        kind(model="m", prices=PriceTable({"m": Price(1, 1)})).estimate("?", LLMOptions()).money > 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -354,7 +442,11 @@ def test_price_of_own_models(kind) -> None:
 async def test_keys(kind, variable) -> None:
     """A key comes as an argument or by its variable; without one the client says which, and asks nothing."""
     network = Network(said(kind))
-    assert kind(environ={variable: KEY}).unavailable_reason() == kind(KEY, environ={}).unavailable_reason() == ""
+    assert (
+        kind(environ={variable: KEY}).unavailable_reason()
+        == kind(KEY, environ={}).unavailable_reason()
+        == ""
+    )
     assert kind(environ={variable: f" {KEY}\n"}).unavailable_reason() == ""
     model = kind(transport=network, environ={})
     assert model.unavailable_reason() == f"{variable} is not set"
@@ -379,7 +471,9 @@ async def test_wrong_addresses(kind, url) -> None:
     model = kind(KEY, base_url=url, transport=network, environ={})
     if model.unavailable_reason() == "" and kind is OllamaProvider:
         return  # it takes more forms
-    with pytest.raises(LLMRequestRejected, match=rf"its address .*; set {kind.url_variable} or base_url to") as caught:
+    with pytest.raises(
+        LLMRequestRejected, match=rf"its address .*; set {kind.url_variable} or base_url to"
+    ) as caught:
         await model.complete("Which?")
     assert "secret" not in str(caught.value)
     assert network.requests == []
@@ -390,13 +484,21 @@ async def test_shapes() -> None:
     for kind in CLIENTS:
         answer: dict[str, Any] = {}
         if kind is AnthropicProvider:
-            answer = {"content": [{"type": "tool_use", "id": "t", "name": "answer", "input": json.loads(ULM)}]}
+            answer = {
+                "content": [
+                    {"type": "tool_use", "id": "t", "name": "answer", "input": json.loads(ULM)}
+                ]
+            }
         network = Network(said(kind, ULM, **answer))
-        assert await client(kind, network).complete_json("Which?", City) == City(name="Ulm", people=126000)
+        assert await client(kind, network).complete_json("Which?", City) == City(
+            name="Ulm", people=126000
+        )
         body = network.bodies[0]
         schema = City.model_json_schema()
         if kind is AnthropicProvider:
-            assert body["tools"] == [{"name": "answer", "description": "Give the answer.", "input_schema": schema}]
+            assert body["tools"] == [
+                {"name": "answer", "description": "Give the answer.", "input_schema": schema}
+            ]
             assert body["tool_choice"] == {"type": "tool", "name": "answer"}
         elif kind is OllamaProvider:
             assert body["format"] == schema
@@ -410,7 +512,11 @@ async def test_shapes() -> None:
     [
         (OpenAIProvider, fails(400, "response_format is not known here"), "response_format"),
         (OpenAIProvider, fails(422, "bad grammar"), "response_format"),
-        (AnthropicProvider, fails(400, "tool_choice: this model cannot be forced to use a tool"), "tools"),
+        (
+            AnthropicProvider,
+            fails(400, "tool_choice: this model cannot be forced to use a tool"),
+            "tools",
+        ),
         (OllamaProvider, fails(400, "invalid format"), "format"),
     ],
 )
@@ -442,8 +548,20 @@ SYSTEMLESS = "Unsupported value: 'messages[0].role' does not support 'system' wi
     [
         (OpenAIProvider, {}, FIXED, "temperature", {}),
         (AnthropicProvider, {}, "`temperature` is deprecated for this model.", "temperature", {}),
-        (OpenAIProvider, {"base_url": "http://h/v1"}, RENAMED, "max_tokens", {"max_completion_tokens": 2000}),
-        (OpenAIProvider, {}, SYSTEMLESS, "", {"messages": [{"role": "user", "content": "be brief\n\nWhich?"}]}),
+        (
+            OpenAIProvider,
+            {"base_url": "http://h/v1"},
+            RENAMED,
+            "max_tokens",
+            {"max_completion_tokens": 2000},
+        ),
+        (
+            OpenAIProvider,
+            {},
+            SYSTEMLESS,
+            "",
+            {"messages": [{"role": "user", "content": "be brief\n\nWhich?"}]},
+        ),
     ],
     ids=["openai-temperature", "anthropic-temperature", "limit", "system"],
 )
@@ -454,18 +572,27 @@ async def test_features_that_a_model_lacks(kind, configured, objection, gone, ne
     await sent(model, network, system="be brief")
     await sent(model, network, system="be brief")
     first, second, third = network.bodies
-    assert second == third == {name: value for name, value in first.items() if name != gone} | new != first
+    assert (
+        second
+        == third
+        == {name: value for name, value in first.items() if name != gone} | new
+        != first
+    )
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
 async def test_objections_to_something_else(kind) -> None:
     """A request rejected for another reason stays rejected, and later calls keep all features."""
-    network = Network(fails(400, "the prompt is too long"), fails(400, "the prompt is too long"), said(kind, ULM))
+    network = Network(
+        fails(400, "the prompt is too long"), fails(400, "the prompt is too long"), said(kind, ULM)
+    )
     model = client(kind, network)
     with pytest.raises(LLMRequestRejected, match="the prompt is too long"):
         await model.complete_json("Which?", City)
     tries = len(network.requests)
-    assert tries == (2 if issubclass(kind, OpenAIProvider) else 1)  # where an objection to a schema has many names
+    assert tries == (
+        2 if issubclass(kind, OpenAIProvider) else 1
+    )  # where an objection to a schema has many names
     network.script = (said(kind, ULM),)
     await model.complete_json("Which?", City)
     assert network.bodies[tries] == network.bodies[0]
@@ -484,7 +611,10 @@ async def test_embeddings(kind, model, answer, url, asked) -> None:
     """Embeddings are asked of the models for them, or of the one that is named."""
     network = Network(httpx.Response(200, json=answer))
     assert await client(kind, network).embed("a wheel", LLMOptions(model=model)) == [0.5, 1.0]
-    assert (str(network.requests[0].url), network.bodies) == (url, [{"model": asked, "input": "a wheel"}])
+    assert (str(network.requests[0].url), network.bodies) == (
+        url,
+        [{"model": asked, "input": "a wheel"}],
+    )
 
 
 @pytest.mark.parametrize("vector", ["[]", '""', '"AAAA"', '"~"', '["a"]', "null", "[NaN, 1]"])
@@ -540,7 +670,18 @@ def test_strict_schemas() -> None:
 
 @pytest.mark.parametrize(
     "annotation",
-    [dict[str, int], JsonObject, Any, list[Any], list, dict, tuple[int, str], tuple[()], Free, dict[Literal["a"], int]],
+    [
+        dict[str, int],
+        JsonObject,
+        Any,
+        list[Any],
+        list,
+        dict,
+        tuple[int, str],
+        tuple[()],
+        Free,
+        dict[Literal["a"], int],
+    ],
 )
 async def test_what_no_strict_schema_says(annotation) -> None:
     """A shape in which anything may stand is not told strictly, and told all the same."""
@@ -578,12 +719,16 @@ KEYS = {"openai": "authorization", "anthropic": "x-api-key", "github-copilot": "
 
 @asynccontextmanager
 async def asked(
-    name: str, script: Sequence[LLMServerReply] | Callable[[LLMRequest], LLMServerReply], timeout: float = 10.0
+    name: str,
+    script: Sequence[LLMServerReply] | Callable[[LLMRequest], LLMServerReply],
+    timeout: float = 10.0,
 ) -> AsyncIterator[tuple[LLMProvider, ScriptedLLMServer]]:
     """A client, and the server in place of its service; it comes back at once where it tries again."""
     with ScriptedLLMServer(script) as server:
         hasty = Environment(chance=lambda: -0.49)
-        made: LLMProvider = load_plugin("providers", name)(environ=server.environ(), timeout=timeout, environment=hasty)
+        made: LLMProvider = load_plugin("providers", name)(
+            environ=server.environ(), timeout=timeout, environment=hasty
+        )
         async with made:
             yield made, server
         await server.until(lambda server: not server.connections)
@@ -592,10 +737,20 @@ async def asked(
 @pytest.mark.parametrize("name", NAMES)
 async def test_text_and_shapes(name: str) -> None:
     """Text, shapes and vectors arrive, on one connection, with the key where the service looks for it."""
-    async with asked(name, ["five", {"sum": 5}, 'So: {"sum": 6}!', "never", "{]"]) as (model, server):
+    async with asked(name, ["five", {"sum": 5}, 'So: {"sum": 6}!', "never", "{]"]) as (
+        model,
+        server,
+    ):
         completion = await model.complete_detailed("2 + 3?")
-        assert (completion.text, completion.provider, completion.model) == ("five", name, model.model)
-        assert [await model.complete_json("2 + 3?", Total) for _ in range(2)] == [Total(sum=5), Total(sum=6)]
+        assert (completion.text, completion.provider, completion.model) == (
+            "five",
+            name,
+            model.model,
+        )
+        assert [await model.complete_json("2 + 3?", Total) for _ in range(2)] == [
+            Total(sum=5),
+            Total(sum=6),
+        ]
         with pytest.raises(LLMResponseInvalid):
             await model.complete_json("2 + 3?", Total)
         if name != "anthropic":
@@ -603,7 +758,9 @@ async def test_text_and_shapes(name: str) -> None:
         assert {request.connection for request in server.requests} == {1}
         assert await model.is_available()
         if name in KEYS:
-            assert all(request.headers[KEYS[name]].endswith("scripted-key") for request in server.requests)
+            assert all(
+                request.headers[KEYS[name]].endswith("scripted-key") for request in server.requests
+            )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,7 +12,13 @@ import httpx
 import pytest
 
 from replanning import Environment
-from replanning.errors import LLMError, LLMRequestRejected, LLMResponseInvalid, LLMTimeout, LLMUnavailable
+from replanning.errors import (
+    LLMError,
+    LLMRequestRejected,
+    LLMResponseInvalid,
+    LLMTimeout,
+    LLMUnavailable,
+)
 from replanning.llm import LLMOptions
 from replanning.providers.openai import OpenAIProvider
 from replanning.testing import VirtualClock
@@ -42,7 +48,9 @@ async def test_what_may_pass_is_tried_again(kind, status, clock) -> None:
 async def test_what_does_not_pass_is_not_tried_again(kind, status) -> None:
     """A request that the service rejects is an error at once, and no redirect is followed."""
     network = Network(fails(status, "that is wrong", location="https://elsewhere.example/"))
-    with pytest.raises(LLMRequestRejected, match=rf"{kind.name}: .*HTTP {status}.*: that is wrong") as caught:
+    with pytest.raises(
+        LLMRequestRejected, match=rf"{kind.name}: .*HTTP {status}.*: that is wrong"
+    ) as caught:
         await client(kind, network).complete("2 + 2?")
     assert (caught.value.status, len(network.requests)) == (status, 1)
 
@@ -78,7 +86,10 @@ async def test_sent_to_no_host(clock: VirtualClock) -> None:
 
 async def test_waits_are_spread_by_chance() -> None:
     """The wait doubles each time, and chance makes it half as long or half as long again."""
-    for factor, moments in ((0.5, [0, 0.25, 0.75, 1.75, 3.75]), (1.5, [0, 0.75, 2.25, 5.25, 11.25])):
+    for factor, moments in (
+        (0.5, [0, 0.25, 0.75, 1.75, 3.75]),
+        (1.5, [0, 0.75, 2.25, 5.25, 11.25]),
+    ):
         async with VirtualClock() as clock:
             network = Network(fails(500), clock=clock)
             environment = Environment(clock=clock, chance=partial(float, factor - 0.5))
@@ -96,7 +107,10 @@ async def test_waits_are_spread_by_chance() -> None:
         ({"retry_after_ms": "2500"}, 2.5),
         ({"retry_after": formatdate(EPOCH + 20, usegmt=True)}, 20),
         ({"retry_after": formatdate(EPOCH + 20)}, 20),
-        *(({"retry_after": wrong}, 0.5) for wrong in ("0", "-5", "nan", "soon", "", "Mon, 99 Foo 2023 99:99:99 GMT")),
+        *(
+            ({"retry_after": wrong}, 0.5)
+            for wrong in ("0", "-5", "nan", "soon", "", "Mon, 99 Foo 2023 99:99:99 GMT")
+        ),
         ({"retry_after": formatdate(EPOCH - 20, usegmt=True)}, 0.5),
     ],
 )
@@ -111,22 +125,30 @@ async def test_the_service_says_when(headers, wait, clock) -> None:
 async def test_no_wait_beyond_the_deadline(wait, clock) -> None:
     """If the next attempt would be too late, the error comes at once and says so."""
     network = Network(fails(503, "overloaded", retry_after=wait), clock=clock)
-    with pytest.raises(LLMUnavailable, match=r"is too late, only 30 s are left \(HTTP 503\): overloaded"):
+    with pytest.raises(
+        LLMUnavailable, match=r"is too late, only 30 s are left \(HTTP 503\): overloaded"
+    ):
         await openai(network).complete("2 + 2?")
     assert (clock.elapsed, len(network.requests)) == (0, 1)
     with pytest.raises(LLMUnavailable, match=r"only 0\.4 s are left"):
-        await openai(Network(fails(503), clock=clock)).complete("?", LLMOptions(deadline=clock.now() + 0.4))
+        await openai(Network(fails(503), clock=clock)).complete(
+            "?", LLMOptions(deadline=clock.now() + 0.4)
+        )
 
 
 async def test_a_service_that_says_it_is_no_use() -> None:
     """A service that says that asking again does not help, such as without money, is not asked again."""
     network = Network(fails(429, "You exceeded your current quota", x_should_retry="false"))
-    with pytest.raises(LLMUnavailable, match=r"another attempt will not help .*exceeded your current quota"):
+    with pytest.raises(
+        LLMUnavailable, match=r"another attempt will not help .*exceeded your current quota"
+    ):
         await openai(network).complete("2 + 2?")
     assert len(network.requests) == 1
 
 
-@pytest.mark.parametrize("script", [(None,), (fails(500), None), (fails(429, retry_after="29.9"), None)])
+@pytest.mark.parametrize(
+    "script", [(None,), (fails(500), None), (fails(429, retry_after="29.9"), None)]
+)
 async def test_one_deadline_for_all_tries(script, clock) -> None:
     """However many tries there are, they end at the one deadline, and the request that is under way is given up."""
     network = Network(*script, clock=clock)
@@ -150,7 +172,9 @@ class Endless(httpx.AsyncByteStream):
         self.closed = True
 
 
-@pytest.mark.parametrize(("status", "error"), [(200, LLMResponseInvalid), (400, LLMRequestRejected)])
+@pytest.mark.parametrize(
+    ("status", "error"), [(200, LLMResponseInvalid), (400, LLMRequestRejected)]
+)
 async def test_endless_answers(status, error) -> None:
     """An answer that does not end is left where it is too large for any, and its connection is closed."""
     endless = Endless()
@@ -170,10 +194,19 @@ async def test_endless_answers(status, error) -> None:
         httpx.Response(200, json={}),
         httpx.Response(200, json={"choices": [], "content": None, "message": None}),
         httpx.Response(200, json={"choices": [1], "content": [1], "message": 1}),
-        httpx.Response(200, json={"choices": [{"message": {"content": 1}}], "content": "", "message": {"content": 1}}),
+        httpx.Response(
+            200,
+            json={
+                "choices": [{"message": {"content": 1}}],
+                "content": "",
+                "message": {"content": 1},
+            },
+        ),
         httpx.Response(204),
         httpx.Response(200, content=b"\xff\xfe", headers={"content-type": "application/json"}),
-        httpx.Response(200, text='data: {"x": 1}\n\n', headers={"content-type": "text/event-stream"}),
+        httpx.Response(
+            200, text='data: {"x": 1}\n\n', headers={"content-type": "text/event-stream"}
+        ),
     ],
     ids=range(11),
 )
@@ -187,7 +220,9 @@ async def test_broken_answers(kind, answer) -> None:
     assert len(network.requests) == 1
 
 
-@pytest.mark.parametrize("usage", [{"prompt_tokens": -5}, {"completion_tokens": -1}, {"prompt_tokens": "many"}])
+@pytest.mark.parametrize(
+    "usage", [{"prompt_tokens": -5}, {"completion_tokens": -1}, {"prompt_tokens": "many"}]
+)
 async def test_counts_that_cannot_be(usage) -> None:
     """Counts of tokens that cannot be are an error that says so."""
     with pytest.raises(LLMResponseInvalid, match=r"usage.*_tokens: Input should be"):
@@ -199,14 +234,24 @@ async def test_packed_answers() -> None:
 
     def packed(data: bytes) -> Network:
         headers = {"content-encoding": "gzip"}
-        return Network(lambda _: httpx.Response(200, headers=headers, stream=httpx.ByteStream(data)))
+        return Network(
+            lambda _: httpx.Response(200, headers=headers, stream=httpx.ByteStream(data))
+        )
 
     assert await openai(packed(gzip.compress(FOUR.content))).complete("2 + 2?") == "four"
     whole, half = gzip.compress(FOUR.content), len(FOUR.content) // 2
     of_two = gzip.compress(FOUR.content[:half]) + gzip.compress(FOUR.content[half:])
     assert await openai(packed(of_two)).complete("2 + 2?") == "four"
-    for data in (b"not zip", whole[:-1], whole[: len(whole) // 2], whole + b"more", gzip.compress(b"") * 100_000):
-        with pytest.raises(LLMResponseInvalid, match="compressed with 'gzip' and cannot be decompressed"):
+    for data in (
+        b"not zip",
+        whole[:-1],
+        whole[: len(whole) // 2],
+        whole + b"more",
+        gzip.compress(b"") * 100_000,
+    ):
+        with pytest.raises(
+            LLMResponseInvalid, match="compressed with 'gzip' and cannot be decompressed"
+        ):
             await openai(packed(data)).complete("2 + 2?")
     with pytest.raises(LLMResponseInvalid, match="larger than 8,000,000 bytes"):
         await openai(packed(gzip.compress(b" " * 10_000_000))).complete("2 + 2?")
@@ -217,7 +262,9 @@ async def test_keys_are_not_shown(kind, caplog) -> None:
     """The key is sent, and stands in no error, no log and no picture of the client, also where a service repeats it."""
     caplog.set_level(logging.DEBUG)
     for status in (401, 500):
-        network = Network(fails(status, f"Incorrect API key provided: {KEY}. Or is it x-api-key: {KEY}?"))
+        network = Network(
+            fails(status, f"Incorrect API key provided: {KEY}. Or is it x-api-key: {KEY}?")
+        )
         model = client(kind, network, timeout=0.1)
         with pytest.raises(LLMError, match="Incorrect API key provided") as caught:
             await model.complete("2 + 2?")
@@ -230,12 +277,20 @@ async def test_keys_are_not_shown(kind, caplog) -> None:
 @pytest.mark.parametrize("header", ["x-request-id", "request-id"])
 async def test_what_errors_keep(header) -> None:
     """An error keeps the status, the id of the request and what the service said, without secrets and cut short."""
-    body = {"type": "error", "error": {"type": "invalid", "message": "token=ghp_" + "4f9c" * 9 + " is bad. " * 99}}
+    body = {
+        "type": "error",
+        "error": {"type": "invalid", "message": "token=ghp_" + "4f9c" * 9 + " is bad. " * 99},
+    }
     network = Network(httpx.Response(400, json=body, headers={header: "req_7"}))
     with pytest.raises(LLMRequestRejected) as caught:
         await openai(network).complete("2 + 2?")
     error = caught.value
-    assert (error.provider, error.status, error.request_id, len(error.excerpt)) == ("openai", 400, "req_7", 300)
+    assert (error.provider, error.status, error.request_id, len(error.excerpt)) == (
+        "openai",
+        400,
+        "req_7",
+        300,
+    )
     assert error.excerpt.startswith("token=[redacted] is bad.")
     assert "(HTTP 400, request req_7)" in str(error)
 
@@ -245,7 +300,13 @@ async def test_what_errors_keep(header) -> None:
     [
         *(
             (body, "m")
-            for body in ({"error": {"message": "m"}}, {"error": "m"}, {"message": "m"}, {"detail": "m"}, "m")
+            for body in (
+                {"error": {"message": "m"}},
+                {"error": "m"},
+                {"message": "m"},
+                {"detail": "m"},
+                "m",
+            )
         ),
         ({"detail": [{"loc": ["x"]}]}, "[{'loc': ['x']}]"),
         ({"x": 1}, "{'x': 1}"),
@@ -268,7 +329,12 @@ def test_several_event_loops() -> None:
             async with model:
                 return [await model.complete("next?"), await model.complete("next?")]
 
-        assert anyio.run(twice) + anyio.run(twice, backend="trio") == ["one", "two", "three", "four"]
+        assert anyio.run(twice) + anyio.run(twice, backend="trio") == [
+            "one",
+            "two",
+            "three",
+            "four",
+        ]
         first, second, third, fourth = (request.connection for request in server.requests)
         assert first == second != third == fourth
 
@@ -281,7 +347,10 @@ async def test_calls_at_once() -> None:
         async def ask(number: int) -> None:
             answers.append(await model.complete(str(number)))
 
-        async with OpenAIProvider(environ=server.environ()) as model, anyio.create_task_group() as group:
+        async with (
+            OpenAIProvider(environ=server.environ()) as model,
+            anyio.create_task_group() as group,
+        ):
             for number in range(5):
                 group.start_soon(ask, number)
         assert sorted(answers) == ["0", "1", "2", "3", "4"]

@@ -52,7 +52,9 @@ async def test_a_replacement_inherits_what_a_model_has_no_say_in():
         "arguments: {out: dist}, timeout: 9, priority: 3, retry: {max_attempts: 1}, idempotent: true, "
         "fallbacks: [{tool: cmake, arguments: {out: new}}, {tool: cmake, arguments: {out: other}}],",
     )
-    found = await played([reply(candidate(replaced("build", "cmake"), reason="cmake is there"))], plan=plan)
+    found = await played(
+        [reply(candidate(replaced("build", "cmake"), reason="cmake is there"))], plan=plan
+    )
     (revised,) = found.result.revisions
     (new,) = revised.changes[0].tasks
     assert (found.result.status, revised.reason) == ("succeeded", "cmake is there")
@@ -92,7 +94,10 @@ async def test_the_same_as_before_is_not_tried_again():
     again = reply(candidate(replaced("new", "cmake", id="newer")))
     found = await played([way, again, reply()], broken={"build": 9, "new": 9}, cooldown=0)
     assert found.result.status == "failed"
-    assert "the same was tried before as 'new' and failed" in found.bodies(AlternativesConsidered)[1].notes[0]
+    assert (
+        "the same was tried before as 'new' and failed"
+        in found.bodies(AlternativesConsidered)[1].notes[0]
+    )
     assert '"why_not": "the same was tried before' in found.prompts[2]
     assert found.executed == ["fetch", "build", "new"]
 
@@ -150,7 +155,9 @@ async def test_a_model_is_told_only_once(script, budget, prompts, notes):
     considered = found.bodies(AlternativesConsidered)[0]
     assert len(found.prompts) == prompts
     assert all("there is no tool" in one.rejected for one in considered.candidates)
-    assert [note in told for note, told in zip(notes, considered.notes, strict=True)] == [True] * len(notes)
+    assert [note in told for note, told in zip(notes, considered.notes, strict=True)] == [
+        True
+    ] * len(notes)
     assert found.bodies(DecisionMade)[0].rule == "no-alternative"
 
 
@@ -187,18 +194,29 @@ async def test_some_things_need_a_person_however_sure_a_model_is(changes, why):
     assert found.executed == ["fetch", "build"]
 
 
-@pytest.mark.parametrize(("tool", "status"), [("make", "needs_human"), ("cmake", "needs_human"), ("wait", "succeeded")])
+@pytest.mark.parametrize(
+    ("tool", "status"), [("make", "needs_human"), ("cmake", "needs_human"), ("wait", "succeeded")]
+)
 async def test_what_may_have_taken_effect_is_not_done_again_under_another_name(tool, status):
     """Work that was cut off is a repetition also where it is left out and added anew, with its tool or an equal one."""
     plan = re.sub("name: (c?make),", r"name: \1, capability: b,", PLAN)
-    plan = plan.replace("tasks:", "  - {name: wait, kind: shell, command: wait, parameters: {out: string}}\ntasks:")
-    plan = plan.replace("arguments: {out: dist},", "arguments: {out: dist}, timeout: 5, optional: true,")
-    way = candidate(
-        change("skip", task_id="build"), change("add", task={"id": "new", "tool": tool, "arguments": {"out": "x"}})
+    plan = plan.replace(
+        "tasks:", "  - {name: wait, kind: shell, command: wait, parameters: {out: string}}\ntasks:"
     )
-    found = await played([reply(way)], plan, broken={}, outputs={"build": hangs()}, triggers=["timeout"])
+    plan = plan.replace(
+        "arguments: {out: dist},", "arguments: {out: dist}, timeout: 5, optional: true,"
+    )
+    way = candidate(
+        change("skip", task_id="build"),
+        change("add", task={"id": "new", "tool": tool, "arguments": {"out": "x"}}),
+    )
+    found = await played(
+        [reply(way)], plan, broken={}, outputs={"build": hangs()}, triggers=["timeout"]
+    )
     assert found.result.status == status
-    assert found.bodies(DecisionMade)[0].rule == ("not-idempotent" if status == "needs_human" else "confident")
+    assert found.bodies(DecisionMade)[0].rule == (
+        "not-idempotent" if status == "needs_human" else "confident"
+    )
 
 
 def test_name_and_size():
@@ -239,7 +257,11 @@ def sections(prompt: str) -> dict[str, list[Any]]:
             continue
         if line.startswith("<"):
             values = found[line.strip("<>")] = []
-        elif line.startswith(("{", '"', "[")) and found and not line.startswith(('{"candidates', '{"kind', '"$')):
+        elif (
+            line.startswith(("{", '"', "["))
+            and found
+            and not line.startswith(('{"candidates', '{"kind', '"$'))
+        ):
             values.append(json.loads(line))
     return found
 
@@ -258,7 +280,9 @@ def prompts_of(plan: Plan, failed: str, size: int = 24_000) -> tuple[str, str]:
             trigger = TaskFailed(tasks=(TaskId(failed),), message=plan.goal.objective)
             request = ReplanRequest((trigger,), run.view, 3, 0.0)
             prompts = await PromptBuilder.for_request(request, size, Redactor().value)
-            rejected: list[JsonObject] = [{"why_not": plan.goal.objective, "changes": [plan.context]}] * 3
+            rejected: list[JsonObject] = [
+                {"why_not": plan.goal.objective, "changes": [plan.context]}
+            ] * 3
             return prompts.render(), prompts.render(rejected)
 
     return anyio.run(written)
@@ -267,8 +291,12 @@ def prompts_of(plan: Plan, failed: str, size: int = 24_000) -> tuple[str, str]:
 async def test_a_model_is_shown_all_that_a_replanner_needs():
     """Goal, failure, state, results, tools with their availability, facts, limits and context are told, the rest is not."""
     found = await shown(outputs={"fetch": {"sha": "abc"}})
-    assert found["goal"] == [{"objective": "Ship the release", "success_criteria": ["it can be installed"]}]
-    assert [(what["what"], what["tasks"]) for what in found["happened"]] == [("task-failed", ["build"])]
+    assert found["goal"] == [
+        {"objective": "Ship the release", "success_criteria": ["it can be installed"]}
+    ]
+    assert [(what["what"], what["tasks"]) for what in found["happened"]] == [
+        ("task-failed", ["build"])
+    ]
     assert found["tasks"] == [
         {
             "id": "build",
@@ -283,13 +311,26 @@ async def test_a_model_is_shown_all_that_a_replanner_needs():
             "free_id": "build~2",
         }
     ]
-    assert [(other["id"], other["state"]) for other in found["around"]] == [("fetch", "DONE"), ("ship", "PENDING")]
+    assert [(other["id"], other["state"]) for other in found["around"]] == [
+        ("fetch", "DONE"),
+        ("ship", "PENDING"),
+    ]
     assert found["results"] == [{"task": "fetch", "output": {"sha": "abc"}}]
-    shown_tools = [(tool["name"], tool["available"], tool.get("dangerous")) for tool in found["tools"]]
-    assert shown_tools == [("make", True, None), ("cmake", False, None), ("get", True, None), ("wipe", True, True)]
+    shown_tools = [
+        (tool["name"], tool["available"], tool.get("dangerous")) for tool in found["tools"]
+    ]
+    assert shown_tools == [
+        ("make", True, None),
+        ("cmake", False, None),
+        ("get", True, None),
+        ("wipe", True, True),
+    ]
     assert found["tools"][0]["parameters"] == {"out": "any"}
     assert sorted(found["facts"]) == ["here", "quiet"]
-    assert [found["limits"][0][name] for name in ("resources", "budget")] == [{"cpu": 4.0}, {"calls": 9}]
+    assert [found["limits"][0][name] for name in ("resources", "budget")] == [
+        {"cpu": 4.0},
+        {"calls": 9},
+    ]
     assert found["context"] == [{"region": "north"}]
     assert "--key" not in json.dumps(found)
 
@@ -300,7 +341,11 @@ async def test_a_model_is_shown_what_was_tried_and_decided_before():
     found = await played([way, reply()], PLAN, broken={"build": 9, "new": 9}, cooldown=0)
     seen = sections(found.prompts[1])
     earlier = {name: value for one in reversed(seen["earlier"]) for name, value in one.items()}
-    assert (earlier["decided"], earlier["worked"], earlier["changed"][0]["kind"]) == ("execute", False, "replace")
+    assert (earlier["decided"], earlier["worked"], earlier["changed"][0]["kind"]) == (
+        "execute",
+        False,
+        "replace",
+    )
     assert "there is no tool 'rm'" in earlier["considered"][1]["rejected"]
     assert seen["tasks"][0]["replaced_in_vain"][0]["id"] == "build"
 
@@ -313,7 +358,9 @@ async def test_without_tasks_the_stuck_ones_are_shown():
 
 async def test_the_nearest_tasks_are_shown_of_a_long_plan():
     """Of a long plan only what stands nearest to the failure is looked at, and the counts say how much there is."""
-    tasks = "".join(f"- {{id: t{n}, depends_on: [{f't{n - 1}' if n else ''}]}}\n" for n in range(1, 2_000))
+    tasks = "".join(
+        f"- {{id: t{n}, depends_on: [{f't{n - 1}' if n else ''}]}}\n" for n in range(1, 2_000)
+    )
     plan = f"goal: {{objective: test}}\ntasks:\n- {{id: t0}}\n{tasks}"
     found = await shown(plan, "t500")
     near = [int(task["id"][1:]) for task in found["around"] if "id" in task]
@@ -328,9 +375,13 @@ def test_work_grows_with_what_is_shown_not_with_the_plan():
     async def calls(length: int) -> int:
         tasks = [{"id": f"t{n}", "depends_on": [f"t{n - 1}"] if n else []} for n in range(length)]
         calls: list[object] = []
-        async with open_run(Plan.model_validate({"goal": {"objective": "test"}, "tasks": tasks})) as run:
+        async with open_run(
+            Plan.model_validate({"goal": {"objective": "test"}, "tasks": tasks})
+        ) as run:
             request = ReplanRequest((TaskFailed(tasks=(TaskId("t300"),)),), run.view, 3, 0.0)
-            sys.setprofile(lambda frame, event, value: calls.append(event) if event == "call" else None)
+            sys.setprofile(
+                lambda frame, event, value: calls.append(event) if event == "call" else None
+            )
             (await PromptBuilder.for_request(request, 24_000, Redactor().value)).render()
             sys.setprofile(None)
         return len(calls)
@@ -343,12 +394,17 @@ def long_plan(fill: int) -> Plan:
     text = "word " * (fill // 5)
     return Plan.model_validate(
         {
-            "goal": {"objective": text, "success_criteria": [text] * 3, "facts": [f"g{n}({text})" for n in range(3)]},
+            "goal": {
+                "objective": text,
+                "success_criteria": [text] * 3,
+                "facts": [f"g{n}({text})" for n in range(3)],
+            },
             "context": {f"k{n}": text for n in range(30)},
             "facts": [f"f{n}({text})" for n in range(200)],
             "tools": [{"name": f"tool{n}", "description": text} for n in range(50)],
             "tasks": [
-                {"id": f"t{n}", "tool": f"tool{n}", "goal": text, "arguments": {"a": [text] * 5}} for n in range(50)
+                {"id": f"t{n}", "tool": f"tool{n}", "goal": text, "arguments": {"a": [text] * 5}}
+                for n in range(50)
             ],
         }
     )
@@ -373,9 +429,13 @@ def test_what_is_cut_first_is_what_the_documentation_says():
     for size in range(80_000, MIN_PROMPT_CHARS, -2_000):
         found = sections(prompts_of(long_plan(100), "t7", size)[0])
         for name in whole:
-            marks = [value["cut"] for value in found[name] if isinstance(value, dict) and "cut" in value]
+            marks = [
+                value["cut"] for value in found[name] if isinstance(value, dict) and "cut" in value
+            ]
             left = len(found[name]) - len(marks)
-            assert marks == ([f"{len(whole[name]) - left} more of these"] if left < len(whole[name]) else [])
+            assert marks == (
+                [f"{len(whole[name]) - left} more of these"] if left < len(whole[name]) else []
+            )
             if left == 0 and name not in gone:
                 gone.append(name)
     assert gone == [name for name in CUT_ORDER if name in gone]
@@ -391,7 +451,9 @@ async def test_a_long_value_is_cut_where_it_is_marked():
     assert found["results"][0]["output"]["code"] == 3
 
 
-hostile = st.text(st.sampled_from("ab<>&/\"'{}[]:\n\r\t \\\u2028\u202e\ud800\U000e0041é\0\x1b"), max_size=40)
+hostile = st.text(
+    st.sampled_from("ab<>&/\"'{}[]:\n\r\t \\\u2028\u202e\ud800\U000e0041é\0\x1b"), max_size=40
+)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | hostile,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(hostile, inner, max_size=4),
@@ -416,7 +478,9 @@ def test_data_stays_on_its_line_and_in_its_room(value, room):
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a": ', "}")])
 def test_what_is_nested_too_deep_is_marked(opening, closing):
     """A value within twenty others is told; one that is nested deeper is marked as cut, however much room there is."""
-    assert "cut" not in encode_data(truncate_value(json.loads(opening * 20 + "1" + closing * 20), 10_000))
+    assert "cut" not in encode_data(
+        truncate_value(json.loads(opening * 20 + "1" + closing * 20), 10_000)
+    )
     told = encode_data(truncate_value(json.loads(opening * 21 + "1" + closing * 21), 10_000))
     assert told == opening * 20 + '"… [cut: nested deeper]"' + closing * 20
 
@@ -428,7 +492,10 @@ def test_no_text_forges_a_tag(one, other, size):
         {
             "goal": {"objective": clear(one)},
             "context": {one: [other, {other: one}]},
-            "tasks": [{"id": "a", "arguments": {one: other}, "goal": clear(other)}, {"id": "b", "depends_on": ["a"]}],
+            "tasks": [
+                {"id": "a", "arguments": {one: other}, "goal": clear(other)},
+                {"id": "b", "depends_on": ["a"]},
+            ],
         }
     )
     for prompt in prompts_of(plan, "a", size):
@@ -441,7 +508,9 @@ def test_no_text_forges_a_tag(one, other, size):
 
 def clear(text: str) -> str:
     """A text without what a plan file may not hold."""
-    return "".join(c for c in text if c >= " " and c != "\x7f" and not "\ud800" <= c <= "\udfff").replace("${", "")
+    return "".join(
+        c for c in text if c >= " " and c != "\x7f" and not "\ud800" <= c <= "\udfff"
+    ).replace("${", "")
 
 
 # A login over two lines is none on one, as the name of a task is; and prompts have short words of their own.
@@ -461,7 +530,9 @@ def test_no_secret_is_in_a_prompt(secret):
             "goal": {"objective": said, "success_criteria": ["x" * 900 + " " + said]},
             "context": {"note": text, "log": ["y" * 350 + " " + text]},
             "tools": [{"name": "t", "description": said}],
-            "tasks": [{"id": "a", "tool": "t", "goal": said, "arguments": {"text": text}, "name": said}],
+            "tasks": [
+                {"id": "a", "tool": "t", "goal": said, "arguments": {"text": text}, "name": said}
+            ],
         }
     )
     for prompt in prompts_of(plan, "a"):

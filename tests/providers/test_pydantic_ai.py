@@ -5,13 +5,24 @@ from pydantic import BaseModel
 
 pytest.importorskip("pydantic_ai")
 
-from pydantic_ai.exceptions import ContentFilterError, ModelHTTPError, UnexpectedModelBehavior, UserError
+from pydantic_ai.exceptions import (
+    ContentFilterError,
+    ModelHTTPError,
+    UnexpectedModelBehavior,
+    UserError,
+)
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.usage import RequestUsage
 
-from replanning.errors import LLMError, LLMRefusal, LLMRequestRejected, LLMResponseInvalid, LLMUnavailable
+from replanning.errors import (
+    LLMError,
+    LLMRefusal,
+    LLMRequestRejected,
+    LLMResponseInvalid,
+    LLMUnavailable,
+)
 from replanning.llm import LLMOptions, Price, PriceTable
 from replanning.providers.pydantic_ai import PydanticAIProvider
 
@@ -30,11 +41,17 @@ async def test_words() -> None:
 
     async def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         seen.append((messages[0].parts, info.model_settings))
-        return ModelResponse([TextPart("four")], usage=RequestUsage(input_tokens=30, output_tokens=2))
+        return ModelResponse(
+            [TextPart("four")], usage=RequestUsage(input_tokens=30, output_tokens=2)
+        )
 
     model = FunctionModel(answer, model_name="clever-1")
-    provider = PydanticAIProvider(model, max_tokens=50, prices=PriceTable({"clever-1": Price(10, 1000)}))
-    found = await provider.complete_detailed(f"2+2? {SECRET}", LLMOptions(system="You add.", temperature=0.7))
+    provider = PydanticAIProvider(
+        model, max_tokens=50, prices=PriceTable({"clever-1": Price(10, 1000)})
+    )
+    found = await provider.complete_detailed(
+        f"2+2? {SECRET}", LLMOptions(system="You add.", temperature=0.7)
+    )
     ((system, prompt), settings) = seen[0]
     assert (system.content, prompt.content) == ("You add.", "2+2? [redacted]")
     assert (settings["temperature"], settings["max_tokens"]) == (0.7, 50)
@@ -50,15 +67,27 @@ async def test_shape(mode) -> None:
 
     async def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         told = info.model_request_parameters
-        asked.append((bool(info.output_tools), told.output_object is not None, "JSON" in (info.instructions or "")))
+        asked.append(
+            (
+                bool(info.output_tools),
+                told.output_object is not None,
+                "JSON" in (info.instructions or ""),
+            )
+        )
         if info.output_tools:
             return ModelResponse([ToolCallPart(info.output_tools[0].name, {"value": 5})])
         return ModelResponse([TextPart('{"value": 5}')])
 
     profile = ModelProfile(default_structured_output_mode=mode, supports_json_schema_output=True)
-    assert await PydanticAIProvider(FunctionModel(answer, profile=profile)).complete_json("2+3?", Sum) == Sum(value=5)
+    assert await PydanticAIProvider(FunctionModel(answer, profile=profile)).complete_json(
+        "2+3?", Sum
+    ) == Sum(value=5)
     assert asked == [
-        {"tool": (True, False, False), "native": (False, True, False), "prompted": (False, True, True)}[mode]
+        {
+            "tool": (True, False, False),
+            "native": (False, True, False),
+            "prompted": (False, True, True),
+        }[mode]
     ]
 
 
@@ -88,7 +117,9 @@ async def test_errors(error, kind, words) -> None:
     assert type(caught.value) is kind
 
 
-@pytest.mark.parametrize(("finish", "kind"), [("content_filter", LLMRefusal), ("stop", LLMResponseInvalid)])
+@pytest.mark.parametrize(
+    ("finish", "kind"), [("content_filter", LLMRefusal), ("stop", LLMResponseInvalid)]
+)
 async def test_refusal_and_nonsense(finish, kind) -> None:
     """An answer that was withheld is a refusal; one that has not the shape, twice, is invalid."""
 
@@ -100,7 +131,8 @@ async def test_refusal_and_nonsense(finish, kind) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "words"), [(None, "needs the name of a model"), ("nobody:gpt", "'nobody:gpt' cannot be used")]
+    ("model", "words"),
+    [(None, "needs the name of a model"), ("nobody:gpt", "'nobody:gpt' cannot be used")],
 )
 async def test_unavailable(model, words) -> None:
     """Without a model that can be made the provider says what is missing, and refuses to be asked."""

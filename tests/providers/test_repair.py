@@ -58,8 +58,12 @@ ONE_TRY = Settings(retry=Retry(max_attempts=1))
 
 def made(tasks: str, tools: str = "", **fields: object) -> Plan:
     """A plan of tasks and tools written as in a plan file."""
-    text = "".join(f"{name}: {value}\n" for name, value in {"goal": "{objective: test}", **fields}.items())
-    return Plan.parse(f"{text}tools:\n{tools}\ntasks:\n{tasks}" if tools else f"{text}tasks:\n{tasks}")
+    text = "".join(
+        f"{name}: {value}\n" for name, value in {"goal": "{objective: test}", **fields}.items()
+    )
+    return Plan.parse(
+        f"{text}tools:\n{tools}\ntasks:\n{tasks}" if tools else f"{text}tasks:\n{tasks}"
+    )
 
 
 async def executed(
@@ -128,15 +132,26 @@ async def test_fallback_is_taken_as_declared() -> None:
         "resources": {"net": 1.0},
         "acceptance": ("ok",),
     }
-    assert (alternative.confidence, alternative.reason) == (0.9, "replace 'get' by its declared fallback 'mirror'")
+    assert (alternative.confidence, alternative.reason) == (
+        0.9,
+        "replace 'get' by its declared fallback 'mirror'",
+    )
 
 
 async def test_fallbacks_in_their_order() -> None:
     """The first fallback is proposed first, each with those that it leaves; all are held to what their task is, or more."""
-    fallbacks = "[{tool: t1, fallbacks: [{tool: t4}]}, {tool: t2, acceptance: [a file]}, {tool: t3}]"
-    found = await offered(made(f"  - {{id: a, tool: t0, acceptance: [a page], fallbacks: {fallbacks}}}"), "a")
+    fallbacks = (
+        "[{tool: t1, fallbacks: [{tool: t4}]}, {tool: t2, acceptance: [a file]}, {tool: t3}]"
+    )
+    found = await offered(
+        made(f"  - {{id: a, tool: t0, acceptance: [a page], fallbacks: {fallbacks}}}"), "a"
+    )
     ways = [alternative.changes[0].tasks[0] for alternative in found]
-    assert [(task.tool, *task.acceptance) for task in ways] == [("t1", "a page"), ("t2", "a file"), ("t3", "a page")]
+    assert [(task.tool, *task.acceptance) for task in ways] == [
+        ("t1", "a page"),
+        ("t2", "a file"),
+        ("t3", "a page"),
+    ]
     left = [[(other.tool, *other.acceptance) for other in task.fallbacks] for task in ways]
     assert left == [
         [("t4",), ("t2", "a file"), ("t3", "a page")],
@@ -147,7 +162,9 @@ async def test_fallbacks_in_their_order() -> None:
 
 async def test_ids_are_not_shared_between_alternatives() -> None:
     """Every alternative of a request gives its tasks ids of their own, so that applying one never hinders another."""
-    tasks = "\n".join(f"  - {{id: a{i}, tool: t, fallbacks: [{{tool: u}}, {{tool: v}}]}}" for i in range(3))
+    tasks = "\n".join(
+        f"  - {{id: a{i}, tool: t, fallbacks: [{{tool: u}}, {{tool: v}}]}}" for i in range(3)
+    )
     alternatives = await offered(made(tasks), "a0", "a1", "a2")
     ids = [new.id for a in alternatives[:2] for change in a.changes for new in change.tasks]
     assert len(ids) == len(set(ids)) == 6
@@ -156,7 +173,9 @@ async def test_ids_are_not_shared_between_alternatives() -> None:
 async def test_fallback_whose_tool_is_down_waits_its_turn() -> None:
     """A fallback that cannot run now is passed over, and kept for later."""
     tools = "  - {name: t0}\n  - {name: t1, available: false}\n  - {name: t2}"
-    (alternative,) = await offered(made("  - {id: a, tool: t0, fallbacks: [{tool: t1}, {tool: t2}]}", tools), "a")
+    (alternative,) = await offered(
+        made("  - {id: a, tool: t0, fallbacks: [{tool: t1}, {tool: t2}]}", tools), "a"
+    )
     assert replacements([alternative]) == ["t2"]
     assert [fallback.tool for fallback in alternative.changes[0].tasks[0].fallbacks] == ["t1"]
 
@@ -175,9 +194,18 @@ async def test_equal_tools_cheapest_first() -> None:
     task = "  - {id: get, tool: a, arguments: {u: x}, timeout: 5, metadata: {k: 1}}"
     alternatives = await offered(made(task, EQUAL), "get")
     assert replacements(alternatives) == ["cheap", "dear", "unpriced"]
-    assert [(a.confidence, a.expected_cost) for a in alternatives] == [(0.8, 1.0), (0.8, 9.0), (0.8, None)]
+    assert [(a.confidence, a.expected_cost) for a in alternatives] == [
+        (0.8, 1.0),
+        (0.8, 9.0),
+        (0.8, None),
+    ]
     new = alternatives[0].changes[0].tasks[0]
-    assert (new.id, new.arguments, new.timeout, new.metadata) == ("get~2", {"u": "x"}, 5.0, {"k": 1})
+    assert (new.id, new.arguments, new.timeout, new.metadata) == (
+        "get~2",
+        {"u": "x"},
+        5.0,
+        {"k": 1},
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,8 +227,14 @@ async def test_equal_tools_cheapest_first() -> None:
 async def test_each_way_is_tried_once(fields: str, tools: str, why: str) -> None:
     """Each fallback or equal tool gets one chance for a lineage; when all have failed, that is proof, and the run fails."""
     plan = made(f"  - {{id: get, tool: a{fields}}}\n  - {{id: end, depends_on: [get]}}", tools)
-    result, store, work, clock = await executed(plan, {"a": BROKEN, "cheap": BROKEN, "dear": BROKEN})
-    assert (result.status, result.reason, clock.elapsed) == ("failed", "'get~3' failed (disk full)", 0)
+    result, store, work, clock = await executed(
+        plan, {"a": BROKEN, "cheap": BROKEN, "dear": BROKEN}
+    )
+    assert (result.status, result.reason, clock.elapsed) == (
+        "failed",
+        "'get~3' failed (disk full)",
+        0,
+    )
     assert [call.task.tool for call in work.calls] == ["a", "cheap", "dear"]
     last = rejected(store, result.run)[-1]
     assert last.rejected == "proven-unreachable"
@@ -216,7 +250,9 @@ def test_cost_of_many_tools_of_one_capability() -> None:
     def cost(size: int) -> int:
         tools = [{"name": f"t{n}", "capability": "c"} for n in range(size)]
         tasks = [{"id": f"f{n}", "tool": f"t{n}"} for n in range(size)]
-        document = Plan.model_validate({"goal": {"objective": "test"}, "tools": tools, "tasks": tasks})
+        document = Plan.model_validate(
+            {"goal": {"objective": "test"}, "tools": tools, "tasks": tasks}
+        )
         return calls(lambda: anyio.run(offered, document, *(f"f{n}" for n in range(20))))
 
     cost(21)  # what is imported first
@@ -227,7 +263,9 @@ async def test_equal_tool_gets_the_arguments_it_takes() -> None:
     """Arguments that the other tool does not take are left out, which the reason says."""
     tools = """  - {name: a, capability: c, parameters: {url: string, verbose: boolean}}
   - {name: b, capability: c, parameters: {url: string}}"""
-    (alternative,) = await offered(made("  - {id: get, tool: a, arguments: {url: x, verbose: true}}", tools), "get")
+    (alternative,) = await offered(
+        made("  - {id: get, tool: a, arguments: {url: x, verbose: true}}", tools), "get"
+    )
     assert alternative.changes[0].tasks[0].arguments == {"url": "x"}
     assert alternative.reason == (
         "do 'get' with 'b', of the same capability 'c' (without 'verbose', which it does not take)"
@@ -239,7 +277,11 @@ async def test_equal_tool_gets_the_arguments_it_takes() -> None:
     [
         ("capability: d", "no other tool has the capability 'c'", True),
         ("capability: c, available: false", "'b' is unavailable", False),
-        ("capability: c, parameters: {url: string, colour: string}", "'b' needs the arguments ['colour']", True),
+        (
+            "capability: c, parameters: {url: string, colour: string}",
+            "'b' needs the arguments ['colour']",
+            True,
+        ),
         ("capability: c, parameters: {url: integer}", "expected integer", False),
         ("capability: c, command: 'curl {address}'", "'b' names {address} in its command", False),
         ("capability: c, resources: {cpu: 4}", "'b' takes 4 of 'cpu', and there is 1", False),
@@ -248,7 +290,9 @@ async def test_equal_tool_gets_the_arguments_it_takes() -> None:
 async def test_other_tool_that_does_not_fit(other: str, why: str, proven: bool) -> None:
     """A tool that lacks something is not proposed; the verdict says what, and claims proof if that cannot change."""
     tools = f"  - {{name: a, capability: c}}\n  - {{name: b, {other}}}"
-    async with open_run(made("  - {id: get, tool: a, arguments: {url: x}}", tools, resources="{cpu: 8}")) as run:
+    async with open_run(
+        made("  - {id: get, tool: a, arguments: {url: x}}", tools, resources="{cpu: 8}")
+    ) as run:
         run.change_resource("cpu", capacity=1)
         (verdict,) = await proposed(run, broken(run, "get"))
     assert verdict.changes == ()
@@ -264,13 +308,18 @@ async def test_replacement_of_an_optional_task_may_be_skipped() -> None:
     plan = made("  - {id: post, tool: a, optional: true, fallbacks: [{tool: b}]}")
     result, _, _, _ = await executed(plan, {"a": BROKEN, "b": BROKEN})
     assert result.status == "succeeded"
-    assert reasons(result) == ["replace 'post' by its declared fallback 'b'", "skip 'post~2', which is optional"]
+    assert reasons(result) == [
+        "replace 'post' by its declared fallback 'b'",
+        "skip 'post~2', which is optional",
+    ]
 
 
 async def test_retry_where_nothing_else_helps() -> None:
     """An error that may pass is worth another try, later each time, and a person is asked about it."""
     gate = ScriptedGate([Answer("approve", by="ada")] * 2)
-    result, _, _, _ = await executed(made("  - {id: get}"), {"get": [BUSY] * 8 + [returns(1)]}, gate=gate)
+    result, _, _, _ = await executed(
+        made("  - {id: get}"), {"get": [BUSY] * 8 + [returns(1)]}, gate=gate
+    )
     assert (result.status, result.outputs) == ("succeeded", {"get": 1})
     assert [revised.changes[0].delay for revised in result.revisions] == [5.0, 10.0]
     assert reasons(result)[0] == "try 'get' again in 5 s: TransientError may pass"
@@ -280,14 +329,22 @@ async def test_retry_where_nothing_else_helps() -> None:
     ("fields", "error", "tries", "verdict", "why"),
     [
         ("", OSError("disk full"), 0, "proven-unreachable", "the error will not pass by itself"),
-        (", retry: {max_attempts: 1}", BUSY.error, 0, "not-found-within-bound", "the retries it declares are used up"),
+        (
+            ", retry: {max_attempts: 1}",
+            BUSY.error,
+            0,
+            "not-found-within-bound",
+            "the retries it declares are used up",
+        ),
         ("", BUSY.error, 3, "not-found-within-bound", "it has failed 4 times"),
     ],
     ids=["lasting", "declared", "too often"],
 )
 async def test_no_retry(fields: str, error: Exception, tries: int, verdict: str, why: str) -> None:
     """No retry for an error that will not pass, a task that says how it is retried, or one that failed often enough."""
-    async with open_run(made(f"  - {{id: get{fields}}}\n  - {{id: last}}"), settings=ONE_TRY) as run:
+    async with open_run(
+        made(f"  - {{id: get{fields}}}\n  - {{id: last}}"), settings=ONE_TRY
+    ) as run:
         for _ in range(tries):
             (retry, *_) = await proposed(run, broken(run, "get", error=error))
             run.apply([change.model_copy(update={"delay": 0.0}) for change in retry.changes])
@@ -310,8 +367,18 @@ async def test_timeout_takes_another_tool() -> None:
 @pytest.mark.parametrize(
     ("post", "context", "change", "reason"),
     [
-        ("when: context.announce", "{announce: false}", {"announce": True}, "run 'post', whose condition holds now"),
-        ("arguments: {to: '${context.room}'}", "{}", {"room": "ops"}, "run 'post' again, whose arguments exist now"),
+        (
+            "when: context.announce",
+            "{announce: false}",
+            {"announce": True},
+            "run 'post', whose condition holds now",
+        ),
+        (
+            "arguments: {to: '${context.room}'}",
+            "{}",
+            {"room": "ops"},
+            "run 'post' again, whose arguments exist now",
+        ),
     ],
     ids=["condition", "argument"],
 )
@@ -320,7 +387,9 @@ async def test_unprepared_task_runs_after_all(
 ) -> None:
     """A task that its condition skipped, or that lacked a value, runs once the context has what it needs."""
     engine = ReplanningEngine(environment=virtual_environment(clock=clock))
-    async with engine.open(made(f"  - {{id: post, {post}}}\n  - {{id: long}}", context=context)) as run:
+    async with engine.open(
+        made(f"  - {{id: post, {post}}}\n  - {{id: long}}", context=context)
+    ) as run:
         ready = run.ready()
         assert (await anext(ready)).id == "long"
         attempt = run.started("long")
@@ -335,11 +404,17 @@ async def test_unprepared_task_runs_after_all(
 async def test_refused_use() -> None:
     """A use that an output makes dangerous is not tried again as if its arguments had been missing; another tool is tried."""
     tools = [
-        f"  - {{name: {name}, kind: shell, capability: c, command: '{name} {{x}}'}}" for name in ("timeout", "cat")
+        f"  - {{name: {name}, kind: shell, capability: c, command: '{name} {{x}}'}}"
+        for name in ("timeout", "cat")
     ]
-    tasks = "  - {id: a}\n  - {id: b, tool: timeout, arguments: {x: '${a.output}'}, depends_on: [a]}"
+    tasks = (
+        "  - {id: a}\n  - {id: b, tool: timeout, arguments: {x: '${a.output}'}, depends_on: [a]}"
+    )
     result, *_ = await executed(made(tasks, "\n".join(tools)), {"a": returns("rm")})
-    assert (result.status, reasons(result)) == ("succeeded", ["do 'b' with 'cat', of the same capability 'c'"])
+    assert (result.status, reasons(result)) == (
+        "succeeded",
+        ["do 'b' with 'cat', of the same capability 'c'"],
+    )
     result, store, _, _ = await executed(made(tasks, tools[0]), {"a": returns("rm")})
     assert (result.status, reasons(result)) == ("failed", [])
     assert not any(one.alternative.changes for one in rejected(store, result.run))
@@ -362,7 +437,10 @@ async def test_failed_reader_of_what_changed() -> None:
 async def test_outage_of_a_tool_that_many_tasks_need(count: int) -> None:
     """However many tasks wait for a tool that goes down, all get its equal, and nobody is asked."""
     ids = [f"t{i}" for i in range(count)]
-    tasks = "\n".join(f"  - {{id: {i}, tool: a}}" for i in ids) + f"\n  - {{id: end, depends_on: [{', '.join(ids)}]}}"
+    tasks = (
+        "\n".join(f"  - {{id: {i}, tool: a}}" for i in ids)
+        + f"\n  - {{id: end, depends_on: [{', '.join(ids)}]}}"
+    )
     down = PAIR.replace("{name: a,", "{name: a, available: false,")
     result, _, work, _ = await executed(made(tasks, down), {})
     assert result.status == "succeeded"
@@ -400,12 +478,16 @@ async def test_capacity_that_shrinks() -> None:
     tools = "  - {name: a, capability: c, resources: {cpu: 4}}\n  - {name: b, capability: c, resources: {cpu: 1}}"
     async with open_run(made("  - {id: one, tool: a}", tools, resources="{cpu: 8}")) as run:
         run.change_resource("cpu", capacity=2)
-        assert replacements(await proposed(run, ResourceChanged(tasks=("one",), name="cpu"))) == ["b"]
+        assert replacements(await proposed(run, ResourceChanged(tasks=("one",), name="cpu"))) == [
+            "b"
+        ]
 
 
 async def test_optional_task_is_not_skipped_for_an_outage() -> None:
     """A tool that is down for now is no reason to give an optional task up, until nothing else goes on."""
-    async with open_run(made("  - {id: one, tool: a, optional: true}", "  - {name: a, available: false}")) as run:
+    async with open_run(
+        made("  - {id: one, tool: a, optional: true}", "  - {name: a, available: false}")
+    ) as run:
         (verdict,) = await proposed(run, ResourceChanged(tasks=("one",), name="a", available=False))
         (skip,) = await proposed(run, GoalUnreachable(tasks=("one",)))
     assert (verdict.changes, type(skip.changes[0])) == ((), SkipTask)
@@ -424,7 +506,9 @@ async def test_failures_are_repaired_each_in_its_way() -> None:
   - {id: end, arguments: {v: "${back.output}"}, depends_on: [equal, back, extra, long]}
 """
     script: Script = {"a": BROKEN, "d": BROKEN, "long": returns(1, after=60), "back~2": returns(42)}
-    result, _, work, clock = await executed(made(tasks, f"{PAIR}\n  - {{name: d}}\n  - {{name: e}}"), script)
+    result, _, work, clock = await executed(
+        made(tasks, f"{PAIR}\n  - {{name: d}}\n  - {{name: e}}"), script
+    )
     assert (result.status, clock.elapsed, result.outputs["back"]) == ("succeeded", 60, 42)
     assert sorted(reasons(result)) == [
         "do 'equal' with 'b', of the same capability 'c'",
@@ -446,14 +530,19 @@ async def test_all_together_comes_before_one_alone() -> None:
         [(SkipTask, "b")],
     ]
     assert [a.confidence for a in alternatives] == [0.7, 0.7, 0.9, 0.7]
-    assert alternatives[0].reason == "replace 'a' by its declared fallback 'u'; skip 'b', which is optional"
+    assert (
+        alternatives[0].reason
+        == "replace 'a' by its declared fallback 'u'; skip 'b', which is optional"
+    )
 
 
 async def test_task_named_twice_is_handled_once() -> None:
     """A task that several triggers name gets one way on."""
     async with open_run(made("  - {id: a, tool: t, fallbacks: [{tool: u}]}")) as run:
         failed = broken(run, "a")
-        (alternative,) = await proposed(run, failed, TaskTimedOut(tasks=("a",)), HumanRequest(tasks=("a",)))
+        (alternative,) = await proposed(
+            run, failed, TaskTimedOut(tasks=("a",)), HumanRequest(tasks=("a",))
+        )
     assert len(alternative.changes) == 1
 
 
@@ -478,14 +567,20 @@ async def test_nothing_is_proposed_where_nothing_has_failed() -> None:
         assert await proposed(run, TaskTimedOut(tasks=named)) == []
         alternatives = await proposed(run, HumanRequest(tasks=named))
         run.started("get")
-        triggers = (HumanRequest(tasks=named), ResourceChanged(tasks=named, name="a"), GoalUnreachable(tasks=named))
+        triggers = (
+            HumanRequest(tasks=named),
+            ResourceChanged(tasks=named, name="a"),
+            GoalUnreachable(tasks=named),
+        )
         assert await proposed(run, *triggers) == []
     assert [type(a.changes[0]) for a in alternatives] == [ReplaceTask, SkipTask]
 
 
 async def test_request_names_none() -> None:
     """A person who names no task means all that are stuck."""
-    async with open_run(made("  - {id: a, optional: true}\n  - {id: b, optional: true}\n  - {id: c}")) as run:
+    async with open_run(
+        made("  - {id: a, optional: true}\n  - {id: b, optional: true}\n  - {id: c}")
+    ) as run:
         broken(run, "a", "b")
         alternatives = await proposed(run, HumanRequest(), wanted=1)
     assert [[change.task_id for change in a.changes] for a in alternatives] == [["a", "b"], ["a"]]
@@ -493,8 +588,12 @@ async def test_request_names_none() -> None:
 
 async def test_request_lifts_the_limit() -> None:
     """A task that was given up at the limit gets another chance when a person asks for it, and only then."""
-    engine = ReplanningEngine(settings=Settings.model_validate({"limits": {"replans_per_lineage": 0}}))
-    async with engine.open(made("  - {id: a, tool: t, fallbacks: [{tool: u}]}\n  - {id: b}")) as run:
+    engine = ReplanningEngine(
+        settings=Settings.model_validate({"limits": {"replans_per_lineage": 0}})
+    )
+    async with engine.open(
+        made("  - {id: a, tool: t, fallbacks: [{tool: u}]}\n  - {id: b}")
+    ) as run:
         broken(run, "a")
         await anyio.wait_all_tasks_blocked()
         (given_up,) = run.view.stuck()
@@ -510,10 +609,14 @@ async def test_cancelled_task_is_named() -> None:
         run.apply([CancelTask(task_id="a", reason="not today")])
         (verdict,) = await proposed(run, GoalUnreachable(tasks=("a",)))
     assert (verdict.changes, verdict.unreachable) == ((), "not-found-within-bound")
-    assert verdict.reason == "no repair for task 'a', which is CANCELLED: it was cancelled: not today"
+    assert (
+        verdict.reason == "no repair for task 'a', which is CANCELLED: it was cancelled: not today"
+    )
 
 
-@pytest.mark.parametrize(("fields", "word"), [({}, "proven-unreachable"), ({"facts": "[x]"}, "not-found-within-bound")])
+@pytest.mark.parametrize(
+    ("fields", "word"), [({}, "proven-unreachable"), ({"facts": "[x]"}, "not-found-within-bound")]
+)
 async def test_stated_facts_leave_the_question_open(fields: dict[str, str], word: str) -> None:
     """With stated facts, other tools might still achieve the needed facts: that is no proof."""
     (verdict,) = await offered(made("  - {id: a, tool: t}", "  - {name: t}", **fields), "a")
@@ -524,7 +627,10 @@ async def test_never_silence() -> None:
     """A request for tasks that have no way on is answered with a reason for every means."""
     ids = [f"t{i}" for i in range(8)]
     (verdict,) = await offered(made("\n".join(f"  - {{id: {i}}}" for i in ids)), *ids)
-    assert (verdict.unreachable, verdict.reason.count("it declares no fallback")) == ("proven-unreachable", 5)
+    assert (verdict.unreachable, verdict.reason.count("it declares no fallback")) == (
+        "proven-unreachable",
+        5,
+    )
     assert verdict.reason.endswith("; and 3 more")
 
 
@@ -546,14 +652,23 @@ async def test_better_path() -> None:
         tools = {task.id: task.tool for task in run.plan.tasks}
         run.pause()
         run.succeeded(attempts[3])
-    assert tools == {"t0": "dear", "t1": "dear", "t2": "dear", "t3": "dear", "t4~2": "cheap", "t5~2": "cheap"}
+    assert tools == {
+        "t0": "dear",
+        "t1": "dear",
+        "t2": "dear",
+        "t3": "dear",
+        "t4~2": "cheap",
+        "t5~2": "cheap",
+    }
     assert len(run.result.revisions) == 1
 
 
 async def test_repairs_come_before_better_paths() -> None:
     """A request that is about a failed task as well is about repair alone."""
     tools = PRICED.replace(", available: false", "")
-    async with open_run(made("  - {id: a, tool: dear}\n  - {id: b, tool: dear, optional: true}", tools)) as run:
+    async with open_run(
+        made("  - {id: a, tool: dear}\n  - {id: b, tool: dear, optional: true}", tools)
+    ) as run:
         better = BetterPathFound(tasks=("a",), tool="cheap", gain=0.9)
         assert [[c.task_id for c in a.changes] for a in await proposed(run, better)] == [["a"]]
         assert await proposed(run, BetterPathFound(tasks=("a",), tool="gone")) == []
@@ -574,13 +689,19 @@ def plans(draw: st.DrawFn) -> tuple[Plan, set[str]]:
     for i in range(count):
         deps = [f"t{j}" for j in range(i) if draw(st.integers(0, 3)) == 0]
         kind = draw(st.sampled_from(["sound", "fallback", "equal", "optional"]))
-        extra = {"fallback": "tool: bad, fallbacks: [{tool: worse}, {tool: good}]", "equal": "tool: one"}
-        fields = extra.get(kind, "tool: bad, optional: true" if kind == "optional" else "tool: good")
+        extra = {
+            "fallback": "tool: bad, fallbacks: [{tool: worse}, {tool: good}]",
+            "equal": "tool: one",
+        }
+        fields = extra.get(
+            kind, "tool: bad, optional: true" if kind == "optional" else "tool: good"
+        )
         lines.append(f"  - {{id: t{i}, {fields}, depends_on: [{', '.join(deps)}]}}")
         failing |= {f"t{i}"} if kind != "sound" else set()
     tools = "\n".join(f"  - {{name: {name}}}" for name in ("good", "bad", "worse"))
     return made(
-        "\n".join(lines), f"{tools}\n  - {{name: one, capability: c}}\n  - {{name: two, capability: c}}"
+        "\n".join(lines),
+        f"{tools}\n  - {{name: one, capability: c}}\n  - {{name: two, capability: c}}",
     ), failing
 
 
@@ -596,11 +717,18 @@ def test_every_plan_with_a_way_on_finishes(case: tuple[Plan, set[str]]) -> None:
     async def main() -> None:
         result, store, work, _ = await executed(plan, script)
         assert result.status == "succeeded"
-        touched = {change.task_id.partition("~")[0] for revised in result.revisions for change in revised.changes}
+        touched = {
+            change.task_id.partition("~")[0]
+            for revised in result.revisions
+            for change in revised.changes
+        }
         assert touched <= failing
         assert all(task.optional for task in plan.tasks if task.id in failing - touched)
         assert len(work.calls) == len({call.task.id for call in work.calls})
-        assert all(candidate.score or candidate.alternative.unreachable for candidate in rejected(store, result.run))
+        assert all(
+            candidate.score or candidate.alternative.unreachable
+            for candidate in rejected(store, result.run)
+        )
 
     anyio.run(main)
 

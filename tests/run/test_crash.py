@@ -43,7 +43,9 @@ from tests.support.crash import (
 from tests.support.resume import RUN, cut
 from tests.support.runs import make_engine, perform, plan
 
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are recognised on Linux alone")
+LINUX = pytest.mark.skipif(
+    sys.platform != "linux", reason="processes are recognised on Linux alone"
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,10 @@ def test_killed_at_any_moment(kind: str, kills: int, tmp_path: Path) -> None:
 
     To look for faults: `REPLANNING_KILLS=500 REPLANNING_SEED=7 pytest tests/run/test_crash.py -k any_moment`.
     """
-    left, rng = int(os.environ.get("REPLANNING_KILLS", kills)), Random(os.environ.get("REPLANNING_SEED", "20240229"))
+    left, rng = (
+        int(os.environ.get("REPLANNING_KILLS", kills)),
+        Random(os.environ.get("REPLANNING_SEED", "20240229")),
+    )
     undisturbed, _ = play(kind, tmp_path / "undisturbed", rng, 0)
     assert (undisturbed["status"], undisturbed["differences"]) == ("succeeded", []), undisturbed
     while left > 0:
@@ -70,7 +75,9 @@ def test_killed_at_any_moment(kind: str, kills: int, tmp_path: Path) -> None:
         said, killed = play(kind, folder, rng, min(KILLS_PER_RUN, left))
         left -= killed
         assert said == undisturbed, f"{said} instead of {undisturbed}; seen in {folder}"
-        done = Counter(r.body.task for r in journal(kind, folder) if isinstance(r.body, AttemptSucceeded))
+        done = Counter(
+            r.body.task for r in journal(kind, folder) if isinstance(r.body, AttemptSucceeded)
+        )
         assert set(done.values()) == {1}, f"done more than once: {done}"
         assert not left_running(folder), f"still running: {left_running(folder)}"
 
@@ -95,7 +102,9 @@ def test_race_to_resume(kind: str, tmp_path: Path) -> None:
         go(one)
         go(other)
         said = {process.process.pid: process.finish() for process in (one, other)}
-    ((winner, result),) = [(pid, end) for pid, end in said.items() if end is not None and "status" in end]
+    ((winner, result),) = [
+        (pid, end) for pid, end in said.items() if end is not None and "status" in end
+    ]
     (refusal,) = [end["refused"] for end in said.values() if end is not None and "refused" in end]
     assert result["status"] == "succeeded"
     assert f"run 'run-1' is owned by process {winner} on " in refusal
@@ -118,14 +127,20 @@ def test_suspended_and_taken_over(kind: str, tmp_path: Path) -> None:
     assert inherited is not None
     assert said is not None
     assert (inherited["status"], said["status"]) == ("succeeded", "paused")
-    assert "another process has taken the run over: run 'run-1' is no longer owned under lease 1" in said["reason"]
+    assert (
+        "another process has taken the run over: run 'run-1' is no longer owned under lease 1"
+        in said["reason"]
+    )
     assert list(map(text, journal(kind, tmp_path))) == whole
 
 
 @pytest.mark.parametrize("kind", STORES)
 def test_living_owner_is_believed(kind: str, tmp_path: Path) -> None:
     """A process keeps its run while it lives, also for one whose clock is far ahead, and loses it when it is killed."""
-    with begun(kind, tmp_path, lease="0.01") as process, closing(STORES[kind](tmp_path / "history")) as store:
+    with (
+        begun(kind, tmp_path, lease="0.01") as process,
+        closing(STORES[kind](tmp_path / "history")) as store,
+    ):
         later = Environment().clock.now() + 86_400
         with pytest.raises(RunOwned, match=f"owned by process {process.process.pid} on "):
             store.acquire(RUN, "another", later, 30.0)
@@ -186,10 +201,18 @@ async def test_grandchildren_are_killed(also_its_parent: bool, tmp_path: Path) -
     """Processes that a tool started and a killed process left running are gone before the task is run again."""
     document = hanging(tmp_path)
     (tmp_path / "plan.json").write_text(document.model_dump_json())
-    command = [sys.executable, "-c", HANGS, str(tmp_path / "plan.json"), str(tmp_path / "history.db")]
+    command = [
+        sys.executable,
+        "-c",
+        HANGS,
+        str(tmp_path / "plan.json"),
+        str(tmp_path / "history.db"),
+    ]
     grandchild = killed_as_soon_as(command, tmp_path / "pid")
     with closing(SqliteStore(tmp_path / "history.db")) as store:
-        (noted,) = [record.body for record in store.read(RUN) if isinstance(record.body, ProcessStarted)]
+        (noted,) = [
+            record.body for record in store.read(RUN) if isinstance(record.body, ProcessStarted)
+        ]
         if also_its_parent:
             os.kill(noted.group, signal.SIGKILL)
         os.kill(grandchild, 0)
@@ -203,7 +226,9 @@ async def test_grandchildren_are_killed(also_its_parent: bool, tmp_path: Path) -
 def process_of(key: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a group of its own, which works for an attempt."""
     environ = {**os.environ, "REPLANNING_IDEMPOTENCY_KEY": key}
-    with subprocess.Popen(["tail", "-f", "/dev/null"], env=environ, start_new_session=True) as process:
+    with subprocess.Popen(
+        ["tail", "-f", "/dev/null"], env=environ, start_new_session=True
+    ) as process:
         try:
             yield process
         finally:
@@ -246,7 +271,9 @@ async def goes_on(records: list[Record], **noted: float | str) -> None:
         (f"{RUN}/a", {"born": 1.0, "host": "elsewhere"}, None),
     ],
 )
-async def test_known_by_its_birth_or_its_key(key: str, noted: dict[str, Any], end: int | None) -> None:
+async def test_known_by_its_birth_or_its_key(
+    key: str, noted: dict[str, Any], end: int | None
+) -> None:
     """A noted group is killed, also by another first process that works for the attempt; others are left alone."""
     with process_of(key) as process:
         await goes_on(await noting(process.pid), **noted)

@@ -15,13 +15,17 @@ from tests.support.invariants import replay_differences
 from tests.support.resume import RUN
 from tests.support.runs import bodies, chain, plan
 
-CONTROL = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0x202E, 0xFEFF, 0xFFFE]))
+CONTROL = "".join(
+    map(chr, [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0x202E, 0xFEFF, 0xFFFE])
+)
 
 
 @pytest.fixture(params=["sqlite", "jsonl"])
 def store(request, tmp_path):
     """A durable store of each kind."""
-    made: RunStore = SqliteStore(tmp_path / "h.db") if request.param == "sqlite" else JsonlStore(tmp_path / "h")
+    made: RunStore = (
+        SqliteStore(tmp_path / "h.db") if request.param == "sqlite" else JsonlStore(tmp_path / "h")
+    )
     with closing(made):
         yield made
 
@@ -31,7 +35,9 @@ def store(request, tmp_path):
 async def test_a_hundred_thousand_tasks(tmp_path: Path) -> None:
     """A plan of 100,000 tasks runs through the engine and SQLite, and its last tasks take no longer than its first."""
     count, width = 100_000, 100
-    tasks = [{"id": f"t{n}", "depends_on": [f"t{n - width}"] if n >= width else []} for n in range(count)]
+    tasks = [
+        {"id": f"t{n}", "depends_on": [f"t{n - width}"] if n >= width else []} for n in range(count)
+    ]
     document = Plan.model_validate({"goal": {"objective": "much"}, "tasks": tasks})
     laps = [0.0]
     with closing(SqliteStore(tmp_path / "history.db")) as store:
@@ -65,7 +71,9 @@ async def test_control_characters(store: RunStore) -> None:
 async def test_edited_journal_on_the_command_line(tmp_path: Path) -> None:
     """A journal with a bad line in its middle ends commands with a sentence that names file and line, and no traceback."""
     tools = [ToolSpec(name="true", kind="shell", command="true")]
-    document = plan(Task(id="a", tool="true"), Task(id="b", tool="true", depends_on=("a",)), tools=tools)
+    document = plan(
+        Task(id="a", tool="true"), Task(id="b", tool="true", depends_on=("a",)), tools=tools
+    )
     async with open_run(document, store=JsonlStore(tmp_path), run_id=RUN) as run:
         run.succeeded(run.started("a"))
     path = tmp_path / f"{RUN}.jsonl"

@@ -9,7 +9,17 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from replanning import Alternative, Answer, Goal, Plan, Question, ReplanningEngine, ReplanRequest, Task, TaskContext
+from replanning import (
+    Alternative,
+    Answer,
+    Goal,
+    Plan,
+    Question,
+    ReplanningEngine,
+    ReplanRequest,
+    Task,
+    TaskContext,
+)
 from replanning.journal import AttemptInterrupted, ErrorContained, TaskFailed
 from replanning.orchestrators import SwarmOrchestrator
 from replanning.run import Work
@@ -195,9 +205,15 @@ async def test_work_that_never_waits(workers: int, tasks: int, most: int) -> Non
     work = ScriptedExecutor()
     heart = Heart(lambda: len(work.calls))
     async with heart.beating():
-        result = await ReplanningEngine().attach(SwarmOrchestrator(work, max_concurrency=workers)).run(flat(tasks))
+        result = (
+            await ReplanningEngine()
+            .attach(SwarmOrchestrator(work, max_concurrency=workers))
+            .run(flat(tasks))
+        )
     assert (result.status, len(work.calls)) == ("succeeded", tasks)
-    assert 1 <= heart.most <= 2 * most  # trio gives turns in any order, so that two may pass between two beats
+    assert (
+        1 <= heart.most <= 2 * most
+    )  # trio gives turns in any order, so that two may pass between two beats
 
 
 @pytest.mark.deep
@@ -210,7 +226,9 @@ async def test_opening_leaves_little_for_the_collector() -> None:
 
 @pytest.mark.parametrize("pulled", [False, True], ids=["worker", "attempts"])
 @pytest.mark.parametrize("ends_by", ["timeout", "revision"])
-async def test_resources_of_work_that_is_stopping(ends_by: str, pulled: bool, clock: VirtualClock) -> None:
+async def test_resources_of_work_that_is_stopping(
+    ends_by: str, pulled: bool, clock: VirtualClock
+) -> None:
     """What stopped work has taken is given to nobody else before that work has ended."""
     events: list[tuple[str, str, float]] = []
 
@@ -223,7 +241,9 @@ async def test_resources_of_work_that_is_stopping(ends_by: str, pulled: bool, cl
                 await clock.sleep(3)
             events.append(("ended", task.id, clock.elapsed))
 
-    first = Task(id="a", resources={"gpu": 1}, timeout=2 if ends_by == "timeout" else None, optional=True)
+    first = Task(
+        id="a", resources={"gpu": 1}, timeout=2 if ends_by == "timeout" else None, optional=True
+    )
     document = plan(first, Task(id="b", resources={"gpu": 1}), resources={"gpu": 1})
     engine = make_engine(clock=clock)
     async with engine.open(document) as run, anyio.create_task_group() as group:

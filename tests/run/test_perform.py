@@ -15,7 +15,11 @@ from replanning.testing import FlakyStore, ScriptedGate, VirtualClock
 from tests.support.questions import asking
 from tests.support.runs import alternative, chain, make_engine, plan
 
-TOOLS = (ToolSpec(name="small", capability="load"), ToolSpec(name="big", capability="load"), ToolSpec(name="send"))
+TOOLS = (
+    ToolSpec(name="small", capability="load"),
+    ToolSpec(name="big", capability="load"),
+    ToolSpec(name="send"),
+)
 
 RecordT = TypeVar("RecordT", AttemptStarted, AttemptFailed, AttemptInterrupted)
 
@@ -37,7 +41,9 @@ async def work(task: Task, context: TaskContext) -> object:
 async def test_replaced_in_the_callers_task(clock: VirtualClock) -> None:
     """What replaces a failed task is executed in the task of the caller, which gets the value that it returned."""
     token = CALLER.set("agent")
-    async with make_engine("repair", clock=clock).open(plan(Task(id="load", tool="small"), tools=TOOLS)) as run:
+    async with make_engine("repair", clock=clock).open(
+        plan(Task(id="load", tool="small"), tools=TOOLS)
+    ) as run:
         assert await run.perform("load", work) == {"big", "agent"}
     CALLER.reset(token)
     assert run.result.ok
@@ -47,7 +53,9 @@ async def test_replaced_in_the_callers_task(clock: VirtualClock) -> None:
 async def test_several_tasks_in_place_of_one(clock: VirtualClock) -> None:
     """A sub-plan in the place of a task is executed in order, and its last task has the output."""
     parts = Task(id="login", tool="send"), Task(id="again", tool="big", depends_on=("login",))
-    engine = make_engine(lambda request: [alternative(ReplaceTask(task_id="load", tasks=parts))], clock=clock)
+    engine = make_engine(
+        lambda request: [alternative(ReplaceTask(task_id="load", tasks=parts))], clock=clock
+    )
     async with engine.open(plan(Task(id="load", tool="small"), tools=TOOLS)) as run:
         assert await run.perform("load", work) == {"big", "nobody"}
     assert [body.task for body in recorded(run, AttemptStarted)] == ["load", "login", "again"]
@@ -78,9 +86,13 @@ async def test_exception_of_the_tool_that_was_called(clock: VirtualClock, hangs:
         raise (LookupError if task.tool == "own" else OSError)(f"{task.tool} is down")
 
     tools = [ToolSpec(name=name, capability="web", timeout=5) for name in ("own", "other")]
-    document = plan(Task(id="a", tool="own", idempotent=True, retry=Retry(max_attempts=1)), tools=tools)
+    document = plan(
+        Task(id="a", tool="own", idempotent=True, retry=Retry(max_attempts=1)), tools=tools
+    )
     async with make_engine("repair", clock=clock).open(document) as run:
-        with pytest.raises(CallFailed if hangs == "own" else LookupError, match=r"own is down|other is down") as raised:
+        with pytest.raises(
+            CallFailed if hangs == "own" else LookupError, match=r"own is down|other is down"
+        ) as raised:
             await run.perform("a", fails)
     assert isinstance(raised.value.__cause__, OSError if hangs == "own" else type(None))
 
@@ -108,7 +120,9 @@ async def test_timeout(clock: VirtualClock) -> None:
         await anyio.sleep_forever()
         return None
 
-    async with make_engine(clock=clock).open(plan(Task(id="a", timeout=5, retry=Retry(max_attempts=1)))) as run:
+    async with make_engine(clock=clock).open(
+        plan(Task(id="a", timeout=5, retry=Retry(max_attempts=1)))
+    ) as run:
         with pytest.raises(CallFailed, match=r"no way on for task 'a'.*TimedOut"):
             await run.perform("a", hang)
 
@@ -122,7 +136,9 @@ async def test_exceptions_that_pass(clock: VirtualClock) -> None:
     async def interrupting(task: Task, context: TaskContext) -> object:
         raise Interrupt
 
-    async with make_engine("repair", clock=clock).open(plan(Task(id="a", tool="big"), tools=TOOLS)) as run:
+    async with make_engine("repair", clock=clock).open(
+        plan(Task(id="a", tool="big"), tools=TOOLS)
+    ) as run:
         with pytest.raises(Interrupt):
             await run.perform("a", interrupting, passes=(Interrupt,))
         assert await run.perform("a", work) == {"big", "nobody"}
@@ -138,7 +154,9 @@ async def test_cancelled_caller(clock: VirtualClock) -> None:
         await anyio.sleep_forever()
         return None
 
-    async with make_engine("repair", clock=clock).open(plan(Task(id="a", tool="big"), tools=TOOLS)) as run:
+    async with make_engine("repair", clock=clock).open(
+        plan(Task(id="a", tool="big"), tools=TOOLS)
+    ) as run:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as group:
                 group.start_soon(run.perform, "a", hang)
@@ -194,7 +212,9 @@ async def test_many_at_once(clock: VirtualClock) -> None:
             raise MemoryError(task.id)
         return task.id
 
-    tasks = [Task(id=f"t{n}", tool="small" if n % 2 else "send", arguments={"n": n}) for n in range(40)]
+    tasks = [
+        Task(id=f"t{n}", tool="small" if n % 2 else "send", arguments={"n": n}) for n in range(40)
+    ]
     engine = make_engine("repair", clock=clock)
     async with engine.open(plan(*tasks, tools=TOOLS)) as run, anyio.create_task_group() as group:
         for task in tasks:
@@ -212,7 +232,10 @@ async def test_same_task_twice_at_once(clock: VirtualClock) -> None:
         await release.wait()
         return "slow"
 
-    async with make_engine(clock=clock).open(plan(Task(id="a"))) as run, anyio.create_task_group() as group:
+    async with (
+        make_engine(clock=clock).open(plan(Task(id="a"))) as run,
+        anyio.create_task_group() as group,
+    ):
         group.start_soon(run.perform, "a", slow)
         await anyio.wait_all_tasks_blocked()
         with pytest.raises(NotRunning, match="performed already"):
@@ -246,7 +269,9 @@ async def test_question(clock: VirtualClock, *, asks: bool) -> None:
             with pytest.raises(NeedsHuman) as raised:
                 await run.perform("a", once)
             assert isinstance(raised.value.__cause__, OSError)
-            assert list(raised.value.questions) == [question.id for question in engine.pending(run.id)]
+            assert list(raised.value.questions) == [
+                question.id for question in engine.pending(run.id)
+            ]
             engine.answer(raised.value.questions[0], "approve")
         assert await run.perform("a", once) not in (None, "a")
 
@@ -255,15 +280,21 @@ async def test_question(clock: VirtualClock, *, asks: bool) -> None:
 async def test_skipped_or_cancelled(clock: VirtualClock, change: str) -> None:
     """A task that is skipped or cancelled ends the wait of its caller with the reason."""
     changed = (
-        SkipTask(task_id="a", reason="not wanted") if change == "skip" else CancelTask(task_id="a", reason="not wanted")
+        SkipTask(task_id="a", reason="not wanted")
+        if change == "skip"
+        else CancelTask(task_id="a", reason="not wanted")
     )
-    async with make_engine(clock=clock).open(plan(Task(id="first"), Task(id="a", depends_on=("first",)))) as run:
+    async with make_engine(clock=clock).open(
+        plan(Task(id="first"), Task(id="a", depends_on=("first",)))
+    ) as run:
         async with anyio.create_task_group() as group:
             waiting = anyio.Event()
 
             async def caller() -> None:
                 waiting.set()
-                with pytest.raises(CallSkipped if change == "skip" else CallFailed, match="not wanted"):
+                with pytest.raises(
+                    CallSkipped if change == "skip" else CallFailed, match="not wanted"
+                ):
                     await run.perform("a", work)
 
             group.start_soon(caller)
@@ -274,7 +305,10 @@ async def test_skipped_or_cancelled(clock: VirtualClock, change: str) -> None:
 
 async def test_end_of_the_run(clock: VirtualClock) -> None:
     """Callers of a run that ends, or has ended, are told so."""
-    async with make_engine(clock=clock).open(chain("a", "b")) as run, anyio.create_task_group() as group:
+    async with (
+        make_engine(clock=clock).open(chain("a", "b")) as run,
+        anyio.create_task_group() as group,
+    ):
 
         async def caller() -> None:
             with pytest.raises(NotRunning, match="paused"):
@@ -291,7 +325,9 @@ async def test_end_of_the_run(clock: VirtualClock) -> None:
 
 async def test_failing_store(clock: VirtualClock) -> None:
     """While the store fails nothing is executed; the caller waits until it works again."""
-    store = FlakyStore(fails=lambda operation, number: operation == "append" and 5 <= clock.elapsed < 8)
+    store = FlakyStore(
+        fails=lambda operation, number: operation == "append" and 5 <= clock.elapsed < 8
+    )
     async with make_engine("repair", clock=clock, store=store).open(plan(Task(id="a"))) as run:
         await clock.sleep(5)
 

@@ -28,7 +28,17 @@ from replanning.plan import AttemptId
 from replanning.testing import FlakyStore, ScriptedExecutor, VirtualClock, raises
 from tests.support.invariants import invariant_violations, replay_differences
 from tests.support.resume import RUN, carry_on, cut, engine_for, from_start, resumed, story
-from tests.support.runs import Proposer, again, alternative, bodies, chain, failing, make_engine, perform, plan
+from tests.support.runs import (
+    Proposer,
+    again,
+    alternative,
+    bodies,
+    chain,
+    failing,
+    make_engine,
+    perform,
+    plan,
+)
 
 # Cut off
 
@@ -72,7 +82,9 @@ async def test_not_idempotent_asks() -> None:
     async with make_engine(store=store).open(plan(Task(id="pay")), run_id=RUN) as run:
         run.started("pay")
     store = cut(list(store.read(RUN))[:2])
-    async with make_engine(lambda request: [alternative(RetryTask(task_id="pay"))], store=store).resume(RUN) as run:
+    async with make_engine(
+        lambda request: [alternative(RetryTask(task_id="pay"))], store=store
+    ).resume(RUN) as run:
         assert await perform(run) == []
     assert run.result.status == "needs_human"
     interrupted = AttemptInterrupted(AttemptId("pay#1"), "pay", "its process ended")
@@ -115,7 +127,11 @@ async def test_failed() -> None:
     asked = len(none.requests)
     async with engine.resume(first.run) as run:
         assert await perform(run) == []
-    assert (run.result.status, run.result.reason, len(none.requests)) == ("failed", first.reason, asked)
+    assert (run.result.status, run.result.reason, len(none.requests)) == (
+        "failed",
+        first.reason,
+        asked,
+    )
     async with engine.resume(first.run) as run:
         run.apply([RetryTask(task_id="a")])
         assert await perform(run) == ["a", "b"]
@@ -167,7 +183,10 @@ async def test_left_by_its_program() -> None:
         async with engine.open(plan(Task(id="a", idempotent=True)), run_id=RUN) as run:
             run.started("a")
             raise ZeroDivisionError
-    assert (run.result.status, run.result.reason) == ("paused", "the orchestrator raised ZeroDivisionError")
+    assert (run.result.status, run.result.reason) == (
+        "paused",
+        "the orchestrator raised ZeroDivisionError",
+    )
     async with engine.resume(RUN) as run:
         assert await perform(run) == ["a"]
     assert run.result.status == "succeeded"
@@ -226,7 +245,9 @@ async def test_clock_behind() -> None:
     for start in (1_000_000.0, 999_000.0, 999_500.0):
         async with VirtualClock(start) as clock:
             engine = make_engine(store=store, clock=clock)
-            async with engine.resume(RUN) if store.runs() else engine.open(chain("a", "b", "c")) as run:
+            async with (
+                engine.resume(RUN) if store.runs() else engine.open(chain("a", "b", "c")) as run
+            ):
                 attempt = run.started((await anext(run.ready())).id)
                 await clock.sleep(5)
                 run.succeeded(attempt)
@@ -263,7 +284,9 @@ async def test_request_from_elsewhere_counts_once() -> None:
     for _ in range(2):
         async with make_engine(again, store=stuck).resume(RUN):
             pass
-    assert [body.message for body in bodies(kept, RUN, ReplanRequested)] == [message.id for message in kept.inbox(RUN)]
+    assert [body.message for body in bodies(kept, RUN, ReplanRequested)] == [
+        message.id for message in kept.inbox(RUN)
+    ]
     assert len(bodies(kept, RUN, TriggerFired)) == 1
 
 
@@ -323,7 +346,9 @@ async def test_no_such_revision() -> None:
     async with engine.open(chain("a"), run_id=RUN) as run:
         run.apply([SkipTask(task_id="a")])
     for revision in (7, -1):
-        with pytest.raises(StoreError, match=f"'run-1' has no revision {revision}; it has revisions 0 to 1"):
+        with pytest.raises(
+            StoreError, match=f"'run-1' has no revision {revision}; it has revisions 0 to 1"
+        ):
             engine.fork(RUN, revision)
     with pytest.raises(UnknownRun):
         engine.fork("nobody", 0)
@@ -332,10 +357,14 @@ async def test_no_such_revision() -> None:
 async def test_fork_cut_off(clock: VirtualClock) -> None:
     """A fork whose copying was cut off is not taken for a run, and the message says what to do."""
     _, records = await from_start()
-    flaky = FlakyStore(cut(records), fails=lambda operation, number: operation == "append" and number == 20)
+    flaky = FlakyStore(
+        cut(records), fails=lambda operation, number: operation == "append" and number == 20
+    )
     with pytest.raises(StoreError, match="scheduled to fail"):
         engine_for(flaky, clock).fork(RUN, 4, new_id="half")
-    with pytest.raises(StoreError, match=r"'half' was being forked from run 'run-1' at revision 4 .* fork it again"):
+    with pytest.raises(
+        StoreError, match=r"'half' was being forked from run 'run-1' at revision 4 .* fork it again"
+    ):
         async with engine_for(flaky, clock).resume("half"):
             pass
 
@@ -362,11 +391,15 @@ async def test_journals_that_cannot_be_replayed() -> None:
         "run 'run-1' was written by replanning 9.1.2, and this is 0.1.0, which may not understand it; "
         "upgrade: pip install 'replanning>=9.1.2'"
     )
-    assert "9.3.0" in await refused(cut([records[0], Record(2, 1.0, RunResumed("me", version="9.3.0"))]))
+    assert "9.3.0" in await refused(
+        cut([records[0], Record(2, 1.0, RunResumed("me", version="9.3.0"))])
+    )
     moved = [record._replace(seq=seq) for seq, record in enumerate(records[1:4], 1)]
     assert "begins with 'resource-updated'" in await refused(cut(moved), JournalCorrupt)
     done = next(record for record in records if isinstance(record.body, AttemptSucceeded))
-    message = await refused(cut([*records[: done.seq], done._replace(seq=done.seq + 1)]), JournalCorrupt)
+    message = await refused(
+        cut([*records[: done.seq], done._replace(seq=done.seq + 1)]), JournalCorrupt
+    )
     where = f"record {done.seq + 1} (attempt-succeeded) of run 'run-1' does not fit the records before it: "
     assert message.startswith(where)
     assert "'start'" in message
@@ -381,7 +414,9 @@ async def test_newer_kind_of_record(tmp_path: Path) -> None:
     path.write_text("\n".join([*lines, ""]).replace('"version":"0.1.0"', '"version":"7.0"'))
     assert "written by replanning 7.0" in await refused(store)
     path.write_text(path.read_text().replace('"version":"7.0"', '"version":"0.1.0"'))
-    assert f"{path}, line 2: unknown kind of record 'task-teleported'" in await refused(store, JournalCorrupt)
+    assert f"{path}, line 2: unknown kind of record 'task-teleported'" in await refused(
+        store, JournalCorrupt
+    )
 
 
 async def test_moved_files(tmp_path: Path) -> None:
@@ -427,7 +462,8 @@ async def test_owned_by_this_process() -> None:
     engine = make_engine()
     async with engine.open(chain("a"), run_id=RUN) as run:
         with pytest.raises(
-            RunOwned, match=r"run 'run-1' is owned by process \d+ on [^ (]+; it is open in this process"
+            RunOwned,
+            match=r"run 'run-1' is owned by process \d+ on [^ (]+; it is open in this process",
         ):
             async with engine.resume(RUN):
                 pass

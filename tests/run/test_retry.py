@@ -31,7 +31,13 @@ CUT_OFF = Failure("Interrupted", "killed", kind="interrupted")
 
 
 def after(
-    failure: Failure, round_: int = 1, failures: int = 0, *, threshold: int = 1, chance: float = 0.5, **task: object
+    failure: Failure,
+    round_: int = 1,
+    failures: int = 0,
+    *,
+    threshold: int = 1,
+    chance: float = 0.5,
+    **task: object,
 ) -> tuple[float | None, bool]:
     """Return the retry at time 100 after a number of failed attempts in a row; the delay is half a second."""
     entry = journaled(Task.model_validate({"id": "t", **task})).live.entry(TaskId("t"))
@@ -60,7 +66,10 @@ def error(path: str, *bases: str, **attributes: object) -> Exception:
 def sqlite_busy() -> Exception:
     """Return the error of a real database that another connection writes to."""
     place = "file:busy?mode=memory&cache=shared"
-    with closing(sqlite3.connect(place, uri=True)) as first, closing(sqlite3.connect(place, uri=True)) as second:
+    with (
+        closing(sqlite3.connect(place, uri=True)) as first,
+        closing(sqlite3.connect(place, uri=True)) as second,
+    ):
         first.execute("create table t (x)")
         first.execute("insert into t values (1)")
         try:
@@ -82,20 +91,29 @@ TRANSIENT = [
     HTTPError("http://x", 503, "", None, None),  # type: ignore[arg-type]
     httpx.ConnectError("refused"),
     httpx.ConnectTimeout("late"),
-    httpx.HTTPStatusError("", request=httpx.Request("GET", "http://x"), response=httpx.Response(429)),
+    httpx.HTTPStatusError(
+        "", request=httpx.Request("GET", "http://x"), response=httpx.Response(429)
+    ),
     sqlite_busy(),
     sqlite3.OperationalError("database is locked"),
     error("sqlalchemy.exc.OperationalError", orig=sqlite3.OperationalError("database is locked")),
-    error("aiohttp.client_exceptions.ClientConnectorError", "aiohttp.client_exceptions.ClientConnectionError"),
+    error(
+        "aiohttp.client_exceptions.ClientConnectorError",
+        "aiohttp.client_exceptions.ClientConnectionError",
+    ),
     error("aiohttp.client_exceptions.ClientResponseError", status=502),
     error("requests.exceptions.ConnectTimeout", "requests.exceptions.ConnectionError"),
     error("requests.exceptions.HTTPError", response=SimpleNamespace(status_code=500)),
-    error("urllib3.exceptions.MaxRetryError", reason=error("urllib3.exceptions.NewConnectionError")),
+    error(
+        "urllib3.exceptions.MaxRetryError", reason=error("urllib3.exceptions.NewConnectionError")
+    ),
     error("psycopg.errors.SerializationFailure", "psycopg.OperationalError"),
     error("psycopg2.OperationalError"),
     error("botocore.exceptions.EndpointConnectionError", "botocore.exceptions.ConnectionError"),
     error("botocore.exceptions.ClientError", response={"Error": {"Code": "ThrottlingException"}}),
-    error("botocore.exceptions.ClientError", response={"ResponseMetadata": {"HTTPStatusCode": 500}}),
+    error(
+        "botocore.exceptions.ClientError", response={"ResponseMetadata": {"HTTPStatusCode": 500}}
+    ),
     error("openai.APITimeoutError", "openai.APIConnectionError"),
     error("anthropic.APIConnectionError"),
     error("openai.RateLimitError", "openai.APIStatusError", status_code=429),
@@ -118,7 +136,11 @@ PERMANENT = [
     HTTPError("http://x", 404, "", None, None),  # type: ignore[arg-type]
     sqlite3.OperationalError("no such table: t"),
     error("botocore.exceptions.ClientError", response={"Error": {"Code": "AccessDenied"}}),
-    error("aiohttp.ClientConnectorCertificateError", "aiohttp.ClientSSLError", "aiohttp.ClientConnectionError"),
+    error(
+        "aiohttp.ClientConnectorCertificateError",
+        "aiohttp.ClientSSLError",
+        "aiohttp.ClientConnectionError",
+    ),
     error("requests.exceptions.SSLError", "requests.exceptions.ConnectionError"),
     error("psycopg.errors.InvalidPassword", "psycopg.OperationalError"),
     error("openai.BadRequestError", status_code=400),
@@ -129,7 +151,9 @@ PERMANENT = [
 ]
 
 
-@pytest.mark.parametrize("raised", [*TRANSIENT, *TIMEOUTS, *PERMANENT], ids=lambda e: f"{type(e).__module__}-{e!r}")
+@pytest.mark.parametrize(
+    "raised", [*TRANSIENT, *TIMEOUTS, *PERMANENT], ids=lambda e: f"{type(e).__module__}-{e!r}"
+)
 def test_which_errors_may_pass(raised: Exception) -> None:
     """Errors of the common clients are told by class, code and status; after a timeout the task must be idempotent."""
     assert failure_from(raised).transient is (raised in TRANSIENT)
@@ -138,7 +162,10 @@ def test_which_errors_may_pass(raised: Exception) -> None:
 
 def test_further_errors_that_may_pass() -> None:
     """A task names classes, by their own names or with their packages, and statuses; a group passes if all of it does."""
-    late, missing = httpx.ReadTimeout("late"), error("app.web.Missing", "app.web.Problem", status=404)
+    late, missing = (
+        httpx.ReadTimeout("late"),
+        error("app.web.Missing", "app.web.Problem", status=404),
+    )
     for name in ("ReadTimeout", "httpx.ReadTimeout", "TransportError"):
         assert failure_from(late, [name]).transient
         assert not failure_from(missing, [name]).transient
@@ -151,13 +178,18 @@ def test_further_errors_that_may_pass() -> None:
 def test_retryable_errors_are_checked() -> None:
     """What is neither the name of a class nor the status of an error is refused, and the schema of plans says so."""
     with pytest.raises(PlanError) as refused:
-        Plan.parse("goal: {objective: g}\ntasks: [{id: a, retry: {on: [503, 200, true, 'two words', httpx.]}}]")
+        Plan.parse(
+            "goal: {objective: g}\ntasks: [{id: a, retry: {on: [503, 200, true, 'two words', httpx.]}}]"
+        )
     expected = "expected a class of exceptions, such as httpx.ReadTimeout, or an HTTP status from 400 to 599"
     problems = [str(problem).partition(" ")[2] for problem in refused.value.problems]
     wrong = enumerate(("200", "True", "'two words'", "'httpx.'"), 1)
     assert problems == [f"tasks[0].retry.on[{i}]: {expected}, got {value}" for i, value in wrong]
     schema: Any = plan_schema()["$defs"]
-    assert [one["type"] for one in schema["Retry"]["properties"]["on"]["items"]["anyOf"]] == ["integer", "string"]
+    assert [one["type"] for one in schema["Retry"]["properties"]["on"]["items"]["anyOf"]] == [
+        "integer",
+        "string",
+    ]
 
 
 async def test_a_run_retries_what_it_is_told() -> None:
@@ -178,7 +210,9 @@ async def test_a_run_retries_what_it_is_told() -> None:
 
     result = await engine.execute(plan(*tasks, named), work)
     assert calls == {"busy": 3, "full": 1, "odd": 1, "named": 3}
-    failures = {body.task: body.failure.message for body in bodies(engine.store, result.run, AttemptFailed)}
+    failures = {
+        body.task: body.failure.message for body in bodies(engine.store, result.run, AttemptFailed)
+    }
     assert failures["odd"] == "odd (whether it may pass cannot be told: KeyError('odd'))"
 
 

@@ -20,7 +20,14 @@ from replanning import (
     open_run,
 )
 from replanning.environment import Environment
-from replanning.errors import ChangeRejected, NotRunning, ReplanningError, RunFailed, UnknownAttempt, UnknownTask
+from replanning.errors import (
+    ChangeRejected,
+    NotRunning,
+    ReplanningError,
+    RunFailed,
+    UnknownAttempt,
+    UnknownTask,
+)
 from replanning.history import run_status
 from replanning.journal import (
     AttemptFenced,
@@ -80,13 +87,22 @@ async def test_result_as_an_exception() -> None:
     engine = make_engine()
     good = await engine.execute(chain("a"), failing())
     assert (good.ok, good.failures, good.raise_for_status()) == (True, {}, good)
-    bad = await engine.execute(plan(Task(id="a"), Task(id="b"), Task(id="c", depends_on=["b"])), failing("a", "b"))
+    bad = await engine.execute(
+        plan(Task(id="a"), Task(id="b"), Task(id="c", depends_on=["b"])), failing("a", "b")
+    )
     assert not bad.ok
-    assert {task: failure.message for task, failure in bad.failures.items()} == {"a": "a is broken", "b": "b is broken"}
+    assert {task: failure.message for task, failure in bad.failures.items()} == {
+        "a": "a is broken",
+        "b": "b is broken",
+    }
     with pytest.raises(RunFailed, match=r"is failed: 'a' failed \(a is broken\)") as caught:
         bad.raise_for_status()
     assert isinstance(caught.value, ReplanningError)
-    assert (caught.value.status, caught.value.reason, caught.value.failures) == ("failed", bad.reason, bad.failures)
+    assert (caught.value.status, caught.value.reason, caught.value.failures) == (
+        "failed",
+        bad.reason,
+        bad.failures,
+    )
 
 
 @pytest.mark.parametrize(("broken", "status"), [((), "succeeded"), (("b",), "failed")])
@@ -123,10 +139,14 @@ async def test_started_twice() -> None:
         (lambda run: run.observe(ceased=["online(pc)"]), "its facts do not hold"),
     ],
 )
-async def test_what_a_pulled_task_needs_has_gone(taken: Callable[[PlanRun], None], lack: str) -> None:
+async def test_what_a_pulled_task_needs_has_gone(
+    taken: Callable[[PlanRun], None], lack: str
+) -> None:
     """A task whose resources, tool or facts have gone since it was pulled does not start, and waits until they are back."""
     tools = [{"name": "pip", "requires": ["online(pc)"], "resources": {"cpu": 2}}]
-    document = plan(Task(id="a", tool="pip"), tools=tools, resources={"cpu": 2}, facts=["online(pc)"])
+    document = plan(
+        Task(id="a", tool="pip"), tools=tools, resources={"cpu": 2}, facts=["online(pc)"]
+    )
     store = MemoryStore()
     async with open_run(document, store=store) as run:
         ready = run.ready()
@@ -144,12 +164,17 @@ async def test_what_a_pulled_task_needs_has_gone(taken: Callable[[PlanRun], None
         async with run.attempt(task):
             pass
     assert run.result.ok
-    assert [body.report for body in bodies(store, run.id, AttemptFenced)] == [f"not started: {lack}"]
+    assert [body.report for body in bodies(store, run.id, AttemptFenced)] == [
+        f"not started: {lack}"
+    ]
 
 
 async def test_end_while_a_ready_task_lacks_its_tool() -> None:
     """A run of which others only report ends with the last task that can run."""
-    tasks = [Task(id=name, tool=tool, optional=True) for name, tool in (("a", None), ("b", None), ("c", "pip"))]
+    tasks = [
+        Task(id=name, tool=tool, optional=True)
+        for name, tool in (("a", None), ("b", None), ("c", "pip"))
+    ]
     async with open_run(plan(*tasks, tools=[{"name": "pip", "available": False}])) as run:
         run.succeeded(run.started("a"))
         assert not run.ended
@@ -192,7 +217,11 @@ async def test_not_attempted_goes_back() -> None:
             seen.append(task.id)
             if len(seen) == 2:
                 break
-        assert (seen, await perform(run), run.result.status) == (["a", "b"], ["a", "b"], "succeeded")
+        assert (seen, await perform(run), run.result.status) == (
+            ["a", "b"],
+            ["a", "b"],
+            "succeeded",
+        )
 
 
 @pytest.mark.parametrize("loops", [1, 3])
@@ -229,7 +258,13 @@ async def test_tasks_that_are_started_later(loops: int, waits: int) -> None:
         for _ in range(loops):
             group.start_soon(pull)
     assert run.result.status == "succeeded"
-    assert sorted(body.task for body in bodies(store, run.id, AttemptStarted)) == ["a", "b", "c", "c", "d"]
+    assert sorted(body.task for body in bodies(store, run.id, AttemptStarted)) == [
+        "a",
+        "b",
+        "c",
+        "c",
+        "d",
+    ]
     # Several loops may each hand out what has not started for a while; the first one to start it executes it.
     assert 5 <= len(seen) <= (5 * loops if waits else 5)
     assert len(bodies(store, run.id, AttemptFenced)) <= len(seen) - 5
@@ -237,7 +272,9 @@ async def test_tasks_that_are_started_later(loops: int, waits: int) -> None:
 
 async def test_loops_that_choose() -> None:
     """What one loop passes over is handed out to the others, also to one that begins later, and to nobody twice."""
-    document = plan(*(Task(id=f"{kind}{n}", metadata={"kind": kind}) for n in range(3) for kind in "abc"))
+    document = plan(
+        *(Task(id=f"{kind}{n}", metadata={"kind": kind}) for n in range(3) for kind in "abc")
+    )
     seen: list[tuple[str, str]] = []
     async with open_run(document) as run, anyio.create_task_group() as group:
 
@@ -314,10 +351,16 @@ async def test_cancelled_waiter_passes_on() -> None:
 
 async def test_transient_error_is_retried(clock: VirtualClock) -> None:
     """An error that may pass is tried again with growing delays, without an engine too; any other one is not."""
-    work = ScriptedExecutor({"a": [raises(TransientError("busy"))] * 2 + [returns("done")], "b": raises(ValueError())})
+    work = ScriptedExecutor(
+        {"a": [raises(TransientError("busy"))] * 2 + [returns("done")], "b": raises(ValueError())}
+    )
     engine = make_engine(clock=clock, retry={"max_attempts": 3, "delay": 1, "jitter": False})
     result = await engine.execute(chain("a", "b"), work, replanning=False)
-    started = [record for record in engine.store.read(result.run) if isinstance(record.body, AttemptStarted)]
+    started = [
+        record
+        for record in engine.store.read(result.run)
+        if isinstance(record.body, AttemptStarted)
+    ]
     assert [round(record.at - EPOCH) for record in started] == [0, 1, 3, 3]
     assert (result.status, result.outputs) == ("failed", {"a": "done"})
 
@@ -325,7 +368,12 @@ async def test_transient_error_is_retried(clock: VirtualClock) -> None:
 @pytest.mark.parametrize(
     ("error", "kind", "transient", "message"),
     [
-        (ExceptionGroup("both", [ValueError("one"), TransientError("two")]), "error", False, "ValueError: one"),
+        (
+            ExceptionGroup("both", [ValueError("one"), TransientError("two")]),
+            "error",
+            False,
+            "ValueError: one",
+        ),
         (TimeoutError("the service did not answer"), "error", False, "the service did not answer"),
         (ConnectionError("refused" * 10_000), "error", True, "characters left out ..."),
     ],
@@ -337,7 +385,11 @@ async def test_errors_of_work(error: Exception, kind: str, transient: bool, mess
         await perform(run, ScriptedExecutor({"a": raises(error)}))
     failure = run.live.entry("a").failure
     assert failure is not None
-    assert (failure.type, failure.kind, failure.transient) == (type(error).__name__, kind, transient)
+    assert (failure.type, failure.kind, failure.transient) == (
+        type(error).__name__,
+        kind,
+        transient,
+    )
     assert message in failure.message
 
 
@@ -345,7 +397,9 @@ async def test_timeout_cancels_the_work(clock: VirtualClock) -> None:
     """An attempt that runs into its deadline is cancelled, recorded, and not repeated unless idempotent."""
     engine = make_engine(clock=clock)
     once, thrice = Task(id="once", timeout=10), Task(id="thrice", timeout=10, idempotent=True)
-    result = await engine.execute(plan(once, thrice), ScriptedExecutor(default=hangs()), replanning=False)
+    result = await engine.execute(
+        plan(once, thrice), ScriptedExecutor(default=hangs()), replanning=False
+    )
     timeouts = [body.task for body in bodies(engine.store, result.run, AttemptTimedOut)]
     assert (result.status, sorted(timeouts)) == ("failed", ["once", "thrice", "thrice", "thrice"])
     assert 30 < clock.elapsed < 40
@@ -392,7 +446,10 @@ async def test_condition_skips() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "missing"),
-    [({"when": "context.nothing"}, "nothing"), ({"arguments": {"path": "${a.output.path}"}}, "path")],
+    [
+        ({"when": "context.nothing"}, "nothing"),
+        ({"arguments": {"path": "${a.output.path}"}}, "path"),
+    ],
     ids=["condition", "argument"],
 )
 async def test_what_finds_nothing(fields: dict[str, object], missing: str) -> None:
@@ -408,7 +465,9 @@ async def test_what_finds_nothing(fields: dict[str, object], missing: str) -> No
 async def test_arguments_are_resolved() -> None:
     """References in arguments become the values of results and context when a task is handed out."""
     arguments: JsonObject = {"path": "${a.output.path}", "where": "in ${context.region}"}
-    document = plan(Task(id="a"), Task(id="b", depends_on=("a",), arguments=arguments), context={"region": "eu"})
+    document = plan(
+        Task(id="a"), Task(id="b", depends_on=("a",), arguments=arguments), context={"region": "eu"}
+    )
     work = ScriptedExecutor(default=returns({"path": ["x"]}))
     async with open_run(document) as run:
         await perform(run, work)
@@ -441,7 +500,9 @@ async def test_codec() -> None:
 
 
 @pytest.mark.parametrize(
-    "output", [math.nan, {"loss": math.inf}, b"bytes", {1}, object()], ids=["nan", "inf", "bytes", "set", "object"]
+    "output",
+    [math.nan, {"loss": math.inf}, b"bytes", {1}, object()],
+    ids=["nan", "inf", "bytes", "set", "object"],
 )
 async def test_no_task_gets_what_is_no_json(output: object) -> None:
     """A task that refers to an output that is no JSON fails and says so; its value is in no result."""
@@ -529,7 +590,11 @@ async def test_edits() -> None:
         with pytest.raises(ChangeRejected, match="already used"):
             run.add_task(Task(id="c"))
         assert run.live.revision == 5
-    left = [task.id for task in run.plan.tasks if run.live.entry(task.id).state is not TaskState.CANCELLED]
+    left = [
+        task.id
+        for task in run.plan.tasks
+        if run.live.entry(task.id).state is not TaskState.CANCELLED
+    ]
     assert (left, run.plan.task("b2").goal) == (["b1", "b2", "x"], "finish")
 
 
@@ -566,7 +631,10 @@ async def test_replaced_before_it_is_attempted() -> None:
 async def test_work_that_learns_something(clock: VirtualClock) -> None:
     """Work reports what it learns of context and facts, also where an orchestrator of ours has the run."""
     goal = {"objective": "x", "facts": ["shipped"]}
-    first, second = Task(id="a"), Task(id="b", depends_on=("a",), arguments={"to": "${context.region}"})
+    first, second = (
+        Task(id="a"),
+        Task(id="b", depends_on=("a",), arguments={"to": "${context.region}"}),
+    )
 
     async def work(task: Task, context: TaskContext) -> JsonValue:
         if task.id == "a":
@@ -576,7 +644,10 @@ async def test_work_that_learns_something(clock: VirtualClock) -> None:
 
     document = plan(first, second, goal=goal, context={"region": "north", "north": 1})
     result = await make_engine(clock=clock).execute(document, work)
-    assert (result.status, result.outputs["b"]) == ("succeeded", [{"to": "south"}, {"region": "south"}])
+    assert (result.status, result.outputs["b"]) == (
+        "succeeded",
+        [{"to": "south"}, {"region": "south"}],
+    )
 
 
 async def test_goal_reached_early() -> None:
@@ -587,7 +658,11 @@ async def test_goal_reached_early() -> None:
         run.observe(holds=["done(it)"])
         assert await perform(run) == []
     assert (run.result.status, run.result.reason) == ("succeeded", "the goal was reached early")
-    assert [str(run.view.task(name).state) for name in "abc"] == ["FAILED", "CANCELLED", "CANCELLED"]
+    assert [str(run.view.task(name).state) for name in "abc"] == [
+        "FAILED",
+        "CANCELLED",
+        "CANCELLED",
+    ]
 
 
 async def test_goal_facts_missing() -> None:
@@ -615,7 +690,9 @@ async def test_disabled_is_identical() -> None:
     store = MemoryStore()
     async with open_run(chain("a", "b"), store=store) as run:
         await perform(run, failing("b"))
-    assert [r.body for r in engine.store.read(off.run)][1:] == [r.body for r in store.read(run.id)][1:]
+    assert [r.body for r in engine.store.read(off.run)][1:] == [r.body for r in store.read(run.id)][
+        1:
+    ]
 
 
 async def test_truthful_repr() -> None:
@@ -627,12 +704,20 @@ async def test_truthful_repr() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stated", "failures"), [({}, ["with the arguments filled in, it uses 'rm'"]), ({"dangerous": True}, [])]
+    ("stated", "failures"),
+    [({}, ["with the arguments filled in, it uses 'rm'"]), ({"dangerous": True}, [])],
 )
-async def test_outputs_that_make_a_command_dangerous(stated: dict[str, bool], failures: list[str]) -> None:
+async def test_outputs_that_make_a_command_dangerous(
+    stated: dict[str, bool], failures: list[str]
+) -> None:
     """A command that an output of another task makes dangerous is not run, unless the tool states whether it is."""
     start = {"name": "start", "kind": "shell", "command": "timeout 5 {x}", **stated}
-    tasks = (Task(id="a"), Task(id="b", tool="start", arguments={"x": "${a.output}"}, depends_on=("a",)))
+    tasks = (
+        Task(id="a"),
+        Task(id="b", tool="start", arguments={"x": "${a.output}"}, depends_on=("a",)),
+    )
     async with open_run(plan(*tasks, tools=[start])) as run:
         await perform(run, ScriptedExecutor(default=returns("rm")))
-    assert [failure.message.partition(";")[0] for failure in run.result.failures.values()] == failures
+    assert [
+        failure.message.partition(";")[0] for failure in run.result.failures.values()
+    ] == failures

@@ -8,7 +8,13 @@ from replanning import Plan, ReplanningEngine, RunResult, Task, TaskContext, Tas
 from replanning.changes import ReplaceTask, RetryTask
 from replanning.errors import ChangeRejected
 from replanning.history import PlanEdit, run_status, text_report, why_report
-from replanning.journal import AttemptSucceeded, ContextChanged, MemoryStore, ResultsStale, TriggerFired
+from replanning.journal import (
+    AttemptSucceeded,
+    ContextChanged,
+    MemoryStore,
+    ResultsStale,
+    TriggerFired,
+)
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.plan import JsonValue
 from replanning.run import Work
@@ -26,7 +32,10 @@ async def read(task: Task, context: TaskContext) -> object:
 def pages(**fields: object) -> Plan:
     """Nine pages, of which the odd ones refer to the language and the even ones read it, and a tenth that changes it."""
     odd = {"arguments": {"language": "${context.language}"}}
-    tasks = [Task.model_validate({"id": i, "idempotent": True, **(odd if n % 2 else {})}) for n, i in enumerate(PAGES)]
+    tasks = [
+        Task.model_validate({"id": i, "idempotent": True, **(odd if n % 2 else {})})
+        for n, i in enumerate(PAGES)
+    ]
     return plan(*tasks, Task(id="switch"), context={"language": "en", "other": 1}, **fields)
 
 
@@ -37,7 +46,9 @@ async def switch(task: Task, context: TaskContext) -> object:
     return await read(task, context)
 
 
-async def execute(document: Plan, work: Work, *, engine: ReplanningEngine | None = None) -> RunResult:
+async def execute(
+    document: Plan, work: Work, *, engine: ReplanningEngine | None = None
+) -> RunResult:
     """Execute a plan, one task after another."""
     engine = engine or make_engine("repair")
     return await engine.attach(SequentialOrchestrator(work)).run(document)
@@ -60,7 +71,9 @@ async def test_redo() -> None:
     assert [(type(trigger), trigger.stale, trigger.keys) for trigger in fired] == [
         (ContextChanged, PAGES, ("language",))
     ]
-    assert fired[0].reason.startswith("context.language changed, and 9 results are stale: 'page-1', ")
+    assert fired[0].reason.startswith(
+        "context.language changed, and 9 results are stale: 'page-1', "
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +93,12 @@ async def test_what_is_stale(changes: list[dict[str, str]], expected: object) ->
         for change in changes if task.id == "z" else ():
             context.change_context(change)
 
-    tasks = (Task(id="a"), Task(id="b", depends_on=("a",)), Task(id="c"), Task(id="z", depends_on=("b", "c")))
+    tasks = (
+        Task(id="a"),
+        Task(id="b", depends_on=("a",)),
+        Task(id="c"),
+        Task(id="z", depends_on=("b", "c")),
+    )
     context = {"language": "en", "other": 1}
     assert (await execute(plan(*tasks, context=context), work)).stale == expected
     ignored = plan(tasks[0].model_copy(update={"on_stale": "ignore"}), *tasks[1:], context=context)
@@ -108,7 +126,9 @@ async def test_own_change_is_not_stale() -> None:
         if task.id == "a":
             context.change_context({"n": int(str(context.context["n"])) + 1, "m": 1, "x": 1})
 
-    result = await execute(plan(Task(id="a", arguments={"m": "${context.m}"}), context={"n": 0, "m": 0}), count)
+    result = await execute(
+        plan(Task(id="a", arguments={"m": "${context.m}"}), context={"n": 0, "m": 0}), count
+    )
     assert result.stale == {}
 
 
@@ -161,7 +181,9 @@ async def test_chain_is_done_again_before_what_waits_for_it() -> None:
 async def test_task_that_runs_meanwhile() -> None:
     """A task that runs with an old value while it changes is done again when it has finished."""
     result = (
-        await make_engine("repair").attach(SwarmOrchestrator(switch, max_concurrency=20)).run(pages(on_stale="redo"))
+        await make_engine("repair")
+        .attach(SwarmOrchestrator(switch, max_concurrency=20))
+        .run(pages(on_stale="redo"))
     )
     assert (set(result.outputs.values()), result.stale) == ({"de"}, {})
 
@@ -223,7 +245,9 @@ async def test_warning_is_shown() -> None:
     result = await execute(pages(), switch, engine=engine)
     text = f"9 results of older values: {', '.join(f'{page} (context.language)' for page in PAGES[:5])} and 4 more"
     history = engine.history(result.run)
-    assert history.stale == result.stale == run_status(engine.store, engine.store.runs()[0], 0.0).stale
+    assert (
+        history.stale == result.stale == run_status(engine.store, engine.store.runs()[0], 0.0).stale
+    )
     assert f"  stale:    {text}\n" in text_report(history)
     assert text in why_report(history, PlanEdit(0.0, 0, 1, (), "", ""))
     [event] = [event for span in spans.named("replanning.run") for event in span.events]
@@ -268,7 +292,10 @@ async def test_several_changes() -> None:
         return language
 
     tasks = [Task(id="a", idempotent=True)]
-    tasks += [Task(id=new, depends_on=(before,), on_stale="ignore") for before, new in (("a", "x"), ("x", "x2"))]
+    tasks += [
+        Task(id=new, depends_on=(before,), on_stale="ignore")
+        for before, new in (("a", "x"), ("x", "x2"))
+    ]
     result = await execute(plan(*tasks, context={"language": "en"}, on_stale="redo"), work)
     assert (result.outputs["a"], len(result.revisions), list(result.stale)) == ("fr", 2, [])
 
@@ -285,7 +312,9 @@ async def test_nothing_can_be_done() -> None:
     page = Task(id="a", tool="press", idempotent=True)
     tools = [{"name": "press"}, {"name": "other"}]
     engine = make_engine("repair")
-    document = plan(page, Task(id="z", tool="other", depends_on=("a",)), tools=tools, context={"language": "en"})
+    document = plan(
+        page, Task(id="z", tool="other", depends_on=("a",)), tools=tools, context={"language": "en"}
+    )
     result = await execute(document.model_copy(update={"on_stale": "redo"}), work, engine=engine)
     assert (result.status, result.outputs["a"], list(result.stale)) == ("succeeded", "en", ["a"])
     [decision] = engine.history(result.run).events
@@ -300,7 +329,12 @@ async def test_what_fails_the_second_time_keeps_its_output() -> None:
             raise ValueError("no paper")
         return await switch(task, context)
 
-    document = plan(Task(id="a", idempotent=True), Task(id="switch"), context={"language": "en"}, on_stale="redo")
+    document = plan(
+        Task(id="a", idempotent=True),
+        Task(id="switch"),
+        context={"language": "en"},
+        on_stale="redo",
+    )
     result = await execute(document, work)
     assert (result.status, result.outputs) == ("failed", {"a": "en", "switch": "de"})
 
@@ -308,10 +342,15 @@ async def test_what_fails_the_second_time_keeps_its_output() -> None:
 async def test_change_after_the_end() -> None:
     """A context that changes after the end of a run is recorded, and nothing follows from it."""
     store = MemoryStore()
-    async with make_engine("repair", store=store).open(plan(Task(id="a"), context={"x": 1}, on_stale="redo")) as run:
+    async with make_engine("repair", store=store).open(
+        plan(Task(id="a"), context={"x": 1}, on_stale="redo")
+    ) as run:
         await perform(run, lambda task, context: read_x(context))
         run.change_context({"x": 2})
-    assert [record.body.kind for record in store.read(run.id)][-2:] == ["run-ended", "context-updated"]
+    assert [record.body.kind for record in store.read(run.id)][-2:] == [
+        "run-ended",
+        "context-updated",
+    ]
 
 
 async def read_x(context: TaskContext) -> object:

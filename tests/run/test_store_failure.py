@@ -16,7 +16,16 @@ import anyio
 import anyio.abc
 import pytest
 
-from replanning import Environment, PlanMonitor, ReplanningEngine, Settings, Task, TaskContext, TaskState, open_run
+from replanning import (
+    Environment,
+    PlanMonitor,
+    ReplanningEngine,
+    Settings,
+    Task,
+    TaskContext,
+    TaskState,
+    open_run,
+)
 from replanning.changes import AddTask
 from replanning.environment import SystemClock
 from replanning.errors import NotRunning, RecordNotSerializable, RunOwned, StoreError, UnknownTask
@@ -52,7 +61,16 @@ from replanning.run.run import PlanRun
 from replanning.testing import FlakyStore, ScriptedExecutor, VirtualClock, hangs, returns
 from tests.support.invariants import invariant_violations, replay_differences
 from tests.support.resume import RUN, carry_on, engine_for, eventful, from_start, story
-from tests.support.runs import again, bodies, chain, environment, failing, make_engine, perform, plan
+from tests.support.runs import (
+    again,
+    bodies,
+    chain,
+    environment,
+    failing,
+    make_engine,
+    perform,
+    plan,
+)
 
 
 class Refusing(MemoryStore):
@@ -73,9 +91,14 @@ class Refusing(MemoryStore):
         super().append(lease, record)
 
 
-def outage(clock: VirtualClock, begin: float, end: float, store: RunStore | None = None) -> FlakyStore:
+def outage(
+    clock: VirtualClock, begin: float, end: float, store: RunStore | None = None
+) -> FlakyStore:
     """A store that takes nothing from one second of the clock to another."""
-    return FlakyStore(store, fails=lambda operation, number: operation == "append" and begin <= clock.elapsed < end)
+    return FlakyStore(
+        store,
+        fails=lambda operation, number: operation == "append" and begin <= clock.elapsed < end,
+    )
 
 
 # For a while
@@ -131,9 +154,13 @@ async def test_triggers_during_an_outage(clock: VirtualClock) -> None:
         return OSError("cable") if isinstance(record.body, TriggerFired) else None
 
     store = Refusing(loses_triggers, times=2)
-    engine = ReplanningEngine([], store=store, environment=environment(clock), monitor=PlanMonitor([Twice()]))
+    engine = ReplanningEngine(
+        [], store=store, environment=environment(clock), monitor=PlanMonitor([Twice()])
+    )
     result = await engine.execute(plan(Task(id="a")), failing("a"))
-    fired = [body.trigger.id for body in bodies(store, result.run) if isinstance(body, TriggerFired)]
+    fired = [
+        body.trigger.id for body in bodies(store, result.run) if isinstance(body, TriggerFired)
+    ]
     assert (fired, len(store.refused)) == (["t1", "t2"], 2)
 
 
@@ -156,18 +183,31 @@ async def test_transient(clock: VirtualClock) -> None:
     started = [(r.body.task, r.at - 1.7e9) for r in records if isinstance(r.body, AttemptStarted)]
     assert started == began
     assert invariant_violations(records) == []
-    assert len({record.body.attempt for record in records if isinstance(record.body, AttemptSucceeded)}) == 12
+    assert (
+        len(
+            {record.body.attempt for record in records if isinstance(record.body, AttemptSucceeded)}
+        )
+        == 12
+    )
 
 
 async def test_failure_at_any_record() -> None:
     """A run ends with the same results and decisions if the store refuses any one record three times."""
     result, records = await from_start()
     for seq in range(2, len(records) + 1):
-        store = Refusing(lambda record, seq=seq: StoreError("full") if record.seq == seq else None, times=3)  # type: ignore[misc]
-        async with VirtualClock() as clock, engine_for(store, clock).open(eventful(), run_id=RUN) as run:
+        store = Refusing(
+            lambda record, seq=seq: StoreError("full") if record.seq == seq else None,  # type: ignore[misc]
+            times=3,
+        )
+        async with (
+            VirtualClock() as clock,
+            engine_for(store, clock).open(eventful(), run_id=RUN) as run,
+        ):
             await carry_on(run, clock)
         assert len(store.refused) == 3
-        assert (run.result.status, run.result.outputs) == (result.status, result.outputs), store.refused
+        assert (run.result.status, run.result.outputs) == (result.status, result.outputs), (
+            store.refused
+        )
         assert story(list(store.read(RUN))) == story(records), store.refused
         assert replay_differences(run, store.read(RUN), clock.now()) == []
 
@@ -175,7 +215,9 @@ async def test_failure_at_any_record() -> None:
 async def test_no_start_no_work(clock: VirtualClock) -> None:
     """Work whose start cannot be put on record does not run, not even its first line."""
     work = ScriptedExecutor()
-    store = Refusing(lambda record: StoreError("full") if isinstance(record.body, AttemptStarted) else None)
+    store = Refusing(
+        lambda record: StoreError("full") if isinstance(record.body, AttemptStarted) else None
+    )
     engine = make_engine(store=store, clock=clock)
     result = await engine.execute(chain("a"), work)
     async with engine.open(chain("a")) as run:
@@ -193,7 +235,9 @@ async def test_rare_failures_do_not_add_up(clock: VirtualClock) -> None:
     """Patience begins anew whenever the store has taken a record, or was not needed for long."""
     store = FlakyStore(fails=lambda operation, number: operation == "append" and number % 3 == 0)
     work = ScriptedExecutor(default=returns(after=600), clock=clock)
-    result = await make_engine(store=store, clock=clock, store_patience=0.15).execute(chain(*"abcdefgh"), work)
+    result = await make_engine(store=store, clock=clock, store_patience=0.15).execute(
+        chain(*"abcdefgh"), work
+    )
     assert (result.status, store.failures > 5) == ("succeeded", True)
 
 
@@ -211,13 +255,18 @@ async def test_deadline_meanwhile(clock: VirtualClock) -> None:
 async def test_wall_clock_meanwhile(clock: VirtualClock) -> None:
     """A wall clock that is used up while the store fails ends the run as soon as the store works."""
     store = outage(clock, 5, 20)
-    async with make_engine(store=store, clock=clock, budget={"wall_clock": 10}).open(chain("a")) as run:
+    async with make_engine(store=store, clock=clock, budget={"wall_clock": 10}).open(
+        chain("a")
+    ) as run:
         run.started("a")
         await clock.sleep(6)
         with pytest.raises(StoreError):
             run.apply([AddTask(task=Task(id="b"))])
         result = await run.wait()
-    assert (result.status, bodies(store, RUN, RunEnded)) == ("aborted", [RunEnded("aborted", result.reason)])
+    assert (result.status, bodies(store, RUN, RunEnded)) == (
+        "aborted",
+        [RunEnded("aborted", result.reason)],
+    )
 
 
 async def test_budget_meanwhile(clock: VirtualClock) -> None:
@@ -229,7 +278,11 @@ async def test_budget_meanwhile(clock: VirtualClock) -> None:
 
     engine = make_engine(store=outage(clock, 0.5, 5), clock=clock)
     result = await engine.execute(plan(*chain("a", "b").tasks, budget={"tokens": 100}), work)
-    assert (result.status, result.spent, list(result.outputs)) == ("aborted", Usage(tokens=120), ["a"])
+    assert (result.status, result.spent, list(result.outputs)) == (
+        "aborted",
+        Usage(tokens=120),
+        ["a"],
+    )
 
 
 async def test_edits_are_refused(clock: VirtualClock) -> None:
@@ -253,10 +306,15 @@ async def test_processes_that_cannot_be_noted(clock: VirtualClock) -> None:
         context.record_process(999_999_999)
         return "noted"
 
-    store = Refusing(lambda record: StoreError("full") if record.body.kind == "process-started" else None, times=1)
+    store = Refusing(
+        lambda record: StoreError("full") if record.body.kind == "process-started" else None,
+        times=1,
+    )
     result = await make_engine(store=store, clock=clock).execute(chain("a"), work)
     assert (result.status, result.outputs) == ("succeeded", {"a": "noted"})
-    assert [body.failure.type for body in bodies(store, result.run, AttemptFailed)] == ["StoreError"]
+    assert [body.failure.type for body in bodies(store, result.run, AttemptFailed)] == [
+        "StoreError"
+    ]
 
 
 # For good
@@ -279,7 +337,10 @@ async def test_lasting() -> None:
     assert result.reason.startswith("the store has failed for 30 s: call ")
     assert finished == [("t0", 2), ("t1", 4), ("long", 100)]
     assert [body.task for body in bodies(kept, result.run, AttemptSucceeded)] == ["t0"]
-    async with VirtualClock() as clock, make_engine(store=kept, clock=clock).resume(result.run) as run:
+    async with (
+        VirtualClock() as clock,
+        make_engine(store=kept, clock=clock).resume(result.run) as run,
+    ):
         assert set(await perform(run)) == {"long", *(f"t{number}" for number in range(2, 9))}
 
 
@@ -307,8 +368,9 @@ async def test_left_while_the_store_fails(clock: VirtualClock) -> None:
         await clock.sleep(1)
         run.succeeded(attempt, 1)
     assert run.result.status == "paused"
-    assert "left before the end; the store fails, so this and what happened last is not in the journal" in (
-        run.result.reason
+    assert (
+        "left before the end; the store fails, so this and what happened last is not in the journal"
+        in (run.result.reason)
     )
     assert bodies(store, RUN, AttemptSucceeded) == []
 
@@ -333,9 +395,9 @@ async def test_other_peoples_errors() -> None:
 
     async with VirtualClock() as clock:
         work = ScriptedExecutor(default=returns(after=100), clock=clock)
-        result = await make_engine(again, store=FlakyStore(fails=odd, durable=True), clock=clock).execute(
-            chain("a"), work
-        )
+        result = await make_engine(
+            again, store=FlakyStore(fails=odd, durable=True), clock=clock
+        ).execute(chain("a"), work)
     assert result.status == "succeeded"
     refusing = Refusing(lambda record: OSError("cable") if record.seq == 2 else None)
     async with VirtualClock() as clock:
@@ -380,21 +442,32 @@ async def test_lease_lost(clock: VirtualClock) -> None:
             stopped.append((task.id, clock.elapsed))
 
     engine = make_engine(store=store, clock=clock)
-    async with engine.open(plan(Task(id="a"), Task(id="b"))) as run, anyio.create_task_group() as group:
+    async with (
+        engine.open(plan(Task(id="a"), Task(id="b"))) as run,
+        anyio.create_task_group() as group,
+    ):
         group.start_soon(perform, run, work)
         group.start_soon(perform, run, work)
         await clock.sleep(40)
         store.acquire(RUN, "another process", clock.now(), 30)
     assert stopped == [("a", 50), ("b", 50)]
     assert run.result.status == "paused"
-    assert run.result.reason.startswith("another process has taken the run over: run 'run-1' is no longer owned under")
-    assert [record.body.kind for record in store.read(RUN)] == ["run-opened", "attempt-started", "attempt-started"]
+    assert run.result.reason.startswith(
+        "another process has taken the run over: run 'run-1' is no longer owned under"
+    )
+    assert [record.body.kind for record in store.read(RUN)] == [
+        "run-opened",
+        "attempt-started",
+        "attempt-started",
+    ]
 
 
 async def test_lease_lost_while_nothing_happens(clock: VirtualClock) -> None:
     """The loss of a lease is noticed also when there is nothing to write, by whoever renews it."""
     inner = MemoryStore()
-    store = FlakyStore(inner, durable=True, fails=lambda operation, number: operation == "renew" and number < 4)
+    store = FlakyStore(
+        inner, durable=True, fails=lambda operation, number: operation == "renew" and number < 4
+    )
     async with make_engine(store=store, clock=clock).open(chain("a")) as run:
         run.started("a")
         await clock.sleep(31)
@@ -430,7 +503,9 @@ async def test_lease_of_a_machine_that_slept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [SqliteStore, JsonlStore])
-async def test_lease_is_renewed_while_the_loop_is_blocked(kind: type[SqliteStore | JsonlStore], tmp_path: Path) -> None:
+async def test_lease_is_renewed_while_the_loop_is_blocked(
+    kind: type[SqliteStore | JsonlStore], tmp_path: Path
+) -> None:
     """Nobody else gets a run whose work blocks the event loop for longer than the lease; a loss is noticed all the same."""
     renewals = SimpleQueue[float]()
 
@@ -471,7 +546,10 @@ async def test_leases_are_renewed_by_one_thread(tmp_path: Path) -> None:
     with closing(ObservedStore(tmp_path / "history.db")) as store:
         factory = RunFactory(store, Settings(), lease_ttl=0.06)
         for _ in range(2):
-            async with open_run(chain("a"), factory=factory) as one, open_run(chain("a"), factory=factory) as other:
+            async with (
+                open_run(chain("a"), factory=factory) as one,
+                open_run(chain("a"), factory=factory) as other,
+            ):
                 assert len(renewed({one.id, other.id})) == 1
 
 
@@ -508,7 +586,9 @@ ODD = {
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-async def test_outputs_that_cannot_be_kept(odd: object, clock: VirtualClock, tmp_path: Path) -> None:
+async def test_outputs_that_cannot_be_kept(
+    odd: object, clock: VirtualClock, tmp_path: Path
+) -> None:
     """A task whose output no journal can have is done all the same; the output is missing at once, and after resuming."""
     with closing(SqliteStore(tmp_path / "history.db")) as store:
         engine = make_engine(store=store, clock=clock)
@@ -550,7 +630,9 @@ async def test_what_enters_is_made_json(odd: JsonValue, plain: JsonValue, tmp_pa
             [PlanningNoted("thought", {"x": plain})],
         )
         async with make_engine(store=store).resume(RUN) as run:
-            assert repr({"output": run.live.results.output_of("a"), **run.live.context}) == repr(live)
+            assert repr({"output": run.live.results.output_of("a"), **run.live.context}) == repr(
+                live
+            )
 
 
 @pytest.mark.parametrize(
@@ -569,7 +651,9 @@ async def test_what_enters_is_made_json(odd: JsonValue, plain: JsonValue, tmp_pa
         (lambda run: run.failed("a#1", Failure(5, b"m")), ValueError),  # type: ignore[arg-type]
     ],
 )
-async def test_wrong_types_are_refused(call: Callable[[PlanRun], None], error: type[Exception], tmp_path: Path) -> None:
+async def test_wrong_types_are_refused(
+    call: Callable[[PlanRun], None], error: type[Exception], tmp_path: Path
+) -> None:
     """What could not be read back is refused where it enters, and nothing has changed."""
     with closing(SqliteStore(tmp_path / "history.db")) as store:
         async with open_run(chain("a"), store=store, run_id=RUN) as run:
@@ -582,9 +666,19 @@ async def test_wrong_types_are_refused(call: Callable[[PlanRun], None], error: t
 
 async def test_outputs_at_the_limit(tmp_path: Path) -> None:
     """The deepest nesting and the longest number that a journal can have are kept, also by SQLite."""
-    values = [nested(199), 10**4299, -(2**63), 2**64, "\x00\x1b\x7f\u2028\ufffe", [True, None, 1.5e308], {"": {}}]
+    values = [
+        nested(199),
+        10**4299,
+        -(2**63),
+        2**64,
+        "\x00\x1b\x7f\u2028\ufffe",
+        [True, None, 1.5e308],
+        {"": {}},
+    ]
     with closing(SqliteStore(tmp_path / "history.db")) as store:
-        async with open_run(chain(*(f"t{number}" for number in range(len(values)))), store=store, run_id=RUN) as run:
+        async with open_run(
+            chain(*(f"t{number}" for number in range(len(values)))), store=store, run_id=RUN
+        ) as run:
             for number, value in enumerate(values):
                 run.succeeded(run.started(f"t{number}"), value)
         kept = [body.output for body in bodies(store, RUN, AttemptSucceeded) if body.recoverable]
@@ -600,7 +694,9 @@ async def test_texts_that_cannot_be_kept() -> None:
         run.request_replan("why \udfff not", by="e\ud800ve")
         run.change_context({"name\ud800": ["\udc00"]})
         run.pause("lunch\ud800")
-    written = [json.dumps(record, default=str, ensure_ascii=False).encode() for record in store.read(RUN)]
+    written = [
+        json.dumps(record, default=str, ensure_ascii=False).encode() for record in store.read(RUN)
+    ]
     assert len(written) == 8
     (failed,) = bodies(store, RUN, AttemptFailed)
     assert failed.failure.message == "no file \ufffd\U0001f600 here"
@@ -621,8 +717,12 @@ async def test_values_that_cannot_be_kept(tmp_path: Path) -> None:
 async def test_proposals_that_cannot_be_kept(clock: VirtualClock) -> None:
     """Replanning that cannot be put on record is given up for its triggers, and the run goes on."""
     refusal = RecordNotSerializable("no JSON")
-    store = Refusing(lambda record: refusal if isinstance(record.body, AlternativesConsidered) else None)
-    result = await make_engine(again, store=store, clock=clock).execute(plan(Task(id="a"), Task(id="b")), failing("a"))
+    store = Refusing(
+        lambda record: refusal if isinstance(record.body, AlternativesConsidered) else None
+    )
+    result = await make_engine(again, store=store, clock=clock).execute(
+        plan(Task(id="a"), Task(id="b")), failing("a")
+    )
     assert (result.status, result.outputs, result.revisions) == ("failed", {"b": "b"}, ())
     reasons = {body.reason for body in bodies(store, RUN, TriggerDropped)}
     assert (reasons, clock.elapsed) == ({"replanning failed: RecordNotSerializable"}, 0)
@@ -630,26 +730,36 @@ async def test_proposals_that_cannot_be_kept(clock: VirtualClock) -> None:
 
 def no_nul(record: Record) -> Exception | None:
     """Refuse what a store cannot keep: a character of the code 0."""
-    return RecordNotSerializable("no NUL") if "\x00" in repr(record.body) or "\\x00" in repr(record.body) else None
+    return (
+        RecordNotSerializable("no NUL")
+        if "\x00" in repr(record.body) or "\\x00" in repr(record.body)
+        else None
+    )
 
 
 async def test_store_that_takes_less(clock: VirtualClock) -> None:
     """A value that the store cannot keep is left out of its record, and the run goes on."""
     store = Refusing(no_nul)
-    async with make_engine(store=store, clock=clock).open(plan(Task(id="a"), Task(id="b"), Task(id="c"))) as run:
+    async with make_engine(store=store, clock=clock).open(
+        plan(Task(id="a"), Task(id="b"), Task(id="c"))
+    ) as run:
         run.succeeded(run.started("a"), "\x00")
         run.failed(run.started("b"), ValueError("bad \x00 byte"))
         with pytest.raises(RecordNotSerializable):
             run.observe(holds=["seen(\x00)"])
         run.pause("\x00")
     assert (run.result.status, clock.elapsed) == ("paused", 0)
-    assert bodies(store, RUN, AttemptSucceeded) == [AttemptSucceeded("a#1", "a", None, recoverable=False)]  # type: ignore[arg-type]
+    assert bodies(store, RUN, AttemptSucceeded) == [
+        AttemptSucceeded("a#1", "a", None, recoverable=False)  # type: ignore[arg-type]
+    ]
     assert "left out" in bodies(store, RUN, AttemptFailed)[0].failure.message
 
 
 async def test_unstorable_after_an_outage(clock: VirtualClock) -> None:
     """A deferred record that proves to be unstorable is replaced by a record that says so."""
-    store = Refusing(lambda record: StoreError("full") if 1 <= clock.elapsed < 3 else no_nul(record))
+    store = Refusing(
+        lambda record: StoreError("full") if 1 <= clock.elapsed < 3 else no_nul(record)
+    )
     async with make_engine(store=store, clock=clock).open(plan(Task(id="a"), Task(id="b"))) as run:
         attempt = run.started("a")
         await clock.sleep(2)
@@ -658,7 +768,9 @@ async def test_unstorable_after_an_outage(clock: VirtualClock) -> None:
         run.succeeded(attempt, "\x00")
         await clock.sleep(5)
         assert run.live.entry("a").state is TaskState.DONE
-    assert bodies(store, RUN, ErrorContained) == [ErrorContained("record 'facts-observed'", "no NUL")]
+    assert bodies(store, RUN, ErrorContained) == [
+        ErrorContained("record 'facts-observed'", "no NUL")
+    ]
     assert invariant_violations(list(store.read(RUN))) == []
 
 
@@ -668,7 +780,9 @@ def lock(folder: Path, group: anyio.abc.TaskGroup, statement: str = "BEGIN IMMED
     for path in folder.glob(".*.l*"):
         fcntl.flock(held.enter_context(path.open()), fcntl.LOCK_EX)
     for path in folder.glob("history.db"):
-        held.enter_context(closing(sqlite3.connect(path, isolation_level=None))).executescript(statement)
+        held.enter_context(closing(sqlite3.connect(path, isolation_level=None))).executescript(
+            statement
+        )
 
     async def release() -> None:
         with held:
@@ -679,7 +793,9 @@ def lock(folder: Path, group: anyio.abc.TaskGroup, statement: str = "BEGIN IMMED
 
 
 @pytest.mark.parametrize("kind", [JsonlStore, SqliteStore])
-async def test_lock_of_another_process(kind: type[JsonlStore | SqliteStore], tmp_path: Path) -> None:
+async def test_lock_of_another_process(
+    kind: type[JsonlStore | SqliteStore], tmp_path: Path
+) -> None:
     """Opening, leaving and resuming a run wait for the lock of another process, while other tasks of the loop go on."""
     for name in (".run-1.lease", ".outcomes.lock"):
         (tmp_path / name).touch()
@@ -703,7 +819,9 @@ async def test_lock_that_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with (tmp_path / ".run-1.lease").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(StoreError, match="another process kept the file locked"):
-            async with ReplanningEngine([], store=JsonlStore(tmp_path)).open(chain("a"), run_id="run-1"):
+            async with ReplanningEngine([], store=JsonlStore(tmp_path)).open(
+                chain("a"), run_id="run-1"
+            ):
                 pass
 
 

@@ -104,7 +104,11 @@ async def test_synchronous_work(clock: VirtualClock, in_thread: InThread) -> Non
             await in_thread(partial(compute, context))
 
     result = await engine.attach(SwarmOrchestrator(work)).run(chain("a", "b"))
-    assert (result.status, list(result.outputs), len(result.revisions)) == ("succeeded", ["a", "b"], 1)
+    assert (result.status, list(result.outputs), len(result.revisions)) == (
+        "succeeded",
+        ["a", "b"],
+        1,
+    )
 
 
 async def test_answer(clock: VirtualClock, in_thread: InThread) -> None:
@@ -161,7 +165,10 @@ def test_no_loop_to_hand_over_to(anyio_backend_name: str) -> None:
     ended = partial(loop.call, clock.now)
     anyio.run(call_from_outside, backend=anyio_backend_name)
     assert bodies(store, run.id) == before
-    assert ([message.kind for message in store.inbox(run.id)], repr(loop)[-8:]) == (["answer"], " closed>")
+    assert ([message.kind for message in store.inbox(run.id)], repr(loop)[-8:]) == (
+        ["answer"],
+        " closed>",
+    )
 
 
 async def test_call_while_the_run_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +208,10 @@ async def test_last_reports_wake_those_who_wait(count: int) -> None:
 
     with ThreadPoolExecutor(3) as threads, anyio.fail_after(300):
         for _ in range(count):
-            fails, statuses = [chance.random() < 0.2 for _ in range(chance.randrange(1, 4))], list[str]()
+            fails, statuses = (
+                [chance.random() < 0.2 for _ in range(chance.randrange(1, 4))],
+                list[str](),
+            )
             tasks = [Task(id=f"t{number}") for number in range(len(fails))]
             source = engine.open(plan(*tasks)) if chance.random() < 0.5 else open_run(plan(*tasks))
             async with source as run, anyio.create_task_group() as group:

@@ -41,7 +41,9 @@ def check(text: str) -> None:
     assert 'raise KeyError("url") from error' in text
     assert "direct cause of the following exception" in text
     assert "KeyError: 'url'" in text
-    assert not any(hidden in text for hidden in ("anyio/", "replanning/run/", "hunter2hunter2", "sk-abc")), text
+    assert not any(
+        hidden in text for hidden in ("anyio/", "replanning/run/", "hunter2hunter2", "sk-abc")
+    ), text
 
 
 async def test_a_traceback_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -50,7 +52,9 @@ async def test_a_traceback_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFix
     settings = Settings.model_validate({"redaction": {"patterns": [SECRET]}})
     provider = ScriptedProvider([[]])
     with closing(SqliteStore(tmp_path / "h.db")) as store:
-        engine = ReplanningEngine([provider], store=store, settings=settings, tracer_provider=spans.provider)
+        engine = ReplanningEngine(
+            [provider], store=store, settings=settings, tracer_provider=spans.provider
+        )
         result = await engine.execute(chain("a"), look_up)
         (failed,) = bodies(store, result.run, AttemptFailed)
     assert result.reason.endswith("(1 sub-exception): KeyError: 'url')")
@@ -59,7 +63,11 @@ async def test_a_traceback_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFix
         check(cli(tmp_path, *arguments, "--store", "h.db").stdout)
     check(answer(tmp_path, "why", "--store", "h.db")["triggers"][0]["traceback"])
     check(answer(tmp_path, "status", result.run, "--store", "h.db")["failed"][0]["traceback"])
-    for text in (failed.failure.traceback, caplog.text, str((event.attributes or {})["exception.stacktrace"])):
+    for text in (
+        failed.failure.traceback,
+        caplog.text,
+        str((event.attributes or {})["exception.stacktrace"]),
+    ):
         check(text)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
@@ -88,8 +96,15 @@ async def test_long_and_missing_tracebacks() -> None:
         run.failed(run.started("a"), Failure("Odd", "long", traceback=long))
     (failed,) = bodies(store, RUN, AttemptFailed)
     shown = failed.failure.traceback
-    assert (shown[:10], shown[-3:], "sk-" in shown, len(shown) < 4_100) == ("x" * 10, "end", False, True)
-    older = load_body("attempt-failed", '{"attempt":"a#1","task":"a","failure":{"type":"E","message":"m"}}')
+    assert (shown[:10], shown[-3:], "sk-" in shown, len(shown) < 4_100) == (
+        "x" * 10,
+        "end",
+        False,
+        True,
+    )
+    older = load_body(
+        "attempt-failed", '{"attempt":"a#1","task":"a","failure":{"type":"E","message":"m"}}'
+    )
     assert isinstance(older, AttemptFailed)
     assert (older.failure.traceback, str(older.failure)) == ("", "E: m")
 
@@ -98,5 +113,7 @@ def test_silent_unless_logging_is_set_up() -> None:
     """A program that has not set up logging sees nothing on standard error; with `basicConfig` it sees what happened."""
     for setting, silent in (("", True), ("logging.basicConfig()", False)):
         program = f"import logging, replanning\n{setting}\nlogging.getLogger('replanning.run').error('it broke')"
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+        )
         assert (done.stderr == "") is silent

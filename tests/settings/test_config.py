@@ -73,7 +73,8 @@ def test_file_is_found_where_the_program_runs() -> None:
         load()
     Path(".replanning.yaml").unlink()
     with pytest.raises(
-        SettingsError, match=f"{FILE}: the settings file cannot be read: it is a named pipe; give a file"
+        SettingsError,
+        match=f"{FILE}: the settings file cannot be read: it is a named pipe; give a file",
     ):
         load()
 
@@ -92,12 +93,18 @@ def test_zero_is_zero() -> None:
         ("enabled: maybe", "2:3 enabled: expected true or false, got 'maybe'"),
         ("cooldown: true", "2:3 cooldown: expected a number of at least 0, got True"),
         ("cooldown: '5'", "2:3 cooldown: expected a number of at least 0, got '5'"),
-        ("cooldown: sk-abcdefghijklmnopqrstuvwx", "2:3 cooldown: expected a number of at least 0, got '[redacted]'"),
+        (
+            "cooldown: sk-abcdefghijklmnopqrstuvwx",
+            "2:3 cooldown: expected a number of at least 0, got '[redacted]'",
+        ),
         (
             "alternatives:\n  max_count: 2.5",
             "3:5 alternatives.max_count: expected a whole number from 1 to 20, got 2.5",
         ),
-        ("retry: {exponential_backoff: 2}", "2:11 retry.exponential_backoff: expected true or false, got 2"),
+        (
+            "retry: {exponential_backoff: 2}",
+            "2:11 retry.exponential_backoff: expected true or false, got 2",
+        ),
         (
             "approval: {on_timeout: panic}",
             "2:14 approval.on_timeout: expected one of abort, skip, continue, pause or null, got 'panic'",
@@ -107,8 +114,14 @@ def test_zero_is_zero() -> None:
             "triggers: [timeout, earthquake]",
             "2:3 triggers: there is no detector of this name; known are task-failed, timeout, context-changed",
         ),
-        ("limits: 3", "2:3 limits: expected a section with replans_per_lineage, replans_per_run, got 3"),
-        ("colour: red", "2:3 colour: there is no such setting; known are enabled, provider, triggers,"),
+        (
+            "limits: 3",
+            "2:3 limits: expected a section with replans_per_lineage, replans_per_run, got 3",
+        ),
+        (
+            "colour: red",
+            "2:3 colour: there is no such setting; known are enabled, provider, triggers,",
+        ),
         ("cool_down: 3", "2:3 cool_down: there is no such setting; did you mean 'cooldown'?"),
         (
             "retry: {exponential: true}",
@@ -125,7 +138,8 @@ def test_wrong_value(section: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "section", ["api_key: {}", "openai:\n  api_key: {}", "anthropic_api_key: {}", "llm: {{token: {}}}"]
+    "section",
+    ["api_key: {}", "openai:\n  api_key: {}", "anthropic_api_key: {}", "llm: {{token: {}}}"],
 )
 def test_keys_stay_out_of_files(section: str) -> None:
     """A key of an API service in the file is an error that names it and does not repeat it."""
@@ -167,13 +181,20 @@ def test_files_that_cannot_be_read() -> None:
 
 def test_prices() -> None:
     """Prices go by the names of models, which may hold dots, and stay whole from file to arguments."""
-    loaded = load("llm:\n  prices:\n    gpt-4.1: {input: 2, output: 8}\n    'own-*': {input: 0, output: 0}")
+    loaded = load(
+        "llm:\n  prices:\n    gpt-4.1: {input: 2, output: 8}\n    'own-*': {input: 0, output: 0}"
+    )
     assert loaded.settings.llm.prices == {
         "gpt-4.1": PriceSettings(input=2, output=8),
         "own-*": PriceSettings(input=0, output=0),
     }
     assert loaded.sources == {"llm.prices": f"{FILE}:3:5"}
-    assert load(arguments={"llm.prices": {"o3": {"input": 1, "output": 2}}}).settings.llm.prices["o3"].output == 2
+    assert (
+        load(arguments={"llm.prices": {"o3": {"input": 1, "output": 2}}})
+        .settings.llm.prices["o3"]
+        .output
+        == 2
+    )
     assert load("llm:\n  prices:").settings.llm.prices == {}
 
 
@@ -194,7 +215,9 @@ llm:
     ]
 
 
-NO_ADDRESS = "expected an address that begins with http:// or https://, such as http://localhost:8000/v1"
+NO_ADDRESS = (
+    "expected an address that begins with http:// or https://, such as http://localhost:8000/v1"
+)
 MORE = "it holds more than an address: names, passwords and keys do not belong here; keys are taken from the environment alone"
 INSECURE = "expected an address that begins with https://; http:// only on this machine (localhost)"
 
@@ -203,16 +226,37 @@ INSECURE = "expected an address that begins with https://; http:// only on this 
     ("key", "address", "message", "shown"),
     [
         ("llm.base_url", "https://me:hunter22@host/v1", MORE, "https://me:[redacted]@host/v1"),
-        ("llm.base_url", "https://sk-abcdefghijklmnopqrstuv@host/v1", MORE, "https://[redacted]@host/v1"),
-        ("llm.base_url", "https://host/v1?api_key=abcdef123456", MORE, "https://host/v1?api_key=[redacted]"),
+        (
+            "llm.base_url",
+            "https://sk-abcdefghijklmnopqrstuv@host/v1",
+            MORE,
+            "https://[redacted]@host/v1",
+        ),
+        (
+            "llm.base_url",
+            "https://host/v1?api_key=abcdef123456",
+            MORE,
+            "https://host/v1?api_key=[redacted]",
+        ),
         ("override.url", "https://eve:hunter22@host/x", MORE, "https://eve:[redacted]@host/x"),
-        ("override.url", "https://host/x?token=abcdefgh1234", MORE, "https://host/x?token=[redacted]"),
+        (
+            "override.url",
+            "https://host/x?token=abcdefgh1234",
+            MORE,
+            "https://host/x?token=[redacted]",
+        ),
         ("override.url", "http://host.example/x", INSECURE, "http://host.example/x"),
         ("override.url", "http://localhost.example/x", INSECURE, "http://localhost.example/x"),
         ("override.url", "ftp://localhost/x", NO_ADDRESS, "ftp://localhost/x"),
         *(
             ("llm.base_url", address, NO_ADDRESS, address)
-            for address in ("localhost:8000", "ftp://host/v1", "http://", "http://[::1", "http://host:99999")
+            for address in (
+                "localhost:8000",
+                "ftp://host/v1",
+                "http://",
+                "http://[::1",
+                "http://host:99999",
+            )
         ),
     ],
 )
@@ -241,7 +285,9 @@ ORDER = ("file", "override", "environment", "argument")
 
 
 @given(st.dictionaries(st.sampled_from(ORDER), st.integers(1, 10_000)), st.booleans())
-def test_order_of_all_sources(tmp_path_factory: pytest.TempPathFactory, said: dict[str, int], other: bool) -> None:
+def test_order_of_all_sources(
+    tmp_path_factory: pytest.TempPathFactory, said: dict[str, int], other: bool
+) -> None:
     """Whatever sources say of a setting: argument, environment, override, file, default, the first that says it counts."""
     file = tmp_path_factory.mktemp("order") / "s.yaml"
     lines = [f"  max_subtasks: {said['file']}"] if "file" in said else []
@@ -271,9 +317,19 @@ def test_lists_of_a_higher_source_replace() -> None:
 
 
 KEYS = st.sampled_from(
-    ["cooldown", "enabled", "retry.delay", "limits", "approval.on_timeout", "weights.simplicity", "a.b"]
+    [
+        "cooldown",
+        "enabled",
+        "retry.delay",
+        "limits",
+        "approval.on_timeout",
+        "weights.simplicity",
+        "a.b",
+    ]
 )
-VALUES = st.sampled_from([None, True, 0, -1, 0.5, 10**400, "", "skip", "1", [], ["x"], {}, {"delay": 1}])
+VALUES = st.sampled_from(
+    [None, True, 0, -1, 0.5, 10**400, "", "skip", "1", [], ["x"], {}, {"delay": 1}]
+)
 
 
 @given(st.dictionaries(KEYS | st.text(max_size=5), VALUES, max_size=5))
@@ -285,7 +341,9 @@ def test_any_arguments(arguments: dict[str, Any]) -> None:
         sources = set(load(arguments=arguments).sources)
     except SettingsError as error:
         refused = bool(error.problems)
-    assert refused or sources == {key for key, value in arguments.items() if key != "limits" or value not in (None, {})}
+    assert refused or sources == {
+        key for key, value in arguments.items() if key != "limits" or value not in (None, {})
+    }
 
 
 # Names and ranges
@@ -312,7 +370,12 @@ def test_any_arguments(arguments: dict[str, Any]) -> None:
         ("REPLANNING_LLM_MODEL", "gpt-4.1", "llm.model", "gpt-4.1"),
         ("REPLANNING_LLM_TEMPERATURE", "0.7", "llm.temperature", 0.7),
         ("REPLANNING_LLM_MAX_TOKENS", "500", "llm.max_tokens", 500),
-        ("REPLANNING_LLM_BASE_URL", "http://localhost:8000/v1", "llm.base_url", "http://localhost:8000/v1"),
+        (
+            "REPLANNING_LLM_BASE_URL",
+            "http://localhost:8000/v1",
+            "llm.base_url",
+            "http://localhost:8000/v1",
+        ),
         ("REPLANNING_LLM_FALLBACK", "anthropic, ollama", "llm.fallback", ["anthropic", "ollama"]),
         ("REPLANNING_LLM_OLLAMA", "yes", "llm.ollama", True),
     ],
@@ -327,20 +390,36 @@ def test_variables(name: str, text: str, key: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "bands"), [("0.2", (0.2, 0.2, 0.8)), ("0.6", (0.3, 0.6, 0.8)), ("1", (0.3, 1, 1)), ("0", (0, 0, 0.8))]
+    ("text", "bands"),
+    [("0.2", (0.2, 0.2, 0.8)), ("0.6", (0.3, 0.6, 0.8)), ("1", (0.3, 1, 1)), ("0", (0, 0, 0.8))],
 )
-def test_the_minimum_alone_sets_the_decision_of_planning_mode(text: str, bands: tuple[float, ...]) -> None:
+def test_the_minimum_alone_sets_the_decision_of_planning_mode(
+    text: str, bands: tuple[float, ...]
+) -> None:
     """REPLANNING_MIN_CONFIDENCE is the minimum of planning mode as well; thresholds that are not set follow it."""
-    decision = load(environ={"REPLANNING_MIN_CONFIDENCE": text}).settings.planning.replanning.llm_decision
+    decision = load(
+        environ={"REPLANNING_MIN_CONFIDENCE": text}
+    ).settings.planning.replanning.llm_decision
     assert decision.min_confidence_threshold == bands[1]
-    assert (decision.user_confirmation_threshold, decision.immediate_execution_threshold) == (bands[0], bands[2])
+    assert (decision.user_confirmation_threshold, decision.immediate_execution_threshold) == (
+        bands[0],
+        bands[2],
+    )
     stated = {"planning.replanning.llm_decision.immediate_execution_threshold": 0.5}
-    limits = load(environ={"REPLANNING_ENABLED": "off"}, arguments=stated).settings.planning.replanning
+    limits = load(
+        environ={"REPLANNING_ENABLED": "off"}, arguments=stated
+    ).settings.planning.replanning
     assert (limits.enabled, limits.llm_decision.immediate_execution_threshold) == (False, 0.5)
 
 
 # What a setting of this kind may be, beside its default: as text of a variable, and as it is then.
-OTHERWISE = (("0.7", 0.7), ("7", 7), ("off", False), ("on", True), ("timeout, task-failed", ["timeout", "task-failed"]))
+OTHERWISE = (
+    ("0.7", 0.7),
+    ("7", 7),
+    ("off", False),
+    ("on", True),
+    ("timeout, task-failed", ["timeout", "task-failed"]),
+)
 OF_ITS_OWN = {
     "provider": ("a, b", ["a", "b"]),
     "override.url": ("http://localhost:1/settings", "http://localhost:1/settings"),
@@ -367,7 +446,10 @@ def test_every_setting_has_a_variable(key: str) -> None:
         except SettingsError:
             continue
         loaded = load(environ={name: text}, override=own)
-        assert (loaded.settings, loaded.sources) == (same.settings, dict.fromkeys(every, f"environment {name}"))
+        assert (loaded.settings, loaded.sources) == (
+            same.settings,
+            dict.fromkeys(every, f"environment {name}"),
+        )
         found += 1
     assert found
 
@@ -376,7 +458,10 @@ def test_sections_from_variables() -> None:
     """A section may be one variable with JSON; what is wrong in it is told with the name of that variable."""
     name = "REPLANNING_ALTERNATIVES"
     loaded = load(environ={name: '{"max_count": 4}', f"{name}__MIN_CONFIDENCE": "0.4"})
-    assert (loaded.settings.alternatives.max_count, loaded.settings.alternatives.min_confidence) == (4, 0.4)
+    assert (
+        loaded.settings.alternatives.max_count,
+        loaded.settings.alternatives.min_confidence,
+    ) == (4, 0.4)
     assert loaded.sources == {
         "alternatives.max_count": f"environment {name}",
         "alternatives.min_confidence": f"environment {name}__MIN_CONFIDENCE",
@@ -399,7 +484,10 @@ def test_sections_from_variables() -> None:
 
 def test_patterns_from_a_variable() -> None:
     """A pattern is not cut at its commas, with which it would find other things; several stand as JSON."""
-    for text, patterns in ((r"card-\d{2,4}", (r"card-\d{2,4}",)), ('["a{1,2}", "b"]', ("a{1,2}", "b"))):
+    for text, patterns in (
+        (r"card-\d{2,4}", (r"card-\d{2,4}",)),
+        ('["a{1,2}", "b"]', ("a{1,2}", "b")),
+    ):
         loaded = load(environ={"REPLANNING_REDACTION__PATTERNS": text})
         assert loaded.settings.redaction.patterns == patterns
 
@@ -407,7 +495,10 @@ def test_patterns_from_a_variable() -> None:
 def test_prices_from_variables_of_their_own() -> None:
     """The price of a model may be a variable, or two; what is wrong is told with the name of the one that says it."""
     name = "REPLANNING_LLM__PRICES__O3"
-    for environ in ({name: '{"input": 2, "output": 8}'}, {f"{name}__INPUT": "2", f"{name}__OUTPUT": "8"}):
+    for environ in (
+        {name: '{"input": 2, "output": 8}'},
+        {f"{name}__INPUT": "2", f"{name}__OUTPUT": "8"},
+    ):
         loaded = load(environ=environ)
         assert loaded.settings.llm.prices == {"o3": PriceSettings(input=2, output=8)}
         assert loaded.sources == {"llm.prices": f"environment {next(iter(environ))}"}
@@ -416,7 +507,9 @@ def test_prices_from_variables_of_their_own() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["REPLANNING_LLM", "REPLANNING_LLM__TEMPERATURE", "REPLANNING_TRIGGERS"])
+@pytest.mark.parametrize(
+    "name", ["REPLANNING_LLM", "REPLANNING_LLM__TEMPERATURE", "REPLANNING_TRIGGERS"]
+)
 @pytest.mark.parametrize("form", ["{}", '["{}"]', '[{{"password": "{}"}}]'])
 def test_no_secret_in_what_is_wrong(name: str, form: str) -> None:
     """A key that was put where it does not belong is not told, nor a part of it, however long it is."""
@@ -425,7 +518,9 @@ def test_no_secret_in_what_is_wrong(name: str, form: str) -> None:
     assert "bbb" not in told
 
 
-@pytest.mark.parametrize("name", ["REPLANNING_LLM_MODEL", "REPLANNING_PROVIDER", "REPLANNING_TIMEOUT__TASK"])
+@pytest.mark.parametrize(
+    "name", ["REPLANNING_LLM_MODEL", "REPLANNING_PROVIDER", "REPLANNING_TIMEOUT__TASK"]
+)
 def test_variable_that_is_no_text(name: str) -> None:
     """Bytes that are no text are told with the name of the variable that holds them."""
     (problem,) = problems(environ={name: os.fsdecode(b"caf\xe9")})
@@ -435,12 +530,31 @@ def test_variable_that_is_no_text(name: str) -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from(["ALTERNATIVES", "LLM", "PLANNING__REPLANNING", "LLM__PRICES__", "PROVIDER", "X", ""]).flatmap(
+        st.sampled_from(
+            ["ALTERNATIVES", "LLM", "PLANNING__REPLANNING", "LLM__PRICES__", "PROVIDER", "X", ""]
+        ).flatmap(
             lambda lead: st.text("AX_.[ éẞ", max_size=4).map(lambda end: f"REPLANNING_{lead}{end}")
         )
-        | st.sampled_from([f"REPLANNING_{key.replace('.', '__').upper()}" for key in keys() if "override" not in key]),
+        | st.sampled_from(
+            [
+                f"REPLANNING_{key.replace('.', '__').upper()}"
+                for key in keys()
+                if "override" not in key
+            ]
+        ),
         st.sampled_from(
-            ["", "{", "\udcff", '{"a.b": {"c": 1}}', '{"max_count": NaN}', "[]", "null", "1e999", "a,,b", "\x00"]
+            [
+                "",
+                "{",
+                "\udcff",
+                '{"a.b": {"c": 1}}',
+                '{"max_count": NaN}',
+                "[]",
+                "null",
+                "1e999",
+                "a,,b",
+                "\x00",
+            ]
         ),
         max_size=4,
     )
@@ -462,7 +576,9 @@ def test_values_that_are_nested_deep() -> None:
     for _ in range(400):
         deep = [deep]
     for key in ("llm", "llm.model", "llm.prices"):
-        assert problems(environ={}, arguments={key: deep}) == [f"argument {key}: nested more than 20 deep"]
+        assert problems(environ={}, arguments={key: deep}) == [
+            f"argument {key}: nested more than 20 deep"
+        ]
     (problem,) = problems(environ={}, override=lambda: own(strategy=deep))
     assert problem == "override planning.strategy: nested more than 20 deep"
 
@@ -471,7 +587,9 @@ def test_variables_that_say_nothing() -> None:
     """A name that goes deeper than any setting is nobody's; an empty variable gives way to its alias."""
     loaded = load(environ={f"REPLANNING_TIMEOUT{'__X' * 5_000}": "1"})
     assert (loaded.settings, loaded.warnings) == (Settings(), ())
-    assert not load(environ={"REPLANNING_ENABLED": "", "MUSUBI_REPLAN_ENABLED": "false"}).settings.enabled
+    assert not load(
+        environ={"REPLANNING_ENABLED": "", "MUSUBI_REPLAN_ENABLED": "false"}
+    ).settings.enabled
 
 
 @pytest.mark.parametrize(
@@ -505,19 +623,59 @@ def test_short_names_go_before_long_ones(first: str, second: str, key: str) -> N
         ("better_path.min_gain", (0, 1), (-0.1, 1.1), "a number from 0 to 1"),
         ("better_path.every", (1,), (0,), "a whole number of at least 1"),
         ("limits.replans_per_run", (0, None), (-1,), "a whole number of at least 0 or null"),
-        ("escalation.on_no_alternative", ("wait", "assume", "abort", None), ("hope",), "one of wait, assume, abort"),
-        ("judge_on", ("errors_and_interval", "every_action"), ("never",), "one of errors_and_interval, every_action"),
-        ("on_store_failure", ("pause", "continue_unjournaled"), ("stop",), "one of pause, continue_unjournaled"),
+        (
+            "escalation.on_no_alternative",
+            ("wait", "assume", "abort", None),
+            ("hope",),
+            "one of wait, assume, abort",
+        ),
+        (
+            "judge_on",
+            ("errors_and_interval", "every_action"),
+            ("never",),
+            "one of errors_and_interval, every_action",
+        ),
+        (
+            "on_store_failure",
+            ("pause", "continue_unjournaled"),
+            ("stop",),
+            "one of pause, continue_unjournaled",
+        ),
         ("planning.max_subtasks", (1,), (0,), "a whole number of at least 1"),
-        ("planning.strategy", ("chain_of_thought", "hierarchical", "simple"), ("none",), "one of chain_of_thought"),
-        ("planning.decomposition_level", ("detailed", "moderate", "minimal"), ("fine",), "one of detailed, moderate"),
-        ("planning.reflection.depth", ("deep", "moderate", "shallow"), ("none",), "one of deep, moderate, shallow"),
+        (
+            "planning.strategy",
+            ("chain_of_thought", "hierarchical", "simple"),
+            ("none",),
+            "one of chain_of_thought",
+        ),
+        (
+            "planning.decomposition_level",
+            ("detailed", "moderate", "minimal"),
+            ("fine",),
+            "one of detailed, moderate",
+        ),
+        (
+            "planning.reflection.depth",
+            ("deep", "moderate", "shallow"),
+            ("none",),
+            "one of deep, moderate, shallow",
+        ),
         ("planning.reflection.trigger_interval", (0,), (-1,), "a whole number of at least 0"),
         ("planning.history.storage_type", ("jsonl",), ("xml",), "jsonl"),
         ("planning.history.directory", ("here",), ("",), "text that is not empty"),
         ("planning.history.retention_days", (1,), (0,), "a whole number of at least 1"),
-        ("planning.replanning.global.same_trigger_max_count", (1,), (0,), "a whole number of at least 1"),
-        ("planning.replanning.llm_decision.min_confidence_threshold", (0.3, 0.8), (1.1,), "a number from 0 to 1"),
+        (
+            "planning.replanning.global.same_trigger_max_count",
+            (1,),
+            (0,),
+            "a whole number of at least 1",
+        ),
+        (
+            "planning.replanning.llm_decision.min_confidence_threshold",
+            (0.3, 0.8),
+            (1.1,),
+            "a number from 0 to 1",
+        ),
     ],
 )
 def test_ranges(key: str, inside: tuple[Any, ...], outside: tuple[Any, ...], allowed: str) -> None:
@@ -534,7 +692,9 @@ def test_bands_in_order() -> None:
     """The bands of confidence stay in order, 0 <= user <= min <= immediate <= 1, whichever sources say them."""
     lead = "planning.replanning.llm_decision"
     asked = own(replanning={"llm_decision": {"min_confidence_threshold": 0.55}})
-    (problem,) = problems(arguments={f"{lead}.user_confirmation_threshold": 0.6}, override=lambda: asked)
+    (problem,) = problems(
+        arguments={f"{lead}.user_confirmation_threshold": 0.6}, override=lambda: asked
+    )
     assert problem == (
         f"override, argument {lead}: expected user_confirmation_threshold <= min_confidence_threshold <="
         " immediate_execution_threshold, got 0.6, 0.55, 0.8"
@@ -543,7 +703,9 @@ def test_bands_in_order() -> None:
 
 def test_problems_of_every_source_at_once() -> None:
     """All sources are looked at before anything is refused, and every problem is told in one error."""
-    Path(FILE).write_text("replanning: {cooldown: -1, api_key: x, planning: {enabled: 1}}\nother: {}")
+    Path(FILE).write_text(
+        "replanning: {cooldown: -1, api_key: x, planning: {enabled: 1}}\nother: {}"
+    )
     told = problems(
         environ={"PLANNING_STRATEGY": "wild", "MUSUBI_REPLAN_ENABLED": "perhaps"},
         arguments={"failure_threshold": 0, "llm.model": object()},
@@ -575,7 +737,9 @@ def test_problems_of_every_source_at_once() -> None:
 )
 def test_setting_of_another_section(key: str, meant: str) -> None:
     """A setting that stands in the wrong section, or is misspelt, is told with the one that was meant."""
-    assert problems(arguments={key: 1}) == [f"argument {key}: there is no such setting; did you mean {meant!r}?"]
+    assert problems(arguments={key: 1}) == [
+        f"argument {key}: there is no such setting; did you mean {meant!r}?"
+    ]
 
 
 def test_settings_stay() -> None:
@@ -607,8 +771,14 @@ def test_override_by_a_function() -> None:
     """A function says what a person has set; what else it says is passed over."""
     answer = own(strategy="simple", reflection={"trigger_interval": 0}) | {"message": "hello"}
     loaded = load(override=lambda: answer)
-    assert (loaded.settings.planning.strategy, loaded.settings.planning.reflection.trigger_interval) == ("simple", 0)
-    assert loaded.sources == {"planning.strategy": "override", "planning.reflection.trigger_interval": "override"}
+    assert (
+        loaded.settings.planning.strategy,
+        loaded.settings.planning.reflection.trigger_interval,
+    ) == ("simple", 0)
+    assert loaded.sources == {
+        "planning.strategy": "override",
+        "planning.reflection.trigger_interval": "override",
+    }
 
 
 def test_override_by_a_server() -> None:
@@ -678,7 +848,9 @@ def test_override_that_fails_stops_nothing(status: int, body: bytes, reason: str
     with server(body, status) as asked:
         loaded = from_server(asked.url, PLANNING_STRATEGY="simple")
     assert len(asked.requests) == 1
-    without = load(environ={"PLANNING_STRATEGY": "simple"}, arguments={"override.url": asked.url}, override=own)
+    without = load(
+        environ={"PLANNING_STRATEGY": "simple"}, arguments={"override.url": asked.url}, override=own
+    )
     assert loaded.settings == without.settings
     assert list(map(str, loaded.warnings)) == [
         f"override {asked.url}: {reason}; the settings of the person are left out"
@@ -772,8 +944,12 @@ def test_every_variable_is_known() -> None:
     found = {
         name
         for path in PACKAGE.rglob("*.py")
-        for name in re.findall(r'"((?:REPLANNING|PLANNING)_[A-Z_]+)"', path.read_text(encoding="utf-8"))
+        for name in re.findall(
+            r'"((?:REPLANNING|PLANNING)_[A-Z_]+)"', path.read_text(encoding="utf-8")
+        )
         if not name.endswith("_")
     }
     assert found == {name for name, _ in VARIABLES if "PLANNING_" in name} | set(OTHERS)
-    assert {key for _, key in VARIABLES} <= {key for key, is_section in keys().items() if not is_section}
+    assert {key for _, key in VARIABLES} <= {
+        key for key, is_section in keys().items() if not is_section
+    }

@@ -38,7 +38,13 @@ def test_every_setting_is_on_the_page() -> None:
     """No setting is missing, none is made up, and each has its default beside it."""
     expected = dict(defaults(Settings()))
     assert ROWS.keys() == expected.keys()
-    assert Settings().triggers == ("task-failed", "timeout", "context-changed", "human-request", *LATER_TRIGGERS)
+    assert Settings().triggers == (
+        "task-failed",
+        "timeout",
+        "context-changed",
+        "human-request",
+        *LATER_TRIGGERS,
+    )
     assert (Settings().provider, Settings().approval.on_timeout) == (("auto",), None)
     assert Settings().approval.always_for == ("goal-unreachable",)
     for key in expected.keys() - SAID_IN_WORDS:
@@ -47,20 +53,37 @@ def test_every_setting_is_on_the_page() -> None:
 
 def test_file_and_program_of_the_page(tmp_path: Path) -> None:
     """The file on the page is valid, and so is the program."""
-    (tmp_path / "settings.yaml").write_text(re.findall(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)[0])
+    (tmp_path / "settings.yaml").write_text(
+        re.findall(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)[0]
+    )
     loaded = load_settings(tmp_path / "settings.yaml", environ={}).settings
-    assert (loaded.limits.replans_per_run, loaded.cooldown, loaded.alternatives.require_approval) == (5, 5, True)
+    assert (
+        loaded.limits.replans_per_run,
+        loaded.cooldown,
+        loaded.alternatives.require_approval,
+    ) == (5, 5, True)
     names: dict[str, object] = {}
     exec(re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)[0], names)
-    assert names["settings"] == Settings.model_validate({"alternatives": {"require_approval": True}, "cooldown": 5})
+    assert names["settings"] == Settings.model_validate(
+        {"alternatives": {"require_approval": True}, "cooldown": 5}
+    )
 
 
 def test_variables_of_the_page(tmp_path: Path) -> None:
     """Every variable that the page names for a setting is read."""
     wanted = set(re.findall(r"`(REPLANNING_[A-Z_]+)`", TEXT)) - {"REPLANNING_STORE"}
-    values = {"_ENABLED": "false", "_OLLAMA": "true", "_BASE_URL": "http://localhost:1/v1", "_MAX_TOKENS": "7"}
-    values["_OVERRIDE_URL"] = "http://localhost:1/settings"  # nobody answers there, which stops nothing
-    given = {name: next((v for end, v in values.items() if name.endswith(end)), "0.6") for name in wanted}
+    values = {
+        "_ENABLED": "false",
+        "_OLLAMA": "true",
+        "_BASE_URL": "http://localhost:1/v1",
+        "_MAX_TOKENS": "7",
+    }
+    values["_OVERRIDE_URL"] = (
+        "http://localhost:1/settings"  # nobody answers there, which stops nothing
+    )
+    given = {
+        name: next((v for end, v in values.items() if name.endswith(end)), "0.6") for name in wanted
+    }
     (tmp_path / "none.yaml").write_text("replanning: {}\n")
     sources = load_settings(tmp_path / "none.yaml", environ=given).sources
     assert {source.removeprefix("environment ") for source in sources.values()} == wanted

@@ -55,7 +55,9 @@ class Jaeger(NamedTuple):
 
     def spans(self, traceparent: str, complete: Callable[[list[Flat]], bool]) -> list[Flat]:
         """Return the spans of a trace once they are complete."""
-        return eventually(lambda: found if complete(found := self._read(traceparent, raw_traces=True)) else None)
+        return eventually(
+            lambda: found if complete(found := self._read(traceparent, raw_traces=True)) else None
+        )
 
     def tree(self, traceparent: str, complete: Callable[[list[Flat]], bool]) -> tuple[Node, ...]:
         """Return a trace once it is complete; Jaeger must have nothing to object to, such as a parent that is missing."""
@@ -68,11 +70,20 @@ class Jaeger(NamedTuple):
         return tree(spans)
 
     def _read(self, traceparent: str, **options: bool) -> list[Flat]:
-        answer = httpx.get(f"{self.query}/api/v3/traces/{traceparent.split('-')[1]}", params=options)
+        answer = httpx.get(
+            f"{self.query}/api/v3/traces/{traceparent.split('-')[1]}", params=options
+        )
         if answer.status_code == httpx.codes.NOT_FOUND:
             return []
-        groups = ParseDict(_with_base64(answer.raise_for_status().json()["result"]), TracesData()).resource_spans
-        return [received(span) for group in groups for scope in group.scope_spans for span in scope.spans]
+        groups = ParseDict(
+            _with_base64(answer.raise_for_status().json()["result"]), TracesData()
+        ).resource_spans
+        return [
+            received(span)
+            for group in groups
+            for scope in group.scope_spans
+            for span in scope.spans
+        ]
 
     def text(self, traceparent: str) -> str:
         """Return all that it tells of a trace."""
@@ -85,7 +96,11 @@ def _with_base64(value: Any, key: str = "") -> Any:
         return {name: _with_base64(item, name) for name, item in value.items()}
     if isinstance(value, list):
         return [_with_base64(item) for item in value]
-    return base64.b64encode(bytes.fromhex(value)).decode() if key in ("traceId", "spanId", "parentSpanId") else value
+    return (
+        base64.b64encode(bytes.fromhex(value)).decode()
+        if key in ("traceId", "spanId", "parentSpanId")
+        else value
+    )
 
 
 def read_text(url: str) -> str:
@@ -134,7 +149,9 @@ def started(folder: Path, *command: object) -> Iterator[None]:
 def jaeger(folder: Path) -> Iterator[Jaeger]:
     """Use the Jaeger at JAEGER_ENDPOINT, or start the one on the PATH or the one that `scripts/jaeger` has built."""
     if endpoint := os.environ.get("JAEGER_ENDPOINT"):
-        yield Jaeger(endpoint, os.environ.get("JAEGER_QUERY", f"http://{urlsplit(endpoint).hostname}:16686"))
+        yield Jaeger(
+            endpoint, os.environ.get("JAEGER_QUERY", f"http://{urlsplit(endpoint).hostname}:16686")
+        )
         return
     program = shutil.which("jaeger")
     if program is None:
@@ -144,7 +161,9 @@ def jaeger(folder: Path) -> Iterator[Jaeger]:
             "needs Jaeger: `scripts/jaeger` builds it, or `docker compose up` and JAEGER_ENDPOINT=http://localhost:4318"
         )
     otlp, query, grpc, metrics = free_ports(4)
-    (folder / "jaeger.yaml").write_text(JAEGER.format(otlp=otlp, query=query, grpc=grpc, metrics=metrics))
+    (folder / "jaeger.yaml").write_text(
+        JAEGER.format(otlp=otlp, query=query, grpc=grpc, metrics=metrics)
+    )
     with started(folder, program, "--config", "jaeger.yaml"):
         made = Jaeger(f"http://{otlp}", f"http://{query}", f"http://{metrics}/metrics")
         for url in (made.query, made.endpoint):
@@ -163,7 +182,9 @@ class Prometheus(NamedTuple):
         answer = httpx.get(f"{self.url}/api/v1/query", params={"query": query, **when}).json()
         assert answer["status"] == "success", (query, answer)
         return {
-            " ".join(f"{value}" for _, value in sorted(series["metric"].items())): float(series["value"][1])
+            " ".join(f"{value}" for _, value in sorted(series["metric"].items())): float(
+                series["value"][1]
+            )
             for series in answer["data"]["result"]
         }
 
@@ -173,11 +194,23 @@ def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
     """Start the Prometheus on the PATH, which reads the metrics at an address as those of the service `replanning`."""
     program = shutil.which("prometheus")
     if program is None:
-        pytest.skip("needs the program prometheus: on Debian and Ubuntu `sudo apt install prometheus`")
+        pytest.skip(
+            "needs the program prometheus: on Debian and Ubuntu `sudo apt install prometheus`"
+        )
     (address,) = free_ports(1)
-    read = {"job_name": "replanning", "static_configs": [{"targets": [target]}], "scrape_interval": "200ms"}
-    (folder / "prometheus.yml").write_text(json.dumps({"scrape_configs": [{**read, "scrape_timeout": "200ms"}]}))
-    flags = ("--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={address}")
+    read = {
+        "job_name": "replanning",
+        "static_configs": [{"targets": [target]}],
+        "scrape_interval": "200ms",
+    }
+    (folder / "prometheus.yml").write_text(
+        json.dumps({"scrape_configs": [{**read, "scrape_timeout": "200ms"}]})
+    )
+    flags = (
+        "--config.file=prometheus.yml",
+        "--storage.tsdb.path=data",
+        f"--web.listen-address={address}",
+    )
     with started(folder, program, *flags):
         made = Prometheus(f"http://{address}")
         eventually(lambda: httpx.get(f"{made.url}/-/ready").is_success)

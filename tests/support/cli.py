@@ -27,8 +27,14 @@ from tests.support.planning import Model, Replies
 SCRIPT = Path(sys.executable).with_name("replanning")
 # Nothing of the person or service that runs the tests, no keys above all; coverage finds its way by its own variable.
 PERSONAL = "REPLANNING_ MUSUBI_ OTEL_ OPENAI_ ANTHROPIC_ GITHUB_COPILOT_ OLLAMA_ EDITOR VISUAL FORCE_COLOR CI"
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(tuple(PERSONAL.split()))}
-CONFIGURATION = TemporaryDirectory(prefix="replanning-config-")  # of the person who runs commands in tests
+ENVIRONMENT = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith(tuple(PERSONAL.split()))
+}
+CONFIGURATION = TemporaryDirectory(
+    prefix="replanning-config-"
+)  # of the person who runs commands in tests
 ENVIRONMENT["XDG_CONFIG_HOME"] = CONFIGURATION.name
 PATIENCE = 60.0  # seconds after which a silent process is given up
 
@@ -56,14 +62,23 @@ def cli(folder: Path, *arguments: object, code: Any = 0, stdin: Any = "", **vari
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         hidden = dict.fromkeys(os.environ.keys() - environment)
-        done = CliRunner().invoke(app, words, stdin, {**hidden, **environment}, catch_exceptions=False)
+        done = CliRunner().invoke(
+            app, words, stdin, {**hidden, **environment}, catch_exceptions=False
+        )
     return checked(Done(words, done.exit_code, done.stdout, done.stderr), code)
 
 
 def process(folder: Path, *arguments: object, code: Any = 0, **variables: str) -> Done:
     """Run a command until it ends with this code, in a process of its own."""
-    streams: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": PATIENCE}
-    done = subprocess.run([SCRIPT, *map(str, arguments)], cwd=folder, env=ENVIRONMENT | variables, **streams)
+    streams: Any = {
+        "stdin": subprocess.DEVNULL,
+        "capture_output": True,
+        "text": True,
+        "timeout": PATIENCE,
+    }
+    done = subprocess.run(
+        [SCRIPT, *map(str, arguments)], cwd=folder, env=ENVIRONMENT | variables, **streams
+    )
     return checked(done, code)
 
 
@@ -84,12 +99,16 @@ def lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def write_plan(folder: Path, tools: dict[str, str], tasks: str, *, name: str = "plan.yaml", more: str = "") -> Path:
+def write_plan(
+    folder: Path, tools: dict[str, str], tasks: str, *, name: str = "plan.yaml", more: str = ""
+) -> Path:
     """A plan file of shell tools; commands may be followed by further fields after ` ## `."""
     text = ["goal: {objective: try it}", more, "tools:"]
     for tool, described in tools.items():
         command, _, fields = described.partition(" ## ")
-        text.append(f"  - {{name: {tool}, kind: shell, command: {json.dumps(command)}{fields and f', {fields}'}}}")
+        text.append(
+            f"  - {{name: {tool}, kind: shell, command: {json.dumps(command)}{fields and f', {fields}'}}}"
+        )
     text += ["tasks:", *(f"  - {{{line.strip()}}}" for line in tasks.strip().splitlines())]
     path = folder / name
     path.write_text("\n".join(text) + "\n", encoding="utf-8")
@@ -109,7 +128,9 @@ def write_settings(folder: Path, **settings: object) -> None:
     trust_file(file, ENVIRONMENT)
 
 
-def planning_server(replies: Replies | Callable[[str], JsonValue] | None = None) -> ScriptedLLMServer:
+def planning_server(
+    replies: Replies | Callable[[str], JsonValue] | None = None,
+) -> ScriptedLLMServer:
     """Web server in place of the services that plans, with these replies in place of the usual ones."""
     model = Model(replies)
     return ScriptedLLMServer(lambda request: json.dumps(model(request.prompt)))
@@ -121,7 +142,11 @@ def planned(*actions: JsonObject, **replies: Any) -> Replies:
     for action in actions:
         earlier = [subtask["id"] for subtask in subtasks[-1:]]
         subtasks.append({"id": action["task_id"], "description": "a part", "dependencies": earlier})
-    return {"task_decomposition": {"subtasks": subtasks}, "action_sequence": {"actions": [*actions]}, **replies}
+    return {
+        "task_decomposition": {"subtasks": subtasks},
+        "action_sequence": {"actions": [*actions]},
+        **replies,
+    }
 
 
 class Started:
@@ -129,12 +154,24 @@ class Started:
 
     def __init__(self, folder: Path, *arguments: object, **variables: str) -> None:
         pipe = subprocess.PIPE
-        self._start(folder, arguments, variables, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
+        self._start(
+            folder,
+            arguments,
+            variables,
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+        )
         self._source = self.process.stderr.fileno()
 
-    def _start(self, folder: Path, arguments: tuple[object, ...], variables: dict[str, str], **how: Any) -> None:
+    def _start(
+        self, folder: Path, arguments: tuple[object, ...], variables: dict[str, str], **how: Any
+    ) -> None:
         command: list[Any] = [SCRIPT, *map(str, arguments)]
-        self.process: Any = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT | variables, **how)
+        self.process: Any = subprocess.Popen(
+            command, cwd=folder, env=ENVIRONMENT | variables, **how
+        )
         self.seen, self._at = "", 0
 
     def __enter__(self) -> Self:
@@ -175,7 +212,15 @@ class Terminal(Started):
     def __init__(self, folder: Path, *arguments: object, **variables: str) -> None:
         self._source, side = pty.openpty()
         variables = {"TERM": "xterm", "COLUMNS": "120", **variables}
-        self._start(folder, arguments, variables, stdin=side, stdout=side, stderr=side, start_new_session=True)
+        self._start(
+            folder,
+            arguments,
+            variables,
+            stdin=side,
+            stdout=side,
+            stderr=side,
+            start_new_session=True,
+        )
         os.close(side)
 
     def __exit__(self, *error: object) -> None:

@@ -64,7 +64,9 @@ def repository(folder: Path) -> Path:
 
 def commits(folder: Path) -> list[str]:
     """Return the subjects of the commits."""
-    log = subprocess.run(["git", "log", "--format=%s"], cwd=folder, capture_output=True, text=True, check=True)
+    log = subprocess.run(
+        ["git", "log", "--format=%s"], cwd=folder, capture_output=True, text=True, check=True
+    )
     return log.stdout.splitlines()
 
 
@@ -131,7 +133,9 @@ class Coder:
                 finer = COARSE in section(prompt, "why")
                 names = ["test", "red", "code", "green", "commit"] if finer else ["everything"]
                 needs = {name: [before] for before, name in pairwise(names)}
-                return planned(*({"task_id": name} for name in names), **needs)["task_decomposition"]
+                return planned(*({"task_id": name} for name in names), **needs)[
+                    "task_decomposition"
+                ]
             case "decision:task_decomposition":
                 coarse = "everything" in section(prompt, "task_decomposition")
                 return replan("task_redecomposition", issues_found=[COARSE]) if coarse else go_on()
@@ -155,7 +159,9 @@ class Coder:
                 return {"current_task": "code", "function_call": call}
             case "revision":
                 repair = use("repair", "write-file", **self._file("sums.py", RIGHT))
-                return revision(repair, use("green", "run-tests"), use("commit", "commit", message="Add sums"))
+                return revision(
+                    repair, use("green", "run-tests"), use("commit", "commit", message="Add sums")
+                )
             case kind:
                 return _USUAL.get(kind, go_on())
 
@@ -165,7 +171,9 @@ class Coder:
 
 # A test that fails for bugs that nobody knows beforehand
 
-_NAMES: Final = re.findall(r"\w+", "bonus fees grades level orders points rank rates score share stock total")
+_NAMES: Final = re.findall(
+    r"\w+", "bonus fees grades level orders points rank rates score share stock total"
+)
 _BUGS: Final = (
     ("a * b {} c", ("+", "-")),
     ("a {} b - c", ("*", "+")),
@@ -202,18 +210,28 @@ def draw_failing_test(folder: Path, seed: int, bugs: int, more: str = "") -> lis
     drawn = random.sample(_NAMES, 2 * bugs + 1)
     title, modules, functions = drawn[0], drawn[1 : bugs + 1], drawn[bugs + 1 :]
     failures, asserts = list[Failure](), ""
-    for module, function, (body, fillings) in zip(modules, functions, random.sample(_BUGS, bugs), strict=True):
+    for module, function, (body, fillings) in zip(
+        modules, functions, random.sample(_BUGS, bugs), strict=True
+    ):
         right, wrong = (body.format(filling) for filling in random.sample(fillings, 2))
         while True:
             values = [random.randint(2, 9) for _ in "abc"]
-            expected, actual = (eval(text, dict(zip("abc", values, strict=True))) for text in (right, wrong))
+            expected, actual = (
+                eval(text, dict(zip("abc", values, strict=True))) for text in (right, wrong)
+            )
             if expected != actual:
                 break
-        (folder / f"{module}.py").write_text(f"{more}def {function}(a, b, c):\n    return {wrong}\n{more}")
+        (folder / f"{module}.py").write_text(
+            f"{more}def {function}(a, b, c):\n    return {wrong}\n{more}"
+        )
         asserts += f"    assert {module}.{function}{tuple(values)} == {expected}\n"
         place = f"test_{title}.py:{len(failures) + 5}"
-        failures.append(Failure(str(actual), str(expected), str(tuple(values)), module, function, place))
-    (folder / f"test_{title}.py").write_text(f"import {', '.join(modules)}\n\n\ndef test_{title}():\n{asserts}")
+        failures.append(
+            Failure(str(actual), str(expected), str(tuple(values)), module, function, place)
+        )
+    (folder / f"test_{title}.py").write_text(
+        f"import {', '.join(modules)}\n\n\ndef test_{title}():\n{asserts}"
+    )
     return failures
 
 
@@ -221,9 +239,15 @@ def mended(source: str, failure: Failure) -> str:
     """Return a program with one word or operator exchanged, so that the function returns what the test expects."""
     for found in re.finditer(r"\w+|[<>]=?|[-+*]", source):
         for other in next((group for group in _EXCHANGES if found[0] in group), ()):
-            text, names = f"{source[: found.start()]}{other}{source[found.end() :]}", dict[str, Any]()
+            text, names = (
+                f"{source[: found.start()]}{other}{source[found.end() :]}",
+                dict[str, Any](),
+            )
             exec(text, names)
-            if str(names[failure.function](*ast.literal_eval(failure.arguments))) == failure.expected:
+            if (
+                str(names[failure.function](*ast.literal_eval(failure.arguments)))
+                == failure.expected
+            ):
                 return text
     raise LookupError(f"no exchange of one word makes it right: {source}")
 
@@ -240,13 +264,19 @@ def mender(prompt: str) -> JsonValue:
     """Reply as a model that knows of a repository only what tools print: the failing assertion, and the text of the file."""
     match kind := kind_of(prompt):
         case "goal_understanding":
-            return {"main_objective": "Every test passes", "success_criteria": ["run-tests succeeds"]}
+            return {
+                "main_objective": "Every test passes",
+                "success_criteria": ["run-tests succeeds"],
+            }
         case "task_decomposition":
             names = ["see", "find", "look", "mend", "check"]
             needs = {name: [before] for before, name in pairwise(names)}
             return planned(*({"task_id": name} for name in names), **needs)["task_decomposition"]
         case "action_sequence":
-            seen = {**use("see", "run-tests"), "expected_outcome": "a test fails, and names the function"}
+            seen = {
+                **use("see", "run-tests"),
+                "expected_outcome": "a test fails, and names the function",
+            }
             return actions({**seen, "may_fail": True}, *_steps("find", "look", "mend", "check"))
         case "execution":
             failure, action = next(failures(prompt)), json.loads(section(prompt, "action"))
@@ -265,14 +295,23 @@ def mender(prompt: str) -> JsonValue:
             call: JsonObject = {"name": action["tool"], "arguments": arguments}
             return {"comment": comment, "current_task": action["id"], "function_call": call}
         case "decision:execution":
-            return go_on(replan_needed=True, replan_type="partial_replan", reasoning=str(next(failures(prompt))))
+            return go_on(
+                replan_needed=True,
+                replan_type="partial_replan",
+                reasoning=str(next(failures(prompt))),
+            )
         case "revision":
             failure = next(failures(prompt))
             steps = _steps("find-2", "look-2", "mend-2", "check-2", path=f"{failure.module}.py")
-            return revision({**steps[0], "arguments": {"text": f"def {failure.function}("}}, *steps[1:])
+            return revision(
+                {**steps[0], "arguments": {"text": f"def {failure.function}("}}, *steps[1:]
+            )
         case "completion":
             passed = re.search(r"\d+ passed", next(outputs(prompt)))
-            return {**summary(achieved=bool(passed)), "comment": f"the tests say: {passed and passed[0]}"}
+            return {
+                **summary(achieved=bool(passed)),
+                "comment": f"the tests say: {passed and passed[0]}",
+            }
         case _:
             return _USUAL.get(kind) or go_on(reasoning=_REASONS[kind])
 
@@ -281,7 +320,10 @@ def _steps(find: str, look: str, mend: str, check: str, **path: str) -> list[Jso
     return [
         {**use(find, "find-text"), "expected_outcome": "the line where the function begins"},
         {**use(look, "read-lines", **path), "expected_outcome": "the text of the function"},
-        {**use(mend, "replace-text", **path), "expected_outcome": "the function returns what the test expects"},
+        {
+            **use(mend, "replace-text", **path),
+            "expected_outcome": "the function returns what the test expects",
+        },
         {**use(check, "run-tests"), "expected_outcome": "every test passes"},
     ]
 

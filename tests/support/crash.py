@@ -37,12 +37,25 @@ PATIENCE: Final = 60.0
 
 KILLS_PER_RUN: Final = 6
 AIMS: Final = (
-    *("trigger-fired", "alternatives-considered", "revised", "decided", "attempt-succeeded", "process-started"),
+    *(
+        "trigger-fired",
+        "alternatives-considered",
+        "revised",
+        "decided",
+        "attempt-succeeded",
+        "process-started",
+    ),
     *("attempt-started once", "attempt-started pipeline", "run-ended"),
 )
 """Records before or after which chance would seldom kill: within an append, between records that belong together."""
 
-AIMS_OF_RESUMED: Final = ("run-resumed", "attempt-interrupted", "trigger-fired", "question-answered", "revised")
+AIMS_OF_RESUMED: Final = (
+    "run-resumed",
+    "attempt-interrupted",
+    "trigger-fired",
+    "question-answered",
+    "revised",
+)
 """The same in a process that resumes the run."""
 
 
@@ -52,9 +65,20 @@ class Process:
     def __init__(self, program: str, folder: Path, *arguments: object, **environ: str) -> None:
         self.reading, writing = os.pipe()
         self.errors = folder / "errors"
-        command = [sys.executable, "-m", f"tests.support.{program}", *map(str, arguments), str(writing)]
+        command = [
+            sys.executable,
+            "-m",
+            f"tests.support.{program}",
+            *map(str, arguments),
+            str(writing),
+        ]
         with self.errors.open("ab") as errors:
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors, "pass_fds": [writing]}
+            pipes = {
+                "stdin": subprocess.PIPE,
+                "stdout": subprocess.PIPE,
+                "stderr": errors,
+                "pass_fds": [writing],
+            }
             environ = {**os.environ, **environ}
             self.process: Any = subprocess.Popen(command, cwd=ROOT, env=environ, text=True, **pipes)
         os.close(writing)
@@ -142,7 +166,16 @@ def taken_over(store: RunStore, process: Process) -> Lease:
 
 def started(kind: str, folder: Path, *, lease: str = "inf", **environ: str) -> Process:
     """Return a process that waits until it is told to go."""
-    return Process("crash_child", folder, kind, folder / "history", RUN, folder / "effects", LEASE=lease, **environ)
+    return Process(
+        "crash_child",
+        folder,
+        kind,
+        folder / "history",
+        RUN,
+        folder / "effects",
+        LEASE=lease,
+        **environ,
+    )
 
 
 def go(process: Process) -> None:
@@ -173,7 +206,9 @@ def play(
         with started(kind, folder, **host) as process:
             go(process)
             if life < kills and not worn_out(before):
-                live_a_while(process, kind, folder, rng, resumed=life > 0, owned="lease" not in host)
+                live_a_while(
+                    process, kind, folder, rng, resumed=life > 0, owned="lease" not in host
+                )
                 if outage is not None and rng.random() < 0.5:
                     with outage(rng):
                         if rng.random() < 0.5:
@@ -194,11 +229,15 @@ def play(
 
 def worn_out(records: Sequence[Record]) -> bool:
     """Whether a task was cut off so often that it is not proposed once more to run it again."""
-    begun = Counter(record.body.task for record in records if isinstance(record.body, AttemptStarted))
+    begun = Counter(
+        record.body.task for record in records if isinstance(record.body, AttemptStarted)
+    )
     return any(task.startswith("once") and times >= 3 for task, times in begun.items())
 
 
-def live_a_while(process: Process, kind: str, folder: Path, rng: Random, *, resumed: bool, owned: bool = True) -> None:
+def live_a_while(
+    process: Process, kind: str, folder: Path, rng: Random, *, resumed: bool, owned: bool = True
+) -> None:
     """Return at a moment of chance: after so many records, at a kind of record, or before the first one."""
     aims = AIMS_OF_RESUMED if resumed and rng.random() < 0.5 else AIMS
     aim = rng.choice("<>") + rng.choice(aims) if rng.random() < 0.6 else ""
@@ -225,7 +264,9 @@ def nobody_else_gets_it(process: Process, kind: str, folder: Path) -> None:
         else:
             store.release(lease)
             ended = isinstance(list(store.read(RUN))[-1].body, RunEnded)
-            assert ended or process.process.poll() is not None, "two processes owned the run at once"
+            assert ended or process.process.poll() is not None, (
+                "two processes owned the run at once"
+            )
             return
     assert f"process {process.process.pid} on " in owner, f"the run is owned by {owner}"
 
@@ -233,18 +274,30 @@ def nobody_else_gets_it(process: Process, kind: str, folder: Path) -> None:
 def check(records: Sequence[Record], before: Sequence[Record], folder: Path) -> None:
     """What must hold after every kill."""
     check_kept(records, before)
-    effects = Counter((folder / "effects").read_text().split()) if (folder / "effects").exists() else Counter()
+    effects = (
+        Counter((folder / "effects").read_text().split())
+        if (folder / "effects").exists()
+        else Counter()
+    )
     bodies = [record.body for record in records]
     begun = {body.attempt: body.task for body in bodies if isinstance(body, AttemptStarted)}
-    approved = sum(isinstance(body, QuestionAnswered) and body.verdict == "approve" for body in bodies)
+    approved = sum(
+        isinstance(body, QuestionAnswered) and body.verdict == "approve" for body in bodies
+    )
     for effect, times in effects.items():
-        assert "#" not in effect or effect in begun, f"{effect} took effect before its start was on record"
+        assert "#" not in effect or effect in begun, (
+            f"{effect} took effect before its start was on record"
+        )
         assert "#" not in effect or times == 1, f"{effect} took effect {times} times"
     for body in bodies:
         if isinstance(body, AttemptSucceeded):
-            assert effects[body.attempt] or effects[f"{RUN}/{body.task}"], f"{body.attempt} is done without effect"
+            assert effects[body.attempt] or effects[f"{RUN}/{body.task}"], (
+                f"{body.attempt} is done without effect"
+            )
     for task, runs in Counter(begun.values()).items():
-        assert not task.startswith("once") or runs <= 1 + approved, f"{task} was run again and nobody was asked"
+        assert not task.startswith("once") or runs <= 1 + approved, (
+            f"{task} was run again and nobody was asked"
+        )
 
 
 def left_running(folder: Path) -> list[str]:

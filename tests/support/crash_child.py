@@ -36,7 +36,12 @@ def plan_of(effects: str) -> Plan:
         {"name": "shell", "kind": "shell", "command": note},
         {"name": "pipeline", "kind": "shell", "command": f"true | cat; ({note}) & wait"},
         {"name": "refuses", "kind": "shell", "command": "exit 3"},
-        {"name": "absent", "kind": "shell", "command": "no-such-program-here", "capability": "write"},
+        {
+            "name": "absent",
+            "kind": "shell",
+            "command": "no-such-program-here",
+            "capability": "write",
+        },
         {"name": "present", **python, "capability": "write"},
     ]
     block: dict[str, dict[str, object]] = {
@@ -110,16 +115,25 @@ async def run(store: RunStore, run_id: str, effects: str) -> dict[str, object]:
         store=store,
         gate=CallbackGate(lambda question: Answer("approve", by="ada")),
         cooldown=0,
-        limits={"replans_per_lineage": 20},  # as often as processes are killed here, the same may happen again
+        limits={
+            "replans_per_lineage": 20
+        },  # as often as processes are killed here, the same may happen again
     )
     known = any(info.run == run_id and info.records for info in store.runs())
     source = engine.resume(run_id) if known else engine.open(plan, run_id=run_id)
     async with source as live, anyio.create_task_group() as group:
         for _ in range(3):
             group.start_soon(perform, live, work)
-    result, differences = live.result, replay_differences(live, store.read(live.id), Environment().clock.now())
+    result, differences = (
+        live.result,
+        replay_differences(live, store.read(live.id), Environment().clock.now()),
+    )
     told = {"status": result.status, "reason": result.reason, "outputs": dict(result.outputs)}
-    return {**told, "plan": {entry.id: entry.state for entry in live.live}, "differences": differences}
+    return {
+        **told,
+        "plan": {entry.id: entry.state for entry in live.live},
+        "differences": differences,
+    }
 
 
 def main() -> None:

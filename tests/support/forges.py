@@ -39,7 +39,9 @@ class Asked(NamedTuple):
     status: int
 
 
-def reply(status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> httpx.Response:
+def reply(
+    status: int, body: Any = None, headers: Mapping[str, str] | None = None
+) -> httpx.Response:
     """Return a response with text, JSON, or nothing."""
     text = body if isinstance(body, str) else "" if body is None else json.dumps(body)
     return httpx.Response(status, headers=headers, content=text)
@@ -109,7 +111,11 @@ class FakeForge:
                     self._checked(request, path)
                 if fault.status == 0:
                     return None
-                return reply(fault.status, {"message": fault.message}, {"x-request-id": "F00D", **fault.headers})
+                return reply(
+                    fault.status,
+                    {"message": fault.message},
+                    {"x-request-id": "F00D", **fault.headers},
+                )
         response = self._checked(request, path)
         if response.status_code == 200 and request.method == "GET":
             etag = f'W/"{hashlib.sha256(response.content).hexdigest()[:16]}"'
@@ -141,7 +147,11 @@ class FakeForge:
         size, number = min(int(query.get("per_page", 20)), FULL), int(query.get("page", 1))
         part = entries[size * (number - 1) : size * number]
         more = size * number < len(entries)
-        return reply(200, part, self.following(path, query, number + 1) if more else self.following(path, query, 0))
+        return reply(
+            200,
+            part,
+            self.following(path, query, number + 1) if more else self.following(path, query, 0),
+        )
 
     def following(self, path: str, query: Mapping[str, str], number: int) -> Mapping[str, str]:
         """The headers that say which page is next; 0 is none."""
@@ -172,17 +182,29 @@ class FakeGitHub(FakeForge):
     def reviewed(self, author: str, body: str, state: str = "COMMENTED") -> None:
         """Somebody hands in a review."""
         self.reviews.append(
-            {**self._said(70 + len(self.reviews), author, body), "state": state, "submitted_at": self.stamp()}
+            {
+                **self._said(70 + len(self.reviews), author, body),
+                "state": state,
+                "submitted_at": self.stamp(),
+            }
         )
 
     def lines(self, author: str, body: str, path: str, line: int) -> None:
         """Somebody says something about a line."""
-        self.about_lines.append({**self._said(50 + len(self.about_lines), author, body), "path": path, "line": line})
+        self.about_lines.append(
+            {**self._said(50 + len(self.about_lines), author, body), "path": path, "line": line}
+        )
 
     def _said(self, number: int, author: str, body: str, **more: Any) -> JsonObject:
         user = {"login": author, "type": "Bot" if author.endswith("[bot]") else "User"}
         role = self.roles.get(author, "NONE")
-        said = {"id": number, "user": user, "body": body, "created_at": self.stamp(), "author_association": role}
+        said = {
+            "id": number,
+            "user": user,
+            "body": body,
+            "created_at": self.stamp(),
+            "author_association": role,
+        }
         return {**said, **more}
 
     def following(self, path: str, query: Mapping[str, str], number: int) -> Mapping[str, str]:
@@ -205,9 +227,14 @@ class FakeGitHub(FakeForge):
         lists = {f"{issue}/comments": self.comments}
         if self.pull:
             changed = [
-                {"filename": f"{name}.py", "status": "modified", "additions": 2, "deletions": 1} for name in self.files
+                {"filename": f"{name}.py", "status": "modified", "additions": 2, "deletions": 1}
+                for name in self.files
             ]
-            lists |= {f"{pull}/comments": self.about_lines, f"{pull}/reviews": self.reviews, f"{pull}/files": changed}
+            lists |= {
+                f"{pull}/comments": self.about_lines,
+                f"{pull}/reviews": self.reviews,
+                f"{pull}/files": changed,
+            }
         if path in lists:
             return self.page(lists[path], query, path)
         if path == "/user" and self.app:
@@ -217,7 +244,11 @@ class FakeGitHub(FakeForge):
         about = self._about()
         if path == f"{pull}" and self.pull:
             return reply(200, {"base": {"ref": "main"}, "head": {"ref": "fix"}})
-        return reply(200, about[path]) if path in about else reply(404, {"message": "Not Found"}, {"x-request-id": "A"})
+        return (
+            reply(200, about[path])
+            if path in about
+            else reply(404, {"message": "Not Found"}, {"x-request-id": "A"})
+        )
 
     def _about(self) -> Mapping[str, Any]:
         issue = {
@@ -231,7 +262,11 @@ class FakeGitHub(FakeForge):
         }
         return {
             "/user": {"login": US},
-            "/repos/octo/repo": {"description": "A tool", "default_branch": "main", "language": "Python"},
+            "/repos/octo/repo": {
+                "description": "A tool",
+                "default_branch": "main",
+                "language": "Python",
+            },
             "/repos/octo/repo/issues/12": issue,
             "/repos/octo/repo/contents/": [
                 {"name": "src", "type": "dir"},
@@ -263,7 +298,14 @@ class FakeGitLab(FakeForge):
         number = 400 + len(self.comments)
         who = {"id": sum(map(ord, author)), "username": author, "name": author.title()}
         self.comments.append(
-            {"id": number, "author": who, "body": body, "created_at": self.stamp(), "system": False, **more}
+            {
+                "id": number,
+                "author": who,
+                "body": body,
+                "created_at": self.stamp(),
+                "system": False,
+                **more,
+            }
         )
         return str(number)
 
@@ -289,13 +331,23 @@ class FakeGitLab(FakeForge):
             levels = {str(sum(map(ord, name))): level for name, level in self.levels.items()}
             if member[1] not in levels:
                 return reply(404, {"message": "404 Not found"})
-            return reply(200, {"id": int(member[1]), "state": "active", "access_level": levels[member[1]]})
+            return reply(
+                200, {"id": int(member[1]), "state": "active", "access_level": levels[member[1]]}
+            )
         if path == f"{project}/repository/tree":
-            return self.page([{"name": "src", "type": "tree"}, {"name": "README.md", "type": "blob"}], query, path)
+            return self.page(
+                [{"name": "src", "type": "tree"}, {"name": "README.md", "type": "blob"}],
+                query,
+                path,
+            )
         if path == f"{project}/merge_requests/7/diffs":
-            return self.page([{"new_path": "a.py", "new_file": True}, {"new_path": "b.py"}], query, path)
+            return self.page(
+                [{"new_path": "a.py", "new_file": True}, {"new_path": "b.py"}], query, path
+            )
         about = self._about()
-        return reply(200, about[path]) if path in about else reply(404, {"message": "404 Not found"})
+        return (
+            reply(200, about[path]) if path in about else reply(404, {"message": "404 Not found"})
+        )
 
     def _about(self) -> Mapping[str, Any]:
         project = "/projects/group%2Fproject"
@@ -307,7 +359,11 @@ class FakeGitLab(FakeForge):
             "labels": ["bug"],
         }
         site = f"{self.site}/group/project/-"
-        merge = {"source_branch": "fix", "target_branch": "main", "web_url": f"{site}/merge_requests/7"}
+        merge = {
+            "source_branch": "fix",
+            "target_branch": "main",
+            "web_url": f"{site}/merge_requests/7",
+        }
         return {
             "/user": {"username": US},
             project: {
@@ -329,7 +385,9 @@ def served(fake: FakeForge) -> Iterator[str]:
     def answer(request: Request) -> Answer | None:
         url = f"{server.url}{request.path}"
         try:
-            response = fake.answer(httpx.Request(request.method, url, headers=request.headers, content=request.body))
+            response = fake.answer(
+                httpx.Request(request.method, url, headers=request.headers, content=request.body)
+            )
         except httpx.ReadError:
             return None
         return response.status_code, response.headers, response.content
@@ -341,7 +399,9 @@ def served(fake: FakeForge) -> Iterator[str]:
 
 def on(fake: FakeForge, clock: Clock | None = None, **more: Any) -> Any:
     """A forge that asks a fake, on its clock."""
-    environment = Environment(clock=clock if clock is not None else VirtualClock(), chance=lambda: 0.5)
+    environment = Environment(
+        clock=clock if clock is not None else VirtualClock(), chance=lambda: 0.5
+    )
     given: dict[str, Any] = {
         "token": TOKEN,
         "environ": {},

@@ -24,7 +24,9 @@ Answer = tuple[int, Mapping[str, str], bytes | Iterable[bytes]]
 class HttpServer(ThreadingHTTPServer):
     """A server on a free port of this machine, which serves until its block is left; nothing listens there afterwards."""
 
-    def __init__(self, answer: Callable[[Request], Answer | None] = lambda request: (200, {}, b"")) -> None:
+    def __init__(
+        self, answer: Callable[[Request], Answer | None] = lambda request: (200, {}, b"")
+    ) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.requests: list[Request] = []

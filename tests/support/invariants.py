@@ -45,7 +45,9 @@ class RunModel:
         assert isinstance(opened, journal.RunOpened)
         self.plan = plan = opened.plan
         self.goal = plan.goal
-        self.tasks = {task.id: TaskModel(task, task.id, required=not task.optional) for task in plan.tasks}
+        self.tasks = {
+            task.id: TaskModel(task, task.id, required=not task.optional) for task in plan.tasks
+        }
         self.capacity = dict(plan.resources)
         self.available = {tool.name: tool.available for tool in plan.tools}
         self.holds: dict[str, tuple[str, ...]] = {}
@@ -86,27 +88,41 @@ class RunModel:
         return [
             task_id
             for task_id, model in self.tasks.items()
-            if model.required and model.root == task_id and model.state != "removed" and not self.is_satisfied(task_id)
+            if model.required
+            and model.root == task_id
+            and model.state != "removed"
+            and not self.is_satisfied(task_id)
         ]
 
     def certainly_stale(self) -> set[str]:
         """Finished tasks that read a value of the context which it does not have any more, and finished dependents."""
         found = set[str]()
-        for task_id, model in self.tasks.items():  # each after those that it depends on, or examined again
-            outdated = any(self.context.get(key) not in values for key, values in model.reads.items())
+        for (
+            task_id,
+            model,
+        ) in self.tasks.items():  # each after those that it depends on, or examined again
+            outdated = any(
+                self.context.get(key) not in values for key, values in model.reads.items()
+            )
             if self._may_be_stale(model, certainly=True) and outdated:
                 found.add(task_id)
         return self._with_dependents(found, certainly=True)
 
     def possibly_stale(self) -> set[str]:
         """Tasks of which a reading, a reference or a condition names a changed key, tasks done again, and dependents."""
-        found = {i for i, m in self.tasks.items() if m.redone or not self.changed_keys.isdisjoint(_context_keys(m))}
+        found = {
+            i
+            for i, m in self.tasks.items()
+            if m.redone or not self.changed_keys.isdisjoint(_context_keys(m))
+        }
         return self._with_dependents(found, certainly=False)
 
     def _may_be_stale(self, model: TaskModel, *, certainly: bool) -> bool:
         if certainly:
             return model.state == "done" and (model.task.on_stale or self.plan.on_stale) != "ignore"
-        return model.task.on_stale != "ignore"  # what the plan says does not count after a task that is to be redone
+        return (
+            model.task.on_stale != "ignore"
+        )  # what the plan says does not count after a task that is to be redone
 
     def _with_dependents(self, found: set[str], *, certainly: bool) -> set[str]:
         dependents: dict[str, list[str]] = {}
@@ -117,7 +133,9 @@ class RunModel:
         stack = list(found)
         while stack:
             for task_id in dependents.get(stack.pop(), ()):
-                if task_id not in found and self._may_be_stale(self.tasks[task_id], certainly=certainly):
+                if task_id not in found and self._may_be_stale(
+                    self.tasks[task_id], certainly=certainly
+                ):
                     found.add(task_id)
                     stack.append(task_id)
         return found
@@ -196,7 +214,10 @@ class RunModel:
             self._bring_in(change.task, change.task.id, required=not change.task.optional)
             for waiting in change.before:
                 task = self.tasks[waiting].task
-                self._edit(waiting, task.model_copy(update={"depends_on": (*task.depends_on, change.task.id)}))
+                self._edit(
+                    waiting,
+                    task.model_copy(update={"depends_on": (*task.depends_on, change.task.id)}),
+                )
         elif change.kind == "replace":
             self._replace(change)
         elif change.kind == "modify":
@@ -221,7 +242,9 @@ class RunModel:
             self.places |= dict(zip(change.order, places, strict=True))
         else:
             model = self.tasks[change.task_id]
-            model.state = {"remove": "removed", "skip": "skipped", "cancel": "cancelled"}[change.kind]
+            model.state = {"remove": "removed", "skip": "skipped", "cancel": "cancelled"}[
+                change.kind
+            ]
             model.attempt = None
 
     def _bring_in(self, task: Task, root: str, *, required: bool = False) -> None:
@@ -316,9 +339,13 @@ class _InvariantChecker:
         body = record.body
         self._seq = record.seq
         self._require(record.seq == expected, f"its number should be {expected}")
-        self._require(record.at >= self._at, f"its time {record.at} is before that of the record before, {self._at}")
         self._require(
-            not self.model.ended or isinstance(body, ALLOWED_AFTER_END), f"{body.kind} follows the end of the run"
+            record.at >= self._at,
+            f"its time {record.at} is before that of the record before, {self._at}",
+        )
+        self._require(
+            not self.model.ended or isinstance(body, ALLOWED_AFTER_END),
+            f"{body.kind} follows the end of the run",
         )
         self._at = record.at
         parts: list[journal.RecordBody] = [body]
@@ -329,7 +356,9 @@ class _InvariantChecker:
                 self._check_body(part, record.at)
                 self.model.apply(record._replace(body=part))
         except KeyError as error:
-            self._require(False, f"{body.kind} names {error}, which nothing before it brought into the run")
+            self._require(
+                False, f"{body.kind} names {error}, which nothing before it brought into the run"
+            )
         if isinstance(body, journal.RunEnded):
             self._check_end(body)
 
@@ -337,7 +366,9 @@ class _InvariantChecker:
         if not holds:
             self.violations.append(f"record {self._seq}: {otherwise}")
 
-    def _check_body(self, body: journal.RecordBody, at: float) -> None:  # one case for each kind of record
+    def _check_body(
+        self, body: journal.RecordBody, at: float
+    ) -> None:  # one case for each kind of record
         model = self.model
         match body:
             case journal.AttemptStarted():
@@ -351,23 +382,38 @@ class _InvariantChecker:
                 self._check_attempt_end(body)
             case journal.ConditionEvaluated():
                 state, unmet = model.tasks[body.task].state, model.unmet_dependencies(body.task)
-                self._require(state == "waiting", f"the condition of {body.task!r} is evaluated, which is {state}")
-                self._require(not unmet, f"the condition of {body.task!r} is evaluated before its turn")
+                self._require(
+                    state == "waiting",
+                    f"the condition of {body.task!r} is evaluated, which is {state}",
+                )
+                self._require(
+                    not unmet, f"the condition of {body.task!r} is evaluated before its turn"
+                )
             case journal.CallMade():
-                self._require(body.call.id not in model.tasks, f"call {body.call.id!r} has the id of another task")
-                self._require(not body.call.depends_on, f"call {body.call.id!r} waits for other tasks")
+                self._require(
+                    body.call.id not in model.tasks,
+                    f"call {body.call.id!r} has the id of another task",
+                )
+                self._require(
+                    not body.call.depends_on, f"call {body.call.id!r} waits for other tasks"
+                )
             case journal.PlanRevised():
                 self._check_revision(body)
             case journal.TriggerFired():
                 trigger = body.trigger
-                self._require(trigger.id not in self.trigger_states, f"trigger {trigger.id!r} fires twice")
+                self._require(
+                    trigger.id not in self.trigger_states, f"trigger {trigger.id!r} fires twice"
+                )
                 self.trigger_states[trigger.id] = "open"
                 self.fingerprints[trigger.id] = trigger.fingerprint
                 self.tasks_by_trigger[trigger.id] = trigger.tasks
             case journal.TriggerDropped():
                 self._close_triggers("dropped", body.trigger)
             case journal.AlternativesConsidered():
-                self._require(body.replan not in self.considered_replans, f"replan {body.replan!r} is considered twice")
+                self._require(
+                    body.replan not in self.considered_replans,
+                    f"replan {body.replan!r} is considered twice",
+                )
                 self.considered_replans.add(body.replan)
                 since = [at - self._last_decided_at(name) for name in body.triggers]
                 self._require(
@@ -377,33 +423,51 @@ class _InvariantChecker:
                 )
             case journal.DecisionMade():
                 asked = body.decision == "ask" and body.by != "observe"
-                self._close_triggers("asked" if asked else "decided", *body.triggers, also=("asked", "answered"))
-                known = body.replan in self.considered_replans or body.decision not in ("execute", "ask")
-                self._require(known, f"replan {body.replan!r} is decided without having been considered")
+                self._close_triggers(
+                    "asked" if asked else "decided", *body.triggers, also=("asked", "answered")
+                )
+                known = body.replan in self.considered_replans or body.decision not in (
+                    "execute",
+                    "ask",
+                )
+                self._require(
+                    known, f"replan {body.replan!r} is decided without having been considered"
+                )
                 self._check_round(body, at)
-                self.last_decided |= {self.fingerprints[name]: (at, self._roots(name)) for name in body.triggers}
+                self.last_decided |= {
+                    self.fingerprints[name]: (at, self._roots(name)) for name in body.triggers
+                }
                 if body.decision != "ask":  # the answer says nothing of the other triggers
-                    left = set(self.triggers_by_replan.pop(body.replan, ())).difference(body.triggers)
+                    left = set(self.triggers_by_replan.pop(body.replan, ())).difference(
+                        body.triggers
+                    )
                     self._reopen_triggers(left)
                 for task in body.blocks:
                     state = model.tasks[task].state
                     self._require(state == "failed", f"{task!r} is blocked, which is {state}")
             case journal.QuestionAsked():
-                self.open_questions[body.question], self.triggers_by_question[body.question] = body, []
+                self.open_questions[body.question], self.triggers_by_question[body.question] = (
+                    body,
+                    [],
+                )
                 self._close_triggers("asked", *body.triggers)
             case journal.TriggerAttached():
                 self.triggers_by_question[body.question].append(body.trigger)
                 self._close_triggers("asked", body.trigger)
             case journal.QuestionAnswered():
                 own = self.open_questions.pop(body.question, None)
-                self._require(own is not None, f"question {body.question!r} is answered, which is not open")
+                self._require(
+                    own is not None, f"question {body.question!r} is answered, which is not open"
+                )
                 if own is not None and body.verdict == "withdrawn":
                     self._reopen_triggers(own.triggers)
                 elif own is not None:
                     self.triggers_by_replan[own.replan] = own.triggers
                     self.trigger_states.update(dict.fromkeys(own.triggers, "answered"))
                 attached = self.triggers_by_question.pop(body.question, [])
-                self.trigger_states.update(dict.fromkeys(attached, "open"))  # considered anew, whatever the answer was
+                self.trigger_states.update(
+                    dict.fromkeys(attached, "open")
+                )  # considered anew, whatever the answer was
 
     def _check_round(self, body: journal.DecisionMade, at: float) -> None:
         """Replans that began at the same time, and took some, were decided in one round: they share no trigger's task."""
@@ -411,28 +475,42 @@ class _InvariantChecker:
             began = round(at - body.duration, 4)
             tasks = {task for trigger in body.triggers for task in self.tasks_by_trigger[trigger]}
             both = sorted(tasks & self.rounds.setdefault(began, set()))
-            self._require(not both, f"replan {body.replan!r} and another of its round are about {both}")
+            self._require(
+                not both, f"replan {body.replan!r} and another of its round are about {both}"
+            )
             self.rounds[began] |= tasks
 
     def _check_started(self, body: journal.AttemptStarted, at: float) -> None:
         task, model = body.task, self.model
         known = model.tasks[task]
-        self._require(known.state == "waiting", f"an attempt at {task!r} starts, which is {known.state}")
-        self._require(body.number == known.attempts + 1, f"attempt {body.attempt!r} follows {known.attempts} attempts")
+        self._require(
+            known.state == "waiting", f"an attempt at {task!r} starts, which is {known.state}"
+        )
+        self._require(
+            body.number == known.attempts + 1,
+            f"attempt {body.attempt!r} follows {known.attempts} attempts",
+        )
         if unmet := model.unmet_dependencies(task):
             self._require(False, f"{task!r} starts before {unmet} are done or skipped")
         if questions := model.open_questions(task):
             self._require(False, f"{task!r} starts while {questions} hold it")
         self._require(
-            at >= known.due - TIME_TOLERANCE, f"{task!r} starts {known.due - at:g} s before it was to be tried again"
+            at >= known.due - TIME_TOLERANCE,
+            f"{task!r} starts {known.due - at:g} s before it was to be tried again",
         )
-        self._require(not model.paused and not model.aborted, f"{task!r} starts although the run was to stop")
+        self._require(
+            not model.paused and not model.aborted, f"{task!r} starts although the run was to stop"
+        )
         if known.task.when is not None:
             self._require(
-                known.condition_value is True, f"{task!r} starts without its condition {known.task.when!r} having held"
+                known.condition_value is True,
+                f"{task!r} starts without its condition {known.task.when!r} having held",
             )
         tool = known.task.tool
-        self._require(model.available.get(tool or "", True), f"{task!r} starts while its tool {tool!r} is unavailable")
+        self._require(
+            model.available.get(tool or "", True),
+            f"{task!r} starts while its tool {tool!r} is unavailable",
+        )
         for name, amount in model.demand(task).items():
             used = sum(model.demand(other).get(name, 0.0) for other in model.running())
             capacity = model.capacity.get(name, 0.0)
@@ -443,7 +521,10 @@ class _InvariantChecker:
 
     def _check_attempt_end(
         self,
-        body: journal.AttemptSucceeded | journal.AttemptFailed | journal.AttemptTimedOut | journal.AttemptInterrupted,
+        body: journal.AttemptSucceeded
+        | journal.AttemptFailed
+        | journal.AttemptTimedOut
+        | journal.AttemptInterrupted,
     ) -> None:
         known = self.model.tasks[body.task]
         self._require(
@@ -453,11 +534,19 @@ class _InvariantChecker:
         if isinstance(body, journal.AttemptSucceeded) or body.retry_at is None:
             return
         if not isinstance(body, journal.AttemptFailed) or body.failure.kind == "interrupted":
-            self._require(known.task.idempotent, f"{body.task!r} is run again after {body.kind}, and is not idempotent")
+            self._require(
+                known.task.idempotent,
+                f"{body.task!r} is run again after {body.kind}, and is not idempotent",
+            )
         elif not body.exhausted:
             most = (known.task.retry or self.settings.retry).max_attempts
-            self._require(body.failure.transient, f"{body.task!r} is run again after an error that does not pass")
-            self._require(known.tries_since_reset < most, f"{body.task!r} is tried more than {most} times")
+            self._require(
+                body.failure.transient,
+                f"{body.task!r} is run again after an error that does not pass",
+            )
+            self._require(
+                known.tries_since_reset < most, f"{body.task!r} is tried more than {most} times"
+            )
 
     def _check_revision(self, body: journal.PlanRevised) -> None:
         model = self.model
@@ -474,19 +563,31 @@ class _InvariantChecker:
             if change.kind == "cancel":
                 stopped.add(task)
             else:
-                self._require(state != "running", f"a {change.kind} disturbs {task!r}, which is running")
+                self._require(
+                    state != "running", f"a {change.kind} disturbs {task!r}, which is running"
+                )
             redoes = change.kind == "replace" and task in model.possibly_stale()
-            self._require(state != "done" or annotates or redoes, f"a {change.kind} changes {task!r}, which is done")
+            self._require(
+                state != "done" or annotates or redoes,
+                f"a {change.kind} changes {task!r}, which is done",
+            )
         if body.replan is None:
             return
         self._require(
-            body.replan in self.considered_replans, f"replan {body.replan!r} is applied without having been considered"
+            body.replan in self.considered_replans,
+            f"replan {body.replan!r} is applied without having been considered",
         )
-        roots = {self.model.tasks[task].root for task, _ in _changed_tasks(body.changes) if task in self.model.tasks}
+        roots = {
+            self.model.tasks[task].root
+            for task, _ in _changed_tasks(body.changes)
+            if task in self.model.tasks
+        }
         self.replans_by_lineage.update(sorted(roots))
         limits = self.settings.limits
         self.applied_replan_count += 1
-        self._require(self.mode == "act", f"replan {body.replan!r} is applied, and the mode is {self.mode!r}")
+        self._require(
+            self.mode == "act", f"replan {body.replan!r} is applied, and the mode is {self.mode!r}"
+        )
         if body.by != "policy":
             return  # people may do more
         most = limits.replans_per_run
@@ -511,7 +612,10 @@ class _InvariantChecker:
     def _close_triggers(self, how: str, *triggers: str, also: tuple[str, ...] = ()) -> None:
         for trigger in triggers:
             state = self.trigger_states[trigger]
-            self._require(state in ("open", *also), f"trigger {trigger!r} is {how} although it was {state} already")
+            self._require(
+                state in ("open", *also),
+                f"trigger {trigger!r} is {how} although it was {state} already",
+            )
             self.trigger_states[trigger] = how
 
     def _reopen_triggers(self, triggers: Iterable[str]) -> None:
@@ -524,13 +628,16 @@ class _InvariantChecker:
         if body.status == "succeeded":
             early = self.model.goal.stop_when_reached  # then only the goal counts
             self._require(
-                early or not unsatisfied, f"the run succeeded, and {unsatisfied} are neither done nor skipped"
+                early or not unsatisfied,
+                f"the run succeeded, and {unsatisfied} are neither done nor skipped",
             )
         elif body.status == "needs_human":
             self._require(bool(self.model.holds), "the run needs a person, and no question is open")
         if body.status in ("aborted", "paused"):
             return
-        self._require(not self.model.running(), f"the run has ended, and {self.model.running()} are running")
+        self._require(
+            not self.model.running(), f"the run has ended, and {self.model.running()} are running"
+        )
         left = [trigger for trigger, state in self.trigger_states.items() if state == "open"]
         self._require(not left, f"the run has ended, and nothing has become of the triggers {left}")
 
@@ -547,14 +654,24 @@ def snapshot(live: LivePlan, at: float) -> dict[str, Any]:
             fields["output"] = None
         if fields["state"] is TaskState.RUNNING:  # what it reads is on record when it succeeds
             fields["reads"] = None
-        found |= {f"task {task_id!r} {name}": v for name, v in fields.items() if name not in _UNRECORDED_FIELDS}
+        found |= {
+            f"task {task_id!r} {name}": v
+            for name, v in fields.items()
+            if name not in _UNRECORDED_FIELDS
+        }
     return found
 
 
 def ledger_snapshot(ledger: Ledger) -> dict[str, Any]:
     """Return a ledger as plain values; how long people were waited for is counted where the wall clock is limited."""
-    uncounted = () if ledger.budget_tracker.budget.wall_clock else ("_waited_seconds", "_waiting_since")
-    found = {f"ledger {k}": value for k, value in vars(ledger).items() if not callable(value) and k not in uncounted}
+    uncounted = (
+        () if ledger.budget_tracker.budget.wall_clock else ("_waited_seconds", "_waiting_since")
+    )
+    found = {
+        f"ledger {k}": value
+        for k, value in vars(ledger).items()
+        if not callable(value) and k not in uncounted
+    }
     return found | {"ledger budget_tracker": ledger.budget_tracker.spent}
 
 

@@ -85,7 +85,9 @@ class JournaledPlan:
     def fail(self, *task_ids: str, retry_at: float | None = None) -> None:
         """Run attempts that fail, one after another."""
         for task_id in task_ids:
-            self.fold(AttemptFailed(self.start(task_id), task_id, Failure("OSError", "broken"), retry_at))
+            self.fold(
+                AttemptFailed(self.start(task_id), task_id, Failure("OSError", "broken"), retry_at)
+            )
 
     def replayed(self) -> LivePlan:
         """Return a plan replayed from the stored form of the journal."""
@@ -107,7 +109,9 @@ def task(task_id: str, *depends_on: str, **fields: object) -> Task:
 def journaled(*tasks: Task | str, **fields: object) -> JournaledPlan:
     """Return a live plan of these tasks; a text is the id of one without fields."""
     made = [task(t) if isinstance(t, str) else t for t in tasks]
-    return JournaledPlan(Plan.model_validate({"goal": Goal(objective="test"), "tasks": made, **fields}))
+    return JournaledPlan(
+        Plan.model_validate({"goal": Goal(objective="test"), "tasks": made, **fields})
+    )
 
 
 def chain(*ids: str, **fields: object) -> JournaledPlan:
@@ -192,10 +196,15 @@ def full_state(live: LivePlan) -> dict[str, object]:
     return {
         **replayable_state(live),
         "queue": [(priority, order, name) for priority, order, name, _ in live.ready_queue],
-        "deadlines": [(when, number, entry.id, attempt) for when, number, entry, attempt in live.deadlines._heap],
+        "deadlines": [
+            (when, number, entry.id, attempt)
+            for when, number, entry, attempt in live.deadlines._heap
+        ],
         "parked": list(live.parked),
         "claims": (live.claimed_count, live.last_claim),
-        "this process": {e.id: [(name, getattr(e, name)) for name in sorted(_OF_THIS_PROCESS)] for e in live},
+        "this process": {
+            e.id: [(name, getattr(e, name)) for name in sorted(_OF_THIS_PROCESS)] for e in live
+        },
         "used": dict(live.pool.used),
     }
 
@@ -205,9 +214,17 @@ def replayable_state(live: LivePlan, now: float | None = None) -> dict[str, Any]
     return {
         "tasks": {entry.id: _entry(entry, now) for entry in live},
         "counts": _counts(live, now),
-        "numbers": (live.revision, live.hash, live.unsatisfied_count, live.ended_attempts, live.success_durations),
+        "numbers": (
+            live.revision,
+            live.hash,
+            live.unsatisfied_count,
+            live.ended_attempts,
+            live.success_durations,
+        ),
         "pace": (live.busy_seconds, live.tool_durations, list(live.recent_ends)),
-        "breakers": {n: (b.cause, list(b.roots), b.openings, b.retry_at) for n, b in live.breakers.items()},
+        "breakers": {
+            n: (b.cause, list(b.roots), b.openings, b.retry_at) for n, b in live.breakers.items()
+        },
         "flags": (live.aborted, live.has_early_skips, list(live.stuck)),
         "facts": list(live.facts),
         "context": dict(live.context),
@@ -225,8 +242,12 @@ def _entry(entry: TaskEntry, now: float | None) -> dict[str, object]:
     for name in TaskEntry.__slots__:
         value = getattr(entry, name)
         if name in _LINKS:
-            found[name] = value.id if isinstance(value, TaskEntry) else [other.id for other in value or ()]
-        elif name not in _OF_THIS_PROCESS and name != "shown_task":  # made when a reader asks for it
+            found[name] = (
+                value.id if isinstance(value, TaskEntry) else [other.id for other in value or ()]
+            )
+        elif (
+            name not in _OF_THIS_PROCESS and name != "shown_task"
+        ):  # made when a reader asks for it
             found[name] = value
     found["state"] = _state(entry, now)
     if now is not None and (entry.not_before or 0.0) <= now:
@@ -268,7 +289,11 @@ def _inconsistencies(live: LivePlan) -> Iterable[str]:
     counts = dict.fromkeys(TaskState, 0) | Counter(entry.state for entry in live)
     if counts != live.counts:
         yield f"states are counted as {live.counts}, there are {counts}"
-    wanted = [e.id for e in live if not (e.parent or e.removed or e.task.optional or satisfied(live, e.id))]
+    wanted = [
+        e.id
+        for e in live
+        if not (e.parent or e.removed or e.task.optional or satisfied(live, e.id))
+    ]
     if len(wanted) != live.unsatisfied_count:
         yield f"{live.unsatisfied_count} unsatisfied, there are {wanted}"
     stuck = {entry.id for entry in live if entry.state in STUCK}
@@ -277,7 +302,11 @@ def _inconsistencies(live: LivePlan) -> Iterable[str]:
     claims = sum(bool(entry.claim) for entry in live)
     if claims != live.claimed_count:
         yield f"{live.claimed_count} claims are counted, there are {claims}"
-    running = {e.id for e in live if e.state is TaskState.RUNNING and e.task.tool and live.plan.facts is not None}
+    running = {
+        e.id
+        for e in live
+        if e.state is TaskState.RUNNING and e.task.tool and live.plan.facts is not None
+    }
     if set(live.running_actions) != running:
         yield f"under way are {set(live.running_actions)}, with tools run {running}"
     places = [(entry.priority, entry.order) for entry in live]
@@ -312,14 +341,21 @@ def _task_errors(live: LivePlan, entry: TaskEntry) -> Iterable[str]:
         yield f"{entry!r} has priority {entry.priority}, its document says {entry.task.priority}"
     if entry.state is TaskState.READY and not entry.claim and not entry.hold_count:
         parked = entry.id in live.parked
-        if not parked and all(place[:3] != (entry.priority, entry.order, entry.id) for place in live.ready_queue):
+        if not parked and all(
+            place[:3] != (entry.priority, entry.order, entry.id) for place in live.ready_queue
+        ):
             yield f"{entry!r} is ready and nobody will be given it"
         if parked and usable(live, entry):
             yield f"{entry!r} is ready and put aside although it could run"
     due = entry.not_before if entry.state is TaskState.BACKOFF else None
     if due is not None and (live.deadlines.next_due() is None or live.deadlines.next_due() > due):
         yield f"{entry!r} waits until {due}, and nobody will look then"
-    over = entry.state in (TaskState.DONE, TaskState.SKIPPED, TaskState.CANCELLED, TaskState.REPLACED_BY_REPLAN)
+    over = entry.state in (
+        TaskState.DONE,
+        TaskState.SKIPPED,
+        TaskState.CANCELLED,
+        TaskState.REPLACED_BY_REPLAN,
+    )
     users = live.dependency_index.resource_users.get(entry.task.tool or "", ())
     if entry.task.tool and (entry.id in users) is over:
         yield f"{entry!r} is {entry.state}; users of {entry.task.tool!r} are {list(users)}"
@@ -336,9 +372,16 @@ def usable(live: LivePlan, entry: TaskEntry) -> bool:
         return False
     breaker = live.breakers.get(entry.task.tool or "")
     trial = breaker.trial if breaker is not None and breaker.openings else None
-    if trial is not None and trial is not entry and (trial.claim or trial.state is TaskState.RUNNING):
+    if (
+        trial is not None
+        and trial is not entry
+        and (trial.claim or trial.state is TaskState.RUNNING)
+    ):
         return False
-    if any(amount > live.pool.capacity.get(name, 0.0) for name, amount in live.pool.demand(entry.task).items()):
+    if any(
+        amount > live.pool.capacity.get(name, 0.0)
+        for name, amount in live.pool.demand(entry.task).items()
+    ):
         return False
     return live.plan.facts is None or used is None or _applicable(live, entry)
 
@@ -346,8 +389,14 @@ def usable(live: LivePlan, entry: TaskEntry) -> bool:
 def _applicable(live: LivePlan, entry: TaskEntry) -> bool:
     """Return whether the preconditions of a task hold and no running task interferes with it."""
     use = _action(live, entry)
-    running = [_action(live, other) for other in live if other.state is TaskState.RUNNING and other.task.tool]
-    return use.requires <= set(live.facts) and not any(use.interferes_with(other) for other in running)
+    running = [
+        _action(live, other)
+        for other in live
+        if other.state is TaskState.RUNNING and other.task.tool
+    ]
+    return use.requires <= set(live.facts) and not any(
+        use.interferes_with(other) for other in running
+    )
 
 
 def _action(live: LivePlan, entry: TaskEntry) -> GroundAction:
@@ -358,9 +407,9 @@ def _action(live: LivePlan, entry: TaskEntry) -> GroundAction:
     arguments = {}
     for name, value in entry.task.arguments.items():
         try:
-            arguments[name] = resolve_references({name: value}, context=live.context, result_of=live.results.output_of)[
-                name
-            ]
+            arguments[name] = resolve_references(
+                {name: value}, context=live.context, result_of=live.results.output_of
+            )[name]
         except ExpressionError:
             continue
     return ground_action(spec, arguments)
@@ -368,10 +417,18 @@ def _action(live: LivePlan, entry: TaskEntry) -> GroundAction:
 
 def expected_next(live: LivePlan) -> str | None:
     """Return the task that must be handed out next: the first that can run with the free resources."""
-    free = {name: amount - live.pool.used.get(name, 0.0) for name, amount in live.pool.capacity.items()}
-    ready = [e for e in live if e.state is TaskState.READY and not e.claim and not e.hold_count and usable(live, e)]
+    free = {
+        name: amount - live.pool.used.get(name, 0.0) for name, amount in live.pool.capacity.items()
+    }
+    ready = [
+        e
+        for e in live
+        if e.state is TaskState.READY and not e.claim and not e.hold_count and usable(live, e)
+    ]
     for passed, entry in enumerate(sorted(ready, key=lambda e: (e.priority, e.order)), 1):
-        if all(amount <= free[name] + 1e-9 for name, amount in live.pool.demand(entry.task).items()):
+        if all(
+            amount <= free[name] + 1e-9 for name, amount in live.pool.demand(entry.task).items()
+        ):
             return entry.id
         if entry.pass_over_count >= MAX_LOOKAHEAD or passed >= MAX_LOOKAHEAD:
             return None

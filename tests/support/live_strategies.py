@@ -8,7 +8,18 @@ from replanning import Goal, Plan, ReplanningError, Task
 from replanning.changes import AbortRun, AddTask, ModifyTask, PlanChange
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
-from tests.support.live import JournaledPlan, cancel, expected_next, remove, reorder, replace, retry, skip, task, tool
+from tests.support.live import (
+    JournaledPlan,
+    cancel,
+    expected_next,
+    remove,
+    reorder,
+    replace,
+    retry,
+    skip,
+    task,
+    tool,
+)
 
 TOOLS = (
     tool("plain", capability="c"),
@@ -74,7 +85,19 @@ class Changes:
 
     def _one(self, draw: st.DrawFn, live: LivePlan) -> PlanChange:
         kind = draw(
-            st.sampled_from(["add", "remove", "replace", "modify", "reorder", "retry", "skip", "cancel", "abort"])
+            st.sampled_from(
+                [
+                    "add",
+                    "remove",
+                    "replace",
+                    "modify",
+                    "reorder",
+                    "retry",
+                    "skip",
+                    "cancel",
+                    "abort",
+                ]
+            )
         )
         if kind == "add":
             return self._added(draw, live)
@@ -112,7 +135,9 @@ class Changes:
         return self._named[-1]
 
     def _known(self, live: LivePlan) -> list[str]:
-        return list(dict.fromkeys([*(entry.id for entry in live if not entry.removed), *self._named])) or ["nobody"]
+        return list(
+            dict.fromkeys([*(entry.id for entry in live if not entry.removed), *self._named])
+        ) or ["nobody"]
 
     def _added(self, draw: st.DrawFn, live: LivePlan) -> PlanChange:
         known = self._known(live)
@@ -120,7 +145,9 @@ class Changes:
             known = [f"n{self._fresh + 2}"]  # perhaps the next change brings it in
         task_id = draw(st.sampled_from(known)) if draw(st.integers(0, 19)) == 19 else self._new()
         before = draw(st.lists(st.sampled_from(self._known(live)), max_size=1))
-        return AddTask(task=draw(tasks(task_id, known)), before=tuple(b for b in before if b != task_id))
+        return AddTask(
+            task=draw(tasks(task_id, known)), before=tuple(b for b in before if b != task_id)
+        )
 
     def _replaced(self, draw: st.DrawFn, live: LivePlan) -> PlanChange:
         target = self._pick(draw, live, *WAITING, TaskState.FAILED, TaskState.CANCELLED)
@@ -128,9 +155,13 @@ class Changes:
         inner = draw(st.booleans())
         known = ids if inner else [*self._known(live), *ids]
         parts = [draw(tasks(i, [k for k in known if k != i])) for i in ids]
-        if inner and draw(st.booleans()):  # circles among the parts are drawn too often to be of use all the time
+        if inner and draw(
+            st.booleans()
+        ):  # circles among the parts are drawn too often to be of use all the time
             parts = [
-                part.model_copy(update={"depends_on": tuple(ids[:number])[-1:], "arguments": {"out": "x"}})
+                part.model_copy(
+                    update={"depends_on": tuple(ids[:number])[-1:], "arguments": {"out": "x"}}
+                )
                 for number, part in enumerate(parts)
             ]
         return replace(target, *tuple(parts))
@@ -144,12 +175,18 @@ class Changes:
             {"priority": draw(st.integers(-2, 2))},
             {"optional": draw(st.booleans())},
             {"tool": draw(st.sampled_from([None, "plain", "heavy", "absent"])), "arguments": {}},
-            {"resources": draw(st.sampled_from([{}, {"cpu": 1}, {"disk": 1}, {"cpu": 9}, {"tape": 1}]))},
+            {
+                "resources": draw(
+                    st.sampled_from([{}, {"cpu": 1}, {"disk": 1}, {"cpu": 9}, {"tape": 1}])
+                )
+            },
             {"when": "context.go", "goal": "why"},
             {"id": "other"},
             {"colour": "red"},
         ]
-        return ModifyTask(task_id=self._pick(draw, live, *WAITING), fields=draw(st.sampled_from(fields)))
+        return ModifyTask(
+            task_id=self._pick(draw, live, *WAITING), fields=draw(st.sampled_from(fields))
+        )
 
 
 def situation(draw: st.DrawFn, changes: Changes) -> JournaledPlan:

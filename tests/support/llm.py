@@ -74,7 +74,10 @@ def somebodys_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     info = tmp_path / "somebodys-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: somebodys\nVersion: 1.0\n")
-    points = "\n".join(f"{name.lower()} = somebodys:{name}" for name in ("Plain", "Keyed", "Broken", "Loner", "Gone"))
+    points = "\n".join(
+        f"{name.lower()} = somebodys:{name}"
+        for name in ("Plain", "Keyed", "Broken", "Loner", "Gone")
+    )
     (info / "entry_points.txt").write_text(f"[replanning.providers]\n{points}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     installed_plugins.cache_clear()

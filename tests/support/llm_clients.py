@@ -18,7 +18,12 @@ from replanning.providers.openai import OpenAIProvider
 from replanning.testing import VirtualClock
 
 KEY = "sk-proj-4f9c2a7be01d4c5e8b3a6f"
-CLIENTS: Sequence[type[HTTPLLMProvider]] = (OpenAIProvider, AnthropicProvider, GitHubCopilotProvider, OllamaProvider)
+CLIENTS: Sequence[type[HTTPLLMProvider]] = (
+    OpenAIProvider,
+    AnthropicProvider,
+    GitHubCopilotProvider,
+    OllamaProvider,
+)
 
 Happening = httpx.Response | httpx.TransportError | Callable[[httpx.Request], httpx.Response] | None
 """Result of a request: a response, an error of the connection, or (None) nothing, ever."""
@@ -77,7 +82,9 @@ def client(kind: type[HTTPLLMProvider], network: Network, **kwargs) -> Any:
 def said(kind: type[HTTPLLMProvider], text: str = "four", **changes: Any) -> httpx.Response:
     """An answer with this text, in the form of a service."""
     openai = {
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
+        "choices": [
+            {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        ],
         "usage": {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7},
     }
     forms: dict[str, dict[str, Any]] = {

@@ -39,7 +39,11 @@ ROUTES: Final[Mapping[tuple[str, str], tuple[LLMApi, LLMRequestKind]]] = {
 }
 """API and kind of request per path; GitHub Copilot has the paths of OpenAI without a version."""
 
-_KEY_HEADERS: Final = {"openai": ("authorization",), "anthropic": ("x-api-key", "authorization"), "ollama": ()}
+_KEY_HEADERS: Final = {
+    "openai": ("authorization",),
+    "anthropic": ("x-api-key", "authorization"),
+    "ollama": (),
+}
 _REQUIRED_FIELDS: Final[Mapping[tuple[str, str], Mapping[str, type | tuple[type, ...]]]] = {
     ("openai", "chat"): {"model": str, "messages": list},
     ("anthropic", "chat"): {"model": str, "messages": list, "max_tokens": int},
@@ -49,7 +53,12 @@ _REQUIRED_FIELDS: Final[Mapping[tuple[str, str], Mapping[str, type | tuple[type,
 }
 _FINISH_REASONS: Final[Mapping[LLMApi, Mapping[str, str]]] = {
     "openai": {"stop": "stop", "length": "length", "refusal": "stop", "tool": "tool_calls"},
-    "anthropic": {"stop": "end_turn", "length": "max_tokens", "refusal": "refusal", "tool": "tool_use"},
+    "anthropic": {
+        "stop": "end_turn",
+        "length": "max_tokens",
+        "refusal": "refusal",
+        "tool": "tool_use",
+    },
     "ollama": {"stop": "stop", "length": "length", "refusal": "stop", "tool": "stop"},
 }
 _OPENAI_ERRORS: Final = {
@@ -91,7 +100,9 @@ class LLMRequest:
 
     @property
     def system(self) -> str:
-        return _content_text(self.body.get("system")) or "\n".join(self._texts("system", "developer"))
+        return _content_text(self.body.get("system")) or "\n".join(
+            self._texts("system", "developer")
+        )
 
     @property
     def prompt(self) -> str:
@@ -100,16 +111,24 @@ class LLMRequest:
     @property
     def tool(self) -> str:
         choice: Any = self.body.get("tool_choice")
-        return str(choice.get("function", choice).get("name", "")) if isinstance(choice, dict) else ""
+        return (
+            str(choice.get("function", choice).get("name", "")) if isinstance(choice, dict) else ""
+        )
 
     def _texts(self, *roles: str) -> list[str]:
         messages: Any = self.body.get("messages", ())
-        return [_content_text(message["content"]) for message in messages if message["role"] in roles]
+        return [
+            _content_text(message["content"]) for message in messages if message["role"] in roles
+        ]
 
 
 def _content_text(content: Any) -> str:
     """Return the text of a message, which may be split into parts."""
-    return "".join(part.get("text", "") for part in content) if isinstance(content, list) else content or ""
+    return (
+        "".join(part.get("text", "") for part in content)
+        if isinstance(content, list)
+        else content or ""
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +181,10 @@ def _error(request: LLMRequest, status: int, message: str) -> object:
     if request.api == "ollama":
         return {"error": message}
     if request.api == "anthropic":
-        error = {"type": _ANTHROPIC_ERRORS.get(status, fallback.replace("server", "api")), "message": message}
+        error = {
+            "type": _ANTHROPIC_ERRORS.get(status, fallback.replace("server", "api")),
+            "message": message,
+        }
         return {"type": "error", "error": error, "request_id": _request_id(request)}
     kind, code = _OPENAI_ERRORS.get(status, (fallback, None))
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
@@ -170,7 +192,11 @@ def _error(request: LLMRequest, status: int, message: str) -> object:
 
 def _chat(request: LLMRequest, reply: ServerReply) -> object:
     text = reply_text(reply.content)
-    sent = estimate_tokens(request.system + request.prompt) if reply.input_tokens is None else reply.input_tokens
+    sent = (
+        estimate_tokens(request.system + request.prompt)
+        if reply.input_tokens is None
+        else reply.input_tokens
+    )
     received = estimate_tokens(text) if reply.output_tokens is None else reply.output_tokens
     tool_input: object = None
     if request.tool and reply.finish == "stop":
@@ -185,30 +211,46 @@ def _chat(request: LLMRequest, reply: ServerReply) -> object:
             "type": "message",
             "role": "assistant",
             "model": request.model,
-            "content": [{**tool_use, "input": tool_input} if uses_tool else {"type": "text", "text": text}],
+            "content": [
+                {**tool_use, "input": tool_input} if uses_tool else {"type": "text", "text": text}
+            ],
             "stop_reason": finish,
             "stop_sequence": None,
             "usage": {"input_tokens": sent, "output_tokens": received},
         }
     if request.api == "ollama":  # a streamed reply is a single part
-        durations = dict.fromkeys(("total_duration", "load_duration", "prompt_eval_duration", "eval_duration"), 1_000)
+        durations = dict.fromkeys(
+            ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration"), 1_000
+        )
         counts = {"prompt_eval_count": sent, "eval_count": received}
         message = {"role": "assistant", "content": text}
-        ending = {"created_at": _CREATED_TEXT, "message": message, "done": True, "done_reason": finish}
+        ending = {
+            "created_at": _CREATED_TEXT,
+            "message": message,
+            "done": True,
+            "done_reason": finish,
+        }
         return {"model": request.model, **ending, **durations, **counts}
     said: JsonObject = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
     if reply.finish == "refusal":
         said |= {"content": None, "refusal": text}
     elif uses_tool:
         call: JsonObject = {"name": request.tool, "arguments": text}
-        said |= {"content": None, "tool_calls": [{"id": "call_1", "type": "function", "function": call}]}
+        said |= {
+            "content": None,
+            "tool_calls": [{"id": "call_1", "type": "function", "function": call}],
+        }
     return {
         "id": f"chatcmpl-{request.number}",
         "object": "chat.completion",
         "created": _CREATED,
         "model": request.model,
         "choices": [{"index": 0, "message": said, "logprobs": None, "finish_reason": finish}],
-        "usage": {"prompt_tokens": sent, "completion_tokens": received, "total_tokens": sent + received},
+        "usage": {
+            "prompt_tokens": sent,
+            "completion_tokens": received,
+            "total_tokens": sent + received,
+        },
     }
 
 
@@ -219,14 +261,19 @@ def _embeddings(request: LLMRequest) -> object:
     count = sum(map(estimate_tokens, texts))
     if request.api == "ollama":
         return {"model": request.model, "embeddings": vectors, "prompt_eval_count": count}
-    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
+    data = [
+        {"object": "embedding", "index": index, "embedding": vector}
+        for index, vector in enumerate(vectors)
+    ]
     usage = {"prompt_tokens": count, "total_tokens": count}
     return {"object": "list", "model": request.model, "data": data, "usage": usage}
 
 
 def _models(api: LLMApi) -> object:
     if api == "ollama":
-        return {"models": [{"name": "scripted-1", "model": "scripted-1", "modified_at": _CREATED_TEXT}]}
+        return {
+            "models": [{"name": "scripted-1", "model": "scripted-1", "modified_at": _CREATED_TEXT}]
+        }
     model = {"id": "scripted-1", "object": "model", "created": _CREATED, "owned_by": "replanning"}
     return {"object": "list", "data": [model]}
 
@@ -239,12 +286,18 @@ def _refusal(request: LLMRequest) -> ServerReply | None:
     """Return the error with which a service refuses a request before any model sees it."""
     keys = _KEY_HEADERS[request.api]
     if keys and not any(request.headers.get(name) for name in keys):
-        return ServerReply.error(401, f"there is no key in the header {' or '.join(map(repr, keys))}")
+        return ServerReply.error(
+            401, f"there is no key in the header {' or '.join(map(repr, keys))}"
+        )
     if request.api == "anthropic" and "anthropic-version" not in request.headers:
         return ServerReply.error(400, "anthropic-version: header is required")
     required = _REQUIRED_FIELDS.get((request.api, request.kind), {})
-    if wrong := [name for name, kind in required.items() if not isinstance(request.body.get(name), kind)]:
-        return ServerReply.error(400, f"the body lacks {', '.join(wrong)}, or has it in another form")
+    if wrong := [
+        name for name, kind in required.items() if not isinstance(request.body.get(name), kind)
+    ]:
+        return ServerReply.error(
+            400, f"the body lacks {', '.join(wrong)}, or has it in another form"
+        )
     if request.body.get("stream") and request.api != "ollama":
         return ServerReply.error(400, "this server does not stream; ask with stream=false")
     return None
@@ -257,7 +310,9 @@ def services_environ(url: str) -> dict[str, str]:
         "ANTHROPIC_BASE_URL": url,
         "GITHUB_COPILOT_BASE_URL": url,
         "OLLAMA_HOST": url,
-        **dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GITHUB_COPILOT_TOKEN"), "scripted-key"),
+        **dict.fromkeys(
+            ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GITHUB_COPILOT_TOKEN"), "scripted-key"
+        ),
     }
 
 
@@ -267,7 +322,9 @@ class ScriptedLLMServer(ThreadingHTTPServer):
     daemon_threads = False  # closing waits for the threads
     request_queue_size = 128
 
-    def __init__(self, script: Sequence[LLMServerReply] | Callable[[LLMRequest], LLMServerReply] = ()) -> None:
+    def __init__(
+        self, script: Sequence[LLMServerReply] | Callable[[LLMRequest], LLMServerReply] = ()
+    ) -> None:
         super().__init__(("127.0.0.1", 0), _ConnectionHandler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.requests: list[LLMRequest] = []
@@ -276,18 +333,24 @@ class ScriptedLLMServer(ThreadingHTTPServer):
         self._chat_count = self._connection_count = 0
         self._closing = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self.serve_forever, args=(_POLL_SECONDS,), name="scripted-llm-server")
+        self._thread = threading.Thread(
+            target=self.serve_forever, args=(_POLL_SECONDS,), name="scripted-llm-server"
+        )
 
     def environ(self) -> dict[str, str]:
         return services_environ(self.url)
 
-    async def until(self, condition: Callable[[ScriptedLLMServer], object], *, timeout: float = 10.0) -> None:
+    async def until(
+        self, condition: Callable[[ScriptedLLMServer], object], *, timeout: float = 10.0
+    ) -> None:
         """Wait until a condition holds."""
 
         def wait() -> None:
             with self._changed:
                 if not self._changed.wait_for(lambda: condition(self), timeout):
-                    raise TimeoutError(f"after {timeout:g} s this was not seen; requests: {self.requests}")
+                    raise TimeoutError(
+                        f"after {timeout:g} s this was not seen; requests: {self.requests}"
+                    )
 
         await anyio.to_thread.run_sync(wait)
 
@@ -343,7 +406,9 @@ class ScriptedLLMServer(ThreadingHTTPServer):
             self._chat_count += 1
             number = self._chat_count
         if number > len(self.script):
-            raise LookupError(f"it has {len(self.script)} answers, and this is request {number}; add one")
+            raise LookupError(
+                f"it has {len(self.script)} answers, and this is request {number}; add one"
+            )
         return self.script[number - 1]
 
 
@@ -359,7 +424,9 @@ class _ConnectionHandler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         body = json.loads(self.rfile.read(int(headers.get("content-length", 0))) or b"{}")
         route = ROUTES[self.command, self.path.partition("?")[0]]
-        request = LLMRequest(0, self.server.connections[self.connection], *route, self.path, headers, body)
+        request = LLMRequest(
+            0, self.server.connections[self.connection], *route, self.path, headers, body
+        )
         self.server.record(request)
         try:
             self._respond(request)

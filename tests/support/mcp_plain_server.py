@@ -18,7 +18,10 @@ for line in sys.stdin:
     if asked["method"] == "tools/call" and asked["params"]["name"] == "exchange":
         names = ["find", "exchange"]
         say(method="notifications/tools/list_changed")
-    about = {"capabilities": {"tools": {"listChanged": True}}, "serverInfo": {"name": "plain", "version": "1"}}
+    about = {
+        "capabilities": {"tools": {"listChanged": True}},
+        "serverInfo": {"name": "plain", "version": "1"},
+    }
     answers: dict[str, object] = {
         "initialize": {"protocolVersion": "2025-06-18", **about},
         "tools/list": {"tools": [{"name": name, **TOOL} for name in names]},

@@ -66,7 +66,9 @@ def replaced(task_id: str, tool: str | None, **fields: object) -> JsonObject:
     return change("replace", task_id=task_id, tasks=[new])
 
 
-def candidate(*changes: JsonObject, reason: str = "scripted", confidence: float = 0.9) -> JsonObject:
+def candidate(
+    *changes: JsonObject, reason: str = "scripted", confidence: float = 0.9
+) -> JsonObject:
     """A candidate as a model writes it."""
     return {"reason": reason, "changes": list(changes), "confidence": confidence}
 
@@ -112,4 +114,6 @@ async def played(
         result = await engine.execute(Plan.parse(plan) if isinstance(plan, str) else plan, work)
     records = list(engine.store.read(result.run))
     used = [(call.task.tool, call.task.arguments) for call in work.calls]
-    return Played(result, records, model.prompts, [call.task.id for call in work.calls], used, clock, began)
+    return Played(
+        result, records, model.prompts, [call.task.id for call in work.calls], used, clock, began
+    )

@@ -18,7 +18,16 @@ from replanning.plan import RunId
 from replanning.planning import PlanningCoordinator
 from replanning.telemetry import Exporter, ExporterContext
 from replanning.testing import VirtualClock
-from tests.support.planning import MISSING, Desk, Replies, action, coordinator, go_on, replan, revision
+from tests.support.planning import (
+    MISSING,
+    Desk,
+    Replies,
+    action,
+    coordinator,
+    go_on,
+    replan,
+    revision,
+)
 from tests.support.resume import cut
 
 AT: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -27,7 +36,9 @@ AT: Final = datetime(2026, 1, 1, tzinfo=UTC)
 class Issue:
     """Issue in memory, whose next writes raise the given errors; `effective` writes are there nevertheless."""
 
-    def __init__(self, errors: Sequence[BaseException | None] = (), *, effective: bool = False) -> None:
+    def __init__(
+        self, errors: Sequence[BaseException | None] = (), *, effective: bool = False
+    ) -> None:
         self.name = "fake"
         self.kept: list[ForgeComment] = []
         self.errors = list(errors)
@@ -100,26 +111,48 @@ class Read:
 
 _READER: Final = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
 _PLAIN: Final = frozenset(
-    {"heading", "paragraph", "list_item", "bullet_list", "ordered_list", "strong", "em", "text", "softbreak", "inline"}
+    {
+        "heading",
+        "paragraph",
+        "list_item",
+        "bullet_list",
+        "ordered_list",
+        "strong",
+        "em",
+        "text",
+        "softbreak",
+        "inline",
+    }
 )
-_CALLS: Final = re.compile(r"@\w[\w-]*|[#!&%$]\d+|~\w+|\bGH-\d+|\w+://\S+|\bwww\.\w+", re.IGNORECASE)
+_CALLS: Final = re.compile(
+    r"@\w[\w-]*|[#!&%$]\d+|~\w+|\bGH-\d+|\w+://\S+|\bwww\.\w+", re.IGNORECASE
+)
 _HTML: Final = re.compile(r"<!--.*?-->|</?[a-z][^>]*>", re.IGNORECASE | re.DOTALL)
 
 
 def read(body: str) -> Read:
     """Read a comment as a forge shows it."""
     tokens = list(_flat(_READER.parse(body)))
-    html = [tag for token in tokens if token.type.startswith("html") for tag in _HTML.findall(token.content)]
+    html = [
+        tag
+        for token in tokens
+        if token.type.startswith("html")
+        for tag in _HTML.findall(token.content)
+    ]
     seen, boxes, headings, depth = list[str](), list[str](), list[str](), 0
     for number, token in enumerate(tokens):
         depth += token.nesting if token.type.startswith("list_item") else 0
         if token.type == "inline":
-            words = "".join(one.content if one.type == "text" else "\n" for one in token.children or ())
+            words = "".join(
+                one.content if one.type == "text" else "\n" for one in token.children or ()
+            )
             seen.append(words.replace("\n", " "))
             boxes += [words] if depth and re.match(r"\[[ xX]\]\s", words) else []
             before = tokens[number - 1]
             headings += [f"{before.markup} {words}"] if before.type == "heading_open" else []
-    kinds = [token.type.removesuffix("_open") for token in tokens if not token.type.endswith("_close")]
+    kinds = [
+        token.type.removesuffix("_open") for token in tokens if not token.type.endswith("_close")
+    ]
     text = "\n".join(seen)
     return Read(
         headings=tuple(headings),
@@ -197,7 +230,12 @@ EVENTFUL: Replies = {
     "decision:goal_understanding": (UNCLEAR, go_on()),
     "decision:action_sequence": (replan("action_regeneration", confidence=0.1), go_on()),
     "decision:execution": (
-        replan("retry", issues_found=["the file is missing"], recommended_actions=["look again"], confidence=0.6),
+        replan(
+            "retry",
+            issues_found=["the file is missing"],
+            recommended_actions=["look again"],
+            confidence=0.6,
+        ),
         replan("partial_replan"),
         go_on(),
     ),
@@ -225,7 +263,9 @@ async def carried_out(
     """Return the records of a complete run."""
     store = MemoryStore()
     async with VirtualClock() as clock:
-        planning = planner(replies, clock, *exporters, failing=failing, store=store, settings=settings)
+        planning = planner(
+            replies, clock, *exporters, failing=failing, store=store, settings=settings
+        )
         await planning.execute_with_planning(RUN)
         await planning.engine.aclose()
     return list(store.read(RUN))
@@ -250,6 +290,8 @@ def marks_and_texts(issue: Issue) -> dict[Marker, str]:
     assert len(set(marks(issue))) == len(issue.kept)
     numbered = re.compile(r"record-\d+")
     return {
-        mark._replace(subject=numbered.sub("record", mark.subject)): numbered.sub("record", one.body)
+        mark._replace(subject=numbered.sub("record", mark.subject)): numbered.sub(
+            "record", one.body
+        )
         for mark, one in zip(marks(issue), issue.kept, strict=True)
     }

@@ -17,7 +17,14 @@ def npm_program(package: str, version: str, script: str, folder: Path) -> list[s
     if node is None or npm is None:
         pytest.skip("node and npm are not on the PATH")
     options = ["--no-audit", "--no-fund", "--prefer-offline", "--ignore-scripts"]
-    command: list[str | Path] = [npm, "install", "--prefix", folder, *options, f"{package}@{version}"]
+    command: list[str | Path] = [
+        npm,
+        "install",
+        "--prefix",
+        folder,
+        *options,
+        f"{package}@{version}",
+    ]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
     except subprocess.TimeoutExpired:

@@ -59,13 +59,24 @@ def kind_of(prompt: str) -> str:
     kind = next(name for mark, name in _MARKS.items() if mark in prompt)
     if kind != "decision":
         return kind
-    phases = ("goal_understanding", "task_decomposition", "action_sequence", "execution", "reflection")
+    phases = (
+        "goal_understanding",
+        "task_decomposition",
+        "action_sequence",
+        "execution",
+        "reflection",
+    )
     return "decision:" + next(phase for phase in phases if f'<phase>\n"{phase}"' in prompt)
 
 
 def go_on(**more: Any) -> Json:
     """Return a decision to go on."""
-    said = {"replan_needed": False, "confidence": 0.9, "reasoning": "it is good", "replan_type": "none"}
+    said = {
+        "replan_needed": False,
+        "confidence": 0.9,
+        "reasoning": "it is good",
+        "replan_type": "none",
+    }
     return {"replan_decision": {**said, **more}}
 
 
@@ -81,7 +92,12 @@ def summary(*, achieved: bool = True) -> Json:
 
 def revision(*actions: Json) -> Json:
     """Return a revised plan of these actions."""
-    return {"plan_revision": {"reason": "it must be other", "updated_action_plan": {"actions": list(actions)}}}
+    return {
+        "plan_revision": {
+            "reason": "it must be other",
+            "updated_action_plan": {"actions": list(actions)},
+        }
+    }
 
 
 def action(name: str, tool: str, **more: Any) -> Json:
@@ -107,7 +123,9 @@ def actions(*ones: Json) -> Json:
 def planned(*ones: Json, **needs: Any) -> Json:
     """Return the replies that plan these actions, each a subtask that depends on the given ones."""
     names = [str(one["task_id"]) for one in ones]
-    subtasks: list[Any] = [{"id": name, "description": name, "dependencies": needs.get(name, [])} for name in names]
+    subtasks: list[Any] = [
+        {"id": name, "description": name, "dependencies": needs.get(name, [])} for name in names
+    ]
     return {"task_decomposition": {"subtasks": subtasks}, "action_sequence": actions(*ones)}
 
 
@@ -141,7 +159,9 @@ class Model:
 
     def told(self, kind: str) -> list[str]:
         """Return the prompts of a kind."""
-        return [prompt for asked, prompt in zip(self.asked, self.prompts, strict=True) if asked == kind]
+        return [
+            prompt for asked, prompt in zip(self.asked, self.prompts, strict=True) if asked == kind
+        ]
 
 
 class Desk:
@@ -311,7 +331,10 @@ async def solved(
 
 def written(folder: Path, task: str = RUN) -> Lines:
     """The lines of a file as any program reads them."""
-    return [json.loads(line) for line in (folder / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for line in (folder / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def in_order(lines: Lines) -> Lines:
@@ -325,13 +348,17 @@ def rebuilt(store: RunStore, folder: Path, task: str = RUN) -> Lines:
     return in_order(written(folder, task))
 
 
-def store_at(folder: Path, at: float = NOW, task: str | None = None, issue: str = "") -> PlanningHistoryStore:
+def store_at(
+    folder: Path, at: float = NOW, task: str | None = None, issue: str = ""
+) -> PlanningHistoryStore:
     """A history as seen at some time."""
     environment = virtual_environment(clock=VirtualClock(at))
     return PlanningHistoryStore(folder, task_uuid=task, issue_id=issue, environment=environment)
 
 
-def saved(folder: Path, task: str, issue: str, at: float, *, done: bool = True) -> PlanningHistoryStore:
+def saved(
+    folder: Path, task: str, issue: str, at: float, *, done: bool = True
+) -> PlanningHistoryStore:
     """The history of a task that was planned, and finished or not, at a time."""
     store = store_at(folder, at, task, issue)
     store.save_plan({"actions": [{"task_id": task}]})

@@ -29,7 +29,9 @@ def settings() -> Settings:
         "execution": {"max_action_retries": 20},
         "global": {"max_total_replans": 40},
     }
-    return Settings.model_validate({"planning": {"replanning": replanning}, "budget": {"calls": 200}})
+    return Settings.model_validate(
+        {"planning": {"replanning": replanning}, "budget": {"calls": 200}}
+    )
 
 
 async def solve(store: RunStore, run: str, folder: Path) -> tuple[RunResult, list[str]]:
@@ -62,7 +64,12 @@ def main() -> None:
     os.environ["LEASE"] = "inf"
     with closing(store_at("sqlite", place, int(ticks))) as store:
         result, differences = anyio.run(solve, store, run, Path(folder))
-    told = {"status": result.status, "reason": result.reason, "calls": result.spent.calls, "differences": differences}
+    told = {
+        "status": result.status,
+        "reason": result.reason,
+        "calls": result.spent.calls,
+        "differences": differences,
+    }
     json.dump(told, sys.stdout)
 
 

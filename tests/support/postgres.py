@@ -31,10 +31,16 @@ def missing_part() -> str:
 
 def _program(name: str) -> str | None:
     folders = sorted(
-        Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name), reverse=True
+        Path("/usr/lib/postgresql").glob("*/bin"),
+        key=lambda folder: int(folder.parent.name),
+        reverse=True,
     )
     return next(
-        filter(None, (shutil.which(name, path=path) for path in (os.environ["PATH"], *map(str, folders)))), None
+        filter(
+            None,
+            (shutil.which(name, path=path) for path in (os.environ["PATH"], *map(str, folders))),
+        ),
+        None,
     )
 
 
@@ -109,7 +115,9 @@ class Server:
                 os.kill(pid, signal.SIGKILL)
         while any(process_stat(pid)[:1] not in ([], *map(list, DEAD_STATES)) for pid in pids):
             pass
-        (self.folder / "data/postmaster.pid").unlink()  # the number may belong to a process that nobody has collected
+        (
+            self.folder / "data/postmaster.pid"
+        ).unlink()  # the number may belong to a process that nobody has collected
 
     @property
     def pids(self) -> list[int]:
@@ -123,7 +131,9 @@ class Server:
         """While the block runs the server takes requests and answers none."""
         parent = self.pids[0]
         os.kill(parent, signal.SIGSTOP)
-        _, *children = self.pids  # nobody starts or collects them any more, so that the numbers stay theirs
+        _, *children = (
+            self.pids
+        )  # nobody starts or collects them any more, so that the numbers stay theirs
         for pid in children:
             os.kill(pid, signal.SIGSTOP)
         try:

@@ -20,7 +20,9 @@ def two_ways(request: ReplanRequest) -> list[Alternative]:
     new = {"id": request.view.unused_id(task_id), "depends_on": ()}
     other = request.view.task(task_id).task.model_copy(update=new)
     return [
-        alternative(ReplaceTask(task_id=task_id, tasks=(other,)), confidence=DOUBT, reason="another way"),
+        alternative(
+            ReplaceTask(task_id=task_id, tasks=(other,)), confidence=DOUBT, reason="another way"
+        ),
         alternative(SkipTask(task_id=task_id), confidence=DOUBT - 0.05, reason="without it"),
     ]
 
@@ -30,7 +32,9 @@ def proposing(*changes: PlanChange, confidence: float = DOUBT) -> Propose:
     return lambda request: [alternative(*changes, confidence=confidence)]
 
 
-def asking(clock: VirtualClock, propose: Propose | AlternativeProvider = two_ways, **options: Any) -> ReplanningEngine:
+def asking(
+    clock: VirtualClock, propose: Propose | AlternativeProvider = two_ways, **options: Any
+) -> ReplanningEngine:
     """An engine with one provider, by default one that doubts."""
     return make_engine(propose, clock=clock, **options)
 

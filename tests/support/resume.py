@@ -48,14 +48,22 @@ def eventful() -> Plan:
         Task(id="gone", depends_on=("wish",), tool="absent"),
         Task(id="met", depends_on=("change",), when="context.go"),
         Task(id="unmet", depends_on=("change",), when="not context.go"),
-        Task(id="end", depends_on=("bad", "doubtful", "gone", "met", "unmet"), arguments={"bad": "${bad.output}"}),
+        Task(
+            id="end",
+            depends_on=("bad", "doubtful", "gone", "met", "unmet"),
+            arguments={"bad": "${bad.output}"},
+        ),
     ]
     tools = [
         ToolSpec(name="absent", capability="draw", available=False),
         ToolSpec(name="present", capability="draw"),
         ToolSpec(name="paid"),
     ]
-    return plan(*(task.model_copy(update={"idempotent": True}) for task in tasks), tools=tools, context={"go": False})
+    return plan(
+        *(task.model_copy(update={"idempotent": True}) for task in tasks),
+        tools=tools,
+        context={"go": False},
+    )
 
 
 def propose(request: ReplanRequest) -> Sequence[Alternative]:
@@ -63,7 +71,11 @@ def propose(request: ReplanRequest) -> Sequence[Alternative]:
     trigger, view = request.triggers[0], request.view
     if trigger.kind == "human-request":
         task = Task(id="wished", idempotent=True, depends_on=("start",))
-        return [] if "wished" in {other.id for other in view.tasks()} else [alternative(AddTask(task=task))]
+        return (
+            []
+            if "wished" in {other.id for other in view.tasks()}
+            else [alternative(AddTask(task=task))]
+        )
     if trigger.kind == "context-changed":
         return []  # conditions are evaluated anew in any case
     name = trigger.tasks[0]
@@ -77,8 +89,12 @@ def propose(request: ReplanRequest) -> Sequence[Alternative]:
 
 def engine_for(store: RunStore, clock: VirtualClock) -> ReplanningEngine:
     """An engine with somebody who approves of everything, after a while."""
-    gate = ScriptedGate(lambda question: returns(Answer("approve", by="ada"), after=20), clock=clock)
-    return make_engine(propose, clock=clock, gate=gate, store=store, budget={"wall_clock": 500, "calls": 1000})
+    gate = ScriptedGate(
+        lambda question: returns(Answer("approve", by="ada"), after=20), clock=clock
+    )
+    return make_engine(
+        propose, clock=clock, gate=gate, store=store, budget={"wall_clock": 500, "calls": 1000}
+    )
 
 
 async def carry_on(run: PlanRun, clock: VirtualClock) -> None:
@@ -107,7 +123,10 @@ async def work(task: Task, context: TaskContext, run: PlanRun, clock: VirtualClo
 async def from_start() -> tuple[RunResult, list[Record]]:
     """The run as it goes when nothing comes between."""
     store = MemoryStore()
-    async with VirtualClock() as clock, engine_for(store, clock).open(eventful(), run_id=RUN) as run:
+    async with (
+        VirtualClock() as clock,
+        engine_for(store, clock).open(eventful(), run_id=RUN) as run,
+    ):
         await carry_on(run, clock)
     return run.result, list(store.read(RUN))
 
@@ -122,10 +141,15 @@ def cut(records: Sequence[Record]) -> MemoryStore:
     return store
 
 
-async def resumed(records: Sequence[Record], *, away: float = 1.0) -> tuple[RunResult, list[Record]]:
+async def resumed(
+    records: Sequence[Record], *, away: float = 1.0
+) -> tuple[RunResult, list[Record]]:
     """The run resumed some time after these records; its live plan equals a replay of its journal."""
     store = cut(records)
-    async with VirtualClock(records[-1].at + away) as clock, engine_for(store, clock).resume(RUN) as run:
+    async with (
+        VirtualClock(records[-1].at + away) as clock,
+        engine_for(store, clock).resume(RUN) as run,
+    ):
         await carry_on(run, clock)
     journal = list(store.read(RUN))
     assert replay_differences(run, journal, clock.now()) == []
@@ -137,12 +161,15 @@ def story(records: Sequence[Record]) -> dict[str, object]:
     bodies = [record.body for record in records]
     revised = [body for body in bodies if isinstance(body, PlanRevised)]
     return {
-        "revisions": sorted(f"{b.by} {b.chosen} {[c.model_dump() for c in b.changes]}" for b in revised),
+        "revisions": sorted(
+            f"{b.by} {b.chosen} {[c.model_dump() for c in b.changes]}" for b in revised
+        ),
         "questions": sorted(body.holds for body in bodies if isinstance(body, QuestionAsked)),
         "decisions": sorted(
             f"{body.decision} {body.rule} {body.by}"
             for body in bodies
-            if isinstance(body, DecisionMade) and body.decision not in ("ask", "keep")  # who asks twice is told twice
+            if isinstance(body, DecisionMade)
+            and body.decision not in ("ask", "keep")  # who asks twice is told twice
         ),
         "started": sorted({body.task for body in bodies if isinstance(body, AttemptStarted)}),
         "outcomes": sorted(body.succeeded for body in bodies if isinstance(body, OutcomeRecorded)),

@@ -53,7 +53,9 @@ def again(request: ReplanRequest) -> list[Alternative]:
     return [alternative(ReplaceTask(task_id=task_id, tasks=(copy,)))]
 
 
-def alternative(*changes: PlanChange, confidence: float = 0.9, reason: str = "scripted") -> Alternative:
+def alternative(
+    *changes: PlanChange, confidence: float = 0.9, reason: str = "scripted"
+) -> Alternative:
     """An alternative made of changes."""
     return Alternative(changes=changes, reason=reason, confidence=confidence)
 
@@ -121,7 +123,9 @@ def failing(*names: str) -> Callable[[Task, TaskContext], Awaitable[str]]:
     return work
 
 
-async def history_of(document: Plan, *failures: str, propose: Propose = again, **options: Any) -> ReplanHistory:
+async def history_of(
+    document: Plan, *failures: str, propose: Propose = again, **options: Any
+) -> ReplanHistory:
     """The history of a run of a plan in which some tasks fail."""
     async with VirtualClock() as clock:
         engine = make_engine(propose, clock=clock, **options)
@@ -131,7 +135,11 @@ async def history_of(document: Plan, *failures: str, propose: Propose = again, *
 
 def bodies(store: RunStore, run: str, *kinds: type[RecordBody]) -> list[RecordBody]:
     """The bodies of a run's records, of some kinds or all."""
-    return [record.body for record in store.read(run) if not kinds or isinstance(record.body, kinds)]  # type: ignore[arg-type]
+    return [
+        record.body
+        for record in store.read(run)  # type: ignore[arg-type]
+        if not kinds or isinstance(record.body, kinds)
+    ]
 
 
 def kinds(engine: ReplanningEngine, run: str) -> list[str]:

@@ -17,7 +17,14 @@ import re2
 
 from replanning.plan.redaction import Redactor
 
-_DIALECT = {"(?i)": "", "(?i:": "(?:", "(?-i:": "(?:", "(?s:.)": "[ -~]", "[[:alnum:]]": "[A-Za-z0-9]", r"\z": r"\Z"}
+_DIALECT = {
+    "(?i)": "",
+    "(?i:": "(?:",
+    "(?-i:": "(?:",
+    "(?s:.)": "[ -~]",
+    "[[:alnum:]]": "[A-Za-z0-9]",
+    r"\z": r"\Z",
+}
 _CATEGORIES = {
     "CATEGORY_DIGIT": string.digits,
     "CATEGORY_SPACE": " ",
@@ -36,7 +43,9 @@ class Example(NamedTuple):
 
 def collection() -> dict[str, Any]:
     """The imported rules as they are shipped."""
-    return json.loads((resources.files("replanning.plan") / "secret_rules.json").read_text(encoding="utf-8"))
+    return json.loads(
+        (resources.files("replanning.plan") / "secret_rules.json").read_text(encoding="utf-8")
+    )
 
 
 @cache
@@ -55,7 +64,10 @@ def examples() -> tuple[Example, ...]:
                 text = f"{rule['keywords'][0]} {text}"
             match = pattern.search(text)
             if match is not None and redactor.text(text) != text:
-                secret = next((group for group in match.groups()[max(0, rule["group"] - 1) :] if group), match[0])
+                secret = next(
+                    (group for group in match.groups()[max(0, rule["group"] - 1) :] if group),
+                    match[0],
+                )
                 found.append(Example(rule["id"], text, secret))
                 break
         else:
@@ -78,7 +90,10 @@ def _draw(tree: Any, chance: random.Random) -> str:
             parts.append(_draw(argument[-1], chance))
         elif kind in ("MAX_REPEAT", "MIN_REPEAT"):
             least, most, repeated = argument
-            parts += [_draw(repeated, chance) for _ in range(chance.randint(least, min(int(most), least + 3)))]
+            parts += [
+                _draw(repeated, chance)
+                for _ in range(chance.randint(least, min(int(most), least + 3)))
+            ]
         else:
             assert kind == "AT", kind
     return "".join(parts)
@@ -102,7 +117,9 @@ def _characters(items: Any) -> list[str]:
 
 
 def _escape(text: str) -> str:
-    return "".join(c if c.isalnum() else json.dumps(c)[1:-1] if c > "~" else rf"\u{ord(c):04x}" for c in text)
+    return "".join(
+        c if c.isalnum() else json.dumps(c)[1:-1] if c > "~" else rf"\u{ord(c):04x}" for c in text
+    )
 
 
 def _colour(text: str) -> str:
@@ -121,7 +138,9 @@ WRAPPINGS: Mapping[str, Callable[[str], str]] = {
     "percent-encoded": lambda text: f"/search?q={quote(text, safe='')}&page=2",
     "HTML": lambda text: "".join(c if c.isalnum() else f"&#{ord(c)};" for c in text),
     "base64": lambda text: base64.b64encode(f"it says {text}\n".encode()).decode(),
-    "base64 in lines": lambda text: base64.encodebytes(f"{'it says ' * 12}{text}\n".encode()).decode(),
+    "base64 in lines": lambda text: base64.encodebytes(
+        f"{'it says ' * 12}{text}\n".encode()
+    ).decode(),
     "glued to a word": lambda text: f"x{text}",
     "glued to a digit": lambda text: f"7{text}",
     "in a file name": lambda text: f"/tmp/{text}.txt",
@@ -136,6 +155,18 @@ def tells(clean: str, secret: str) -> bool:
     """Whether a redacted text still tells a secret, in any of the wrappings."""
     bare = re.sub(r"\x1b\[[0-9;]*m|\\+u001b\[[0-9;]*m", "", clean)
     inner = json.dumps(secret)[1:-1]
-    forms = (secret, inner, json.dumps(inner)[1:-1], _escape(secret), quote(secret, safe=""), WRAPPINGS["HTML"](secret))
-    words = (word[: len(word) // 4 * 4] for word in re.findall(r"[A-Za-z0-9+/]{20,}", "".join(clean.split())))
-    return any(form in bare for form in forms) or any(secret.encode() in base64.b64decode(word) for word in words)
+    forms = (
+        secret,
+        inner,
+        json.dumps(inner)[1:-1],
+        _escape(secret),
+        quote(secret, safe=""),
+        WRAPPINGS["HTML"](secret),
+    )
+    words = (
+        word[: len(word) // 4 * 4]
+        for word in re.findall(r"[A-Za-z0-9+/]{20,}", "".join(clean.split()))
+    )
+    return any(form in bare for form in forms) or any(
+        secret.encode() in base64.b64decode(word) for word in words
+    )

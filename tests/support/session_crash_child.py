@@ -65,13 +65,17 @@ async def converse(store: RunStore, run_id: str) -> dict[str, object]:
         store=store,
         gate=CallbackGate(lambda question: Answer("approve", by="ada")),
         cooldown=0,
-        limits={"replans_per_lineage": 20},  # as often as processes are killed here, the same may happen again
+        limits={
+            "replans_per_lineage": 20
+        },  # as often as processes are killed here, the same may happen again
     )
     keys = iter([f"key-{number}" for number in range(CALLS)])
     outputs: dict[str, object] = {}
     refused: dict[str, str] = {}
 
-    async with engine.session("note", tools=[write, once, broken, instead], run_id=run_id) as session:
+    async with engine.session(
+        "note", tools=[write, once, broken, instead], run_id=run_id
+    ) as session:
 
         async def work() -> None:
             for key in keys:
@@ -85,7 +89,12 @@ async def converse(store: RunStore, run_id: str) -> dict[str, object]:
             for _ in range(3):
                 group.start_soon(work)
     result = session.run.result
-    return {"status": result.status, "reason": result.reason, "outputs": outputs, "refused": refused}
+    return {
+        "status": result.status,
+        "reason": result.reason,
+        "outputs": outputs,
+        "refused": refused,
+    }
 
 
 def main() -> None:

@@ -64,8 +64,15 @@ from tests.support.resume import RUN
 
 # Plans: every shape and field that a plan file can have, and shapes of real workflows
 
-REAL_SHAPES = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "wfinstances_open.json.gz"
-CONDITIONS = ("context.flag", "not context.flag", "context.level > 2", "context.level > 2 or context.flag")
+REAL_SHAPES = (
+    Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "wfinstances_open.json.gz"
+)
+CONDITIONS = (
+    "context.flag",
+    "not context.flag",
+    "context.level > 2",
+    "context.level > 2 or context.flag",
+)
 FACT = "made(it)"
 
 Edges = list[list[int]]
@@ -75,7 +82,9 @@ Edges = list[list[int]]
 def random_plan(rng: Random, *, real: bool = False) -> Plan:
     """A plan, small as a rule."""
     edges = real_edges(rng) if real else random_edges(rng)
-    resources: dict[str, float] = {"cpu": rng.choice([1, 2, 4]), "disk": 10} if rng.random() < 0.4 else {}
+    resources: dict[str, float] = (
+        {"cpu": rng.choice([1, 2, 4]), "disk": 10} if rng.random() < 0.4 else {}
+    )
     tools = _tools(rng, resources) if rng.random() < 0.7 else []
     tasks = [_task(rng, number, needed, tools, resources) for number, needed in enumerate(edges)]
     document: dict[str, object] = {
@@ -87,10 +96,16 @@ def random_plan(rng: Random, *, real: bool = False) -> Plan:
     }
     if tools and rng.random() < 0.1:
         document["facts"] = []
-        document["goal"] = {"objective": "simulate", "facts": [FACT], "stop_when_reached": rng.random() < 0.5}
+        document["goal"] = {
+            "objective": "simulate",
+            "facts": [FACT],
+            "stop_when_reached": rng.random() < 0.5,
+        }
     if rng.random() < 0.15:
         wall_clock = rng.choice([60.0, 60.0, 7.3 / 3, 1e-7])
-        document["budget"] = rng.choice([{"calls": 3}, {"tokens": 250}, {"wall_clock": wall_clock}, {"money": 1.0}])
+        document["budget"] = rng.choice(
+            [{"calls": 3}, {"tokens": 250}, {"wall_clock": wall_clock}, {"money": 1.0}]
+        )
     if rng.random() < 0.1 and not any(task["depends_on"] for task in tasks):
         document["sequential"] = True
     return Plan.model_validate(document)
@@ -98,7 +113,11 @@ def random_plan(rng: Random, *, real: bool = False) -> Plan:
 
 def random_edges(rng: Random) -> Edges:
     """A chain, a fan, a diamond, layers, loose tasks, or anything without a cycle."""
-    size = rng.choice([1, 2, 3, 3, 4, 4, 5, 5, 6, 7, 8, 12]) if rng.random() < 0.995 else rng.randint(30, 100)
+    size = (
+        rng.choice([1, 2, 3, 3, 4, 4, 5, 5, 6, 7, 8, 12])
+        if rng.random() < 0.995
+        else rng.randint(30, 100)
+    )
     shape = rng.choice(["chain", "fan", "diamond", "layers", "loose", "any", "any"])
     if shape == "chain":
         return [[i - 1] if i else [] for i in range(size)]
@@ -108,7 +127,10 @@ def random_edges(rng: Random) -> Edges:
         return [[], *([[0]] * size), list(range(1, size + 1))]
     if shape == "layers":
         width = rng.randint(2, 4)
-        return [list(range((i // width - 1) * width, i // width * width)) if i >= width else [] for i in range(size)]
+        return [
+            list(range((i // width - 1) * width, i // width * width)) if i >= width else []
+            for i in range(size)
+        ]
     if shape == "loose":
         return [[] for _ in range(size)]
     return [sorted(rng.sample(range(i), min(i, rng.choice([0, 1, 1, 2, 3])))) for i in range(size)]
@@ -117,14 +139,21 @@ def random_edges(rng: Random) -> Edges:
 @cache
 def _real() -> list[Edges]:
     with gzip.open(REAL_SHAPES, "rt") as file:
-        return [_ordered([parents for _, _, parents in workflow["tasks"]]) for workflow in json.load(file)]
+        return [
+            _ordered([parents for _, _, parents in workflow["tasks"]])
+            for workflow in json.load(file)
+        ]
 
 
 def _ordered(edges: Edges) -> Edges:
     """The same tasks, each after those that it depends on."""
     place: dict[int, int] = {}
     while len(place) < len(edges):
-        free = [i for i, needed in enumerate(edges) if i not in place and all(dep in place for dep in needed)]
+        free = [
+            i
+            for i, needed in enumerate(edges)
+            if i not in place and all(dep in place for dep in needed)
+        ]
         place |= {task: len(place) + i for i, task in enumerate(free)}
     return [sorted(place[dep] for dep in edges[task]) for task in place]
 
@@ -139,7 +168,11 @@ def _tools(rng: Random, resources: dict[str, float]) -> list[dict[str, object]]:
     """Some tools, in pairs of equal capability."""
     tools: list[dict[str, object]] = []
     for number in range(rng.choice([2, 4, 6])):
-        tool: dict[str, object] = {"name": f"tool-{number}", "capability": f"skill-{number // 2}", "cost": 1.0 + number}
+        tool: dict[str, object] = {
+            "name": f"tool-{number}",
+            "capability": f"skill-{number // 2}",
+            "cost": 1.0 + number,
+        }
         if resources and rng.random() < 0.3:
             tool["resources"] = {"disk": 3}
         if rng.random() < 0.05:
@@ -157,12 +190,18 @@ def _tools(rng: Random, resources: dict[str, float]) -> list[dict[str, object]]:
 
 
 def _task(
-    rng: Random, number: int, needed: list[int], tools: list[dict[str, object]], resources: dict[str, float]
+    rng: Random,
+    number: int,
+    needed: list[int],
+    tools: list[dict[str, object]],
+    resources: dict[str, float],
 ) -> dict[str, object]:
     task = random_body(rng, [f"t{i}" for i in needed], tools, resources)
     task |= {"id": f"t{number}", "depends_on": [f"t{i}" for i in needed]}
     if rng.random() < 0.2:
-        task["fallbacks"] = [random_body(rng, [], tools, resources) for _ in range(rng.choice([1, 2]))]
+        task["fallbacks"] = [
+            random_body(rng, [], tools, resources) for _ in range(rng.choice([1, 2]))
+        ]
     return task
 
 
@@ -175,7 +214,9 @@ def random_body(
         body["tool"] = rng.choice(tools)["name"]
     if resources and rng.random() < 0.5:
         body["resources"] = {"cpu": rng.choice([0.5, 1, 1, resources["cpu"]])}
-    arguments = {f"from-{dep}": "${" + dep + ".output.mark}" for dep in needed if rng.random() < 0.4}
+    arguments = {
+        f"from-{dep}": "${" + dep + ".output.mark}" for dep in needed if rng.random() < 0.4
+    }
     if rng.random() < 0.15:
         arguments["level"] = "level ${context.level}"
     choices = {
@@ -263,10 +304,16 @@ class Maker:
                 first = self.new(task.id)
                 second = self.new(task.id, *([first.id] if rng.random() < 0.6 else []))
                 third = self.new(task.id, first.id)
-                return [ReplaceTask(task_id=task.id, tasks=(first, second, third)[: rng.choice([2, 3])])]
+                return [
+                    ReplaceTask(task_id=task.id, tasks=(first, second, third)[: rng.choice([2, 3])])
+                ]
             case "fall_back" if task.task.fallbacks:
                 body = rng.choice(task.task.fallbacks).model_dump(exclude_unset=True)
-                return [ReplaceTask(task_id=task.id, tasks=(Task(id=self.view.unused_id(task.id), **body),))]
+                return [
+                    ReplaceTask(
+                        task_id=task.id, tasks=(Task(id=self.view.unused_id(task.id), **body),)
+                    )
+                ]
             case "skip" | "fall_back":
                 return [SkipTask(task_id=task.id, reason="not needed")]
             case "modify":
@@ -283,18 +330,29 @@ class Maker:
                     {"depends_on": list(sample)},
                     {"arguments": {}},
                 ]
-                changes: list[PlanChange] = [ModifyTask(task_id=task.id, fields=rng.choice(choices))]
+                changes: list[PlanChange] = [
+                    ModifyTask(task_id=task.id, fields=rng.choice(choices))
+                ]
                 again = task.state is TaskState.FAILED and rng.random() < 0.7
                 return changes + (self.make("retry", task) if again else [])
             case "add":
-                needed = rng.sample([t.id for t in self.tasks], rng.choice([0, 0, min(1, len(self.tasks))]))
-                return [AddTask(task=self.new(task.id, *needed), before=(task.id,) if rng.random() < 0.6 else ())]
+                needed = rng.sample(
+                    [t.id for t in self.tasks], rng.choice([0, 0, min(1, len(self.tasks))])
+                )
+                return [
+                    AddTask(
+                        task=self.new(task.id, *needed),
+                        before=(task.id,) if rng.random() < 0.6 else (),
+                    )
+                ]
             case "cancel":
                 return [CancelTask(task_id=task.id, reason="not wanted")]
             case "remove":
                 return [RemoveTask(task_id=task.id)]
             case "remove_with_dependents":
-                return [RemoveTask(task_id=name) for name in (*self.view.dependents(task.id), task.id)]
+                return [
+                    RemoveTask(task_id=name) for name in (*self.view.dependents(task.id), task.id)
+                ]
             case "reorder":
                 waiting = [other.id for other in self.tasks if other.state in WAITING]
                 return [ReorderTasks(order=tuple(rng.sample(waiting, min(len(waiting), 4))))]
@@ -311,7 +369,9 @@ class Maker:
                 return [ReplaceTask(task_id=task.id, tasks=ring)]
             case "wait_for_itself":
                 dependents = self.view.dependents(task.id) or (task.id,)
-                return [ModifyTask(task_id=task.id, fields={"depends_on": [rng.choice(dependents)]})]
+                return [
+                    ModifyTask(task_id=task.id, fields={"depends_on": [rng.choice(dependents)]})
+                ]
             case "twice":
                 return [AddTask(task=self.new(task.id))] * 2
             case "taken_id":
@@ -322,7 +382,15 @@ class Maker:
 
 
 REPAIRS: Mapping[str, int] = (
-    {"retry": 12, "replace": 14, "replace_by_plan": 10, "fall_back": 4, "skip": 5, "modify": 5, "add": 4}
+    {
+        "retry": 12,
+        "replace": 14,
+        "replace_by_plan": 10,
+        "fall_back": 4,
+        "skip": 5,
+        "modify": 5,
+        "add": 4,
+    }
     | dict.fromkeys(("cancel", "remove", "remove_with_dependents", "abort", "unknown", "cycle"), 1)
     | dict.fromkeys(("wait_for_itself", "twice", "taken_id", "do_nothing"), 1)
 )
@@ -402,7 +470,9 @@ class World:
             self.workers = rng.choice([3, 8, 25])
         self.failing = rng.choice([0.0, 0.1, 0.3])
         self.eventful = rng.choice([0, 0, 1, 3, 6])
-        self.providers = rng.choice([["repair"], ["random"], ["random", "repair"], ["random", "other"]])
+        self.providers = rng.choice(
+            [["repair"], ["random"], ["random", "repair"], ["random", "other"]]
+        )
         # Draws of their own, so that other seeds stay what they were.
         self.reading = (rng := self.rng("stale results")).random() < 0.2
         if self.reading:
@@ -431,7 +501,9 @@ class World:
         """The engine of one life of the run."""
         self.clock = clock
         repair = RepairProvider(threads=False)  # when a thread has finished must not matter
-        providers = [repair if name == "repair" else RandomProvider(name, self) for name in self.providers]
+        providers = [
+            repair if name == "repair" else RandomProvider(name, self) for name in self.providers
+        ]
         self.opened = ReplanningEngine(
             providers,
             settings=self.settings,
@@ -449,7 +521,11 @@ class World:
 
         def fails(operation: str, number: int) -> bool | Literal["after"]:
             nonlocal until
-            if not self.outage or operation in ("create", "acquire", "read", "runs", "outcomes") or number == 1:
+            if (
+                not self.outage
+                or operation in ("create", "acquire", "read", "runs", "outcomes")
+                or number == 1
+            ):
                 return False
             if clock.now() >= until and rng.random() < 0.04:
                 self.features.add("the store fails")
@@ -488,7 +564,10 @@ class World:
         pool = self.run.live.pool
         taken = Counter(pool.demand(task))
         self.used.update(taken)
-        if any(self.used[name] > pool.capacity[name] + 1e-6 for name in taken) and not self.reporting:
+        if (
+            any(self.used[name] > pool.capacity[name] + 1e-6 for name in taken)
+            and not self.reporting
+        ):
             self.crowded.append(f"{context.attempt_id} at {self.clock.elapsed:g} s")
         try:
             return await self._do(rng, task, context)
@@ -510,15 +589,27 @@ class World:
             context.charge(calls=rng.randint(0, 1), tokens=rng.randint(0, 50), money=0.1)
         if rng.random() < 0.05:
             await self.clock.sleep(400.0)  # into its deadline, if it has one
-        if (left := self.burst_at - self.clock.elapsed) > 0 and self.life == 1 and rng.random() < 0.7:
+        if (
+            (left := self.burst_at - self.clock.elapsed) > 0
+            and self.life == 1
+            and rng.random() < 0.7
+        ):
             await self.clock.sleep(left)
-            raise OSError(28, "the disk is full") if self.seed % 2 else ConnectionError(f"{task.id} lost its peer")
+            raise (
+                OSError(28, "the disk is full")
+                if self.seed % 2
+                else ConnectionError(f"{task.id} lost its peer")
+            )
         await self.clock.sleep(rng.choice(TIMES))
         if self.reading and (chance := self.rng("reads", task.id)).random() < 0.7:
             context.context.get(chance.choice(["level", "flag"]))
         broken = self.rng("broken", task.id)
         if broken.random() < self.failing:  # always in the same way, as a rule
-            errors = [RuntimeError(f"no {self.secret}"), TimeoutError("too slow"), ValueError(f"no {rng.random()}")]
+            errors = [
+                RuntimeError(f"no {self.secret}"),
+                TimeoutError("too slow"),
+                ValueError(f"no {rng.random()}"),
+            ]
             raise broken.choice(errors)
         if rng.random() < self.failing:
             raise TransientError("busy")
@@ -526,7 +617,11 @@ class World:
             raise ExceptionGroup("two", [TransientError("busy"), RuntimeError("it is broken")])
         if rng.random() < 0.02:
             return StrangeOutput()
-        return {"mark": context.attempt_id, "number": rng.randrange(10), "note": f"it took {self.secret}"}
+        return {
+            "mark": context.attempt_id,
+            "number": rng.randrange(10),
+            "note": f"it took {self.secret}",
+        }
 
     # People
 
@@ -555,7 +650,11 @@ class World:
         """Let one thing happen."""
         kind = rng.choice((*HAPPENINGS, *(["context"] * 15 if self.reading else [])))
         if kind == "context":
-            values: JsonObject = {"level": rng.randrange(6), "flag": rng.random() < 0.5, "note": self.secret}
+            values: JsonObject = {
+                "level": rng.randrange(6),
+                "flag": rng.random() < 0.5,
+                "note": self.secret,
+            }
             run.change_context({(name := rng.choice(list(values))): values[name]})
         elif kind == "capacity" and "cpu" in run.view.capacity:
             run.change_resource("cpu", capacity=rng.choice([0.5, 1, 2, 4]))
@@ -573,12 +672,23 @@ class World:
         elif kind == "elsewhere" and rng.random() < 0.3:
             self.features.add("messages from elsewhere")
             payload: JsonObject = {"reason": f"for {self.secret}", "tasks": ["t0", "nobody"]}
-            kinds: list[Literal["pause", "request", "answer"]] = ["pause", "request", "request", "answer"]
-            self.records.post(run.id, InboxMessage(rng.choice(kinds), self.clock.now(), "eve", payload))
+            kinds: list[Literal["pause", "request", "answer"]] = [
+                "pause",
+                "request",
+                "request",
+                "answer",
+            ]
+            self.records.post(
+                run.id, InboxMessage(rng.choice(kinds), self.clock.now(), "eve", payload)
+            )
         elif kind in ("answer", "elsewhere"):
             pending = engine.pending(run.id)
-            if kind == "elsewhere":  # another process at the same store, where nothing of this run is open
-                engine = ReplanningEngine([], store=self.records, environment=virtual_environment(clock=self.clock))
+            if (
+                kind == "elsewhere"
+            ):  # another process at the same store, where nothing of this run is open
+                engine = ReplanningEngine(
+                    [], store=self.records, environment=virtual_environment(clock=self.clock)
+                )
                 self.features.update(["answers from elsewhere"] if pending else [])
             if not pending or rng.random() < 0.1:
                 engine.answer(f"{run.id}.q99", "approve")  # which never was
@@ -586,7 +696,9 @@ class World:
                 question = rng.choice(pending)
                 answer = random_answer(rng, question, run)
                 changes = [change.model_dump(mode="json") for change in answer.changes]
-                engine.answer(question.id, answer.verdict, by="bob", choice=answer.choice, changes=changes)
+                engine.answer(
+                    question.id, answer.verdict, by="bob", choice=answer.choice, changes=changes
+                )
 
 
 class RandomProvider:
@@ -638,7 +750,11 @@ def random_answer(rng: Random, question: Question, run: PlanRun) -> Answer:
     verdicts: list[QuestionVerdict] = ["approve", "approve", "approve", "reject", "modify"]
     verdict = rng.choice(verdicts)
     choice = 7 if rng.random() < 0.03 else rng.randrange(max(1, len(question.candidates)))
-    changes = Maker(rng, PlanView(run.live)).changes(question.holds, REPAIRS) if verdict == "modify" else ()
+    changes = (
+        Maker(rng, PlanView(run.live)).changes(question.holds, REPAIRS)
+        if verdict == "modify"
+        else ()
+    )
     return Answer(verdict, by="ada", choice=choice, changes=parse_changes(changes))
 
 
@@ -655,7 +771,9 @@ def random_settings(rng: Random) -> Settings:
             "approval": {
                 "timeout": rng.choice([50.0, 300.0, 300.0, None]),
                 "on_timeout": rng.choice([None, "abort", "skip", "continue", "pause"]),
-                "always_for": rng.choice([(), ("goal-unreachable",), ("goal-unreachable", "timeout")]),
+                "always_for": rng.choice(
+                    [(), ("goal-unreachable",), ("goal-unreachable", "timeout")]
+                ),
             },
             "limits": {
                 "replans_per_lineage": rng.choice([0, 1, 3, 3, 3]),

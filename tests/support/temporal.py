@@ -48,12 +48,23 @@ class Server:
 
     def start(self) -> None:
         """Start the server, and wait until it takes connections."""
-        command = [str(_PROGRAM), "server", "start-dev", "--headless", "--log-level", "never", "--ip", "127.0.0.1"]
+        command = [
+            str(_PROGRAM),
+            "server",
+            "start-dev",
+            "--headless",
+            "--log-level",
+            "never",
+            "--ip",
+            "127.0.0.1",
+        ]
         command += ["--port", str(self._port), "--db-filename", str(self._database)]
         command += ["--sqlite-pragma", "synchronous=off", *self._options]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout
-        assert any(line.startswith("Temporal Server") for line in self._process.stdout), "the server did not start"
+        assert any(line.startswith("Temporal Server") for line in self._process.stdout), (
+            "the server did not start"
+        )
 
     def kill(self) -> None:
         """Kill the server at once."""

@@ -18,20 +18,36 @@ from replanning import Plan, Task, TransientError
 from replanning.integrations import temporal
 from replanning.journal import Lease, Record
 
-SETTINGS: Final[dict[str, Any]] = {"cooldown": 0, "limits": {"replans_per_lineage": 50, "replans_per_run": 500}}
+SETTINGS: Final[dict[str, Any]] = {
+    "cooldown": 0,
+    "limits": {"replans_per_lineage": 50, "replans_per_run": 500},
+}
 
 
 def plan(*, dangerous: bool = False) -> Plan:
     """Return blocks of tasks, one after another: some that run at once, and those about which something is decided."""
-    tools = [{"name": name, "capability": "write", "dangerous": dangerous} for name in ("absent", "present")]
+    tools = [
+        {"name": name, "capability": "write", "dangerous": dangerous}
+        for name in ("absent", "present")
+    ]
     tasks: list[dict[str, Any]] = []
     for number in range(3):
         before = [f"once-{number - 1}"] if number else []
         plain = [f"{name}-{number}" for name in ("a", "b", "c")]
         tasks += [{"id": each, "depends_on": before, "idempotent": True} for each in plain]
         tasks += [
-            {"id": f"flaky-{number}", "depends_on": plain, "idempotent": True, "retry": {"delay": 0.01}},
-            {"id": f"equal-{number}", "depends_on": [f"flaky-{number}"], "idempotent": True, "tool": "absent"},
+            {
+                "id": f"flaky-{number}",
+                "depends_on": plain,
+                "idempotent": True,
+                "retry": {"delay": 0.01},
+            },
+            {
+                "id": f"equal-{number}",
+                "depends_on": [f"flaky-{number}"],
+                "idempotent": True,
+                "tool": "absent",
+            },
             {"id": f"once-{number}", "depends_on": [f"equal-{number}"]},
         ]
     return Plan.model_validate({"goal": {"objective": "survive"}, "tools": tools, "tasks": tasks})
@@ -78,7 +94,10 @@ async def main() -> None:
     plugin = temporal.ReplanningPlugin(take_effect, settings=SETTINGS, max_history=int(max_history))
     soon = timedelta(seconds=1)  # in which a workflow leaves a worker that is gone
     async with Worker(
-        await Client.connect(address), task_queue=queue, plugins=[plugin], sticky_queue_schedule_to_start_timeout=soon
+        await Client.connect(address),
+        task_queue=queue,
+        plugins=[plugin],
+        sticky_queue_schedule_to_start_timeout=soon,
     ):
         tell("ready")
         await asyncio.Event().wait()

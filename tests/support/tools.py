@@ -47,7 +47,10 @@ def task(arguments: JsonObject | None = None, **fields: object) -> Task:
 
 
 async def call(
-    tool: ToolSpec, arguments: JsonObject | None = None, attempt: Attempt | None = None, **options: Any
+    tool: ToolSpec,
+    arguments: JsonObject | None = None,
+    attempt: Attempt | None = None,
+    **options: Any,
 ) -> JsonValue:
     """Use a tool once; whatever it returns."""
     with anyio.fail_after(PATIENCE):
@@ -56,7 +59,10 @@ async def call(
 
 
 async def use(
-    tool: ToolSpec, arguments: JsonObject | None = None, attempt: Attempt | None = None, **options: Any
+    tool: ToolSpec,
+    arguments: JsonObject | None = None,
+    attempt: Attempt | None = None,
+    **options: Any,
 ) -> JsonObject:
     """Use a tool once; its output, which is an object."""
     output = await call(tool, arguments, attempt, **options)

@@ -77,7 +77,10 @@ def recorded(span: ReadableSpan) -> Flat:
         span.name,
         span.kind.name,
         dict(span.attributes or {}),
-        tuple((f"{link.context.span_id:016x}", link.attributes.get("replanning.link")) for link in span.links),
+        tuple(
+            (f"{link.context.span_id:016x}", link.attributes.get("replanning.link"))
+            for link in span.links
+        ),
         None if span.status.is_ok else span.status.description or "",
         span.start_time or 0,
         span.end_time or 0,
@@ -92,7 +95,10 @@ def received(span: trace_pb2.Span) -> Flat:
         span.name,
         trace_pb2.Span.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_"),
         plain(span.attributes),
-        tuple((link.span_id.hex(), plain(link.attributes).get("replanning.link")) for link in span.links),
+        tuple(
+            (link.span_id.hex(), plain(link.attributes).get("replanning.link"))
+            for link in span.links
+        ),
         span.status.message if span.status.code == trace_pb2.Status.STATUS_CODE_ERROR else None,
         span.start_time_unix_nano,
         span.end_time_unix_nano,
@@ -114,16 +120,24 @@ def _value(value: AnyValue) -> object:
 def tree(spans: Iterable[Flat]) -> tuple[Node, ...]:
     """Spans as trees; those that began at the same time are in the order in which they ended."""
     ordered = sorted(spans, key=lambda span: span.start)
-    labels = {span.id: str(span.attributes.get("replanning.attempt.id", span.name)) for span in ordered}
+    labels = {
+        span.id: str(span.attributes.get("replanning.attempt.id", span.name)) for span in ordered
+    }
 
     def below(parent: str | None) -> tuple[Node, ...]:
         return tuple(node(span) for span in ordered if span.parent == parent)
 
     def node(span: Flat) -> Node:
-        assert span.kind == ("CLIENT" if span.attributes.get("gen_ai.operation.name") == "chat" else "INTERNAL")
+        assert span.kind == (
+            "CLIENT" if span.attributes.get("gen_ai.operation.name") == "chat" else "INTERNAL"
+        )
         links = tuple((labels[to], how) for to, how in span.links)
-        attributes = {key.removeprefix("replanning."): value for key, value in span.attributes.items()}
-        return Node(span.name, attributes, below(span.id), links, span.error, (span.end - span.start) / 1e9)
+        attributes = {
+            key.removeprefix("replanning."): value for key, value in span.attributes.items()
+        }
+        return Node(
+            span.name, attributes, below(span.id), links, span.error, (span.end - span.start) / 1e9
+        )
 
     return below(None)
 
@@ -136,6 +150,8 @@ def outline(node: Node) -> object:
 
 def output_of(program: str, *arguments: str) -> str:
     """Return what a Python program prints; it must end well, without a word about errors."""
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout

@@ -50,7 +50,10 @@ class Truth:
         tool = self._tools.get(task.tool or "", ToolSpec(name="-"))
 
         def filled(patterns: Sequence[str], frame: str = "{}") -> set[str]:
-            texts = (re.sub(r"\{(\w+)\}", lambda match: str(task.arguments[match[1]]), pattern) for pattern in patterns)
+            texts = (
+                re.sub(r"\{(\w+)\}", lambda match: str(task.arguments[match[1]]), pattern)
+                for pattern in patterns
+            )
             return {frame.format(text) for text in texts}
 
         missing = (filled(tool.requires) | filled(tool.needs, "artifact({})")) - self.facts
@@ -105,5 +108,7 @@ async def play(plan: Plan, engine: ReplanningEngine, events: Sequence[Event] = (
             outcome.triggers.append(body.trigger)
         if isinstance(body, AlternativesConsidered):
             proposed = [candidate.alternative for candidate in body.candidates]
-            outcome.verdicts += [f"{one.unreachable}: {one.reason}" for one in proposed if one.unreachable]
+            outcome.verdicts += [
+                f"{one.unreachable}: {one.reason}" for one in proposed if one.unreachable
+            ]
     return outcome

@@ -27,7 +27,11 @@ SETTINGS = {"retry": {"max_attempts": 1}, "alternatives": {"require_approval": T
 def queries(window: str = "1h") -> dict[str, str]:
     """The queries of the dashboard by their panels and letters, as Grafana asks them for one interval."""
     panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
-    found = {f"{panel['title']} {target['refId']}": target["expr"] for panel in panels for target in panel["targets"]}
+    found = {
+        f"{panel['title']} {target['refId']}": target["expr"]
+        for panel in panels
+        for target in panel["targets"]
+    }
     return {
         name: re.sub(r"\$__(interval|range)", window, query).replace("$job", "replanning")
         for name, query in found.items()
@@ -37,7 +41,9 @@ def queries(window: str = "1h") -> dict[str, str]:
 async def repaired(**options: Any) -> None:
     """A run of three attempts, of which one fails and is replaced as a person agrees."""
     gate = CallbackGate(lambda question: Answer("approve", by="ada"))
-    engine = ReplanningEngine([Proposer(again)], settings=Settings.model_validate(SETTINGS), gate=gate, **options)
+    engine = ReplanningEngine(
+        [Proposer(again)], settings=Settings.model_validate(SETTINGS), gate=gate, **options
+    )
     assert (await engine.execute(chain("a", "b"), failing("a"))).status == "succeeded"
     await engine.aclose()
 
@@ -61,12 +67,18 @@ async def test_queries(read: tuple[MeterProvider, Prometheus]) -> None:
     await repaired(meter_provider=meters)
     eventually(lambda: running.values(queries()["Attempts A"]) == {"": 3})
     found = {name: running.values(query) for name, query in queries().items()}
-    assert [name for name, values in found.items() if not values or any(map(math.isnan, values.values()))] == []
+    assert [
+        name
+        for name, values in found.items()
+        if not values or any(map(math.isnan, values.values()))
+    ] == []
     assert found["Attempts by outcome A"] == {"failed": 1, "succeeded": 2}
     assert found["Unsuccessful attempts A"] == {"": pytest.approx(1 / 3)}
     assert found["Replans by trigger A"] == {"task-failed": 1}
     assert found["Decisions A"] == {"ask policy": 1, "execute person": 1}
-    assert found["Mean confidence in alternatives, by provider A"] == {"scripted": pytest.approx(0.81)}
+    assert found["Mean confidence in alternatives, by provider A"] == {
+        "scripted": pytest.approx(0.81)
+    }
 
     (began,) = running.values("vector(time())").values()
     await repaired(meter_provider=meters)

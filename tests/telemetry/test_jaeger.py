@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from replanning import Answer, CallbackGate, ReplanningEngine, Retry, Settings, Task, TaskContext, tool
+from replanning import (
+    Answer,
+    CallbackGate,
+    ReplanningEngine,
+    Retry,
+    Settings,
+    Task,
+    TaskContext,
+    tool,
+)
 from replanning.exporters.otlp import OtlpExporter
 from replanning.journal import RunOpened, RunStore, SqliteStore
 from replanning.providers.llm import LLMAlternatives
@@ -42,7 +51,10 @@ def trace_of(store: RunStore, run: str) -> str:
 
 def ended(spans: list[Flat]) -> bool:
     """Whether the span of a run is there, which is the last that is sent."""
-    return any(span.name == "replanning.run" and "replanning.run.status" in span.attributes for span in spans)
+    return any(
+        span.name == "replanning.run" and "replanning.run.status" in span.attributes
+        for span in spans
+    )
 
 
 async def test_run(server: Jaeger) -> None:
@@ -54,30 +66,58 @@ async def test_run(server: Jaeger) -> None:
         return f"the key is {SECRET}"
 
     tools = [
-        {"name": name, "kind": "shell", "command": f"{name} {{out}}", "parameters": {"out": "string"}}
+        {
+            "name": name,
+            "kind": "shell",
+            "command": f"{name} {{out}}",
+            "parameters": {"out": "string"},
+        }
         for name in ("make", "cmake")
     ]
     build = Task(id="build", tool="make", arguments={"out": f"--key={SECRET}"})
-    document = plan(build, Task(id="ship", depends_on=("build",)), tools=tools, name=f"release {SECRET}")
-    approval: dict[str, Any] = {"retry": {"max_attempts": 1}, "alternatives": {"require_approval": True}}
-    settings = Settings.model_validate({**approval, "capture_content": True, "triggers": ["task-failed"]})
+    document = plan(
+        build, Task(id="ship", depends_on=("build",)), tools=tools, name=f"release {SECRET}"
+    )
+    approval: dict[str, Any] = {
+        "retry": {"max_attempts": 1},
+        "alternatives": {"require_approval": True},
+    }
+    settings = Settings.model_validate(
+        {**approval, "capture_content": True, "triggers": ["task-failed"]}
+    )
     approve = CallbackGate(lambda question: Answer("approve", by="ada", comment=SECRET))
     proposal = reply(candidate(replaced("build", "cmake"), reason=f"cmake needs no {SECRET}"))
     with ScriptedLLMServer([json.dumps(proposal)]) as model:
         llm = OpenAIProvider(environ=model.environ(), model="gpt-4.1-mini")
         exporter = OtlpExporter(server.endpoint, service_name="release")
-        engine = ReplanningEngine([LLMAlternatives(llm)], settings=settings, gate=approve, exporters=[exporter])
+        engine = ReplanningEngine(
+            [LLMAlternatives(llm)], settings=settings, gate=approve, exporters=[exporter]
+        )
         result = await engine.execute(document, work)
         await engine.aclose()
         await llm.aclose()
     assert (result.status, exporter.problem) == ("succeeded", "")
     trace = trace_of(engine.store, result.run)
     (run,) = server.tree(trace, ended)
-    asked = [("propose openai", ["chat gpt-4.1-mini"]), "replanning.score", "replanning.ask", "replanning.apply"]
-    assert outline(run) == ("replanning.run", ["build#1", ("plan replanning", asked), "new#1", "ship#1"])
+    asked = [
+        ("propose openai", ["chat gpt-4.1-mini"]),
+        "replanning.score",
+        "replanning.ask",
+        "replanning.apply",
+    ]
+    assert outline(run) == (
+        "replanning.run",
+        ["build#1", ("plan replanning", asked), "new#1", "ship#1"],
+    )
     failed, replanned, replacement, _ = run.children
-    assert (failed.error, failed.attributes["error.type"]) == ("token=[redacted] was refused", "PermissionError")
-    assert (replanned.links, replacement.links) == ((("build#1", "caused-by"),), (("build#1", "replaces"),))
+    assert (failed.error, failed.attributes["error.type"]) == (
+        "token=[redacted] was refused",
+        "PermissionError",
+    )
+    assert (replanned.links, replacement.links) == (
+        (("build#1", "caused-by"),),
+        (("build#1", "replaces"),),
+    )
     assert [node.error for node in (run, replanned, *replanned.children, replacement)] == [None] * 7
     assert SECRET[:12] not in server.text(trace)
 
@@ -97,7 +137,10 @@ def test_killed_run(server: Jaeger, tmp_path: Path) -> None:
         with closing(SqliteStore(tmp_path / ".replanning" / "history.db")) as store:
             found = trace_of(store, "r")
         server.spans(
-            found, lambda spans: any(span.attributes.get("replanning.attempt.id") == "last#1" for span in spans)
+            found,
+            lambda spans: any(
+                span.attributes.get("replanning.attempt.id") == "last#1" for span in spans
+            ),
         )
         process.process.send_signal(signal.SIGKILL)
         process.end(-signal.SIGKILL)
@@ -109,7 +152,10 @@ def test_killed_run(server: Jaeger, tmp_path: Path) -> None:
     before = ["first#1", "pack#1", REPAIRED_BY, "pack~2#1", "last#1", "hold#1"]
     assert outline(killed) == ("replanning.run", [*before, ("replanning.run", ["hold#2"])])
     held, resumed = killed.children[-2:]
-    assert (killed.error, held.attributes["attempt.outcome"]) == ("its process ended before the run did", "interrupted")
+    assert (killed.error, held.attributes["attempt.outcome"]) == (
+        "its process ended before the run did",
+        "interrupted",
+    )
     assert (resumed.error, resumed.children[0].links) == (None, (("hold#1", "retries"),))
 
 
@@ -133,8 +179,13 @@ async def test_session(server: Jaeger) -> None:
             assert await session.call(search, "changelog") == "changelog"
     await engine.aclose()
     (agent,) = server.tree(
-        trace_of(engine.store, session.run.id), lambda spans: any(span.parent is None for span in spans)
+        trace_of(engine.store, session.run.id),
+        lambda spans: any(span.parent is None for span in spans),
     )
     calls = ["search-1#1", REPAIRED_BY, ("search-1~2#1", ["read the archive"])]
     assert outline(agent) == ("invoke_agent", [("replanning.run", calls)])
-    assert [node.error for node in agent.children[0].children] == ["no answer to changelog", None, None]
+    assert [node.error for node in agent.children[0].children] == [
+        "no answer to changelog",
+        None,
+        None,
+    ]

@@ -14,7 +14,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from replanning import ReplanningEngine, Retry, RunResult, Settings, __version__
 from replanning.errors import SettingsError
 from replanning.exporters.otlp import OtlpExporter
-from replanning.testing import ScriptedExecutor, ScriptedProvider, VirtualClock, raises, returns, virtual_environment
+from replanning.testing import (
+    ScriptedExecutor,
+    ScriptedProvider,
+    VirtualClock,
+    raises,
+    returns,
+    virtual_environment,
+)
 from tests.support.http_server import Answer, HttpServer, Request
 from tests.support.runs import again, chain
 from tests.support.tracing import Flat, Spans, output_of, plain, received, tree
@@ -28,12 +35,21 @@ class Collector(HttpServer):
     @property
     def resources(self) -> list[dict[str, object]]:
         """The attributes of the resources that spans came from."""
-        return [plain(group.resource.attributes) for request in self._traces() for group in request.resource_spans]
+        return [
+            plain(group.resource.attributes)
+            for request in self._traces()
+            for group in request.resource_spans
+        ]
 
     @property
     def spans(self) -> list[Flat]:
         """The spans, in the order in which they came."""
-        scopes = [s for request in self._traces() for group in request.resource_spans for s in group.scope_spans]
+        scopes = [
+            s
+            for request in self._traces()
+            for group in request.resource_spans
+            for s in group.scope_spans
+        ]
         assert {scope.scope.name for scope in scopes} <= {"replanning", "mine"}
         return [received(span) for scope in scopes for span in scope.spans]
 
@@ -65,7 +81,11 @@ async def repaired(exporter: OtlpExporter) -> tuple[ReplanningEngine, RunResult]
             exporters=[exporter],
             environment=virtual_environment(clock=clock),
         )
-        script = {"a": returns(after=1), "b": raises(ValueError("broken"), after=2), "b~2": returns(after=4)}
+        script = {
+            "a": returns(after=1),
+            "b": raises(ValueError("broken"), after=2),
+            "b~2": returns(after=4),
+        }
         result = await engine.execute(chain("a", "b", "c"), ScriptedExecutor(script, clock=clock))
     await engine.aclose()
     assert result.status == "succeeded"
@@ -86,7 +106,10 @@ async def test_the_same_tree_over_the_wire(collector: Collector) -> None:
     (run,) = tree(collector.spans)
     assert (run,) == spans.tree()
     replanned = ["propose scripted", "replanning.score", "replanning.apply"]
-    assert [(node.name, [child.name for child in node.children], node.links, node.error) for node in run.children] == [
+    assert [
+        (node.name, [child.name for child in node.children], node.links, node.error)
+        for node in run.children
+    ] == [
         ("replanning.attempt", [], (), None),
         ("replanning.attempt", [], (), "broken"),
         ("plan replanning", replanned, (("b#1", "caused-by"),), None),
@@ -104,18 +127,24 @@ async def test_resource(collector: Collector, monkeypatch: pytest.MonkeyPatch) -
     await send(OtlpExporter(collector.url, service_name="nightly"))
     names = [resource["service.name"] for resource in collector.resources]
     assert names == ["replanning", "from the environment", "nightly"]
-    others = {(resource["service.version"], resource["host.name"]) for resource in collector.resources}
+    others = {
+        (resource["service.version"], resource["host.name"]) for resource in collector.resources
+    }
     assert others == {(__version__, socket.gethostname())}
 
 
-@pytest.mark.parametrize("form", ["http://{}", "http://{}/", "http://{}/v1/traces", " http://{} ", "{}"])
+@pytest.mark.parametrize(
+    "form", ["http://{}", "http://{}/", "http://{}/v1/traces", " http://{} ", "{}"]
+)
 async def test_forms_of_an_address(collector: Collector, form: str) -> None:
     """An address reaches the collector with and without a slash, a path for spans, or a scheme."""
     await send(OtlpExporter.from_target(form.format(collector.url.removeprefix("http://"))))
     assert [span.name for span in collector.spans] == ["one"]
 
 
-@pytest.mark.parametrize("address", ["ftp://host:4318", "http://", "http://host:99999", "http://a b", "?"])
+@pytest.mark.parametrize(
+    "address", ["ftp://host:4318", "http://", "http://host:99999", "http://a b", "?"]
+)
 def test_no_address(address: str) -> None:
     """What is no address of a collector is refused, with one that would be."""
     with pytest.raises(SettingsError) as caught:
@@ -135,7 +164,9 @@ async def test_headers(collector: Collector) -> None:
     assert [request.headers["x-key"] for request in collector.requests] == ["abc"]
 
 
-async def test_metrics_only_when_asked_for(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metrics_only_when_asked_for(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Metrics are sent if wanted, by an argument or a variable and to a place of their own if there is one, marked with the process."""
     await repaired(OtlpExporter(collector.url))
     await repaired(OtlpExporter(collector.url, metrics=True))
@@ -146,10 +177,14 @@ async def test_metrics_only_when_asked_for(collector: Collector, monkeypatch: py
     sent = [request for request in collector.requests if request.path != "/v1/traces"]
     assert [request.path for request in sent] == ["/v1/metrics", "/elsewhere"]
     groups = [
-        group for request in sent for group in ExportMetricsServiceRequest.FromString(request.body).resource_metrics
+        group
+        for request in sent
+        for group in ExportMetricsServiceRequest.FromString(request.body).resource_metrics
     ]
     assert all(plain(group.resource.attributes)["service.instance.id"] for group in groups)
-    names = {metric.name for group in groups for scope in group.scope_metrics for metric in scope.metrics}
+    names = {
+        metric.name for group in groups for scope in group.scope_metrics for metric in scope.metrics
+    }
     assert {"replanning.replans", "replanning.attempts", "replanning.replan.duration"} <= names
 
 
@@ -157,7 +192,9 @@ async def test_dead_collector(nowhere: str, caplog: pytest.LogCaptureFixture) ->
     """Where nothing listens, the run is as ever, and what was lost is said once, with the address."""
     exporter = OtlpExporter(nowhere, timeout=0.1)
     await repaired(exporter)
-    assert exporter.problem.startswith(f"9 spans could not be sent to {nowhere}; is a collector listening there?")
+    assert exporter.problem.startswith(
+        f"9 spans could not be sent to {nowhere}; is a collector listening there?"
+    )
     assert said(caplog) == [exporter.problem]
 
 
@@ -189,7 +226,10 @@ async def test_stuck_collector(caplog: pytest.LogCaptureFixture) -> None:
         stack.callback(released.set)
         exporter = OtlpExporter(collector.url, timeout=600, close_limit=0.05)
         await repaired(exporter)
-    assert exporter.problem == f"{collector.url} did not take all spans within 0.05 s at the end; the rest is lost"
+    assert (
+        exporter.problem
+        == f"{collector.url} did not take all spans within 0.05 s at the end; the rest is lost"
+    )
     assert len(said(caplog)) == 1
 
 
@@ -201,7 +241,9 @@ async def test_closing_twice(collector: Collector) -> None:
     assert repr(exporter) == f"<OtlpExporter to {collector.url} closed>"
 
 
-async def test_passwords_in_addresses_are_not_shown(nowhere: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_passwords_in_addresses_are_not_shown(
+    nowhere: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """A password in the address is in no message."""
     exporter = OtlpExporter(nowhere.replace("//", "//ada:hunter2@"), timeout=0.1)
     await send(exporter)

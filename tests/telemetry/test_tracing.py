@@ -27,7 +27,15 @@ from replanning import (
 )
 from replanning.changes import CancelTask, ReplaceTask, RetryTask
 from replanning.errors import SettingsError, StoreError
-from replanning.journal import AttemptStarted, ErrorContained, MemoryStore, Record, RunOpened, RunResumed, Usage
+from replanning.journal import (
+    AttemptStarted,
+    ErrorContained,
+    MemoryStore,
+    Record,
+    RunOpened,
+    RunResumed,
+    Usage,
+)
 from replanning.testing import (
     FlakyStore,
     RecordingExporter,
@@ -40,7 +48,16 @@ from replanning.testing import (
     returns,
     virtual_environment,
 )
-from tests.support.runs import again, alternative, bodies, chain, failing, make_engine, perform, plan
+from tests.support.runs import (
+    again,
+    alternative,
+    bodies,
+    chain,
+    failing,
+    make_engine,
+    perform,
+    plan,
+)
 from tests.support.tracing import Node, Spans, outline, output_of, recorded, tree
 
 ONCE: dict[str, Any] = {"retry": {"max_attempts": 1}}
@@ -54,10 +71,16 @@ def spans() -> Spans:
     return Spans()
 
 
-def attempt(task: str, number: int = 1, outcome: str = "succeeded", **attributes: object) -> dict[str, object]:
+def attempt(
+    task: str, number: int = 1, outcome: str = "succeeded", **attributes: object
+) -> dict[str, object]:
     """The attributes of an attempt's span."""
     known: dict[str, object] = {"task.id": task, "progress": 0.0}
-    known |= {"attempt.id": f"{task}#{number}", "attempt.number": number, "attempt.outcome": outcome}
+    known |= {
+        "attempt.id": f"{task}#{number}",
+        "attempt.number": number,
+        "attempt.outcome": outcome,
+    }
     return known | {key.replace("_", ".", 1): value for key, value in attributes.items()}
 
 
@@ -84,15 +107,29 @@ def proposed(name: str = "scripted", count: int = 1) -> dict[str, object]:
 async def test_span_tree(spans: Spans, clock: VirtualClock) -> None:
     """A run is one tree: its attempts, and its replans with what they consist of; a replacement links back."""
     provider = ScriptedProvider(lambda request: returns(again(request), after=3), clock=clock)
-    script = {"a": returns(after=1), "b": raises(ValueError("broken"), after=2), "b~2": returns(after=4)}
-    tasks = (Task(id="a"), Task(id="b", tool="build", depends_on=("a",)), Task(id="c", depends_on=("b",)))
+    script = {
+        "a": returns(after=1),
+        "b": raises(ValueError("broken"), after=2),
+        "b~2": returns(after=4),
+    }
+    tasks = (
+        Task(id="a"),
+        Task(id="b", tool="build", depends_on=("a",)),
+        Task(id="c", depends_on=("b",)),
+    )
     engine = make_engine(provider, **ONCE, clock=clock, tracer_provider=spans.provider)
     await engine.execute(plan(*tasks, name="release"), ScriptedExecutor(script, clock=clock))
     third = pytest.approx(1 / 3)
-    failed = {**attempt("b", 1, "failed", task_tool="build", progress=third), "error.type": "ValueError"}
+    failed = {
+        **attempt("b", 1, "failed", task_tool="build", progress=third),
+        "error.type": "ValueError",
+    }
     replaced = attempt("b~2", task_tool="build", task_root="b", progress=third)
     decided = replan(
-        confidence=pytest.approx(0.76), decision="execute", decision_rule="confident", decision_by="policy"
+        confidence=pytest.approx(0.76),
+        decision="execute",
+        decision_rule="confident",
+        decision_by="policy",
     )
     decided |= {"progress": third, "health": "stuck", "remaining_seconds": 6.0}
     steps = (
@@ -126,13 +163,19 @@ async def test_span_tree(spans: Spans, clock: VirtualClock) -> None:
 async def test_waiting_for_a_person(spans: Spans, clock: VirtualClock) -> None:
     """The replan lasts until the person has answered; waiting is a span of its own, and no error."""
     gate = ScriptedGate([returns(Answer("approve", by="ada"), after=60)], clock=clock)
-    engine = make_engine(again, gate=gate, clock=clock, tracer_provider=spans.provider, **ONCE, **APPROVED)
+    engine = make_engine(
+        again, gate=gate, clock=clock, tracer_provider=spans.provider, **ONCE, **APPROVED
+    )
     await engine.execute(chain("a"), failing("a"))
     steps = (
         Node("propose scripted", proposed()),
         Node("replanning.score", {}),
-        Node("replanning.ask", {"question.id": "run-1.q1", "question.verdict": "approve"}, seconds=60),
-        Node("replanning.apply", {"changes": ("replace",), "changes.by": "person:ada", "revision": 1}),
+        Node(
+            "replanning.ask", {"question.id": "run-1.q1", "question.verdict": "approve"}, seconds=60
+        ),
+        Node(
+            "replanning.apply", {"changes": ("replace",), "changes.by": "person:ada", "revision": 1}
+        ),
     )
     decided = replan(decision="execute", decision_rule="person-approve", decision_by="person:ada")
     decided |= {"progress": 0.0, "health": "stuck"}
@@ -144,12 +187,17 @@ async def test_reminder_is_an_event(spans: Spans, clock: VirtualClock) -> None:
     """While a person is waited for, the reminder is an event of that span; the deadline is no error either."""
     approval = {"timeout": 100, "on_timeout": "continue"}
     gate = ScriptedGate()
-    engine = make_engine(again, gate=gate, clock=clock, tracer_provider=spans.provider, approval=approval, **APPROVED)
+    engine = make_engine(
+        again, gate=gate, clock=clock, tracer_provider=spans.provider, approval=approval, **APPROVED
+    )
     await engine.execute(chain("a"), failing("a"))
     asked = spans.named("replanning.ask")[0]
     events = [(event.name, event.timestamp - recorded(asked).start) for event in asked.events]
     assert events == [("reminded", 80 * 10**9)]
-    assert (asked.attributes["replanning.question.verdict"], asked.status.is_ok) == ("continue", True)
+    assert (asked.attributes["replanning.question.verdict"], asked.status.is_ok) == (
+        "continue",
+        True,
+    )
 
 
 async def test_resumed_run_continues_its_trace(spans: Spans, clock: VirtualClock) -> None:
@@ -162,16 +210,27 @@ async def test_resumed_run_continues_its_trace(spans: Spans, clock: VirtualClock
     with spans.provider.get_tracer("operator").start_as_current_span("command") as command:
         async with engine.resume(run.id) as run:
             await perform(run)
-    first, second = sorted(spans.named("replanning.run"), key=lambda span: "a" in span.name, reverse=True)
+    first, second = sorted(
+        spans.named("replanning.run"), key=lambda span: "a" in span.name, reverse=True
+    )
     assert second.parent is not None
-    assert (second.context.trace_id, second.parent.span_id) == (first.context.trace_id, first.context.span_id)
+    assert (second.context.trace_id, second.parent.span_id) == (
+        first.context.trace_id,
+        first.context.span_id,
+    )
     assert [link.context.span_id for link in second.links] == [command.get_span_context().span_id]
     assert [span.attributes["replanning.run.resumed"] for span in (first, second)] == [False, True]
-    parents = {span.attributes["replanning.task.id"]: span.parent.span_id for span in spans.named("replanning.attempt")}
+    parents = {
+        span.attributes["replanning.task.id"]: span.parent.span_id
+        for span in spans.named("replanning.attempt")
+    }
     assert parents == {"a": first.context.span_id, "b": second.context.span_id}
 
 
-REPLANNED: Any = ("plan replanning", [("propose scripted", ["chat"]), "replanning.score", "replanning.apply"])
+REPLANNED: Any = (
+    "plan replanning",
+    [("propose scripted", ["chat"]), "replanning.score", "replanning.apply"],
+)
 
 
 def after_kill(records: Sequence[Record], kind: str) -> MemoryStore:
@@ -197,7 +256,9 @@ def after_kill(records: Sequence[Record], kind: str) -> MemoryStore:
         ),
     ],
 )
-async def test_resumed_after_kills(clock: VirtualClock, last: str, exported: set[str], ran: list[object]) -> None:
+async def test_resumed_after_kills(
+    clock: VirtualClock, last: str, exported: set[str], ran: list[object]
+) -> None:
     """After kills one tree has the spans that were exported, those that were open and lost, and those of the resumed run."""
     killed = Spans()
 
@@ -217,7 +278,9 @@ async def test_resumed_after_kills(clock: VirtualClock, last: str, exported: set
             raise ValueError("broken")
 
     engine = engine_of(killed)
-    async with engine.open(plan(Task(id="a", timeout=5, idempotent=True), Task(id="b", depends_on=("a",)))) as run:
+    async with engine.open(
+        plan(Task(id="a", timeout=5, idempotent=True), Task(id="b", depends_on=("a",)))
+    ) as run:
         await perform(run, work)
     once, twice = Spans(), Spans()
     engine = engine_of(once, store=after_kill(list(engine.store.read(run.id)), last))
@@ -228,15 +291,26 @@ async def test_resumed_after_kills(clock: VirtualClock, last: str, exported: set
         await perform(resumed, work)
 
     spans = [
-        span for span in killed.flat if {span.name, span.attributes.get("replanning.attempt.id")} & exported
+        span
+        for span in killed.flat
+        if {span.name, span.attributes.get("replanning.attempt.id")} & exported
     ] + twice.flat
-    spans += [span for span in once.flat if span.error]  # what the second process restored of the first
+    spans += [
+        span for span in once.flat if span.error
+    ]  # what the second process restored of the first
     assert len({span.id for span in spans}) == len(spans)
     (root,) = tree(spans)
     second = "replanning.run"  # it was killed at once
-    assert outline(root) == ("replanning.run", [("a#1", ["inner"]), second, ("replanning.run", ran)])
+    assert outline(root) == (
+        "replanning.run",
+        [("a#1", ["inner"]), second, ("replanning.run", ran)],
+    )
     links = {link for node in root.children[2].children for link in node.links}
-    assert links == {("a#1", "retries")} if last == "attempt-started" else {("a#1", "caused-by"), ("a#1", "replaces")}
+    assert (
+        links == {("a#1", "retries")}
+        if last == "attempt-started"
+        else {("a#1", "caused-by"), ("a#1", "replaces")}
+    )
 
 
 async def test_cancelled_before_a_kill(spans: Spans) -> None:
@@ -255,7 +329,9 @@ async def test_cancelled_before_a_kill(spans: Spans) -> None:
         await perform(resumed, failing())
     [cancelled] = spans.named("replanning.attempt")
     again = next(
-        span for span in after.named("replanning.attempt") if span.attributes["replanning.attempt.id"] == "a#2"
+        span
+        for span in after.named("replanning.attempt")
+        if span.attributes["replanning.attempt.id"] == "a#2"
     )
     assert [link.context.span_id for link in again.links] == [cancelled.context.span_id]
 
@@ -282,9 +358,15 @@ async def test_open_question_is_waited_for_again(spans: Spans, clock: VirtualClo
         engine.answer(result.questions[0], "approve", by="ada")
         await perform(run)
     waiting, answered = spans.named("replanning.ask")
-    assert (waiting.attributes.get("replanning.question.verdict"), waiting.status.is_ok) == (None, True)
+    assert (waiting.attributes.get("replanning.question.verdict"), waiting.status.is_ok) == (
+        None,
+        True,
+    )
     assert answered.attributes["replanning.question.verdict"] == "approve"
-    assert [span.attributes["replanning.replan.id"] for span in spans.named("plan replanning")] == ["r1", "r1"]
+    assert [span.attributes["replanning.replan.id"] for span in spans.named("plan replanning")] == [
+        "r1",
+        "r1",
+    ]
     assert len(spans.traces) == 1
 
 
@@ -329,7 +411,10 @@ async def test_context_is_the_attempts_alone(spans: Spans) -> None:
         seen.append(current())
     assert seen == ["request", *["request", "replanning.attempt"] * 2, "request"]
     (request,) = spans.tree()
-    assert (request.name, [child.name for child in request.children]) == ("request", ["replanning.run"])
+    assert (request.name, [child.name for child in request.children]) == (
+        "request",
+        ["replanning.run"],
+    )
 
 
 async def test_ways_to_end(spans: Spans, clock: VirtualClock) -> None:
@@ -365,9 +450,15 @@ async def test_retries_link_back(spans: Spans, clock: VirtualClock) -> None:
         tracer_provider=spans.provider,
     )
     script = {"a": raises(ConnectionError("busy")), "a~2": raises(ValueError("broken"))}
-    await engine.execute(plan(Task(id="a", retry=Retry(max_attempts=2))), ScriptedExecutor(script, clock=clock))
+    await engine.execute(
+        plan(Task(id="a", retry=Retry(max_attempts=2))), ScriptedExecutor(script, clock=clock)
+    )
     (run,) = spans.tree()
-    links = [(n.attributes["attempt.id"], n.links) for n in run.children if n.name == "replanning.attempt"]
+    links = [
+        (n.attributes["attempt.id"], n.links)
+        for n in run.children
+        if n.name == "replanning.attempt"
+    ]
     assert links == [
         ("a#1", ()),
         ("a#2", (("a#1", "retries"),)),
@@ -399,10 +490,15 @@ async def test_providers_that_fail(spans: Spans, clock: VirtualClock) -> None:
 
 async def test_refused_replan(spans: Spans) -> None:
     """A replan that a limit forbids is a span as well, with the rule, and without anybody asked."""
-    engine = make_engine(again, limits={"replans_per_run": 0}, **ONCE, tracer_provider=spans.provider)
+    engine = make_engine(
+        again, limits={"replans_per_run": 0}, **ONCE, tracer_provider=spans.provider
+    )
     await engine.execute(chain("a"), failing("a"))
     decided = spans.named("plan replanning")[0].attributes
-    assert (decided["replanning.decision"], decided["replanning.decision.rule"]) == ("keep", "limit-run")
+    assert (decided["replanning.decision"], decided["replanning.decision.rule"]) == (
+        "keep",
+        "limit-run",
+    )
     assert spans.named("propose scripted") == []
 
 
@@ -424,7 +520,10 @@ async def test_orchestrator_that_raises(spans: Spans) -> None:
         async with engine.open(chain("a")):
             raise LookupError(f"no such worker, token={SECRET}")
     (run,) = spans.tree()
-    assert (run.error, run.attributes["error.type"]) == ("no such worker, token=[redacted]", "LookupError")
+    assert (run.error, run.attributes["error.type"]) == (
+        "no such worker, token=[redacted]",
+        "LookupError",
+    )
 
 
 async def test_run_that_cannot_be_opened(spans: Spans) -> None:
@@ -441,7 +540,9 @@ async def test_run_that_cannot_be_opened(spans: Spans) -> None:
 async def test_failing_store_ends_spans(spans: Spans, clock: VirtualClock) -> None:
     """A run that its store stops has all its spans ended."""
     store = FlakyStore(fails=lambda operation, number: operation == "append" and number > 3)
-    await make_engine(store=store, clock=clock, tracer_provider=spans.provider).execute(chain("a", "b"), failing())
+    await make_engine(store=store, clock=clock, tracer_provider=spans.provider).execute(
+        chain("a", "b"), failing()
+    )
     (run,) = spans.tree()
     assert run.attributes["run.status"] == "paused"
 
@@ -455,7 +556,10 @@ async def test_usage_of_attempts_and_run(spans: Spans) -> None:
 
     await make_engine(tracer_provider=spans.provider).execute(chain("a", "b"), work)
     (run,) = spans.tree()
-    spent = [{k: v for k, v in node.attributes.items() if k.startswith("usage.")} for node in (run.children[0], run)]
+    spent = [
+        {k: v for k, v in node.attributes.items() if k.startswith("usage.")}
+        for node in (run.children[0], run)
+    ]
     assert spent == [
         {"usage.calls": 1, "usage.tokens": 15, "usage.money": 0.25},
         {"usage.calls": 2, "usage.tokens": 30, "usage.money": 0.5},
@@ -468,25 +572,33 @@ async def test_content_only_when_asked_for(content: bool, spans: Spans) -> None:
     words = ("an-objective", "an-argument", "an-output", "a-reason")
     copy = Task(id="a~2", arguments={"x": "an-argument"})
     instead = alternative(ReplaceTask(task_id="a", tasks=(copy,)), reason="a-reason")
-    engine = make_engine(lambda request: [instead], capture_content=content, **ONCE, tracer_provider=spans.provider)
+    engine = make_engine(
+        lambda request: [instead], capture_content=content, **ONCE, tracer_provider=spans.provider
+    )
     work = ScriptedExecutor({"a": raises(ValueError("broken"))}, default=returns("an-output"))
     await engine.execute(plan(Task(id="a"), goal={"objective": "an-objective"}), work)
     assert [word for word in words if word in spans.text()] == (list(words) if content else [])
 
 
-@pytest.mark.parametrize(("size", "kept"), [(9_000, 9_002), (50_000, 10_001), (500_000, len("[500002 characters]"))])
+@pytest.mark.parametrize(
+    ("size", "kept"), [(9_000, 9_002), (50_000, 10_001), (500_000, len("[500002 characters]"))]
+)
 async def test_long_content_is_cut(size: int, kept: int, spans: Spans) -> None:
     """However large an output is, what goes onto the span is bounded."""
     engine = make_engine(capture_content=True, tracer_provider=spans.provider)
     await engine.execute(chain("a"), ScriptedExecutor(default=returns("x" * size)))
-    assert len(str(spans.named("replanning.attempt")[0].attributes["replanning.task.output"])) == kept
+    assert (
+        len(str(spans.named("replanning.attempt")[0].attributes["replanning.task.output"])) == kept
+    )
 
 
 @given(before=st.integers(800, 1_200), after=st.integers(0, 2_500))
 def test_no_half_secrets(before: int, after: int) -> None:
     """Wherever a long description is cut, no part of a secret is left."""
     spans = Spans()
-    work = ScriptedExecutor(default=raises(ValueError(" " + "x" * before + " " + SECRET + " " + "y" * after)))
+    work = ScriptedExecutor(
+        default=raises(ValueError(" " + "x" * before + " " + SECRET + " " + "y" * after))
+    )
     anyio.run(make_engine(**ONCE, tracer_provider=spans.provider).execute, chain("a"), work)
     assert SECRET[:6] not in spans.text()
 
@@ -594,7 +706,9 @@ async def test_metrics(clock: VirtualClock) -> None:
     )
     await engine.execute(chain("a", "b"), failing("a"))
     await engine.execute(chain("a"), failing())
-    metrics = json.loads(reader.get_metrics_data().to_json())["resource_metrics"][0]["scope_metrics"][0]["metrics"]
+    metrics = json.loads(reader.get_metrics_data().to_json())["resource_metrics"][0][
+        "scope_metrics"
+    ][0]["metrics"]
     counts = {
         metric["name"]: {
             tuple(point["attributes"].values()): point.get("value", point.get("sum"))
@@ -621,9 +735,17 @@ def test_every_attempt_has_its_span(
 ) -> None:
     """Whatever happens in a run: one trace, one span for each attempt, and each within its parent's time."""
     spans, store = Spans(), MemoryStore()
-    steps = {"fine": returns(after=1), "broken": raises(ValueError("broken")), "late": returns(after=100)}
+    steps = {
+        "fine": returns(after=1),
+        "broken": raises(ValueError("broken")),
+        "late": returns(after=100),
+    }
     tasks = [
-        Task(id=f"t{n}", timeout=10, depends_on=tuple(f"t{a}" for a, b in sorted(edges) if b == n and a < n))
+        Task(
+            id=f"t{n}",
+            timeout=10,
+            depends_on=tuple(f"t{a}" for a, b in sorted(edges) if b == n and a < n),
+        )
         for n in range(len(kinds))
     ]
 
@@ -638,7 +760,9 @@ def test_every_attempt_has_its_span(
     anyio.run(main)
     assert len(spans.traces) == 1
     started = sorted(str(body.attempt) for body in bodies(store, "run-1", AttemptStarted))
-    attempts = [str(span.attributes["replanning.attempt.id"]) for span in spans.named("replanning.attempt")]
+    attempts = [
+        str(span.attributes["replanning.attempt.id"]) for span in spans.named("replanning.attempt")
+    ]
     assert sorted(attempts) == started
     by_id = {span.id: span for span in spans.flat}
     assert [span.name for span in spans.flat if span.parent is None] == ["replanning.run"]

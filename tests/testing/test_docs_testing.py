@@ -19,7 +19,11 @@ async def test_examples_of_the_page(number: int) -> None:
     """Each example is a test that passes as it is printed."""
     names: dict[str, object] = {"__name__": "page"}
     exec(compile(BLOCKS[number], f"{PAGE.name}, block {number + 1}", "exec"), names)
-    tests = [value for name, value in names.items() if name.startswith("test_") and inspect.isfunction(value)]
+    tests = [
+        value
+        for name, value in names.items()
+        if name.startswith("test_") and inspect.isfunction(value)
+    ]
     assert len(tests) == 1
     if inspect.iscoroutinefunction(tests[0]):
         await tests[0]()

@@ -12,7 +12,14 @@ from pydantic import BaseModel
 from replanning.errors import LLMError, LLMResponseInvalid, LLMTimeout, LLMUnavailable
 from replanning.journal import Usage
 from replanning.llm import Completion, LLMOptions, Price, PriceTable
-from replanning.testing import ScriptedLLM, VirtualClock, hangs, raises, returns, virtual_environment
+from replanning.testing import (
+    ScriptedLLM,
+    VirtualClock,
+    hangs,
+    raises,
+    returns,
+    virtual_environment,
+)
 
 
 class Total(BaseModel):
@@ -29,7 +36,9 @@ async def test_answers_in_order() -> None:
     assert await model.complete_detailed("d") is whole
     with pytest.raises(LLMUnavailable, match="busy"):
         await model.complete("e")
-    with pytest.raises(LLMError, match=r"scripted: the script has 5 answers, and this is request 6; add one"):
+    with pytest.raises(
+        LLMError, match=r"scripted: the script has 5 answers, and this is request 6; add one"
+    ):
         await model.complete("f")
     assert model.prompts == list("abcdef")
     assert repr(model) == "<ScriptedLLM 'scripted' scripted-1 asked=6>"
@@ -37,7 +46,9 @@ async def test_answers_in_order() -> None:
 
 async def test_function_of_the_prompt() -> None:
     """A script may be a function of the prompt; what it was asked is kept with every option filled in."""
-    model = ScriptedLLM(lambda prompt: prompt.upper(), name="loud", model="m-2", temperature=0.1, max_tokens=50)
+    model = ScriptedLLM(
+        lambda prompt: prompt.upper(), name="loud", model="m-2", temperature=0.1, max_tokens=50
+    )
     completion = await model.complete_detailed("hi", LLMOptions(system="shout"))
     assert (completion.text, completion.provider, completion.model) == ("HI", "loud", "m-2")
     asked = model.requests[0]
@@ -47,7 +58,12 @@ async def test_function_of_the_prompt() -> None:
 
 async def test_answers_take_their_time(clock: VirtualClock) -> None:
     """Steps wait on the clock, and a call that takes longer than its limit has ended there."""
-    script = [returns("slow", after=20), raises(LLMUnavailable("busy"), after=5), returns("late", after=40), hangs()]
+    script = [
+        returns("slow", after=20),
+        raises(LLMUnavailable("busy"), after=5),
+        returns("late", after=40),
+        hangs(),
+    ]
     model = ScriptedLLM(script, environment=virtual_environment(clock=clock))
     assert (await model.complete("a"), clock.elapsed) == ("slow", 20)
     with pytest.raises(LLMUnavailable):
@@ -76,8 +92,12 @@ async def test_what_it_costs() -> None:
         reserved.append(call.estimate)
         yield lambda completion: None
 
-    model = ScriptedLLM(["12345678"], prices=PriceTable({"scripted-1": Price(1_000_000, 2_000_000)}))
-    completion = await model.complete_detailed("1234", LLMOptions(meter=SimpleNamespace(call=reserve, note=print)))
+    model = ScriptedLLM(
+        ["12345678"], prices=PriceTable({"scripted-1": Price(1_000_000, 2_000_000)})
+    )
+    completion = await model.complete_detailed(
+        "1234", LLMOptions(meter=SimpleNamespace(call=reserve, note=print))
+    )
     assert completion.usage == Usage(1, 3, 1 + 2 * 2)
     assert completion.usage.money <= reserved[0].money
     assert completion.usage.tokens <= reserved[0].tokens
@@ -87,7 +107,10 @@ async def test_standing() -> None:
     """It is available unless the script says why not, and remembers that it was closed."""
     assert await ScriptedLLM().is_available()
     missing = ScriptedLLM(unavailable_reason="OPENAI_API_KEY is not set")
-    assert (missing.unavailable_reason(), await missing.is_available()) == ("OPENAI_API_KEY is not set", False)
+    assert (missing.unavailable_reason(), await missing.is_available()) == (
+        "OPENAI_API_KEY is not set",
+        False,
+    )
     await missing.aclose()
     assert missing.closed
 
@@ -95,7 +118,9 @@ async def test_standing() -> None:
 async def test_vectors() -> None:
     """Texts that share words have vectors that are alike; those that are given are taken instead, all of them."""
     model = ScriptedLLM()
-    wheel, wheels, other = [await model.embed(text) for text in ("build a wheel", "Build the wheel", "post a note")]
+    wheel, wheels, other = [
+        await model.embed(text) for text in ("build a wheel", "Build the wheel", "post a note")
+    ]
     assert nearness(wheel, wheels) > nearness(wheel, other)
     given_ = ScriptedLLM(embeddings={"a": (1.0, 0.0)})
     assert await given_.embed("a") == [1.0, 0.0]

@@ -61,17 +61,25 @@ class Agents:
         async def execute(name: str, arguments: Mapping[str, object]) -> object:
             await self.world.clock.sleep(rng.choice(TIMES))
             if rng.random() < 0.4:
-                raised.append(rng.choice([RuntimeError("broken"), TransientError("busy"), Passing()]))
+                raised.append(
+                    rng.choice([RuntimeError("broken"), TransientError("busy"), Passing()])
+                )
                 raise raised[-1]
             return {"done": name}
 
         async def work(task: Task, context: TaskContext) -> object:
-            self.problems += [f"{task.id!r} is executed twice at once"] if task.id in self.executing else []
+            self.problems += (
+                [f"{task.id!r} is executed twice at once"] if task.id in self.executing else []
+            )
             self.executing.add(task.id)
             try:
                 if rng.random() < 0.05:  # an agent that calls from within a call
-                    with suppress(NotRunning, NeedsHuman, Passing, RuntimeError, TransientError, CallFailed):
-                        await run.perform(rng.choice(list(run.live)).id, lambda *_: execute("inner", {}))
+                    with suppress(
+                        NotRunning, NeedsHuman, Passing, RuntimeError, TransientError, CallFailed
+                    ):
+                        await run.perform(
+                            rng.choice(list(run.live)).id, lambda *_: execute("inner", {})
+                        )
                 return await self.world.work(task, context)
             except Exception as error:
                 raised.append(error)
@@ -83,7 +91,9 @@ class Agents:
             if self.session is not None and rng.random() < 0.5:
                 name = rng.choice([*run.live.tools, "unknown"])
                 key, passes = rng.choice(["", "", f"one {name}", f"two {name}"]), (Passing,)
-                await self.session.invoke(name, {"a": key or rng.random()}, execute=execute, key=key, passes=passes)
+                await self.session.invoke(
+                    name, {"a": key or rng.random()}, execute=execute, key=key, passes=passes
+                )
             else:
                 await run.perform(rng.choice(list(run.live)).id, work, passes=(Passing,))
         except NotRunning as error:
@@ -93,16 +103,22 @@ class Agents:
             pass
         except Exception as error:  # noqa: BLE001 - see above
             own = any(error is each for each in raised)
-            self.problems += [] if own else [f"an exception that no work has raised: {traceback.format_exc()}"]
+            self.problems += (
+                [] if own else [f"an exception that no work has raised: {traceback.format_exc()}"]
+            )
 
     def waits_in_vain(self) -> list[str]:
         """The tasks that are performed still, and wait for no tool, resource or fact of another."""
         live, life = self.world.run.live, self.world.run._lifecycle
-        needed = {root: life.needed_for(live.entry(root)).values() for root in live.ready_queue.reserved}
+        needed = {
+            root: life.needed_for(live.entry(root)).values() for root in live.ready_queue.reserved
+        }
         return [
             f"a call of {root!r} never ends"
             for root, entries in needed.items()
-            if not any(entry.id in live.parked and entry.state is TaskState.READY for entry in entries)
+            if not any(
+                entry.id in live.parked and entry.state is TaskState.READY for entry in entries
+            )
         ]
 
 
@@ -112,8 +128,16 @@ async def run_agents(seed: int, coverage: Counter[str]) -> list[str]:
     world.threads, in_session = False, rng.random() < 0.7
     async with VirtualClock() as clock, AsyncExitStack() as stack:
         engine = world.engine(world.store(clock, records), clock)
-        session = await stack.enter_async_context(engine.session(world.plan, run_id=RUN)) if in_session else None
-        world.run = session.run if session else await stack.enter_async_context(engine.open(world.plan, run_id=RUN))
+        session = (
+            await stack.enter_async_context(engine.session(world.plan, run_id=RUN))
+            if in_session
+            else None
+        )
+        world.run = (
+            session.run
+            if session
+            else await stack.enter_async_context(engine.open(world.plan, run_id=RUN))
+        )
         agents = Agents(world, session)
         async with anyio.create_task_group() as around:
 
@@ -137,8 +161,15 @@ async def run_agents(seed: int, coverage: Counter[str]) -> list[str]:
             await stack.aclose()
         journaled = list(records.read(RUN))[: world.run._lifecycle.seq]
         coverage.update(["in a session" if in_session else "of a plan"])
-        broken = [line for line in invariant_violations(journaled) if not any(each in line for each in BY_DESIGN)]
-        left = [*world.run.live.ready_queue.reserved, *(["claims"] if world.run.live.claimed_count else [])]
+        broken = [
+            line
+            for line in invariant_violations(journaled)
+            if not any(each in line for each in BY_DESIGN)
+        ]
+        left = [
+            *world.run.live.ready_queue.reserved,
+            *(["claims"] if world.run.live.claimed_count else []),
+        ]
         return [
             *agents.problems,
             *broken,

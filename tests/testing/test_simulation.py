@@ -74,14 +74,22 @@ def features_of(records: Sequence[journal.Record]) -> set[str]:
     bodies = [record.body for record in records]
     failures = Counter(r.at for r in records if isinstance(r.body, journal.AttemptFailed)).values()
     decided = [r for r in records if isinstance(r.body, journal.DecisionMade) and r.body.duration]
-    rounds = Counter(round(r.at - r.body.duration, 4) for r in decided if r.body.by == "policy").values()
+    rounds = Counter(
+        round(r.at - r.body.duration, 4) for r in decided if r.body.by == "policy"
+    ).values()
     found = {f"{body.kind}" for body in bodies} | {
         f"ends {b.status}" for b in bodies if isinstance(b, journal.RunEnded)
     }
-    found |= {"revision of a replan" for b in bodies if isinstance(b, journal.PlanRevised) and b.replan}
+    found |= {
+        "revision of a replan" for b in bodies if isinstance(b, journal.PlanRevised) and b.replan
+    }
     done = {b.task for b in bodies if isinstance(b, journal.AttemptSucceeded)}
     revised = [change for b in bodies if isinstance(b, journal.PlanRevised) for change in b.changes]
-    found |= {"stale results redone" for change in revised if change.kind == "replace" and change.task_id in done}
+    found |= {
+        "stale results redone"
+        for change in revised
+        if change.kind == "replace" and change.task_id in done
+    }
     found |= {"burst of 3 failures or more" for most in failures if most >= 3}
     found |= {"several replans in one round" for most in rounds if most > 1}
     return found
@@ -97,7 +105,9 @@ async def live(world: World, records: journal.RunStore, *, leave_at: int = 0) ->
         engine = world.engine(world.store(clock, records), clock)
         if known:
             answer_some(world, engine)
-        if world.either and not any(isinstance(r.body, journal.RunOpened) and r.body.forked_from for r in known):
+        if world.either and not any(
+            isinstance(r.body, journal.RunOpened) and r.body.forked_from for r in known
+        ):
             source = engine.run_or_resume(world.plan, run_id=run_id)
         else:
             source = engine.resume(run_id) if known else engine.open(world.plan, run_id=run_id)
@@ -110,10 +120,14 @@ async def live(world: World, records: journal.RunStore, *, leave_at: int = 0) ->
             pass
         journaled = list(records.read(run_id))
         problems = ["it has not come to an end"] if stuck else []
-        del journaled[world.run._lifecycle.seq :]  # the store may have taken one more before it failed
+        del journaled[
+            world.run._lifecycle.seq :
+        ]  # the store may have taken one more before it failed
         problems += replay_differences(world.run, journaled, clock.now())
         problems += [*_disturbed(world, journaled), *inconsistencies(world.run.live)]
-        return problems + ([f"{world.active} pieces of work go on after the end"] if world.active else [])
+        return problems + (
+            [f"{world.active} pieces of work go on after the end"] if world.active else []
+        )
 
 
 def answer_some(world: World, engine: ReplanningEngine) -> None:
@@ -134,11 +148,20 @@ def text_of(records: journal.RunStore, run_id: RunId = RUN) -> list[str]:
 
 
 def _is_over(records: journal.RunStore, run_id: RunId) -> bool:
-    end = next((r.body for r in reversed(list(records.read(run_id))) if isinstance(r.body, journal.RunEnded)), None)
+    end = next(
+        (
+            r.body
+            for r in reversed(list(records.read(run_id)))
+            if isinstance(r.body, journal.RunEnded)
+        ),
+        None,
+    )
     return end is not None and end.status in ("succeeded", "failed", "aborted")
 
 
-async def _drive(world: World, engine: ReplanningEngine, leave_at: int, outer: anyio.CancelScope) -> bool:
+async def _drive(
+    world: World, engine: ReplanningEngine, leave_at: int, outer: anyio.CancelScope
+) -> bool:
     """Work until the end of the run, or until it is left; whether it had to be given up."""
     run, stuck = world.run, False
     how = world.rng("leave", world.life).choice(["body", "all", "raise"])
@@ -160,7 +183,11 @@ async def _drive(world: World, engine: ReplanningEngine, leave_at: int, outer: a
         group.start_soon(world.happen, engine, run)
         async with anyio.create_task_group() as workers:
             for _ in range(world.workers):
-                work = partial(_report, world, run) if world.reporting else partial(perform, run, world.work)
+                work = (
+                    partial(_report, world, run)
+                    if world.reporting
+                    else partial(perform, run, world.work)
+                )
                 workers.start_soon(work)
         group.cancel_scope.cancel()
     if leave_at and how == "raise" and run._lifecycle.end is None:
@@ -199,22 +226,37 @@ def problems_of(world: World, records: Sequence[journal.Record]) -> list[str]:
         *(f"record {r.seq}: {r.body}" for r in records if _is_fault_of_ours(r.body)),
         *([f"{world.repeated} were executed twice"] if world.repeated else []),
         *([f"{world.crowded} took more resources than there are"] if world.crowded else []),
-        *(f"record {r.seq} has a secret" for r in records if world.secret == SECRET and SECRET in text(r)),
+        *(
+            f"record {r.seq} has a secret"
+            for r in records
+            if world.secret == SECRET and SECRET in text(r)
+        ),
     ]
 
 
 def _is_fault_of_ours(body: journal.RecordBody) -> bool:
     """Whether an error was contained that no part of the simulated world has raised."""
-    return isinstance(body, journal.ErrorContained) and body.where.startswith(("detector", "evaluator", "replanning"))
+    return isinstance(body, journal.ErrorContained) and body.where.startswith(
+        ("detector", "evaluator", "replanning")
+    )
 
 
 def _lingers(world: World, records: Sequence[journal.Record]) -> Iterator[str]:
     """A run ends at the moment of what makes it end: a record, unless the store fails, or the end of a wait."""
-    whole = [r for r in records if not isinstance(r.body, journal.TriggerDropped) or "run is over" not in r.body.reason]
+    whole = [
+        r
+        for r in records
+        if not isinstance(r.body, journal.TriggerDropped) or "run is over" not in r.body.reason
+    ]
     waits = {*world.stopped_until.values(), *(getattr(r.body, "retry_at", None) for r in records)}
-    waits |= {r.at + getattr(c, "delay", 0.0) for r in records for c in getattr(r.body, "changes", ())}
+    waits |= {
+        r.at + getattr(c, "delay", 0.0) for r in records for c in getattr(r.body, "changes", ())
+    }
     for before, end in pairwise(whole):
-        final = isinstance(end.body, journal.RunEnded) and end.body.status not in ("paused", "aborted")
+        final = isinstance(end.body, journal.RunEnded) and end.body.status not in (
+            "paused",
+            "aborted",
+        )
         if final and end.at > before.at + 1e-6 and end.at not in waits and not world.outage:
             yield f"record {end.seq}: the run ends {end.at - before.at:g} s after anything has happened"
 
@@ -228,24 +270,36 @@ def _misled(world: World, records: Sequence[journal.Record]) -> Iterator[str]:
     """
     model, seen = RunModel(records[0].body), dict(world.seen)
     concerned: set[str] = set()
-    stopped: set[tuple[str, float]] = set()  # tasks whose work was stopped: what it has taken is free when it has ended
+    stopped: set[tuple[str, float]] = (
+        set()
+    )  # tasks whose work was stopped: what it has taken is free when it has ended
     resumed = 0.0
     for record in records[1:]:
         body = record.body
         if isinstance(body, journal.TriggerFired):
             concerned.update(body.trigger.tasks)
             skipped = {task for task in body.trigger.tasks if model.tasks[task].state == "skipped"}
-            concerned |= {i for i, other in model.tasks.items() if not skipped.isdisjoint(other.task.depends_on)}
+            concerned |= {
+                i
+                for i, other in model.tasks.items()
+                if not skipped.isdisjoint(other.task.depends_on)
+            }
         elif isinstance(body, journal.RunResumed):
             resumed = record.at
             stopped.clear()
         elif isinstance(body, journal.AttemptTimedOut):
             stopped.add((body.task, record.at))
         elif isinstance(body, PlanRevised):
-            stopped |= {(change.task_id, record.at) for change in body.changes if change.kind == "cancel"}
+            stopped |= {
+                (change.task_id, record.at) for change in body.changes if change.kind == "cancel"
+            }
         elif isinstance(body, journal.AttemptStarted):
             if world.orderly:
-                ending = [task for task, at in stopped if record.at <= world.stopped_until.get((task, at), at)]
+                ending = [
+                    task
+                    for task, at in stopped
+                    if record.at <= world.stopped_until.get((task, at), at)
+                ]
                 able = _could_start(model, record.at, ending)
                 able = [i for i in able if record.at > resumed or not model.tasks[i].due]
                 first = min(able, key=model.places.__getitem__, default=body.task)
@@ -281,11 +335,16 @@ def _wrong_outputs(model: RunModel, outputs: Mapping[str, object]) -> Iterator[s
 
 
 def _handed_on(
-    model: RunModel, body: journal.AttemptStarted, arguments: Mapping[str, object], results: Mapping[str, object]
+    model: RunModel,
+    body: journal.AttemptStarted,
+    arguments: Mapping[str, object],
+    results: Mapping[str, object],
 ) -> Iterator[str]:
     """Results and arguments reach work through the lineage of what it depends on."""
     needed = {dep: model.result(dep) for dep in model.tasks[body.task].task.depends_on}
-    expected: dict[str, Any] = {dep: result for dep, result in needed.items() if LOST not in repr(result)}
+    expected: dict[str, Any] = {
+        dep: result for dep, result in needed.items() if LOST not in repr(result)
+    }
     if any(results.get(dep) != result for dep, result in expected.items()):
         yield f"{body.attempt!r} was given {results}, expected {expected}"
     for name, value in arguments.items():
@@ -300,9 +359,19 @@ def _overspent(records: Sequence[journal.Record]) -> Iterator[str]:
     assert isinstance(opened, journal.RunOpened)
     charged = [record.body for record in records if isinstance(record.body, journal.UsageCharged)]
     clock = None if opened.plan.budget is None else opened.plan.budget.wall_clock
-    if clock is not None and not any(isinstance(r.body, journal.QuestionAsked | journal.RunResumed) for r in records):
-        late = [r.seq for r in records if isinstance(r.body, journal.AttemptStarted) and r.at > records[0].at + clock]
-        yield from [f"the attempts of the records {late} start after the {clock:g} s of the budget"] if late else []
+    if clock is not None and not any(
+        isinstance(r.body, journal.QuestionAsked | journal.RunResumed) for r in records
+    ):
+        late = [
+            r.seq
+            for r in records
+            if isinstance(r.body, journal.AttemptStarted) and r.at > records[0].at + clock
+        ]
+        yield from (
+            [f"the attempts of the records {late} start after the {clock:g} s of the budget"]
+            if late
+            else []
+        )
     if opened.plan.budget is None or any(body.attempt for body in charged):
         return  # work is not asked before it spends
     for name in ("calls", "tokens", "money"):
@@ -315,7 +384,9 @@ def _overspent(records: Sequence[journal.Record]) -> Iterator[str]:
 def _disturbed(world: World, records: Sequence[journal.Record]) -> Iterator[str]:
     """Work is cut off only by its deadline, by its cancellation, or with the run."""
     ended = {
-        r.body.attempt for r in records if isinstance(r.body, journal.AttemptTimedOut | journal.AttemptInterrupted)
+        r.body.attempt
+        for r in records
+        if isinstance(r.body, journal.AttemptTimedOut | journal.AttemptInterrupted)
     }
     cancelled = {
         c.task_id
@@ -325,7 +396,9 @@ def _disturbed(world: World, records: Sequence[journal.Record]) -> Iterator[str]
         if c.kind == "cancel"
     }
     turns = [r.body for r in records if isinstance(r.body, journal.RunEnded | journal.RunResumed)]
-    last = turns[-1] if turns and isinstance(turns[-1], journal.RunEnded) else None  # of the life that was seen last
+    last = (
+        turns[-1] if turns and isinstance(turns[-1], journal.RunEnded) else None
+    )  # of the life that was seen last
     for attempt in world.cut:
         task = attempt.rpartition("#")[0]
         with_run = last is None or last.status in ("aborted", "paused") or task in last.cancelled
@@ -362,7 +435,9 @@ def _give_up(signal_number: int, frame: object) -> None:
     raise TooLong
 
 
-def problems_with(scene: Scene, seed: int, coverage: Counter[str], backend: str = "asyncio") -> list[str]:
+def problems_with(
+    scene: Scene, seed: int, coverage: Counter[str], backend: str = "asyncio"
+) -> list[str]:
     """Play a scene with a seed; what it raises is a problem like any other, and so is a run that never ends."""
     # A task that was pulled by a worker which is gone returns when its iterator is collected. When that happens must
     # not depend on what ran in this process before, so garbage is collected between seeds and not during one.
@@ -385,12 +460,19 @@ def check(scene: Scene, seeds: Iterable[int], backend: str = "asyncio") -> Count
     gc.disable()
     try:
         for seed in seeds:
-            failures += [f"seed {seed}: {problem}" for problem in problems_with(scene, seed, coverage, backend)]
+            failures += [
+                f"seed {seed}: {problem}"
+                for problem in problems_with(scene, seed, coverage, backend)
+            ]
     finally:
         gc.enable()
         gc.unfreeze()
     if failures:
-        pytest.fail("\n".join([*failures[:40], "", f"to see one alone: {COMMAND} {failures[0].split(':')[0][5:]}"]))
+        pytest.fail(
+            "\n".join(
+                [*failures[:40], "", f"to see one alone: {COMMAND} {failures[0].split(':')[0][5:]}"]
+            )
+        )
     return coverage
 
 
@@ -408,7 +490,9 @@ async def run_once(seed: int, coverage: Counter[str]) -> list[str]:
         coverage["played twice"] += 1
         again = MemoryStore()
         await play(World(seed), again)
-        problems += ["the same seed gave another journal"] if text_of(records) != text_of(again) else []
+        problems += (
+            ["the same seed gave another journal"] if text_of(records) != text_of(again) else []
+        )
     _show(coverage, records)
     return problems
 
@@ -433,7 +517,9 @@ async def kill_and_resume(seed: int, coverage: Counter[str]) -> list[str]:
     for life in (2, 3):
         count = world.rng("kill", life).randint(1, len(whole))
         left = cut(whole[:count])
-        started = {str(r.body.attempt) for r in whole[:count] if isinstance(r.body, journal.AttemptStarted)}
+        started = {
+            str(r.body.attempt) for r in whole[:count] if isinstance(r.body, journal.AttemptStarted)
+        }
         again = World(seed, life=life, executed=started, features={"killed"}, coverage=coverage)
         again.stopped_until.update(world.stopped_until)
         found = await play(again, left)
@@ -446,7 +532,9 @@ async def fork_and_resume(seed: int, coverage: Counter[str]) -> list[str]:
     """Play a run, and fork another one from one of its revisions."""
     world, records = World(seed), MemoryStore()
     problems = await play(world, records)
-    revisions = [record.body.number for record in records.read(RUN) if isinstance(record.body, PlanRevised)]
+    revisions = [
+        record.body.number for record in records.read(RUN) if isinstance(record.body, PlanRevised)
+    ]
     revision = world.rng("fork").choice([0, *revisions])
     async with VirtualClock() as clock:
         other = world.engine(records, clock).fork(RUN, revision, new_id="run-2")
@@ -461,8 +549,12 @@ async def keep_in_stores(seed: int, coverage: Counter[str]) -> list[str]:
     """Play a run in a store of each kind."""
     with TemporaryDirectory() as directory:
         stores = [MemoryStore(), JsonlStore(directory), SqliteStore(Path(directory) / "history.db")]
-        worlds = [World(seed, coverage=coverage, features={"in stores of all kinds"}) for _ in stores]
-        problems = [p for world, store in zip(worlds, stores, strict=True) for p in await play(world, store)]
+        worlds = [
+            World(seed, coverage=coverage, features={"in stores of all kinds"}) for _ in stores
+        ]
+        problems = [
+            p for world, store in zip(worlds, stores, strict=True) for p in await play(world, store)
+        ]
         texts = [text_of(store) for store in stores]
         for store, text in zip(stores, texts, strict=True):
             problems += [f"{store!r} has another journal than memory"] if text != texts[0] else []
@@ -514,7 +606,9 @@ def test_random_runs_on_trio() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not REAL_SHAPES.exists(), reason=f"the shapes of real workflows are missing: {REAL_SHAPES}")
+@pytest.mark.skipif(
+    not REAL_SHAPES.exists(), reason=f"the shapes of real workflows are missing: {REAL_SHAPES}"
+)
 def test_real_shapes() -> None:
     """Plans with the shapes of real workflows keep the same promises."""
     check(partial(run_random_order, real=True), range(40_000, 40_060))
@@ -528,9 +622,13 @@ def test_same_journal_in_another_process() -> None:
     journals = []
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            command, cwd=root, env=environment, capture_output=True, text=True, check=True
+        )
         lines = done.stdout.partition("\n\n")[0].splitlines()
-        journals.append([line for line in lines if "run-resumed" not in line])  # which names the process
+        journals.append(
+            [line for line in lines if "run-resumed" not in line]
+        )  # which names the process
     assert sum("run-opened" in line for line in journals[0]) >= 25
     assert journals[0] == journals[1]
 
@@ -550,10 +648,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog=COMMAND, description=main.__doc__)
     parser.add_argument("first", type=int, help="the first seed")
     parser.add_argument(
-        "stop", type=int, nargs="?", help="the seed to stop before; by default only the first is played"
+        "stop",
+        type=int,
+        nargs="?",
+        help="the seed to stop before; by default only the first is played",
     )
     parser.add_argument("--journals", action="store_true", help="print the journal of every run")
-    parser.add_argument("--trio", action="store_true", help="on trio, without kills, forks and comparisons")
+    parser.add_argument(
+        "--trio", action="store_true", help="on trio, without kills, forks and comparisons"
+    )
     options = parser.parse_args()
     scene, backend = (run_random_order, "trio") if options.trio else (run_anything, "asyncio")
     seeds, coverage, wrong, began = (

@@ -16,18 +16,25 @@ ERROR = Failure("ValueError", "no")
 BUSY = Failure("TransientError", "busy", transient=True)
 
 
-def opened(*tasks: Task, mode: str = "act", limits: JsonObject | None = None, **fields: object) -> RunOpened:
+def opened(
+    *tasks: Task, mode: str = "act", limits: JsonObject | None = None, **fields: object
+) -> RunOpened:
     """The opening of a run of a plan: these tasks, or two of which the second needs the first."""
     settings: JsonObject = {} if limits is None else {"limits": limits}
     return RunOpened(
-        RunId("run-1"), plan(*(tasks or (Task(id="a"), Task(id="b", depends_on=("a",)))), **fields), mode, settings
+        RunId("run-1"),
+        plan(*(tasks or (Task(id="a"), Task(id="b", depends_on=("a",)))), **fields),
+        mode,
+        settings,
     )
 
 
 def records_of(bodies: list[RecordBody]) -> list[Record]:
     """The journal of a run, one second a record; it has its opening in front unless it brings one."""
     opening = [] if bodies and isinstance(bodies[0], RunOpened) else [opened()]
-    return [Record(number, float(number), body) for number, body in enumerate([*opening, *bodies], 1)]
+    return [
+        Record(number, float(number), body) for number, body in enumerate([*opening, *bodies], 1)
+    ]
 
 
 def begin(task: str, number: int = 1) -> journal.AttemptStarted:
@@ -40,14 +47,20 @@ def done(task: str, number: int = 1) -> journal.AttemptSucceeded:
     return journal.AttemptSucceeded(AttemptId(f"{task}#{number}"), task)
 
 
-def failed(task: str, number: int = 1, *, retry_at: float | None = None, failure: Failure = ERROR) -> RecordBody:
+def failed(
+    task: str, number: int = 1, *, retry_at: float | None = None, failure: Failure = ERROR
+) -> RecordBody:
     """An attempt fails."""
     return journal.AttemptFailed(AttemptId(f"{task}#{number}"), task, failure, retry_at)
 
 
-def revised(*changes: PlanChange, number: int = 1, replan: ReplanId | None = None) -> journal.PlanRevised:
+def revised(
+    *changes: PlanChange, number: int = 1, replan: ReplanId | None = None
+) -> journal.PlanRevised:
     """A revision is applied, by hand or by a replan."""
-    return journal.PlanRevised(number, number - 1, changes, "", "policy" if replan else "edit", replan=replan)
+    return journal.PlanRevised(
+        number, number - 1, changes, "", "policy" if replan else "edit", replan=replan
+    )
 
 
 def fired(trigger: TriggerId = T1) -> journal.TriggerFired:
@@ -74,10 +87,25 @@ GOOD: dict[str, list[RecordBody]] = {
     "success": [begin("a"), done("a"), begin("b"), done("b"), SUCCESS],
     "failure": [begin("a"), failed("a"), fired(), considered(), decided(), FAILURE],
     "skip": [begin("a"), failed("a"), fired(), considered(), SKIPPED, decided()],
-    "question": [begin("a"), failed("a"), fired(), considered(), ASKED, decided("ask"), RunEnded("needs_human", "")],
+    "question": [
+        begin("a"),
+        failed("a"),
+        fired(),
+        considered(),
+        ASKED,
+        decided("ask"),
+        RunEnded("needs_human", ""),
+    ],
     "retry": [begin("a"), failed("a", retry_at=4.0, failure=BUSY), begin("a", 2), done("a", 2)],
     "cancel": [begin("a"), REPLACED, begin("c")],
-    "pause": [begin("a"), journal.RunPaused(""), done("a"), PAUSED, journal.RunResumed("me"), begin("b")],
+    "pause": [
+        begin("a"),
+        journal.RunPaused(""),
+        done("a"),
+        PAUSED,
+        journal.RunResumed("me"),
+        begin("b"),
+    ],
     "note": [begin("a"), done("a"), RENAMED, begin("b")],
 }
 
@@ -90,7 +118,9 @@ def test_good_journals(bodies: list[RecordBody]) -> None:
         assert invariant_violations(records[:stop]) == []
 
 
-CROWDED = opened(Task(id="a", resources={"cpu": 1}), Task(id="b", resources={"cpu": 1}), resources={"cpu": 1})
+CROWDED = opened(
+    Task(id="a", resources={"cpu": 1}), Task(id="b", resources={"cpu": 1}), resources={"cpu": 1}
+)
 TOOLED = opened(Task(id="a", tool="pip"), tools=[{"name": "pip"}])
 TIMED_OUT = journal.AttemptTimedOut(AttemptId("a#1"), "a", 1.0, retry_at=3.0)
 THREE_TRIES: list[RecordBody] = [
@@ -98,7 +128,10 @@ THREE_TRIES: list[RecordBody] = [
     *(begin("a", 2), failed("a", 2, retry_at=5.0, failure=BUSY)),
     *(begin("a", 3), failed("a", 3, retry_at=7.0, failure=BUSY)),
 ]
-NEXT_REPLAN: list[RecordBody] = [fired(TriggerId("t2")), considered(ReplanId("r2"), TriggerId("t2"))]
+NEXT_REPLAN: list[RecordBody] = [
+    fired(TriggerId("t2")),
+    considered(ReplanId("r2"), TriggerId("t2")),
+]
 DROPPED = journal.TriggerDropped(T1, "")
 ONE_ROUND: list[RecordBody] = [
     *(fired(), fired(TriggerId("t2")), considered(), considered(ReplanId("r2"), TriggerId("t2"))),
@@ -130,7 +163,10 @@ BROKEN: list[tuple[list[RecordBody], str]] = [
         "'a' starts without its condition 'context.x' having held",
     ),
     ([journal.ConditionEvaluated("b", True)], "the condition of 'b' is evaluated before its turn"),
-    ([begin("a"), revised(SkipTask(task_id="a"))], "record 3: a skip disturbs 'a', which is running"),
+    (
+        [begin("a"), revised(SkipTask(task_id="a"))],
+        "record 3: a skip disturbs 'a', which is running",
+    ),
     (
         [begin("a"), done("a"), revised(ModifyTask(task_id="a", fields={"tool": "x"}))],
         "a modify changes 'a', which is done",
@@ -141,20 +177,32 @@ BROKEN: list[tuple[list[RecordBody], str]] = [
         [opened(limits={"replans_per_lineage": 0}), considered(), SKIPPED],
         "record 3: replan 1 of the lineage of 'a'; the limit is 0",
     ),
-    ([opened(limits={"replans_per_run": 0}), considered(), SKIPPED], "record 3: replan 1 of the run; the limit is 0"),
-    ([opened(mode="observe"), considered(), SKIPPED], "replan 'r1' is applied, and the mode is 'observe'"),
+    (
+        [opened(limits={"replans_per_run": 0}), considered(), SKIPPED],
+        "record 3: replan 1 of the run; the limit is 0",
+    ),
+    (
+        [opened(mode="observe"), considered(), SKIPPED],
+        "replan 'r1' is applied, and the mode is 'observe'",
+    ),
     (
         [fired(), considered(), decided(), *NEXT_REPLAN],
         "record 6: replan 'r2' comes 2 s after the last for ['t2'], within the cooldown of 30 s",
     ),
     ([considered(), considered()], "replan 'r1' is considered twice"),
-    ([fired(), decided("execute")], "record 3: replan 'r1' is decided without having been considered"),
+    (
+        [fired(), decided("execute")],
+        "record 3: replan 'r1' is decided without having been considered",
+    ),
     (ONE_ROUND, "record 7: replan 'r2' and another of its round are about ['a']"),
     ([fired(), decided(blocks=("a",))], "'a' is blocked, which is waiting"),
     ([fired(), fired()], "trigger 't1' fires twice"),
     ([fired(), DROPPED, DROPPED], "trigger 't1' is dropped although it was dropped already"),
     ([begin("a"), failed("a"), fired(), FAILURE], "nothing has become of the triggers ['t1']"),
-    ([journal.QuestionAnswered(Q1, "approve", "ada")], "question 'run-1.q1' is answered, which is not open"),
+    (
+        [journal.QuestionAnswered(Q1, "approve", "ada")],
+        "question 'run-1.q1' is answered, which is not open",
+    ),
     ([begin("a"), done("a"), SUCCESS], "the run succeeded, and ['b'] are neither done nor skipped"),
     ([RunEnded("needs_human", "")], "the run needs a person, and no question is open"),
     ([begin("a"), FAILURE], "the run has ended, and ['a'] are running"),
@@ -169,7 +217,10 @@ OPENED, BEGUN, DONE = records_of([begin("a"), done("a")])
     [
         *((records_of(bodies), promise) for bodies, promise in BROKEN),
         ([OPENED, DONE], "record 3: its number should be 2"),
-        ([OPENED, BEGUN._replace(at=0.5)], "record 2: its time 0.5 is before that of the record before, 1.0"),
+        (
+            [OPENED, BEGUN._replace(at=0.5)],
+            "record 2: its time 0.5 is before that of the record before, 1.0",
+        ),
         ([BEGUN._replace(seq=1)], "the journal does not begin with the opening of the run"),
         ([], "the journal does not begin with the opening of the run"),
     ],
@@ -177,7 +228,9 @@ OPENED, BEGUN, DONE = records_of([begin("a"), done("a")])
 )
 def test_broken_promises(records: list[Record], promise: str) -> None:
     """Every promise that a journal breaks is named, with the record that breaks it."""
-    assert any(promise in found for found in invariant_violations(records)), invariant_violations(records)
+    assert any(promise in found for found in invariant_violations(records)), invariant_violations(
+        records
+    )
 
 
 async def test_live_plan_and_journal_are_compared() -> None:
@@ -190,7 +243,10 @@ async def test_live_plan_and_journal_are_compared() -> None:
                 async with run.attempt(task) as attempt:
                     attempt.output = task.id
         records = list(store.read(run.id))
-        assert (invariant_violations(records), replay_differences(run, records, clock.now())) == ([], [])
+        assert (invariant_violations(records), replay_differences(run, records, clock.now())) == (
+            [],
+            [],
+        )
         lost = replay_differences(run, records[:-2], clock.now())
         assert "live plan and journal differ: task 'b' output is 'b', by the journal None" in lost
         assert snapshot(run.live, clock.now())["task 'a' state"] == "DONE"

@@ -22,7 +22,12 @@ def release() -> Plan:
     """A plan in which one tool can stand in for another, and results are handed on."""
     return plan(
         Task(id="build", tool="bad", timeout=100.0),
-        Task(id="test", tool="good", arguments={"path": "${build.output.path}"}, depends_on=("build",)),
+        Task(
+            id="test",
+            tool="good",
+            arguments={"path": "${build.output.path}"},
+            depends_on=("build",),
+        ),
         Task(id="tell", tool="good", optional=True, depends_on=("test",)),
         name="release",
         tools=TOOLS,
@@ -49,9 +54,9 @@ def test_nothing_goes_wrong() -> None:
     """Without faults every run succeeds, each task takes its second, and nothing is replanned."""
     report = simulate(release(), runs=3)
     assert (report.statuses, report.success_rate) == ({"succeeded": 3}, 1.0)
-    assert [(run.seed, run.makespan, run.revisions, run.questions, run.failures) for run in report.runs] == [
-        (seed, 3.0, 0, 0, {}) for seed in range(3)
-    ]
+    assert [
+        (run.seed, run.makespan, run.revisions, run.questions, run.failures) for run in report.runs
+    ] == [(seed, 3.0, 0, 0, {}) for seed in range(3)]
     assert repr(report) == "<SimulationReport of 'release': 3 succeeded, 3 s>"
 
 
@@ -71,7 +76,11 @@ def test_plan_repairs_itself() -> None:
 def test_equal_arguments_give_equal_reports() -> None:
     """A report depends on the arguments alone, and each of its runs can be had again by its seed."""
     faults = FaultSchedule(
-        fail={"bad": 0.3}, flaky={"*": 0.2}, hang={"build": 0.2}, durations={"*": (1, 60)}, store_fail=0.05
+        fail={"bad": 0.3},
+        flaky={"*": 0.2},
+        hang={"build": 0.2},
+        durations={"*": (1, 60)},
+        store_fail=0.05,
     )
     stores: list[RunStore] = []
     report = simulate(release(), faults, runs=20, seed=5, engine_factory=keeping(stores))
@@ -85,7 +94,11 @@ def test_equal_arguments_give_equal_reports() -> None:
 def test_faults_around_the_engine() -> None:
     """Providers that fail or hang and a store with outages are survived, and break no promise."""
     faults = FaultSchedule(
-        fail={"build": 1.0}, provider_fail=0.3, provider_hang=0.3, store_fail=0.1, store_outage=(0.5, 5)
+        fail={"build": 1.0},
+        provider_fail=0.3,
+        provider_hang=0.3,
+        store_fail=0.1,
+        store_outage=(0.5, 5),
     )
     stores: list[RunStore] = []
     report = simulate(release(), faults, runs=60, engine_factory=keeping(stores))
@@ -105,7 +118,9 @@ def test_people_and_happenings() -> None:
     approval = Settings.model_validate({"alternatives": {"require_approval": True}})
     cautious = partial(ReplanningEngine, settings=approval)
     broken = FaultSchedule(fail={"build": 1.0})
-    assert simulate(release(), broken, engine_factory=cautious, runs=1).statuses == {"needs_human": 1}
+    assert simulate(release(), broken, engine_factory=cautious, runs=1).statuses == {
+        "needs_human": 1
+    }
     answers = [returns(Answer("approve", by="ada"), after=60)]
     faults = FaultSchedule(fail={"build": 1.0}, events=[(2.0, look), (1e9, look)], answers=answers)
     report = simulate(release(), faults, runs=2, engine_factory=cautious)
@@ -131,8 +146,12 @@ def test_runs_that_go_astray() -> None:
 
 def test_outputs_suit_references() -> None:
     """Tasks return what others look for in their output, unless the schedule says what they return."""
-    reading = Task(id="b", arguments={"a": "${a.output.x.y}", "b": "x ${a.output.z}"}, depends_on=("a",))
-    wanting = plan(Task(id="a"), reading, Task(id="c", when="results.a.count > 3", depends_on=("a",)))
+    reading = Task(
+        id="b", arguments={"a": "${a.output.x.y}", "b": "x ${a.output.z}"}, depends_on=("a",)
+    )
+    wanting = plan(
+        Task(id="a"), reading, Task(id="c", when="results.a.count > 3", depends_on=("a",))
+    )
     assert simulate(wanting, runs=1).statuses == {"failed": 1}
     outputs: JsonObject = {"a": {"x": {"y": 1}, "z": 2, "count": 5}}
     assert simulate(wanting, FaultSchedule(outputs=outputs), runs=1).statuses == {"succeeded": 1}
@@ -141,7 +160,10 @@ def test_outputs_suit_references() -> None:
 def test_schedules_are_checked() -> None:
     """A schedule that does not suit the plan is refused, and every offender is named with its place."""
     faults = FaultSchedule(
-        fail={"biuld": 1.0, "build": 1.5}, durations={"test": (5, 1)}, provider_hang=-1, store_outage=-2
+        fail={"biuld": 1.0, "build": 1.5},
+        durations={"test": (5, 1)},
+        provider_hang=-1,
+        store_outage=-2,
     )
     with pytest.raises(PlanError) as refused:
         simulate(release(), faults)
@@ -160,7 +182,9 @@ def test_report_as_json() -> None:
     report = simulate(release(), FaultSchedule(fail={"build": 1.0}), runs=2)
     document = json.loads(report.to_json())
     assert document == report.document()
-    summary = {name: document[name] for name in ("plan", "count", "statuses", "success_rate", "failures")}
+    summary = {
+        name: document[name] for name in ("plan", "count", "statuses", "success_rate", "failures")
+    }
     assert summary == {
         "plan": "release",
         "count": 2,

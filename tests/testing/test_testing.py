@@ -113,7 +113,9 @@ async def test_time_does_not_jump_to_what_was_called_off(clock: VirtualClock) ->
             raise ValueError("no")
         await anyio.run_process([sys.executable, "-c", "pass"])
 
-    engine = ReplanningEngine([ScriptedProvider(again)], environment=virtual_environment(clock=clock))
+    engine = ReplanningEngine(
+        [ScriptedProvider(again)], environment=virtual_environment(clock=clock)
+    )
     result = await engine.execute(chain("a"), work)
     assert (result.status, list(result.outputs), clock.elapsed) == ("succeeded", ["a"], 0)
 
@@ -130,7 +132,11 @@ async def test_time_moved_by_hand() -> None:
         for seconds in (3.0, 1.0, 7.0):
             group.start_soon(sleeper, seconds)
         await anyio.wait_all_tasks_blocked()
-        assert (clock.now(), woken, repr(clock)) == (100.0, [], "<VirtualClock at +0 s, by hand, sleepers=3>")
+        assert (clock.now(), woken, repr(clock)) == (
+            100.0,
+            [],
+            "<VirtualClock at +0 s, by hand, sleepers=3>",
+        )
         clock.advance(3)
         await anyio.wait_all_tasks_blocked()
         assert (clock.now(), sorted(woken)) == (103.0, [1.0, 3.0])
@@ -179,7 +185,12 @@ async def test_work_by_attempt() -> None:
     busy = raises(TransientError("busy"))
     work = ScriptedExecutor({"a": [busy, raises(TransientError), returns(3)], "b": returns(4)})
     assert (await run(work, Task(id="a"), Task(id="b", depends_on=("a",)))).status == "succeeded"
-    assert [(call.task.id, call.number) for call in work.calls] == [("a", 1), ("a", 2), ("a", 3), ("b", 1)]
+    assert [(call.task.id, call.number) for call in work.calls] == [
+        ("a", 1),
+        ("a", 2),
+        ("a", 3),
+        ("b", 1),
+    ]
     assert [repr(call) for call in work.calls_of("b")] == ["<Call b#1>"]
     always = ScriptedExecutor({"a": [busy]})
     assert (await run(always, Task(id="a"))).status == "failed"
@@ -188,10 +199,14 @@ async def test_work_by_attempt() -> None:
 
 async def test_work_by_tool_or_function() -> None:
     """A script names a task, else its tool, else the default holds; or it is a function of the call."""
-    work = ScriptedExecutor({"a": returns(), "pip": raises(ValueError("no"))}, default=raises(KeyError("default")))
+    work = ScriptedExecutor(
+        {"a": returns(), "pip": raises(ValueError("no"))}, default=raises(KeyError("default"))
+    )
     tasks = (Task(id="a", tool="pip"), Task(id="b", tool="pip"), Task(id="b"))
     assert [(await run(work, task)).status for task in tasks] == ["succeeded", "failed", "failed"]
-    assert (await run(ScriptedExecutor(lambda call: returns(call.task.id)), Task(id="a"))).outputs == {"a": "a"}
+    assert (
+        await run(ScriptedExecutor(lambda call: returns(call.task.id)), Task(id="a"))
+    ).outputs == {"a": "a"}
 
 
 async def test_steps_take_time() -> None:
@@ -215,7 +230,12 @@ async def test_provider_answers_in_order(clock: VirtualClock) -> None:
     result = await engine.execute(plan(*tasks), work, max_concurrency=1)
     assert result.status == "succeeded"
     assert [body.changes for body in result.revisions] == [replacing.changes]
-    assert [request.triggers[0].tasks for request in provider.requests] == [("b",), ("c",), ("d",), ("e",)]
+    assert [request.triggers[0].tasks for request in provider.requests] == [
+        ("b",),
+        ("c",),
+        ("d",),
+        ("e",),
+    ]
     assert result.spent == Usage(calls=4)
     assert repr(provider) == "<ScriptedProvider 'scripted' requests=4>"
 
@@ -235,7 +255,9 @@ async def test_gate_asked_twice_at_once() -> None:
     gate = ScriptedGate([returns(Answer("approve", by=name)) for name in ("ada", "bob")])
 
     async def put(name: str) -> None:
-        said[name] = (await gate.ask(Question(QuestionId(name), RunId("run-1"), "Which?", (), ()))).by
+        said[name] = (
+            await gate.ask(Question(QuestionId(name), RunId("run-1"), "Which?", (), ()))
+        ).by
 
     async with anyio.create_task_group() as group:
         group.start_soon(put, "q1")
@@ -262,19 +284,26 @@ async def test_gate_that_says_nothing_or_nonsense() -> None:
 async def test_exporter_keeps_everything() -> None:
     """A recording exporter has every record of every run, and its own failure harms nobody."""
     exporter = RecordingExporter(error=ConnectionError("down"))
-    engine = ReplanningEngine([], exporters=[exporter], monitor=PlanMonitor([]), environment=virtual_environment())
+    engine = ReplanningEngine(
+        [], exporters=[exporter], monitor=PlanMonitor([]), environment=virtual_environment()
+    )
     first = await engine.execute(chain("a"), ScriptedExecutor())
     second = await engine.execute(chain("b"), ScriptedExecutor())
     await engine.aclose()
     assert (first.status, second.status, exporter.closed) == ("succeeded", "succeeded", True)
     assert [body.task for body in exporter.bodies(AttemptStarted)] == ["a", "b"]
-    assert [body.kind for body in exporter.bodies(RunOpened, RunEnded, run="run-2")] == ["run-opened", "run-ended"]
+    assert [body.kind for body in exporter.bodies(RunOpened, RunEnded, run="run-2")] == [
+        "run-opened",
+        "run-ended",
+    ]
     assert exporter.tracer_provider() is None
 
 
 async def test_store_fails_on_schedule(clock: VirtualClock) -> None:
     """A flaky store refuses exactly the calls that it was told to, writes nothing then, and a run outlives it."""
-    store = FlakyStore(fails=lambda operation, number: operation == "append" and 3 <= number <= 5, durable=True)
+    store = FlakyStore(
+        fails=lambda operation, number: operation == "append" and 3 <= number <= 5, durable=True
+    )
     engine = ReplanningEngine([], store=store, environment=virtual_environment(clock=clock))
     result = await engine.execute(chain("a", "b"), ScriptedExecutor(clock=clock))
     assert (result.status, store.failures, store.durable) == ("succeeded", 3, True)
@@ -284,7 +313,9 @@ async def test_store_fails_on_schedule(clock: VirtualClock) -> None:
 
 async def test_store_fails_after_it_has_written(clock: VirtualClock) -> None:
     """Where the answer of the store is lost, the run pauses, and the record counts when it is resumed."""
-    store = FlakyStore(fails=lambda operation, number: "after" if (operation, number) == ("append", 3) else False)
+    store = FlakyStore(
+        fails=lambda operation, number: "after" if (operation, number) == ("append", 3) else False
+    )
     engine = ReplanningEngine([], store=store, environment=virtual_environment(clock=clock))
     work = ScriptedExecutor(clock=clock)
     result = await engine.execute(chain("a", "b"), work)

@@ -18,7 +18,9 @@ from replanning.tools.check import check_danger, check_unused_arguments
 
 def plan(*tools: JsonObject, tasks: list[JsonObject] | None = None) -> Plan:
     """A plan with these tools, and a task for each unless it says otherwise."""
-    tasks = [{"id": tool["name"], "tool": tool["name"]} for tool in tools] if tasks is None else tasks
+    tasks = (
+        [{"id": tool["name"], "tool": tool["name"]} for tool in tools] if tasks is None else tasks
+    )
     return Plan.model_validate(
         {"goal": {"objective": "test"}, "context": {"x": 1}, "tools": list(tools), "tasks": tasks}
     )
@@ -33,7 +35,8 @@ def test_nothing_is_wrong():
         {"name": "d", "kind": "mine"},
     ]
     tasks: list[JsonObject] = [
-        {"id": tool["name"], "tool": tool["name"], "arguments": {"x": "${context.x}"}} for tool in tools
+        {"id": tool["name"], "tool": tool["name"], "arguments": {"x": "${context.x}"}}
+        for tool in tools
     ]
     assert check_tools(plan(*tools, tasks=tasks), kinds=frozenset({"mine"})) == []
 
@@ -56,7 +59,14 @@ def test_arguments_without_effect():
     """An argument that a command or a request has no place for is noted, unless a check or a tool that may stand in has."""
     tools: list[JsonObject] = [
         {"name": "a", "kind": "shell", "capability": "c", "command": "echo {x}"},
-        {"name": "b", "kind": "http", "capability": "c", "method": "POST", "url": "http://h/", "body": {"k": "{y}"}},
+        {
+            "name": "b",
+            "kind": "http",
+            "capability": "c",
+            "method": "POST",
+            "url": "http://h/",
+            "body": {"k": "{y}"},
+        },
         {"name": "w", "kind": "shell", "command": "make", "produces": ["wheel"]},
         {"name": "p", "kind": "python", "callable": "json:dumps"},
     ]
@@ -85,17 +95,28 @@ def test_everything_is_wrong():
         {"name": "unused"},
     ]
     known = "known are ['http', 'mcp', 'python', 'shell']"
-    tasks: list[JsonObject] = [{"id": tool["name"], "tool": tool["name"], "arguments": {"x": 1}} for tool in tools[:-1]]
+    tasks: list[JsonObject] = [
+        {"id": tool["name"], "tool": tool["name"], "arguments": {"x": 1}} for tool in tools[:-1]
+    ]
     assert check_tools(plan(*tools, tasks=tasks)) == [
         Problem(
             "tools[0]",
             "tool 'a': {x} stands inside quotes; values are quoted for you, remove the quotes, "
             "or write {{x}} for that text itself",
         ),
-        Problem("tools[1].produces", "tool 'b': 'stdout' is a part of every output; name it otherwise"),
-        Problem("tools[2]", "tool 'c': its url 'ftp://x' must begin with http:// or https:// and a host"),
-        Problem("tools[3]", "tool 'd': its callable 'json:du-mps' is not of the form 'package.module:function'"),
-        Problem("tools[4]", f"nothing executes kind 'shel' of tool 'e'; {known}; did you mean 'shell'?"),
+        Problem(
+            "tools[1].produces", "tool 'b': 'stdout' is a part of every output; name it otherwise"
+        ),
+        Problem(
+            "tools[2]", "tool 'c': its url 'ftp://x' must begin with http:// or https:// and a host"
+        ),
+        Problem(
+            "tools[3]",
+            "tool 'd': its callable 'json:du-mps' is not of the form 'package.module:function'",
+        ),
+        Problem(
+            "tools[4]", f"nothing executes kind 'shel' of tool 'e'; {known}; did you mean 'shell'?"
+        ),
         Problem("tools[5]", f"tool 'f' states no `kind`; {known}"),
     ]
 
@@ -103,12 +124,21 @@ def test_everything_is_wrong():
 def test_missing_arguments():
     """What the body of a request needs and a task, fallback or undo does not give is listed, each with its place."""
     body: JsonObject = {"a": ["{x}", "<{y}>"]}
-    tool: JsonObject = {"name": "a", "kind": "http", "method": "POST", "url": "http://x", "body": body}
+    tool: JsonObject = {
+        "name": "a",
+        "kind": "http",
+        "method": "POST",
+        "url": "http://x",
+        "body": body,
+    }
     task: JsonObject = {
         "id": "one",
         "tool": "a",
         "arguments": {"x": 1},
-        "fallbacks": [{"tool": "a", "arguments": {"x": 1, "y": 2}}, {"tool": "a", "arguments": {"y": 1}}],
+        "fallbacks": [
+            {"tool": "a", "arguments": {"x": 1, "y": 2}},
+            {"tool": "a", "arguments": {"y": 1}},
+        ],
         "undo": {"tool": "a", "arguments": {"x": 1, "y": 2}, "fallbacks": [{"tool": "a"}]},
     }
     assert [str(problem) for problem in check_tools(plan(tool, tasks=[task]))] == [
@@ -144,7 +174,9 @@ def test_missing_arguments():
 )  # fmt: skip
 def test_files_among_arguments(command: str, given: str, told: list[str]):
     """Data for `curl` may begin with a dash, and not with the sign that makes it the name of a file to be sent."""
-    assert [problem.partition(" read as ")[2] for problem in option_problems(command, {"x": given})] == told
+    assert [
+        problem.partition(" read as ")[2] for problem in option_problems(command, {"x": given})
+    ] == told
 
 
 @pytest.mark.parametrize(
@@ -167,18 +199,27 @@ def test_uses_that_look_dangerous():
     """A use of a tool that looks dangerous is noted where the tool does not state whether it is."""
     start: JsonObject = {"kind": "shell", "command": "timeout 5 {x}"}
     tools: list[JsonObject] = [{"name": "a", **start}, {"name": "b", "dangerous": False, **start}]
-    tasks: list[JsonObject] = [{"id": f"{n}", "tool": n, "arguments": {"x": x}} for n in "ab" for x in ("ls", "rm")]
+    tasks: list[JsonObject] = [
+        {"id": f"{n}", "tool": n, "arguments": {"x": x}} for n in "ab" for x in ("ls", "rm")
+    ]
     tasks = [{**each, "id": f"t{number}"} for number, each in enumerate(tasks)]
     assert check_danger(plan(*tools, tasks=tasks)) == [
-        Problem("tasks[1]", "task 't1': tool 'a' may do harm: it uses 'rm'; state whether the tool is `dangerous`")
+        Problem(
+            "tasks[1]",
+            "task 't1': tool 'a' may do harm: it uses 'rm'; state whether the tool is `dangerous`",
+        )
     ]
 
 
 def test_many_uses_of_a_long_command():
     """When a million characters of commands have been judged, counted for each use, a note says that no more are."""
     tool: JsonObject = {"name": "a", "kind": "shell", "command": f"echo {'a' * 90_000}"}
-    [note] = check_danger(plan(tool, tasks=[{"id": f"t{number}", "tool": "a"} for number in range(20)]))
-    assert str(note) == "tasks[11]: from here on, no use is judged: the commands are too long in all"
+    [note] = check_danger(
+        plan(tool, tasks=[{"id": f"t{number}", "tool": "a"} for number in range(20)])
+    )
+    assert (
+        str(note) == "tasks[11]: from here on, no use is judged: the commands are too long in all"
+    )
 
 
 def test_options_among_arguments():
@@ -214,8 +255,13 @@ def test_what_the_machine_lacks():
         {"name": "d", "kind": "shell", "command": "case x in no) no;; esac; f() { no; }; ls | wc"},
         {"name": "e", "kind": "shell", "command": "{program} x; ls"},
     ]
-    assert [str(note) for note in check_machine(plan(*tools, tasks=[]), {"PATH": "/bin:/usr/bin"})] == [
-        *(f"tools[0]: tool 'a' needs the program 'no-such-{n}', which is not on the PATH" for n in (1, 2, 3, 4)),
+    assert [
+        str(note) for note in check_machine(plan(*tools, tasks=[]), {"PATH": "/bin:/usr/bin"})
+    ] == [
+        *(
+            f"tools[0]: tool 'a' needs the program 'no-such-{n}', which is not on the PATH"
+            for n in (1, 2, 3, 4)
+        ),
         "tools[0]: tool 'a' needs the environment variables B, which are not set",
         "tools[1]: tool 'b' needs the module 'no_such', which is not found; install it, or put its folder on PYTHONPATH",
         "tools[2]: tool 'c' needs the environment variables C, which are not set",
@@ -297,9 +343,21 @@ def test_commands_that_may_do_harm(command, why):
         ("xargs {x}", {"x": ["sh", "-c", "rm a"]}, "it runs whatever text it is given with 'sh'"),
         ("make {x}", {"x": "SHELL=./x"}, "it runs whatever text it is given with 'make'"),
         ("make A={x}", {"x": "$(shell x)"}, "it runs whatever text it is given with 'make'"),
-        ("git {x}", {"x": ["-c", "alias.a=!x", "a"]}, "it runs whatever text it is given with 'git'"),
-        ("git config {x} {y}", {"x": "core.hooksPath", "y": "x"}, "it runs whatever text it is given with 'git'"),
-        ("docker exec box {x}", {"x": ["python", "-c", "x"]}, "it runs whatever text it is given with 'python'"),
+        (
+            "git {x}",
+            {"x": ["-c", "alias.a=!x", "a"]},
+            "it runs whatever text it is given with 'git'",
+        ),
+        (
+            "git config {x} {y}",
+            {"x": "core.hooksPath", "y": "x"},
+            "it runs whatever text it is given with 'git'",
+        ),
+        (
+            "docker exec box {x}",
+            {"x": ["python", "-c", "x"]},
+            "it runs whatever text it is given with 'python'",
+        ),
         ("sed -n {n}p f", {"n": "1e x;"}, "it runs whatever text it is given with 'sed'"),
         ("make {x}", {"x": "test"}, ""),
         ("git config {x} {y}", {"x": "user.name", "y": "x"}, ""),
@@ -313,7 +371,12 @@ def test_commands_that_may_do_harm(command, why):
 )
 def test_filled_commands_that_may_do_harm(command, arguments, why):
     """A command is judged with its arguments as well, each of which is a word and no more."""
-    tool = ToolSpec(name="t", kind="shell", command=command, parameters={"n": "integer"} if "{n}" in command else {})
+    tool = ToolSpec(
+        name="t",
+        kind="shell",
+        command=command,
+        parameters={"n": "integer"} if "{n}" in command else {},
+    )
     assert (danger_reason(tool), danger_reason(tool, arguments)) == ("", why)
 
 
@@ -355,7 +418,8 @@ HARMFUL: Final = {
 
 
 @pytest.mark.parametrize(
-    ("command", "why"), [(one, why) for why, text in HARMFUL.items() for one in re.split(r"\s{2,}", text.strip())]
+    ("command", "why"),
+    [(one, why) for why, text in HARMFUL.items() for one in re.split(r"\s{2,}", text.strip())],
 )
 def test_further_commands_that_may_do_harm(command, why):
     """Widely used programs that run what they are given, start others, or destroy something are dangerous."""
@@ -400,7 +464,9 @@ def test_here_documents():
         "cat <<A\nrm a\nA",
         "cat <<A\nrm a",
     ]
-    reasons = [danger_reason(ToolSpec(name="t", kind="shell", command=command)) for command in commands]
+    reasons = [
+        danger_reason(ToolSpec(name="t", kind="shell", command=command)) for command in commands
+    ]
     assert reasons == ["it uses 'rm'"] * 4 + [""] * 2
 
 
@@ -408,8 +474,18 @@ def test_ordinary_commands_do_no_harm():
     """None of hundreds of ordinary commands counts as dangerous, with ordinary arguments or without."""
     commands = re.split(r"\s{2,}", ORDINARY.strip())
     tools = [ToolSpec(name="t", kind="shell", command=command) for command in commands]
-    given: list[JsonObject] = [{}, {"x": "main", "y": "a b"}, {"x": 5}, {"x": "fix the rm of sudo; git push -f"}]
-    alarms = {tool.command: reason for tool in tools for each in given if (reason := danger_reason(tool, each))}
+    given: list[JsonObject] = [
+        {},
+        {"x": "main", "y": "a b"},
+        {"x": 5},
+        {"x": "fix the rm of sudo; git push -f"},
+    ]
+    alarms = {
+        tool.command: reason
+        for tool in tools
+        for each in given
+        if (reason := danger_reason(tool, each))
+    }
     assert (alarms, len(commands) >= 100) == ({}, True)
 
 
@@ -514,12 +590,17 @@ PARTS = """curl sh bash -c -s ssh x {x} | || & ; < <( >( $( ) " ' ` eval . -o 2>
 @given(st.lists(st.sampled_from([*PARTS.split(), "\n"])))
 def test_whatever_stands_there(parts):
     """No command, however odd, is more than can be looked at."""
-    assert isinstance(danger_reason(ToolSpec(name="t", kind="shell", command=" ".join(["x", *parts]))), str)
+    assert isinstance(
+        danger_reason(ToolSpec(name="t", kind="shell", command=" ".join(["x", *parts]))), str
+    )
 
 
 def test_requests_that_may_do_harm():
     """A request that deletes counts as dangerous; one that reads does not."""
-    tools = [ToolSpec(name="t", kind="http", method=method, url="http://x") for method in ("GET", "DELETE")]
+    tools = [
+        ToolSpec(name="t", kind="http", method=method, url="http://x")
+        for method in ("GET", "DELETE")
+    ]
     assert [danger_reason(tool) for tool in tools] == ["", "it sends DELETE"]
 
 
@@ -536,11 +617,25 @@ def test_workspaces_that_are_not_confined():
         {"id": f"t{n}", "tool": "t", "arguments": {"x": x}} for n, x in enumerate(["a", ["a", "b"]])
     ]
     document = {"goal": {"objective": "g"}, "tools": [tool], "tasks": tasks}
-    (note,) = [one for one in check_machine(Plan.model_validate(document), {"PATH": ""}) if "workspace" in one.message]
+    (note,) = [
+        one
+        for one in check_machine(Plan.model_validate(document), {"PATH": ""})
+        if "workspace" in one.message
+    ]
     assert note.place == "tools[0]"
-    assert "'t' is not confined to its workspace: 'bwrap' (bubblewrap) is not on the PATH" in note.message
+    assert (
+        "'t' is not confined to its workspace: 'bwrap' (bubblewrap) is not on the PATH"
+        in note.message
+    )
     two: JsonValue = [tool, {**tool, "name": "u"}]
-    noted = [one.message for one in check_machine(Plan.model_validate({**document, "tools": two}), {"PATH": ""})]
-    assert ["'t', 'u' are not confined to their workspace" in text for text in noted].count(True) == 1
+    noted = [
+        one.message
+        for one in check_machine(Plan.model_validate({**document, "tools": two}), {"PATH": ""})
+    ]
+    assert ["'t', 'u' are not confined to their workspace" in text for text in noted].count(
+        True
+    ) == 1
     with pytest.raises(PlanError, match="expected path, not a number"):
-        Plan.model_validate({**document, "tasks": [{"id": "a", "tool": "t", "arguments": {"x": 3}}]})
+        Plan.model_validate(
+            {**document, "tasks": [{"id": "a", "tool": "t", "arguments": {"x": 3}}]}
+        )

@@ -9,7 +9,15 @@ from pydantic import JsonValue
 from replanning.errors import ReplanningError, ToolError, TransientError
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Task
-from replanning.tools import InvalidArguments, InvalidTool, Secrets, ToolCall, ToolExecutor, ToolTimedOut, UnknownTool
+from replanning.tools import (
+    InvalidArguments,
+    InvalidTool,
+    Secrets,
+    ToolCall,
+    ToolExecutor,
+    ToolTimedOut,
+    UnknownTool,
+)
 from tests.support.tools import PATIENCE, Attempt, call, shell, spec, task
 
 PLAN = Plan.model_validate(
@@ -21,7 +29,9 @@ PLAN = Plan.model_validate(
 )
 
 
-@pytest.mark.parametrize(("live", "said"), [(None, "the plan"), (shell("echo from the live plan"), "the live plan")])
+@pytest.mark.parametrize(
+    ("live", "said"), [(None, "the plan"), (shell("echo from the live plan"), "the live plan")]
+)
 async def test_tools_of_a_plan(live, said):
     """Tasks are executed by the tools that their plan describes, or by those of the live plan where it differs."""
     output = await ToolExecutor(PLAN)(PLAN.task("a"), Attempt(tool=live))
@@ -42,7 +52,12 @@ KNOWN = "known are ['http', 'mcp', 'python', 'shell']"
         ),
         (shell("true"), None, UnknownTool, "task 'a' names no tool; described are ['t']"),
         (spec(), "t", InvalidTool, f"tool 't' cannot be run: it states no `kind`; {KNOWN}"),
-        (spec(kind="agent"), "t", InvalidTool, f"tool 't' cannot be run: nothing executes its kind 'agent'; {KNOWN}"),
+        (
+            spec(kind="agent"),
+            "t",
+            InvalidTool,
+            f"tool 't' cannot be run: nothing executes its kind 'agent'; {KNOWN}",
+        ),
     ],
 )
 async def test_unknown_tools_and_kinds(tool, name, error, message):
@@ -74,14 +89,24 @@ async def test_secrets_of_a_kind_of_ones_own_are_hidden():
 
 async def test_short_values_are_no_secrets():
     """A variable of fewer than four characters is a flag, and is not hidden."""
-    output = await call(shell("echo $V", env={"V": "{env:V}"}), environ={"V": "123", "PATH": "/bin:/usr/bin"})
+    output = await call(
+        shell("echo $V", env={"V": "{env:V}"}), environ={"V": "123", "PATH": "/bin:/usr/bin"}
+    )
     assert output == {"exit_code": 0, "stdout": "123", "stderr": ""}
 
 
 async def test_wrong_types():
     """Arguments of other types than the tool's parameters state are refused, all at once."""
     tool = shell(
-        "true", parameters={"a": "integer", "b": "string", "c": "number", "d": "any", "e": "city", "f": "array"}
+        "true",
+        parameters={
+            "a": "integer",
+            "b": "string",
+            "c": "number",
+            "d": "any",
+            "e": "city",
+            "f": "array",
+        },
     )
     with pytest.raises(InvalidArguments) as caught:
         await call(tool, {"a": True, "b": 1, "c": 1, "d": None, "e": "Rome"})
@@ -102,9 +127,13 @@ async def test_default_timeout(where):
         await done.wait()
         return "done"
 
-    executor = ToolExecutor([tool], kinds={"mine": wait}, default_timeout=timedelta(milliseconds=10))
+    executor = ToolExecutor(
+        [tool], kinds={"mine": wait}, default_timeout=timedelta(milliseconds=10)
+    )
     if where == "neither":
-        with pytest.raises(ToolTimedOut, match=r"tool 't' was stopped after 0.01 s, .* give the task or the") as caught:
+        with pytest.raises(
+            ToolTimedOut, match=r"tool 't' was stopped after 0.01 s, .* give the task or the"
+        ) as caught:
             await executor(work, Attempt())
         assert not isinstance(caught.value, TransientError)  # it may have had its effect
         return
@@ -133,7 +162,9 @@ def test_all_errors_are_of_the_library():
         if isinstance(value := getattr(tools, name), type) and issubclass(value, Exception)
     ]
     assert len(errors) == 15
-    assert all(issubclass(error, ToolError) and issubclass(error, ReplanningError) for error in errors)
+    assert all(
+        issubclass(error, ToolError) and issubclass(error, ReplanningError) for error in errors
+    )
 
 
 async def test_one_attempt_at_a_time():

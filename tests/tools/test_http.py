@@ -71,7 +71,9 @@ async def test_answer_in_json(server: HttpServer):
         ("text/html", b"[1]", {"text": "[1]"}),
     ],
 )
-async def test_answers_of_all_sorts(server: HttpServer, content_type: str, body: bytes, part: JsonObject):
+async def test_answers_of_all_sorts(
+    server: HttpServer, content_type: str, body: bytes, part: JsonObject
+):
     """What is not JSON is text, in the character set that the server states."""
     server.answer = lambda request: (200, {"content-type": content_type}, body)
     output = await use(http(server.url))
@@ -92,8 +94,19 @@ async def test_request(server: HttpServer):
     assert (seen.method, seen.path) == ("POST", "/a%2Fb%20c/x?q=%C3%A4%26b%3Dc&all=true")
     assert seen.headers["x-team"] == "team a/b c"
     assert seen.headers["content-type"] == "application/json"
-    assert json.loads(seen.body) == {"whole": [1, {"a": None}], "part": "a/b c/2", "fixed": [1, None, "{n}"]}
-    await use(http(server.url, method="POST", headers={"content-type": "application/json-patch+json"}, body=[]))
+    assert json.loads(seen.body) == {
+        "whole": [1, {"a": None}],
+        "part": "a/b c/2",
+        "fixed": [1, None, "{n}"],
+    }
+    await use(
+        http(
+            server.url,
+            method="POST",
+            headers={"content-type": "application/json-patch+json"},
+            body=[],
+        )
+    )
     assert server.requests[1].headers["content-type"] == "application/json-patch+json"
 
 
@@ -106,9 +119,13 @@ async def test_request(server: HttpServer):
         ("PUT", {"idempotency-key": "own"}, "own"),
     ],
 )
-async def test_idempotency_key(server: HttpServer, method: str, headers: JsonObject, key: str | None):
+async def test_idempotency_key(
+    server: HttpServer, method: str, headers: JsonObject, key: str | None
+):
     """Requests that change something carry the idempotency key, unless the tool states its own."""
-    await use(http(server.url, method=method, headers=headers), attempt=Attempt(idempotency_key="k ä/1"))
+    await use(
+        http(server.url, method=method, headers=headers), attempt=Attempt(idempotency_key="k ä/1")
+    )
     assert server.requests[0].headers.get("idempotency-key") == key
 
 
@@ -194,7 +211,9 @@ async def test_descriptions_that_are_refused(fields: JsonObject, message: str):
 async def test_values_that_do_not_fit_the_address(url: str, value: object, message: str):
     """A value that would lead to another address than the tool describes is refused."""
     with pytest.raises(InvalidArguments) as caught:
-        await ToolExecutor([http(url)])(task().model_copy(update={"arguments": {"v": value}}), Attempt())
+        await ToolExecutor([http(url)])(
+            task().model_copy(update={"arguments": {"v": value}}), Attempt()
+        )
     assert message in str(caught.value)
 
 
@@ -206,15 +225,24 @@ async def test_header_injection():
 
 @pytest.mark.parametrize(
     ("statuses", "declared", "transient"),
-    [((304, 400, 401, 404), [], False), ((404,), [404], True), ((408, 409, 425, 429, 500, 503), [], True)],
+    [
+        ((304, 400, 401, 404), [], False),
+        ((404,), [404], True),
+        ((408, 409, 425, 429, 500, 503), [], True),
+    ],
 )
-async def test_statuses(server: HttpServer, statuses: tuple[int, ...], declared: list[int], transient: bool):
+async def test_statuses(
+    server: HttpServer, statuses: tuple[int, ...], declared: list[int], transient: bool
+):
     """A status that is no success is an error; those of a busy server, or declared so, may pass."""
     for status in statuses:
         server.answer_json(status=status)
         with pytest.raises(HttpStatusFailed) as caught:
             await use(http(server.url, transient=declared))
-        assert (caught.value.status, isinstance(caught.value, TransientError)) == (status, transient)
+        assert (caught.value.status, isinstance(caught.value, TransientError)) == (
+            status,
+            transient,
+        )
 
 
 async def test_accepted_statuses(server: HttpServer):
@@ -228,7 +256,9 @@ async def test_accepted_statuses(server: HttpServer):
 
 async def test_failure_says_what_the_server_said(server: HttpServer):
     """The error names tool, request, status, request id and the answer, without secrets."""
-    server.answer_json("bad key s3cr3t, header was literal-9", status=503, x_request_id="r-1", retry_after="2")
+    server.answer_json(
+        "bad key s3cr3t, header was literal-9", status=503, x_request_id="r-1", retry_after="2"
+    )
     tool = http(server.url + "/?k={env:K}", headers={"authorization": "Bearer literal-9"})
     with pytest.raises(TransientHttpStatusFailed) as caught:
         await use(tool, environ={"K": "s3cr3t"})
@@ -254,7 +284,11 @@ async def test_failure_says_what_the_server_said(server: HttpServer):
 )
 async def test_retry_after(server: HttpServer, after: str, seconds: float | None):
     """A time to try again is read against the clock of the server that names it."""
-    server.answer = lambda request: (429, {"retry-after": after, "date": "Wed, 21 Oct 2015 07:28:00 GMT"}, b"")
+    server.answer = lambda request: (
+        429,
+        {"retry-after": after, "date": "Wed, 21 Oct 2015 07:28:00 GMT"},
+        b"",
+    )
     with pytest.raises(TransientHttpStatusFailed) as caught:
         await use(http(server.url))
     assert caught.value.retry_after == seconds
@@ -262,7 +296,9 @@ async def test_retry_after(server: HttpServer, after: str, seconds: float | None
 
 async def test_redirect_on_the_same_host(server: HttpServer):
     """A redirect that only reads and stays on its host is followed."""
-    server.answer = lambda request: (302, {"location": "/b"}, b"") if request.path == "/a" else (200, {}, b"there")
+    server.answer = lambda request: (
+        (302, {"location": "/b"}, b"") if request.path == "/a" else (200, {}, b"there")
+    )
     assert (await use(http(server.url + "/a")))["text"] == "there"
 
 
@@ -280,7 +316,9 @@ async def test_redirect_on_the_same_host(server: HttpServer):
 async def test_redirects_that_are_not_followed(server: HttpServer, method: str, location: str):
     """Any other redirect is an error that says where it leads."""
     server.answer = lambda request: (302, {"location": location}, b"")
-    with pytest.raises(HttpStatusFailed, match=r"it redirects to '.*'; if that is right, write it as the `url`"):
+    with pytest.raises(
+        HttpStatusFailed, match=r"it redirects to '.*'; if that is right, write it as the `url`"
+    ):
         await use(http(server.url + "/a", method=method, headers={"Authorization": "Bearer abc"}))
     assert len(server.requests) <= 6
 
@@ -302,17 +340,34 @@ async def test_nobody_there(server: HttpServer):
 async def test_untrusted_certificate(tmp_path: Path):
     """A server whose certificate is not trusted is not there for us, and no retry changes that."""
     name, pem = "localhost", str(tmp_path / "server.pem")
-    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}", "-keyout", pem, "-out"]
+    make = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-subj",
+        f"/CN={name}",
+        "-keyout",
+        pem,
+        "-out",
+    ]
     certificate = str(tmp_path / "certificate.pem")
     await anyio.run_process([*make, certificate])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, pem)
-    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as group:
+    async with (
+        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+        anyio.create_task_group() as group,
+    ):
         port = listener.extra(anyio.abc.SocketAttribute.local_port)
 
         async def handle(stream: anyio.abc.ByteStream) -> None:
             async with stream:
-                with contextlib.suppress(anyio.BrokenResourceError, anyio.EndOfStream, ssl.SSLError):
+                with contextlib.suppress(
+                    anyio.BrokenResourceError, anyio.EndOfStream, ssl.SSLError
+                ):
                     await TLSStream.wrap(stream, server_side=True, ssl_context=context)
 
         group.start_soon(listener.serve, handle)
@@ -324,7 +379,11 @@ async def test_untrusted_certificate(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("encoding", "body"),
-    [("gzip", gzip.compress(b"text", mtime=0)), ("deflate", zlib.compress(b"text")), ("identity", b"text")],
+    [
+        ("gzip", gzip.compress(b"text", mtime=0)),
+        ("deflate", zlib.compress(b"text")),
+        ("identity", b"text"),
+    ],
 )
 async def test_packed_answers(server: HttpServer, encoding: str, body: bytes):
     """Answers may come packed in the ways that we say we can unpack."""
@@ -336,13 +395,18 @@ async def test_packed_answers(server: HttpServer, encoding: str, body: bytes):
 async def test_answers_that_cannot_be_unpacked(server: HttpServer):
     """An answer in an encoding that was not asked for is an error that may pass."""
     server.answer = lambda request: (200, {"content-encoding": "br"}, b"text")
-    with pytest.raises(HttpUnreachable, match="its answer is compressed with 'br' and cannot be decompressed"):
+    with pytest.raises(
+        HttpUnreachable, match="its answer is compressed with 'br' and cannot be decompressed"
+    ):
         await use(http(server.url))
 
 
 @pytest.mark.parametrize(
     ("headers", "body"),
-    [({}, itertools.repeat(b"x" * 1_000)), ({"content-encoding": "gzip"}, [gzip.compress(bytes(20_000_000))])],
+    [
+        ({}, itertools.repeat(b"x" * 1_000)),
+        ({"content-encoding": "gzip"}, [gzip.compress(bytes(20_000_000))]),
+    ],
     ids=["without end", "large when unpacked"],
 )
 async def test_large_answers(server: HttpServer, headers: dict[str, str], body: Iterable[bytes]):

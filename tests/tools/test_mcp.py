@@ -46,7 +46,12 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, str(SERVER), *map(str, arguments)]
 
 
-def plan(*arguments: object, described: Sequence[object] = (), tasks: Sequence[object] = (), **server: Any) -> Plan:
+def plan(
+    *arguments: object,
+    described: Sequence[object] = (),
+    tasks: Sequence[object] = (),
+    **server: Any,
+) -> Plan:
     """A plan with the server `web`, tools that it describes itself, and tasks."""
     fields = server if "url" in server else {"command": command(*arguments), **server}
     parts: dict[str, object] = {"goal": {"objective": "test"}, "mcp": {"web": fields}}
@@ -108,7 +113,9 @@ async def open_executor(wanted: Plan, **options: Any) -> AsyncIterator[tuple[Too
 @contextmanager
 def serving(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server that serves over HTTP, and its address."""
-    with subprocess.Popen(command("--http", *arguments), stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command("--http", *arguments), stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             yield process, f"http://127.0.0.1:{process.stdout.readline().strip()}/mcp"
@@ -143,7 +150,10 @@ async def test_what_a_server_has_is_discovered():
     assert list(tools) == ["web.search", "web.say", "web.variable", "web.wipe", "web.hang"]
     search, say = tools["web.search"], tools["web.say"]
     assert (search.kind, search.server, search.tool) == ("mcp", "web", "search")
-    assert (dict(search.parameters), search.optional) == ({"query": "string", "limit": "integer"}, ("limit",))
+    assert (dict(search.parameters), search.optional) == (
+        {"query": "string", "limit": "integer"},
+        ("limit",),
+    )
     assert search.description == "Find what there is about something."
     assert search.input_schema["required"] == ["query"]
     assert [tool.tool for tool in found.tools if tool.dangerous] == ["say", "wipe"]
@@ -155,7 +165,14 @@ async def test_what_a_server_has_is_discovered():
 
 async def test_what_the_plan_says_of_a_tool_counts():
     """A tool that the plan describes is completed by its server; an allow-list hides the others, `safe` and `dangerous` decide."""
-    stated = {"name": "find", "kind": "mcp", "server": "web", "tool": "search", "capability": "look", "dangerous": True}
+    stated = {
+        "name": "find",
+        "kind": "mcp",
+        "server": "web",
+        "tool": "search",
+        "capability": "look",
+        "dangerous": True,
+    }
     described = plan(described=[stated], tools=["search", "say", "wipe"], safe=["say"])
     async with open_executor(described) as (_, found):
         pass
@@ -167,7 +184,10 @@ async def test_what_the_plan_says_of_a_tool_counts():
 
 async def test_tasks_are_held_to_what_is_discovered():
     """What a task may name is known only after the servers were asked; then all that is wrong is named."""
-    tasks = [{"id": "a", "tool": "web.serch"}, {"id": "b", "tool": "web.search", "arguments": {"limit": "three"}}]
+    tasks = [
+        {"id": "a", "tool": "web.serch"},
+        {"id": "b", "tool": "web.search", "arguments": {"limit": "three"}},
+    ]
     with pytest.raises(PlanError) as caught:
         async with open_executor(plan(tasks=tasks)):
             pass
@@ -181,21 +201,29 @@ async def test_tasks_are_held_to_what_is_discovered():
 async def test_calls_share_one_server(pulse):
     """Concurrent tasks use one process, get structured answers, and nothing is left of it afterwards."""
     outputs: dict[str, JsonValue] = {}
-    async with open_executor(plan("--pulse", pulse.path)) as (executor, _), anyio.create_task_group() as group:
+    async with (
+        open_executor(plan("--pulse", pulse.path)) as (executor, _),
+        anyio.create_task_group() as group,
+    ):
 
         async def ask(query: str) -> None:
             outputs[query] = await executor(use("web.search", query=query), Attempt(query))
 
         for query in ("x", "y", "z"):
             group.start_soon(ask, query)
-    assert [outputs[query]["json"] for query in "xyz"] == [{"found": [f"{query} 1", f"{query} 2"]} for query in "xyz"]
+    assert [outputs[query]["json"] for query in "xyz"] == [
+        {"found": [f"{query} 1", f"{query} 2"]} for query in "xyz"
+    ]
     assert await pulse.beat() == b""
 
 
 async def test_text_is_the_answer_of_others():
     """An unstructured answer is text, and also JSON where the text is; secrets of the server are hidden in it."""
     described = plan(env={"KEY": "{env:TOKEN}"})
-    async with open_executor(described, environ={**os.environ, "TOKEN": "s3cr3t-value"}) as (executor, _):
+    async with open_executor(described, environ={**os.environ, "TOKEN": "s3cr3t-value"}) as (
+        executor,
+        _,
+    ):
         plain = await executor(use("web.say", text="hello"), Attempt("1"))
         spoken = await executor(use("web.say", text='{"a": [1]}'), Attempt("2"))
         hidden = await executor(use("web.variable", name="KEY"), Attempt("3"))
@@ -217,7 +245,10 @@ async def test_what_servers_log_has_no_secrets(caplog: pytest.LogCaptureFixture)
     caplog.set_level(logging.DEBUG, "replanning.mcp")
     token = "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"
     described = plan(env={"KEY": "{env:TOKEN}"})
-    async with open_executor(described, environ={**os.environ, "TOKEN": "s3cr3t-value\n"}) as (executor, _):
+    async with open_executor(described, environ={**os.environ, "TOKEN": "s3cr3t-value\n"}) as (
+        executor,
+        _,
+    ):
         for query in ("s3cr3t-value", token, "nothing"):
             await executor(use("web.search", query=query), Attempt(query))
     assert "searching [redacted]" in caplog.text
@@ -263,7 +294,10 @@ async def test_a_slow_call_is_cancelled(pulse):
 async def test_a_server_that_is_killed_is_started_again(pulse, idempotent):
     """The call fails and says why, the tools are unavailable until the server is back, and then it answers again."""
     reports, caught = Reports(), list[Exception]()
-    async with open_executor(plan("--pulse", pulse.path)) as (executor, _), anyio.create_task_group() as group:
+    async with (
+        open_executor(plan("--pulse", pulse.path)) as (executor, _),
+        anyio.create_task_group() as group,
+    ):
         executor.watch(reports)
         assert [seen[1] for seen in reports.seen] == [True] * 5
         reports.seen.clear()
@@ -276,7 +310,10 @@ async def test_a_server_that_is_killed_is_started_again(pulse, idempotent):
 
         group.start_soon(hang)
         os.kill(await hanging(pulse), signal.SIGKILL)
-        assert await reports.until("web.say", available=False) == "MCP server 'web': its process has ended"
+        assert (
+            await reports.until("web.say", available=False)
+            == "MCP server 'web': its process has ended"
+        )
         await reports.until("web.say", available=True)
         assert await executor(use("web.say", text="back"), Attempt("2")) == {"text": "back"}
     assert str(caught[0]).startswith(
@@ -288,7 +325,10 @@ async def test_a_server_that_is_killed_is_started_again(pulse, idempotent):
 async def test_a_server_that_ends_while_nobody_uses_it(pulse):
     """It is started again without a word, and the next call waits for it."""
     reports = Reports()
-    async with open_executor(plan("--pulse", pulse.path), default_timeout=PATIENCE) as (executor, _):
+    async with open_executor(plan("--pulse", pulse.path), default_timeout=PATIENCE) as (
+        executor,
+        _,
+    ):
         executor.watch(reports)
         reports.seen.clear()
         with anyio.move_on_after(None) as scope:
@@ -329,7 +369,9 @@ async def test_nothing_is_left_of_a_server(pulse, killed, apart):
 
 
 @pytest.mark.parametrize(
-    "server", [command("--changing"), [sys.executable, str(PLAIN)]], ids=["asked", "by itself, as until 2025"]
+    "server",
+    [command("--changing"), [sys.executable, str(PLAIN)]],
+    ids=["asked", "by itself, as until 2025"],
 )
 async def test_tools_that_change_are_noticed(server):
     """A server that says that its tools have changed is asked again: what is gone is unavailable, what is new is found."""
@@ -348,8 +390,14 @@ async def test_tools_that_change_are_noticed(server):
 async def test_a_server_that_does_not_come_back_is_given_up(tmp_path):
     """A server that cannot be started is tried again after growing pauses, then given up, with its last words."""
     (tmp_path / "down").touch()
-    clock, tasks = Pauses(), list[object]([{"id": "a", "tool": "web.search", "arguments": {"query": "x"}}])
-    async with open_executor(plan("--down", tmp_path / "down", tasks=tasks), clock=clock) as (executor, found):
+    clock, tasks = (
+        Pauses(),
+        list[object]([{"id": "a", "tool": "web.search", "arguments": {"query": "x"}}]),
+    )
+    async with open_executor(plan("--down", tmp_path / "down", tasks=tasks), clock=clock) as (
+        executor,
+        found,
+    ):
         assert [(tool.name, tool.available) for tool in found.tools] == [("web.search", False)]
         said = "it ended before it answered: its database is being repaired"
         assert executor.unavailable_servers == {"web": said}
@@ -370,20 +418,41 @@ async def test_the_package_is_missing(monkeypatch):
     with pytest.raises(McpNotInstalled) as caught:
         async with open_executor(plan()):
             pass
-    assert str(caught.value) == "the MCP servers ['web'] need the package mcp: pip install 'replanning[mcp]'"
+    assert (
+        str(caught.value)
+        == "the MCP servers ['web'] need the package mcp: pip install 'replanning[mcp]'"
+    )
     assert [problem.message for problem in check_machine(plan())] == [str(caught.value)]
 
 
 @pytest.mark.parametrize(
     ("server", "reason"),
     [
-        ({"command": "no-such-program -x"}, "the program 'no-such-program' is not found on the PATH; install it, or"),
-        ({"command": "./absent"}, "the program './absent' is not found; install it, or correct `command`"),
-        ({"command": "true", "cwd": "/no/where"}, "its working directory '/no/where' does not exist"),
-        ({"command": "true", "env": {"A": "{env:NO_SUCH}"}}, "it needs the environment variables NO_SUCH, which are"),
-        ({"command": ["sh", "-c", "echo first >&2; echo last >&2"]}, "it ended before it answered: last"),
+        (
+            {"command": "no-such-program -x"},
+            "the program 'no-such-program' is not found on the PATH; install it, or",
+        ),
+        (
+            {"command": "./absent"},
+            "the program './absent' is not found; install it, or correct `command`",
+        ),
+        (
+            {"command": "true", "cwd": "/no/where"},
+            "its working directory '/no/where' does not exist",
+        ),
+        (
+            {"command": "true", "env": {"A": "{env:NO_SUCH}"}},
+            "it needs the environment variables NO_SUCH, which are",
+        ),
+        (
+            {"command": ["sh", "-c", "echo first >&2; echo last >&2"]},
+            "it ended before it answered: last",
+        ),
         ({"command": "sleep 1000", "timeout": 0.2}, "it did not say within 0.2 s what it can do"),
-        ({"url": "http://127.0.0.1:9/mcp"}, "http://127.0.0.1:9/mcp cannot be reached: ConnectError"),
+        (
+            {"url": "http://127.0.0.1:9/mcp"},
+            "http://127.0.0.1:9/mcp cannot be reached: ConnectError",
+        ),
     ],
 )
 async def test_why_a_server_is_not_there(server, reason):
@@ -396,7 +465,11 @@ async def test_why_a_server_is_not_there(server, reason):
 async def test_tools_of_a_server_that_is_not_there():
     """They are unavailable, and dangerous unless the plan says otherwise: nobody has said what they do."""
     tools = [{"name": name, "kind": "mcp", "server": "web"} for name in ("a", "b", "c")]
-    described = plan(described=[*tools[:2], {**tools[2], "dangerous": False}], command="no-such-program", safe=["b"])
+    described = plan(
+        described=[*tools[:2], {**tools[2], "dangerous": False}],
+        command="no-such-program",
+        safe=["b"],
+    )
     async with open_executor(described, clock=Pauses()) as (_, found):
         pass
     told = {tool.name: (tool.available, tool.dangerous) for tool in found.tools}
@@ -409,10 +482,16 @@ async def test_tools_of_a_server_that_is_not_there():
         ("{}", "{web}it needs either a `command` that starts it or a `url`, and not both"),
         ("{command: ''}", "{web}its command names no program"),
         ('{command: "a \'b"}', 'a quotation in the command is not closed, got "a \'b"'),
-        ("{url: 'ftp://x'}", "{web}its url 'ftp://x' begins neither with http:// nor with https://"),
+        (
+            "{url: 'ftp://x'}",
+            "{web}its url 'ftp://x' begins neither with http:// nor with https://",
+        ),
         ("{url: 'http://x', cwd: a}", "{web}`cwd` has no meaning for it"),
         ("{command: x, headers: {A: b}}", "{web}`headers` has no meaning for it"),
-        ("{command: x, tools: [a], safe: [b]}", "{web}['b'] under `safe` are not among its `tools`"),
+        (
+            "{command: x, tools: [a], safe: [b]}",
+            "{web}['b'] under `safe` are not among its `tools`",
+        ),
         ("{command: x, tols: [a]}", "there is no field 'tols' here"),
     ],
 )
@@ -420,13 +499,18 @@ def test_a_section_that_is_wrong(section, problem):
     """A plan whose servers cannot be used says what is wrong with each, and starts none."""
     with pytest.raises(PlanError) as caught:
         Plan.parse(f"goal: {{objective: x}}\nmcp: {{web: {section}}}\n")
-    assert [one.message for one in caught.value.problems] == [problem.replace("{web}", "MCP server 'web': ")]
+    assert [one.message for one in caught.value.problems] == [
+        problem.replace("{web}", "MCP server 'web': ")
+    ]
 
 
 def test_a_tool_of_no_server():
     """A tool that names a server which is not described, and a task that names what no server may have, are problems."""
     tools = [{"name": "t", "kind": "mcp", "server": "wev"}, {"name": "u", "kind": "mcp"}]
-    tasks = [{"id": name, "tool": tool} for name, tool in (("a", "web.search"), ("b", "web.find"), ("c", "web."))]
+    tasks = [
+        {"id": name, "tool": tool}
+        for name, tool in (("a", "web.search"), ("b", "web.find"), ("c", "web."))
+    ]
     with pytest.raises(PlanError) as caught:
         plan(described=tools, tasks=tasks, tools=["search"])
     assert [one.message for one in caught.value.problems] == [
@@ -439,8 +523,14 @@ def test_a_tool_of_no_server():
 
 def doubling(reference: str, form: str) -> JsonObject:
     """A schema of which each part refers twice to the next."""
-    parts = {f"a{i}": {"$dynamicAnchor": f"a{i}", "allOf": [{reference: form.format(i + 1)}] * 2} for i in range(40)}
-    return {"allOf": [{reference: form.format(0)}], "$defs": {**parts, "a40": {"$dynamicAnchor": "a40"}}}
+    parts = {
+        f"a{i}": {"$dynamicAnchor": f"a{i}", "allOf": [{reference: form.format(i + 1)}] * 2}
+        for i in range(40)
+    }
+    return {
+        "allOf": [{reference: form.format(0)}],
+        "$defs": {**parts, "a40": {"$dynamicAnchor": "a40"}},
+    }
 
 
 @pytest.mark.parametrize(
@@ -451,8 +541,16 @@ def doubling(reference: str, form: str) -> JsonObject:
         doubling("$ref", "#/$defs/a{}"),
         doubling("$dynamicRef", "#a{}"),
         doubling("$ref", "#/$defs/a{}") | {"unevaluatedProperties": False},
-        {"$schema": "http://json-schema.org/draft-07/schema#", "allOf": [{"$ref": "#"}], "pattern": "x"},
-        {"properties": {"a": {"$schema": "http://json-schema.org/draft-07/schema#", "pattern": "^(a+)+$"}}},
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "allOf": [{"$ref": "#"}],
+            "pattern": "x",
+        },
+        {
+            "properties": {
+                "a": {"$schema": "http://json-schema.org/draft-07/schema#", "pattern": "^(a+)+$"}
+            }
+        },
         {"properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}},
         {"patternProperties": {"^(a+)+$": {"type": "integer"}}},
         {"properties": {"a": {"$ref": "http://127.0.0.1:9/schema"}}},
@@ -486,8 +584,15 @@ def test_names_that_no_tool_may_have():
     """A tool whose name breaks lines or is endless is passed over."""
     server = McpServer(command=("x",))
     for name in ("two\nlines", "x" * 300, "  "):
-        assert mcp_tool_spec("web", server, Tool(name=name, input_schema={"type": "object"}), None, str) is None
-    found = mcp_tool_spec("web", server, Tool(name="ok", input_schema={"type": "object"}), None, str)
+        assert (
+            mcp_tool_spec(
+                "web", server, Tool(name=name, input_schema={"type": "object"}), None, str
+            )
+            is None
+        )
+    found = mcp_tool_spec(
+        "web", server, Tool(name="ok", input_schema={"type": "object"}), None, str
+    )
     assert (found.name, found.dangerous, dict(found.parameters)) == ("web.ok", True, {})
 
 
@@ -531,12 +636,27 @@ async def test_a_tool_of_equal_capability_takes_over(tmp_path, pulse):
     look = {"name": "look", "kind": "mcp", "server": "web", "tool": "hang", "capability": "look"}
     local = {"name": "local", "kind": "shell", "command": "echo found", "capability": "look"}
     tasks = [{"id": "a", "tool": "look"}, {"id": "b", "tool": "local", "depends_on": ["a"]}]
-    wanted = plan("--pulse", pulse.path, "--down", down, described=[look, local], tasks=tasks, tools=["hang", "say"])
+    wanted = plan(
+        "--pulse",
+        pulse.path,
+        "--down",
+        down,
+        described=[look, local],
+        tasks=tasks,
+        tools=["hang", "say"],
+    )
 
-    run, journal = await run_of(wanted, killing(pulse, down), watched=False)  # then the task that uses it tells the run
+    run, journal = await run_of(
+        wanted, killing(pulse, down), watched=False
+    )  # then the task that uses it tells the run
     assert (run.result.status, run.result.outputs["a"]["stdout"]) == ("succeeded", "found")
-    changed = [body for body in journal if isinstance(body, ResourceUpdated) and body.name == "look"]
-    assert (changed[0].available, changed[0].reason) == (False, "MCP server 'web': its process has ended")
+    changed = [
+        body for body in journal if isinstance(body, ResourceUpdated) and body.name == "look"
+    ]
+    assert (changed[0].available, changed[0].reason) == (
+        False,
+        "MCP server 'web': its process has ended",
+    )
     [failed] = [body for body in journal if isinstance(body, AttemptFailed)]
     assert "the MCP server 'web' went away while it was at work" in failed.failure.message
     assert not run.live.tools["look"].available
@@ -545,7 +665,14 @@ async def test_a_tool_of_equal_capability_takes_over(tmp_path, pulse):
 async def test_the_rest_learns_that_a_server_is_gone(tmp_path, pulse):
     """What waits for a server that has died triggers replanning, before it is tried; the trigger says why."""
     down = tmp_path / "down"
-    say = {"name": "say", "kind": "mcp", "server": "web", "tool": "say", "capability": "talk", "dangerous": False}
+    say = {
+        "name": "say",
+        "kind": "mcp",
+        "server": "web",
+        "tool": "say",
+        "capability": "talk",
+        "dangerous": False,
+    }
     echo = {"name": "echo", "kind": "shell", "command": "echo {text}", "capability": "talk"}
     tasks = [
         {"id": "a", "tool": "web.hang", "optional": True},
@@ -555,7 +682,11 @@ async def test_the_rest_learns_that_a_server_is_gone(tmp_path, pulse):
 
     run, journal = await run_of(wanted, killing(pulse, down))
     fired = [body.trigger for body in journal if isinstance(body, TriggerFired)]
-    gone = next(trigger for trigger in fired if isinstance(trigger, ResourceChanged) and trigger.name == "say")
+    gone = next(
+        trigger
+        for trigger in fired
+        if isinstance(trigger, ResourceChanged) and trigger.name == "say"
+    )
     reason = "'say' is unavailable (MCP server 'web': its process has ended), and 1 waiting task needs it: 'b'"
     assert gone.reason == reason
     assert run.result.outputs["b"]["stdout"] == "hi"
@@ -563,7 +694,11 @@ async def test_the_rest_learns_that_a_server_is_gone(tmp_path, pulse):
 
 async def test_a_server_that_comes_back_is_used_again(tmp_path, pulse):
     """A task that may be done again is, once its server has been started again: nothing else is changed."""
-    described = plan("--pulse", pulse.path, tasks=[{"id": "a", "tool": "web.hang", "idempotent": True, "retry": {}}])
+    described = plan(
+        "--pulse",
+        pulse.path,
+        tasks=[{"id": "a", "tool": "web.hang", "idempotent": True, "retry": {}}],
+    )
     seen, held = list[int](), os.open(pulse.path, os.O_WRONLY)
 
     async def kill(run):
@@ -578,7 +713,9 @@ async def test_a_server_that_comes_back_is_used_again(tmp_path, pulse):
     finally:
         os.close(held)
     assert seen[0] != seen[1]
-    changed = [body for body in journal if isinstance(body, ResourceUpdated) and body.name == "web.hang"]
+    changed = [
+        body for body in journal if isinstance(body, ResourceUpdated) and body.name == "web.hang"
+    ]
     assert [body.available for body in changed] == [False, True]
 
 
@@ -587,7 +724,11 @@ async def test_over_http():
     reports, go, search = Reports(), anyio.Event(), use("web.search", query="x", limit=1)
     with serving() as (first, url):
         async with open_executor(plan(url=url), clock=Pauses(go)) as (executor, found):
-            assert [tool.tool for tool in found.tools if not tool.dangerous] == ["search", "variable", "hang"]
+            assert [tool.tool for tool in found.tools if not tool.dangerous] == [
+                "search",
+                "variable",
+                "hang",
+            ]
             assert (await executor(search, Attempt("1")))["json"] == {"found": ["x 1"]}
             executor.watch(reports)
             reports.seen.clear()
@@ -600,4 +741,7 @@ async def test_over_http():
                 go.set()
                 await reports.until("web.search", available=True)
                 assert (await executor(search, Attempt("3")))["json"] == {"found": ["x 1"]}
-    assert [available for name, available, _ in reports.seen if name == "web.search"] == [False, True]
+    assert [available for name, available, _ in reports.seen if name == "web.search"] == [
+        False,
+        True,
+    ]

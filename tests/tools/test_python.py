@@ -96,7 +96,10 @@ async def test_failures_of_a_function(transient, error):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, f"missing a required argument: 'x'; it is {HERE}:double(x: 'int') -> 'int', given are []"),
+        (
+            {},
+            f"missing a required argument: 'x'; it is {HERE}:double(x: 'int') -> 'int', given are []",
+        ),
         ({"x": 1, "y": 2}, "got an unexpected keyword argument 'y'; it is"),
     ],
 )
@@ -108,18 +111,25 @@ async def test_arguments_that_do_not_fit(arguments, message):
 
 
 @pytest.mark.parametrize(
-    "name", ["json", "json:", ":dumps", "json.dumps", "os path:join", "json:du-mps", "json:dumps()", None]
+    "name",
+    ["json", "json:", ":dumps", "json.dumps", "os path:join", "json:du-mps", "json:dumps()", None],
 )
 async def test_names_that_are_no_functions(name):
     """A name of another form, or none, is refused with the form that is expected."""
-    with pytest.raises(InvalidTool, match=r"is not of the form 'package.module:function'|it needs a `callable`"):
+    with pytest.raises(
+        InvalidTool, match=r"is not of the form 'package.module:function'|it needs a `callable`"
+    ):
         await call(spec(kind="python", callable=name))
 
 
 @pytest.mark.parametrize(
     ("module", "name", "message"),
     [
-        ("no_such_module", "f", "tool 't' needs the module 'no_such_module'; which is not found; install it"),
+        (
+            "no_such_module",
+            "f",
+            "tool 't' needs the module 'no_such_module'; which is not found; install it",
+        ),
         ("json.no_such", "f", "needs the module 'json.no_such'; which is not found"),
         (
             HERE,
@@ -140,7 +150,10 @@ async def test_module_that_fails(tmp_path, monkeypatch):
     """A module that fails when it is imported is named with its error."""
     (tmp_path / "failing_module.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ToolUnavailable, match="'failing_module'; which fails when it is imported: ZeroDivisionError"):
+    with pytest.raises(
+        ToolUnavailable,
+        match="'failing_module'; which fails when it is imported: ZeroDivisionError",
+    ):
         await call(python("f", "failing_module"))
 
 

@@ -54,7 +54,11 @@ async def test_output(command: str, part: JsonObject):
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(values=st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1))
+@given(
+    values=st.lists(
+        st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1
+    )
+)
 @example(values=["$(echo x)", "`echo x`", "; echo x", "' echo x '", "\necho x", "&& echo x"])
 async def test_values_arrive_as_they_are(values: list[str]):
     """Whatever text an argument holds, the program receives exactly it, as one word: nothing of it is run."""
@@ -72,7 +76,11 @@ async def test_values_arrive_as_they_are(values: list[str]):
         ("{x}", {"x": ["a", 1, "b c"]}, ["a", "1", "b c"]),
         ("{x}", {"x": []}, []),
         ("--out={x}/{x}.txt", {"x": "a b"}, ["--out=a b/a b.txt"]),
-        (" ".join(f"{{n{i}}}" for i in range(12)), {f"n{i}": i for i in range(12)}, [str(i) for i in range(12)]),
+        (
+            " ".join(f"{{n{i}}}" for i in range(12)),
+            {f"n{i}": i for i in range(12)},
+            [str(i) for i in range(12)],
+        ),
     ],
 )
 async def test_values_as_words(words: str, arguments: JsonObject, expected: list[str]):
@@ -84,7 +92,9 @@ async def test_shell_features():
     """Pipes, variables of the shell, functions and braces of other languages work as in any script."""
     command = """say() { set -- other; printf '%s\\n' {x} "$HOME" | awk '{print NR, $1}'; }
         say; echo ${HOME} {{x}} {} '{{x}}' $#"""
-    output = await use(shell(command), {"x": "value"}, environ={"PATH": os.environ["PATH"], "HOME": "/home/me"})
+    output = await use(
+        shell(command), {"x": "value"}, environ={"PATH": os.environ["PATH"], "HOME": "/home/me"}
+    )
     assert str(output["stdout"]).splitlines() == ["1 value", "2 /home/me", "/home/me {x} {} {x} 0"]
 
 
@@ -185,7 +195,12 @@ async def test_options_that_are_refused(command: str):
 )
 async def test_options_that_are_none(command: str, shown: str):
     """An argument may begin with a dash after `--`, as the value of an option, within a word, and where it is a number."""
-    tool = spec(name="t", kind="shell", command=command, parameters={"x": "string", "y": "string", "n": "integer"})
+    tool = spec(
+        name="t",
+        kind="shell",
+        command=command,
+        parameters={"x": "string", "y": "string", "n": "integer"},
+    )
     assert (await use(tool, {"x": "-v", "y": "a", "n": -3}))["stdout"] == shown
 
 
@@ -195,8 +210,15 @@ async def test_failed_command():
     with pytest.raises(CommandFailed) as caught:
         await use(shell(command))
     error = caught.value
-    assert (error.tool, error.exit_code, error.stderr, error.stdout) == ("t", 3, "oh dear", "2 tests failed")
-    said = f"tool 't' ended with exit code 3: oh dear (command: {command}); it printed: 2 tests failed"
+    assert (error.tool, error.exit_code, error.stderr, error.stdout) == (
+        "t",
+        3,
+        "oh dear",
+        "2 tests failed",
+    )
+    said = (
+        f"tool 't' ended with exit code 3: oh dear (command: {command}); it printed: 2 tests failed"
+    )
     assert str(error) == said
 
 
@@ -205,10 +227,16 @@ async def test_failed_command():
     [
         ("false\necho done", "exit code 1"),  # the first failure ends a script
         ("exit 127", r"exit code 127, without any output \(command: exit 127\)$"),
-        ("echo found 3; exit 1", r"exit code 1 \(command: echo found 3; exit 1\); it printed: found 3$"),
+        (
+            "echo found 3; exit 1",
+            r"exit code 1 \(command: echo found 3; exit 1\); it printed: found 3$",
+        ),
         ("kill -KILL $$", r"exit code 137 \(SIGKILL\)"),
         ("if true; then", "(?i)syntax error"),
-        ("head -c 5000 /dev/zero | tr '\\0' x >&2; echo end >&2; exit 1", r"\[… 3803 characters before\] x+end"),
+        (
+            "head -c 5000 /dev/zero | tr '\\0' x >&2; echo end >&2; exit 1",
+            r"\[… 3803 characters before\] x+end",
+        ),
     ],
 )
 @pytest.mark.parametrize("transient", [False, True])
@@ -216,7 +244,11 @@ async def test_failures(command: str, message: str, transient: bool):
     """Exit code, signal and end of stderr are in the error, which may pass if the tool declares the exit code so."""
     with pytest.raises(CommandFailed, match=message) as caught:
         await use(shell(command, transient=[1, 2, 127, 137] if transient else []))
-    assert isinstance(caught.value, TransientError) is isinstance(caught.value, TransientCommandFailed) is transient
+    assert (
+        isinstance(caught.value, TransientError)
+        is isinstance(caught.value, TransientCommandFailed)
+        is transient
+    )
     assert isinstance(caught.value, ToolError)
 
 
@@ -228,7 +260,9 @@ async def test_accepted_exit_codes():
         await use(shell("exit 2", accepted=[1]))
 
 
-@pytest.mark.parametrize("command", ["no-such-program --flag", "true && no-such-program", "echo a\nno-such-program"])
+@pytest.mark.parametrize(
+    "command", ["no-such-program --flag", "true && no-such-program", "echo a\nno-such-program"]
+)
 async def test_missing_program(command: str):
     """A program that is not there is named, and trying again is not suggested."""
     with pytest.raises(ToolUnavailable) as caught:
@@ -249,7 +283,10 @@ async def test_variables_that_are_refused(env: dict[str, str]):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"command": "true", "cwd": "nowhere"}, r"the working directory '.*nowhere'; create it, or change `cwd`"),
+        (
+            {"command": "true", "cwd": "nowhere"},
+            r"the working directory '.*nowhere'; create it, or change `cwd`",
+        ),
         ({"command": "echo {x}"}, "cannot be started: Argument list too long"),
         (
             {"command": "true", "env": {"A": "{env:ONE}", "B": "{env:TWO}{env:ONE}"}},
@@ -261,7 +298,9 @@ async def test_unavailable(tmp_path: Path, fields: JsonObject, message: str):
     """A command that cannot be started says why, and nothing has run."""
     attempt = Attempt()
     with pytest.raises(ToolUnavailable, match=message):
-        await use(spec(kind="shell", **fields), {"x": "x" * 200_000}, attempt, cwd=tmp_path, environ={})
+        await use(
+            spec(kind="shell", **fields), {"x": "x" * 200_000}, attempt, cwd=tmp_path, environ={}
+        )
     assert attempt.noted == []
 
 
@@ -275,7 +314,13 @@ async def test_working_directory(tmp_path: Path):
 async def test_environment_of_a_command():
     """A command gets what its tool declares, what every command needs, and its idempotency key; no key of a model."""
     tool = shell("env", env={"B": "<{env:ONE}>"})
-    environ = {"PATH": os.environ["PATH"], "ONE": "1", "OPENAI_API_KEY": "k", "LC_ALL": "C", "HOME": "/home/me"}
+    environ = {
+        "PATH": os.environ["PATH"],
+        "ONE": "1",
+        "OPENAI_API_KEY": "k",
+        "LC_ALL": "C",
+        "HOME": "/home/me",
+    }
     output = await use(tool, attempt=Attempt(idempotency_key="k-7"), environ=environ)
     told = dict(line.split("=", 1) for line in str(output["stdout"]).splitlines())
     assert told.keys() - {"PWD", "OLDPWD", "SHLVL", "_"} == {
@@ -285,7 +330,11 @@ async def test_environment_of_a_command():
         "B",
         "REPLANNING_IDEMPOTENCY_KEY",
     }
-    assert (told["B"], told["HOME"], told["REPLANNING_IDEMPOTENCY_KEY"]) == ("<1>", "/home/me", "k-7")
+    assert (told["B"], told["HOME"], told["REPLANNING_IDEMPOTENCY_KEY"]) == (
+        "<1>",
+        "/home/me",
+        "k-7",
+    )
 
 
 async def test_secrets_are_hidden():
@@ -293,9 +342,14 @@ async def test_secrets_are_hidden():
     command = 'echo "it is $T"; printf \'{"t": "%s"}\' "$T"'
     environ = {"PATH": os.environ["PATH"], "TOKEN": "s3cr3t"}
     output = await use(shell(command, env={"T": "{env:TOKEN}"}), environ=environ)
-    assert (output["stdout"], output["json"]) == ('it is [redacted]\n{"t": "[redacted]"}', {"t": "[redacted]"})
+    assert (output["stdout"], output["json"]) == (
+        'it is [redacted]\n{"t": "[redacted]"}',
+        {"t": "[redacted]"},
+    )
     with pytest.raises(CommandFailed) as caught:
-        await use(shell('echo "bad token $T" >&2; exit 1', env={"T": "{env:TOKEN}"}), environ=environ)
+        await use(
+            shell('echo "bad token $T" >&2; exit 1', env={"T": "{env:TOKEN}"}), environ=environ
+        )
     assert caught.value.stderr == "bad token [redacted]"
     assert "s3cr3t" not in str(caught.value)
 
@@ -310,7 +364,11 @@ SERVICE = '{\n  "type": "service",\n  "private": "first-half\\nsecond-half"\n}\n
         ("s3cr3t\n", 'printf "<%s>" $T', "<[redacted]>"),
         ("s3cr3t", "printf s3c; printf r3t", "[redacted]"),
         ('pass"word', r"""printf '{"key": "pass\\"word"}'""", '{"key": "[redacted]"}'),
-        ("p@ss/word", "echo 'https://bob:p%40ss%2Fword@example.org'", "https://bob:[redacted]@example.org"),
+        (
+            "p@ss/word",
+            "echo 'https://bob:p%40ss%2Fword@example.org'",
+            "https://bob:[redacted]@example.org",
+        ),
         ("p@ss/word", "echo cEBzcy93b3JkIGlzIGl0", "[redacted]"),
         ("s3cr3t-key", "echo 7333637233742d6b6579 7333637233742D6B6579", "[redacted] [redacted]"),
         ("s3cr3t", r"printf 's\0003\000c\000r\0003\000t\000'", "[redacted]\0"),
@@ -329,7 +387,9 @@ async def test_secrets_in_other_forms(value: str, command: str, shown: str):
 @pytest.mark.parametrize(("depth", "read"), [(100, True), (101, False), (100_000, False)])
 async def test_deep_json_output(depth: int, read: bool):
     """JSON of more than a hundred levels stays the text that it is."""
-    output = await use(shell(f"printf '%{depth}s' '' | tr ' ' '['; printf '%{depth}s' '' | tr ' ' ']'"))
+    output = await use(
+        shell(f"printf '%{depth}s' '' | tr ' ' '['; printf '%{depth}s' '' | tr ' ' ']'")
+    )
     assert ("json" in output, len(str(output["stdout"]))) == (read, 2 * depth)
 
 
@@ -339,10 +399,22 @@ async def test_deep_json_output(depth: int, read: bool):
         ("touch {out}/new-2.whl; echo built", {"out": "dist"}, {"wheel": "dist/new-2.whl"}),
         ("mkdir {out}; touch {out}/a.whl", {"out": "made"}, {"wheel": "made/a.whl"}),
         ("echo new > {out}/old-1.whl", {"out": "dist"}, {"wheel": "dist/old-1.whl"}),
-        ("touch {out}/a.txt {out}/b.csv {out}/log", {"out": "."}, {"log": "log", "csv": "b.csv", "other": None}),
+        (
+            "touch {out}/a.txt {out}/b.csv {out}/log",
+            {"out": "."},
+            {"log": "log", "csv": "b.csv", "other": None},
+        ),
         ("cp {src} {dst}", {"src": "in.txt", "dst": "out.txt"}, {"copy": "out.txt"}),
-        ("touch {out}/{name}.pdf {out}/{name}.log", {"out": ".", "name": "report"}, {"{name}.pdf": "report.pdf"}),
-        ("touch {out}/a.whl {out}/b.whl {out}/c.wheel {out}/d.wheel", {"out": "."}, {"wheel": None}),
+        (
+            "touch {out}/{name}.pdf {out}/{name}.log",
+            {"out": ".", "name": "report"},
+            {"{name}.pdf": "report.pdf"},
+        ),
+        (
+            "touch {out}/a.whl {out}/b.whl {out}/c.wheel {out}/d.wheel",
+            {"out": "."},
+            {"wheel": None},
+        ),
         ("true {out}", {"out": "nowhere"}, {"wheel": None}),
         (
             """touch {out}/x; printf '{"said": "here"}'""",
@@ -362,7 +434,9 @@ async def test_deep_json_output(depth: int, read: bool):
         "stated by the tool, then by an argument",
     ],
 )
-async def test_artifacts(tmp_path: Path, command: str, arguments: JsonObject, produced: dict[str, str | None]):
+async def test_artifacts(
+    tmp_path: Path, command: str, arguments: JsonObject, produced: dict[str, str | None]
+):
     """A tool produces what it states, else what an argument names, else the only file that is new and fits."""
     (tmp_path / "dist").mkdir()
     for old in ("dist/old-1.whl", "in.txt"):
@@ -381,7 +455,9 @@ async def test_directory_of_many_files(tmp_path: Path):
 
 async def test_output_is_never_cut():
     """Output up to the limit is kept whole; a byte more on either stream is an error that says what to do."""
-    output = await use(shell("head -c 999 /dev/zero | tr '\\0' x; printf e >&2"), output_limit=1_000)
+    output = await use(
+        shell("head -c 999 /dev/zero | tr '\\0' x; printf e >&2"), output_limit=1_000
+    )
     assert (output["stdout"], output["stderr"]) == ("x" * 999, "e")
     for endless in ("head -c 1000 /dev/zero | tr '\\0' x; printf e >&2", "yes"):
         with pytest.raises(ToolOutputTooLarge) as caught:
@@ -400,7 +476,9 @@ HOLD = 'exec 3> "$0"; echo up >&3; '
 @pytest.mark.parametrize("manners", ["", 'trap "" TERM; '], ids=["heeds the request", "ignores it"])
 async def test_cancelling_ends_the_whole_tree(tmp_path: Path, manners: str):
     """When a task is cancelled, all processes of its command are gone, also those that resist."""
-    tool = shell(f"sh -c '{manners}{HOLD}sleep 1000 & wait; sleep 1000' {{pulse}} & wait; sleep 1000")
+    tool = shell(
+        f"sh -c '{manners}{HOLD}sleep 1000 & wait; sleep 1000' {{pulse}} & wait; sleep 1000"
+    )
     with Pulse(tmp_path) as pulse:
         async with anyio.create_task_group() as group:
             executor = ToolExecutor([tool], grace=0.2)
@@ -426,7 +504,9 @@ async def test_cancelled_command_may_clear_up(tmp_path: Path):
     tool = shell(f"{sys.executable} -c '{POLITE}' {{pulse}}; true")
     with Pulse(tmp_path) as pulse:
         async with anyio.create_task_group() as group:
-            group.start_soon(ToolExecutor([tool], grace=PATIENCE), task({"pulse": str(pulse.path)}), Attempt())
+            group.start_soon(
+                ToolExecutor([tool], grace=PATIENCE), task({"pulse": str(pulse.path)}), Attempt()
+            )
             assert await pulse.beat() == b"up\n"
             group.cancel_scope.cancel()
         assert (await pulse.beat(), await pulse.beat()) == (b"bye\n", b"")
@@ -435,7 +515,9 @@ async def test_cancelled_command_may_clear_up(tmp_path: Path):
 async def test_nothing_is_left_in_the_background(tmp_path: Path):
     """What a command leaves running when it ends is ended with it."""
     with Pulse(tmp_path) as pulse:
-        tool = shell(f"mkfifo go; sh -c '{HOLD}echo > go; sleep 1000' {{pulse}} & read -r line < go; echo started")
+        tool = shell(
+            f"mkfifo go; sh -c '{HOLD}echo > go; sleep 1000' {{pulse}} & read -r line < go; echo started"
+        )
         output = await use(tool, {"pulse": str(pulse.path)}, cwd=tmp_path)
         assert output["stdout"] == "started"
         assert (await pulse.beat(), await pulse.beat()) == (b"up\n", b"")
@@ -445,7 +527,9 @@ async def test_process_that_left_the_group(tmp_path: Path):
     """A service that a command starts in a session of its own is not waited for."""
     with Pulse(tmp_path) as pulse:
         inner = f"{HOLD}echo $$ > pid; echo > go; exec sleep 1000"
-        tool = shell(f"mkfifo go; setsid sh -c '{inner}' {{pulse}} & read -r line < go; echo started")
+        tool = shell(
+            f"mkfifo go; setsid sh -c '{inner}' {{pulse}} & read -r line < go; echo started"
+        )
         output = await use(tool, {"pulse": str(pulse.path)}, cwd=tmp_path, grace=0.1)
         assert output["stdout"] == "started"
         assert await pulse.beat() == b"up\n"
@@ -486,10 +570,14 @@ anyio.run(executor, task(), Attempt(on_note=die), backend=sys.argv[2])
 
 
 @pytest.mark.deep
-@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux to wait for a process of someone else")
+@pytest.mark.skipif(
+    not hasattr(os, "pidfd_open"), reason="needs Linux to wait for a process of someone else"
+)
 async def test_killed_before_the_note(tmp_path: Path, anyio_backend_name: str):
     """When we are killed before a process group is recorded, its command never runs."""
-    dead = await anyio.run_process([sys.executable, "-c", DIES, str(tmp_path), anyio_backend_name], check=False)
+    dead = await anyio.run_process(
+        [sys.executable, "-c", DIES, str(tmp_path), anyio_backend_name], check=False
+    )
     assert dead.returncode == -signal.SIGKILL, dead.stderr.decode()
     try:
         process = os.pidfd_open(int(dead.stdout))
@@ -543,17 +631,23 @@ async def test_lack_of_descriptors_may_pass():
     ],
     ids=str,
 )
-async def test_paths_stay_in_the_workspace(tmp_path: Path, kind: str, given: JsonValue, refused: bool):
+async def test_paths_stay_in_the_workspace(
+    tmp_path: Path, kind: str, given: JsonValue, refused: bool
+):
     """An argument of type `path` that leads out of the workspace, also through a link, is refused by every kind of tool."""
     (tmp_path / "ws" / "sub").mkdir(parents=True)
     (tmp_path / "ws" / "link").symlink_to(tmp_path)
     how = {"command": "echo {file}"} if kind == "shell" else {"callable": "json:dumps"}
-    tool = spec(kind=kind, workspace="ws", parameters={"file" if kind == "shell" else "obj": "path"}, **how)
+    tool = spec(
+        kind=kind, workspace="ws", parameters={"file" if kind == "shell" else "obj": "path"}, **how
+    )
     arguments: JsonObject = {"file" if kind == "shell" else "obj": given}
     if not refused:
         await call(tool, arguments, cwd=tmp_path)
         return
-    with pytest.raises(InvalidArguments, match=f"which is outside of its workspace '{tmp_path}/ws'"):
+    with pytest.raises(
+        InvalidArguments, match=f"which is outside of its workspace '{tmp_path}/ws'"
+    ):
         await call(tool, arguments, cwd=tmp_path)
 
 
@@ -564,33 +658,42 @@ async def test_commands_and_checks_work_in_the_workspace(tmp_path: Path):
     assert (await use(tool, cwd=tmp_path))["stdout"] == str(tmp_path / "ws")
     executor = ToolExecutor([tool], cwd=tmp_path)
     assert await executor.check("test $(basename $PWD) = ws", task(), Attempt()) == ""
-    with pytest.raises(InvalidArguments, match="'cwd' is '.', which is outside of its workspace".replace("'.'", ".*")):
+    with pytest.raises(
+        InvalidArguments,
+        match="'cwd' is '.', which is outside of its workspace".replace("'.'", ".*"),
+    ):
         await use(shell("pwd", workspace="ws", cwd="."), cwd=tmp_path)
 
 
 @pytest.mark.parametrize("works", [True, False])
-async def test_commands_run_in_a_sandbox(tmp_path: Path, works: bool, caplog: pytest.LogCaptureFixture):
+async def test_commands_run_in_a_sandbox(
+    tmp_path: Path, works: bool, caplog: pytest.LogCaptureFixture
+):
     """With bubblewrap a command may write in its workspace alone; where that does not work, it runs with a warning."""
     (tmp_path / "ws").mkdir()
     program = tmp_path / "bin" / "bwrap"
     program.parent.mkdir()
     program.write_text(
         '#!/bin/sh\necho "$@" >> $(dirname "$0")/log\n'
-        + ('while test $1 != --; do shift; done; shift; exec "$@"' if works else "echo no namespaces >&2; exit 1")
+        + (
+            'while test $1 != --; do shift; done; shift; exec "$@"'
+            if works
+            else "echo no namespaces >&2; exit 1"
+        )
     )
     program.chmod(0o755)
     environ = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"}
     for _ in range(2):
-        assert (await use(shell("echo done", workspace="ws"), cwd=tmp_path, environ=environ))["stdout"] == "done"
+        assert (await use(shell("echo done", workspace="ws"), cwd=tmp_path, environ=environ))[
+            "stdout"
+        ] == "done"
     tried, *used = (program.parent / "log").read_text().splitlines()
     assert tried.endswith("-- /bin/sh -c :")
     assert len(used) == 2 * works
     warning = f"{program} does not work here, so commands are not confined to their workspace: no namespaces"
     assert caplog.messages == ([] if works else [warning])
     ws = tmp_path / "ws"
-    confined = (
-        f"--ro-bind / / --dev /dev --unshare-pid --proc /proc --tmpfs /tmp --bind {ws} {ws} --chdir {ws} -- /bin/sh"
-    )
+    confined = f"--ro-bind / / --dev /dev --unshare-pid --proc /proc --tmpfs /tmp --bind {ws} {ws} --chdir {ws} -- /bin/sh"
     assert all(words.startswith(confined) for words in used)
 
 

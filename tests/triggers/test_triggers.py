@@ -57,7 +57,9 @@ Script = dict[str, ScriptStep | list[ScriptStep]]
 
 def made(tasks: str, **fields: object) -> Plan:
     """A plan of tasks written as in a plan file."""
-    text = "".join(f"{name}: {value}\n" for name, value in {"goal": "{objective: test}", **fields}.items())
+    text = "".join(
+        f"{name}: {value}\n" for name, value in {"goal": "{objective: test}", **fields}.items()
+    )
     return Plan.parse(f"{text}tasks:\n{tasks}")
 
 
@@ -67,7 +69,9 @@ def fired(engine: ReplanningEngine, run: str) -> list[Any]:
 
 
 @asynccontextmanager
-async def watched(plan: Plan, **settings: object) -> AsyncIterator[tuple[PlanRun, Callable[[], list[Any]]]]:
+async def watched(
+    plan: Plan, **settings: object
+) -> AsyncIterator[tuple[PlanRun, Callable[[], list[Any]]]]:
     """A run that is worked by hand, with all kinds enabled, and a way to ask for its triggers so far."""
     engine = ReplanningEngine([], settings=Settings.model_validate({"triggers": ALL, **settings}))
     async with engine.open(plan) as run:
@@ -85,14 +89,18 @@ def done(run: PlanRun, *tasks: str) -> None:
 async def executed(plan: Plan, script: Script) -> list[Any]:
     """The triggers of a run from beginning to end, in which nobody proposes anything."""
     async with VirtualClock() as clock:
-        engine = ReplanningEngine([ScriptedProvider()], environment=virtual_environment(clock=clock))
+        engine = ReplanningEngine(
+            [ScriptedProvider()], environment=virtual_environment(clock=clock)
+        )
         result = await engine.execute(plan, ScriptedExecutor(script, clock=clock))
     return fired(engine, result.run)
 
 
 async def failures(plan: Plan, script: Script) -> list[Any]:
     """The triggers of such a run, without the one for its end."""
-    return [trigger for trigger in await executed(plan, script) if trigger.kind != "goal-unreachable"]
+    return [
+        trigger for trigger in await executed(plan, script) if trigger.kind != "goal-unreachable"
+    ]
 
 
 # task-failed
@@ -112,14 +120,18 @@ async def test_failure_waits_for_the_last_attempt() -> None:
     """Errors that may pass give no trigger while the task is run again by itself, as often as it may be, and one afterwards."""
     plan = made("  - {id: fetch}\n  - {id: twice, retry: {max_attempts: 2}}")
     busy = raises(TransientError("busy"))
-    twice, trigger = sorted(await failures(plan, {"fetch": busy, "twice": busy}), key=lambda trigger: trigger.attempts)
+    twice, trigger = sorted(
+        await failures(plan, {"fetch": busy, "twice": busy}), key=lambda trigger: trigger.attempts
+    )
     assert (twice.attempts, trigger.attempts, trigger.transient) == (2, 3, True)
     assert trigger.reason == "task 'fetch' failed after 3 attempts: TransientError: busy"
     assert await failures(plan, {"fetch": [busy, raises(TransientError), returns()]}) == []
 
 
 @pytest.mark.parametrize(("idempotent", "expected"), [(False, [True]), (True, [])])
-async def test_interruption_is_a_failure_of_its_own_kind(idempotent: bool, expected: list[bool]) -> None:
+async def test_interruption_is_a_failure_of_its_own_kind(
+    idempotent: bool, expected: list[bool]
+) -> None:
     """A worker that is cancelled gives a trigger that says so; an idempotent task is simply run again."""
     async with watched(made(f"  - {{id: pay, idempotent: {idempotent}}}")) as (run, found):
         with anyio.CancelScope() as scope:
@@ -138,7 +150,11 @@ async def test_interruption_is_a_failure_of_its_own_kind(idempotent: bool, expec
             "ConditionError",
             "the condition of task 'post' cannot be evaluated: condition 'context.a'",
         ),
-        ("arguments: {to: '${context.a}'}", "ArgumentError", "task 'post' cannot be given its arguments: ${context.a}"),
+        (
+            "arguments: {to: '${context.a}'}",
+            "ArgumentError",
+            "task 'post' cannot be given its arguments: ${context.a}",
+        ),
     ],
 )
 async def test_what_does_not_exist(task: str, error: str, reason: str) -> None:
@@ -162,7 +178,10 @@ async def test_same_call_same_cause(one: str, other: str, same: bool) -> None:
     causes = set()
     for fields, pid in ((one, 17), (other, 4711)):
         script: Script = {"build": raises(OSError(f"process {pid} died at 0x7f{pid}"))}
-        causes |= {trigger.cause for trigger in await failures(made(f"  - {{id: build, {fields}}}"), script)}
+        causes |= {
+            trigger.cause
+            for trigger in await failures(made(f"  - {{id: build, {fields}}}"), script)
+        }
     assert (len(causes) == 1) is same
 
 
@@ -173,7 +192,12 @@ async def test_timeout() -> None:
     """An attempt that runs into its deadline gives `timeout`, which names the limit, once no retry is left."""
     plan = made("  - {id: build, tool: make, timeout: 5}")
     (trigger,) = await failures(plan, {"build": hangs()})
-    assert (trigger.kind, trigger.tasks, trigger.root, trigger.timeout) == ("timeout", ("build",), "build", 5.0)
+    assert (trigger.kind, trigger.tasks, trigger.root, trigger.timeout) == (
+        "timeout",
+        ("build",),
+        "build",
+        5.0,
+    )
     assert trigger.reason == "task 'build' with 'make' did not finish within 5 s"
     plan = made("  - {id: build, timeout: 5, idempotent: true}")
     assert await failures(plan, {"build": [hangs(), returns()]}) == []
@@ -223,11 +247,15 @@ async def test_skipped_task_is_named_when_its_condition_holds() -> None:
 def test_context_change_invariant(tasks: list[tuple[bool, bool]]) -> None:
     """Exactly the tasks that read the key and still have to run are named, once; an equal value changes nothing."""
     texts = [
-        f"  - {{id: t{i}, arguments: {{v: '{'${context.x}' if read else 0}'}}}}" for i, (read, _) in enumerate(tasks)
+        f"  - {{id: t{i}, arguments: {{v: '{'${context.x}' if read else 0}'}}}}"
+        for i, (read, _) in enumerate(tasks)
     ]
 
     async def main() -> None:
-        async with watched(made("\n".join(["  - {id: last}", *texts]), context="{x: 1}")) as (run, found):
+        async with watched(made("\n".join(["  - {id: last}", *texts]), context="{x: 1}")) as (
+            run,
+            found,
+        ):
             done(run, *(f"t{i}" for i, (_, over) in enumerate(tasks) if over))
             run.change_context({"x": 2, "y": 2}, removed=["z"])
             run.change_context({"x": 2})
@@ -251,7 +279,12 @@ async def test_fact_that_ceases_and_is_needed() -> None:
         run.observe(ceased=["clear(b)"])
         run.observe(ceased=["clear(a)"])
         (trigger,) = found()
-    assert (trigger.kind, trigger.tasks, trigger.facts, trigger.keys) == ("context-changed", ("a",), ("clear(a)",), ())
+    assert (trigger.kind, trigger.tasks, trigger.facts, trigger.keys) == (
+        "context-changed",
+        ("a",),
+        ("clear(a)",),
+        (),
+    )
     assert trigger.reason == "clear(a) does not hold any more, and 1 task depends on it: 'a'"
 
 
@@ -309,9 +342,15 @@ TOOLS = "[{name: a, resources: {cpu: 2}}, {name: b}, {name: c, available: false}
 
 async def test_resource_that_shrinks() -> None:
     """A capacity or tool triggers once a waiting task lacks it, also from the start; growth and enough of it do not."""
-    plan = made("  [{id: t, tool: a}, {id: u, tool: b}, {id: v, tool: c}]", tools=TOOLS, resources="{cpu: 8}")
+    plan = made(
+        "  [{id: t, tool: a}, {id: u, tool: b}, {id: v, tool: c}]",
+        tools=TOOLS,
+        resources="{cpu: 8}",
+    )
     async with watched(plan) as (run, found):
-        assert [(trigger.kind, trigger.tasks) for trigger in found()] == [("resource-changed", ("v",))]
+        assert [(trigger.kind, trigger.tasks) for trigger in found()] == [
+            ("resource-changed", ("v",))
+        ]
         run.change_resource("cpu", capacity=16)
         run.change_resource("cpu", capacity=2)
         run.change_resource("a", available=True)
@@ -357,11 +396,15 @@ DEAR = "\n".join(f"  - {{id: t{i}, tool: dear}}" for i in range(5))
      (4.0, {}, True, 0)],
     ids=["half of what is left", "less than the minimum", "a lower minimum", "not yet", "a tool that needs more"],
 )  # fmt: skip
-async def test_better_path(rest: float, settings: dict[str, float], picky: bool, gain: float) -> None:
+async def test_better_path(
+    rest: float, settings: dict[str, float], picky: bool, gain: float
+) -> None:
     """A cheaper tool that fits triggers after every so many successes, if it saves the minimum share of what is left."""
     tools = f"""[{{name: dear, capability: c, cost: 10}}, {{name: cheap, capability: c, cost: 4, available: false}},
       {{name: rest, cost: {rest}}}, {{name: picky, capability: c, cost: 1, parameters: {{colour: string}}}}]"""
-    async with watched(made(f"{DEAR}\n  - {{id: rest, tool: rest}}", tools=tools), better_path=settings) as (
+    async with watched(
+        made(f"{DEAR}\n  - {{id: rest, tool: rest}}", tools=tools), better_path=settings
+    ) as (
         run,
         found,
     ):
@@ -401,19 +444,24 @@ SHORTCUTS = {
 async def test_possible_shortcuts(news: dict[str, Any], tasks: tuple[str, ...]) -> None:
     """What changes triggers where effects of waiting tasks hold by it, or tools could achieve them with it otherwise."""
     document = made(
-        "  - {id: fetch, tool: fetch}\n  - {id: read, tool: read}\n  - {id: print, tool: print}", **SHORTCUTS
+        "  - {id: fetch, tool: fetch}\n  - {id: read, tool: read}\n  - {id: print, tool: print}",
+        **SHORTCUTS,
     )
     for facts in ("[]", None):
         plan = document if facts else document.model_copy(update={"facts": None})
         async with watched(plan, triggers=("better-path-found",)) as (run, found):
             run.change_resource(**news) if "name" in news else run.observe(**news)
-            assert [(t.tasks, t.tool) for t in found()] == ([(tasks, "")] if tasks and facts else [])
+            assert [(t.tasks, t.tool) for t in found()] == (
+                [(tasks, "")] if tasks and facts else []
+            )
 
 
 async def test_following_of_shortcuts_is_bounded() -> None:
     """However many tools a fact makes possible, only so many facts are followed."""
     chain = ", ".join(f"{{name: t{n}, requires: [f{n}], adds: [f{n + 1}]}}" for n in range(200))
-    plan = made("  - {id: near, tool: t50}\n  - {id: far, tool: t199}", facts="[]", tools=f"[{chain}]")
+    plan = made(
+        "  - {id: near, tool: t50}\n  - {id: far, tool: t199}", facts="[]", tools=f"[{chain}]"
+    )
     async with watched(plan, triggers=("better-path-found",)) as (run, found):
         run.observe(holds=["f0"])
         (trigger,) = found()
@@ -433,7 +481,9 @@ async def test_better_path_has_its_own_time() -> None:
     async with VirtualClock() as clock:
         settings = Settings.model_validate({"triggers": ALL, "better_path": {"time_cap": 2}})
         environment = virtual_environment(clock=clock)
-        engine = ReplanningEngine([ScriptedProvider(propose)], settings=settings, environment=environment)
+        engine = ReplanningEngine(
+            [ScriptedProvider(propose)], settings=settings, environment=environment
+        )
         await engine.execute(plan, ScriptedExecutor({}, clock=clock, default=returns(after=1)))
         await engine.execute(plan, ScriptedExecutor({"t0": raises(ValueError)}, clock=clock))
     assert (patience["better-path-found"], patience["task-failed"]) == (2, settings.timeout.replan)
@@ -448,14 +498,20 @@ async def test_person_asks() -> None:
         run.request_replan("use the mirror", by="ada", tasks=["a"])
         run.request_replan("look again")
         one, two = found()
-    assert (one.tasks, one.by, one.reason) == (("a",), "ada", "ada asked for replanning: use the mirror")
+    assert (one.tasks, one.by, one.reason) == (
+        ("a",),
+        "ada",
+        "ada asked for replanning: use the mirror",
+    )
     assert (two.tasks, two.by, two.reason) == ((), "", "a person asked for replanning: look again")
 
 
 async def test_a_person_asks_the_same_of_several_tasks() -> None:
     """A request in the same words about another task is another request, and not put off as a repetition."""
     async with VirtualClock() as clock:
-        engine = ReplanningEngine([ScriptedProvider()], environment=virtual_environment(clock=clock))
+        engine = ReplanningEngine(
+            [ScriptedProvider()], environment=virtual_environment(clock=clock)
+        )
         async with engine.open(made("  - {id: a}\n  - {id: b}\n  - {id: c}")) as run:
             for task_id in ("a", "b", "c", "c"):
                 run.request_replan("use the mirror", by="ada", tasks=[task_id])
@@ -479,19 +535,29 @@ FAILS: Script = {"a": raises(OSError("disk full"))}
         ),
         (
             made(
-                "  [{id: a, tool: t, optional: true}, {id: b, depends_on: [a]}]", tools="[{name: t, available: false}]"
+                "  [{id: a, tool: t, optional: true}, {id: b, depends_on: [a]}]",
+                tools="[{name: t, available: false}]",
             ),
             {},
             ("a",),
             "1 required task cannot be done ('a' is READY)",
         ),
-        (made("  [{id: a}]", goal="{objective: t, facts: [artifact(x)]}"), {}, (), "the goal lacks artifact(x)"),
+        (
+            made("  [{id: a}]", goal="{objective: t, facts: [artifact(x)]}"),
+            {},
+            (),
+            "the goal lacks artifact(x)",
+        ),
     ],
     ids=["a failed task", "a missing tool", "missing facts"],
 )
-async def test_goal_unreachable(plan: Plan, script: Script, tasks: tuple[str, ...], why: str) -> None:
+async def test_goal_unreachable(
+    plan: Plan, script: Script, tasks: tuple[str, ...], why: str
+) -> None:
     """A run that stands still short of its goal gives one trigger that names what holds it up."""
-    (trigger,) = [trigger for trigger in await executed(plan, script) if trigger.kind == "goal-unreachable"]
+    (trigger,) = [
+        trigger for trigger in await executed(plan, script) if trigger.kind == "goal-unreachable"
+    ]
     assert (trigger.tasks, trigger.reason) == (tasks, f"nothing can run any more: {why}")
     assert trigger.missing_facts == (() if tasks else ("artifact(x)",))
 
@@ -529,7 +595,9 @@ async def test_each_kind_can_be_disabled(kind: str) -> None:
 """
     async with VirtualClock() as clock:
         settings = Settings.model_validate({"triggers": [name for name in ALL if name != kind]})
-        engine = ReplanningEngine([], settings=settings, environment=virtual_environment(clock=clock))
+        engine = ReplanningEngine(
+            [], settings=settings, environment=virtual_environment(clock=clock)
+        )
         async with engine.open(made(tasks, context="{x: 1}", tools="[{name: t}]")) as run:
             run.failed(run.started("fails"), OSError("no"))
             run.started("hangs")
@@ -538,7 +606,10 @@ async def test_each_kind_can_be_disabled(kind: str) -> None:
             run.change_resource("t", available=False)
             await clock.sleep(6)
             run.pause()
-    assert {trigger.kind for trigger in fired(engine, run.id)} == {*ALL} - {kind, "better-path-found"}
+    assert {trigger.kind for trigger in fired(engine, run.id)} == {*ALL} - {
+        kind,
+        "better-path-found",
+    }
 
 
 # detectors of others
@@ -575,12 +646,16 @@ def warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize("make_store", [journal.SqliteStore, journal.JsonlStore])
 async def test_kinds_of_others(warned: Path, make_store: Callable[[Path], RunStore]) -> None:
     """A trigger of an installed kind is journaled without secrets, read back in its class, and decided after a resume."""
-    settings = Settings.model_validate({"triggers": ["warnings"], "approval": {"always_for": ["warning-found"]}})
+    settings = Settings.model_validate(
+        {"triggers": ["warnings"], "approval": {"always_for": ["warning-found"]}}
+    )
     tasks = made("  - {id: a}\n  - {id: b}")
     async with VirtualClock() as clock:
         slow = ScriptedProvider(lambda request: returns([], after=100), clock=clock)
         environment = virtual_environment(clock=clock)
-        engine = ReplanningEngine([slow], settings=settings, store=make_store(warned / "runs"), environment=environment)
+        engine = ReplanningEngine(
+            [slow], settings=settings, store=make_store(warned / "runs"), environment=environment
+        )
         async with engine.open(tasks) as run:
             run.succeeded(run.started("a"), "warning: key sk-abcdefghijklmnopqrstuvwxyz")
             await clock.sleep(1)
@@ -588,7 +663,9 @@ async def test_kinds_of_others(warned: Path, make_store: Callable[[Path], RunSto
         engine.store.close()
         provider = Proposer(lambda request: [alternative(SkipTask(task_id="b"))])
         store = make_store(warned / "runs")
-        engine = ReplanningEngine([provider], settings=settings, store=store, environment=environment)
+        engine = ReplanningEngine(
+            [provider], settings=settings, store=store, environment=environment
+        )
         async with engine.resume(run.id) as resumed:
             await clock.sleep(1)
             resumed.pause()
@@ -602,33 +679,51 @@ async def test_kinds_of_others(warned: Path, make_store: Callable[[Path], RunSto
     store.close()
 
 
-async def detected_by(found: Callable[[PlanView], Any], store: RunStore) -> tuple[ReplanningEngine, RunResult]:
+async def detected_by(
+    found: Callable[[PlanView], Any], store: RunStore
+) -> tuple[ReplanningEngine, RunResult]:
     """A run of two tasks under a detector, which finds something after each of them."""
     detector: Any = SimpleNamespace(
         name="odd", observes=(journal.AttemptSucceeded,), detect=lambda body, view: [found(view)]
     )
-    engine = ReplanningEngine([Proposer(lambda request: [])], monitor=PlanMonitor([detector]), store=store)
-    return engine, await engine.execute(made("  - {id: a}\n  - {id: b}"), failing(), max_concurrency=1)
+    engine = ReplanningEngine(
+        [Proposer(lambda request: [])], monitor=PlanMonitor([detector]), store=store
+    )
+    return engine, await engine.execute(
+        made("  - {id: a}\n  - {id: b}"), failing(), max_concurrency=1
+    )
 
 
 @pytest.mark.parametrize("make_store", [journal.SqliteStore, journal.JsonlStore])
-async def test_kinds_without_a_class(tmp_path: Path, make_store: Callable[[Path], RunStore]) -> None:
+async def test_kinds_without_a_class(
+    tmp_path: Path, make_store: Callable[[Path], RunStore]
+) -> None:
     """A trigger whose class is not there is read with every field, as the detector of an object may fire it."""
     fields = {"kind": "lull", "reason": "quiet", "minutes": 3, "password": "hunter2!"}
     engine, run = await detected_by(
         lambda view: journal.TriggerEvent.model_validate(fields), make_store(tmp_path / "runs")
     )
     trigger, _ = fired(engine, run.run)
-    assert (type(trigger), trigger.model_extra) == (journal.TriggerEvent, {"minutes": 3, "password": "[redacted]"})
+    assert (type(trigger), trigger.model_extra) == (
+        journal.TriggerEvent,
+        {"minutes": 3, "password": "[redacted]"},
+    )
     found = engine.history(run.run)
-    assert (found.metrics.replans, import_history(export_history(found)).events) == (1, found.events)
+    assert (found.metrics.replans, import_history(export_history(found)).events) == (
+        1,
+        found.events,
+    )
     engine.store.close()
 
 
 @pytest.mark.usefixtures("warned")
 def test_kinds_are_imported_when_they_are_read() -> None:
     """A record loads the plugin of its kind; if that is broken or takes other fields now, the trigger is a plain one."""
-    texts = ['{"kind": "unread-kind", "number": 3}', '{"kind": "unread-kind"}', '{"kind": "broken-kind", "number": 3}']
+    texts = [
+        '{"kind": "unread-kind", "number": 3}',
+        '{"kind": "unread-kind"}',
+        '{"kind": "broken-kind", "number": 3}',
+    ]
     read = [journal.load_body("trigger-fired", f'{{"trigger": {text}}}') for text in texts]
     names = [type(body.trigger).__name__ for body in read if isinstance(body, TriggerFired)]
     assert names == ["UnreadKind", "TriggerEvent", "TriggerEvent"]
@@ -637,34 +732,55 @@ def test_kinds_are_imported_when_they_are_read() -> None:
 async def test_misbehaving_detectors(tmp_path: Path) -> None:
     """A detector that gives what is no trigger, or one that no journal can hold, is noted and harms nothing else."""
     endless = journal.TaskTimedOut(timeout=math.inf)
-    engine, run = await detected_by(lambda view: view.task("b").attempts or endless, journal.JsonlStore(tmp_path))
+    engine, run = await detected_by(
+        lambda view: view.task("b").attempts or endless, journal.JsonlStore(tmp_path)
+    )
     contained = bodies(engine.store, run.run, journal.ErrorContained)
     assert ([body.where for body in contained], run.status) == (["detector 'odd'"] * 2, "succeeded")
 
 
 def test_unknown_kinds_in_settings(warned: Path) -> None:
     """Settings take the kinds of installed detectors from every source, and refuse others with the nearest one."""
-    environ = {"REPLANNING_TRIGGERS": "timeout,warning-found", "REPLANNING_APPROVAL__ALWAYS_FOR": "warning-found"}
+    environ = {
+        "REPLANNING_TRIGGERS": "timeout,warning-found",
+        "REPLANNING_APPROVAL__ALWAYS_FOR": "warning-found",
+    }
     settings = load_settings(environ=environ).settings
-    assert (settings.triggers, settings.approval.always_for) == (("timeout", "warning-found"), ("warning-found",))
-    with pytest.raises(SettingsError, match=r"of this name; did you mean 'warning-found'[?] known are task-failed, "):
+    assert (settings.triggers, settings.approval.always_for) == (
+        ("timeout", "warning-found"),
+        ("warning-found",),
+    )
+    with pytest.raises(
+        SettingsError,
+        match=r"of this name; did you mean 'warning-found'[?] known are task-failed, ",
+    ):
         load_settings(environ={"REPLANNING_TRIGGERS": "warning-fund"})
 
 
 def test_kinds_of_others_on_the_command_line(warned: Path) -> None:
     """What a plugin's detector fired is shown by commands, also where the plugin is missing."""
-    write_plan(warned, {"say": "echo warning"}, "id: a, tool: say\nid: b, tool: say, depends_on: [a]")
+    write_plan(
+        warned, {"say": "echo warning"}, "id: a, tool: say\nid: b, tool: say, depends_on: [a]"
+    )
     cli(warned, "run", "plan.yaml", REPLANNING_TRIGGERS="warning-found")
     for run_command in (cli, process):  # the process finds no plugin
         history = json.loads(run_command(warned, "history", "--json").stdout)
-        assert "warning-found" in run_command(warned, "history", "--trigger", "warning-found").stdout
+        assert (
+            "warning-found" in run_command(warned, "history", "--trigger", "warning-found").stdout
+        )
         (trigger,) = history["events"][0]["triggers"]
         assert (trigger["kind"], "warning" in trigger["text"]) == ("warning-found", True)
         assert "warning-found" in run_command(warned, "why", "latest").stdout
-    assert "did you mean 'warning-found'?" in cli(warned, "history", "--trigger", "warning-fund", code=2).stderr
+    assert (
+        "did you mean 'warning-found'?"
+        in cli(warned, "history", "--trigger", "warning-fund", code=2).stderr
+    )
 
 
 def test_cause_in_short() -> None:
     """A cause is one short text of its parts, without the numbers and addresses that vary by occasion."""
-    assert normalised_cause("OSError", "", None, "port 8080 at 0x7f3a, run deadbeef42") == "OSError:port # at #, run #"
+    assert (
+        normalised_cause("OSError", "", None, "port 8080 at 0x7f3a, run deadbeef42")
+        == "OSError:port # at #, run #"
+    )
     assert len(normalised_cause("x" * 500)) == 200

@@ -55,11 +55,19 @@ def non_ascii(folder: str) -> None:
 
 def characters(folder: str) -> None:
     """Count the characters beyond ASCII, as a table."""
-    counts = Counter(itertools.chain.from_iterable(filter(str.isprintable, text_of(path)) for path in sources(folder)))
-    beyond = [(character, count) for character, count in counts.most_common() if not character.isascii()]
+    counts = Counter(
+        itertools.chain.from_iterable(
+            filter(str.isprintable, text_of(path)) for path in sources(folder)
+        )
+    )
+    beyond = [
+        (character, count) for character, count in counts.most_common() if not character.isascii()
+    ]
     print("| character | name | count |\n|---|---|---|")
     for character, count in beyond[:10]:
-        print(f"| {character} | {unicodedata.name(character, 'without a name').lower()} | {count} |")
+        print(
+            f"| {character} | {unicodedata.name(character, 'without a name').lower()} | {count} |"
+        )
 
 
 def pairs(folder: str) -> None:
@@ -76,7 +84,9 @@ def fingerprints(folder: str) -> None:
     for path in sources(folder):
         for window in windows(path):
             found[hash(window)].add(path)
-    shared = Counter(pair for paths in found.values() for pair in itertools.combinations(sorted(paths), 2))
+    shared = Counter(
+        pair for paths in found.values() for pair in itertools.combinations(sorted(paths), 2)
+    )
     for (one, other), count in shared.most_common(5):
         print(f"{count} runs of {WINDOW} lines: {one} {other}")
 
@@ -90,13 +100,19 @@ def windows(path: Path) -> Iterator[tuple[str, ...]]:
 def report(build: str, archive: str) -> None:
     """Put together what the other steps have written."""
     lines = Path(build, "lines.txt").read_text(encoding="utf-8").splitlines()
-    print(f"# Report\n\n`{archive}`: {Path(archive).stat().st_size:,} bytes, compared with the sources.")
+    print(
+        f"# Report\n\n`{archive}`: {Path(archive).stat().st_size:,} bytes, compared with the sources."
+    )
     for title, name in (
         ("Longest files", "lines"),
         ("Imported most", "imports"),
         ("Shared by two files", "duplicates"),
     ):
-        found = lines if name == "lines" else Path(build, f"{name}.txt").read_text(encoding="utf-8").splitlines()
+        found = (
+            lines
+            if name == "lines"
+            else Path(build, f"{name}.txt").read_text(encoding="utf-8").splitlines()
+        )
         print(f"\n## {title}\n")
         print("\n".join(f"    {line.strip()}" for line in found[:6]) or "    nothing")
     beyond = Path(build, "characters.md")
