@@ -216,7 +216,7 @@ class ReplanningPlugin(SimplePlugin):
         except (Exception, asyncio.CancelledError) as error:
             if not isinstance(error, asyncio.CancelledError):
                 failure = failure_from(
-                    error, (task.retry or self.settings.retry).on, task.idempotent
+                    error, (task.retry or self.settings.retry).on, bool(task.idempotent)
                 )
             elif activity.is_cancelled():
                 raise

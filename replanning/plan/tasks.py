@@ -277,6 +277,10 @@ class Budget(StrictModel):
     )
 
 
+Effect = Literal["none", "reversible", "partly", "irreversible"]
+"""What a tool or a task changes; `none` only reads."""
+
+
 class ToolSpec(StrictModel):
     """Tool that executes tasks, as executors and planners need to know it."""
 
@@ -322,6 +326,12 @@ class ToolSpec(StrictModel):
     )
     dangerous: StrictBool = Field(
         default=False, description="Whether a person must agree before it is put into a plan."
+    )
+    effect: Effect | None = Field(
+        default=None, description="What it changes: nothing, or something that can be taken back."
+    )
+    idempotent: StrictBool | None = Field(
+        default=None, description="Whether running it twice does no more than running it once."
     )
     command: str | None = Field(
         default=None, description="shell: the command line; {name} is the argument, as one word."
@@ -432,8 +442,12 @@ class TaskBody(StrictModel):
     when: str | None = Field(
         default=None, description="A condition over context.* and results.*; skipped when false."
     )
-    idempotent: StrictBool = Field(
-        default=False, description="Whether running it twice does no harm."
+    effect: Effect | None = Field(
+        default=None, description="What it changes, where the tool does not say so."
+    )
+    idempotent: StrictBool | None = Field(
+        default=None,
+        description="Whether running it twice does no more than once; by default as its tool says.",
     )
     on_stale: OnStale | None = Field(
         default=None,
@@ -471,6 +485,24 @@ class TaskBody(StrictModel):
 
 class Fallback(TaskBody):
     """Task without an id that may replace the task that declares it."""
+
+
+def has_no_effect(task: TaskBody, tool: ToolSpec | None) -> bool:
+    """Return whether a task only reads; what the task states beats what its tool states."""
+    effect = task.effect
+    if effect is None and tool is not None:
+        effect = tool.effect
+    return effect == "none"
+
+
+def is_repeatable(task: TaskBody, tool: ToolSpec | None) -> bool:
+    """Return whether running a task twice does no more than once: it only reads, or is idempotent."""
+    if has_no_effect(task, tool):
+        return True
+    idempotent = task.idempotent
+    if idempotent is None and tool is not None:
+        idempotent = tool.idempotent
+    return bool(idempotent)
 
 
 PLANNING_KEY: Final = "planning"

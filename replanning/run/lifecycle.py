@@ -1116,7 +1116,7 @@ class Lifecycle:
         failure = (
             error
             if isinstance(error, Failure)
-            else failure_from(error, on, idempotent, self._is_transient)
+            else failure_from(error, on, bool(idempotent), self._is_transient)
         )
         message, kind = failure.message, failure.kind
         if kind == "unfinished" and entry.continuations + 1 >= (
