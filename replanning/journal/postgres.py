@@ -220,7 +220,8 @@ class PostgresStore(SqlStore):
             epochs = [lease.epoch for lease in leases]
             return set(database.execute(_RENEW_SQL, (until, runs, epochs)).fetchall())
 
-        renewed = self._read(renew)
+        doing = "renew leases"
+        renewed = self._result(doing, self._submit(doing, renew))
         return {
             lease: lease_lost(lease) for lease in leases if (lease.run, lease.epoch) not in renewed
         }
@@ -228,17 +229,18 @@ class PostgresStore(SqlStore):
     def append(self, lease: Lease, record: Record) -> None:
         """Count and insert the record, which does nothing if the lease is not current."""
         seq, at, body = record
-        kind, data, status = body.kind, encode_body(record), status_after(body)
+        data = encode_body(record)
         row: dict[str, object] = {
             "run": lease.run,
             "epoch": lease.epoch,
             "seq": seq,
             "at": at,
-            "kind": kind,
+            "kind": body.kind,
             "data": data,
-            "status": status,
-            "crc": checksum(data.encode(), seq, float(at), kind),
-            **dict.fromkeys(("name", "objective")),
+            "status": status_after(body),
+            "crc": checksum(data.encode(), seq, float(at), body.kind),
+            "name": None,
+            "objective": None,
         }
         if isinstance(body, RunOpened):
             row["name"], row["objective"] = (text.replace("\0", "�") for text in run_title(body))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple
+from dataclasses import asdict
 from functools import cache
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -262,15 +262,7 @@ class SqlStore(RunStore):
 
         def insert(database: Database) -> None:
             for outcome in outcomes:
-                tool, capability, succeeded, at, seconds = astuple(outcome)
-                values = {
-                    "tool": tool,
-                    "capability": capability,
-                    "succeeded": succeeded,
-                    "at": at,
-                    "seconds": seconds,
-                }
-                self._execute(database, _ADD_OUTCOME, values)
+                self._execute(database, _ADD_OUTCOME, asdict(outcome))
 
         if outcomes:
             self._write("take outcomes", insert, retried=True)

@@ -297,8 +297,8 @@ class SqliteStore(SqlStore):
                         raise
                     now = time.monotonic()
                     if end is None:
-                        end = now + timeout - LOCK_TRY
-                    if now > end:
+                        end = now + (timeout - LOCK_TRY)  # SQLite has waited once
+                    if now >= end:
                         raise
             # Without the lock of the connection, for which the event loop of another run may wait.
             Event().wait(0.001)
@@ -351,17 +351,16 @@ class SqliteStore(SqlStore):
 
     def _create_file(self) -> None:
         """Create the file if it is missing, private to its user; SQLite gives its log the same mode."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             self._path.parent.mkdir(0o700, parents=True, exist_ok=True)
+            with suppress(OSError):  # a problem with the file itself is SQLite's to report
+                os.close(os.open(self._path, flags, 0o600))
         except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
             reason = getattr(error, "strerror", error)
             raise StoreError(
                 f"the folder of {self._path} cannot be made: {reason}; name another path"
             ) from error
-        # Any problem with the file itself is SQLite's to report.
-        with suppress(OSError):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            os.close(os.open(self._path, flags, 0o600))
 
     def _prepare(self, connection: sqlite3.Connection, *, read_only: bool) -> None:
         """Bring tables and settings of a connection up to date."""
@@ -381,9 +380,10 @@ def _read_only_options(path: Path) -> str:
     effective = os.access in os.supports_effective_ids
     may_write_file = os.access(path, os.W_OK, effective_ids=effective)
     may_write_folder = os.access(path.parent, os.W_OK, effective_ids=effective)
-    if not path.exists() or (may_write_file and (may_write_folder or log.exists())):
+    has_log = os.access(log, os.F_OK)
+    if not os.access(path, os.F_OK) or (may_write_file and (may_write_folder or has_log)):
         return ""
-    if log.exists() and log.stat().st_size:
+    if has_log and log.stat().st_size:
         return "mode=ro"
     return "mode=ro&immutable=1"  # otherwise SQLite would make a log and an index, and leave them
 
