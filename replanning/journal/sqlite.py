@@ -15,7 +15,7 @@ from threading import Event, RLock
 from typing import ClassVar, Final, Literal
 
 from replanning.errors import JournalCorrupt, StoreError
-from replanning.journal.records import Record
+from replanning.journal.records import Record, RunOpened
 from replanning.journal.sql import ResultT, SqlStore
 from replanning.journal.store import (
     LOCK_TIMEOUT,
@@ -222,23 +222,18 @@ class SqliteStore(SqlStore):
         status = status_after(body)
 
         def insert(database: sqlite3.Connection) -> None:
-            database.execute(_APPEND_SQL, values)
-
-        def insert_and_list(database: sqlite3.Connection) -> None:
+            if status is None:  # for most records: a statement is a transaction of its own
+                database.execute(_APPEND_SQL, values)
+                return
             with database:
                 database.execute("BEGIN IMMEDIATE")
                 database.execute(_APPEND_SQL, values)
                 database.execute(_STATUS_SQL, (status, lease.run))
-                name, objective = run_title(body)
-                if name or objective:
-                    database.execute(_TITLE_SQL, (name, objective, lease.run))
+                if isinstance(body, RunOpened):
+                    database.execute(_TITLE_SQL, (*run_title(body), lease.run))
 
         try:
-            # A statement is a transaction of its own, which is all that most records need.
-            if status is None:
-                self._repeat(insert, LOOP_LOCK_TIMEOUT)
-            else:
-                self._repeat(insert_and_list, LOOP_LOCK_TIMEOUT)
+            self._repeat(insert, LOOP_LOCK_TIMEOUT)
         except sqlite3.IntegrityError:
             raise self._read(lambda database: self._refuse(database, lease, record)) from None
         except (sqlite3.Error, UnicodeError) as error:
