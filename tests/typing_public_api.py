@@ -373,7 +373,6 @@ class Printer(Exporter):
 def stores(path: Path) -> list[journal.RunStore]:
     """Stores, and what is read from them."""
     found: list[journal.RunStore] = [
-        journal.JsonlStore(path),
         journal.SqliteStore(path, synchronous="full"),
     ]
     for store in found:

@@ -203,8 +203,8 @@ StoreOption = Annotated[
         "--on",
         metavar="PLACE",
         envvar="REPLANNING_STORE",
-        help="The store that keeps runs: a SQLite file; a folder or NAME.jsonl for text files; memory to keep nothing;"
-        " postgresql://…; or PLUGIN:PLACE. Or the server that carries them out: temporal=HOST:PORT, with /QUEUE for"
+        help="The store that keeps runs: a SQLite file; memory to keep nothing; postgresql://…;"
+        " or PLUGIN:PLACE. Or the server that carries them out: temporal=HOST:PORT, with /QUEUE for"
         " another task queue than replanning.",
     ),
 ]

@@ -66,7 +66,6 @@ from replanning.journal.records import (
 from replanning.journal.store import InboxMessage, Lease, RunInfo, RunStore, ToolOutcome, open_store
 
 if TYPE_CHECKING:
-    from replanning.journal.jsonl import JsonlStore
     from replanning.journal.sqlite import SqliteStore
 
 __all__ = [
@@ -92,7 +91,6 @@ __all__ = [
     "GoalUnreachable",
     "HumanRequest",
     "InboxMessage",
-    "JsonlStore",
     "Lease",
     "MemoryStore",
     "Observation",
@@ -138,16 +136,10 @@ __all__ = [
 report_module(__name__, __all__)
 
 
-_LAZY_MODULES = {
-    "JsonlStore": "replanning.journal.jsonl",
-    "SqliteStore": "replanning.journal.sqlite",
-}
-
-
 def __getattr__(name: str) -> object:
-    """Import a durable store when it is first used: its module needs parts that not every system has."""
-    if name not in _LAZY_MODULES:
+    """Import the SQLite store when it is first used: not every Python has the module `sqlite3`."""
+    if name != "SqliteStore":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    store = globals()[name] = getattr(import_module(_LAZY_MODULES[name]), name)
+    store = globals()[name] = import_module("replanning.journal.sqlite").SqliteStore
     report_module(__name__, [name])
     return store

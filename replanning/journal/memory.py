@@ -94,18 +94,13 @@ class MemoryStore(RunStore):
     def append(self, lease: Lease, record: Record) -> None:
         """Keep the record if lease and number are right."""
         seq, at, body = record
-        self._lock.acquire()  # `with` takes twice as long, for every record
-        try:
-            kept = self._runs.get(lease.run)
-            if kept is None or kept.epoch != lease.epoch:
-                raise lease_lost(lease)
-            bodies = kept.bodies
-            if seq != len(bodies) + 1:
-                raise record_out_of_order(lease, record, len(bodies))
-            bodies.append(body)
+        with self._lock:
+            kept = self._owned_run(lease)
+            last = len(kept.bodies)
+            if seq != last + 1:
+                raise record_out_of_order(lease, record, last)
+            kept.bodies.append(body)
             kept.times.append(at)
-        finally:
-            self._lock.release()
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
         """Return the records that exist now, without those appended later."""
@@ -121,24 +116,18 @@ class MemoryStore(RunStore):
             for run, kept in self._runs.items():
                 if not kept.bodies:
                     continue
-                turns = map(status_after, reversed(kept.bodies))
-                status: CurrentRunStatus = next(
-                    (turn for turn in turns if turn is not None), "running"
-                )
                 name, objective = run_title(kept.bodies[0])
-                number = len(kept.bodies)
-                listed.append(
-                    RunInfo(
-                        run,
-                        name,
-                        objective,
-                        status,
-                        kept.created,
-                        kept.times[-1],
-                        number,
-                        kept.owner,
-                    )
+                info = RunInfo(
+                    run,
+                    name,
+                    objective,
+                    _status(kept.bodies),
+                    kept.created,
+                    kept.times[-1],
+                    len(kept.bodies),
+                    kept.owner,
                 )
+                listed.append(info)
         return sorted(listed, key=lambda info: info.created)[::-1]
 
     def post(self, run: RunId, message: InboxMessage) -> None:
@@ -185,3 +174,12 @@ class MemoryStore(RunStore):
         if kept is None or kept.epoch != lease.epoch:
             raise lease_lost(lease)
         return kept
+
+
+def _status(bodies: Sequence[RecordBody]) -> CurrentRunStatus:
+    """Return the status of a run after its records."""
+    for body in reversed(bodies):
+        status = status_after(body)
+        if status is not None:
+            return status
+    return "running"

@@ -5,36 +5,27 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
-from dataclasses import astuple
 from queue import SimpleQueue
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final
 
-from replanning.errors import JournalCorrupt, LeaseLost, RunOwned, StoreError
-from replanning.journal.owner import is_lease_free
+from replanning.errors import LeaseLost, StoreError
 from replanning.journal.records import Record, RunOpened
+from replanning.journal.sql import Database, ResultT, SqlStore
 from replanning.journal.store import (
     STATUS_RECORDS,
     InboxMessage,
     Lease,
-    RunInfo,
-    RunStore,
-    ToolOutcome,
-    check_run_id,
     checksum,
     decode_body,
     encode_body,
-    is_valid_run_id,
     lease_lost,
-    record_out_of_order,
-    run_already_exists,
     run_title,
     status_after,
     to_json_line,
-    unknown_run,
 )
 from replanning.plan.messages import checked
 from replanning.plan.types import RunId
@@ -47,8 +38,6 @@ except ImportError as error:
     raise ImportError(
         f'the PostgreSQL store needs psycopg 3 with its pool: pip install "replanning[postgres]" ({error})'
     ) from error
-
-ResultT = TypeVar("ResultT")
 
 _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (  # 0 to 1
@@ -102,8 +91,6 @@ _LOCK_KEY: Final = 0x5265506C
 
 _CHANNEL: Final = "replanning_inbox"
 
-_READ_BATCH_SIZE: Final = 1_000
-
 _MAX_CONNECTIONS: Final = 4
 
 _LISTEN_SECONDS: Final = 5.0
@@ -145,21 +132,9 @@ _RENEW_SQL: Final = """
     WHERE runs.id = held.run AND runs.epoch = held.epoch RETURNING runs.id, runs.epoch
 """
 
-_RUN_SQL: Final = "SELECT number, records, owner, epoch, until FROM replanning_runs WHERE id = %s"
-
-_RUNS_SQL: Final = """
-    SELECT id, name, objective, status, created, updated, records, owner FROM replanning_runs
-    WHERE records > 0 ORDER BY created DESC, number DESC
-"""
-
-_OUTCOMES_SQL: Final = """
-    SELECT tool, capability, succeeded, at, seconds FROM replanning_outcomes
-    WHERE {} ORDER BY number DESC LIMIT %(limit)s
-"""
-
 
 @checked
-class PostgresStore(RunStore):
+class PostgresStore(SqlStore):
     """Store in a PostgreSQL database. Any number of processes on any number of hosts may use it.
 
     The tables are created, or migrated, when the store is opened; they are in the first schema of the search path. Leases
@@ -176,7 +151,25 @@ class PostgresStore(RunStore):
         StoreError: the server does not answer, or the tables were written by a newer version.
     """
 
-    durable: ClassVar[bool] = True
+    table_prefix: ClassVar = "replanning_"
+    value_form: ClassVar = r"%(\1)s"
+    row_lock: ClassVar = " FOR UPDATE"
+    create_statement: ClassVar = """
+        INSERT INTO {runs} (id, created, updated, owner, until)
+        VALUES (:run, :at, :at, :owner, :until) ON CONFLICT (id) DO NOTHING
+    """
+    run_statement: ClassVar = (
+        "SELECT number, owner, epoch, until, records FROM {runs} WHERE id = :run"
+    )
+    runs_statement: ClassVar = """
+        SELECT id, name, objective, status, created, updated, records, owner FROM {runs}
+        WHERE records > 0 ORDER BY created DESC, number DESC
+    """
+    records_statement: ClassVar = """
+        SELECT seq, at, kind, data, crc FROM {records}
+        WHERE run = :number AND seq > :start AND seq <= :end
+    """
+    read_batch: ClassVar = 1_000
 
     def __init__(self, place: str = "", *, timeout: float = 5.0) -> None:
         address = f"postgresql:{place}" if place.startswith("//") else place
@@ -216,86 +209,38 @@ class PostgresStore(RunStore):
     def __repr__(self) -> str:
         return f"<PostgresStore {self._name!r}>"
 
-    def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
-        """Insert a row for the run."""
-        check_run_id(run)
-
-        def insert(database: psycopg.Connection) -> None:
-            at_server = at + _clock_difference(database)
-            try:
-                database.execute(
-                    "INSERT INTO replanning_runs (id, created, updated, owner, until) VALUES (%s, %s, %s, %s, %s)",
-                    (run, at, at, owner, at_server + ttl),
-                )
-            except psycopg.errors.UniqueViolation as error:
-                raise run_already_exists(run) from error
-
-        self._ask("take a new run", insert)
-        return Lease(run, 1, owner)
-
-    def acquire(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
-        """Write the new owner with the next epoch into the row of the run."""
-
-        def hand_over(database: psycopg.Connection) -> int:
-            with database.transaction():
-                _, _, former, epoch, until = self._run(database, run, lock=True)
-                at_server = at + _clock_difference(database)
-                if not is_lease_free(former, until, at_server):
-                    raise RunOwned(run, former)
-                database.execute(
-                    "UPDATE replanning_runs SET owner = %s, epoch = epoch + 1, until = %s WHERE id = %s",
-                    (owner, at_server + ttl, run),
-                )
-                return int(epoch) + 1
-
-        return Lease(run, self._ask("hand over a run", hand_over), owner)
-
-    def renew(self, lease: Lease, at: float, ttl: float) -> None:
-        """Move the end of the lease in the row of the run."""
-        for error in self.renew_all([lease], at, ttl).values():
-            raise error
-
     def renew_all(
         self, leases: Sequence[Lease], at: float, ttl: float
     ) -> Mapping[Lease, LeaseLost]:
         """Move the ends of the leases in the rows of their runs, in one statement."""
 
         def renew(database: psycopg.Connection) -> set[tuple[object, ...]]:
-            values = (
-                at + _clock_difference(database) + ttl,
-                [lease.run for lease in leases],
-                [lease.epoch for lease in leases],
-            )
-            return set(database.execute(_RENEW_SQL, values).fetchall())
+            until = self._server_time(database, at) + ttl
+            runs = [lease.run for lease in leases]
+            epochs = [lease.epoch for lease in leases]
+            return set(database.execute(_RENEW_SQL, (until, runs, epochs)).fetchall())
 
-        renewed = self._ask("renew leases", renew)
-        return {lease: lease_lost(lease) for lease in leases if lease[:2] not in renewed}
-
-    def release(self, lease: Lease) -> None:
-        """Begin the next epoch without an owner, which invalidates the lease."""
-
-        def release(database: psycopg.Connection) -> None:
-            database.execute(
-                "UPDATE replanning_runs SET owner = NULL, epoch = epoch + 1 WHERE id = %s AND epoch = %s",
-                (lease.run, lease.epoch),
-            )
-
-        self._ask("release a run", release)
+        doing = "renew leases"
+        renewed = self._result(doing, self._submit(doing, renew))
+        return {
+            lease: lease_lost(lease) for lease in leases if (lease.run, lease.epoch) not in renewed
+        }
 
     def append(self, lease: Lease, record: Record) -> None:
         """Count and insert the record, which does nothing if the lease is not current."""
         seq, at, body = record
-        kind, data, status = body.kind, encode_body(record), status_after(body)
+        data = encode_body(record)
         row: dict[str, object] = {
             "run": lease.run,
             "epoch": lease.epoch,
             "seq": seq,
             "at": at,
-            "kind": kind,
+            "kind": body.kind,
             "data": data,
-            "status": status,
-            "crc": checksum(data.encode(), seq, float(at), kind),
-            **dict.fromkeys(("name", "objective")),
+            "status": status_after(body),
+            "crc": checksum(data.encode(), seq, float(at), body.kind),
+            "name": None,
+            "objective": None,
         }
         if isinstance(body, RunOpened):
             row["name"], row["objective"] = (text.replace("\0", "�") for text in run_title(body))
@@ -311,10 +256,7 @@ class PostgresStore(RunStore):
             if doubtful is not None:
                 self._withdraw(database, doubtful)
             if not database.execute(_APPEND_SQL, row).rowcount:
-                found = database.execute(_RUN_SQL, (lease.run,)).fetchone()
-                if found is None or found[3] != lease.epoch:
-                    raise lease_lost(lease)
-                raise record_out_of_order(lease, record, found[1])
+                raise self._refuse(database, lease, record)
 
         future = self._submit(doing, insert)
         try:
@@ -324,89 +266,15 @@ class PostgresStore(RunStore):
             raise
         self._doubtful.pop(lease.run, None)
 
-    def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
-        """Return the records that exist now, fetched in batches."""
-        number, end, *_ = self._ask("be read", lambda database: self._run(database, run))
-        return self._records(run, number, after, end)
-
-    def runs(self) -> Sequence[RunInfo]:
-        """Return all runs from their rows."""
-        rows = self._ask("be read", lambda database: database.execute(_RUNS_SQL).fetchall())
-        return [RunInfo(*row) for row in rows]
-
-    def post(self, run: RunId, message: InboxMessage) -> None:
-        """Insert a message and notify the owner of the run."""
-        text = to_json_line([message.kind, message.at, message.by, message.payload])
-
-        def insert(database: psycopg.Connection) -> None:
-            with database.transaction():
-                number, *_ = self._run(database, run)
-                # One after the other, so that messages become visible in the order of their numbers.
-                database.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_LOCK_KEY, run))
-                database.execute(
-                    "INSERT INTO replanning_inbox (run, message) VALUES (%s, %s)", (number, text)
-                )
-                database.execute("SELECT pg_notify(%s, %s)", (_CHANNEL, run))
-
-        self._ask("take a message", insert)
-
     def inbox(self, run: RunId) -> Sequence[InboxMessage]:
         """Return the waiting messages with their ids; the server is asked only if it has notified of one."""
         if self._listener.is_known_empty(run):
             return ()
-
-        def select(database: psycopg.Connection) -> list[tuple[int, str]]:
-            number, *_ = self._run(database, run)
-            query = "SELECT number, message FROM replanning_inbox WHERE run = %s ORDER BY number"
-            return database.execute(query, (number,)).fetchall()
-
         notified = self._listener.notified
-        messages = [
-            InboxMessage(kind, at, by, payload, number)
-            for number, text in self._ask("be read", select)
-            for kind, at, by, payload in [json.loads(text)]
-        ]
+        messages = super().inbox(run)
         if not messages:
             self._listener.mark_empty(run, notified)
         return messages
-
-    def discard(self, lease: Lease, messages: Sequence[int]) -> None:
-        """Delete messages, as the owner."""
-
-        def delete(database: psycopg.Connection) -> None:
-            with database.transaction():
-                found = database.execute(f"{_RUN_SQL} FOR SHARE", (lease.run,)).fetchone()
-                if found is None or found[3] != lease.epoch:
-                    raise lease_lost(lease)
-                query = "DELETE FROM replanning_inbox WHERE run = %s AND number = ANY(%s)"
-                database.execute(query, (found[0], list(messages)))
-
-        self._ask("discard messages", delete)
-
-    def add_outcomes(self, outcomes: Sequence[ToolOutcome]) -> None:
-        """Insert outcomes, all or none."""
-        query = "INSERT INTO replanning_outcomes (tool, capability, succeeded, at, seconds) VALUES (%s, %s, %s, %s, %s)"
-        rows = list(map(astuple, outcomes))
-
-        def insert(database: psycopg.Connection) -> None:
-            with database.transaction(), database.cursor() as cursor:
-                cursor.executemany(query, rows)
-
-        if rows:
-            self._ask("take outcomes", insert)
-
-    def outcomes(
-        self, *, tool: str | None = None, capability: str | None = None, limit: int = 50
-    ) -> Sequence[ToolOutcome]:
-        """Return the last outcomes, found by an index."""
-        wanted = {"tool": tool, "capability": capability}
-        where = " AND ".join(
-            f"{column} = %({column})s" for column, value in wanted.items() if value is not None
-        )
-        query = _OUTCOMES_SQL.format(where or "TRUE")
-        values = {**wanted, "limit": limit}
-        rows = self._ask("be read", lambda database: database.execute(query, values).fetchall())
-        return [ToolOutcome(*row) for row in rows]
 
     def close(self) -> None:
         """Close the connections."""
@@ -415,19 +283,50 @@ class PostgresStore(RunStore):
             self._threads.submit(self._pool.close)
             self._threads.stop()
 
-    def _run(
-        self, database: psycopg.Connection, run: RunId, *, lock: bool = False
-    ) -> tuple[Any, ...]:
-        row = None
-        if is_valid_run_id(run):
-            row = database.execute(
-                f"{_RUN_SQL} FOR UPDATE" if lock else _RUN_SQL, (run,)
-            ).fetchone()
-        if row is None:
-            raise unknown_run(
-                run, [known for (known,) in database.execute("SELECT id FROM replanning_runs")]
-            )
-        return row
+    @property
+    def _place(self) -> str:
+        return self._name
+
+    def _read(self, request: Callable[[Database], ResultT]) -> ResultT:
+        return self._result("be read", self._submit("be read", request))
+
+    def _write(
+        self, doing: str, request: Callable[[Database], ResultT], *, retried: bool = False
+    ) -> ResultT:
+        def transaction(database: psycopg.Connection) -> ResultT:
+            with database.transaction():
+                return request(database)
+
+        return self._result(doing, self._submit(doing, transaction))
+
+    def _server_time(self, database: psycopg.Connection, at: float) -> float:
+        # In whole seconds, because the way to the server takes time, and times of one machine must
+        # stay comparable.
+        row = database.execute("SELECT extract(epoch FROM clock_timestamp())").fetchone()
+        assert row is not None
+        ahead = float(row[0]) - time.time()  # noqa: TID251 - leases are counted by the time of day
+        return at + round(ahead)
+
+    def _insert_message(
+        self, database: psycopg.Connection, run: RunId, number: int, message: InboxMessage
+    ) -> None:
+        text = to_json_line([message.kind, message.at, message.by, message.payload])
+        # One after the other, so that messages become visible in the order of their numbers.
+        database.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_LOCK_KEY, run))
+        database.execute(
+            "INSERT INTO replanning_inbox (run, message) VALUES (%s, %s)", (number, text)
+        )
+        database.execute("SELECT pg_notify(%s, %s)", (_CHANNEL, run))
+
+    def _select_messages(self, database: psycopg.Connection, number: int) -> Sequence[InboxMessage]:
+        rows = database.execute(
+            "SELECT number, message FROM replanning_inbox WHERE run = %s ORDER BY number", (number,)
+        )
+        messages = []
+        for message, text in rows:
+            kind, at, by, payload = json.loads(text)
+            messages.append(InboxMessage(kind, at, by, payload, message))
+        return messages
 
     def _withdraw(self, database: psycopg.Connection, row: Mapping[str, object]) -> None:
         """Remove a record that was given up, if the server has taken it all the same."""
@@ -436,39 +335,6 @@ class PostgresStore(RunStore):
             found = database.execute(_LAST_STATUS_SQL, {**row, "kinds": kinds}).fetchone()
             status = status_after(decode_body(*found)) if found else "running"
             database.execute(_UNDO_SQL, {**row, "status": status})
-
-    def _records(self, run: RunId, number: int, after: int, end: int) -> Iterator[Record]:
-        query = "SELECT seq, at, kind, data, crc FROM replanning_records WHERE run = %s AND seq > %s AND seq <= %s ORDER BY seq"
-        for start in range(after, end, _READ_BATCH_SIZE):
-            numbers = range(start + 1, min(start + _READ_BATCH_SIZE, end) + 1)
-            values = number, start, numbers[-1]
-            found = self._ask(
-                "be read",
-                lambda database: database.execute(query, values).fetchall(),  # noqa: B023
-            )
-            rows = {seq: rest for seq, *rest in found}
-            for seq in numbers:
-                try:
-                    if seq not in rows:
-                        raise ValueError("it is missing")
-                    at, kind, data, crc = rows[seq]
-                    if crc != checksum(data.encode(), seq, at, kind):
-                        raise ValueError("it was damaged or changed: its checksum is wrong")
-                    body = decode_body(kind, data)
-                except ValueError as error:
-                    raise JournalCorrupt(
-                        f"{self._name}: record {seq} of run {run!r} cannot be read: {error}; restore the database from "
-                        "a copy, or fork the run from a revision before this record"
-                    ) from error
-                yield Record(seq, at, body)
-
-    def _ask(self, doing: str, request: Callable[[psycopg.Connection], ResultT]) -> ResultT:
-        """Return the result of a request.
-
-        Raises:
-            StoreError: the server did not answer, or refused the request.
-        """
-        return self._result(doing, self._submit(doing, request))
 
     def _submit(
         self, doing: str, request: Callable[[psycopg.Connection], ResultT]
@@ -612,16 +478,6 @@ class _Workers:
                     future.set_result(request())
                 except BaseException as error:  # noqa: BLE001 - raised where the result is wanted
                     future.set_exception(error)
-
-
-def _clock_difference(database: psycopg.Connection) -> int:
-    """Return by how many seconds the clock of the server is ahead of this machine's.
-
-    In whole seconds, because the way to the server takes time, and times of one machine must stay comparable.
-    """
-    row = database.execute("SELECT extract(epoch FROM clock_timestamp())").fetchone()
-    assert row is not None
-    return round(float(row[0]) - time.time())  # noqa: TID251 - leases are counted by the time of day
 
 
 def _first_line(error: psycopg.Error) -> str:

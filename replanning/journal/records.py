@@ -11,7 +11,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, get_args
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple, get_args
 
 from pydantic import (
     BaseModel,
@@ -364,50 +364,6 @@ Observation = (
     | ReplanRequested
     | RunQuiescent
 )
-
-
-# Every task has these two records, and a frozen class sets each field through `object.__setattr__`. Filling in an object
-# of a class that is not frozen, and changing its class afterwards, takes a third of the time.
-class _MutableAttemptStarted:
-    __slots__ = AttemptStarted.__slots__
-
-
-class _MutableAttemptSucceeded:
-    __slots__ = AttemptSucceeded.__slots__
-
-
-def new_attempt_started(
-    attempt: AttemptId, task: TaskId, number: int, deadline: float | None, call: Task | None = None
-) -> AttemptStarted:
-    """Return `AttemptStarted(attempt, task, number, deadline, call)`, faster."""
-    body: Any = _MutableAttemptStarted()
-    body.attempt = attempt
-    body.task = task
-    body.number = number
-    body.deadline = deadline
-    body.call = call
-    body.__class__ = AttemptStarted
-    started: AttemptStarted = body
-    return started
-
-
-def new_attempt_succeeded(
-    attempt: AttemptId,
-    task: TaskId,
-    output: JsonValue,
-    recoverable: bool,
-    reads: dict[str, int] | None,
-) -> AttemptSucceeded:
-    """Return `AttemptSucceeded(attempt, task, output, recoverable, reads)`, faster."""
-    body: Any = _MutableAttemptSucceeded()
-    body.attempt = attempt
-    body.task = task
-    body.output = output
-    body.recoverable = recoverable
-    body.reads = reads
-    body.__class__ = AttemptSucceeded
-    succeeded: AttemptSucceeded = body
-    return succeeded
 
 
 # Triggers: typed events that ask for replanning to be considered

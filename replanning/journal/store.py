@@ -219,7 +219,7 @@ class RunStore(ABC):
         """Close files and connections."""
 
 
-BUILTIN_STORES: Final = ("sqlite", "jsonl", "memory")
+BUILTIN_STORES: Final = ("sqlite", "memory")
 
 
 def parse_place(place: str | PathLike[str]) -> tuple[str, str]:
@@ -228,32 +228,57 @@ def parse_place(place: str | PathLike[str]) -> tuple[str, str]:
     Raises:
         StoreError: the place cannot be used.
     """
-    text, installed = fspath(place), installed_plugins("stores")
-    name, colon, path = text.partition(":") if isinstance(place, str) else ("", "", "")
+    text = fspath(place)
     if text in ("memory", ":memory:"):
-        name, path = "memory", ""
-    elif not colon or name not in installed:
-        if (
-            len(name) > 1 and name.replace("-", "_").isidentifier() and path
-        ):  # one letter may be a drive
+        return "memory", ""
+
+    name, colon, path = "sqlite", "", text
+    if isinstance(place, str):
+        before, colon, after = text.partition(":")
+        installed = installed_plugins("stores")
+        if colon and before in installed:
+            name, path = before, after
+        elif colon and before == "jsonl":
+            raise _jsonl_store_is_gone(text)
+        elif after and len(before) > 1 and before.replace("-", "_").isidentifier():
+            # A single letter may be a drive.
             hint = f"installed are: {', '.join(installed)}; for a file write {'./' + text!r}"
-            raise StoreError(f"no store {name!r} is installed; {hint}")
-        folder = Path(text).expanduser().resolve() if text and _is_folder(text) else None
-        name, path = "jsonl" if text.endswith((".jsonl", "/")) or folder else "sqlite", text
-        home = Path(os.path.expanduser("~"))  # noqa: PTH111 - `Path.home` raises where there is none
-        if folder and folder in {Path.cwd(), home, Path("/")} and not any(folder.glob("*.jsonl")):
-            raise StoreError(
-                f"{text!r} cannot be a store: it is the working directory, the home folder or the root, and holds no runs; "
-                f"name a file or a folder in it, or write jsonl:{text} to use it all the same"
-            )
-    if name in BUILTIN_STORES and path:
-        _is_folder(path)
-        path = str(Path(path).expanduser()) if path.startswith("~") else path
-    if name in BUILTIN_STORES and bool(path.strip()) == (name == "memory"):
-        raise StoreError(
-            f"{text!r} cannot be a store; expected a SQLite file, a folder, memory, or PLUGIN:PLACE"
-        )
+            raise StoreError(f"no store {before!r} is installed; {hint}")
+
+    if name == "memory":
+        if path.strip():
+            raise StoreError(f"{text!r} cannot be a store; the store in memory has no path")
+    elif name == "sqlite":
+        _check_file(text, path)
+        if path.startswith("~"):
+            path = str(Path(path).expanduser())
     return name, path
+
+
+def _check_file(place: str, path: str) -> None:
+    """Check that a path can name a SQLite file, and not the folder of a store of earlier versions.
+
+    Raises:
+        StoreError: it cannot.
+    """
+    if not path.strip():
+        raise StoreError(
+            f"{place!r} cannot be a store; expected a SQLite file, memory, or PLUGIN:PLACE"
+        )
+    is_folder = _is_folder(path)
+    if path.endswith(".jsonl") or (is_folder and any(Path(path).expanduser().glob("*.jsonl"))):
+        raise _jsonl_store_is_gone(place)
+    if is_folder or path.endswith("/"):
+        name = os.path.join(path, "runs.db")  # noqa: PTH118 - keeps a leading "./"
+        raise StoreError(f"{place!r} cannot be a store: it is a folder; name a file, as {name!r}")
+
+
+def _jsonl_store_is_gone(place: str) -> StoreError:
+    return StoreError(
+        f"{place!r} cannot be a store: replanning 0.1.0 is the last version that keeps runs in JSONL "
+        "files; save what happened in them with that version and `replanning history RUN --json`, or "
+        "keep it to resume them; name a SQLite file for new runs, as 'runs.db'"
+    )
 
 
 def _is_folder(path: str) -> bool:
@@ -275,9 +300,8 @@ def open_store(place: RunStore | str | PathLike[str]) -> RunStore:
     """Return the store at a place; a store is returned as it is.
 
     Args:
-        place: `memory`; a SQLite file; a folder or a name ending in `.jsonl` for a folder of text files;
-            `postgresql://user@host/database`; or `PLUGIN:PLACE` for an installed store of that name. A leading `~` stands
-            for the home folder.
+        place: `memory`; a SQLite file; `postgresql://user@host/database`; or `PLUGIN:PLACE` for an installed
+            store of that name. A leading `~` stands for the home folder.
 
     Raises:
         StoreError: the place cannot be used.
@@ -320,10 +344,7 @@ def lock_timeout() -> float:
 
 def is_locked(error: StoreError) -> bool:
     """Return whether an operation failed because another process holds a lock."""
-    cause = error.__cause__
-    return isinstance(cause, BlockingIOError) or getattr(cause, "sqlite_errorname", "").startswith(
-        "SQLITE_BUSY"
-    )
+    return getattr(error.__cause__, "sqlite_errorname", "").startswith("SQLITE_BUSY")
 
 
 STATUS_RECORDS: Final = (RunOpened, RunResumed, RunEnded)

@@ -28,7 +28,6 @@ from replanning.changes import AddTask, PlanChange, ReplaceTask, dump_change
 from replanning.environment import Environment
 from replanning.errors import Problem, RecordNotSerializable, SettingsError, StoreError, UnknownRun
 from replanning.history.wording import format_iso_time
-from replanning.journal.jsonl import append_lines, file_lock, read_lines, store_error
 from replanning.journal.records import (
     AttemptFailed,
     AttemptInterrupted,
@@ -52,6 +51,7 @@ from replanning.plan.redaction import Redactor
 from replanning.plan.tasks import tool_name
 from replanning.plan.types import JsonObject, JsonValue, RunId
 from replanning.planning.decisions import DecisionRecord, Phase
+from replanning.planning.line_files import append_lines, file_error, file_lock, read_lines
 from replanning.planning.manager import ReplanNote
 from replanning.planning.outputs import Action
 from replanning.planning.state import PlanningState, PlanVersion, request_of
@@ -755,7 +755,7 @@ class PlanningHistoryStore:
             try:
                 yield
             except OSError as error:
-                raise store_error(error, self.directory, doing) from error
+                raise file_error(error, self.directory, doing) from error
 
 
 class RunJournals:

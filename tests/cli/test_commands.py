@@ -55,7 +55,7 @@ def commands(group=None, lead: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
         ("run plan.yaml --store plan.yaml/history.db", "plan.yaml/history.db"),
         (
             "run plan.yaml --store=",
-            "'' cannot be a store; expected a SQLite file, a folder, memory, or PLUGIN:PLACE",
+            "'' cannot be a store; expected a SQLite file, memory, or PLUGIN:PLACE",
         ),
         ("run plan.yaml --store=sqlite:", "'sqlite:' cannot be a store"),
         ("run plan.yaml --store=memory:x", "'memory:x' cannot be a store"),
@@ -92,7 +92,7 @@ def commands(group=None, lead: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
         ("simulate plan.yaml --flaky one=often", "expected TASK or TASK=CHANCE"),
         (
             "status --store sqlit:runs.db",
-            "no store 'sqlit' is installed; installed are: jsonl, memory, postgres, postgresql, sqlite",
+            "no store 'sqlit' is installed; installed are: memory, postgres, postgresql, sqlite",
         ),
         ("jump", "jump"),
     ],

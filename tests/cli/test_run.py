@@ -273,11 +273,9 @@ def test_how_much_a_tool_may_print(tmp_path: Path) -> None:
 # Stores
 
 
-@pytest.mark.parametrize(
-    "store", ["runs.jsonl", "folder/", "jsonl:other", "deep/er/file.db", "sqlite:named"]
-)
+@pytest.mark.parametrize("store", ["runs.db", "deep/er/file.db", "sqlite:named"])
 def test_where_runs_are_kept(tmp_path: Path, store: str) -> None:
-    """--store takes a SQLite file, a folder of text files, or a plugin with its place; a run there is resumed."""
+    """--store takes a SQLite file, or a plugin with its place; a run there is resumed."""
     write_plan(tmp_path, REPAIRED, REPAIRED_TASKS)
     assert answer(tmp_path, *RUN, "--no-replan", "--store", store, code=1)["store"] == store
     assert answer(tmp_path, "resume", "r", "--store", store, code=1)["tasks"]["first"] == "DONE"

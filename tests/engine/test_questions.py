@@ -13,7 +13,6 @@ from replanning.journal import (
     AnswerRefused,
     AttemptFenced,
     AttemptStarted,
-    JsonlStore,
     MemoryStore,
     QuestionReminded,
     SqliteStore,
@@ -21,6 +20,7 @@ from replanning.journal import (
 )
 from replanning.testing import ScriptedExecutor, ScriptedGate, VirtualClock, raises, returns
 from replanning.testing.clock import EPOCH
+from tests.support.journals import edit_records
 from tests.support.questions import asked, asking, dialogue, proposing, two_ways
 from tests.support.runs import Proposer, bodies, chain, failing, perform, plan
 
@@ -60,15 +60,15 @@ async def test_unreadable_runs_hide_no_questions(
     clock: VirtualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A run whose records contradict one another is left out of the open questions with a warning, unless it is named."""
-    engine = asking(clock, store=JsonlStore(tmp_path))
+    engine = asking(clock, store=SqliteStore(tmp_path / "runs.db"))
     for run_id in ("good", "bad"):
         async with engine.open(chain("a", "b"), run_id=run_id) as run:
             await perform(run, failing("a"))
-    journal = tmp_path / "bad.jsonl"
-    lines = [
-        line.rpartition(',"crc"')[0] + "}\n" for line in journal.read_text().splitlines()
-    ]  # as others write them
-    journal.write_text("".join(lines).replace('"task":"a"', '"task":"x"'))
+    edit_records(
+        tmp_path / "runs.db",
+        lambda seq, kind, data: (kind, data.replace('"task":"a"', '"task":"x"')),
+        run="bad",
+    )
     assert [question.run for question in engine.pending()] == ["good"]
     assert "the questions of run bad are left out: record 2 (attempt-started)" in caplog.text
     with pytest.raises(JournalCorrupt, match="does not fit the records before it"):

@@ -32,7 +32,7 @@ from replanning.changes import AddTask, ModifyTask, ReplaceTask, SkipTask
 from replanning.errors import ChangeRejected, LLMUnavailable, PlanError, StoreError
 from replanning.exporters.notices import FileNotifier
 from replanning.history import export_history, markdown_report, text_report
-from replanning.journal import JsonlStore, SqliteStore, Usage
+from replanning.journal import SqliteStore, Usage
 from replanning.plan import JsonObject
 from replanning.testing import (
     RecordingExporter,
@@ -296,23 +296,14 @@ async def work(run: PlanRun, chosen: Sequence[Example]) -> None:
 
 
 BATCHES = [
-    pytest.param(SLICE, JsonlStore, id="some"),
-    *(
-        pytest.param(
-            examples()[n::6],
-            (SqliteStore, JsonlStore)[n % 2],
-            marks=pytest.mark.deep,
-            id=f"{n + 1} of 6",
-        )
-        for n in range(6)
-    ),
+    pytest.param(SLICE, id="some"),
+    *(pytest.param(examples()[n::6], marks=pytest.mark.deep, id=f"{n + 1} of 6") for n in range(6)),
 ]
 
 
-@pytest.mark.parametrize(("chosen", "kind"), BATCHES)
+@pytest.mark.parametrize("chosen", BATCHES)
 async def test_run(
     chosen: Sequence[Example],
-    kind: type[SqliteStore | JsonlStore],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
@@ -320,7 +311,7 @@ async def test_run(
     """Plans, reports, proposals, models and people tell all secrets; what is kept, shown, logged, asked and sent tells none."""
     caplog.set_level(logging.DEBUG)
     spans, numbers = Spans(), iter(range(10**9))
-    place = tmp_path / ("runs.db" if kind is SqliteStore else "runs")
+    place = tmp_path / "runs.db"
 
     def reply(prompt: str) -> str:
         each = chosen[next(numbers) % len(chosen)]
@@ -333,7 +324,7 @@ async def test_run(
         model = ScriptedLLM(reply, name="babbling", environment=world)
         failing = [raises(ValueError(told(each, "provider-error"))) for each in chosen]
         exporter = RecordingExporter(error=OSError(told(chosen[0], "exporter")))
-        with closing(kind(place)) as store:
+        with closing(SqliteStore(place)) as store:
             engine = ReplanningEngine(
                 [
                     Proposer(lambda request: propose(chosen, request)),

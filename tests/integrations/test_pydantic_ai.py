@@ -43,7 +43,8 @@ from replanning import Alternative, ReplanningEngine, ReplanRequest, Retry
 from replanning.changes import ReplaceTask
 from replanning.errors import CallFailed, StoreError
 from replanning.integrations.pydantic_ai import Replanned
-from replanning.journal import JsonlStore, SqliteStore
+from replanning.journal import Lease, MemoryStore, SqliteStore
+from replanning.plan import RunId
 from replanning.testing import VirtualClock
 from tests.support.questions import DOUBT, asking
 from tests.support.runs import alternative, make_engine, skipping
@@ -577,10 +578,14 @@ async def test_tool_that_is_not_always_there(clock: VirtualClock) -> None:
         await agent_of(calling(ONE_SEARCH), tools, make_engine("repair", clock=clock)).run("find x")
 
 
-async def test_store_that_fails(clock: VirtualClock, tmp_path: Path) -> None:
+class StoreThatCannotCreate(MemoryStore):
+    def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
+        raise StoreError("the disk is full")
+
+
+async def test_store_that_fails(clock: VirtualClock) -> None:
     """A session that cannot be opened is an error of the run, also where no tool is called."""
-    (tmp_path / "file").write_text("")
-    engine = make_engine("repair", clock=clock, store=JsonlStore(tmp_path / "file" / "runs"))
+    engine = make_engine("repair", clock=clock, store=StoreThatCannotCreate())
     for calls in ((ONE_SEARCH,), ()):
         with pytest.raises(StoreError):
             await agent_of(

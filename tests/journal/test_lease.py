@@ -1,4 +1,4 @@
-"""The durable stores among several processes: races, kills, takeovers and a disk that is full."""
+"""The SQLite store among several processes: races, kills, takeovers and a disk that is full."""
 
 import os
 import signal
@@ -9,21 +9,19 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 
 from replanning.errors import RunOwned
-from replanning.journal import JsonlStore, SqliteStore
+from replanning.journal import SqliteStore
 from replanning.testing.stores import RUN
-
-STORES = {"jsonl": JsonlStore, "sqlite": SqliteStore}
 
 # What the programs below have in common; each answers a line on its input with a line on its output.
 COMMON = """
 import sys
 from replanning.errors import RunOwned, StoreError
-from replanning.journal import JsonlStore, Record, SqliteStore
+from replanning.journal import Record, SqliteStore
 from replanning.journal.owner import owner_id
 from replanning.testing.stores import attempt_succeeded
 
-def opened(path=sys.argv[2]):
-    return {"jsonl": JsonlStore, "sqlite": SqliteStore}[sys.argv[1]](path)
+def opened(path=sys.argv[1]):
+    return SqliteStore(path)
 
 def record(seq):
     return Record(seq, 0.0, attempt_succeeded("x" * 20_000))
@@ -81,22 +79,21 @@ say([kept.seq for kept in store.read("run-1")] == list(range(1, seq + 1)))
 """
 
 
-@pytest.fixture(params=STORES)
-def place(request, tmp_path):
-    """Kind and path of a durable store, as a program is told."""
-    return request.param, str(tmp_path / "history")
+@pytest.fixture
+def place(tmp_path):
+    """The path of a store, as a program is told."""
+    return str(tmp_path / "history")
 
 
 def opened(place):
     """The store at a place, to be closed."""
-    kind, path = place
-    return closing(STORES[kind](path))
+    return closing(SqliteStore(place))
 
 
 @contextmanager
 def program(text, place):
     """A process that runs a program on a store."""
-    command = [sys.executable, "-c", COMMON + text, *place]
+    command = [sys.executable, "-c", COMMON + text, place]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -171,7 +168,7 @@ def test_full_disk(place):
 def test_open_at_once(tmp_path):
     """Processes that open the same new SQLite file at the same time all get it."""
     with ExitStack() as stack:
-        openers = [stack.enter_context(program(OPEN, ("sqlite", ""))) for _ in range(4)]
+        openers = [stack.enter_context(program(OPEN, "")) for _ in range(4)]
         assert [answer(opener) for opener in openers] == ["ready"] * 4
         for number in range(10):
             for opener in openers:

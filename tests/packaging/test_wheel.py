@@ -14,7 +14,7 @@ PLUGINS = {
     "providers": "repair llm openai anthropic github-copilot ollama local pydantic-ai",
     "triggers": "task-failed timeout context-changed resource-changed better-path-found human-request goal-unreachable",
     "exporters": "console otlp",
-    "stores": "memory jsonl sqlite",
+    "stores": "memory sqlite",
 }
 
 pytestmark = pytest.mark.wheel

@@ -47,7 +47,6 @@ from replanning.history import ReplanHistory
 from replanning.journal import (
     AttemptFailed,
     ErrorContained,
-    JsonlStore,
     MemoryStore,
     SqliteStore,
     TaskFailed,
@@ -663,7 +662,7 @@ CHECKED = {
     "": "ConfidenceScorer ReplanPolicy",
     ".history": "calibrate compute_metrics export_history import_history markdown_report open_questions run_status"
     " text_report why_report ReplanHistory",
-    ".journal": "JsonlStore SqliteStore",
+    ".journal": "SqliteStore",
     ".judging": "LLMJudge RuleJudge",
     ".llm": "FallbackLLM LLMOptions Price PriceTable create_llm_provider",
     ".planning": "PlanningHistoryExporter PlanningHistoryStore ReplanLimits ReplanManager ReplanPromptBuilder request_of",
@@ -860,16 +859,15 @@ async def test_places_and_mappings(tmp_path: Path) -> None:
     assert engine.settings == Settings(limits={"replans_per_run": 1})
     result = await engine.execute(chain("a"), work)
     await engine.aclose()
-    folder = f"{tmp_path}/runs.jsonl"
+    other = f"{tmp_path}/other.db"
     async with open_run(
-        chain("a"), store=folder, settings={"failure_threshold": 2}, run_id="mine"
+        chain("a"), store=other, settings={"failure_threshold": 2}, run_id="mine"
     ) as run:
         run.pause()
     assert run.result.status == "paused"
-    with closing(open_store(tmp_path / "runs.db")) as kept, closing(open_store(folder)) as text:
+    with closing(open_store(tmp_path / "runs.db")) as kept, closing(open_store(other)) as mine:
         assert [info.run for info in kept.runs()] == [result.run]
-        assert isinstance(text, JsonlStore)
-        assert [info.run for info in text.runs()] == ["mine"]
+        assert [info.run for info in mine.runs()] == ["mine"]
     assert isinstance(open_store("memory"), MemoryStore)
 
 

@@ -32,7 +32,6 @@ from replanning.exporters.notices import FileForge
 from replanning.history.export import import_history
 from replanning.history.reports import _escape_inline
 from replanning.http import error_message, retry_after_seconds, same_origin_url, url_problem
-from replanning.journal.jsonl import _RECORD_LINE
 from replanning.journal.owner import _OWNER_PATTERN
 from replanning.journal.records import load_body, normalised_cause
 from replanning.llm.provider import extract_json
@@ -196,7 +195,6 @@ PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
         _COMMAND.fullmatch(_LEADING_QUOTE.sub("", text, count=1)),
         _COMMENT_AUTHOR.fullmatch(text),
     ),
-    "record": lambda text: _RECORD_LINE.fullmatch(text.encode()),
     "cause": normalised_cause,
     "report": _escape_inline,
     "terminal": escape_control,

@@ -29,7 +29,6 @@ from replanning.tools import ToolExecutor
 from tests.support.crash import (
     KILLS_PER_RUN,
     PATIENCE,
-    STORES,
     Process,
     go,
     journal,
@@ -58,46 +57,44 @@ def anyio_backend() -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "kills"), [("sqlite", 26), ("jsonl", 8)])
-def test_killed_at_any_moment(kind: str, kills: int, tmp_path: Path) -> None:
+def test_killed_at_any_moment(tmp_path: Path) -> None:
     """Killed again and again at moments of chance, a run loses and repeats nothing, and ends as if nothing had been.
 
     To look for faults: `REPLANNING_KILLS=500 REPLANNING_SEED=7 pytest tests/run/test_crash.py -k any_moment`.
     """
     left, rng = (
-        int(os.environ.get("REPLANNING_KILLS", kills)),
+        int(os.environ.get("REPLANNING_KILLS", "26")),
         Random(os.environ.get("REPLANNING_SEED", "20240229")),
     )
-    undisturbed, _ = play(kind, tmp_path / "undisturbed", rng, 0)
+    undisturbed, _ = play("sqlite", tmp_path / "undisturbed", rng, 0)
     assert (undisturbed["status"], undisturbed["differences"]) == ("succeeded", []), undisturbed
     while left > 0:
         folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
-        said, killed = play(kind, folder, rng, min(KILLS_PER_RUN, left))
+        said, killed = play("sqlite", folder, rng, min(KILLS_PER_RUN, left))
         left -= killed
         assert said == undisturbed, f"{said} instead of {undisturbed}; seen in {folder}"
         done = Counter(
-            r.body.task for r in journal(kind, folder) if isinstance(r.body, AttemptSucceeded)
+            r.body.task for r in journal("sqlite", folder) if isinstance(r.body, AttemptSucceeded)
         )
         assert set(done.values()) == {1}, f"done more than once: {done}"
         assert not left_running(folder), f"still running: {left_running(folder)}"
 
 
 @contextmanager
-def begun(kind: str, folder: Path, **options: str) -> Iterator[Process]:
+def begun(folder: Path, **options: str) -> Iterator[Process]:
     """A process that has finished its first task."""
-    with started(kind, folder, **options) as process:
+    with started("sqlite", folder, **options) as process:
         go(process)
         next(tick for tick in process.ticks() if tick.startswith(">attempt-succeeded"))
         yield process
 
 
-@pytest.mark.parametrize("kind", STORES)
-def test_race_to_resume(kind: str, tmp_path: Path) -> None:
+def test_race_to_resume(tmp_path: Path) -> None:
     """Of two processes that resume the same run at the same time one gets it, and the other is told which."""
-    with begun(kind, tmp_path) as process:
+    with begun(tmp_path) as process:
         process.process.kill()
         process.finish()
-    with started(kind, tmp_path) as one, started(kind, tmp_path) as other:
+    with started("sqlite", tmp_path) as one, started("sqlite", tmp_path) as other:
         assert [next(one.ticks()), next(other.ticks())] == ["ready", "ready"]
         go(one)
         go(other)
@@ -108,20 +105,19 @@ def test_race_to_resume(kind: str, tmp_path: Path) -> None:
     (refusal,) = [end["refused"] for end in said.values() if end is not None and "refused" in end]
     assert result["status"] == "succeeded"
     assert f"run 'run-1' is owned by process {winner} on " in refusal
-    assert sum(isinstance(record.body, RunResumed) for record in journal(kind, tmp_path)) == 1
+    assert sum(isinstance(record.body, RunResumed) for record in journal("sqlite", tmp_path)) == 1
 
 
-@pytest.mark.parametrize("kind", STORES)
-def test_suspended_and_taken_over(kind: str, tmp_path: Path) -> None:
+def test_suspended_and_taken_over(tmp_path: Path) -> None:
     """A process that was suspended until another had its run writes nothing when it wakes, and ends paused, saying why."""
-    with begun(kind, tmp_path, lease="0.2") as process:
+    with begun(tmp_path, lease="0.2") as process:
         suspend(process)
-        with closing(STORES[kind](tmp_path / "history")) as store:
+        with closing(SqliteStore(tmp_path / "history")) as store:
             store.release(taken_over(store, process))
-        with started(kind, tmp_path) as heir:
+        with started("sqlite", tmp_path) as heir:
             go(heir)
             inherited = heir.finish()
-        whole = list(map(text, journal(kind, tmp_path)))
+        whole = list(map(text, journal("sqlite", tmp_path)))
         process.process.send_signal(signal.SIGCONT)
         said = process.finish()
     assert inherited is not None
@@ -131,15 +127,14 @@ def test_suspended_and_taken_over(kind: str, tmp_path: Path) -> None:
         "another process has taken the run over: run 'run-1' is no longer owned under lease 1"
         in said["reason"]
     )
-    assert list(map(text, journal(kind, tmp_path))) == whole
+    assert list(map(text, journal("sqlite", tmp_path))) == whole
 
 
-@pytest.mark.parametrize("kind", STORES)
-def test_living_owner_is_believed(kind: str, tmp_path: Path) -> None:
+def test_living_owner_is_believed(tmp_path: Path) -> None:
     """A process keeps its run while it lives, also for one whose clock is far ahead, and loses it when it is killed."""
     with (
-        begun(kind, tmp_path, lease="0.01") as process,
-        closing(STORES[kind](tmp_path / "history")) as store,
+        begun(tmp_path, lease="0.01") as process,
+        closing(SqliteStore(tmp_path / "history")) as store,
     ):
         later = Environment().clock.now() + 86_400
         with pytest.raises(RunOwned, match=f"owned by process {process.process.pid} on "):

@@ -10,8 +10,9 @@ import anyio
 import pytest
 
 from replanning import Plan, ReplanningEngine, Task, ToolSpec, open_run
-from replanning.journal import AttemptFailed, JsonlStore, RunStore, SqliteStore
+from replanning.journal import AttemptFailed, RunStore, SqliteStore
 from tests.support.invariants import replay_differences
+from tests.support.journals import edit_records
 from tests.support.resume import RUN
 from tests.support.runs import bodies, chain, plan
 
@@ -20,13 +21,10 @@ CONTROL = "".join(
 )
 
 
-@pytest.fixture(params=["sqlite", "jsonl"])
-def store(request, tmp_path):
-    """A durable store of each kind."""
-    made: RunStore = (
-        SqliteStore(tmp_path / "h.db") if request.param == "sqlite" else JsonlStore(tmp_path / "h")
-    )
-    with closing(made):
+@pytest.fixture
+def store(tmp_path):
+    """A durable store."""
+    with closing(SqliteStore(tmp_path / "h.db")) as made:
         yield made
 
 
@@ -55,7 +53,7 @@ async def test_a_hundred_thousand_tasks(tmp_path: Path) -> None:
 
 
 async def test_control_characters(store: RunStore) -> None:
-    """Control characters in names, errors, outputs, facts and context come out of every store as they went in."""
+    """Control characters in names, errors, outputs, facts and context come out of a durable store as they went in."""
     async with open_run(chain("a", "b", "c"), store=store, run_id=RUN) as run:
         run.change_context({CONTROL: [CONTROL]})
         run.observe(holds=[f"seen({CONTROL})"])
@@ -69,20 +67,20 @@ async def test_control_characters(store: RunStore) -> None:
 
 
 async def test_edited_journal_on_the_command_line(tmp_path: Path) -> None:
-    """A journal with a bad line in its middle ends commands with a sentence that names file and line, and no traceback."""
+    """A journal with a bad record in its middle ends commands with a sentence that names file and record, and no traceback."""
     tools = [ToolSpec(name="true", kind="shell", command="true")]
     document = plan(
         Task(id="a", tool="true"), Task(id="b", tool="true", depends_on=("a",)), tools=tools
     )
-    async with open_run(document, store=JsonlStore(tmp_path), run_id=RUN) as run:
-        run.succeeded(run.started("a"))
-    path = tmp_path / f"{RUN}.jsonl"
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([*lines[:2], "{half a line", *lines[3:], ""]))
+    path = tmp_path / "runs.db"
+    with closing(SqliteStore(path)) as store:
+        async with open_run(document, store=store, run_id=RUN) as run:
+            run.succeeded(run.started("a"))
+    edit_records(path, lambda seq, kind, data: (kind, "{half a record" if seq == 3 else data))
     for command in ("resume", "status", "history"):
-        arguments = [sys.executable, "-m", "replanning", command, RUN, "--store", f"{tmp_path}/"]
+        arguments = [sys.executable, "-m", "replanning", command, RUN, "--store", str(path)]
         done = await anyio.run_process(arguments, check=False, cwd=tmp_path)
         text = " ".join(done.stderr.decode().split())
         assert done.returncode != 0, text
         assert "Traceback" not in text, text
-        assert "line 3" in text, text
+        assert "runs.db: record 3 of run 'run-1' cannot be read" in text, text

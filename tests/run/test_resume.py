@@ -1,5 +1,6 @@
 """Runs that are taken up again: cut off anywhere, paused, ended; forks; and journals that cannot be replayed."""
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from replanning.journal import (
     AttemptInterrupted,
     AttemptSucceeded,
     InboxMessage,
-    JsonlStore,
     MemoryStore,
     QuestionAsked,
     Record,
@@ -22,11 +22,13 @@ from replanning.journal import (
     RunOpened,
     RunResumed,
     RunStore,
+    SqliteStore,
     TriggerFired,
 )
-from replanning.plan import AttemptId
+from replanning.plan import AttemptId, RunId
 from replanning.testing import FlakyStore, ScriptedExecutor, VirtualClock, raises
 from tests.support.invariants import invariant_violations, replay_differences
+from tests.support.journals import edit_records
 from tests.support.resume import RUN, carry_on, cut, engine_for, from_start, resumed, story
 from tests.support.runs import (
     Proposer,
@@ -408,39 +410,54 @@ async def test_journals_that_cannot_be_replayed() -> None:
 async def test_newer_kind_of_record(tmp_path: Path) -> None:
     """A record of a kind that only a newer version knows is reported as that, and not as damage."""
     store, path = await on_disk(tmp_path)
-    lines = path.read_text().splitlines()
-    lines[0] = lines[0].rpartition(',"crc"')[0] + "}"
-    lines[1] = '{"seq":2,"at":1.0,"kind":"task-teleported","data":{}}'
-    path.write_text("\n".join([*lines, ""]).replace('"version":"0.1.0"', '"version":"7.0"'))
+
+    def teleport(seq: int, kind: str, data: str) -> tuple[str, str]:
+        if seq == 2:
+            return "task-teleported", "{}"
+        return kind, data.replace('"version":"0.1.0"', '"version":"7.0"')
+
+    edit_records(path, teleport)
     assert "written by replanning 7.0" in await refused(store)
-    path.write_text(path.read_text().replace('"version":"7.0"', '"version":"0.1.0"'))
-    assert f"{path}, line 2: unknown kind of record 'task-teleported'" in await refused(
-        store, JournalCorrupt
-    )
+    edit_records(path, lambda seq, kind, data: (kind, data.replace('"7.0"', '"0.1.0"')))
+    message = await refused(store, JournalCorrupt)
+    assert f"{path}: record 2 of run 'run-1' cannot be read: unknown kind of record" in message
 
 
-async def test_moved_files(tmp_path: Path) -> None:
-    """The text file of a run is all that it takes to go on elsewhere, but not under the name of another run."""
+async def test_moved_file(tmp_path: Path) -> None:
+    """The file of a store is all that it takes to go on elsewhere, but not under the name of another run."""
     store, path = await on_disk(tmp_path)
-    path.rename(tmp_path / "copy.jsonl")
-    with pytest.raises(JournalCorrupt, match="'copy' holds the records of run 'run-1'"):
-        async with make_engine(store=store).resume("copy"):
-            pass
-    (tmp_path / "other").mkdir()
-    (tmp_path / "copy.jsonl").rename(tmp_path / "other" / path.name)
-    async with make_engine(store=JsonlStore(tmp_path / "other")).resume(RUN) as run:
-        assert await perform(run) == ["b"]
+    store.close()
+    moved = path.rename(tmp_path / "moved.db")
+    with closing(SqliteStore(moved)) as opened:
+        async with make_engine(store=opened).resume(RUN) as run:
+            assert await perform(run) == ["b"]
     assert run.result.outputs == {"a": None, "b": None}
 
 
-async def test_damaged_line(tmp_path: Path) -> None:
-    """A journal edited by hand is refused with file and line, and its run can be resumed when it is mended."""
+async def test_renamed_run() -> None:
+    """A journal is refused under the name of another run."""
+    store = MemoryStore()
+    lease = store.create(RunId("copy"), "me", 0.0, 5.0)
+    store.append(lease, Record(1, 0.0, RunOpened(RUN, chain("a"))))
+    store.release(lease)
+    with pytest.raises(JournalCorrupt, match="'copy' holds the records of run 'run-1'"):
+        async with make_engine(store=store).resume("copy"):
+            pass
+
+
+async def test_damaged_record(tmp_path: Path) -> None:
+    """A journal edited by hand is refused with file and record, and its run can be resumed when it is mended."""
     store, path = await on_disk(tmp_path)
-    whole = path.read_text()
-    lines = whole.splitlines()
-    path.write_text("\n".join([*lines[:2], lines[2][:-9], *lines[3:], ""]))
-    assert f"{path}, line 3: " in await refused(store, JournalCorrupt)
-    path.write_text(whole)
+    whole: dict[int, str] = {}
+
+    def shorten(seq: int, kind: str, data: str) -> tuple[str, str]:
+        whole[seq] = data
+        return kind, data[:-9]
+
+    edit_records(path, shorten)
+    message = await refused(store, JournalCorrupt)
+    assert f"{path}: record 1 of run 'run-1' cannot be read: " in message
+    edit_records(path, lambda seq, kind, data: (kind, whole[seq]))
     async with make_engine(store=store).resume(RUN) as run:
         assert await perform(run) == ["b"]
 
@@ -471,9 +488,10 @@ async def test_owned_by_this_process() -> None:
     assert run.result.status == "succeeded"
 
 
-async def on_disk(folder: Path) -> tuple[JsonlStore, Path]:
-    """A store of text, and its file of a run that was paused after the first of two tasks."""
-    store = JsonlStore(folder)
+async def on_disk(folder: Path) -> tuple[SqliteStore, Path]:
+    """A durable store, and its file with a run that was paused after the first of two tasks."""
+    path = folder / "history.db"
+    store = SqliteStore(path)
     async with make_engine(store=store).open(chain("a", "b"), run_id=RUN) as run:
         run.succeeded(run.started("a"))
-    return store, folder / f"{RUN}.jsonl"
+    return store, path

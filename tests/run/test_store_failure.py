@@ -1,10 +1,9 @@
 """Runs whose store fails, for a while or for good, loses the run to another process, or can never keep something."""
 
-import fcntl
 import json
 import sqlite3
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import closing
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -39,7 +38,6 @@ from replanning.journal import (
     ContextUpdated,
     ErrorContained,
     Failure,
-    JsonlStore,
     Lease,
     MemoryStore,
     PlanningNoted,
@@ -502,20 +500,17 @@ async def test_lease_of_a_machine_that_slept(tmp_path: Path) -> None:
             assert abs(store.runs()[0].created - SystemClock().now()) < 3600
 
 
-@pytest.mark.parametrize("kind", [SqliteStore, JsonlStore])
-async def test_lease_is_renewed_while_the_loop_is_blocked(
-    kind: type[SqliteStore | JsonlStore], tmp_path: Path
-) -> None:
+async def test_lease_is_renewed_while_the_loop_is_blocked(tmp_path: Path) -> None:
     """Nobody else gets a run whose work blocks the event loop for longer than the lease; a loss is noticed all the same."""
     renewals = SimpleQueue[float]()
 
-    class ObservedStore(kind):  # type: ignore[misc, valid-type]
+    class ObservedStore(SqliteStore):
         def renew(self, lease: Lease, at: float, ttl: float) -> None:
             super().renew(lease, at, ttl)
             renewals.put(at)
 
     factory = RunFactory(ObservedStore(tmp_path / "history"), Settings(), lease_ttl=0.06)
-    other = kind(tmp_path / "history")
+    other = SqliteStore(tmp_path / "history")
     async with open_run(chain("a"), factory=factory) as run:
         run.started("a")
         last = [renewals.get(timeout=10) for _ in range(5)][-1]
@@ -775,31 +770,21 @@ async def test_unstorable_after_an_outage(clock: VirtualClock) -> None:
 
 
 def lock(folder: Path, group: anyio.abc.TaskGroup, statement: str = "BEGIN IMMEDIATE") -> None:
-    """Hold the locks of the stores in a folder, as another process would, until a task of the loop has had 200 turns."""
-    held = ExitStack()
-    for path in folder.glob(".*.l*"):
-        fcntl.flock(held.enter_context(path.open()), fcntl.LOCK_EX)
-    for path in folder.glob("history.db"):
-        held.enter_context(closing(sqlite3.connect(path, isolation_level=None))).executescript(
-            statement
-        )
+    """Hold the lock of the store in a folder, as another process would, until a task of the loop has had 200 turns."""
+    held = sqlite3.connect(folder / "history.db", isolation_level=None)
+    held.executescript(statement)
 
     async def release() -> None:
-        with held:
+        with closing(held):
             for _ in range(200):
                 await anyio.lowlevel.checkpoint()
 
     group.start_soon(release)
 
 
-@pytest.mark.parametrize("kind", [JsonlStore, SqliteStore])
-async def test_lock_of_another_process(
-    kind: type[JsonlStore | SqliteStore], tmp_path: Path
-) -> None:
+async def test_lock_of_another_process(tmp_path: Path) -> None:
     """Opening, leaving and resuming a run wait for the lock of another process, while other tasks of the loop go on."""
-    for name in (".run-1.lease", ".outcomes.lock"):
-        (tmp_path / name).touch()
-    with closing(kind(tmp_path / "history.db" if kind is SqliteStore else tmp_path)) as store:
+    with closing(SqliteStore(tmp_path / "history.db")) as store:
         engine = ReplanningEngine([], store=store)
         async with anyio.create_task_group() as group:
             lock(tmp_path, group)
@@ -815,13 +800,11 @@ async def test_lock_of_another_process(
 async def test_lock_that_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run is not opened while another process keeps its lock, and an error says so in the end."""
     monkeypatch.setattr("replanning.run.opening.LOCK_TIMEOUT", 0.0)
-    (tmp_path / ".run-1.lease").touch()
-    with (tmp_path / ".run-1.lease").open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    path = tmp_path / "history.db"
+    with closing(SqliteStore(path)) as store, closing(sqlite3.connect(path)) as held:
+        held.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match="another process kept the file locked"):
-            async with ReplanningEngine([], store=JsonlStore(tmp_path)).open(
-                chain("a"), run_id="run-1"
-            ):
+            async with ReplanningEngine([], store=store).open(chain("a"), run_id="run-1"):
                 pass
 
 

@@ -18,7 +18,6 @@ from replanning.errors import RunOwned, StoreError, UnknownRun
 from replanning.journal import (
     AttemptStarted,
     AttemptSucceeded,
-    JsonlStore,
     Lease,
     QuestionAnswered,
     Record,
@@ -31,7 +30,6 @@ from tests.support.invariants import invariant_violations
 from tests.support.resume import RUN
 
 ROOT: Final = Path(__file__).parents[2]
-STORES: Final = {"sqlite": SqliteStore, "jsonl": JsonlStore}
 PATIENCE: Final = 60.0
 """Seconds after which a process that neither writes nor ends is taken to hang."""
 
@@ -111,7 +109,7 @@ def history(kind: str, folder: Path) -> RunStore:
         from replanning.journal.postgres import PostgresStore
 
         return PostgresStore((folder / "history").read_text())
-    return STORES[kind](folder / "history")
+    return SqliteStore(folder / "history")
 
 
 def journal(kind: str, folder: Path) -> list[Record]:

@@ -17,7 +17,7 @@ import anyio
 
 from replanning import Answer, CallbackGate, Environment, Plan, Task, TaskContext, TransientError
 from replanning.errors import StoreError
-from replanning.journal import JsonlStore, Lease, Record, RunStore, SqliteStore
+from replanning.journal import Lease, Record, RunStore, SqliteStore
 from replanning.plan import RunId
 from replanning.tools import ToolExecutor
 from tests.support.invariants import replay_differences
@@ -75,7 +75,7 @@ async def take_effect(context: TaskContext) -> str:
 
 def store_at(kind: str, place: str, ticks: int) -> RunStore:
     """The store, which tells of each record before and after it is written."""
-    base: type[RunStore] = SqliteStore if kind == "sqlite" else JsonlStore
+    base: type[RunStore] = SqliteStore
     longest = float(os.environ["LEASE"])
     if kind == "postgres":
         from replanning.journal.postgres import PostgresStore

@@ -30,7 +30,7 @@ import pytest
 
 from replanning import PlanRun, ReplanningEngine, ReplanningError, TaskContext, journal
 from replanning.errors import NotRunning, StoreError
-from replanning.journal import JsonlStore, MemoryStore, PlanRevised, SqliteStore
+from replanning.journal import MemoryStore, PlanRevised, SqliteStore
 from replanning.journal.records import QuestionVerdict
 from replanning.plan import RunId
 from replanning.testing import VirtualClock
@@ -548,7 +548,7 @@ async def fork_and_resume(seed: int, coverage: Counter[str]) -> list[str]:
 async def keep_in_stores(seed: int, coverage: Counter[str]) -> list[str]:
     """Play a run in a store of each kind."""
     with TemporaryDirectory() as directory:
-        stores = [MemoryStore(), JsonlStore(directory), SqliteStore(Path(directory) / "history.db")]
+        stores = [MemoryStore(), SqliteStore(Path(directory) / "history.db")]
         worlds = [
             World(seed, coverage=coverage, features={"in stores of all kinds"}) for _ in stores
         ]

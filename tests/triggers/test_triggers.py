@@ -643,8 +643,7 @@ def warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     installed_plugins.cache_clear()
 
 
-@pytest.mark.parametrize("make_store", [journal.SqliteStore, journal.JsonlStore])
-async def test_kinds_of_others(warned: Path, make_store: Callable[[Path], RunStore]) -> None:
+async def test_kinds_of_others(warned: Path) -> None:
     """A trigger of an installed kind is journaled without secrets, read back in its class, and decided after a resume."""
     settings = Settings.model_validate(
         {"triggers": ["warnings"], "approval": {"always_for": ["warning-found"]}}
@@ -654,7 +653,10 @@ async def test_kinds_of_others(warned: Path, make_store: Callable[[Path], RunSto
         slow = ScriptedProvider(lambda request: returns([], after=100), clock=clock)
         environment = virtual_environment(clock=clock)
         engine = ReplanningEngine(
-            [slow], settings=settings, store=make_store(warned / "runs"), environment=environment
+            [slow],
+            settings=settings,
+            store=journal.SqliteStore(warned / "runs"),
+            environment=environment,
         )
         async with engine.open(tasks) as run:
             run.succeeded(run.started("a"), "warning: key sk-abcdefghijklmnopqrstuvwxyz")
@@ -662,7 +664,7 @@ async def test_kinds_of_others(warned: Path, make_store: Callable[[Path], RunSto
             run.pause()
         engine.store.close()
         provider = Proposer(lambda request: [alternative(SkipTask(task_id="b"))])
-        store = make_store(warned / "runs")
+        store = journal.SqliteStore(warned / "runs")
         engine = ReplanningEngine(
             [provider], settings=settings, store=store, environment=environment
         )
@@ -694,14 +696,12 @@ async def detected_by(
     )
 
 
-@pytest.mark.parametrize("make_store", [journal.SqliteStore, journal.JsonlStore])
-async def test_kinds_without_a_class(
-    tmp_path: Path, make_store: Callable[[Path], RunStore]
-) -> None:
+async def test_kinds_without_a_class(tmp_path: Path) -> None:
     """A trigger whose class is not there is read with every field, as the detector of an object may fire it."""
     fields = {"kind": "lull", "reason": "quiet", "minutes": 3, "password": "hunter2!"}
     engine, run = await detected_by(
-        lambda view: journal.TriggerEvent.model_validate(fields), make_store(tmp_path / "runs")
+        lambda view: journal.TriggerEvent.model_validate(fields),
+        journal.SqliteStore(tmp_path / "runs"),
     )
     trigger, _ = fired(engine, run.run)
     assert (type(trigger), trigger.model_extra) == (
@@ -733,7 +733,7 @@ async def test_misbehaving_detectors(tmp_path: Path) -> None:
     """A detector that gives what is no trigger, or one that no journal can hold, is noted and harms nothing else."""
     endless = journal.TaskTimedOut(timeout=math.inf)
     engine, run = await detected_by(
-        lambda view: view.task("b").attempts or endless, journal.JsonlStore(tmp_path)
+        lambda view: view.task("b").attempts or endless, journal.SqliteStore(tmp_path / "runs.db")
     )
     contained = bodies(engine.store, run.run, journal.ErrorContained)
     assert ([body.where for body in contained], run.status) == (["detector 'odd'"] * 2, "succeeded")
