@@ -264,10 +264,15 @@ class RunModel:
             depends_on = (*(inherited if new.isdisjoint(task.depends_on) else ()), *task.depends_on)
             self._bring_in(task.model_copy(update={"depends_on": depends_on}), original.root)
         needed = {dep for task in change.tasks for dep in task.depends_on}
-        original.redone = original.redone or original.state in ("done", "skipped")
+        original.replacement.redone = original.replacement.redone or original.state in (
+            "done",
+            "skipped",
+        )
         original.state = "replaced"
         original.replacements += [task.id for task in change.tasks]
-        original.sinks = tuple(task.id for task in change.tasks if task.id not in needed)
+        original.replacement.sinks = tuple(
+            task.id for task in change.tasks if task.id not in needed
+        )
 
 
 def _context_keys(model: TaskModel) -> set[str]:
@@ -535,7 +540,7 @@ class _InvariantChecker:
             return
         if not isinstance(body, journal.AttemptFailed) or body.failure.kind == "interrupted":
             self._require(
-                known.task.idempotent,
+                bool(known.task.idempotent),
                 f"{body.task!r} is run again after {body.kind}, and is not idempotent",
             )
         elif not body.exhausted:
