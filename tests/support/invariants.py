@@ -264,15 +264,13 @@ class RunModel:
             depends_on = (*(inherited if new.isdisjoint(task.depends_on) else ()), *task.depends_on)
             self._bring_in(task.model_copy(update={"depends_on": depends_on}), original.root)
         needed = {dep for task in change.tasks for dep in task.depends_on}
-        original.replacement.redone = original.replacement.redone or original.state in (
+        original.redone = original.redone or original.state in (
             "done",
             "skipped",
         )
         original.state = "replaced"
         original.replacements += [task.id for task in change.tasks]
-        original.replacement.sinks = tuple(
-            task.id for task in change.tasks if task.id not in needed
-        )
+        original.sinks = tuple(task.id for task in change.tasks if task.id not in needed)
 
 
 def _context_keys(model: TaskModel) -> set[str]:
