@@ -645,8 +645,8 @@ class _InvariantChecker:
         self._require(not left, f"the run has ended, and nothing has become of the triggers {left}")
 
 
-_UNRECORDED_FIELDS: Final = frozenset({"hold_count", "fields"})
-"""Fields of tasks that no journal holds, or that only repeat others."""
+_UNRECORDED_FIELDS: Final = frozenset({"holds"})
+"""Fields of tasks that no journal holds."""
 
 
 def snapshot(live: LivePlan, at: float) -> dict[str, Any]:
@@ -656,7 +656,7 @@ def snapshot(live: LivePlan, at: float) -> dict[str, Any]:
         if fields["state"] is not TaskState.DONE or not fields["recoverable"]:
             fields["output"] = None
         if fields["state"] is TaskState.RUNNING:  # what it reads is on record when it succeeds
-            fields["reads"] = None
+            fields["reads"]["keys"] = None
         found |= {
             f"task {task_id!r} {name}": v
             for name, v in fields.items()
