@@ -302,9 +302,9 @@ def _follow(store: TemporalStore, run: str, options: RunOptions, seen: int) -> i
         tuple(ledger.open_questions),
         ledger.budget_tracker.spent,
         failures={
-            each.id: each.failure
+            each.id: each.log.failure
             for each in map(live.entry, live.stuck)
-            if each.failure is not None
+            if each.log.failure is not None
         },
         stale={task_id: found.causes for task_id, found in stale_results(live).items()},
     )

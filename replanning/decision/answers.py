@@ -111,7 +111,7 @@ def footprint_hash(live: LivePlan, tasks: Sequence[TaskId]) -> str:
     for task_id in tasks:
         entry = live.entry(task_id)
         state = "waiting" if entry.state in WAITING else entry.state
-        digest.update(f"{task_id}:{state}:{entry.attempts}:{entry.removed}:".encode())
+        digest.update(f"{task_id}:{state}:{entry.log.count}:{entry.removed}:".encode())
         digest.update(entry.task.model_dump_json().encode())
     return digest.hexdigest()
 

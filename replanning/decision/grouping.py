@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from replanning.journal.records import QuestionAsked, Trigger, normalised_cause
-from replanning.live.graph import TaskEntry
+from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.plan.types import QuestionId
 
@@ -36,10 +36,12 @@ def group_triggers(
         for trigger in triggers
     ]
     for index, trigger in enumerate(triggers):
-        for failure in (entry.failure for entry in starts[index] if entry.failure is not None):
+        for failure in (
+            entry.log.failure for entry in starts[index] if entry.log.failure is not None
+        ):
             cause = trigger.kind, failure.type, normalised_cause(failure.message)
             groups[find(index)] = find(causes.setdefault(cause, index))
-        for tool in {entry.fields["tool"]: None for entry in starts[index]}:
+        for tool in {entry.task.tool: None for entry in starts[index]}:
             if tool in live.tools and not live.tools[tool].available:
                 groups[find(index)] = find(causes.setdefault(("unavailable", tool), index))
     held = {task_id: question.question for question in asked for task_id in question.holds}

@@ -118,7 +118,7 @@ def find_objection(
     fingerprint = alternative.fingerprint()
     declined = ledger.declined_at.get(fingerprint)
     stuck = all(trigger.kind == "goal-unreachable" for trigger in request.triggers)
-    if declined is not None and stuck and all(entry.started_at <= declined for entry in known):
+    if declined is not None and stuck and all(entry.log.started_at <= declined for entry in known):
         return "a person was asked about the same already"  # and kept the plan, which is stuck for that reason
     # Checked again, because a person may have approved a change since providers were asked.
     if limits.replans_per_run is not None and ledger.applied_count >= limits.replans_per_run:

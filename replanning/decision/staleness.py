@@ -7,7 +7,7 @@ from typing import Final
 
 from replanning.changes import PlanChange, target_task_ids
 from replanning.journal.records import ContextChanged, ResourceChanged, Trigger
-from replanning.live.graph import CONDITION_NOT_MET
+from replanning.live.entries import CONDITION_NOT_MET
 from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
 from replanning.live.states import FINISHED, STUCK, WAITING, TaskState
@@ -44,7 +44,7 @@ def without_begun(
         live.entries[task_id] for task_id in target_task_ids(changes) if task_id in live.entries
     ):
         if entry.state is TaskState.RUNNING or entry.state in FINISHED:
-            began = entry.attempts > 0 and entry.started_at >= since
+            began = entry.log.count > 0 and entry.log.started_at >= since
             if began or entry.condition_revision == CONDITION_NOT_MET:
                 begun.add(entry.id)
     separable = [
@@ -77,13 +77,16 @@ def stale_reason(trigger: Trigger, live: LivePlan) -> str:
         if (
             tool.available
             if tool
-            else all(live.pool.can_ever_fit(live.pool.demand(entry.task)) for entry in entries)
+            else all(
+                live.scheduler.pool.can_ever_fit(live.scheduler.pool.demand(entry.task))
+                for entry in entries
+            )
         ):
             return "the resource is there again"
     if isinstance(trigger, ContextChanged) and trigger.goal:
         missing = (
             strips_problem(live).feasibility().missing_goal_facts
-            if live.closed_world
+            if live.world.closed
             else live.missing_facts
         )
         return "" if missing or not trigger.facts else "the remaining tasks reach the goal"
@@ -97,7 +100,7 @@ def stale_reason(trigger: Trigger, live: LivePlan) -> str:
         skipped = [entry for entry in entries if entry.state is TaskState.SKIPPED]
         if not skipped and all(entry.state in FINISHED for entry in entries):
             return "no remaining task depends on it"
-    if isinstance(trigger, ContextChanged) and trigger.facts and live.closed_world:
+    if isinstance(trigger, ContextChanged) and trigger.facts and live.world.closed:
         feasible = (
             strips_problem(live, tasks=trigger.tasks, facts=trigger.facts).feasibility().valid
         )

@@ -14,7 +14,7 @@ from replanning.journal.records import (
     Record,
     ResourceUpdated,
 )
-from replanning.live.graph import COUNTED_FAILURES
+from replanning.live.scheduler import COUNTED_FAILURES
 from replanning.live.states import WAITING
 from replanning.plan.messages import one_line
 from replanning.run.lifecycle import Lifecycle
@@ -44,20 +44,20 @@ class ToolBreakers:
         if threshold and life.live.tools:
             for kind in (AttemptFailed, AttemptTimedOut, AttemptSucceeded, ResourceUpdated):
                 life.observers.setdefault(kind, []).append(self.on_record)
-        for name, breaker in life.live.breakers.items():
+        for name, breaker in life.live.scheduler.breakers.items():
             if breaker.openings:
                 self._schedule_trial(name, breaker.retry_at)
 
     def __repr__(self) -> str:
-        return f"<ToolBreakers of {self._lifecycle.run_id!r} {list(self._lifecycle.live.breakers)}>"
+        return f"<ToolBreakers of {self._lifecycle.run_id!r} {list(self._lifecycle.live.scheduler.breakers)}>"
 
     def on_record(self, record: Record) -> None:
         """Open or close the breaker of a tool as a record demands."""
         live = self._lifecycle.live
         match record.body:
-            case AttemptSucceeded(task=task_id) if live.breakers:
-                name = live.entry(task_id).fields["tool"] or ""
-                if name in live.breakers:
+            case AttemptSucceeded(task=task_id) if live.scheduler.breakers:
+                name = live.entry(task_id).task.tool or ""
+                if name in live.scheduler.breakers:
                     self._lifecycle.commit_or_defer(
                         ResourceUpdated(name, available=True, reason="it works again")
                     )
@@ -74,8 +74,8 @@ class ToolBreakers:
     def _on_failure(self, body: AttemptFailed | AttemptTimedOut, at: float) -> None:
         """Open the breaker if the failure is one too many and waiting tasks need the tool, or if it ends a trial."""
         life, live, failure = self._lifecycle, self._lifecycle.live, body.failure
-        name = live.entry(body.task).fields["tool"] or ""
-        breaker, tool = live.breakers.get(name), live.tools.get(name)
+        name = live.entry(body.task).task.tool or ""
+        breaker, tool = live.scheduler.breakers.get(name), live.tools.get(name)
         if (
             breaker is None
             or tool is None
@@ -103,7 +103,7 @@ class ToolBreakers:
         self._lifecycle.timer.call_at(retry_at, partial(self._begin_trial, name, retry_at))
 
     def _begin_trial(self, name: str, retry_at: float) -> None:
-        life, breaker = self._lifecycle, self._lifecycle.live.breakers.get(name)
+        life, breaker = self._lifecycle, self._lifecycle.live.scheduler.breakers.get(name)
         if life.end is None and breaker is not None and breaker.retry_at == retry_at:
             trial = retry_at if self._threshold else None
             life.commit_or_defer(

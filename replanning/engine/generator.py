@@ -158,7 +158,7 @@ class AlternativeVetter:
             left_out = [
                 c.task_id
                 for c in alternative.changes
-                if c.kind == "remove" and c.task_id in live.ready_queue.reserved
+                if c.kind == "remove" and c.task_id in live.scheduler.queue.reserved
             ]
             if draft.problems:
                 problem = "it does not fit the plan: " + "; ".join(map(str, draft.problems[:5]))
@@ -166,7 +166,7 @@ class AlternativeVetter:
                 problem = f"a caller waits for the result of {join_names(left_out, 5)}, which it leaves out"
             elif (
                 not (problem := find_futile_call(alternative.changes, PlanView(live)))
-                and live.closed_world
+                and live.world.closed
             ):
                 problem = check_feasible(draft, request.triggers, live)
             if not problem and self.seeks_better_path:

@@ -39,7 +39,7 @@ from replanning.journal.records import (
     TriggerDropped,
     TriggerFired,
 )
-from replanning.live.graph import TaskEntry
+from replanning.live.entries import TaskEntry
 from replanning.live.states import SATISFIED
 from replanning.live.view import PlanView
 from replanning.plan.types import QuestionId, ReplanId, TriggerId
@@ -152,7 +152,7 @@ class Replanner:
                 for other in entry.dependents
             ]
             self._held_tasks[trigger.id] = (*concerned, *waiting)
-            live.hold(self._held_tasks[trigger.id])
+            live.scheduler.hold(self._held_tasks[trigger.id])
         self._nonempty.set()
 
     def reload(self) -> None:
@@ -289,7 +289,7 @@ class Replanner:
                 for trigger_id in [
                     trigger_id for trigger_id in self._held_tasks if trigger_id not in self._waiting
                 ]:
-                    life.live.release(self._held_tasks.pop(trigger_id))
+                    life.live.scheduler.release(self._held_tasks.pop(trigger_id))
                     life.wake_waiters()
             life.check_completion()
 

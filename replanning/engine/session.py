@@ -185,7 +185,7 @@ class Session:
         """Return whether a call of this tool is being executed that has a deadline."""
         running = self.run._lifecycle.running.values()
         return any(
-            entry.deadline is not None and entry.fields["tool"] == tool for entry, _ in running
+            entry.log.deadline is not None and entry.task.tool == tool for entry, _ in running
         )
 
     def entered(self) -> AbstractContextManager[None]:

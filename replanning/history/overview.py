@@ -216,15 +216,13 @@ def task_rows(
             else None
         )
         note = entry.reason
-        if entry.state is TaskState.RUNNING and entry.deadline is not None:
-            note = f"of {format_duration(entry.deadline - entry.started_at)}"
-        if entry.state is TaskState.BACKOFF and entry.not_before is not None:
-            note = f"again in {format_duration(max(0.0, entry.not_before - now))}"
-        elif entry.state is TaskState.FAILED and entry.failure is not None:
-            note = str(entry.failure)
-        needed = (
-            live.entry(task_id) for task_id in (entry.fields["depends_on"] if waiting else ())
-        )
+        if entry.state is TaskState.RUNNING and entry.log.deadline is not None:
+            note = f"of {format_duration(entry.log.deadline - entry.log.started_at)}"
+        if entry.state is TaskState.BACKOFF and entry.place.not_before is not None:
+            note = f"again in {format_duration(max(0.0, entry.place.not_before - now))}"
+        elif entry.state is TaskState.FAILED and entry.log.failure is not None:
+            note = str(entry.log.failure)
+        needed = (live.entry(task_id) for task_id in (entry.task.depends_on if waiting else ()))
         leaves = (
             leaf.id
             for one in needed
@@ -232,17 +230,19 @@ def task_rows(
             for leaf in live.leaves(one)
             if not leaf.satisfied
         )
-        seconds = now - entry.started_at if entry.state is TaskState.RUNNING else entry.duration
+        seconds = (
+            now - entry.log.started_at if entry.state is TaskState.RUNNING else entry.log.duration
+        )
         yield TaskRow(
             id=entry.id,
             name=display_name(entry.task),
             tool=tool_name(entry.task),
             state=entry.state,
-            attempts=entry.attempts,
-            seconds=max(0.0, seconds) if entry.attempts else None,
+            attempts=entry.log.count,
+            seconds=max(0.0, seconds) if entry.log.count else None,
             waits_for=tuple(dict.fromkeys(leaves)),
             replaces=None if entry.parent is None else entry.parent.id,
-            replaced_by=entry.replaced_by,
+            replaced_by=entry.replacement.tasks,
             question="" if asked is None else spoken_id(asked),
             note=note,
         )

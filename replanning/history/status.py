@@ -222,17 +222,17 @@ def status_report(
         evaluation=PlanEvaluator().evaluate(PlanView(live), mean_durations(store)),
         held_tasks=tuple(held_tasks(live, ledger.open_questions.values())),
         running_tasks=tuple(
-            RunningTask(e.id, e.attempts, e.started_at, e.deadline)
+            RunningTask(e.id, e.log.count, e.log.started_at, e.log.deadline)
             for e in live
             if e.state is TaskState.RUNNING
         ),
         failures={
-            e.id: e.failure
+            e.id: e.log.failure
             for e in live
             if e.state is TaskState.FAILED
             and not e.removed
-            and e.failure
-            and e.failure.type != HELD_FAILURE_TYPE
+            and e.log.failure
+            and e.log.failure.type != HELD_FAILURE_TYPE
         },
         stale={task_id: result.causes for task_id, result in stale_results(live).items()},
         questions=tuple(
@@ -262,7 +262,7 @@ def held_tasks(live: LivePlan, questions: Iterable[QuestionAsked]) -> Iterator[H
     """Yield the tasks of planning mode that wait for answers to open questions."""
     for asked in questions:
         for entry in (live.entry(task_id) for task_id in asked.holds if task_id in live):
-            failure = entry.failure
+            failure = entry.log.failure
             if (
                 entry.state is TaskState.FAILED
                 and failure is not None

@@ -467,7 +467,7 @@ class PlanWorkflow:
     async def _work(self, task: Task, context: TaskContext) -> object:
         assert self.live_run is not None
         live = self.live_run.live
-        entry, version = live.entry(task.id), live.context_history.version
+        entry, version = live.entry(task.id), live.staleness.history.version
         request = {
             "task": task.model_dump(mode="json", exclude_defaults=True),
             "context": {
@@ -504,8 +504,8 @@ class PlanWorkflow:
             reports, failure = _failure(error)
             _report(context, reports)
             raise FailedElsewhere(failure) from None
-        if entry.attempt == context.attempt_id:  # what it read is the context of its start
-            entry.reads = dict.fromkeys(done["reads"], version) | (entry.reads or {})
+        if entry.log.current == context.attempt_id:  # what it read is the context of its start
+            entry.reads.keys = dict.fromkeys(done["reads"], version) | (entry.reads.keys or {})
         _report(context, done["reports"])
         return done.get("output", _NOT_JSON)
 

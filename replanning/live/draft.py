@@ -153,7 +153,9 @@ class Draft:
             elif task_id in self.sinks:
                 stack.extend(reversed(self.sinks[task_id]))
             else:
-                stack.extend(sink.id for sink in reversed(self._graph.entry(task_id).sinks))
+                stack.extend(
+                    sink.id for sink in reversed(self._graph.entry(task_id).replacement.sinks)
+                )
 
     def ancestors(self, task_id: TaskId) -> Iterator[TaskId]:
         """Yield the tasks that a task replaces, the nearest first."""
@@ -310,12 +312,14 @@ class Draft:
         if self._find_task(task_id) is None:
             return
         state, graph = self.state(task_id), self._graph
-        if task_id in graph and graph.entry(task_id).redone:
+        if task_id in graph and graph.entry(task_id).replacement.redone:
             self._add_problem(
                 f"task {task_id!r} was done and is done again by others: it cannot be retried"
             )
             return
-        if task_id in self._withdrawn or (task_id in graph and graph.entry(task_id).withdrawn):
+        if task_id in self._withdrawn or (
+            task_id in graph and graph.entry(task_id).replacement.withdrawn
+        ):
             self._add_problem(
                 f"task {task_id!r} was withdrawn for what it had replaced: it cannot be retried"
             )
@@ -425,14 +429,14 @@ class Draft:
         """Stage the removal of what replaced a task, unless something has followed from it."""
         entries = [] if task_id in self.new_tasks else [self._graph.entry(task_id)]
         for entry in entries:
-            entries.extend(self._graph.entry(new) for new in entry.replaced_by)
+            entries.extend(self._graph.entry(new) for new in entry.replacement.tasks)
         parts = entries[1:]
         if task_id in self.sinks or any(part.id in self.sinks for part in parts):
             self._add_problem(
                 f"task {task_id!r} is replaced by these changes: it cannot be retried by them as well"
             )
             return False
-        ended = [part.id for part in parts if part.attempts or self.state(part.id) in SATISFIED]
+        ended = [part.id for part in parts if part.log.count or self.state(part.id) in SATISFIED]
         if ended:
             self._add_problem(
                 f"task {task_id!r} was replaced and {ended} have started since: it cannot be retried"
@@ -608,7 +612,7 @@ class Draft:
         graph.version += 1
         graph.revision += 1
         graph.revision_hash = self.plan_hash
-        graph.strips_problems.clear()
+        graph.world.problems.clear()
         graph.aborted = self._abort_reason or graph.aborted
         self._committed_at = at
         for new in self.new_tasks.values():
@@ -625,12 +629,14 @@ class Draft:
         graph = self._graph
         original = graph.entries[task_id]
         if original.satisfied:
-            graph.redone[task_id], original.redone = None, True
+            graph.staleness.redone[task_id], original.replacement.redone = None, True
             graph.unsatisfy_dependents(original)
-        graph.transition(original, TaskEvent.REDO if original.redone else TaskEvent.REPLACE)
-        original.replaced_by, original.unsatisfied_sinks = parts, len(sinks)
-        original.sinks = tuple(graph.entries[sink] for sink in sinks)
-        for sink in original.sinks:
+        graph.transition(
+            original, TaskEvent.REDO if original.replacement.redone else TaskEvent.REPLACE
+        )
+        original.replacement.tasks, original.replacement.unsatisfied = parts, len(sinks)
+        original.replacement.sinks = tuple(graph.entries[sink] for sink in sinks)
+        for sink in original.replacement.sinks:
             sink.sink_of = original
         graph.update_unsatisfied_count(original)
 
@@ -650,15 +656,15 @@ class Draft:
             graph.link(entry)
             graph.update_readiness(entry)
         entry.set_task(task)
-        graph.redoes_stale = graph.redoes_stale or task.on_stale == "redo"
+        graph.staleness.redoes = graph.staleness.redoes or task.on_stale == "redo"
         graph.update_unsatisfied_count(entry)
-        graph.requeue(entry)
+        graph.scheduler.requeue(entry)
 
     def _reorder(self, task: Task, order: int) -> None:
         entry = self._graph.entries[task.id]
         entry.set_task(task)
         entry.order = order
-        self._graph.requeue(entry)
+        self._graph.scheduler.requeue(entry)
 
     def _remove(self, task_id: TaskId) -> None:
         entry = self._graph.entries[task_id]
@@ -673,7 +679,7 @@ class Draft:
             self._graph.transition(entry, TaskEvent.REVIVE)
         if entry.state is not TaskState.CANCELLED:
             self._remove(task_id)
-        entry.removed, entry.withdrawn, entry.sink_of = True, True, None
+        entry.removed, entry.replacement.withdrawn, entry.sink_of = True, True, None
 
     def _retry(self, task_id: TaskId, delay: float) -> None:
         graph = self._graph
@@ -682,16 +688,16 @@ class Draft:
             graph.unsatisfy_dependents(entry)
         graph.transition(entry, TaskEvent.REVIVE)
         graph.dependency_index.add(entry.task)
-        entry.removed, entry.attempts_in_round, entry.reason, entry.condition_revision = (
+        entry.removed, entry.log.in_round, entry.reason, entry.condition_revision = (
             False,
             0,
             "",
             None,
         )
-        entry.replaced_by, entry.sinks, entry.unsatisfied_sinks = (), (), 0
-        entry.continuations, entry.feedback = 0, ""
+        entry.replacement.tasks, entry.replacement.sinks, entry.replacement.unsatisfied = (), (), 0
+        entry.log.continuations, entry.log.feedback = 0, ""
         graph.update_unsatisfied_count(entry)
-        graph.wait_until(entry, self._committed_at + delay if delay else None)
+        graph.scheduler.wait_until(entry, self._committed_at + delay if delay else None)
         graph.update_readiness(entry)
 
     def _end(self, task_id: TaskId, event: TaskEvent, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Live plan: a plan while it runs, with states, ready queue, facts and revision number; synchronous, without I/O.
+"""Live plan: a plan while it runs, with states, ready queue, facts and revision number; no I/O.
 
 A live plan is a fold over journal records: replaying a journal gives the same live plan.
 """
@@ -6,8 +6,7 @@ A live plan is a fold over journal records: replaying a journal gives the same l
 from __future__ import annotations
 
 import hashlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -44,32 +43,25 @@ from replanning.journal.records import (
     normalised_cause,
 )
 from replanning.live.draft import Draft
-from replanning.live.graph import (
-    CONDITION_NOT_MET,
-    COUNTED_FAILURES,
-    TaskEntry,
-    TaskGraph,
-    ToolBreaker,
-)
+from replanning.live.entries import CONDITION_NOT_MET, TaskEntry
+from replanning.live.graph import TaskGraph
+from replanning.live.scheduler import COUNTED_FAILURES, ToolBreaker
 from replanning.live.states import TaskEvent, TaskState, transition
 from replanning.plan.checks import TaskScope
 from replanning.plan.document import Plan
 from replanning.plan.references import resolve_references
-from replanning.plan.tasks import Task, ToolSpec
+from replanning.plan.tasks import Task
 from replanning.plan.types import TaskId
 
-_START, _SUCCEED = TaskEvent.START, TaskEvent.SUCCEED
+_PENDING: Final = TaskState.PENDING
+_RUNNING: Final = TaskState.RUNNING
 
-_PENDING, _RUNNING = TaskState.PENDING, TaskState.RUNNING
-
-_MAX_RECENT_ENDS: Final = 20
-
-_YIELD_AFTER_CHARS = 4_000
+_YIELD_AFTER_CHARS: Final = 4_000
 """Characters of a plan that are hashed between two pauses."""
 
 
 class LivePlan(TaskGraph):
-    """A plan while it runs.
+    """Plan while it runs. Synchronous and without I/O; only `apply` and `fold` change it.
 
     Args:
         plan: the plan document to start from.
@@ -77,40 +69,21 @@ class LivePlan(TaskGraph):
 
     Attributes:
         goal: the current goal.
-        success_durations: number of successful attempts and their total seconds.
-        tool_durations: the same for each tool.
-        busy_seconds: seconds in which some attempt ran, until the last one ended; interruptions do not count.
-        shown_tools: the tools as readers of views have them.
         unkept: the tasks of which some output could not be kept as JSON.
-        recent_ends: whether each of the last attempts succeeded; a replan that was applied counts as a failure.
     """
 
-    __slots__ = (
-        "_busy_since",
-        "_holds_by_question",
-        "busy_seconds",
-        "goal",
-        "recent_ends",
-        "shown_tools",
-        "success_durations",
-        "tool_durations",
-        "unkept",
-    )
+    __slots__ = ("_holds_by_question", "goal", "unkept")
 
     def __init__(self, plan: Plan, *, empty: bool = False) -> None:
         super().__init__(plan, empty=empty)
         self.goal = plan.goal
-        self.success_durations = (0, 0.0)
-        self.tool_durations: dict[str, tuple[int, float]] = {}
-        self.busy_seconds = self._busy_since = 0.0
-        self.recent_ends: deque[bool] = deque(maxlen=_MAX_RECENT_ENDS)
         self.unkept: dict[TaskId, None] = {}
-        self.shown_tools: dict[str, ToolSpec] = {}
         self._holds_by_question: dict[str, tuple[TaskId, ...]] = {}
 
     def __repr__(self) -> str:
         states = ", ".join(f"{state.lower()} {n}" for state, n in self.counts.items() if n)
-        return f"<LivePlan {self.plan.name or self.plan.id!r} revision={self.revision} {states or 'empty'}>"
+        name = self.plan.name or self.plan.id
+        return f"<LivePlan {name!r} revision={self.revision} {states or 'empty'}>"
 
     # Reading
 
@@ -130,32 +103,32 @@ class LivePlan(TaskGraph):
             digest.update(piece.encode())
             if len(piece) > _YIELD_AFTER_CHARS:
                 yield
-        if not self.revision:  # otherwise it was computed and the plan revised during a pause
+        # Otherwise the plan was revised during a pause, and the hash computed for that.
+        if not self.revision:
             self.revision_hash = digest.hexdigest()
 
     @property
     def missing_facts(self) -> tuple[str, ...]:
         """Facts of the goal that do not hold now."""
-        return tuple(fact for fact in self.goal.facts if fact not in self.facts)
+        return tuple(fact for fact in self.goal.facts if fact not in self.world.facts)
 
     @property
     def complete(self) -> bool:
-        """True if every required lineage ended in DONE or SKIPPED and the facts of the goal hold."""
+        """True if every required lineage ended in DONE or SKIPPED and the goal's facts hold."""
         return not self.unsatisfied_count and not self.missing_facts
 
     def document(self) -> Plan:
-        """Return the current plan: replacements in the place of what they replaced, with their real dependencies."""
+        """Return the current plan: replacements stand in the place of what they replaced."""
         staged = Draft(self)
+        places: dict[TaskId, list[int]] = {}
+        for entry in self:
+            if not entry.removed and not entry.replacement.tasks:
+                # A replacement sorts within the place of the task that it replaced.
+                places[entry.id] = [ancestor.order for ancestor in entry.lineage()]
         current_tasks = []
-        # Within the place of the task that it replaced.
-        places = {
-            e.id: [e.order for e in e.lineage()]
-            for e in self
-            if not e.removed and not e.replaced_by
-        }
         for task_id in sorted(places, key=places.__getitem__):
             task = self.entries[task_id].task
-            if any(self.entries[dep].replaced_by for dep in task.depends_on):
+            if any(self.entries[dep].replacement.tasks for dep in task.depends_on):
                 needed = dict.fromkeys(staged.follow_replacements(task.depends_on))
                 task = task.model_copy(update={"depends_on": tuple(needed)})
             current_tasks.append(task)
@@ -165,8 +138,8 @@ class LivePlan(TaskGraph):
             "tasks": tasks,
             "tools": tuple(self.tools.values()),
             "context": dict(self.context),
-            "resources": dict(self.pool.capacity),
-            # All dependencies are explicit; a changed plan that is read as sequential would get more.
+            "resources": dict(self.scheduler.pool.capacity),
+            # All dependencies are explicit; a changed plan read as sequential would get more.
             "sequential": self.plan.sequential and tasks == self.plan.tasks,
         }
         return self.plan.model_copy(update=current)
@@ -178,9 +151,11 @@ class LivePlan(TaskGraph):
         return tuple(Draft(self, changes).problems)
 
     def diff(self, changes: Sequence[PlanChange]) -> str:
-        """Return the effect of changes in lines for people; if they cannot be applied, the reasons."""
+        """Return the effect of changes in lines for people; if they cannot be applied, why not."""
         draft = Draft(self, changes)
-        return "\n".join(map(str, draft.problems)) if draft.problems else draft.diff()
+        if draft.problems:
+            return "\n".join(map(str, draft.problems))
+        return draft.diff()
 
     def prepare(
         self,
@@ -189,19 +164,22 @@ class LivePlan(TaskGraph):
         *,
         draft: Draft | None = None,
     ) -> Draft:
-        """Stage changes that the plan accepts; nothing changes until they are applied, or a record of them is folded.
+        """Stage changes that the plan accepts; nothing changes until a record of them is folded.
 
         Args:
             changes: the changes, in order; later ones see the effect of earlier ones.
             expected_revision: the revision they were made for, if that matters.
-            draft: the same changes as they were staged earlier; staged anew if the plan has changed since.
+            draft: the same changes as staged earlier; staged anew if the plan has changed since.
 
         Raises:
             RevisionConflict: the plan is at another revision.
             ChangeRejected: with every problem.
         """
         if expected_revision is not None and expected_revision != self.revision:
-            message = f"they were made for revision {expected_revision}, the plan is at revision {self.revision}"
+            message = (
+                f"they were made for revision {expected_revision}, "
+                f"the plan is at revision {self.revision}"
+            )
             raise RevisionConflict(
                 [Problem("", message)], expected=expected_revision, actual=self.revision
             )
@@ -209,10 +187,9 @@ class LivePlan(TaskGraph):
             draft = Draft(self, changes)
         if draft.problems:
             raise ChangeRejected(draft.problems)
-        document = to_canonical_json(list(map(dump_change, draft.changes)))
-        draft.plan_hash = hashlib.sha256(
-            f"{self.revision_hash or self.hash}:{document}".encode()
-        ).hexdigest()
+        document = to_canonical_json([dump_change(change) for change in draft.changes])
+        before = self.revision_hash or self.hash
+        draft.plan_hash = hashlib.sha256(f"{before}:{document}".encode()).hexdigest()
         return draft
 
     def apply(
@@ -252,18 +229,21 @@ class LivePlan(TaskGraph):
             IllegalTransition: the record does not fit the state of its task; nothing has changed.
             UnknownTask: the record names a task that does not exist.
         """
-        _, at, body = record
+        body = record.body
         if draft is not None:
             assert isinstance(body, PlanRevised)
-            self._apply_revision(body, draft, at)
+            self._apply_revision(body, draft, record.at)
             return
-        kind = type(body)
-        handler = PLAN_RECORD_HANDLERS.get(kind)
-        if handler is not None and (kind is not DecisionMade or body.blocks):  # type: ignore[union-attr]
-            self.version += 1
-            if self.strips_problems:
-                self.strips_problems.clear()
-            handler(self, body, at)
+        handler = PLAN_RECORD_HANDLERS.get(type(body))
+        if handler is None:
+            return
+        if isinstance(body, DecisionMade) and not body.blocks:
+            return
+        # Even a record that turns out to change nothing outdates drafts: that is safe, and rare.
+        self.version += 1
+        if self.world.problems:
+            self.world.problems.clear()
+        handler(self, body, record.at)
 
     def _on_call_made(self, body: CallMade, at: float) -> None:
         entry = self._insert_call(body.call)
@@ -272,220 +252,217 @@ class LivePlan(TaskGraph):
 
     def _insert_call(self, task: Task) -> TaskEntry:
         if task.id in self.entries or task.depends_on:
-            raise ChangeRejected(
-                [
-                    Problem(
-                        "task", f"{task.id!r} is not new, or depends on other tasks, and is no call"
-                    )
-                ]
-            )
+            message = f"{task.id!r} is not new, or depends on other tasks, and is no call"
+            raise ChangeRejected([Problem("task", message)])
         return self.insert(task, None)
 
     def _on_attempt_started(self, body: AttemptStarted, at: float) -> None:
         if body.call is None:
-            entry = self.entries.get(body.task) or self.entry(body.task)
-            self.transition(entry, _START)
+            entry = self.entry(body.task)
+            self.transition(entry, TaskEvent.START)
         else:
             entry = self._insert_call(body.call)
             entry.state = _RUNNING
             self.counts[_RUNNING] += 1
         if self.counts[_RUNNING] == 1:
-            self._busy_since = at
-        name = entry.fields["tool"]
-        if name is not None and (tool := self.tools.get(name)) is not None:
-            if tool.adds or tool.removes or tool.produces:
-                with suppress(ExpressionError, PlanError):  # otherwise they are unknown
-                    result_of = self.results.output_of
-                    arguments = resolve_references(
-                        entry.task.arguments, context=self.context, result_of=result_of
-                    )
-                    entry.effects = tool.additions(arguments), tool.deletions(arguments)
-            if self.closed_world:
-                self.running_actions[entry.id] = self.dependency_index.ground(entry.task)[0]
-        if entry.claim:
-            entry.claim = 0
-            self.claimed_count -= 1
-        elif self.pool.limited:  # it was not handed out
-            entry.reserved = self.pool.demand(entry.task)
-            self.pool.acquire(entry.reserved)
-        entry.attempt = body.attempt
-        entry.attempts = body.number
-        entry.attempts_in_round += 1
-        entry.started_at = at
-        entry.start_number = self.ended_attempts
-        entry.context_version = self.context_history.version
-        entry.not_before = None
-        entry.deadline = body.deadline
+            self.statistics.busy_since = at
+        self._note_effects(entry)
+        self.scheduler.begin(entry)
+        log = entry.log
+        log.current = body.attempt
+        log.count = body.number
+        log.in_round += 1
+        log.started_at = at
+        log.deadline = body.deadline
+        entry.reads.started = self.statistics.ended_attempts
+        entry.reads.context_version = self.staleness.history.version
         if body.deadline is not None:
-            self.deadlines.add(body.deadline, entry, body.attempt)
+            self.scheduler.deadlines.add(body.deadline, entry, body.attempt)
+
+    def _note_effects(self, entry: TaskEntry) -> None:
+        """Work out which facts an attempt will change, with the arguments that it starts with."""
+        tool = self.tools.get(entry.task.tool or "")
+        if tool is None:
+            return
+        if tool.adds or tool.removes or tool.produces:
+            with suppress(ExpressionError, PlanError):  # otherwise they are unknown
+                arguments = resolve_references(
+                    entry.task.arguments,
+                    context=self.context,
+                    result_of=self.results.output_of,
+                )
+                entry.log.effects = tool.additions(arguments), tool.deletions(arguments)
+        self.world.begin(entry)
 
     def _on_attempt_succeeded(self, body: AttemptSucceeded, at: float) -> None:
-        entry = self.entries.get(body.task) or self.entry(body.task)
-        if entry.attempt != body.attempt:
-            raise IllegalTransition(entry.state, _SUCCEED, _stale_attempt_subject(body))
-        self.transition(entry, _SUCCEED)
-        effects = entry.effects
+        entry = self.entry(body.task)
+        if entry.log.current != body.attempt:
+            raise IllegalTransition(entry.state, TaskEvent.SUCCEED, _stale_attempt_subject(body))
+        self.transition(entry, TaskEvent.SUCCEED)
+        effects = entry.log.effects
         self.end_attempt(entry, succeeded=True)
+        entry.recoverable = body.recoverable
         if body.recoverable:
             entry.output = body.output
         else:
             self.unkept[entry.id] = None
-        entry.recoverable = body.recoverable
-        if entry.failure is not None:
-            entry.failure, entry.failures = None, 0
-        reads = entry.reads = body.reads
-        if reads is not None:
-            for key in reads:
-                self.context_history.readers.setdefault(key, {})[entry.id] = None
-        entry.duration = duration = at - entry.started_at
-        count, total = self.success_durations
-        self.success_durations = (count + 1, total + duration)
-        name = entry.fields["tool"]
-        if name is not None:
-            count, total = self.tool_durations.get(name, (0, 0.0))
-            self.tool_durations[name] = (count + 1, total + duration)
-            if name in self.breakers and not self.breakers[name].openings:
-                del self.breakers[name]
-        self.busy_seconds += at - self._busy_since
-        self._busy_since = at
-        self.recent_ends.append(True)
+        entry.log.failure = None
+        entry.log.failures = 0
+        entry.log.duration = at - entry.log.started_at
+        entry.reads.keys = body.reads
+        for key in body.reads or ():
+            self.staleness.history.readers.setdefault(key, {})[entry.id] = None
+        self.statistics.count_success(entry.task.tool, entry.log.duration)
+        self._count_end(at, succeeded=True)
+        breaker = self.scheduler.breakers.get(entry.task.tool or "")
+        # An open breaker is closed by a change of availability, which is on record.
+        if breaker is not None and not breaker.openings:
+            del self.scheduler.breakers[entry.task.tool or ""]
         if effects is not None:
-            self._change_facts(*effects)
+            self.world.change(*effects, self.statistics.ended_attempts)
         self.satisfy_dependents(entry)
 
     def _on_attempt_failed(
         self, body: AttemptFailed | AttemptTimedOut | AttemptInterrupted, at: float
     ) -> None:
         entry = self.entry(body.task)
+        log = entry.log
         failure = body.failure
         event = TaskEvent.FAIL
         if body.retry_at is not None:
-            event = TaskEvent.CONTINUE if failure.kind == "unfinished" else TaskEvent.BACK_OFF
-        if entry.attempt != body.attempt:
+            event = TaskEvent.BACK_OFF
+            if failure.kind == "unfinished":
+                event = TaskEvent.CONTINUE
+        if log.current != body.attempt:
             raise IllegalTransition(entry.state, event, _stale_attempt_subject(body))
         self.transition(entry, event)
         self._count_failure(entry, failure)
         self.end_attempt(entry, succeeded=False)
-        entry.failure = failure
-        entry.duration = at - entry.started_at
-        if not isinstance(body, AttemptInterrupted):  # the process may have been gone for long
-            self.busy_seconds += at - self._busy_since
-            self.recent_ends.append(False)
-        self._busy_since = at
-        if isinstance(body, AttemptInterrupted) and body.retry_at is not None:
-            entry.attempts_in_round -= 1  # an interruption is no fault of the task
-        if body.retry_at is None or (isinstance(body, AttemptFailed) and body.exhausted):
-            entry.failures += 1
-            entry.attempts_in_round = 0
+        log.failure = failure
+        log.duration = at - log.started_at
+        if isinstance(body, AttemptInterrupted):
+            # The process may have been gone for long, so these seconds say nothing.
+            self.statistics.busy_since = at
+            # An interruption is no fault of the task: it does not use up a retry.
+            if body.retry_at is not None:
+                log.in_round -= 1
+        else:
+            self._count_end(at, succeeded=False)
+        exhausted = isinstance(body, AttemptFailed) and body.exhausted
+        if body.retry_at is None or exhausted:
+            log.failures += 1
+            log.in_round = 0
         if event is TaskEvent.CONTINUE:
-            entry.continuations, entry.feedback, entry.attempts_in_round = (
-                entry.continuations + 1,
-                failure.message,
-                0,
-            )
+            log.continuations += 1
+            log.feedback = failure.message
+            log.in_round = 0
         elif failure.kind == "blocked":
             self.transition(entry, TaskEvent.BLOCK)
             entry.reason = failure.message
         if body.retry_at is not None:
-            self.wait_until(entry, body.retry_at)
-            self.update_readiness(entry)  # what it depends on may be done again
+            self.scheduler.wait_until(entry, body.retry_at)
+            # A dependency may be waited for again, because it is done again.
+            self.update_readiness(entry)
+
+    def _count_end(self, at: float, *, succeeded: bool) -> None:
+        self.statistics.busy_seconds += at - self.statistics.busy_since
+        self.statistics.busy_since = at
+        self.statistics.recent_ends.append(succeeded)
 
     def _count_failure(self, entry: TaskEntry, failure: Failure) -> None:
-        """Count a failure of a tool; another cause than before begins the count anew, unless the breaker is open."""
-        name = entry.fields["tool"] or ""
-        if name in self.tools and failure.kind in COUNTED_FAILURES:
-            cause, breaker = (
-                normalised_cause(failure.type, failure.message),
-                self.breakers.get(name),
-            )
-            if breaker is None or (breaker.cause != cause and not breaker.openings):
-                breaker = self.breakers[name] = ToolBreaker(cause)
-            breaker.roots[entry.root] = None
+        """Count a failure of a tool; a failure of another cause begins the count anew."""
+        name = entry.task.tool or ""
+        if name not in self.tools or failure.kind not in COUNTED_FAILURES:
+            return
+        cause = normalised_cause(failure.type, failure.message)
+        breaker = self.scheduler.breakers.get(name)
+        # An open breaker keeps its count: its trials decide, whatever they fail of.
+        if breaker is None or (breaker.cause != cause and not breaker.openings):
+            breaker = ToolBreaker(cause)
+            self.scheduler.breakers[name] = breaker
+        breaker.roots[entry.root] = None
 
-    def _on_other(self, body: RecordBody, at: float) -> None:
-        match body:
-            case ConditionEvaluated(task=task_id, value=True):
-                self.entry(task_id).condition_revision = self.revision
-            case ConditionEvaluated(value=None):
-                entry = self.entry(body.task)
-                self.transition(entry, TaskEvent.CONDITION_ERROR)
-                entry.failure = Failure("ConditionError", body.error, kind="condition")
-                entry.failures += 1
-            case ConditionEvaluated():
-                entry = self.entry(body.task)
-                self.transition(entry, TaskEvent.SKIP)
-                entry.condition_revision = CONDITION_NOT_MET
-                entry.start_number, entry.context_version = (
-                    self.ended_attempts,
-                    self.context_history.version,
-                )
-                entry.reason = f"its condition {entry.task.when!r} does not hold"
-                self.satisfy_dependents(entry)
-            case ContextUpdated():
-                history, keys = self.context_history, (*body.changes, *body.removed)
-                history.change(self.context, body.changes, body.removed, self.last_claim)
-                if body.attempt is not None:  # its result is not stale by its own changes
-                    entry = self.entry(TaskId(body.attempt.rpartition("#")[0]))
-                    entry.changed_context, entry.reads = (
-                        True,
-                        {} if entry.reads is None else entry.reads,
-                    )
-                    readers = self.dependency_index.context_readers
-                    read = (
-                        key
-                        for key in keys
-                        if key in entry.reads or entry.id in readers.get(key, ())
-                    )
-                    entry.reads.update(dict.fromkeys(read, history.version))
-                self.unpark()
-            case ResultsStale():
-                self.recorded_stale = body.tasks
-            case ResourceUpdated():
-                if body.available is not None and body.name in self.tools:
-                    self.tools[body.name] = self.tools[body.name].model_copy(
-                        update={"available": body.available}
-                    )
-                    if body.retry_at is None:
-                        self.breakers.pop(body.name, None)
-                    elif not body.available:
-                        breaker = self.breakers.setdefault(body.name, ToolBreaker())
-                        breaker.openings, breaker.retry_at = breaker.openings + 1, body.retry_at
-                if body.capacity is not None:
-                    self.pool.capacity[body.name] = body.capacity
-                    self.pool.limited = True
-                    self.scope = TaskScope(self.tools, self.pool.capacity, self.plan.objects)
-                self.unpark()
-            case FactsObserved():
-                self._change_facts(body.holds, body.ceased)
-                self.unpark()
-            case GoalChanged():
-                self.goal = body.goal
-            case PlanRevised():
-                self._apply_revision(body, self.prepare(body.changes, body.parent), at)
-            case QuestionAsked():
-                held = [self.entry(task_id) for task_id in body.holds]
-                self._holds_by_question[body.question] = body.holds
-                self.hold(held)
-            case QuestionAnswered():
-                self.release(
-                    [self.entries[i] for i in self._holds_by_question.pop(body.question, ())]
-                )
-            case DecisionMade():
-                self._end_tasks(body.blocks, TaskEvent.BLOCK, body.reason)
-            case _:
-                assert isinstance(body, RunEnded)
-                self._end_tasks(body.cancelled, TaskEvent.CANCEL, body.reason)
+    def _on_condition(self, body: ConditionEvaluated, at: float) -> None:
+        """Note the outcome of a condition: it held, it could not be evaluated, or it did not hold."""
+        entry = self.entry(body.task)
+        if body.value:
+            entry.condition_revision = self.revision
+        elif body.value is None:
+            self.transition(entry, TaskEvent.CONDITION_ERROR)
+            entry.log.failure = Failure("ConditionError", body.error, kind="condition")
+            entry.log.failures += 1
+        else:
+            self.transition(entry, TaskEvent.SKIP)
+            entry.condition_revision = CONDITION_NOT_MET
+            entry.reads.started = self.statistics.ended_attempts
+            entry.reads.context_version = self.staleness.history.version
+            entry.reason = f"its condition {entry.task.when!r} does not hold"
+            self.satisfy_dependents(entry)
+
+    def _on_context(self, body: ContextUpdated, at: float) -> None:
+        history = self.staleness.history
+        history.change(self.context, body.changes, body.removed, self.scheduler.last_claim)
+        if body.attempt is not None:
+            # The result of an attempt is not stale by what the attempt itself has changed.
+            entry = self.entry(TaskId(body.attempt.rpartition("#")[0]))
+            entry.reads.changed_context = True
+            if entry.reads.keys is None:
+                entry.reads.keys = {}
+            for key in (*body.changes, *body.removed):
+                refers = entry.id in self.dependency_index.context_readers.get(key, ())
+                if refers or key in entry.reads.keys:
+                    entry.reads.keys[key] = history.version
+        self.scheduler.unpark()
+
+    def _on_results_stale(self, body: ResultsStale, at: float) -> None:
+        self.staleness.recorded = body.tasks
+
+    def _on_resource(self, body: ResourceUpdated, at: float) -> None:
+        scheduler = self.scheduler
+        if body.available is not None and body.name in self.tools:
+            tool = self.tools[body.name]
+            self.tools[body.name] = tool.model_copy(update={"available": body.available})
+            if body.retry_at is None:
+                scheduler.breakers.pop(body.name, None)
+            elif not body.available:
+                breaker = scheduler.breakers.setdefault(body.name, ToolBreaker())
+                breaker.openings += 1
+                breaker.retry_at = body.retry_at
+        if body.capacity is not None:
+            scheduler.pool.capacity[body.name] = body.capacity
+            scheduler.pool.limited = True
+            self.scope = TaskScope(self.tools, scheduler.pool.capacity, self.plan.objects)
+        scheduler.unpark()
+
+    def _on_facts(self, body: FactsObserved, at: float) -> None:
+        self.world.change(body.holds, body.ceased, self.statistics.ended_attempts)
+        self.scheduler.unpark()
+
+    def _on_goal(self, body: GoalChanged, at: float) -> None:
+        self.goal = body.goal
+
+    def _on_revised(self, body: PlanRevised, at: float) -> None:
+        self._apply_revision(body, self.prepare(body.changes, body.parent), at)
 
     def _apply_revision(self, body: PlanRevised, draft: Draft, at: float) -> None:
         draft.commit(at)
         if body.replan is not None:
-            self.recent_ends.append(False)
+            self.statistics.recent_ends.append(False)
 
-    def _change_facts(self, added: Iterable[str], removed: Iterable[str]) -> None:
-        for fact in removed:
-            self.facts.pop(fact, None)
-        for fact in added:
-            self.facts.setdefault(fact, self.ended_attempts)
+    def _on_question(self, body: QuestionAsked, at: float) -> None:
+        held = [self.entry(task_id) for task_id in body.holds]
+        self._holds_by_question[body.question] = body.holds
+        self.scheduler.hold(held)
+
+    def _on_answer(self, body: QuestionAnswered, at: float) -> None:
+        held = self._holds_by_question.pop(body.question, ())
+        self.scheduler.release([self.entries[task_id] for task_id in held])
+
+    def _on_decision(self, body: DecisionMade, at: float) -> None:
+        self._end_tasks(body.blocks, TaskEvent.BLOCK, body.reason)
+
+    def _on_run_ended(self, body: RunEnded, at: float) -> None:
+        self._end_tasks(body.cancelled, TaskEvent.CANCEL, body.reason)
 
     def _end_tasks(self, task_ids: Sequence[TaskId], event: TaskEvent, reason: str) -> None:
         """Block or cancel tasks, all or none."""
@@ -511,21 +488,16 @@ PLAN_RECORD_HANDLERS: Final[dict[type[RecordBody], Callable[..., None]]] = {
     AttemptFailed: LivePlan._on_attempt_failed,
     AttemptTimedOut: LivePlan._on_attempt_failed,
     AttemptInterrupted: LivePlan._on_attempt_failed,
-    **dict.fromkeys(
-        (
-            ConditionEvaluated,
-            ContextUpdated,
-            ResultsStale,
-            ResourceUpdated,
-            FactsObserved,
-            GoalChanged,
-            PlanRevised,
-            DecisionMade,
-            QuestionAsked,
-            QuestionAnswered,
-            RunEnded,
-        ),
-        LivePlan._on_other,
-    ),
+    ConditionEvaluated: LivePlan._on_condition,
+    ContextUpdated: LivePlan._on_context,
+    ResultsStale: LivePlan._on_results_stale,
+    ResourceUpdated: LivePlan._on_resource,
+    FactsObserved: LivePlan._on_facts,
+    GoalChanged: LivePlan._on_goal,
+    PlanRevised: LivePlan._on_revised,
+    DecisionMade: LivePlan._on_decision,
+    QuestionAsked: LivePlan._on_question,
+    QuestionAnswered: LivePlan._on_answer,
+    RunEnded: LivePlan._on_run_ended,
 }
 """The kinds of record that concern the state of a plan."""

@@ -6,7 +6,8 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from replanning.errors import ExpressionError
-from replanning.live.graph import CONDITION_NOT_MET, TaskEntry, TaskGraph
+from replanning.live.entries import CONDITION_NOT_MET, TaskEntry
+from replanning.live.graph import TaskGraph
 from replanning.live.states import SATISFIED, WAITING, TaskState
 from replanning.plan.conditions import Condition
 from replanning.plan.references import find_references
@@ -35,7 +36,7 @@ def stale_results(live: TaskGraph) -> dict[TaskId, StaleResult]:
     found: dict[TaskId, StaleResult] = {}
     # A task whose dependents are examined, the task whose result reaches them, and whether they are to be done again.
     stack: list[tuple[TaskEntry, TaskEntry, bool]] = []
-    history, referring = live.context_history, live.dependency_index.context_readers
+    history, referring = live.staleness.history, live.dependency_index.context_readers
     for key in history.hashes:
         for entry in map(
             live.entries.__getitem__, (*referring.get(key, ()), *history.readers.get(key, ()))
@@ -47,19 +48,21 @@ def stale_results(live: TaskGraph) -> dict[TaskId, StaleResult]:
                     tuple(f"context.{key}" for key in keys), policy == "redo"
                 )
                 stack.append((entry, entry, policy == "redo"))
-    stack += [(entry, entry, True) for entry in map(live.entries.__getitem__, live.redone)]
+    stack += [
+        (entry, entry, True) for entry in map(live.entries.__getitem__, live.staleness.redone)
+    ]
     passed: set[tuple[TaskId, TaskId, bool]] = set()
     while stack:
         entry, source, redo = stack.pop()
         for other in map(live.entries.__getitem__, entry.dependent_ids()):
             policy = other.task.on_stale or ("redo" if redo else live.plan.on_stale)
             finished = other.state in SATISFIED and not (
-                source.redone and not _precedes_redo(other, source)
+                source.replacement.redone and not _precedes_redo(other, source)
             )
             if policy == "ignore" or not finished:
                 continue
             known, again = found.get(other.id, StaleResult((), redo=False)), policy == "redo"
-            if other.changed_context or not _has_result(other):
+            if other.reads.changed_context or not _has_result(other):
                 if (other.id, source.id, redo) not in passed:
                     passed.add((other.id, source.id, redo))
                     stack.append((other, source, redo))
@@ -80,25 +83,27 @@ def outdated_keys(live: TaskGraph, entry: TaskEntry) -> list[str]:
     """
     task, changed, done = (
         entry.task,
-        live.context_history.changed_since,
+        live.staleness.history.changed_since,
         entry.state is TaskState.DONE,
     )
     keys: list[str] = []
     if done:
         references = find_references(task.arguments) if task.arguments else ()
         read = {
-            str(reference.path[0]): entry.context_version
+            str(reference.path[0]): entry.reads.context_version
             for reference in references
             if reference.task is None
         }
         keys = [
-            key for key, version in (read | (entry.reads or {})).items() if changed(key, version)
+            key
+            for key, version in (read | (entry.reads.keys or {})).items()
+            if changed(key, version)
         ]
     if task.when is not None and not keys and _has_result(entry):
         names = sorted(
             key
             for key in Condition.parse(task.when).names("context")
-            if changed(key, entry.context_version)
+            if changed(key, entry.reads.context_version)
         )
         if names:
             try:
@@ -136,8 +141,8 @@ def _precedes_redo(entry: TaskEntry, redone: TaskEntry) -> bool:
     stack = [redone]
     for replaced in stack:
         if replaced.state is TaskState.REPLACED_BY_REPLAN:
-            stack += replaced.sinks
-    return not redone.satisfied or any(leaf.end_number > entry.start_number for leaf in stack[1:])
+            stack += replaced.replacement.sinks
+    return not redone.satisfied or any(leaf.reads.ended > entry.reads.started for leaf in stack[1:])
 
 
 def _has_result(entry: TaskEntry) -> bool:

@@ -14,13 +14,13 @@ from replanning.changes import PlanChange
 from replanning.errors import Problem, StaleView
 from replanning.journal.records import Failure
 from replanning.live.draft import Draft
-from replanning.live.graph import CONDITION_NOT_MET, CopyOnRead, FactIndex, TaskEntry
+from replanning.live.entries import CONDITION_NOT_MET
+from replanning.live.facts import FactIndex
 from replanning.live.plan import LivePlan
 from replanning.live.stale import StaleResult, followers, stale_results
 from replanning.live.states import FINISHED, SATISFIED, STUCK, TaskState
 from replanning.live.strips import NO_FACTS, StripsProblem, StripsStep
 from replanning.plan.document import Plan
-from replanning.plan.json_values import copy_json, detached
 from replanning.plan.messages import checked
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonValue, TaskId
@@ -60,19 +60,10 @@ class TaskView(NamedTuple):
     is_held: bool
 
 
-def _shown(entry: TaskEntry) -> Task:
-    """Return a copy of a task, whose values readers may change without changing the plan; a new one if they did."""
-    if entry.shown_task is None or entry.shown_task.__dict__ != entry.fields:
-        entry.shown_task = detached(entry.task)
-    return entry.shown_task
-
-
 class PlanView:
     """Read-only view of a plan, pinned to the revision at which it was made.
 
-    Readers may change the values in what it returns: they are copies.
-
-    Reading it at a later revision of the plan raises `StaleView`. Within a revision, states change as tasks finish.
+    It shows the values of the plan itself, which readers must not change. Reading it at a later revision of the plan raises `StaleView`. Within a revision, states change as tasks finish.
     """
 
     __slots__ = ("_plan", "revision")
@@ -103,19 +94,17 @@ class PlanView:
     @property
     def context(self) -> Mapping[str, JsonValue]:
         """Current context."""
-        return CopyOnRead(self._live.context)
+        return MappingProxyType(self._live.context)
 
     @property
     def facts(self) -> AbstractSet[str]:
         """Facts that hold now."""
-        return self._live.facts.keys()
+        return self._live.world.facts.keys()
 
     @property
     def tools(self) -> Mapping[str, ToolSpec]:
         """Tools by name, with their current availability."""
-        return MappingProxyType(
-            {name: self._shown_tool(tool) for name, tool in self._live.tools.items()}
-        )
+        return MappingProxyType(self._live.tools)
 
     def made_true_since(self, fact: str, task_id: TaskId) -> bool:
         """Return whether a fact holds no more, or has begun to hold after the last attempt at a task ended.
@@ -123,28 +112,21 @@ class PlanView:
         Raises:
             UnknownTask: there never was such a task.
         """
-        return self._live.facts.get(fact, inf) >= self._live.entry(task_id).end_number
+        return self._live.world.facts.get(fact, inf) >= self._live.entry(task_id).reads.ended
 
     def tool(self, name: str | None) -> ToolSpec | None:
         """Return a tool, or None if the plan does not describe it."""
-        tool = self._live.tools.get(name) if isinstance(name, str) else None
-        return None if tool is None else self._shown_tool(tool)
-
-    def _shown_tool(self, tool: ToolSpec) -> ToolSpec:
-        shown = self._plan.shown_tools.get(tool.name)
-        if shown is None or shown.__dict__ != tool.__dict__:
-            shown = self._plan.shown_tools[tool.name] = detached(tool)
-        return shown
+        return self._live.tools.get(name or "")
 
     @property
     def capacity(self) -> Mapping[str, float]:
         """Current capacity of each resource."""
-        return MappingProxyType(self._live.pool.capacity)
+        return MappingProxyType(self._live.scheduler.pool.capacity)
 
     @checked
     def demand(self, task: Task) -> Mapping[str, float]:
         """Return the resources that a task takes."""
-        return self._live.pool.demand(task)
+        return self._live.scheduler.pool.demand(task)
 
     def task(self, task_id: TaskId) -> TaskView:
         """Return a task by its id, past ones included.
@@ -155,18 +137,18 @@ class PlanView:
         entry = self._live.entry(task_id)
         return TaskView(
             entry.id,
-            _shown(entry),
+            entry.task,
             entry.state,
-            entry.attempts,
-            entry.failure,
+            entry.log.count,
+            entry.log.failure,
             entry.root,
             entry.iteration,
-            entry.replaced_by,
+            entry.replacement.tasks,
             entry.reason,
-            entry.failures,
-            entry.duration,
+            entry.log.failures,
+            entry.log.duration,
             entry.state is TaskState.SKIPPED and entry.condition_revision == CONDITION_NOT_MET,
-            entry.hold_count > 0,
+            entry.place.holds > 0,
         )
 
     def tasks(self) -> Iterator[TaskView]:
@@ -175,7 +157,7 @@ class PlanView:
 
     def task_states(self) -> Iterator[tuple[Task, TaskState]]:
         """Yield the document and state of all tasks; faster than `tasks` for a large plan."""
-        return ((_shown(entry), entry.state) for entry in self._live)
+        return ((entry.task, entry.state) for entry in self._live)
 
     @checked
     def stuck(self, limit: int | None = None) -> tuple[TaskView, ...]:
@@ -229,7 +211,7 @@ class PlanView:
         Raises:
             NoResult: there is none yet.
         """
-        return copy_json(self._live.results.output_of(self._live.entry(task_id).id))
+        return self._live.results.output_of(self._live.entry(task_id).id)
 
     def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
         """Return the tasks that a task replaced, the root first, and the task itself."""
@@ -277,17 +259,17 @@ class PlanView:
     @property
     def succeeded_attempts(self) -> int:
         """Number of attempts that have succeeded."""
-        return self._live.success_durations[0]
+        return self._live.statistics.successes[0]
 
     @property
     def ended_attempts(self) -> int:
         """Number of attempts that have ended."""
-        return self._live.ended_attempts
+        return self._live.statistics.ended_attempts
 
     @property
     def successful_seconds(self) -> float:
         """Total seconds of the successful attempts."""
-        return self._live.success_durations[1]
+        return self._live.statistics.successes[1]
 
     @property
     def remaining_cost(self) -> float:
@@ -300,19 +282,19 @@ class PlanView:
     @property
     def busy_seconds(self) -> float:
         """Seconds in which some attempt ran, until the last one ended."""
-        return self._live.busy_seconds
+        return self._live.statistics.busy_seconds
 
     @property
     def recent_ends(self) -> tuple[bool, ...]:
         """Whether each of the last 20 attempts succeeded, oldest first; a replan that was applied counts as a failure."""
-        return tuple(self._live.recent_ends)
+        return tuple(self._live.statistics.recent_ends)
 
     def unfinished_by_tool(self) -> Iterator[tuple[str, int, float | None]]:
         """Yield each tool in use: its name, its number of unfinished tasks, and the mean seconds of its successes."""
         live = self._live
         for name, users in live.dependency_index.resource_users.items():
-            if users and (name in live.tools or name not in live.pool.capacity):
-                count, seconds = live.tool_durations.get(name, (0, 0.0))
+            if users and (name in live.tools or name not in live.scheduler.pool.capacity):
+                count, seconds = live.statistics.tool_durations.get(name, (0, 0.0))
                 yield name, len(users), seconds / count if count else None
 
     @property
@@ -382,28 +364,28 @@ class DraftView:
             UnknownTask: there is no such task.
         """
         draft = self._draft
-        if not isinstance(task_id, str) or task_id not in draft.new_tasks:  # type: ignore[redundant-expr]  # callers err
-            found = self._base.task(task_id)._replace(state=draft.state(task_id))
-            return (
-                found._replace(task=detached(draft.tasks[task_id]))
-                if task_id in draft.tasks
-                else found
-            )
-        lineage = (task_id, *draft.ancestors(task_id))
-        task, state = detached(draft.task(task_id)), draft.state(task_id)
-        root, iteration = lineage[-1], len(lineage) - 1
+        if task_id in draft.new_tasks:
+            return self._new_task(task_id)
+        found = self._base.task(task_id)._replace(state=draft.state(task_id))
+        if task_id in draft.tasks:
+            found = found._replace(task=draft.tasks[task_id])
+        return found
+
+    def _new_task(self, task_id: TaskId) -> TaskView:
+        ancestors = list(self._draft.ancestors(task_id))
+        root = ancestors[-1] if ancestors else task_id
         return TaskView(
-            task_id,
-            task,
-            state,
-            0,
-            None,
-            root,
-            iteration,
-            (),
-            "",
-            0,
-            0.0,
+            id=task_id,
+            task=self._draft.task(task_id),
+            state=self._draft.state(task_id),
+            attempts=0,
+            failure=None,
+            root=root,
+            iteration=len(ancestors),
+            replaced_by=(),
+            reason="",
+            failures=0,
+            duration=0.0,
             condition_not_met=False,
             is_held=False,
         )
@@ -414,10 +396,10 @@ class DraftView:
 
     def task_states(self) -> Iterator[tuple[Task, TaskState]]:
         """Yield the document and state of all tasks."""
-        ids = [*(task.id for task, _ in self._base.task_states()), *self.new_task_ids]
-        return (
-            (detached(self._draft.task(task_id)), self._draft.state(task_id)) for task_id in ids
-        )
+        for task, _ in self._base.task_states():
+            yield self._draft.task(task.id), self._draft.state(task.id)
+        for task_id in self.new_task_ids:
+            yield self._draft.task(task_id), self._draft.state(task_id)
 
     def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
         """Return the tasks that a task replaced, the root first, and the task itself."""
@@ -489,15 +471,15 @@ def strips_problem(
     if draft is not None:
         return _build_problem(live, draft, _relevant_subgraph(live, draft, tasks, facts))
     subject = frozenset(tasks), frozenset(facts)
-    if subject not in live.strips_problems:
+    if subject not in live.world.problems:
         draft = Draft(live)
         part = _relevant_subgraph(live, draft, *subject)
-        live.strips_problems[subject] = (
+        live.world.problems[subject] = (
             strips_problem(live)
             if part is None and any(subject)
             else _build_problem(live, draft, part)
         )
-    return live.strips_problems[subject]
+    return live.world.problems[subject]
 
 
 def _build_problem(live: LivePlan, draft: Draft, part: Subgraph | None) -> StripsProblem:
@@ -523,7 +505,7 @@ def _build_problem(live: LivePlan, draft: Draft, part: Subgraph | None) -> Strip
             StripsStep(task_id, task.tool, arguments, action, tuple(waits_for), running, startable)
         )
     goal = tuple(fact for fact in live.goal.facts if part is None or fact in part[1])
-    return StripsProblem(tuple(live.facts), tuple(steps), goal, live.plan.facts is not None)
+    return StripsProblem(tuple(live.world.facts), tuple(steps), goal, live.plan.facts is not None)
 
 
 def _relevant_subgraph(

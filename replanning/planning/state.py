@@ -641,7 +641,7 @@ def progress_data(state: PlanningState, live: LivePlan) -> JsonObject:
     done = sum(is_action_done(live, entry) for entry in entries.values())
     errors: JsonObject = {"errors": state.errors, "errors_in_a_row": state.consecutive_errors}
     progress: JsonObject = {"done": done, "of": len(entries), **errors}
-    facts: list[JsonValue] = [*live.facts]
+    facts: list[JsonValue] = [*live.world.facts]
     return {
         "progress": progress if entries else {},
         "remaining": remaining,
@@ -661,14 +661,14 @@ def executed_actions(live: LivePlan, state: PlanningState) -> list[JsonValue]:
     """Return the actions that were begun so far with their outputs and errors, as models are shown them."""
     executed, names = list[JsonValue](), state.names
     for entry in live:
-        begun = entry.state not in WAITING or entry.failure is not None
+        begun = entry.state not in WAITING or entry.log.failure is not None
         if is_action(entry.task) and begun and not entry.removed:
             name, tool = names.get(entry.id, entry.id), tool_name(entry.task)
             action: JsonObject = {"task": name, "tool": tool, "state": entry.state.value}
             if entry.output is not None:
                 action["output"] = _shorten(entry.output)
-            if entry.failure is not None:
-                action["error"] = _shorten(entry.failure.message)
+            if entry.log.failure is not None:
+                action["error"] = _shorten(entry.log.failure.message)
             executed.append(action)
     return executed
 

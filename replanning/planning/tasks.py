@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from replanning.changes import AddTask, PlanChange
 from replanning.errors import Problem
-from replanning.live.graph import TaskEntry
+from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.live.view import PlanView
@@ -163,7 +163,7 @@ def is_phase_reached(live: LivePlan, phase: Phase, *, besides: TaskId | None = N
     upto = phases[: phases.index(phase) + 1]
     for entry in live:
         current = phase_of(entry.task) or Phase.EXECUTION
-        if current not in upto or entry.removed or entry.replaced_by:
+        if current not in upto or entry.removed or entry.replacement.tasks:
             continue
         if entry.id != besides and (entry.state in WAITING or entry.state is TaskState.RUNNING):
             return False
@@ -238,7 +238,7 @@ def is_action_done(live: LivePlan, entry: TaskEntry) -> bool:
     """Return whether an action is done, itself or by its replacement."""
     if entry.state is TaskState.DONE:
         return phase_of(entry.task) is None
-    parts = [live.entry(task_id) for task_id in entry.replaced_by]
+    parts = [live.entry(task_id) for task_id in entry.replacement.tasks]
     return (
         entry.state is TaskState.REPLACED_BY_REPLAN
         and bool(parts)

@@ -17,7 +17,7 @@ from replanning.errors import (
     ToolError,
     TransientError,
 )
-from replanning.live.graph import TaskEntry
+from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
@@ -208,7 +208,7 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
         names[start : start + _BATCH_SIZE] for start in range(0, len(names), _BATCH_SIZE)
     ] or [[]]
     data = session.prompt_data(task) | {"task_decomposition": decomposition.model_dump(mode="json")}
-    tools, capacity = session.tools, session.run.live.pool.capacity
+    tools, capacity = session.tools, session.run.live.scheduler.pool.capacity
 
     def unfinished_part(planned: ActionPlan) -> ActionPlan:
         left = planned.without(finished)
@@ -944,7 +944,7 @@ async def _resolve_task(session: PlanningSession, task: Task, context: TaskConte
         arguments = {**call.arguments, **planned}
         if missing := missing_arguments(spec, arguments):
             raise LLMResponseInvalid(f"the arguments {list(missing)} are missing")
-        if problems := tool_use_problems(spec, arguments, live.pool.capacity):
+        if problems := tool_use_problems(spec, arguments, live.scheduler.pool.capacity):
             raise LLMResponseInvalid("; ".join(problems))
         session.refuse_secrets({"the arguments": call.arguments})
         return call.arguments, reply.comment
@@ -1103,7 +1103,7 @@ def _call_problems(
     if missing := missing_arguments(spec, call.arguments):
         return [f"the arguments {list(missing)} of {call.name!r} are missing"]
     limits = session.manager.limits
-    failed = [PlanningTask.of(entry.task) for entry in actions if entry.failure is not None]
+    failed = [PlanningTask.of(entry.task) for entry in actions if entry.log.failure is not None]
     same = [
         notes
         for notes in failed
@@ -1126,4 +1126,4 @@ def _call_problems(
         return [
             f"a person has declined to use {call.name!r} with these arguments; do something else"
         ]
-    return tool_use_problems(spec, call.arguments, session.run.live.pool.capacity)
+    return tool_use_problems(spec, call.arguments, session.run.live.scheduler.pool.capacity)

@@ -66,7 +66,9 @@ from replanning.journal.records import (
 )
 from replanning.journal.store import Lease, RunStore, ToolOutcome, mean_durations, to_plain_json
 from replanning.live.draft import Draft
-from replanning.live.graph import MAX_OUTCOMES_PER_TOOL, TaskEntry, context_keys
+from replanning.live.entries import TaskEntry
+from replanning.live.facts import context_keys
+from replanning.live.graph import MAX_OUTCOMES_PER_TOOL
 from replanning.live.plan import LivePlan
 from replanning.live.stale import outdated_keys, stale_results
 from replanning.live.states import STUCK, WAITING, TaskState
@@ -163,7 +165,7 @@ class TaskOffer:
     @property
     def is_open(self) -> bool:
         """Whether the task was neither started nor returned since."""
-        return self.entry.claim == self.claim != 0
+        return self.entry.place.claim == self.claim != 0
 
 
 class TaskPuller(Protocol):
@@ -259,7 +261,7 @@ class Lifecycle:
         self.redactor = redactor
         self.spans = spans
         self.loop = LoopThread()
-        self.timer = Timer(self.clock, live.deadlines.next_due, self._on_deadline)
+        self.timer = Timer(self.clock, live.scheduler.deadlines.next_due, self._on_deadline)
         # While attempts run, the wall clock goes on.
         attempts = (
             (AttemptStarted, *ATTEMPT_ENDS)
@@ -398,7 +400,9 @@ class Lifecycle:
         alternatives are found.
         """
         live = self.live
-        own = list(live.outcomes.get(tool, ()) or self.ledger.outcomes_by_source.get(tool, ()))
+        own = list(
+            live.statistics.outcomes.get(tool, ()) or self.ledger.outcomes_by_source.get(tool, ())
+        )
         if len(own) < MAX_OUTCOMES_PER_TOOL:
             earlier = [
                 outcome.succeeded
@@ -419,7 +423,7 @@ class Lifecycle:
             o.succeeded
             for o in reversed(self.store.outcomes(tool=None, capability=spec.capability))
         ]
-        return [*earlier, *(o for name in same for o in live.outcomes.get(name, ()))][
+        return [*earlier, *(o for name in same for o in live.statistics.outcomes.get(name, ()))][
             -MAX_OUTCOMES_PER_TOOL:
         ]
 
@@ -512,7 +516,9 @@ class Lifecycle:
         cancelled = [
             live.entry(c.task_id) for c in changes if c.kind == "cancel" and c.task_id in live
         ]
-        stopped = {entry.id: entry.attempt for entry in cancelled if entry.attempt is not None}
+        stopped = {
+            entry.id: entry.log.current for entry in cancelled if entry.log.current is not None
+        }
         traces = {
             task: trace
             for task, attempt in stopped.items()
@@ -537,7 +543,7 @@ class Lifecycle:
             self._cancel_attempt(attempt_id)
         self.after_observation()
         self.check_completion()
-        due = live.deadlines.next_due()
+        due = live.scheduler.deadlines.next_due()
         if due is not None:
             self.timer.notify_deadline(due)
         return parent + 1
@@ -567,9 +573,9 @@ class Lifecycle:
         if (
             self._claims_since_checkpoint >= CLAIMS_PER_CHECKPOINT
             or self.stopping
-            or live.pool.limited
-            or live.closed_world
-            or live.breakers
+            or live.scheduler.pool.limited
+            or live.world.closed
+            or live.scheduler.breakers
             or not (tool is None or tool.available)
             or not (timeout is None or may_time_out)
             or has_references(task.arguments)
@@ -682,7 +688,7 @@ class Lifecycle:
             None when the run has ended, or nothing of the lineage is left to be executed.
         """
         live, ripe = self.live, 0
-        queue = live.ready_queue if root is None else live.ready_queue.reserved[root.id]
+        queue = live.scheduler.queue if root is None else live.scheduler.queue.reserved[root.id]
         while self.end is None:
             if self._claims_since_checkpoint >= CLAIMS_PER_CHECKPOINT:
                 # The event loop has a turn first; the first puller that waits for it resets the count of claims.
@@ -702,7 +708,7 @@ class Lifecycle:
                 and live.aborted is None
             ):
                 while True:
-                    entry = live.claim_next(queue)
+                    entry = live.scheduler.claim_next(queue)
                     while entry is None and left and ripe:
                         if left[0].is_open:
                             entry = left[0].entry
@@ -713,7 +719,7 @@ class Lifecycle:
                         break
                     try:
                         if (
-                            entry.fields["when"] is not None
+                            entry.task.when is not None
                             and entry.condition_revision != live.revision
                             and not self._evaluate_condition(entry)
                         ):
@@ -721,7 +727,7 @@ class Lifecycle:
                         if (task := self._resolve_arguments(entry, copied=copied)) is not None:
                             return entry, task
                     except StoreError:
-                        live.return_claim(entry)
+                        live.scheduler.return_claim(entry)
                         break
                 if left and not ripe:
                     ripe = len(left)
@@ -779,12 +785,12 @@ class Lifecycle:
             entry = stack.pop()
             if entry.satisfied or entry.id in needed:
                 continue
-            if entry.sinks:
-                stack += entry.sinks
+            if entry.replacement.sinks:
+                stack += entry.replacement.sinks
                 continue
             needed[entry.id] = entry
             waits_for = (
-                () if entry.state in GIVEN_UP else map(self.live.entry, entry.fields["depends_on"])
+                () if entry.state in GIVEN_UP else map(self.live.entry, entry.task.depends_on)
             )
             stack += (other for other in waits_for if self.open_ended or other.root == root.id)
         return needed
@@ -796,21 +802,22 @@ class Lifecycle:
             t for t in self.ledger.open_triggers.values() if t.kind != "resource-changed"
         ]  # may be put off
         for entry in live.leaves(root):
-            demand = live.pool.demand(entry.task)
+            demand = live.scheduler.pool.demand(entry.task)
             waits = entry.state is not _READY or (
-                live.pool.can_ever_fit(demand) and not live.pool.fits_now(demand)
+                live.scheduler.pool.can_ever_fit(demand)
+                and not live.scheduler.pool.fits_now(demand)
             )
             if (
                 waits
-                or entry.id not in live.parked
+                or entry.id not in live.scheduler.parked
                 or any(entry.id in trigger.tasks for trigger in triggers)
             ):
                 continue
             if (
-                lacking := live.lacks(entry)
-            ) and not live.running_actions:  # which may bring the facts about
+                lacking := live.scheduler.lacks(entry)
+            ) and not live.world.running:  # which may bring the facts about
                 with suppress(StoreError):  # it is looked at again when the store works
-                    if entry.fields["when"] is None or self._evaluate_condition(entry):
+                    if entry.task.when is None or self._evaluate_condition(entry):
                         self.failed(
                             self.start(entry), Failure("Unavailable", lacking, kind="unavailable")
                         )
@@ -844,14 +851,14 @@ class Lifecycle:
         Raises:
             NotRunning: somebody else performs it.
         """
-        if root.id in self.live.ready_queue.reserved:
+        if root.id in self.live.scheduler.queue.reserved:
             raise NotRunning(f"task {root.id!r} is being performed already")
         self.live.reserve(root, partial(self.wake_performer, root.id))
 
     def unreserve(self, root: TaskEntry) -> None:
         """Hand the tasks of a lineage out to anybody again."""
         self._performers.pop(root.id, None)
-        self.live.unreserve(root)
+        self.live.scheduler.unreserve(root.id)
         self.wake_waiters()
         self.check_completion()
 
@@ -901,12 +908,12 @@ class Lifecycle:
     def requeue(self, *offers: TaskOffer) -> None:
         """Return tasks that were handed out and not started."""
         for offer in offers:
-            self.live.return_claim(offer.entry, offer.claim)
+            self.live.scheduler.return_claim(offer.entry, offer.claim)
         self.wake_waiters()
 
     def wake_waiters(self) -> None:
         """Wake as many waiting pullers as there are ready tasks, and those who perform tasks if resources are limited."""
-        if self._performers and self.live.pool.limited:
+        if self._performers and self.live.scheduler.pool.limited:
             self.wake_performers()
         waiters = self._waiters
         if waiters:
@@ -928,8 +935,8 @@ class Lifecycle:
             return self.stopping
         if entry.state is not _READY:
             return f"the task is {entry.state}"
-        return self.live.lacks(entry) or (
-            "the task is held by a question" if entry.hold_count else ""
+        return self.live.scheduler.lacks(entry) or (
+            "the task is held by a question" if entry.place.holds else ""
         )
 
     def _evaluate_condition(self, entry: TaskEntry) -> bool:
@@ -944,16 +951,16 @@ class Lifecycle:
 
     def _resolve_arguments(self, entry: TaskEntry, *, copied: bool) -> Task | None:
         """Return the task with its references replaced by values; None where they have none, and it has failed."""
-        fields = entry.fields
-        if not copied and not has_references(fields["arguments"]):
-            return entry.task
+        task = entry.task
+        if not copied and not has_references(task.arguments):
+            return task
         changed: dict[str, object] = {}
-        if fields["metadata"] or fields["resources"] or fields["fallbacks"] or fields["undo"]:
+        if task.metadata or task.resources or task.fallbacks or task.undo:
             for name in _COPIED_FIELDS:
-                value: object = fields[name]
+                value: object = getattr(task, name)
                 if value or type(value) is dict:  # also empty objects, which can be filled
                     changed[name] = detached(value) if value else {}
-        declared = fields["arguments"]
+        declared = task.arguments
         if not declared:
             return entry.task.model_copy(update=changed) if changed else entry.task
         if not has_references(declared):
@@ -995,22 +1002,21 @@ class Lifecycle:
         Raises:
             StoreError: the journal does not take it; the task must not be executed.
         """
-        number = entry.attempts + 1
+        number = entry.log.count + 1
         # A first attempt, as most are, without making text of a number, and no call of a type that does nothing.
         attempt_id: AttemptId = entry.id + "#1" if number == 1 else f"{entry.id}#{number}"  # type: ignore[assignment]
-        timeout, name = entry.fields["timeout"], entry.fields["tool"]
+        timeout, name = entry.task.timeout, entry.task.tool
         if timeout is None and name is not None:
             tool = self.live.tools.get(name)
             timeout = tool.timeout if tool is not None else None
-        history = self.live.context_history
+        history = self.live.staleness.history
         if (
             history.version
-            and (version := history.version_at_claim(entry.claim)) != history.version
-            and entry.claim
+            and (version := history.version_at_claim(entry.place.claim)) != history.version
+            and entry.place.claim
         ):
-            entry.reads = dict.fromkeys(
-                context_keys(entry.task), version
-            )  # its references were replaced then
+            # Its references were replaced then.
+            entry.reads.keys = dict.fromkeys(context_keys(entry.task), version)
         self._commit_start(attempt_id, entry.id, number, timeout)
         if self._is_current(entry, attempt_id):
             self.running[attempt_id] = entry, body
@@ -1020,7 +1026,7 @@ class Lifecycle:
 
     def _is_current(self, entry: TaskEntry, attempt_id: AttemptId) -> bool:
         """Return whether an attempt that was started just now goes on: whoever observes its start may have cancelled it."""
-        return entry.attempt == attempt_id and self.end is None
+        return entry.log.current == attempt_id and self.end is None
 
     def _commit_start(
         self,
@@ -1046,7 +1052,7 @@ class Lifecycle:
     async def start_pulled(self, body: AttemptBody) -> bool:
         """Start the attempt of a task that was pulled, once the store works; false when it may not run any more."""
         entry = self.live.entry(body.task.id)
-        offer = TaskOffer(entry, entry.claim)
+        offer = TaskOffer(entry, entry.place.claim)
         try:
             while not (obstacle := self.obstacle_to(entry)) and self.end is None:
                 try:
@@ -1091,12 +1097,12 @@ class Lifecycle:
             return
         live = self.live
         self.commit_or_defer(
-            AttemptSucceeded(attempt_id, entry.id, value, recoverable, entry.reads or None)
+            AttemptSucceeded(attempt_id, entry.id, value, recoverable, entry.reads.keys or None)
         )
-        if live.redoes_stale and (live.context_history.version or live.redone):
-            needed = map(live.entries.__getitem__, entry.fields["depends_on"])
+        if live.staleness.redoes and (live.staleness.history.version or live.staleness.redone):
+            needed = map(live.entries.__getitem__, entry.task.depends_on)
             if outdated_keys(live, entry) or any(
-                dep.redone or dep.id in live.recorded_stale for dep in needed
+                dep.replacement.redone or dep.id in live.staleness.recorded for dep in needed
             ):
                 self.record_stale_results()
         self.after_observation()
@@ -1113,7 +1119,7 @@ class Lifecycle:
             else failure_from(error, on, bool(idempotent), self._is_transient)
         )
         message, kind = failure.message, failure.kind
-        if kind == "unfinished" and entry.continuations + 1 >= (
+        if kind == "unfinished" and entry.log.continuations + 1 >= (
             most := self.settings.judge.max_iterations
         ):
             message, kind = (
@@ -1151,7 +1157,7 @@ class Lifecycle:
     def record_stale_results(self) -> None:
         """Record which finished tasks have stale results, unless the last record says the same."""
         stale = {task_id: result.causes for task_id, result in stale_results(self.live).items()}
-        if stale != self.live.recorded_stale:
+        if stale != self.live.staleness.recorded:
             self.commit_or_defer(ResultsStale(stale))
 
     def charge(
@@ -1184,12 +1190,12 @@ class Lifecycle:
         """Stop the body of an attempt that is not current any more."""
         entry, body = self.running.pop(attempt_id, (None, None))
         if entry is not None and body is not None:
-            self.live.keep_resources(entry, attempt_id)
+            self.live.scheduler.keep_resources(entry, attempt_id)
             body.cancel()
 
     def body_ended(self, attempt_id: AttemptId) -> None:
         """Free the resources that the body of a cancelled attempt held until it ended."""
-        self.live.free_resources(attempt_id)
+        self.live.scheduler.free_resources(attempt_id)
         self.after_observation()
 
     def _cancel_attempts(self) -> None:
@@ -1249,7 +1255,7 @@ class Lifecycle:
             asked = {
                 task_id for question in ledger.open_questions.values() for task_id in question.holds
             }
-            if not live.redoes_stale or asked.isdisjoint(live.recorded_stale):
+            if not live.staleness.redoes or asked.isdisjoint(live.staleness.recorded):
                 self.finish("succeeded", "every required task is done")
                 return
         if ledger.open_questions:
@@ -1269,7 +1275,7 @@ class Lifecycle:
                 return
         stuck = [
             f"{e.id!r} {e.state.lower()}"
-            + (f" ({truncate_text(e.failure.message, 200)})" if e.failure else "")
+            + (f" ({truncate_text(e.log.failure.message, 200)})" if e.log.failure else "")
             for e in map(live.entry, live.stuck)
         ]
         left = [repr(e.id) for e in live if e.counts_as_unsatisfied][:5]
@@ -1279,12 +1285,14 @@ class Lifecycle:
                 f"; and {len(stuck) - 5} more" if len(stuck) > 5 else ""
             )
             if parked := [
-                e for e in live.parked.values() if live.entry(e.root).counts_as_unsatisfied
+                e
+                for e in live.scheduler.parked.values()
+                if live.entry(e.root).counts_as_unsatisfied
             ]:
                 tasks = f"{parked[0].id!r}" + (
                     f" and {len(parked) - 1} more" if len(parked) > 1 else ""
                 )
-                reason += f"; {tasks} cannot run: {live.lacks(parked[0])}"
+                reason += f"; {tasks} cannot run: {live.scheduler.lacks(parked[0])}"
         elif live.missing_facts:
             reason = f"everything ran, but of the goal these facts do not hold: {', '.join(live.missing_facts)}"
         self.finish("failed", reason)
@@ -1382,7 +1390,7 @@ class Lifecycle:
             if (
                 attempt_id in self.running
             ):  # otherwise it has ended; while the store fails, the plan does not know yet
-                timeout = round((entry.deadline or 0.0) - entry.started_at, 3)
+                timeout = round((entry.log.deadline or 0.0) - entry.log.started_at, 3)
                 failure = Failure("TimedOut", "", kind="timeout")
                 retry_at, _ = schedule_retry(
                     entry, failure, self.settings, now=now, chance=self._chance()
@@ -1556,13 +1564,13 @@ class OutcomeCollector:
     def _on_attempt_end(self, record: Record) -> None:
         live = self._lifecycle.live
         entry = live.entry(record.body.task)  # type: ignore[union-attr]
-        name = entry.fields["tool"]
+        name = entry.task.tool
         if name is not None and not isinstance(record.body, AttemptInterrupted):
             tool = live.tools.get(name)
             succeeded = isinstance(record.body, AttemptSucceeded)
             capability = tool.capability if tool else None
             self._outcomes.append(
-                ToolOutcome(name, capability, succeeded, record.at, entry.duration)
+                ToolOutcome(name, capability, succeeded, record.at, entry.log.duration)
             )
         if self._lifecycle.ledger.pending_outcomes:
             self._settle(entry, record.at)

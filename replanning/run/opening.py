@@ -580,14 +580,16 @@ async def run_services(
                 RunResumed(life.lease.owner, waited, life.spans.traceparent, __version__)
             )
             on_resume(past)
-            if life.live.redoes_stale:
+            if life.live.staleness.redoes:
                 life.record_stale_results()
             outcomes.recheck(past.last_cause)
             for entry in [e for e in life.live if e.state is TaskState.RUNNING]:
-                assert entry.attempt is not None
+                assert entry.log.current is not None
                 retry_at = life.clock.now() if entry.task.idempotent else None
                 life.commit_or_defer(
-                    AttemptInterrupted(entry.attempt, entry.id, past.interruption_reason, retry_at)
+                    AttemptInterrupted(
+                        entry.log.current, entry.id, past.interruption_reason, retry_at
+                    )
                 )
         if (
             life.end is None

@@ -16,7 +16,7 @@ import anyio
 
 from replanning.errors import NotAccepted, ReplanningError, StoreError, TransientError
 from replanning.journal.records import Failure
-from replanning.live.graph import TaskEntry
+from replanning.live.entries import TaskEntry
 from replanning.plan.redaction import Redactor
 from replanning.plugins import plugin_error
 from replanning.run.event_loop import describe_error, error_message
@@ -290,13 +290,13 @@ def schedule_retry(
     policy = entry.task.retry or settings.retry
     repeatable = failure.transient or (failure.kind == "timeout" and entry.task.idempotent)
     delay = policy.delay * (
-        2 ** min(entry.attempts_in_round - 1, _MAX_DOUBLINGS) if policy.exponential else 1
+        2 ** min(entry.log.in_round - 1, _MAX_DOUBLINGS) if policy.exponential else 1
     )
     if policy.jitter:
         delay *= 0.5 + chance
     due = now + min(delay, _MAX_DELAY_SECONDS)
-    if repeatable and entry.attempts_in_round < policy.max_attempts:
+    if repeatable and entry.log.in_round < policy.max_attempts:
         return due, False
-    if entry.failures + 1 < settings.failure_threshold and failure.kind != "timeout":
+    if entry.log.failures + 1 < settings.failure_threshold and failure.kind != "timeout":
         return due, True
     return None, True

@@ -56,7 +56,8 @@ from replanning.journal.records import (
     Usage,
 )
 from replanning.journal.store import FINISHED_STATUSES, to_plain_json
-from replanning.live.graph import CopyOnRead, TaskEntry
+from replanning.live.entries import TaskEntry
+from replanning.live.graph import CopyOnRead
 from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
 from replanning.live.states import TaskState
@@ -215,9 +216,9 @@ class PlanRun:
             ledger.budget_tracker.spent,
             self._lifecycle.unjournaled,
             {
-                e.id: e.failure
+                e.id: e.log.failure
                 for e in map(self.live.entry, self.live.stuck)
-                if e.failure is not None
+                if e.log.failure is not None
             },
             {task_id: result.causes for task_id, result in stale_results(self.live).items()},
         )
@@ -264,8 +265,8 @@ class PlanRun:
                     elif any(new.id == entry.id for new in change.tasks):
                         made = revised.reason
         limit = self._lifecycle.settings.limits.replans_per_lineage
-        reason = replaced if entry.replaced_by else made
-        return ReplanningInfo(entry.iteration, limit, entry.root, entry.replaced_by, reason)
+        reason = replaced if entry.replacement.tasks else made
+        return ReplanningInfo(entry.iteration, limit, entry.root, entry.replacement.tasks, reason)
 
     # Pulling and reporting
 
@@ -335,7 +336,9 @@ class PlanRun:
                 raise NotRunning(f"no attempt at task {task_id!r} can start: {obstacle}")
             return life.start(entry)
         except (NotRunning, StoreError):
-            life.requeue(TaskOffer(entry, entry.claim))  # it is handed out again when it may start
+            life.requeue(
+                TaskOffer(entry, entry.place.claim)
+            )  # it is handed out again when it may start
             raise
 
     @in_loop_thread
@@ -403,7 +406,7 @@ class PlanRun:
             ValueError: some of these texts are no facts; names every one.
         """
         _require_texts("observe", holds=holds, ceased=ceased)
-        redact, facts = self._redactor.text, self.live.facts
+        redact, facts = self._redactor.text, self.live.world.facts
         if wrong := [
             f"{brief_repr(f)} is no fact: {problem}"
             for f in (*holds, *ceased)
@@ -478,9 +481,9 @@ class PlanRun:
                 wrong.append(
                     f"expected a number of at least 0 for `capacity`, got {brief_repr(capacity)}"
                 )
-            if name not in live.pool.capacity:
+            if name not in live.scheduler.pool.capacity:
                 wrong.append(
-                    f"the plan has no resource {name!r}{hint(str(name), live.pool.capacity)}"
+                    f"the plan has no resource {name!r}{hint(str(name), live.scheduler.pool.capacity)}"
                 )
         if available is not None:
             if not isinstance(available, bool):
@@ -576,7 +579,7 @@ class PlanRun:
         self._lifecycle.commit_or_defer(body)
         if (
             isinstance(body, ContextUpdated)
-            and self.live.redoes_stale
+            and self.live.staleness.redoes
             and self._lifecycle.end is None
         ):
             self._lifecycle.record_stale_results()
@@ -765,13 +768,15 @@ class TaskContext:
         """
         if self._context is None:
             live = self._run.live
-            entry, reads = live.entry(self._task.id), dict[str, int]()
-            if (
-                entry.attempt == self.attempt_id
-            ):  # of an attempt that is not current, nothing is kept
-                reads = entry.reads = reads if entry.reads is None else entry.reads
+            entry = live.entry(self._task.id)
+            reads: dict[str, int] = {}
+            # Of an attempt that is not current, nothing is kept.
+            if entry.log.current == self.attempt_id:
+                if entry.reads.keys is None:
+                    entry.reads.keys = reads
+                reads = entry.reads.keys
             self._context = CopyOnRead(
-                live.context, lambda key: reads.setdefault(str(key), live.context_history.version)
+                live.context, lambda key: reads.setdefault(str(key), live.staleness.history.version)
             )
         return self._context
 
@@ -783,12 +788,12 @@ class TaskContext:
     @property
     def feedback(self) -> str:
         """The feedback of a judge on the previous attempt, if the task is run again because of it; else empty."""
-        return self._run.live.entry(self._task.id).feedback
+        return self._run.live.entry(self._task.id).log.feedback
 
     @property
     def continuations(self) -> int:
         """The number of times that a judge has had the task run again."""
-        return self._run.live.entry(self._task.id).continuations
+        return self._run.live.entry(self._task.id).log.continuations
 
     @property
     def idempotency_key(self) -> str:
@@ -1012,7 +1017,7 @@ class Performance:
             if error is not None:
                 raise error
             reasons = [
-                f"{entry.id!r} {entry.state.lower()} ({entry.failure or entry.reason})"
+                f"{entry.id!r} {entry.state.lower()} ({entry.log.failure or entry.reason})"
                 for entry in given_up
             ]
             raise CallFailed(
@@ -1025,8 +1030,8 @@ class Performance:
         """Return the output of a lineage as the work returned it, or else the recorded output."""
         root, outputs = self.root, self.outputs
         leaf = root
-        while leaf.state is TaskState.REPLACED_BY_REPLAN and len(leaf.sinks) == 1:
-            leaf = leaf.sinks[0]
+        while leaf.state is TaskState.REPLACED_BY_REPLAN and len(leaf.replacement.sinks) == 1:
+            leaf = leaf.replacement.sinks[0]
         if leaf.state is TaskState.DONE and leaf.id in outputs:
             return outputs[leaf.id]
         if leaf.state is TaskState.SKIPPED:
@@ -1286,7 +1291,7 @@ class ReadyTasks:
             raise StopAsyncIteration
         entry, task = claimed
         taken_over = others_left and others_left[0].entry is entry and others_left[0].is_open
-        offers.append(others_left.popleft() if taken_over else TaskOffer(entry, entry.claim))
+        offers.append(others_left.popleft() if taken_over else TaskOffer(entry, entry.place.claim))
         return task
 
     def __del__(self) -> None:

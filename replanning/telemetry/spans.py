@@ -31,7 +31,7 @@ from replanning import journal
 from replanning.changes import CancelTask, PlanChange
 from replanning.decision.confidence import count_progress
 from replanning.environment import Clock
-from replanning.live.graph import TaskEntry
+from replanning.live.entries import TaskEntry
 from replanning.llm.completions import Completion, LLMCall
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import AttemptId, JsonValue, QuestionId, ReplanId, RunId, TaskId
@@ -370,7 +370,7 @@ class OTelRunTracer(RunTracer):
                 for change in body.changes:
                     if isinstance(change, CancelTask) and change.task_id in self._run.live:
                         entry = self._run.live.entry(change.task_id)
-                        attempt = AttemptId(f"{entry.id}#{entry.attempts}")
+                        attempt = AttemptId(f"{entry.id}#{entry.log.count}")
                         self._end_unsuccessful(attempt, entry.id, "cancelled", at)
             case journal.UsageCharged():
                 span = None
@@ -526,7 +526,7 @@ class OTelRunTracer(RunTracer):
             names.ATTEMPT_NUMBER: body.number,
             names.ATTEMPT_OUTCOME: outcome,
         }
-        if (tool := entry.fields["tool"]) is not None:
+        if (tool := entry.task.tool) is not None:
             attributes[names.TASK_TOOL] = tool
         if entry.parent is not None:
             attributes[names.TASK_ROOT] = entry.root

@@ -205,7 +205,7 @@ def test_scores_are_shares(
     alternative = Alternative(
         changes=changes, reason="", confidence=confidence, expected_duration=5.0
     )
-    past = run.live.outcomes
+    past = run.live.statistics.outcomes
     for scorer in (ConfidenceScorer(), ConfidenceScorer(weights)):
         score = scorer.score(
             alternative, PlanView(run.live), lambda name: past.get(name, ()), time_left=left

@@ -189,13 +189,13 @@ async def test_late_success_and_person(clock: VirtualClock) -> None:
         assert not run.live.tools["fetch"].available
         assert repr(ToolBreakers(run._lifecycle, 0)) == f"<ToolBreakers of {run.id!r} ['fetch']>"
         run.succeeded(ids[6])
-        assert (run.live.tools["fetch"].available, run.live.breakers) == (True, {})
+        assert (run.live.tools["fetch"].available, run.live.scheduler.breakers) == (True, {})
         await clock.sleep(1)
         for number in range(8, 13):
             run.failed(run.started(f"p{number}"), OSError("down"))
         assert not run.live.tools["fetch"].available
         run.change_resource("fetch", available=True)
-        assert (run.live.tools["fetch"].available, run.live.breakers) == (True, {})
+        assert (run.live.tools["fetch"].available, run.live.scheduler.breakers) == (True, {})
 
 
 async def test_one_task_tries(clock: VirtualClock) -> None:
@@ -212,7 +212,7 @@ async def test_one_task_tries(clock: VirtualClock) -> None:
         run.failed(run.started(tried.id), Failure("OutputError", "too large", kind="output"))
         tried = await anext(second)
         run.succeeded(run.started(tried.id))
-        assert run.live.breakers == {}
+        assert run.live.scheduler.breakers == {}
         assert (await anext(first)).id != (await anext(second)).id
 
 
@@ -250,4 +250,4 @@ async def test_breaker_survives_the_process(mode: Mode) -> None:
         assert [run.live.entry(f"p{n}").state for n in (1, 5, 6, 8)] == [TaskState.FAILED] * 2 + [
             TaskState.DONE
         ] * 2
-        assert (run.live.tools["fetch"].available, run.live.breakers) == (True, {})
+        assert (run.live.tools["fetch"].available, run.live.scheduler.breakers) == (True, {})

@@ -68,7 +68,7 @@ async def test_calls_of_the_past(clock: VirtualClock) -> None:
     async with engine_of(clock).session("find", tools=[search, search_slowly]) as session:
         for number in range(5):
             assert await session.call(echo, number) == number
-        assert list(session.run.live.ready_queue) == []
+        assert list(session.run.live.scheduler.queue) == []
 
 
 async def test_exception_of_the_tool(clock: VirtualClock) -> None:

@@ -316,7 +316,7 @@ def test_reports_while_a_call_is_recorded() -> None:
     ) as thread:
         threads.append(thread)
         assert search_in(thread, lambda name, _: name) == "search"
-        assert "found" in thread.session.run.live.facts
+        assert "found" in thread.session.run.live.world.facts
 
 
 def call_elsewhere(function: Callable[..., object], *args: object) -> None:

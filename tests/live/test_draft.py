@@ -442,7 +442,7 @@ def test_retry_a_failed_task() -> None:
     assert run.live.check(changes) == ()
     run.apply(*changes)
     assert run.states() == {"a": "READY", "b": "BACKOFF"}
-    assert run.live.deadlines.next_due() == run.now + 5
+    assert run.live.scheduler.deadlines.next_due() == run.now + 5
     assert after(run, retry("b")).states()["b"] == "READY"
 
 
@@ -461,7 +461,7 @@ def test_backoff_and_a_new_dependency(seconds: float, state: str) -> None:
     run = journaled("a", "x")
     run.fail("a", retry_at=run.now + 5)
     run.apply(modify("a", depends_on=["x"]))
-    assert (run.states()["a"], run.live.deadlines.next_due()) == ("PENDING", run.now + 5)
+    assert (run.states()["a"], run.live.scheduler.deadlines.next_due()) == ("PENDING", run.now + 5)
     run.now += seconds
     assert run.live.advance(run.now) == []
     assert run.states()["a"] == "PENDING"
@@ -469,7 +469,7 @@ def test_backoff_and_a_new_dependency(seconds: float, state: str) -> None:
     assert run.states()["a"] == state
     assert inconsistencies(run.live) == []
     run.live.advance(run.now + 5)
-    assert (claimed(run.live), run.live.deadlines.next_due()) == (["a"], None)
+    assert (claimed(run.live), run.live.scheduler.deadlines.next_due()) == (["a"], None)
     run.apply(skip("a"))
     run.apply(retry("a"))
     assert run.states()["a"] == "READY"
@@ -530,11 +530,11 @@ def test_modify_requeues_a_ready_task() -> None:
 def test_modify_dependencies() -> None:
     """New dependencies make a task wait and end its claim; fewer make it ready."""
     run = journaled("a", "b", task("c", "a"))
-    entry = [run.live.claim_next(), run.live.claim_next()][1]
+    entry = [run.live.scheduler.claim_next(), run.live.scheduler.claim_next()][1]
     assert entry is run.live.entry("b")
     run.apply(modify("b", depends_on=["c"]), modify("c", depends_on=[]))
     assert run.states() == {"a": "READY", "b": "PENDING", "c": "READY"}
-    assert not entry.claim
+    assert not entry.place.claim
     assert after(run, "run c").states()["b"] == "READY"
     assert inconsistencies(run.live) == []
 
@@ -643,10 +643,13 @@ def test_changes_of_claimed_and_running_tasks() -> None:
     """Claimed tasks can be replaced, skipped, cancelled and removed, running ones cancelled; all resources are freed."""
     run = journaled(*(task(i, resources={"cpu": 1}) for i in "abcde"), resources={"cpu": 5})
     run.start("a", deadline=5.0)
-    while run.live.claim_next() is not None:
+    while run.live.scheduler.claim_next() is not None:
         pass
     run.apply(cancel("a"), replace("b", "x"), skip("c"), cancel("d"), remove("e"))
-    assert (run.live.pool.used, run.live.deadlines.next_due()) == ({"cpu": 0.0}, None)
+    assert (run.live.scheduler.pool.used, run.live.scheduler.deadlines.next_due()) == (
+        {"cpu": 0.0},
+        None,
+    )
     assert inconsistencies(run.live) == []
 
 

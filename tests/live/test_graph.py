@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from replanning import TaskState
 from replanning.errors import ExpressionError, NoResult, UnknownTask
 from replanning.journal import AttemptSucceeded, ConditionEvaluated
-from replanning.live.graph import MAX_LOOKAHEAD, Deadlines, ResourcePool, TaskEntry
+from replanning.live.entries import TaskEntry
+from replanning.live.scheduler import MAX_LOOKAHEAD, Deadlines, ResourcePool
 from tests.support.live import (
     JournaledPlan,
     add,
@@ -96,10 +97,10 @@ def test_quiescent() -> None:
     """A plan is quiescent if no task runs, backs off, is claimed or could be claimed."""
     run = journaled("a", task("b", tool="gone"), tools=[tool("gone", available=False)])
     assert not run.live.quiescent
-    entry = run.live.claim_next()
+    entry = run.live.scheduler.claim_next()
     assert entry is not None
     assert not run.live.quiescent
-    run.live.return_claim(entry, entry.claim)
+    run.live.scheduler.return_claim(entry, entry.place.claim)
     run.fail("a", retry_at=run.now + 1)
     assert not run.live.quiescent
     assert run.live.advance(run.now + 1) == []
@@ -112,16 +113,16 @@ def test_quiescent() -> None:
 def test_claims_are_returned_once() -> None:
     """A claim is returned only by its own number, and only once."""
     run = journaled("a")
-    entry = run.live.claim_next()
-    number = entry.claim
+    entry = run.live.scheduler.claim_next()
+    number = entry.place.claim
     for wrong in (0, number + 1):
-        run.live.return_claim(entry, wrong)
-        assert entry.claim == number
-    run.live.return_claim(entry, number)
-    run.live.return_claim(entry, number)
-    assert run.live.claim_next() is entry
-    run.live.return_claim(entry, number)
-    assert (entry.claim, claimed(run.live)) == (number + 1, [])
+        run.live.scheduler.return_claim(entry, wrong)
+        assert entry.place.claim == number
+    run.live.scheduler.return_claim(entry, number)
+    run.live.scheduler.return_claim(entry, number)
+    assert run.live.scheduler.claim_next() is entry
+    run.live.scheduler.return_claim(entry, number)
+    assert (entry.place.claim, claimed(run.live)) == (number + 1, [])
 
 
 def test_large_demands_do_not_starve() -> None:
@@ -133,10 +134,10 @@ def test_large_demands_do_not_starve() -> None:
         "start busy",
     )
     for number in range(MAX_LOOKAHEAD):
-        entry = run.live.claim_next()
+        entry = run.live.scheduler.claim_next()
         assert entry is run.live.entry(f"s{number}")
         run.run(entry.id)
-    assert run.live.claim_next() is None
+    assert run.live.scheduler.claim_next() is None
     run.end("busy#1")
     assert claimed(run.live)[0] == "large"
 
@@ -155,13 +156,13 @@ def test_advance() -> None:
     run = journaled("a", "b")
     run.fail("a", retry_at=run.now + 5)
     run.start("b", deadline=run.now + 6)
-    assert run.live.deadlines.next_due() == run.now + 5
+    assert run.live.scheduler.deadlines.next_due() == run.now + 5
     assert run.live.advance(run.now + 5) == []
     assert run.states()["a"] == "READY"
     assert [(entry.id, attempt) for entry, attempt in run.live.advance(run.now + 6)] == [
         ("b", "b#1")
     ]
-    assert run.live.deadlines.next_due() is None
+    assert run.live.scheduler.deadlines.next_due() is None
 
 
 def test_skipped_tasks_wait_again() -> None:
@@ -192,7 +193,10 @@ def test_ended_tasks_have_no_backoff(happens: Callable[[JournaledPlan], object])
     run.fail("a", retry_at=run.now)
     assert run.live.advance(run.now) == []
     happens(run)
-    assert (run.live.entry("a").not_before, run.replayed().entry("a").not_before) == (None, None)
+    assert (run.live.entry("a").place.not_before, run.replayed().entry("a").place.not_before) == (
+        None,
+        None,
+    )
 
 
 # Parts of the graph
@@ -228,10 +232,10 @@ def test_fractions_add_up(amounts: list[float], random: object) -> None:
 def test_deadlines_do_not_pile_up() -> None:
     """Deadlines of ended attempts are removed in time; current ones are kept."""
     deadlines, entry, waits = Deadlines(), ready("a", 0), ready("b", 1)
-    waits.state, waits.not_before = TaskState.BACKOFF, 7.0
+    waits.state, waits.place.not_before = TaskState.BACKOFF, 7.0
     deadlines.add(7.0, waits, None)
     for number in range(5_000):
-        entry.attempt, entry.deadline = f"a#{number}", 10.0 + number
+        entry.log.current, entry.log.deadline = f"a#{number}", 10.0 + number
         deadlines.add(10.0 + number, entry, f"a#{number}")
     assert len(deadlines._heap) < 600
     assert list(deadlines.pop_due(9_999.0)) == [(waits, None), (entry, "a#4999")]

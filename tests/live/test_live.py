@@ -41,15 +41,15 @@ def test_success() -> None:
     run.now += 2
     run.end(attempt, output={"x": 1})
     entry = run.live.entry("a")
-    assert (entry.output, entry.duration, entry.attempt, entry.deadline) == (
+    assert (entry.output, entry.log.duration, entry.log.current, entry.log.deadline) == (
         {"x": 1},
         2.0,
         None,
         None,
     )
-    assert (run.live.success_durations, run.live.ended_attempts) == ((1, 2.0), 1)
+    assert (run.live.statistics.successes, run.live.statistics.ended_attempts) == ((1, 2.0), 1)
     assert run.states() == {"a": "DONE", "b": "READY"}
-    assert (run.live.deadlines.next_due(), run.live.complete) == (None, False)
+    assert (run.live.scheduler.deadlines.next_due(), run.live.complete) == (None, False)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_failure(
     run = after(chain("a", "b"), "start a")
     run.fold(end(run.now + 1 if again else None))
     entry = run.live.entry("a")
-    assert (entry.failure, entry.failures) == (failure, 0 if again else 1)
+    assert (entry.log.failure, entry.log.failures) == (failure, 0 if again else 1)
     assert run.states() == {"a": "BACKOFF" if again else "FAILED", "b": "PENDING"}
-    assert run.live.deadlines.next_due() == (run.now + 1 if again else None)
+    assert run.live.scheduler.deadlines.next_due() == (run.now + 1 if again else None)
 
 
 def test_attempts_per_round() -> None:
@@ -84,16 +84,16 @@ def test_attempts_per_round() -> None:
     run = chain("a")
     entry = run.live.entry("a")
     run.fail("a", retry_at=run.now)
-    assert (entry.attempts_in_round, entry.failures) == (1, 0)
+    assert (entry.log.in_round, entry.log.failures) == (1, 0)
     run.live.advance(run.now)
     run.fold(journal.AttemptInterrupted(run.start("a"), "a", "killed", run.now))
-    assert (entry.attempts_in_round, entry.failures) == (1, 0)
+    assert (entry.log.in_round, entry.log.failures) == (1, 0)
     run.live.advance(run.now)
     run.fold(journal.AttemptFailed(run.start("a"), "a", BROKEN, run.now, exhausted=True))
-    assert (entry.attempts_in_round, entry.failures, entry.attempts) == (0, 1, 3)
+    assert (entry.log.in_round, entry.log.failures, entry.log.count) == (0, 1, 3)
     run.live.advance(run.now)
     run.run("a")
-    assert (entry.failures, entry.failure) == (0, None)
+    assert (entry.log.failures, entry.log.failure) == (0, None)
 
 
 def test_outcomes() -> None:
@@ -102,9 +102,11 @@ def test_outcomes() -> None:
         *(task(f"t{n}", tool="pip") for n in range(MAX_OUTCOMES_PER_TOOL + 2)), task("bare")
     )
     run.fail("t0", "t1", "bare")
-    assert {name: list(past) for name, past in run.live.outcomes.items()} == {"pip": [False, False]}
+    assert {name: list(past) for name, past in run.live.statistics.outcomes.items()} == {
+        "pip": [False, False]
+    }
     run.run(*(f"t{n}" for n in range(2, MAX_OUTCOMES_PER_TOOL + 2)))
-    assert list(run.live.outcomes["pip"]) == [True] * MAX_OUTCOMES_PER_TOOL
+    assert list(run.live.statistics.outcomes["pip"]) == [True] * MAX_OUTCOMES_PER_TOOL
 
 
 NONSENSE: list[journal.RecordBody] = [
@@ -147,17 +149,21 @@ def test_impossible_records_are_refused(body: journal.RecordBody) -> None:
 def test_conditions(value: bool | None, state: str, reason: str) -> None:
     """A condition that holds lets its task run, one that does not skips it, and an invalid one fails it."""
     run = journaled(task("a", when="context.go"), task("b", "a"))
-    entry = run.live.claim_next()
+    entry = run.live.scheduler.claim_next()
     assert entry is not None
     run.fold(journal.ConditionEvaluated("a", value, "no such name" if value is None else ""))
-    assert (run.states()["a"], entry.reason, bool(entry.claim)) == (state, reason, value is True)
+    assert (run.states()["a"], entry.reason, bool(entry.place.claim)) == (
+        state,
+        reason,
+        value is True,
+    )
     assert run.states()["b"] == ("READY" if value is False else "PENDING")
     failure = (
         journal.Failure("ConditionError", "no such name", kind="condition")
         if value is None
         else None
     )
-    assert entry.failure == failure
+    assert entry.log.failure == failure
 
 
 def test_observed_changes() -> None:
@@ -176,7 +182,7 @@ def test_observed_changes() -> None:
     ):
         run.fold(body)
     live = run.live
-    assert (live.context, live.pool.capacity, list(live.facts)) == (
+    assert (live.context, live.scheduler.pool.capacity, list(live.world.facts)) == (
         {"new": 2},
         {"cpu": 3},
         ["done"],
@@ -211,26 +217,26 @@ def test_facts_of_tools() -> None:
         task("look", tool="look"), task("make", tool="make", arguments={"out": "x"}), **FACTS
     )
     assert claimed(run.live) == ["make"]
-    assert list(after(run, "run make").live.facts) == ["made(x)"]
+    assert list(after(run, "run make").live.world.facts) == ["made(x)"]
     assert claimed(run.live) == ["look"]
 
 
 def test_effects_are_those_of_the_start() -> None:
     """Effects of an attempt are fixed at its start; a failure and a tool with unresolved arguments have none."""
     unresolved = task("make", tool="make", arguments={"out": "${context.none}"})
-    assert list(after(journaled(unresolved, **FACTS), "run make").live.facts) == ["raw"]
+    assert list(after(journaled(unresolved, **FACTS), "run make").live.world.facts) == ["raw"]
     run = journaled(
         task("make", tool="make", arguments={"out": "${context.out}"}),
         context={"out": "x"},
         **FACTS,
     )
     run.fail("make")
-    assert list(run.live.facts) == ["raw"]
+    assert list(run.live.world.facts) == ["raw"]
     run.apply(retry("make"))
     run.start("make")
     run.fold(journal.ContextUpdated({"out": "y"}))
     run.end("make#2")
-    assert list(run.live.facts) == ["made(x)"]
+    assert list(run.live.world.facts) == ["made(x)"]
 
 
 # Decisions, questions, end of the run
@@ -239,7 +245,7 @@ def test_effects_are_those_of_the_start() -> None:
 def test_blocking() -> None:
     """A blocked task keeps the reason and is not handed out."""
     run = journaled("a", "b")
-    run.live.claim_next()
+    run.live.scheduler.claim_next()
     run.fold(
         journal.DecisionMade("r1", (), "keep", "limit-lineage", "tried enough", blocks=("a", "a"))
     )
@@ -262,18 +268,18 @@ def test_questions_hold_tasks_back() -> None:
     run.start("a")
     for question in ("q2", "q2"):
         run.fold(journal.QuestionAnswered(question, "reject", "eve"))
-    assert run.live.entry("a").hold_count == 0
+    assert run.live.entry("a").place.holds == 0
 
 
 def test_end_of_the_run() -> None:
     """An early end cancels the remaining tasks with its reason, including running and claimed ones."""
     run = journaled(*(task(i, resources={"cpu": 1}) for i in "abc"), resources={"cpu": 2})
     run.start("a")
-    run.live.claim_next()
+    run.live.scheduler.claim_next()
     run.fold(journal.RunEnded("succeeded", "the goal was reached early", cancelled=("a", "b", "c")))
     assert run.states() == dict.fromkeys("abc", "CANCELLED")
     assert run.live.entry("c").reason == "the goal was reached early"
-    assert run.live.pool.used == {"cpu": 0.0}
+    assert run.live.scheduler.pool.used == {"cpu": 0.0}
 
 
 # Revisions

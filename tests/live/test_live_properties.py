@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from replanning import Plan, ReplanningError, journal
 from replanning.changes import PlanChange
 from replanning.errors import ChangeRejected
-from replanning.live.graph import TaskEntry
+from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from tests.support.live import (
@@ -72,18 +72,18 @@ class LivePlanMachine(RuleBasedStateMachine):
     @rule()
     def claim(self) -> None:
         wanted = expected_next(self.live)
-        entry = self.live.claim_next()
+        entry = self.live.scheduler.claim_next()
         assert (entry and entry.id) == wanted
 
-    @precondition(lambda self: any(entry.claim for entry in self.live))
+    @precondition(lambda self: any(entry.place.claim for entry in self.live))
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
         entry = self.live.entry(
-            data.draw(st.sampled_from([entry.id for entry in self.live if entry.claim]))
+            data.draw(st.sampled_from([entry.id for entry in self.live if entry.place.claim]))
         )
-        claim = data.draw(st.sampled_from([entry.claim, 0, 10_000]))
-        self.live.return_claim(entry, claim)
-        assert not claim or entry.claim != claim
+        claim = data.draw(st.sampled_from([entry.place.claim, 0, 10_000]))
+        self.live.scheduler.return_claim(entry, claim)
+        assert not claim or entry.place.claim != claim
 
     @rule(data=st.data(), timeout=st.sampled_from([None, 2.0]))
     def begin_work(self, data: st.DataObject, timeout: float | None) -> None:
@@ -96,7 +96,7 @@ class LivePlanMachine(RuleBasedStateMachine):
 
     def start(self, data: st.DataObject, timeout: float | None) -> str | None:
         """Start what was handed out, or without that what would be."""
-        handed_out = [entry.id for entry in self.live if entry.claim]
+        handed_out = [entry.id for entry in self.live if entry.place.claim]
         task_id = data.draw(st.sampled_from(handed_out)) if handed_out else expected_next(self.live)
         if task_id is not None:
             self.journaled.start(task_id, None if timeout is None else self.journaled.now + timeout)
@@ -110,7 +110,7 @@ class LivePlanMachine(RuleBasedStateMachine):
 
     def end(self, data: st.DataObject, entry: TaskEntry) -> None:
         """End a running attempt, most often well."""
-        attempt, task_id = entry.attempt, entry.id
+        attempt, task_id = entry.log.current, entry.id
         retry_at = data.draw(st.sampled_from([None, self.journaled.now, self.journaled.now + 2]))
         ends: list[journal.RecordBody] = [
             journal.AttemptSucceeded(attempt, task_id, {"path": "x"}),
@@ -133,14 +133,16 @@ class LivePlanMachine(RuleBasedStateMachine):
         self.journaled.now += seconds
         for entry, attempt in self.live.advance(self.journaled.now):
             assert entry.state is TaskState.RUNNING
-            assert entry.deadline <= self.journaled.now
+            assert entry.log.deadline <= self.journaled.now
             self.journaled.fold(journal.AttemptTimedOut(attempt, entry.id, 2.0))
-        assert (self.live.deadlines.next_due() or self.journaled.now + 1) > self.journaled.now
+        assert (
+            self.live.scheduler.deadlines.next_due() or self.journaled.now + 1
+        ) > self.journaled.now
 
-    @precondition(lambda self: any(entry.claim for entry in self.live))
+    @precondition(lambda self: any(entry.place.claim for entry in self.live))
     @rule(data=st.data(), value=st.sampled_from([True, False, None]))
     def evaluate(self, data: st.DataObject, value: bool | None) -> None:
-        task_id = data.draw(st.sampled_from([entry.id for entry in self.live if entry.claim]))
+        task_id = data.draw(st.sampled_from([entry.id for entry in self.live if entry.place.claim]))
         self.journaled.fold(
             journal.ConditionEvaluated(task_id, value, "no such value" if value is None else "")
         )
@@ -167,7 +169,7 @@ class LivePlanMachine(RuleBasedStateMachine):
         ]
         body = data.draw(st.sampled_from(bodies))
         self.shrunk = self.shrunk or (
-            body is bodies[1] and capacity < self.live.pool.used.get(bodies[1].name, 0.0)
+            body is bodies[1] and capacity < self.live.scheduler.pool.used.get(bodies[1].name, 0.0)
         )
         self.journaled.fold(body)
 
@@ -236,21 +238,21 @@ class LivePlanMachine(RuleBasedStateMachine):
         self.ids = ids
         check_document(self.live)
         assert self.live.missing_facts == (
-            () if "artifact(x)" in self.live.facts else ("artifact(x)",)
+            () if "artifact(x)" in self.live.world.facts else ("artifact(x)",)
         )
 
     @invariant()
     def resources_add_up(self) -> None:
         taken: dict[str, float] = {}
         for entry in self.live:
-            for name, amount in (entry.reserved or {}).items():
+            for name, amount in (entry.place.reserved or {}).items():
                 taken[name] = taken.get(name, 0.0) + amount
-        for name, used in self.live.pool.used.items():
+        for name, used in self.live.scheduler.pool.used.items():
             assert used == pytest.approx(taken.get(name, 0.0))
-            assert self.shrunk or used <= self.live.pool.capacity.get(name, 0.0) + 1e-9
+            assert self.shrunk or used <= self.live.scheduler.pool.capacity.get(name, 0.0) + 1e-9
         for entry in self.live:
-            if entry.claim or entry.state is TaskState.RUNNING:
-                assert entry.reserved is not None
+            if entry.place.claim or entry.state is TaskState.RUNNING:
+                assert entry.place.reserved is not None
 
     @invariant()
     def results_are_found(self) -> None:

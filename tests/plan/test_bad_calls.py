@@ -417,7 +417,7 @@ async def test_calls_of_a_run(call, error: type[Exception], message: str) -> Non
             call(run)
         assert len(list(run.records())) == 1
         assert run.plan == RESOURCES
-        assert not run.live.facts
+        assert not run.live.world.facts
 
 
 @pytest.mark.parametrize(

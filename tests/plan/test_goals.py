@@ -181,7 +181,7 @@ async def test_beside_a_question() -> None:
                     run.change_goal(facts=["roof", "garden"])
     assert len(bodies(store, run.id, QuestionAsked)) == 1
     assert run.result.status == "needs_human"
-    assert "roof" in run.live.facts
+    assert "roof" in run.live.world.facts
 
 
 # What it looks like
@@ -227,7 +227,7 @@ async def test_resumed() -> None:
                 assert later.view.goal.facts == ("roof", "garden")
                 await perform(later)
             assert later.result.status == "succeeded"
-            assert "roof" in later.live.facts
+            assert "roof" in later.live.world.facts
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ async def test_no_cheaper_path_where_others_decide(trouble: str, offers: int) ->
             run.failed(run.started("b" if trouble == "failed" else "d"), ValueError("broken"))
         run.observe(holds=["x"])
         if trouble == "asked":
-            run.live.hold([run.live.entry("b")])
+            run.live.scheduler.hold([run.live.entry("b")])
         named = ("d",) if trouble == "elsewhere" else ("b", "c")
         request = ReplanRequest((BetterPathFound(tasks=named),), PlanView(run.live), 3, 1e12)
         assert len(await RepairProvider().propose(request)) == offers

@@ -134,7 +134,7 @@ async def troubled(
     async with open_run(plan) as run:
         now = _done(run, plan, steps) - set(ceased)
         run.observe(ceased=ceased)
-        assert frozenset(run.live.facts) == now
+        assert frozenset(run.live.world.facts) == now
         tasks = tuple(entry.id for entry in run.live if entry.state != "DONE")
         triggers: list[object] = [ContextChanged(tasks=tasks, facts=tuple(ceased))]
         if goal is not None:
@@ -397,7 +397,7 @@ async def judged_after_failure(plan: Plan, steps: int, gone: bool, goal: Sequenc
         offered = await RepairProvider().propose(
             ReplanRequest((TaskFailed(tasks=(ready[0],)),), PlanView(run.live), 3, 1e12)
         )
-        now = frozenset(run.live.facts)
+        now = frozenset(run.live.world.facts)
         judged: list[ToolSpec] = []
         for each in plan.tools:  # the failed call waits for a change of what it needs
             if each is failed:

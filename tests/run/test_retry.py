@@ -41,7 +41,7 @@ def after(
 ) -> tuple[float | None, bool]:
     """Return the retry at time 100 after a number of failed attempts in a row; the delay is half a second."""
     entry = journaled(Task.model_validate({"id": "t", **task})).live.entry(TaskId("t"))
-    entry.attempts_in_round, entry.failures = round_, failures
+    entry.log.in_round, entry.log.failures = round_, failures
     settings = Settings(retry=Retry(delay=0.5, jitter=False), failure_threshold=threshold)
     return schedule_retry(entry, failure, settings, now=100.0, chance=chance)
 

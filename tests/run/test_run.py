@@ -383,7 +383,7 @@ async def test_errors_of_work(error: Exception, kind: str, transient: bool, mess
     """A group is one failure, transient only if all parts are; a TimeoutError is an ordinary one; long messages are cut."""
     async with open_run(plan(Task(id="a", retry=Retry(max_attempts=1)))) as run:
         await perform(run, ScriptedExecutor({"a": raises(error)}))
-    failure = run.live.entry("a").failure
+    failure = run.live.entry("a").log.failure
     assert failure is not None
     assert (failure.type, failure.kind, failure.transient) == (
         type(error).__name__,
@@ -485,7 +485,7 @@ async def test_large_output_is_refused() -> None:
     """An output beyond the limit is an error that says so; it is never cut."""
     async with open_run(chain("a"), settings=Settings(max_output=100)) as run:
         run.succeeded(run.started("a"), "x" * 200)
-    failure = run.live.entry("a").failure
+    failure = run.live.entry("a").log.failure
     assert failure is not None
     assert (failure.kind, failure.type) == ("output", "OutputError")
     assert "limit is 100" in failure.message

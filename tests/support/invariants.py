@@ -264,7 +264,10 @@ class RunModel:
             depends_on = (*(inherited if new.isdisjoint(task.depends_on) else ()), *task.depends_on)
             self._bring_in(task.model_copy(update={"depends_on": depends_on}), original.root)
         needed = {dep for task in change.tasks for dep in task.depends_on}
-        original.redone = original.redone or original.state in ("done", "skipped")
+        original.redone = original.redone or original.state in (
+            "done",
+            "skipped",
+        )
         original.state = "replaced"
         original.replacements += [task.id for task in change.tasks]
         original.sinks = tuple(task.id for task in change.tasks if task.id not in needed)
@@ -535,7 +538,7 @@ class _InvariantChecker:
             return
         if not isinstance(body, journal.AttemptFailed) or body.failure.kind == "interrupted":
             self._require(
-                known.task.idempotent,
+                bool(known.task.idempotent),
                 f"{body.task!r} is run again after {body.kind}, and is not idempotent",
             )
         elif not body.exhausted:
@@ -642,8 +645,8 @@ class _InvariantChecker:
         self._require(not left, f"the run has ended, and nothing has become of the triggers {left}")
 
 
-_UNRECORDED_FIELDS: Final = frozenset({"hold_count", "fields"})
-"""Fields of tasks that no journal holds, or that only repeat others."""
+_UNRECORDED_FIELDS: Final = frozenset({"holds"})
+"""Fields of tasks that no journal holds."""
 
 
 def snapshot(live: LivePlan, at: float) -> dict[str, Any]:
@@ -653,7 +656,7 @@ def snapshot(live: LivePlan, at: float) -> dict[str, Any]:
         if fields["state"] is not TaskState.DONE or not fields["recoverable"]:
             fields["output"] = None
         if fields["state"] is TaskState.RUNNING:  # what it reads is on record when it succeeds
-            fields["reads"] = None
+            fields["reads"]["keys"] = None
         found |= {
             f"task {task_id!r} {name}": v
             for name, v in fields.items()

@@ -4,6 +4,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from replanning import Goal, Plan, Task, ToolSpec
@@ -30,15 +31,15 @@ from replanning.journal import (
     dump_body,
     load_body,
 )
-from replanning.live.graph import MAX_LOOKAHEAD, TaskEntry
+from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
+from replanning.live.scheduler import MAX_LOOKAHEAD
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.strips import GroundAction, ground_action
 from replanning.plan.references import resolve_references
 
-_OF_THIS_PROCESS = frozenset({"claim", "pass_over_count", "reserved"})
 _DELAYED = (TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
-_LINKS = frozenset({"parent", "dependents", "sinks", "sink_of"})
+_PARTS = frozenset({"parent", "sink_of", "dependents", "log", "reads", "place", "replacement"})
 
 
 class JournaledPlan:
@@ -69,7 +70,7 @@ class JournaledPlan:
 
     def start(self, task_id: str, deadline: float | None = None) -> str:
         """Start an attempt and return its id."""
-        number = self.live.entry(task_id).attempts + 1
+        number = self.live.entry(task_id).log.count + 1
         self.fold(AttemptStarted(f"{task_id}#{number}", task_id, number, deadline))
         return f"{task_id}#{number}"
 
@@ -181,10 +182,10 @@ def retry(task_id: str, delay: float = 0.0) -> RetryTask:
 def claimed(live: LivePlan) -> list[str]:
     """Return the tasks that would be handed out now, in order; all claims are returned."""
     found = []
-    while (entry := live.claim_next()) is not None:
+    while (entry := live.scheduler.claim_next()) is not None:
         found.append(entry)
     for entry in found:
-        live.return_claim(entry)
+        live.scheduler.return_claim(entry)
     return [entry.id for entry in found]
 
 
@@ -195,17 +196,17 @@ def full_state(live: LivePlan) -> dict[str, object]:
     """Return the whole state of a live plan as plain values, including its queues."""
     return {
         **replayable_state(live),
-        "queue": [(priority, order, name) for priority, order, name, _ in live.ready_queue],
+        "queue": [(priority, order, name) for priority, order, name, _ in live.scheduler.queue],
         "deadlines": [
             (when, number, entry.id, attempt)
-            for when, number, entry, attempt in live.deadlines._heap
+            for when, number, entry, attempt in live.scheduler.deadlines._heap
         ],
-        "parked": list(live.parked),
-        "claims": (live.claimed_count, live.last_claim),
+        "parked": list(live.scheduler.parked),
+        "claims": (live.scheduler.claimed_count, live.scheduler.last_claim),
         "this process": {
-            e.id: [(name, getattr(e, name)) for name in sorted(_OF_THIS_PROCESS)] for e in live
+            e.id: (e.place.claim, e.place.passed_over, e.place.reserved) for e in live
         },
-        "used": dict(live.pool.used),
+        "used": dict(live.scheduler.pool.used),
     }
 
 
@@ -218,19 +219,24 @@ def replayable_state(live: LivePlan, now: float | None = None) -> dict[str, Any]
             live.revision,
             live.hash,
             live.unsatisfied_count,
-            live.ended_attempts,
-            live.success_durations,
+            live.statistics.ended_attempts,
+            live.statistics.successes,
         ),
-        "pace": (live.busy_seconds, live.tool_durations, list(live.recent_ends)),
+        "pace": (
+            live.statistics.busy_seconds,
+            live.statistics.tool_durations,
+            list(live.statistics.recent_ends),
+        ),
         "breakers": {
-            n: (b.cause, list(b.roots), b.openings, b.retry_at) for n, b in live.breakers.items()
+            n: (b.cause, list(b.roots), b.openings, b.retry_at)
+            for n, b in live.scheduler.breakers.items()
         },
         "flags": (live.aborted, live.has_early_skips, list(live.stuck)),
-        "facts": list(live.facts),
+        "facts": list(live.world.facts),
         "context": dict(live.context),
         "tools": dict(live.tools),
-        "capacity": dict(live.pool.capacity),
-        "outcomes": {name: list(past) for name, past in live.outcomes.items()},
+        "capacity": dict(live.scheduler.pool.capacity),
+        "outcomes": {name: list(past) for name, past in live.statistics.outcomes.items()},
         "holds": dict(live._holds_by_question),
         "readers": {key: list(ids) for key, ids in live.dependency_index.context_readers.items()},
         "users": {key: list(ids) for key, ids in live.dependency_index.resource_users.items()},
@@ -238,28 +244,36 @@ def replayable_state(live: LivePlan, now: float | None = None) -> dict[str, Any]
 
 
 def _entry(entry: TaskEntry, now: float | None) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for name in TaskEntry.__slots__:
-        value = getattr(entry, name)
-        if name in _LINKS:
-            found[name] = (
-                value.id if isinstance(value, TaskEntry) else [other.id for other in value or ()]
-            )
-        elif (
-            name not in _OF_THIS_PROCESS and name != "shown_task"
-        ):  # made when a reader asks for it
-            found[name] = value
+    """Return the state of a task; its claim and its resources belong to this process alone."""
+    found: dict[str, object] = {
+        name: getattr(entry, name) for name in TaskEntry.__slots__ if name not in _PARTS
+    }
+    found["parent"] = entry.parent and entry.parent.id
+    found["sink_of"] = entry.sink_of and entry.sink_of.id
+    found["dependents"] = [other.id for other in entry.dependents]
+    found["log"] = asdict(entry.log)
+    found["reads"] = asdict(entry.reads)
+    found["holds"] = entry.place.holds
+    found["not_before"] = entry.place.not_before
+    replacement = entry.replacement
+    found["replacement"] = (
+        replacement.tasks,
+        [sink.id for sink in replacement.sinks],
+        replacement.unsatisfied,
+        replacement.redone,
+        replacement.withdrawn,
+    )
     found["state"] = _state(entry, now)
-    if now is not None and (entry.not_before or 0.0) <= now:
+    if now is not None and (entry.place.not_before or 0.0) <= now:
         found["not_before"] = None
     return found
 
 
 def _state(entry: TaskEntry, now: float | None) -> TaskState:
     """Return the state of a task, READY if it has waited for its next attempt until now."""
-    if now is None or entry.state not in _DELAYED or entry.not_before is None:
+    if now is None or entry.state not in _DELAYED or entry.place.not_before is None:
         return entry.state
-    return TaskState.READY if entry.not_before <= now else entry.state
+    return TaskState.READY if entry.place.not_before <= now else entry.state
 
 
 def _counts(live: LivePlan, now: float | None) -> dict[TaskState, int]:
@@ -275,7 +289,7 @@ def satisfied(live: LivePlan, task_id: str) -> bool:
     """Return whether the dependents of a task may run, through its lineage."""
     entry = live.entry(task_id)
     if entry.state is TaskState.REPLACED_BY_REPLAN:
-        sinks = [live.entry(i) for i in entry.replaced_by if live.entry(i).sink_of is entry]
+        sinks = [live.entry(i) for i in entry.replacement.tasks if live.entry(i).sink_of is entry]
         return bool(sinks) and all(satisfied(live, sink.id) for sink in sinks)
     return entry.state in (TaskState.DONE, TaskState.SKIPPED)
 
@@ -299,16 +313,16 @@ def _inconsistencies(live: LivePlan) -> Iterable[str]:
     stuck = {entry.id for entry in live if entry.state in STUCK}
     if stuck != set(live.stuck):
         yield f"stuck are {list(live.stuck)}, there are {stuck}"
-    claims = sum(bool(entry.claim) for entry in live)
-    if claims != live.claimed_count:
-        yield f"{live.claimed_count} claims are counted, there are {claims}"
+    claims = sum(bool(entry.place.claim) for entry in live)
+    if claims != live.scheduler.claimed_count:
+        yield f"{live.scheduler.claimed_count} claims are counted, there are {claims}"
     running = {
         e.id
         for e in live
         if e.state is TaskState.RUNNING and e.task.tool and live.plan.facts is not None
     }
-    if set(live.running_actions) != running:
-        yield f"under way are {set(live.running_actions)}, with tools run {running}"
+    if set(live.world.running) != running:
+        yield f"under way are {set(live.world.running)}, with tools run {running}"
     places = [(entry.priority, entry.order) for entry in live]
     if len(set(places)) != len(places):
         yield f"two tasks have one place: {places}"
@@ -324,31 +338,35 @@ def _task_errors(live: LivePlan, entry: TaskEntry) -> Iterable[str]:
         yield f"{entry!r} says it is satisfied: {entry.satisfied}"
     if entry.state in WAITING and (entry.state is TaskState.PENDING) is (missing == 0):
         yield f"{entry!r} waits for {missing} and is {entry.state}"
-    if entry.state in (TaskState.RUNNING, TaskState.DONE) and missing and not live.redone:
+    if entry.state in (TaskState.RUNNING, TaskState.DONE) and missing and not live.staleness.redone:
         yield f"{entry!r} ran before what it depends on"
     top = entry
     while top.parent is not None:
         top = top.parent
     if top.id != entry.root:
         yield f"{entry!r} has root {entry.root}, not {top.id}"
-    if entry.claim and entry.state is not TaskState.READY:
+    if entry.place.claim and entry.state is not TaskState.READY:
         yield f"{entry!r} is handed out and {entry.state}"
-    if (entry.attempt is None) is (entry.state is TaskState.RUNNING):
-        yield f"{entry!r} is {entry.state} in attempt {entry.attempt}"
-    if (entry.reserved is not None) and not (entry.claim or entry.state is TaskState.RUNNING):
-        yield f"{entry!r} is {entry.state} and has {entry.reserved}"
+    if (entry.log.current is None) is (entry.state is TaskState.RUNNING):
+        yield f"{entry!r} is {entry.state} in attempt {entry.log.current}"
+    if (entry.place.reserved is not None) and not (
+        entry.place.claim or entry.state is TaskState.RUNNING
+    ):
+        yield f"{entry!r} is {entry.state} and has {entry.place.reserved}"
     if entry.priority != entry.task.priority:
         yield f"{entry!r} has priority {entry.priority}, its document says {entry.task.priority}"
-    if entry.state is TaskState.READY and not entry.claim and not entry.hold_count:
-        parked = entry.id in live.parked
+    if entry.state is TaskState.READY and not entry.place.claim and not entry.place.holds:
+        parked = entry.id in live.scheduler.parked
         if not parked and all(
-            place[:3] != (entry.priority, entry.order, entry.id) for place in live.ready_queue
+            place[:3] != (entry.priority, entry.order, entry.id) for place in live.scheduler.queue
         ):
             yield f"{entry!r} is ready and nobody will be given it"
         if parked and usable(live, entry):
             yield f"{entry!r} is ready and put aside although it could run"
-    due = entry.not_before if entry.state is TaskState.BACKOFF else None
-    if due is not None and (live.deadlines.next_due() is None or live.deadlines.next_due() > due):
+    due = entry.place.not_before if entry.state is TaskState.BACKOFF else None
+    if due is not None and (
+        live.scheduler.deadlines.next_due() is None or live.scheduler.deadlines.next_due() > due
+    ):
         yield f"{entry!r} waits until {due}, and nobody will look then"
     over = entry.state in (
         TaskState.DONE,
@@ -370,17 +388,17 @@ def usable(live: LivePlan, entry: TaskEntry) -> bool:
     used = live.tools.get(entry.task.tool or "")
     if used is not None and not used.available:
         return False
-    breaker = live.breakers.get(entry.task.tool or "")
+    breaker = live.scheduler.breakers.get(entry.task.tool or "")
     trial = breaker.trial if breaker is not None and breaker.openings else None
     if (
         trial is not None
         and trial is not entry
-        and (trial.claim or trial.state is TaskState.RUNNING)
+        and (trial.place.claim or trial.state is TaskState.RUNNING)
     ):
         return False
     if any(
-        amount > live.pool.capacity.get(name, 0.0)
-        for name, amount in live.pool.demand(entry.task).items()
+        amount > live.scheduler.pool.capacity.get(name, 0.0)
+        for name, amount in live.scheduler.pool.demand(entry.task).items()
     ):
         return False
     return live.plan.facts is None or used is None or _applicable(live, entry)
@@ -394,15 +412,15 @@ def _applicable(live: LivePlan, entry: TaskEntry) -> bool:
         for other in live
         if other.state is TaskState.RUNNING and other.task.tool
     ]
-    return use.requires <= set(live.facts) and not any(
+    return use.requires <= set(live.world.facts) and not any(
         use.interferes_with(other) for other in running
     )
 
 
 def _action(live: LivePlan, entry: TaskEntry) -> GroundAction:
     """Return the action of a task, computed independently; of a running one, that of its start."""
-    if entry.id in live.running_actions:
-        return live.running_actions[entry.id]
+    if entry.id in live.world.running:
+        return live.world.running[entry.id]
     spec = live.tools[str(entry.task.tool)]
     arguments = {}
     for name, value in entry.task.arguments.items():
@@ -418,18 +436,23 @@ def _action(live: LivePlan, entry: TaskEntry) -> GroundAction:
 def expected_next(live: LivePlan) -> str | None:
     """Return the task that must be handed out next: the first that can run with the free resources."""
     free = {
-        name: amount - live.pool.used.get(name, 0.0) for name, amount in live.pool.capacity.items()
+        name: amount - live.scheduler.pool.used.get(name, 0.0)
+        for name, amount in live.scheduler.pool.capacity.items()
     }
     ready = [
         e
         for e in live
-        if e.state is TaskState.READY and not e.claim and not e.hold_count and usable(live, e)
+        if e.state is TaskState.READY
+        and not e.place.claim
+        and not e.place.holds
+        and usable(live, e)
     ]
     for passed, entry in enumerate(sorted(ready, key=lambda e: (e.priority, e.order)), 1):
         if all(
-            amount <= free[name] + 1e-9 for name, amount in live.pool.demand(entry.task).items()
+            amount <= free[name] + 1e-9
+            for name, amount in live.scheduler.pool.demand(entry.task).items()
         ):
             return entry.id
-        if entry.pass_over_count >= MAX_LOOKAHEAD or passed >= MAX_LOOKAHEAD:
+        if entry.place.passed_over >= MAX_LOOKAHEAD or passed >= MAX_LOOKAHEAD:
             return None
     return None

@@ -561,7 +561,7 @@ class World:
             self.executed.add(context.attempt_id)
         rng = self.rng("work", task.id, number)
         self.active += 1
-        pool = self.run.live.pool
+        pool = self.run.live.scheduler.pool
         taken = Counter(pool.demand(task))
         self.used.update(taken)
         if (

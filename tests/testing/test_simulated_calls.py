@@ -111,13 +111,15 @@ class Agents:
         """The tasks that are performed still, and wait for no tool, resource or fact of another."""
         live, life = self.world.run.live, self.world.run._lifecycle
         needed = {
-            root: life.needed_for(live.entry(root)).values() for root in live.ready_queue.reserved
+            root: life.needed_for(live.entry(root)).values()
+            for root in live.scheduler.queue.reserved
         }
         return [
             f"a call of {root!r} never ends"
             for root, entries in needed.items()
             if not any(
-                entry.id in live.parked and entry.state is TaskState.READY for entry in entries
+                entry.id in live.scheduler.parked and entry.state is TaskState.READY
+                for entry in entries
             )
         ]
 
@@ -167,8 +169,8 @@ async def run_agents(seed: int, coverage: Counter[str]) -> list[str]:
             if not any(each in line for each in BY_DESIGN)
         ]
         left = [
-            *world.run.live.ready_queue.reserved,
-            *(["claims"] if world.run.live.claimed_count else []),
+            *world.run.live.scheduler.queue.reserved,
+            *(["claims"] if world.run.live.scheduler.claimed_count else []),
         ]
         return [
             *agents.problems,

@@ -1,0 +1,152 @@
+"""The end of a run, decided from its plan and ledger alone."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from replanning.decision.ledger import Ledger
+from replanning.journal.records import RunEnded, RunQuiescent
+from replanning.live.plan import LivePlan
+from replanning.live.states import WAITING, TaskState
+from replanning.llm.quoting import truncate_text
+from replanning.plan.types import TaskId
+
+_MAX_NAMED_TASKS: Final = 5
+_MAX_UNSATISFIED: Final = 100
+_MAX_MESSAGE_CHARS: Final = 200
+
+
+class Circumstances(NamedTuple):
+    """What decides about the end of a run, beside its plan and ledger.
+
+    Attributes:
+        busy: whether something is being decided or written, from which more work may follow.
+        open_ended: whether more tasks may be added from outside.
+        replans: whether the run may be replanned.
+        budget_exceeded: which budget is used up, in words; empty if none is.
+    """
+
+    busy: bool
+    open_ended: bool
+    replans: bool
+    budget_exceeded: str
+
+
+def decide_end(
+    live: LivePlan, ledger: Ledger, now: Circumstances
+) -> RunEnded | RunQuiescent | None:
+    """Return the record with which a run ends; or that it is quiescent; None if it goes on.
+
+    The cases, in the order in which one beats the next: the run was aborted; a budget is used up;
+    the goal was reached early; somebody asked for a pause; nothing can run any more. A run that
+    cannot go on is first recorded as quiescent, once for each revision, because a replan may help.
+    """
+    if live.aborted is not None:
+        return RunEnded("aborted", live.aborted)
+    is_running = bool(live.counts[TaskState.RUNNING])
+    if now.budget_exceeded:
+        # What runs may finish: it is paid for.
+        if is_running:
+            return None
+        return RunEnded("aborted", f"the run {now.budget_exceeded}")
+    if _is_reached_early(live):
+        # No task counts any more, not even one that has failed.
+        return RunEnded("succeeded", "the goal was reached early", _unfinished(live))
+    if ledger.pause is not None:
+        if is_running:
+            return None
+        if _is_over(live, now):
+            return _quiescent_end(live, ledger, now)
+        return RunEnded("paused", ledger.pause.reason)
+    if now.open_ended or now.busy or not live.quiescent:
+        return None
+    return _quiescent_end(live, ledger, now)
+
+
+def _is_reached_early(live: LivePlan) -> bool:
+    goal = live.goal
+    return goal.stop_when_reached and bool(goal.facts) and not live.missing_facts
+
+
+def _is_over(live: LivePlan, now: Circumstances) -> bool:
+    """Return whether a run that is to pause has nothing left to be resumed for."""
+    if now.busy or now.open_ended:
+        return False
+    if now.replans and not live.complete:
+        return False
+    return not any(live.counts[state] for state in WAITING)
+
+
+def _unfinished(live: LivePlan) -> tuple[TaskId, ...]:
+    unfinished = []
+    for entry in live:
+        if entry.state in WAITING or entry.state is TaskState.RUNNING:
+            unfinished.append(entry.id)
+    return tuple(unfinished)
+
+
+def _quiescent_end(live: LivePlan, ledger: Ledger, now: Circumstances) -> RunEnded | RunQuiescent:
+    """Return what becomes of a run in which nothing can run."""
+    if live.complete and not _redo_is_asked_about(live, ledger):
+        return RunEnded("succeeded", "every required task is done")
+    if ledger.open_questions:
+        count = len(ledger.open_questions)
+        noun = "question" if count == 1 else "questions"
+        return RunEnded("needs_human", f"{count} {noun} to a person must be answered first")
+    if now.replans and ledger.quiescent_at != live.revision:
+        unsatisfied = [entry.id for entry in live if entry.counts_as_unsatisfied]
+        return RunQuiescent(
+            live.revision, tuple(unsatisfied[:_MAX_UNSATISFIED]), live.missing_facts
+        )
+    return RunEnded("failed", _failure_reason(live))
+
+
+def _redo_is_asked_about(live: LivePlan, ledger: Ledger) -> bool:
+    """Return whether a person is asked about doing tasks with stale results again."""
+    if not live.staleness.redoes:
+        return False
+    for question in ledger.open_questions.values():
+        if not live.staleness.recorded.keys().isdisjoint(question.holds):
+            return True
+    return False
+
+
+def _failure_reason(live: LivePlan) -> str:
+    """Return why a run failed: what is stuck, and what waits for it; or which facts are missing."""
+    if live.stuck:
+        reason = _stuck_tasks(live)
+        parked = _required_parked_task(live)
+        return f"{reason}; {parked}" if parked else reason
+    if live.missing_facts:
+        missing = ", ".join(live.missing_facts)
+        return f"everything ran, but of the goal these facts do not hold: {missing}"
+    left = [repr(entry.id) for entry in live if entry.counts_as_unsatisfied]
+    return f"nothing can run, and {', '.join(left[:_MAX_NAMED_TASKS])} still must"
+
+
+def _stuck_tasks(live: LivePlan) -> str:
+    told = []
+    for task_id in list(live.stuck)[:_MAX_NAMED_TASKS]:
+        entry = live.entry(task_id)
+        text = f"{entry.id!r} {entry.state.lower()}"
+        if entry.log.failure is not None:
+            text += f" ({truncate_text(entry.log.failure.message, _MAX_MESSAGE_CHARS)})"
+        told.append(text)
+    more = len(live.stuck) - _MAX_NAMED_TASKS
+    if more > 0:
+        told.append(f"and {more} more")
+    return "; ".join(told)
+
+
+def _required_parked_task(live: LivePlan) -> str:
+    """Return which required task cannot run because of what it lacks; empty if there is none."""
+    parked = []
+    for entry in live.scheduler.parked.values():
+        if live.entry(entry.root).counts_as_unsatisfied:
+            parked.append(entry)
+    if not parked:
+        return ""
+    tasks = repr(parked[0].id)
+    if len(parked) > 1:
+        tasks += f" and {len(parked) - 1} more"
+    return f"{tasks} cannot run: {live.scheduler.lacks(parked[0])}"

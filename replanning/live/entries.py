@@ -1,0 +1,193 @@
+"""Runtime state of one task: its place in the plan, its attempts, what it has read, and how it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from replanning.journal.records import Failure
+from replanning.live.states import SATISFIED, TaskState
+from replanning.plan.tasks import Task
+from replanning.plan.types import AttemptId, JsonValue, TaskId
+
+CONDITION_NOT_MET = -1
+"""Value of `TaskEntry.condition_revision` of a task that was skipped because of its condition."""
+
+Effects = tuple[tuple[str, ...], tuple[str, ...]]
+"""Facts that an attempt adds and removes when it succeeds."""
+
+
+@dataclass(slots=True, eq=False)
+class AttemptLog:
+    """The attempts at one task: the running one, and what remains of the earlier ones.
+
+    Attributes:
+        current: the attempt that runs now.
+        count: number of attempts, the running one included.
+        in_round: attempts since the last trigger, or since a change retried the task.
+        failures: failures that no retry followed.
+        continuations: number of times that a judge had the task run again.
+        feedback: what the judge said then.
+        started_at: start of the last attempt, in seconds since the epoch.
+        duration: seconds that the last attempt took.
+        deadline: end of the time that the running attempt has, in seconds since the epoch.
+        failure: the last failure; None once an attempt has succeeded.
+        effects: the facts that the running attempt changes when it succeeds.
+    """
+
+    current: AttemptId | None = None
+    count: int = 0
+    in_round: int = 0
+    failures: int = 0
+    continuations: int = 0
+    feedback: str = ""
+    started_at: float = 0.0
+    duration: float = 0.0
+    deadline: float | None = None
+    failure: Failure | None = None
+    effects: Effects | None = None
+
+
+@dataclass(slots=True, eq=False)
+class ReadLog:
+    """When a task ran and which values it saw, by which its result is known to be stale later.
+
+    Attributes:
+        started: number of attempts in the run that had ended when the last attempt began.
+        ended: the same number when the last attempt ended.
+        context_version: number of changes to the context when the last attempt began.
+        keys: keys of the context that the attempt read by itself, with their versions.
+        changed_context: whether the attempt has changed the context.
+    """
+
+    started: int = 0
+    ended: int = 0
+    context_version: int = 0
+    keys: dict[str, int] | None = None
+    changed_context: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """How a task waits for its turn; owned by the scheduler.
+
+    Attributes:
+        claim: number of the claim under which a worker holds the task; 0 without one.
+        holds: number of questions and triggers that keep the task from being handed out.
+        passed_over: how often later tasks went first because its resources were in use.
+        reserved: the resources that the task holds.
+        not_before: earliest start, in seconds since the epoch.
+    """
+
+    claim: int = 0
+    holds: int = 0
+    passed_over: int = 0
+    reserved: Mapping[str, float] | None = None
+    not_before: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Replacement:
+    """What took the place of a task.
+
+    Attributes:
+        tasks: the tasks that replaced it.
+        sinks: those of them for which its dependents wait.
+        unsatisfied: number of sinks that are not satisfied yet.
+        redone: whether the task was finished when it was replaced, because its result was stale.
+        withdrawn: whether the task itself was removed because what it had replaced runs again.
+    """
+
+    tasks: tuple[TaskId, ...] = ()
+    sinks: tuple[TaskEntry, ...] = ()
+    unsatisfied: int = 0
+    redone: bool = False
+    withdrawn: bool = False
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class TaskEntry:
+    """Runtime state of one task; only the live plan changes it.
+
+    It has this many fields because a plan looks up its tasks more often than anything else: whatever
+    several parts of the plan read stands here, and what one part owns is in an object of its own.
+
+    Attributes:
+        order: position in the plan; it breaks ties of priority.
+        parent: the task that this one replaced.
+        root: the first task of the lineage, under whose id results are found.
+        iteration: number of replacements between the root and this task.
+        dependents: the tasks that name this one in their `depends_on`.
+        sink_of: the replaced task whose dependents wait for this one.
+        recoverable: whether the output survives the process.
+        condition_revision: revision at which the condition held, or `CONDITION_NOT_MET`.
+    """
+
+    task: Task
+    order: int
+    parent: TaskEntry | None
+    id: TaskId
+    priority: int
+    root: TaskId
+    iteration: int
+    state: TaskState = TaskState.PENDING
+    unsatisfied_dependencies: int = 0
+    dependents: list[TaskEntry] | tuple[()] = ()
+    sink_of: TaskEntry | None = None
+    removed: bool = False
+    counts_as_unsatisfied: bool = False
+    output: JsonValue = None
+    recoverable: bool = True
+    reason: str = ""
+    condition_revision: int | None = None
+    log: AttemptLog = field(default_factory=AttemptLog)
+    reads: ReadLog = field(default_factory=ReadLog)
+    place: Place = field(default_factory=Place)
+    replacement: Replacement = field(default_factory=Replacement)
+
+    def __repr__(self) -> str:
+        missing = self.unsatisfied_dependencies
+        return f"<TaskEntry {self.id!r} {self.state} attempts={self.log.count} missing={missing}>"
+
+    def set_task(self, task: Task) -> None:
+        """Replace the document of the task by a changed one of the same id."""
+        self.task = task
+        self.priority = task.priority
+
+    @property
+    def satisfied(self) -> bool:
+        """True if the dependents of this task may run."""
+        if self.state is TaskState.REPLACED_BY_REPLAN:
+            return not self.replacement.unsatisfied
+        return self.state in SATISFIED
+
+    def lineage(self) -> list[TaskEntry]:
+        """Return the tasks that this one replaced, the root first, and this one."""
+        entries = [self]
+        while (parent := entries[-1].parent) is not None:
+            entries.append(parent)
+        return entries[::-1]
+
+    def dependent_ids(self) -> tuple[TaskId, ...]:
+        """Return the tasks that wait for this one, also through a task that it replaced."""
+        ids: dict[TaskId, None] = {}
+        entry: TaskEntry | None = self
+        while entry is not None:
+            for waiting in entry.dependents:
+                if not waiting.removed:
+                    ids[waiting.id] = None
+            entry = entry.sink_of
+        return tuple(ids)
+
+    def started_dependents(self) -> list[TaskId]:
+        """Return the tasks that run or are done, and needed this one to be satisfied."""
+        started: list[TaskId] = []
+        entry = self
+        while True:
+            for waiting in entry.dependents:
+                if waiting.state in (TaskState.RUNNING, TaskState.DONE):
+                    started.append(waiting.id)
+            # Behind another sink that is not satisfied, nobody can have started.
+            if entry.sink_of is None or entry.sink_of.replacement.unsatisfied:
+                return started
+            entry = entry.sink_of

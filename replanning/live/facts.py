@@ -1,0 +1,205 @@
+"""Facts of a running plan, and the index of the tasks that use facts, tools, resources and context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from replanning.errors import ExpressionError
+from replanning.live.entries import TaskEntry
+from replanning.live.scheduler import ResourcePool
+from replanning.live.strips import GroundAction, StripsProblem, ground_action, uses_facts
+from replanning.plan.conditions import Condition
+from replanning.plan.document import Plan
+from replanning.plan.references import find_references, resolve_references
+from replanning.plan.tasks import Task, ToolSpec
+from replanning.plan.types import JsonObject, JsonValue, TaskId
+
+_NO_ACTION: Final = GroundAction()
+
+Subject = tuple[frozenset[TaskId], frozenset[str]]
+"""Tasks and facts that a planning problem is about."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class FactIndex:
+    """Index from facts to the unfinished tasks that read or change them."""
+
+    writers: dict[str, dict[TaskId, None]] = field(default_factory=dict)
+    readers: dict[str, dict[TaskId, None]] = field(default_factory=dict)
+    unresolved: dict[TaskId, None] = field(default_factory=dict)
+    _actions: dict[TaskId, GroundAction] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<FactIndex of {len(self._actions)} tasks>"
+
+    def __len__(self) -> int:
+        return len(self._actions)
+
+    def add(self, task_id: TaskId, action: GroundAction, *, resolved: bool) -> None:
+        """Index a task; the action of one that is not resolved may change later."""
+        self.discard(task_id)
+        self._actions[task_id] = action
+        if not resolved:
+            self.unresolved[task_id] = None
+        for fact in action.requires:
+            self.readers.setdefault(fact, {})[task_id] = None
+        for fact in action.adds | action.removes:
+            self.writers.setdefault(fact, {})[task_id] = None
+
+    def discard(self, task_id: TaskId) -> None:
+        """Remove a task."""
+        action = self._actions.pop(task_id, None)
+        if action is None:
+            return
+        self.unresolved.pop(task_id, None)
+        for fact in action.requires:
+            _discard_from(self.readers, fact, task_id)
+        for fact in action.adds | action.removes:
+            _discard_from(self.writers, fact, task_id)
+
+
+def _discard_from(index: dict[str, dict[TaskId, None]], fact: str, task_id: TaskId) -> None:
+    del index[fact][task_id]
+    # Facts that nobody uses would pile up over a long run.
+    if not index[fact]:
+        del index[fact]
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class DependencyIndex:
+    """Tasks of a plan by the things they use.
+
+    Attributes:
+        stored_result: finds the stored result of a task; facts are made of stored results alone.
+        fact_index: the unfinished tasks by facts, where the plan states facts and tools use them.
+        context_readers: the tasks, finished ones included, that refer to a key of the context.
+        resource_users: the unfinished tasks that use a tool or take a resource.
+    """
+
+    tools: Mapping[str, ToolSpec]
+    pool: ResourcePool
+    context: JsonObject
+    stored_result: Callable[..., JsonValue]
+    fact_index: FactIndex | None
+    context_readers: dict[str, dict[TaskId, None]] = field(default_factory=dict)
+    resource_users: dict[str, dict[TaskId, None]] = field(default_factory=dict)
+    _actions: dict[TaskId, tuple[Task, ToolSpec, GroundAction]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<DependencyIndex of {list(self.resource_users)}>"
+
+    def ground(self, task: Task) -> tuple[GroundAction, JsonObject]:
+        """Return the preconditions and effects of a task, and its arguments as far as known."""
+        tool = self.tools.get(task.tool or "")
+        if tool is None:
+            return _NO_ACTION, task.arguments
+        cached = self._actions.get(task.id)
+        if cached is not None and cached[0] is task and cached[1].name == tool.name:
+            return cached[2], task.arguments
+        if not uses_facts(tool):
+            return _NO_ACTION, task.arguments
+        arguments: JsonObject = {}
+        for name, value in task.arguments.items():
+            try:
+                resolved = resolve_references(
+                    {name: value}, context=self.context, result_of=self.stored_result
+                )
+            except ExpressionError:
+                continue  # it refers to a value that does not exist yet
+            arguments[name] = resolved[name]
+        action = ground_action(tool, arguments)
+        # Arguments with references get other values later, so only constant ones are cached.
+        if arguments == task.arguments:
+            self._actions[task.id] = task, tool, action
+        return action, arguments
+
+    def add(self, task: Task) -> None:
+        """Index a task."""
+        if task.tool:
+            self.resource_users.setdefault(task.tool, {})[task.id] = None
+        if self.pool.limited:
+            for name in self.pool.demand(task):
+                self.resource_users.setdefault(name, {})[task.id] = None
+        for key in context_keys(task):
+            self.context_readers.setdefault(key, {})[task.id] = None
+        if self.fact_index is not None:
+            action, _ = self.ground(task)
+            if action.facts or action.unresolved:
+                self.fact_index.add(task.id, action, resolved=task.id in self._actions)
+
+    def discard(self, task: Task) -> None:
+        """Remove a task that is about to change."""
+        self.discard_user(task)
+        for key in context_keys(task):
+            self.context_readers[key].pop(task.id, None)
+
+    def discard_user(self, task: Task) -> None:
+        """Remove a finished task from the users of tools, resources and facts."""
+        if task.tool:
+            self.resource_users[task.tool].pop(task.id, None)
+        if self.pool.limited:
+            for name in self.pool.demand(task):
+                self.resource_users[name].pop(task.id, None)
+        if self.fact_index is not None:
+            self.fact_index.discard(task.id)
+
+
+def context_keys(task: Task) -> Iterable[str]:
+    """Return the keys of the context that a task's arguments and condition refer to."""
+    keys: dict[str, None] = {}
+    if task.arguments:
+        for reference in find_references(task.arguments):
+            if reference.task is None:
+                keys[str(reference.path[0])] = None
+    if task.when:
+        for key in sorted(Condition.parse(task.when).names("context")):
+            keys[key] = None
+    return keys
+
+
+class World:
+    """Facts that hold now, and the actions that are changing them.
+
+    Args:
+        plan: the plan; one that states facts is a closed world, in which nothing else holds.
+        index: finds the action of a task.
+
+    Attributes:
+        facts: each fact that holds, with the number of attempts that had ended when it began to.
+        closed: whether the plan states its facts.
+        running: the actions of the running tasks, in a closed world.
+        problems: planning problems of the plan as it is now, by their subject.
+    """
+
+    def __init__(self, plan: Plan, index: DependencyIndex) -> None:
+        self.facts: dict[str, int] = dict.fromkeys(plan.facts or (), 0)
+        self.closed = plan.facts is not None
+        self.running: dict[TaskId, GroundAction] = {}
+        self.problems: dict[Subject, StripsProblem] = {}
+        self._index = index
+
+    def __repr__(self) -> str:
+        return f"<World of {len(self.facts)} facts, running {list(self.running)}>"
+
+    def allows(self, entry: TaskEntry) -> bool:
+        """Return whether the facts that a task requires hold, and no running task interferes."""
+        if not self.closed:
+            return True
+        action, _ = self._index.ground(entry.task)
+        if not action.requires <= self.facts.keys():
+            return False
+        return not any(action.interferes_with(other) for other in self.running.values())
+
+    def begin(self, entry: TaskEntry) -> None:
+        """Note that a task runs."""
+        if self.closed:
+            self.running[entry.id] = self._index.ground(entry.task)[0]
+
+    def change(self, added: Iterable[str], removed: Iterable[str], ended_attempts: int) -> None:
+        """Change the facts that hold; a fact that is both removed and added holds anew."""
+        for fact in removed:
+            self.facts.pop(fact, None)
+        for fact in added:
+            self.facts.setdefault(fact, ended_attempts)

@@ -1,0 +1,461 @@
+"""Scheduler: which ready task may run now, given priorities, resources, tools and deadlines."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from types import MappingProxyType
+from typing import Final
+
+from replanning.journal.records import FailureKind
+from replanning.live.entries import TaskEntry
+from replanning.live.states import TaskState
+from replanning.plan.tasks import Task, ToolSpec
+from replanning.plan.types import AttemptId, TaskId
+
+_READY: Final = TaskState.READY
+
+_BACKING_OFF: Final = (TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION, TaskState.PENDING)
+
+MAX_LOOKAHEAD: Final = 16
+"""Limit of ready tasks passed over in one claim, and of how often one task is passed over."""
+
+_CAPACITY_EPSILON: Final = 1e-9
+"""Tolerance for sums of fractions: three tenths fit into 0.3."""
+
+_MIN_COMPACTION_SIZE: Final = 256
+"""Number of deadlines below which outdated ones are not removed."""
+
+COUNTED_FAILURES: Final[tuple[FailureKind, ...]] = ("error", "timeout")
+"""Kinds of failure that a breaker counts: those of the work itself."""
+
+
+class ResourcePool:
+    """Named capacities; a task takes all that it needs or nothing.
+
+    Args:
+        capacities: the amount of each resource.
+        tools: the tools by name, whose own needs count for the tasks that use them.
+
+    Attributes:
+        limited: whether anything takes resources at all; set once a capacity is reported.
+    """
+
+    def __init__(
+        self,
+        capacities: Mapping[str, float],
+        tools: Mapping[str, ToolSpec] = MappingProxyType({}),
+    ) -> None:
+        self.capacity = dict(capacities)
+        self.used = dict.fromkeys(capacities, 0.0)
+        self.limited = bool(capacities) or any(tool.resources for tool in tools.values())
+        self._tools = tools
+
+    def demand(self, task: Task) -> Mapping[str, float]:
+        """Return the resources that a task takes: those of its tool, overridden by its own."""
+        tool = self._tools.get(task.tool or "")
+        if tool is None or not tool.resources:
+            return task.resources
+        return {**tool.resources, **task.resources}
+
+    def can_ever_fit(self, demand: Mapping[str, float]) -> bool:
+        """Return whether the capacities would meet the demand if nothing were in use."""
+        return all(amount <= self.capacity.get(name, 0.0) for name, amount in demand.items())
+
+    def fits_now(self, demand: Mapping[str, float]) -> bool:
+        """Return whether the free resources meet the demand."""
+        for name, amount in demand.items():
+            free = self.capacity.get(name, 0.0) - self.used.get(name, 0.0)
+            if amount > free + _CAPACITY_EPSILON:
+                return False
+        return True
+
+    def acquire(self, demand: Mapping[str, float]) -> None:
+        """Mark the demand as used."""
+        for name, amount in demand.items():
+            self.used[name] = self.used.get(name, 0.0) + amount
+
+    def release(self, demand: Mapping[str, float]) -> None:
+        """Mark the demand as free again."""
+        for name, amount in demand.items():
+            left = self.used[name] - amount
+            # A rounding error would leave a sliver in use for ever.
+            if left <= _CAPACITY_EPSILON:
+                left = 0.0
+            self.used[name] = left
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class ReadyQueue:
+    """Ready entries by (priority, order).
+
+    Most entries arrive in the order in which they leave: these go through `_fifo`, only the others
+    through `_heap`. An item that is out of date stays, and is dropped when it reaches the front.
+
+    Attributes:
+        reserved: by root, the queue of each lineage that one caller executes alone.
+        on_push: called after an entry was added.
+    """
+
+    on_push: Callable[[], None] | None = None
+    reserved: dict[TaskId, ReadyQueue] = field(default_factory=dict)
+    _fifo: deque[tuple[int, int, TaskId, TaskEntry]] = field(default_factory=deque)
+    _heap: list[tuple[int, int, TaskId, TaskEntry]] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[tuple[int, int, TaskId, TaskEntry]]:
+        return chain(self._fifo, self._heap)
+
+    def push(self, entry: TaskEntry) -> None:
+        """Add an entry; one of a reserved lineage goes to the queue of that lineage."""
+        queue = self.reserved.get(entry.root)
+        if queue is not None:
+            queue.push(entry)
+            return
+        # The id breaks the tie with an entry that had this position before a reordering.
+        item = (entry.priority, entry.order, entry.id, entry)
+        if not self._fifo or self._fifo[-1] < item:
+            self._fifo.append(item)
+        else:
+            heapq.heappush(self._heap, item)
+        if self.on_push is not None:
+            self.on_push()
+
+    def withdraw(self, entry: TaskEntry) -> None:
+        """Remove an entry if it is the last one, as the task of a call is."""
+        # Any other is skipped when it reaches the front, because its lineage is reserved by then.
+        if self._fifo and self._fifo[-1][3] is entry:
+            self._fifo.pop()
+
+    def pop(self) -> TaskEntry | None:
+        """Remove and return the first entry that is up to date; None if there is none."""
+        while self._fifo or self._heap:
+            priority, order, _, entry = self._pop_first()
+            place = entry.place
+            moved = priority != entry.priority or order != entry.order
+            if moved or entry.state is not _READY or place.claim or place.holds:
+                continue
+            if entry.root not in self.reserved:
+                return entry
+            self.push(entry)
+        return None
+
+    def _pop_first(self) -> tuple[int, int, TaskId, TaskEntry]:
+        if not self._heap:
+            return self._fifo.popleft()
+        if not self._fifo or self._heap[0] < self._fifo[0]:
+            return heapq.heappop(self._heap)
+        return self._fifo.popleft()
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Deadlines:
+    """Times at which an attempt is overdue or a backoff ends, in seconds since the epoch."""
+
+    _heap: list[tuple[float, int, TaskEntry, AttemptId | None]] = field(default_factory=list)
+    _sequence: int = 0
+    _compact_at: int = _MIN_COMPACTION_SIZE
+
+    def add(self, when: float, entry: TaskEntry, attempt: AttemptId | None) -> None:
+        """Add the deadline of an attempt, or the end of a backoff if `attempt` is None."""
+        if len(self._heap) >= self._compact_at:
+            # Most attempts end long before their deadlines, which would pile up.
+            current = [item for item in self._heap if self._is_current(item[0], item[2], item[3])]
+            heapq.heapify(current)
+            self._heap = current
+            self._compact_at = max(_MIN_COMPACTION_SIZE, 2 * len(current))
+        self._sequence += 1
+        heapq.heappush(self._heap, (when, self._sequence, entry, attempt))
+
+    def next_due(self) -> float | None:
+        """Return the earliest time that is still current; None if there is none."""
+        while self._heap:
+            when, _, entry, attempt = self._heap[0]
+            if self._is_current(when, entry, attempt):
+                return when
+            heapq.heappop(self._heap)
+        return None
+
+    def pop_due(self, now: float) -> Iterator[tuple[TaskEntry, AttemptId | None]]:
+        """Remove and yield the entries that are due, earliest first."""
+        while (when := self.next_due()) is not None and when <= now:
+            _, _, entry, attempt = heapq.heappop(self._heap)
+            yield entry, attempt
+
+    @staticmethod
+    def _is_current(when: float, entry: TaskEntry, attempt: AttemptId | None) -> bool:
+        if attempt is not None:
+            return entry.log.current == attempt and entry.log.deadline == when
+        return entry.place.not_before == when and entry.state in _BACKING_OFF
+
+
+@dataclass(slots=True, eq=False)
+class ToolBreaker:
+    """Circuit breaker of a tool: consecutive failures of one cause, and the trials after it opened.
+
+    Attributes:
+        cause: the cause of the failures.
+        roots: the lineages that failed; several failures of one lineage count once.
+        openings: how often in a row the tool was made unavailable; 0 while the breaker is closed.
+        retry_at: when one task may try the tool again, in seconds since the epoch.
+        trial: that task.
+    """
+
+    cause: str = ""
+    roots: dict[TaskId, None] = field(default_factory=dict)
+    openings: int = 0
+    retry_at: float = 0.0
+    trial: TaskEntry | None = None
+
+    def admits(self, entry: TaskEntry) -> bool:
+        """Return whether a task may use the tool; after an opening, one task at a time may."""
+        if not self.openings or self.trial is None or self.trial is entry:
+            return True
+        return not (self.trial.place.claim or self.trial.state is TaskState.RUNNING)
+
+
+class Scheduler:
+    """Hands out ready tasks, each to one claimer at a time, and keeps those that cannot run yet.
+
+    A ready task is in one of four places. It is *queued*, in order of priority; *claimed*, once
+    `claim_next` has returned it; *parked*, while it lacks a tool, a resource or a fact that nobody
+    else will give back; or *held*, while a question or a trigger keeps it. Claims end when the
+    attempt starts or when the task is returned. Only this class moves tasks between these places.
+
+    Args:
+        tools: the tools by name, as they are now.
+        capacities: the amount of each resource.
+        facts_allow: whether the facts that hold, and the running tasks, let a task start.
+
+    Attributes:
+        queue: the ready tasks.
+        deadlines: when attempts are overdue and backoffs end.
+        pool: the resources.
+        parked: the ready tasks that lack a tool, a resource or a fact.
+        claimed_count: number of tasks that are handed out and not started.
+        last_claim: number of the last claim.
+        kept_resources: the resources that bodies of ended attempts still hold.
+        breakers: the circuit breakers of tools that have failed.
+    """
+
+    def __init__(
+        self,
+        tools: Mapping[str, ToolSpec],
+        capacities: Mapping[str, float],
+        facts_allow: Callable[[TaskEntry], bool],
+    ) -> None:
+        self._tools = tools
+        self._facts_allow = facts_allow
+        self.queue = ReadyQueue()
+        self.deadlines = Deadlines()
+        self.pool = ResourcePool(capacities, tools)
+        self.parked: dict[TaskId, TaskEntry] = {}
+        self.claimed_count = 0
+        self.last_claim = 0
+        self.kept_resources: dict[AttemptId, Mapping[str, float]] = {}
+        self.breakers: dict[str, ToolBreaker] = {}
+
+    def __repr__(self) -> str:
+        return f"<Scheduler claimed={self.claimed_count} parked={list(self.parked)}>"
+
+    # Claims
+
+    def claim_next(self, queue: ReadyQueue | None = None) -> TaskEntry | None:
+        """Claim the next ready task whose tool, resources and facts are there.
+
+        Each task that leaves the queue before one can be claimed falls under one of three cases: it
+        lacks something that no running task gives back, and is parked; its resources are in use, and
+        it is passed over; or it can start, and is claimed. A task that was passed over too often
+        ends the search, so that large demands do not starve.
+
+        Args:
+            queue: the queue of a reserved lineage; by default that of all others.
+        """
+        if queue is None:
+            queue = self.queue
+        claimed: TaskEntry | None = None
+        passed_over: list[TaskEntry] = []
+        while claimed is None and (entry := queue.pop()) is not None:
+            if self._lacks(entry):
+                self.parked[entry.id] = entry
+                continue
+            if self._acquire(entry):
+                claimed = entry
+                continue
+            passed_over.append(entry)
+            if entry.place.passed_over >= MAX_LOOKAHEAD or len(passed_over) >= MAX_LOOKAHEAD:
+                break
+        for other in passed_over:
+            # Only a task that was overtaken has waited longer than its position says.
+            if claimed is not None:
+                other.place.passed_over += 1
+            queue.push(other)
+        if claimed is not None:
+            self._claim(claimed)
+        return claimed
+
+    def _lacks(self, entry: TaskEntry) -> bool:
+        """Return whether a task lacks something that no running task will give back."""
+        name = entry.task.tool
+        tool = None if name is None else self._tools.get(name)
+        if tool is not None and not tool.available:
+            return True
+        if self.pool.limited and not self.pool.can_ever_fit(self.pool.demand(entry.task)):
+            return True
+        if self.breakers and name in self.breakers and not self.breakers[name].admits(entry):
+            return True
+        return tool is not None and not self._facts_allow(entry)
+
+    def _acquire(self, entry: TaskEntry) -> bool:
+        """Take the resources of a task, if they are free."""
+        if not self.pool.limited:
+            return True
+        demand = self.pool.demand(entry.task)
+        if not self.pool.fits_now(demand):
+            return False
+        self.pool.acquire(demand)
+        entry.place.reserved = demand
+        return True
+
+    def _claim(self, entry: TaskEntry) -> None:
+        breaker = self.breakers.get(entry.task.tool or "")
+        if breaker is not None:
+            breaker.trial = entry
+        self.last_claim += 1
+        self.claimed_count += 1
+        entry.place.claim = self.last_claim
+
+    def begin(self, entry: TaskEntry) -> None:
+        """End the claim of a task because its attempt starts; the attempt keeps the resources."""
+        if entry.place.claim:
+            entry.place.claim = 0
+            self.claimed_count -= 1
+        elif self.pool.limited:
+            # An attempt that is read from a journal, or was reported, was never claimed here.
+            entry.place.reserved = self.pool.demand(entry.task)
+            self.pool.acquire(entry.place.reserved)
+        entry.place.not_before = None
+
+    def return_claim(self, entry: TaskEntry, claim: int | None = None) -> None:
+        """End the claim of a task that is not going to be started; a ready one is queued again.
+
+        Args:
+            entry: the task.
+            claim: the number of the claim; nothing happens if that claim is over.
+        """
+        if not entry.place.claim or claim not in (None, entry.place.claim):
+            return
+        entry.place.claim = 0
+        self.claimed_count -= 1
+        self.release_resources(entry)
+        if entry.state is _READY:
+            self.queue.push(entry)
+        if self.breakers:
+            self.unpark()
+
+    def release_resources(self, entry: TaskEntry) -> None:
+        """Give the resources of a task back."""
+        if entry.place.reserved is not None:
+            self.pool.release(entry.place.reserved)
+            entry.place.reserved = None
+            entry.place.passed_over = 0
+
+    def has_claimable(self) -> bool:
+        """Return whether a task could be claimed now; none is claimed afterwards."""
+        for queue in (self.queue, *self.queue.reserved.values()):
+            entry = self.claim_next(queue)
+            if entry is not None:
+                self.return_claim(entry)
+                return True
+        return False
+
+    def lacks(self, entry: TaskEntry) -> str:
+        """Return what a claimed task lacks now, in words; it may have gone since the claim."""
+        name = entry.task.tool
+        tool = None if name is None else self._tools.get(name)
+        if tool is not None and not tool.available:
+            return f"its tool {name!r} is unavailable"
+        if self.pool.limited:
+            demand = self.pool.demand(entry.task)
+            missing = demand
+            if entry.place.reserved is not None:
+                # It holds them already; but the capacity may have shrunk below what is in use.
+                missing = dict.fromkeys(demand, 0.0)
+            if not self.pool.can_ever_fit(demand) or not self.pool.fits_now(missing):
+                return "its resources are no longer there"
+        if tool is not None and not self._facts_allow(entry):
+            return "its facts do not hold"
+        return ""
+
+    # Lineages that one caller executes alone
+
+    def reserve(
+        self, root: TaskId, entries: Sequence[TaskEntry], on_push: Callable[[], None]
+    ) -> None:
+        """Queue the tasks of a lineage apart, for one caller.
+
+        Args:
+            root: the root of the lineage.
+            entries: the tasks that stand for it now.
+            on_push: called whenever a task of it was queued.
+        """
+        queue = ReadyQueue(on_push)
+        self.queue.reserved[root] = queue
+        for entry in entries:
+            if entry.state is _READY:
+                self.queue.withdraw(entry)
+                queue.push(entry)
+
+    def unreserve(self, root: TaskId) -> None:
+        """Queue the tasks of a lineage with all others again."""
+        for *_, entry in self.queue.reserved.pop(root):
+            self.queue.push(entry)
+
+    # Waiting
+
+    def unpark(self) -> None:
+        """Queue all parked tasks again, because what they lack may be there now."""
+        parked = self.parked
+        self.parked = {}
+        for entry in parked.values():
+            self.queue.push(entry)
+
+    def requeue(self, entry: TaskEntry) -> None:
+        """Queue a task anew after its position, tool or resources have changed."""
+        self.parked.pop(entry.id, None)
+        self.return_claim(entry)
+        if entry.state is _READY:
+            self.queue.push(entry)
+
+    def hold(self, entries: Sequence[TaskEntry]) -> None:
+        """Keep tasks from being handed out until they are released."""
+        for entry in entries:
+            entry.place.holds += 1
+
+    def release(self, entries: Sequence[TaskEntry]) -> None:
+        """Release tasks that were held."""
+        for entry in entries:
+            entry.place.holds -= 1
+            if not entry.place.holds and entry.state is _READY:
+                self.queue.push(entry)
+
+    def wait_until(self, entry: TaskEntry, due: float | None) -> None:
+        """Keep a task from starting before a point in time, in seconds since the epoch."""
+        entry.place.not_before = due
+        if due is not None:
+            self.deadlines.add(due, entry, None)
+
+    # Resources of attempts that were cancelled and have not stopped yet
+
+    def keep_resources(self, entry: TaskEntry, attempt: AttemptId) -> None:
+        """Keep the resources of an attempt in use until `free_resources`: its body still runs."""
+        demand = self.pool.demand(entry.task)
+        if self.pool.limited and demand:
+            self.pool.acquire(demand)
+            self.kept_resources[attempt] = demand
+
+    def free_resources(self, attempt: AttemptId) -> None:
+        """Free the resources that were kept for the body of an attempt."""
+        self.pool.release(self.kept_resources.pop(attempt, {}))

@@ -1,0 +1,348 @@
+"""Dispatcher: hands ready tasks out to those who pull them, and lets the others wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple, Protocol
+from weakref import WeakSet
+
+import anyio
+import anyio.lowlevel
+
+from replanning.changes import target_task_ids
+from replanning.decision.ledger import Ledger
+from replanning.journal.records import (
+    AttemptFailed,
+    AttemptInterrupted,
+    AttemptSucceeded,
+    AttemptTimedOut,
+    ConditionEvaluated,
+    DecisionMade,
+    PlanRevised,
+    QuestionAsked,
+    Record,
+    RunEnded,
+    RunPaused,
+    TriggerDropped,
+)
+from replanning.live.entries import TaskEntry
+from replanning.live.plan import LivePlan
+from replanning.live.scheduler import ReadyQueue
+from replanning.live.states import TaskState
+from replanning.plan.tasks import Task
+from replanning.plan.types import TaskId
+
+CLAIMS_PER_TURN: Final = 256
+"""Tasks that are handed out, to all pullers together, before the event loop gets a turn."""
+
+WAKING_RECORDS: Final = (
+    AttemptSucceeded,
+    AttemptFailed,
+    AttemptTimedOut,
+    AttemptInterrupted,
+    ConditionEvaluated,
+    DecisionMade,
+    PlanRevised,
+    QuestionAsked,
+    TriggerDropped,
+    RunPaused,
+    RunEnded,
+)
+"""Kinds of record after which a lineage that somebody executes alone may go on, or be over."""
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """A task that was handed to a puller.
+
+    Attributes:
+        entry: the task.
+        number: the number of the claim.
+        shared: whether the puller went on without starting the task, so that others may.
+    """
+
+    entry: TaskEntry
+    number: int
+    shared: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the task was neither started nor returned since."""
+        return self.number != 0 and self.entry.place.claim == self.number
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Puller:
+    """Somebody who pulls tasks and may leave them to others.
+
+    Attributes:
+        claims: the tasks that it got.
+        left_by_others: the tasks that other pullers claimed and did not start.
+    """
+
+    claims: deque[Claim] = field(default_factory=deque)
+    left_by_others: deque[Claim] = field(default_factory=deque)
+
+
+class Handed(NamedTuple):
+    """A task that was handed out: its claim, and the task with its arguments filled in."""
+
+    claim: Claim
+    task: Task
+
+
+Idle = Literal["over", "again", "wait"]
+"""What a puller without a task does: the run or its lineage is over, it looks again, or waits."""
+
+
+class Run(Protocol):
+    """The run, as its dispatcher needs it."""
+
+    def can_hand_out(self) -> bool:
+        """Return whether tasks may begin now."""
+
+    def prepare(self, entry: TaskEntry, *, copied: bool) -> Task | None:
+        """Return a claimed task with its arguments filled in; None if it will not run.
+
+        Raises:
+            StoreError: the journal does not take what is recorded about it.
+        """
+
+    def when_idle(self, root: TaskEntry | None) -> Idle:
+        """Do what is to be done when nothing can be handed out, and say what the puller does."""
+
+
+class Dispatcher:
+    """Hands ready tasks out.
+
+    Its state is who waits: `_waiters`, in the order in which they came, for any task;
+    `_lineage_waiters`, one for each lineage that somebody executes alone; and which tasks pullers
+    have claimed without starting them (`pullers`). Whoever changes what can run wakes them; they
+    look again, and nothing is handed over while waking, so a wake-up too many does no harm.
+
+    Args:
+        live: the plan.
+        ledger: tells which tasks a trigger is about.
+        run: prepares tasks, and knows when it is over.
+    """
+
+    def __init__(self, live: LivePlan, ledger: Ledger, run: Run) -> None:
+        self._live = live
+        self._ledger = ledger
+        self._run = run
+        self.pullers: WeakSet[Puller] = WeakSet()
+        self._waiters: deque[anyio.Event] = deque()
+        self._lineage_waiters: dict[TaskId, anyio.Event] = {}
+        self._claims_this_turn = 0
+
+    def __repr__(self) -> str:
+        return f"<Dispatcher waiting={len(self._waiters)} lineages={list(self._lineage_waiters)}>"
+
+    def add_puller(self) -> Puller:
+        """Return a new puller, which may also get what others have left until now."""
+        puller = Puller()
+        for other in self.pullers:
+            for claim in other.claims:
+                if claim.shared:
+                    puller.left_by_others.append(claim)
+        self.pullers.add(puller)
+        return puller
+
+    @property
+    def turn_is_due(self) -> bool:
+        """Whether so many tasks were handed out at once that the event loop needs a turn first."""
+        return self._claims_this_turn >= CLAIMS_PER_TURN
+
+    def count_claim(self) -> None:
+        """Count a task that began without being pulled."""
+        self._claims_this_turn += 1
+
+    async def next_task(
+        self,
+        puller: Puller | None = None,
+        *,
+        root: TaskEntry | None = None,
+        copied: bool = True,
+    ) -> Handed | None:
+        """Wait for the next task.
+
+        Each look ends in one of four ways: a ready task is claimed; a task that another puller has
+        left is taken over; the run, or the lineage, is over; or there is nothing now, and the
+        puller waits until it is woken and looks again.
+
+        Args:
+            puller: who pulls, where it may leave tasks to others and get theirs.
+            root: the root of a reserved lineage, of which alone a task is wanted.
+            copied: whether the one who gets the task may change its objects and arrays.
+
+        Returns:
+            None when the run has ended, or nothing of the lineage is left to be executed.
+        """
+        queue = None
+        if root is not None:
+            queue = self._live.scheduler.queue.reserved[root.id]
+        while True:
+            await self._give_turn()
+            if self._run.can_hand_out():
+                handed = self._claim(queue, copied=copied)
+                if handed is None and puller is not None and puller.left_by_others:
+                    handed = await self._take_over(puller, copied=copied)
+                if handed is not None:
+                    return handed
+            idle = self._run.when_idle(root)
+            if idle == "over":
+                return None
+            if idle == "again":
+                continue
+            if root is None:
+                await self._wait()
+            else:
+                await self._wait_for_lineage(root.id)
+
+    async def _give_turn(self) -> None:
+        """Let other tasks of the event loop run, if many tasks were handed out since they did."""
+        while self._claims_this_turn >= CLAIMS_PER_TURN:
+            # The first puller that waits resets the count; the others only wait.
+            is_first = self._claims_this_turn == CLAIMS_PER_TURN
+            self._claims_this_turn += 1
+            try:
+                await anyio.lowlevel.checkpoint()
+            finally:
+                if is_first:
+                    self._claims_this_turn = 0
+        self._claims_this_turn += 1
+
+    def _claim(self, queue: ReadyQueue | None, *, copied: bool) -> Handed | None:
+        """Claim the next task that turns out to run: its condition holds, its arguments exist."""
+        while (entry := self._live.scheduler.claim_next(queue)) is not None:
+            handed = self._prepared(entry, copied=copied)
+            if handed is not None:
+                return handed
+            if not self._run.can_hand_out():
+                # What was recorded about the task has stopped the run, or its store.
+                return None
+        return None
+
+    def _prepared(self, entry: TaskEntry, *, copied: bool) -> Handed | None:
+        number = entry.place.claim
+        task = self._run.prepare(entry, copied=copied)
+        if task is None:
+            return None
+        return Handed(Claim(entry, number), task)
+
+    async def _take_over(self, puller: Puller, *, copied: bool) -> Handed | None:
+        """Take over a task that another puller has left, unless a ready one turns up."""
+        count = len(puller.left_by_others)
+        # Tasks that the others have started may be about to begin their attempts.
+        for _ in range(2):
+            await anyio.lowlevel.checkpoint()
+        if not self._run.can_hand_out():
+            return None
+        handed = self._claim(None, copied=copied)
+        while handed is None and count:
+            claim = puller.left_by_others.popleft()
+            count -= 1
+            if claim.is_open:
+                task = self._run.prepare(claim.entry, copied=copied)
+                if task is not None:
+                    return Handed(claim, task)
+        return handed
+
+    # Waiting and waking
+
+    async def _wait(self) -> None:
+        event = anyio.Event()
+        self._waiters.append(event)
+        try:
+            await event.wait()
+        except BaseException:
+            if event.is_set():
+                # Another puller takes the task for which this one was woken.
+                self.wake()
+            else:
+                self._waiters.remove(event)
+            raise
+
+    async def _wait_for_lineage(self, root: TaskId) -> None:
+        event = anyio.Event()
+        self._lineage_waiters[root] = event
+        await event.wait()
+
+    @property
+    def has_waiters(self) -> bool:
+        """Whether anybody waits for a task."""
+        return bool(self._waiters or self._lineage_waiters)
+
+    def wake(self) -> None:
+        """Wake as many waiting pullers as there are ready tasks."""
+        # Resources that were given back may be what a lineage waits for.
+        if self._lineage_waiters and self._live.scheduler.pool.limited:
+            self.wake_lineages()
+        count = min(len(self._waiters), self._live.counts[TaskState.READY])
+        for _ in range(count):
+            self._waiters.popleft().set()
+
+    def wake_all(self) -> None:
+        """Wake everybody, because the run is over."""
+        self.wake_lineages()
+        while self._waiters:
+            self._waiters.popleft().set()
+
+    def wake_lineages(self) -> None:
+        """Wake everybody who executes a lineage alone."""
+        for root in list(self._lineage_waiters):
+            self.wake_lineage(root)
+
+    def wake_lineage(self, root: TaskId) -> None:
+        """Wake the one who executes a lineage alone, if it waits."""
+        event = self._lineage_waiters.pop(root, None)
+        if event is not None:
+            event.set()
+
+    def leave_lineage(self, root: TaskId) -> None:
+        """Forget the one who has executed a lineage alone."""
+        self._lineage_waiters.pop(root, None)
+
+    def on_record(self, record: Record) -> None:
+        """Wake those who execute the lineages that a record is about."""
+        if not self._lineage_waiters:
+            return
+        if isinstance(record.body, RunPaused | RunEnded):
+            self.wake_lineages()
+            return
+        seen: set[TaskId] = set()
+        stack = list(self._concerned(record))
+        while stack:
+            task_id = stack.pop()
+            entry = self._live.entries.get(task_id)
+            if entry is None or task_id in seen:
+                continue
+            seen.add(task_id)
+            self.wake_lineage(entry.root)
+            # Its dependents may wait in vain now.
+            if not entry.satisfied:
+                stack.extend(entry.dependent_ids())
+
+    def _concerned(self, record: Record) -> Iterable[TaskId]:
+        """Return the tasks that a record is about."""
+        body = record.body
+        if isinstance(body, QuestionAsked):
+            return body.holds
+        if isinstance(body, TriggerDropped):
+            return self._ledger.triggers[body.trigger].tasks
+        if isinstance(body, DecisionMade | PlanRevised):
+            tasks: list[TaskId] = []
+            for trigger in body.triggers:
+                tasks += self._ledger.triggers[trigger].tasks
+            if isinstance(body, PlanRevised):
+                tasks += target_task_ids(body.changes)
+            return tasks
+        return (body.task,)  # type: ignore[union-attr]  # the other kinds are about one task
+
+    def requeue(self, claims: Iterable[Claim]) -> None:
+        """Return tasks that were handed out and not started."""
+        for claim in claims:
+            self._live.scheduler.return_claim(claim.entry, claim.number)
+        self.wake()

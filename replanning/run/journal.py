@@ -1,0 +1,310 @@
+"""Journal of an open run: records are stored before they take effect, and kept while the store fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, Literal
+
+import anyio
+
+from replanning.environment import Clock
+from replanning.errors import LeaseLost, RecordNotSerializable, StoreError
+from replanning.journal.records import (
+    AttemptFailed,
+    AttemptInterrupted,
+    AttemptSucceeded,
+    ErrorContained,
+    Failure,
+    PlanningNoted,
+    Record,
+    RecordBody,
+    RunEnded,
+    RunPaused,
+)
+from replanning.journal.store import Lease, RunStore
+from replanning.live.draft import Draft
+from replanning.run.event_loop import Timer, describe_error
+
+_INITIAL_RETRY_SECONDS: Final = 0.1
+_MAX_RETRY_SECONDS: Final = 5.0
+
+_PLACEHOLDER: Final = "[its text cannot be kept as JSON and was left out]"
+
+JournalState = Literal["open", "failing", "closed"]
+
+Subscriber = Callable[[Record], None]
+
+Masker = Callable[[RecordBody], RecordBody]
+"""Returns the form in which a record leaves the run: without secrets."""
+
+
+class RunJournal:
+    """Journal of one open run, which owns the order of its records.
+
+    Its state is one of three. *Open*: a record is stored, then takes effect, in one step.
+    *Failing*: the store has refused a record; nothing new begins, what has happened all the same is
+    kept in order, and the store is tried again until patience is over. *Closed*: another process
+    owns the run, or it ended earlier; nothing is written any more. With `on_failure` set to
+    `continue_unjournaled`, a store that fails is left instead, because a journal with a gap cannot
+    be replayed.
+
+    Args:
+        store: where records go before they take effect.
+        lease: the right to write the journal of the run there.
+        last: the last record so far; no record is stamped earlier, even if the clock of another
+            machine was ahead.
+        clock: time.
+        timer: calls back when the store is to be tried again.
+        patience: seconds for which a failing store is tried again.
+        on_failure: what to do while the store fails.
+        mask: makes the form in which a record leaves the run.
+        apply: lets a record take effect in this process.
+        on_recovered: called when a failing store works again and has all records.
+        on_given_up: called with the reason when nothing more will be written: the store failed for
+            too long, or another process has taken the run over.
+
+    Attributes:
+        seq: the number of the last record.
+        unjournaled: whether the store has failed and the run continues without it.
+        state: see above.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        lease: Lease,
+        last: Record,
+        *,
+        clock: Clock,
+        timer: Timer,
+        patience: float,
+        on_failure: str,
+        mask: Masker,
+        apply: Callable[[Record, Draft | None], None],
+        on_recovered: Callable[[], None],
+        on_given_up: Callable[[str], None],
+    ) -> None:
+        self.store = store
+        self.lease = lease
+        self.seq = last.seq
+        self.state: JournalState = "open"
+        self.unjournaled = False
+        self._last_at = last.at
+        self._clock = clock
+        self._timer = timer
+        self._patience = patience
+        self._on_failure = on_failure
+        self._mask = mask
+        self._apply = apply
+        self._on_recovered = on_recovered
+        self._on_given_up = on_given_up
+        self._readers: list[Subscriber] = []
+        self._reactions: dict[type[RecordBody], list[Subscriber]] = {}
+        self._kept: list[tuple[RecordBody, RecordBody | None]] = []
+        self._failing_seconds = 0.0
+        self._changed: anyio.Event | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<RunJournal of {self.lease.run!r} {self.state} seq={self.seq} kept={len(self._kept)}>"
+        )
+
+    # Whoever wants to know of records
+
+    def subscribe(self, function: Subscriber, kinds: Sequence[type[RecordBody]] = ()) -> None:
+        """Call a function with records, in their order.
+
+        Args:
+            function: called with each record.
+            kinds: the kinds to react to: the function gets them as they took effect, and may append
+                what follows from them. Without any, the function is a reader: it gets every record
+                in the form that leaves the run, before anybody reacts to it.
+        """
+        if not kinds:
+            self._readers.append(function)
+        for kind in kinds:
+            self._reactions.setdefault(kind, []).append(function)
+
+    def unsubscribe(self, function: Subscriber) -> None:
+        """Call a function no more."""
+        for functions in (self._readers, *self._reactions.values()):
+            if function in functions:
+                functions.remove(function)
+
+    # Appending
+
+    def append(
+        self,
+        body: RecordBody,
+        draft: Draft | None = None,
+        *,
+        stored: RecordBody | None = None,
+    ) -> Record:
+        """Store a record and let it take effect, in one step.
+
+        What is in this process gets true values. The store and the readers get the form that leaves
+        the run: nobody sees an effect that is not in the journal.
+
+        Args:
+            body: the record.
+            draft: for a revision, its changes as they were staged.
+            stored: the form that leaves the run, where masking the record would not give it.
+
+        Raises:
+            LeaseLost: another process has taken the run over.
+            RecordNotSerializable: it holds a value that no journal can hold; nothing has changed.
+            StoreError: it could not be stored; nothing has changed.
+        """
+        if self.state != "open":
+            raise StoreError("the store is failing; nothing new is begun until it works again")
+        if stored is None:
+            stored = self._mask(body)
+        at = max(self._clock.now(), self._last_at)
+        record = Record(self.seq + 1, at, body)
+        leaving = record if stored is body else Record(record.seq, at, stored)
+        if not self.unjournaled:
+            self._store(leaving)
+        self.seq = record.seq
+        self._last_at = at
+        self._apply(record, draft)
+        # Readers first: a reaction appends further records, and they hear of those in order.
+        for reader in self._readers:
+            reader(leaving)
+        for react in self._reactions.get(type(body), ()):
+            react(record)
+        return record
+
+    def _store(self, record: Record) -> None:
+        """Give a record to the store; a third party's store may raise anything."""
+        try:
+            self.store.append(self.lease, record)
+        except RecordNotSerializable:
+            raise  # the store works, and trying again would not help
+        except LeaseLost as error:
+            self.lose(error)
+            raise
+        except Exception as error:
+            if self._on_failure == "continue_unjournaled":
+                self.unjournaled = True
+                return
+            self._begin_outage(error)
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(f"the store failed: {describe_error(error)}") from error
+        self._failing_seconds = 0.0
+
+    def append_soon(self, body: RecordBody, stored: RecordBody | None = None) -> None:
+        """Append an event that has happened; while the store fails it is kept and appended later.
+
+        Raises:
+            RecordNotSerializable: without the values that no store can keep, nothing would be left.
+        """
+        if self.state != "open":
+            self._kept.append((body, stored))
+            return
+        try:
+            self.append(body, stored=stored)
+        except RecordNotSerializable:
+            rest = _storable_part(stored or body)
+            if rest is None or rest == stored:
+                raise
+            self.append_soon(body, rest)
+        except StoreError:
+            self._kept.append((body, stored))
+
+    def append_rest(self, body: RecordBody, stored: RecordBody | None = None) -> None:
+        """Append a record that must not be lost, or as much of it as a store can keep.
+
+        Raises:
+            StoreError: it could not be stored; nothing has changed.
+        """
+        try:
+            self.append(body, stored=stored)
+        except RecordNotSerializable as error:
+            rest = _storable_part(stored or body)
+            if rest is None:
+                self.append(ErrorContained(f"record {body.kind!r}", str(error)))
+            else:
+                self.append(body, stored=rest)
+
+    # A failing store
+
+    async def wait_until_open(self) -> bool:
+        """Wait until the store works again; return False if it never will."""
+        while self.state == "failing":
+            if self._changed is None:
+                self._changed = anyio.Event()
+            await self._changed.wait()
+        return self.state == "open"
+
+    def lose(self, error: LeaseLost) -> None:
+        """Write nothing more: another process owns the run now."""
+        self.close()
+        self._on_given_up(f"another process has taken the run over: {error}")
+
+    def close(self) -> None:
+        """Write nothing more."""
+        self.state = "closed"
+        self.wake()
+
+    def wake(self) -> None:
+        """Let those who wait for the store look again."""
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
+    def _begin_outage(self, error: Exception) -> None:
+        """Try the store again a little later, or give up when patience is over."""
+        self.state = "failing"
+        failing = self._failing_seconds
+        left = self._patience - failing
+        if left <= 0:
+            reason = f"the store has failed for {failing:g} s: {describe_error(error)}"
+            self._on_given_up(reason)
+            return
+        pause = min(max(_INITIAL_RETRY_SECONDS, failing), _MAX_RETRY_SECONDS, left)
+        self._failing_seconds += pause
+        self._timer.call_at(self._clock.now() + pause, self._retry)
+
+    def _retry(self) -> None:
+        if self.state == "failing" and self.flush():
+            self.wake()
+            self._on_recovered()
+
+    def flush(self) -> bool:
+        """Append the records that were kept, in order; return whether the store took all of them.
+
+        Where nothing was kept, the next record shows whether the store works.
+        """
+        if self.state == "closed":
+            return False
+        self.state = "open"
+        waiting = self._kept
+        self._kept = []
+        while waiting:
+            body, stored = waiting[0]
+            try:
+                self.append_rest(body, stored)
+            except StoreError:
+                # Records that followed from the written ones come before those that were not.
+                self._kept += waiting
+                return False
+            waiting.pop(0)
+        return True
+
+
+def _storable_part(body: RecordBody) -> RecordBody | None:
+    """Return a record without the values that a store cannot keep; None if nothing is left."""
+    if isinstance(body, AttemptSucceeded):
+        return replace(body, output=None, recoverable=False, reads=None)
+    if isinstance(body, AttemptFailed):
+        failure = Failure("Error", _PLACEHOLDER, body.failure.transient, body.failure.kind)
+        return replace(body, failure=failure)
+    if isinstance(body, AttemptInterrupted | RunPaused | RunEnded):
+        return replace(body, reason=_PLACEHOLDER)
+    if isinstance(body, ErrorContained):
+        return replace(body, where="somewhere", error=_PLACEHOLDER)
+    if isinstance(body, PlanningNoted):
+        return replace(body, data={"left_out": _PLACEHOLDER})
+    return None
