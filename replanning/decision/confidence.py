@@ -258,14 +258,14 @@ class PlanEvaluator:
         """
 
         def total_cost(tasks: Iterable[Task]) -> float:
-            total = 0.0
+            costs: list[float] = []
             for task in tasks:
                 tool = view.tool(task.tool)
                 if tool is None or tool.cost is None:
-                    total += 1.0
+                    costs.append(1.0)
                 else:
-                    total += tool.cost
-            return total
+                    costs.append(tool.cost)
+            return sum(costs)
 
         cost = total_cost(one)
         saved = cost - total_cost(other)
