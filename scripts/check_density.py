@@ -158,7 +158,7 @@ def count_node(node: ast.AST, where: str, figures: Figures) -> None:
             name = BOOLEANS
         case ast.Assign(targets=[ast.Tuple(), *_], value=ast.Tuple()):
             name = TUPLES
-    if name:
+    if name and isinstance(node, ast.expr | ast.stmt):
         figures.add_place(name, f"{where}:{node.lineno}")
     if isinstance(node, ast.stmt):
         figures.counts["statements"] += 1
