@@ -128,7 +128,7 @@ def question_footprint(
     candidates: Sequence[Candidate], triggers: Sequence[Trigger], live: LivePlan
 ) -> tuple[TaskId, ...]:
     """Return the tasks of a question; their dependents cannot run while they are held."""
-    ids: dict[TaskId, None] = {}
+    ids = {}
     for candidate in candidates:
         if not candidate.rejected:
             ids.update(dict.fromkeys(target_task_ids(candidate.alternative.changes)))

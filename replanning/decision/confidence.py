@@ -142,7 +142,7 @@ def _simplicity(alternative: Alternative, tasks: Collection[TaskId]) -> float:
 
 def tasks_to_run(changes: Sequence[PlanChange], view: PlanView) -> list[Task]:
     """Return the tasks that will run because of changes, as the changes leave them."""
-    tasks: dict[TaskId, Task] = {}
+    tasks = {}
     for change in changes:
         match change.kind:
             case "add":
@@ -258,7 +258,7 @@ class PlanEvaluator:
         """
 
         def total_cost(tasks: Iterable[Task]) -> float:
-            costs: list[float] = []
+            costs = []
             for task in tasks:
                 tool = view.tool(task.tool)
                 if tool is None or tool.cost is None:

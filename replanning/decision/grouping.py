@@ -25,17 +25,17 @@ def group_triggers(
     """
     # Union-find: `groups` links each trigger to another one of its group, or to itself at the root.
     groups = list(range(len(triggers)))
-    starts: list[list[TaskEntry]] = []
+    starts = []
     for trigger in triggers:
         entries = [live.entry(task_id) for task_id in trigger.tasks if task_id in live]
         starts.append(entries)
 
     _join_common_causes(triggers, starts, live, groups)
-    held: dict[TaskId, QuestionId] = {}
+    held = {}
     for question in asked:
         for task_id in question.holds:
             held[task_id] = question.question
-    waiting: dict[int, QuestionId] = {}
+    waiting = {}
     # Following dependents can only join two groups or find a held task.
     if held or len({_find(groups, index) for index in groups}) > 1:
         waiting = _join_overlapping(triggers, starts, held, groups)
@@ -89,13 +89,13 @@ def _join_overlapping(
     footprint from there on is part of the first trigger's, so the work is proportional to the
     tasks reached.
     """
-    waiting: dict[int, QuestionId] = {}
+    waiting = {}
     followed: dict[TaskEntry, int] = {}
     for index, trigger in enumerate(triggers):
         # These two are about the plan as a whole: the answer to a question does not settle them.
         can_wait = trigger.kind not in ("goal-unreachable", "human-request")
         stack = starts[index]
-        own: list[TaskEntry] = []
+        own = []
         while stack and index not in waiting:
             entry = stack.pop()
             if can_wait and entry.id in held:

@@ -179,9 +179,9 @@ def diff_plans(
     lower = old
     if second < first:
         lower = new
-    replaced: list[Replacement] = []
+    replaced = []
     for entry in map(live.entry, lower):
-        leaves: list[Task] = []
+        leaves = []
         for leaf in live.leaves(entry):
             if leaf is not entry and not leaf.removed:
                 leaves.append(leaf.task)

@@ -191,7 +191,7 @@ class ReplanMetrics:
         return self.succeeded / known
 
     def __add__(self, other: ReplanMetrics) -> ReplanMetrics:
-        sums: dict[str, Any] = {}
+        sums = {}
         for name in self.__dataclass_fields__:
             mine = getattr(self, name)
             others = getattr(other, name)
@@ -213,9 +213,9 @@ def compute_metrics(events: Iterable[ReplanEvent]) -> ReplanMetrics:
     outcomes: Counter[ReplanOutcome] = Counter()
     by_trigger: Counter[str] = Counter()
     by_decision: Counter[str] = Counter()
-    durations: list[float] = []
+    durations = []
     spent = Usage()
-    answered: list[tuple[float, float]] = []
+    answered = []
     for event in events:
         replans += 1
         executed += event.executed
@@ -295,7 +295,7 @@ def calibrate(
         of: the value used as the prediction.
         bins: number of equal bins from 0 to 1.
     """
-    pairs: list[tuple[float, bool]] = []
+    pairs = []
     for event in events:
         if event.chosen is None or event.outcome == "unknown":
             continue
@@ -306,7 +306,7 @@ def calibrate(
         return Calibration(0, None, ())
 
     per_bin: dict[int, list[tuple[float, bool]]] = {}
-    squares: list[float] = []
+    squares = []
     for predicted, came_true in pairs:
         # A prediction of 1 belongs to the last bin, which has no bin above it.
         number = min(int(predicted * bins), bins - 1)

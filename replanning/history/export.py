@@ -178,7 +178,7 @@ def import_history(text: str, *, max_events: int = MAX_EVENTS) -> ReplanHistory:
             contradictory.
     """
     journal = _exported_journal(text)
-    records: list[Record] = []
+    records = []
     for number, entry in enumerate(journal, 1):
         records.append(_imported_record(number, entry))
     if not isinstance(records[0].body, RunOpened):

@@ -127,8 +127,8 @@ def draw_graph(overview: RunOverview) -> str:
 
 
 def _legend(boxes: Iterable[_Box]) -> dict[str, None]:
-    looks: list[StateLook] = []
-    replaced: list[StateLook] = []
+    looks = []
+    replaced = []
     for box in boxes:
         looks.append(box.look)
         replaced += [row.look for row in box.replaced]
@@ -152,7 +152,7 @@ def _boxes(overview: RunOverview) -> tuple[dict[Hashable, _Box], set[_Edge]]:
     """Return what is drawn as a box, and the dependencies among boxes."""
     live = overview.replayed.live
     rows = {row.id: row for row in overview.tasks}
-    needed: dict[str, Sequence[str]] = {}
+    needed = {}
     for task in live.document().tasks:
         if task.id in rows:
             needed[task.id] = task.depends_on
@@ -198,7 +198,7 @@ def _grouped_boxes(
     count = 1 + max(stages.values())
     joined = min(MAX_STAGES, count)
     groups: dict[tuple[int, StateLook], list[str]] = defaultdict(list)
-    keys: dict[str, tuple[int, StateLook]] = {}
+    keys = {}
     for task_id in needed:
         key = (stages[task_id] * joined // count, rows[task_id].look)
         keys[task_id] = key
@@ -376,7 +376,7 @@ def _layout(
 
     spans = [sum(map(size, layer)) for layer in layers]
     widest = max(spans, default=0)
-    places: dict[Hashable, _Place] = {}
+    places = {}
     along: float = _MARGIN
     for layer, span in zip(layers, spans, strict=True):
         across = (widest - span) / 2

@@ -269,7 +269,7 @@ class ReplanHistory:
         if first < 0:
             raise self._unknown_revision(first)
         numbers = (before, after)
-        plans: dict[int, Plan] = {}
+        plans = {}
         between: list[PlanChange] = []
         for live, following in self.replay_records():
             number = live.revision

@@ -214,7 +214,7 @@ def task_rows(
     With `active_only`, yield those that run or failed.
     """
     asked = ledger.open_questions.values()
-    questions: dict[TaskId, QuestionId] = {}
+    questions = {}
     for question in asked:
         for task_id in question.holds:
             questions[task_id] = question.question
@@ -485,7 +485,7 @@ def _applied_steps(
     entry: ReplanEvent | PlanEdit, at: float | None, live: LivePlan
 ) -> Iterator[RepairStep]:
     """Yield the changes that were applied, replacements as pairs."""
-    lines: list[str] = []
+    lines = []
     for change in entry.changes:
         # What a phase of planning mode waits for follows from the tasks that were added.
         if isinstance(change, ModifyTask) and _is_phase(change, live):

@@ -165,17 +165,17 @@ def why_report(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> str:
 
 
 def _why_sections(event: ReplanEvent) -> list[tuple[str, list[str]]]:
-    traceback: list[str] = []
+    traceback = []
     for trigger in event.triggers:
         # One is enough for a screen: triggers of one replan usually have one cause.
         if trigger.traceback:
             traceback = printable_lines(trigger.traceback)
             break
-    candidates: list[str] = []
+    candidates = []
     for number, candidate in enumerate(event.candidates, 1):
         chosen = candidate == event.chosen and event.executed
         candidates += candidate_lines(number, candidate, chosen=chosen)
-    rejected: list[str] = []
+    rejected = []
     for candidate in event.rejected[:_MAX_ITEMS]:
         rejected.append(_candidate_text(candidate))
         rejected.append(f"   rejected: {printable_line(candidate.rejected)}")
@@ -183,7 +183,7 @@ def _why_sections(event: ReplanEvent) -> list[tuple[str, list[str]]]:
             rejected.append(f"   {format_score(candidate.score)}")
     if len(event.rejected) > _MAX_ITEMS:
         rejected.append(f"… and {len(event.rejected) - _MAX_ITEMS} more")
-    spent: list[str] = []
+    spent = []
     if event.spent.calls:
         spent.append(format_usage(event.spent))
     decision = [_decision_line(event)]
@@ -326,7 +326,7 @@ def revision_diffs(
         history: the history; its journal is replayed once.
         revisions: numbers of the revisions; all by default.
     """
-    diffs: dict[int, str] = {}
+    diffs = {}
     for live, following in history.replay_records():
         if not isinstance(following, PlanRevised):
             continue

@@ -231,8 +231,8 @@ def status_report(
         until = last
 
     counts: Counter[TaskState] = Counter()
-    running: list[RunningTask] = []
-    failures: dict[TaskId, Failure] = {}
+    running = []
+    failures = {}
     for entry in live:
         state = entry.state
         if state is TaskState.RUNNING:

@@ -119,7 +119,7 @@ class Feasibility(NamedTuple):
         return self._unstarted_tasks(lambda step: step.id in stuck)
 
     def _unstarted_tasks(self, concerns: Callable[[StripsStep], bool]) -> tuple[TaskId, ...]:
-        tasks: list[TaskId] = []
+        tasks = []
         for group in self.components():
             if any(map(concerns, group)):
                 tasks += [step.id for step in group if not step.running]
@@ -127,7 +127,7 @@ class Feasibility(NamedTuple):
 
     def unmet_facts(self) -> tuple[str, ...]:
         """Return the missing preconditions of stuck steps and the missing facts of the goal."""
-        unmet: dict[str, None] = {}
+        unmet = {}
         for step in self.stuck:
             # Sorted, because the order of a set differs from one process to the next.
             lacking = sorted(step.action.requires - self.final_facts)
@@ -194,14 +194,14 @@ def _simulate(problem: StripsProblem, *, strict: bool) -> Feasibility:
     facts = set(problem.facts)
     open_dependencies = [len(step.depends_on) for step in steps]
     dependents: dict[TaskId, list[int]] = {}
-    ready: list[int] = []  # sorted, hence a heap
+    ready = []  # sorted, hence a heap
     for index, step in enumerate(steps):
         if not step.depends_on:
             ready.append(index)
         for dep in step.depends_on:
             dependents.setdefault(dep, []).append(index)
-    executed: dict[TaskId, StripsStep] = {}
-    stuck: dict[int, StripsStep] = {}
+    executed = {}
+    stuck = {}
     waiting_for_fact: dict[str, list[int]] = {}
 
     while ready:

@@ -129,7 +129,7 @@ def _check_graph(
         sound = False
         yield finding
 
-    graph: list[list[int]] = []
+    graph = []
     for task in tasks:
         graph.append([number_of[i] for i in task.depends_on if i in number_of and i != task.id])
     for cycle in find_cycles(graph):
@@ -142,7 +142,7 @@ def _check_graph(
         text = f"the tasks depend on one another in a circle: {circle}"
         yield ("tasks", cycle[0], "depends_on"), f"{text}; remove one of these dependencies"
 
-    uses: list[tuple[int, JsonPath, str, str]] = []
+    uses = []
     for number, task in enumerate(tasks):
         for path, name, text in _results_read(task, bodies[number]):
             uses.append((number, path, name, text))
@@ -412,7 +412,7 @@ def _check_resource_declared(resource: str, scope: TaskScope) -> Iterator[Findin
 def _parsed_bodies(
     task: TaskBody, known: Container[str] = (), about: str = ""
 ) -> list[_ParsedBody]:
-    bodies: list[_ParsedBody] = []
+    bodies = []
     for path, body in nested_bodies(task):
         expressions = list(_parsed_expressions(body, known, about))
         bodies.append((path, body, expressions))
@@ -496,7 +496,7 @@ def _check_resources(body: TaskBody, tool: ToolSpec | None, scope: TaskScope) ->
     own = body.resources
     for resource in own:
         yield from _check_resource_declared(resource, scope)
-    excess: list[tuple[str, float]] = []
+    excess = []
     if tool is not None:
         # The amount that a task states itself replaces that of its tool.
         excess += [item for item in scope.demands(tool)[1] if item[0] not in own]
@@ -571,7 +571,7 @@ def find_cycles(dependencies: Graph) -> list[list[int]]:
     inner: list[list[int]] = [[] for _ in dependencies]
     for node in core:
         inner[node] = [before for before in dependencies[node] if before in core]
-    cycles: list[list[int]] = []
+    cycles = []
     for component in _strongly_connected_components(inner, sorted(core)):
         cycle = _shortest_cycle(inner, set(component))
         if cycle:
@@ -631,7 +631,7 @@ def _strongly_connected_components(
     yielded before.
     """
     seen: set[int] = set()
-    order: list[int] = []
+    order = []
     for root in nodes:
         if root in seen:
             continue

@@ -116,7 +116,7 @@ class Plan(StrictModel):
     @classmethod
     def _validate(cls, data: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
         plan: Self | None = None
-        problems: list[Problem] = []
+        problems = []
         try:
             plan = handler(data)
         except ValidationError as error:
@@ -279,7 +279,7 @@ def _check_number_of_tasks(document: JsonObject) -> None:
     count = 0
     lists: list[tuple[JsonPath, JsonValue]] = [(("tasks",), document.get("tasks"))]
     for path, items in lists:  # grows while it is iterated
-        bodies: list[tuple[JsonPath, JsonValue]] = []
+        bodies = []
         if isinstance(items, list):
             bodies = [((*path, index), body) for index, body in enumerate(items)]
         elif path[-1] == "undo":
@@ -372,7 +372,7 @@ def _without_invalid_fields(
     if not isinstance(data, dict):
         return None
     # The caller's document is not changed: its lists are copied here, and a part before it is.
-    rest: dict[str, Any] = {}
+    rest = {}
     for key, value in data.items():
         rest[key] = value
         if isinstance(value, list | tuple):
