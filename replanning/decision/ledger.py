@@ -212,7 +212,8 @@ class Ledger:
 
     def _open(self, trigger: Trigger) -> None:
         self.open_triggers[trigger.id] = trigger
-        self._open_by_fingerprint.setdefault(trigger.fingerprint, {})[trigger.id] = trigger
+        alike = self._open_by_fingerprint.setdefault(trigger.fingerprint, {})
+        alike[trigger.id] = trigger
 
     def _close(self, trigger_id: TriggerId) -> None:
         trigger = self.open_triggers.pop(trigger_id, None)
@@ -299,10 +300,11 @@ class Ledger:
             case ReplanRequested():
                 self.last_message_id = max(self.last_message_id, body.message)
             case UsageCharged():
-                self.budget_tracker.spent += body.usage
+                tracker = self.budget_tracker
+                tracker.spent += body.usage
                 # Recorded at last, so it must not count twice.
-                if body.usage in self.budget_tracker.unrecorded:
-                    self.budget_tracker.unrecorded.remove(body.usage)
+                if body.usage in tracker.unrecorded:
+                    tracker.unrecorded.remove(body.usage)
             case RunQuiescent():
                 self.quiescent_at = body.revision
             case RunPaused():
@@ -331,12 +333,14 @@ class Ledger:
             trigger = self.triggers.get(trigger_id)
             if trigger is not None:
                 roots = frozenset(map(self._root_of, trigger.tasks))
-                self.last_decided[trigger.fingerprint] = (at, roots)
+                fingerprint = trigger.fingerprint
+                self.last_decided[fingerprint] = (at, roots)
                 # For other kinds of trigger, what is missing may come back by itself.
                 fruitless = body.rule == "no-alternative" and replan in self._considered
                 if fruitless and trigger.kind in ("task-failed", "timeout"):
+                    considered = self._considered[replan]
                     for task_id in trigger.tasks:
-                        self.fruitless_searches[task_id] = self._considered[replan]
+                        self.fruitless_searches[task_id] = considered
             if final or body.by == "observe":
                 self._close(trigger_id)
         if not final:
@@ -364,25 +368,32 @@ class Ledger:
                 self.source_by_replan[replan] = chosen.alternative.source
 
         new = set(new_task_ids(body.changes))
-        lineages = dict.fromkeys(map(self._root_of, target_task_ids(body.changes)))
+        targets = target_task_ids(body.changes)
+        lineages = dict.fromkeys(map(self._root_of, targets))
         roots = tuple(root for root in lineages if root not in new)
         self._roots_by_replan[replan] = roots
         # Hashed before its own replacements are known, as it was when it was proposed.
         fingerprint = self.hash_of(body.changes)
         for change in body.changes:
             if change.kind == "replace" and len(change.tasks) == 1:
+                replacement = change.tasks[0].id
                 original = self._originals.get(change.task_id, change.task_id)
-                self._originals[change.tasks[0].id] = original
+                self._originals[replacement] = original
+        pending = PendingOutcome(replan, roots, at)
         for root in roots:
-            self.replans_by_root[root] = self.replans_by_root.get(root, 0) + 1
-            self.tried_by_root.setdefault(root, {})[fingerprint] = None
-            self.pending_outcomes[root] = PendingOutcome(replan, roots, at)
+            count = self.replans_by_root.get(root, 0)
+            self.replans_by_root[root] = count + 1
+            tried = self.tried_by_root.setdefault(root, {})
+            tried[fingerprint] = None
+            self.pending_outcomes[root] = pending
 
     def _fold_outcome(self, body: OutcomeRecorded) -> None:
         source = self.source_by_replan.get(body.replan)
         if source:
-            recent: deque[bool] = deque(maxlen=MAX_OUTCOMES_PER_TOOL)
-            self.outcomes_by_source.setdefault(source_key(source), recent).append(body.succeeded)
+            key = source_key(source)
+            if key not in self.outcomes_by_source:
+                self.outcomes_by_source[key] = deque(maxlen=MAX_OUTCOMES_PER_TOOL)
+            self.outcomes_by_source[key].append(body.succeeded)
         for root in self._roots_by_replan.pop(body.replan, ()):
             pending = self.pending_outcomes.get(root)
             # A later replan of the lineage waits for an outcome of its own.
@@ -405,7 +416,8 @@ class Ledger:
         self.answers_by_replan[closed.replan] = (closed, body)
         if body.verdict in ("reject", "continue"):
             for candidate in closed.candidates:
-                self.declined_at[candidate.alternative.fingerprint()] = at
+                fingerprint = candidate.alternative.fingerprint()
+                self.declined_at[fingerprint] = at
 
     def _update_waiting(self, at: float) -> None:
         """Begin or end the time in which the run only waits for people.

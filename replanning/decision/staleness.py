@@ -46,16 +46,14 @@ def drop_started(
     replace, modify, skip or retry one task, because such changes belong together.
     """
     started: set[TaskId] = set()
-    for task_id in target_task_ids(changes):
-        entry = live.entries.get(task_id)
-        if entry is None:
-            continue
+    targets = target_task_ids(changes)
+    for entry in [live.entries[task_id] for task_id in targets if task_id in live.entries]:
         if entry.state is not TaskState.RUNNING and entry.state not in FINISHED:
             continue
         # An attempt from before `since` is the one that the changes were made for.
         has_started = entry.attempts > 0 and entry.started_at >= since
         if has_started or entry.condition_revision == CONDITION_NOT_MET:
-            started.add(task_id)
+            started.add(entry.id)
     if not started:
         return tuple(changes)
     kept = []

@@ -60,7 +60,9 @@ class Replacement(NamedTuple):
         line = f"{self.id} → {', '.join(self.by)}"
         changes = []
         for name, old, new in self.fields:
-            changes.append(f"{name} {_plain_text(old)} → {_plain_text(new)}")
+            before = _plain_text(old)
+            after = _plain_text(new)
+            changes.append(f"{name} {before} → {after}")
         if changes:
             line += f": {', '.join(changes)}"
         return printable_line(line)
@@ -128,7 +130,9 @@ class PlanDiff:
         for sign, tasks in (("-", self.removed), ("+", self.added)):
             for task in tasks:
                 if task.id not in shown:
-                    lines.append(f"{sign} {_task_line(task)}")
+                    line = _task_line(task)
+                    lines.append(f"{sign} {line}")
+        # Values are other people's text, so each line is made printable as a whole.
         changes = []
         for noun, items in (("", self.changed), ("tool ", self.tools)):
             for item in items:
@@ -188,6 +192,8 @@ def diff_plans(
         if leaves:
             replaced.append(describe_replacement(entry.task, leaves))
 
+    old_goal = _json_document(before.goal)
+    new_goal = _json_document(after.goal)
     old_tools = {tool.name: tool for tool in before.tools}
     new_tools = {tool.name: tool for tool in after.tools}
     return PlanDiff(
@@ -198,7 +204,7 @@ def diff_plans(
         changed=_changed_items(old, new),
         tools=_changed_items(old_tools, new_tools),
         context=_field_changes(before.context, after.context),
-        goal=_field_changes(_json_document(before.goal), _json_document(after.goal)),
+        goal=_field_changes(old_goal, new_goal),
         acts=tuple(change for change in between if isinstance(change, _ACTS)),
         replaced=tuple(replaced),
     )
@@ -211,7 +217,8 @@ def _tasks_without(plan: Plan, ids: Collection[str]) -> tuple[Task, ...]:
 def _task_line(task: Task) -> str:
     fields = []
     for name, value in display_fields(task).items():
-        fields.append(f"{name}: {_value_text(value)}")
+        text = _value_text(value)
+        fields.append(f"{name}: {text}")
     if not fields:
         return printable_line(task.id)
     return printable_line(f"{task.id}: {', '.join(fields)}")
@@ -225,7 +232,9 @@ def _changed_items(
         after = new.get(name)
         # Dumping to JSON is slow, and most items are equal.
         if after is not None and after != before:
-            fields = _field_changes(_json_document(before), _json_document(after))
+            old_fields = _json_document(before)
+            new_fields = _json_document(after)
+            fields = _field_changes(old_fields, new_fields)
             changes.append(TaskChange(name, fields))
     return tuple(changes)
 
@@ -240,7 +249,9 @@ def _field_changes(
     old: Mapping[str, JsonValue], new: Mapping[str, JsonValue]
 ) -> tuple[FieldChange, ...]:
     changes = []
-    for name in dict.fromkeys([*old, *new]):
+    # Each name once, and new ones last, so that two diffs of one change read alike.
+    names = dict.fromkeys([*old, *new])
+    for name in names:
         before = old.get(name)
         after = new.get(name)
         if before != after:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from replanning.changes import PlanChange
 from replanning.journal.records import Candidate, DecisionKind, Trigger, Usage
@@ -67,6 +67,7 @@ class ReplanEvent:
 
     replan: ReplanId
     at: float
+    # What follows is filled in by later records, so it has a value that says "not yet".
     triggers: tuple[Trigger, ...] = ()
     all_candidates: tuple[Candidate, ...] = ()
     notes: tuple[str, ...] = ()
@@ -186,6 +187,7 @@ class ReplanMetrics:
     def success_rate(self) -> float | None:
         """Share of successes among the executed replans with a known outcome; None without any."""
         known = self.succeeded + self.failed
+        # A share of nothing is unknown: 0 would say that all replans failed.
         if not known:
             return None
         return self.succeeded / known
@@ -221,7 +223,8 @@ def compute_metrics(events: Iterable[ReplanEvent]) -> ReplanMetrics:
         executed += event.executed
         outcomes[event.outcome] += 1
         by_trigger.update(event.trigger_kinds)
-        by_decision[event.decision or UNDECIDED] += 1
+        decision = event.decision or UNDECIDED
+        by_decision[decision] += 1
         durations.append(event.duration)
         spent += event.spent
         question = event.question
@@ -300,6 +303,7 @@ def calibrate(
         if event.chosen is None or event.outcome == "unknown":
             continue
         predicted = _prediction(event.chosen, of)
+        # A person's own changes have no score, and not every source claims a confidence.
         if predicted is not None:
             pairs.append((predicted, event.outcome == "success"))
     if not pairs:
@@ -316,9 +320,12 @@ def calibrate(
     for number, inside in sorted(per_bin.items()):
         low = number / bins
         high = (number + 1) / bins
-        found.append(Bin(low, high, len(inside), *_means(inside)))
-    brier = sum(squares) / len(pairs)
-    return Calibration(len(pairs), brier, tuple(found), *_means(pairs))
+        predicted, succeeded = _means(inside)
+        found.append(Bin(low, high, len(inside), predicted, succeeded))
+    count = len(pairs)
+    brier = sum(squares) / count
+    predicted, succeeded = _means(pairs)
+    return Calibration(count, brier, tuple(found), predicted, succeeded)
 
 
 def _prediction(chosen: Candidate, of: Prediction) -> float | None:

@@ -42,7 +42,8 @@ def history_json(history: ReplanHistory) -> JsonObject:
 def summary_json(history: ReplanHistory, events: Iterable[ReplanEvent]) -> JsonObject:
     """Return the metrics and the given replans, with all other entries."""
     metrics: JsonObject = asdict(history.metrics)
-    metrics["success_rate"] = history.metrics.success_rate  # null if no outcome is known
+    # Null if no outcome is known: 0 would say that all replans failed.
+    metrics["success_rate"] = history.metrics.success_rate
     forked_from: JsonValue = None
     if history.forked_from is not None:
         forked_from = list(history.forked_from)
@@ -178,6 +179,7 @@ def import_history(text: str, *, max_events: int = MAX_EVENTS) -> ReplanHistory:
             contradictory.
     """
     journal = _exported_journal(text)
+    # Numbered from 1 without gaps: a cut-out record would give another plan, not an error.
     records = []
     for number, entry in enumerate(journal, 1):
         records.append(_imported_record(number, entry))
@@ -203,6 +205,7 @@ def _exported_journal(text: str) -> list[JsonValue]:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise JournalCorrupt(f"not an exported history: its `format` is not {FORMAT!r}")
     version = document.get("version")
+    # A later version may mean other things by the same fields.
     if version != FORMAT_VERSION:
         raise JournalCorrupt(
             f"this history has version {brief_repr(version)}, this library reads version "
@@ -233,6 +236,7 @@ def _imported_record(number: int, entry: JsonValue) -> Record:
     ):
         got = brief_repr(at)
         raise JournalCorrupt(f"{place}.at: expected seconds since the epoch, got {got}")
+    # Decoded as a store decodes it, with its checks of every field.
     try:
         body = decode_body(str(entry["kind"]), json.dumps(entry["body"]))
         return Record(number, float(at), body)

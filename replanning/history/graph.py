@@ -106,8 +106,9 @@ def draw_graph(overview: RunOverview) -> str:
         body.append(_text(_MARGIN, y, printable_line(line, 200), "small"))
         y += _LINE
     # About 7 pixels for a character: a line that is cut would hide its end.
-    longest = max(map(len, lines))
-    width = max(drawing.width, 640, 7 * min(200, longest) + 2 * _MARGIN)
+    longest = min(200, max(map(len, lines)))
+    needed = 7 * longest + 2 * _MARGIN
+    width = max(drawing.width, 640, needed)
 
     report = overview.status
     title = printable_line(f"{report.run}: {report.objective}", 120)
@@ -180,10 +181,12 @@ def _boxes(overview: RunOverview) -> tuple[dict[Hashable, _Box], set[_Edge]]:
         took = ""
         if row.seconds is not None:
             took = format_duration(row.seconds)
-        detail = " · ".join(filter(None, (row.look.word, took, row.tool)))
+        parts = (row.look.word, took, row.tool)
+        detail = " · ".join(filter(None, parts))
         hint = f"{row.name}: {detail}. {row.detail}"
+        stage = stages[task_id]
         replaced = former[task_id]
-        boxes[task_id] = _Box(stages[task_id], row.look, row.name, detail, hint, replaced)
+        boxes[task_id] = _Box(stage, row.look, row.name, detail, hint, replaced)
         edges.update((one, task_id) for one in befores)
     return boxes, edges
 
@@ -200,7 +203,8 @@ def _grouped_boxes(
     groups: dict[tuple[int, StateLook], list[str]] = defaultdict(list)
     keys = {}
     for task_id in needed:
-        key = (stages[task_id] * joined // count, rows[task_id].look)
+        stage = stages[task_id] * joined // count
+        key = (stage, rows[task_id].look)
         keys[task_id] = key
         groups[key].append(task_id)
 
@@ -211,11 +215,15 @@ def _grouped_boxes(
         detail = look.word
         if len(names) > 1:
             title = f"{len(names)} {look.word}"
-            detail = " … ".join(dict.fromkeys((first, rows[names[-1]].name)))
+            last = rows[names[-1]].name
+            # Two tasks of planning mode may have one name.
+            detail = " … ".join(dict.fromkeys((first, last)))
+        # Thousands of replaced tasks cannot be drawn, so they are counted.
         replaced = sum(len(former[name]) for name in names)
         if replaced:
             detail = f"⟳ {replaced} replaced before"
-        hint = f"stage {stage + 1}, {title}: {', '.join(names[:50])}"
+        first_names = ", ".join(names[:50])
+        hint = f"stage {stage + 1}, {title}: {first_names}"
         boxes[stage, look] = _Box(stage, look, title, detail, hint)
     edges: set[_Edge] = set()
     for task_id, befores in needed.items():
@@ -246,7 +254,8 @@ def _layers(
     # Sorted, because the order of a set would make two drawings of one plan differ.
     for before, after in sorted(edges, key=str):
         previous = before
-        for stage in range(boxes[before].stage + 1, boxes[after].stage):
+        first = boxes[before].stage + 1
+        for stage in range(first, boxes[after].stage):
             point = ("point", before, stage)
             if point not in layers[stage]:
                 layers[stage].append(point)
@@ -333,7 +342,8 @@ class _Drawing:
             middle = (x1 + x2) / 2
             curve = f"C{middle:.0f} {y1:.0f} {middle:.0f} {y2:.0f}"
             through = f"H{x2 + _WIDTH:.0f}"
-        path = f"M{x1:.0f} {y1:.0f}{curve} {x2:.0f} {y2:.0f}"
+        start = f"M{x1:.0f} {y1:.0f}"
+        path = f"{start}{curve} {x2:.0f} {y2:.0f}"
         if not tip:
             path += through
         return f'<path class="edge" d="{path}"{tip}/>'
@@ -352,9 +362,10 @@ class _Drawing:
             else:
                 y -= _HEIGHT + _GAP
                 start = f"M{x + 16} {y + _HEIGHT}v{_GAP}"
-            detail = " · ".join(filter(None, (replaced.word, row.tool)))
+            detail = replaced.word + labelled(" · ", row.tool)
             hint = f"{row.name}: {detail}. {row.detail}"
-            yield from _rectangle(_Place(x, y), replaced, row.name, detail, hint)
+            corner = _Place(x, y)
+            yield from _rectangle(corner, replaced, row.name, detail, hint)
             yield f'<path class="edge replaced" d="{start}" marker-end="url(#tip)"/>'
 
 
@@ -374,7 +385,9 @@ def _layout(
             return _GAP
         return unit * (1 + len(boxes[key].replaced))
 
-    spans = [sum(map(size, layer)) for layer in layers]
+    spans = []
+    for layer in layers:
+        spans.append(sum(map(size, layer)))
     widest = max(spans, default=0)
     places = {}
     along: float = _MARGIN
@@ -403,10 +416,14 @@ def _rectangle(place: _Place, look: StateLook, title: str, detail: str, hint: st
         border += ' stroke-dasharray="5 3"'
     size = f'width="{_WIDTH}" height="{_HEIGHT}" rx="6"'
     x, y = place
-    yield f"<g><title>{escape(printable_line(hint))}</title>"
-    yield f'<rect x="{x:.0f}" y="{y:.0f}" {size} fill="{fill}" {border}/>'
-    yield _text(x + 10, y + 18, f"{look.sign} {_cut(title, _MAX_CHARS)}")
-    yield _text(x + 10, y + 34, _cut(detail, _MAX_CHARS + 6), "small")
+    tooltip = escape(printable_line(hint))
+    yield f"<g><title>{tooltip}</title>"
+    corner = f'x="{x:.0f}" y="{y:.0f}"'
+    yield f'<rect {corner} {size} fill="{fill}" {border}/>'
+    first_line = f"{look.sign} {_cut(title, _MAX_CHARS)}"
+    yield _text(x + 10, y + 18, first_line)
+    second_line = _cut(detail, _MAX_CHARS + 6)
+    yield _text(x + 10, y + 34, second_line, "small")
     yield "</g>"
 
 
@@ -423,4 +440,6 @@ def _text(x: float, y: float, text: str, kind: str = "") -> str:
     style = ""
     if kind:
         style = f' class="{kind}"'
-    return f'<text x="{x:.0f}" y="{y:.0f}"{style}>{escape(printable_line(text))}</text>'
+    # Names of tasks are other people's text: unescaped, they could be scripts.
+    content = escape(printable_line(text))
+    return f'<text x="{x:.0f}" y="{y:.0f}"{style}>{content}</text>'

@@ -330,16 +330,19 @@ class ReplanHistory:
                 self.stale = body.tasks
             case GoalChanged():
                 self.goal = body.goal
-                self.goal_edits.append(GoalEdit(at, body.goal, body.changed, body.reason, body.by))
+                edit = GoalEdit(at, body.goal, body.changed, body.reason, body.by)
+                self.goal_edits.append(edit)
             case TriggerFired():
                 self._triggers[body.trigger.id] = body.trigger
             case TriggerDropped():
                 trigger = self._triggers.pop(body.trigger, None)
                 # A decision may have settled it before, and then it had a consequence.
                 if trigger is not None:
-                    self.dropped_triggers.append(DroppedTrigger(at, trigger, body.reason))
+                    dropped = DroppedTrigger(at, trigger, body.reason)
+                    self.dropped_triggers.append(dropped)
                     self._kept.evicted_metrics += ReplanMetrics(dropped=1)
             case UsageCharged():
+                # Usage of work is not that of a replan.
                 if body.provider is not None:
                     self._pending_usage += body.usage
             case AlternativesConsidered():
@@ -374,10 +377,12 @@ class ReplanHistory:
                 self._fold_answer(at, body)
             case AnswerRefused():
                 person = body.by or "an unnamed person"
-                self._add_note(body.question, f"the answer of {person} was refused: {body.reason}")
+                note = f"the answer of {person} was refused: {body.reason}"
+                self._add_note(body.question, note)
             case TriggerAttached():
                 trigger = self._triggers.get(body.trigger)
-                self._add_note(body.question, f"{trigger_name(trigger)} waits for the same answer")
+                name = trigger_name(trigger)
+                self._add_note(body.question, f"{name} waits for the same answer")
 
     def _fold_decision(self, at: float, body: DecisionMade) -> None:
         """Complete a replan by its decision.
@@ -386,6 +391,7 @@ class ReplanHistory:
         and one that no record of considered alternatives began, because a limit decided at once.
         """
         triggers = self._resolve_triggers(body.triggers)
+        # A question settles nothing: its triggers are named again by the final decision.
         if body.decision != "ask":
             for trigger in triggers:
                 del self._triggers[trigger.id]
@@ -481,7 +487,8 @@ class _KeptReplans:
         """Add or replace a replan; evict the oldest one if there are too many."""
         self.events[event.replan] = event
         if len(self.events) > self._max_events:
-            oldest = self.events.pop(next(iter(self.events)))
+            first = next(iter(self.events))
+            oldest = self.events.pop(first)
             self.evicted_metrics += compute_metrics([oldest])
             # Its answer will change the decision that it was counted under.
             if oldest.decision == "ask":

@@ -39,7 +39,7 @@ from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.plan.messages import spoken_id
 from replanning.plan.tasks import planning_notes, tool_name
-from replanning.plan.types import QuestionId, TaskId
+from replanning.plan.types import TaskId
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -366,9 +366,12 @@ def _folded_cells(folded: FoldedRows) -> tuple[str | Text, ...]:
     rows = folded.rows
     # A replacement goes with its task, so it is counted only where nothing else is.
     count = sum(row.replaces is None for row in rows) or len(rows)
-    name = _cell(f"{look.sign} {pluralise(count, 'task')}", look.style)
+    tasks = pluralise(count, "task")
+    name = _cell(f"{look.sign} {tasks}", look.style)
+    state = _cell(look.word, look.style)
+    # One name for tasks that are called alike.
     ends = dict.fromkeys((rows[0].name, rows[-1].name))
-    return name, _cell(look.word, look.style), "", "", "", _cell(" … ".join(ends))
+    return name, state, "", "", "", _cell(" … ".join(ends))
 
 
 def _task_cells(row: TaskRow) -> tuple[str | Text, ...]:
@@ -397,13 +400,15 @@ def find_repairs(history: ReplanHistory, live: LivePlan) -> Iterator[Repair]:
     for entry in sorted([*history.goal_edits, *history.entries], key=lambda one: one.at):
         match entry:
             case GoalEdit():
-                step = RepairStep(entry.at, "changed", goal_line(entry.goal, entry.changed))
+                text = goal_line(entry.goal, entry.changed)
+                step = RepairStep(entry.at, "changed", text)
                 yield Repair("goal changed", entry.by, None, "", (step,))
             case PlanEdit():
                 author = edit_author(entry.changes)
                 title = f"edit by {author}"
                 reason = labelled(": ", entry.reason)
-                decided = RepairStep(entry.at, "decided", f"by {author}{reason}")
+                text = f"by {author}{reason}"
+                decided = RepairStep(entry.at, "decided", text)
                 steps = (decided, *_applied_steps(entry, entry.at, live))
                 yield Repair(title, entry.by, entry.after, "", steps)
             case ReplanEvent():
@@ -446,7 +451,8 @@ def _cause_steps(event: ReplanEvent) -> Iterator[RepairStep]:
     last = max((trigger.at for trigger in event.triggers), default=event.at)
     if more > 0:
         yield RepairStep(last, "failed", f"and {pluralise(more, 'more trigger')}")
-    yield RepairStep(last, "trigger", printable_line(trigger_kinds_text(event.triggers)))
+    kinds = trigger_kinds_text(event.triggers)
+    yield RepairStep(last, "trigger", printable_line(kinds))
 
 
 def _decision_steps(event: ReplanEvent) -> Iterator[RepairStep]:
@@ -454,7 +460,8 @@ def _decision_steps(event: ReplanEvent) -> Iterator[RepairStep]:
     question = event.question
     if question is not None:
         name = spoken_id(question.id)
-        yield RepairStep(question.at, "asked", printable_line(f"{name}: {question.text}"))
+        text = printable_line(f"{name}: {question.text}")
+        yield RepairStep(question.at, "asked", text)
         if question.answered_at is None:
             yield RepairStep(None, "waits", f"for a person's answer to {name}")
             return
@@ -478,7 +485,8 @@ def _decision_steps(event: ReplanEvent) -> Iterator[RepairStep]:
     decided = f"{event.decision}{labelled(' by ', event.by)}"
     if details:
         decided += f" ({', '.join(details)})"
-    yield RepairStep(event.decided_at, "decided", printable_line(f"{decided}: {reason}"))
+    text = printable_line(f"{decided}: {reason}")
+    yield RepairStep(event.decided_at, "decided", text)
 
 
 def _applied_steps(

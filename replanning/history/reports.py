@@ -54,6 +54,7 @@ def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = N
         events: the replans to show, instead of all entries and dropped triggers.
     """
     lines = _report_head(history)
+    # Given replans are an extract, in which nothing else may appear.
     entries: Sequence[ReplanEvent | PlanEdit | GoalEdit]
     if events is None:
         entries = _timeline(history)
@@ -75,23 +76,29 @@ def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = N
         lines += [nothing, ""]
     if events is None and history.dropped_triggers:
         lines.append("dropped triggers:")
-        for drop in list(history.dropped_triggers)[-_MAX_ITEMS:]:
-            what = f"{drop.trigger.kind}: {trigger_cause(drop.trigger)}"
-            lines.append(f"  {format_time(drop.at)} {what}: {printable_line(drop.reason)}")
+        newest = list(history.dropped_triggers)[-_MAX_ITEMS:]
+        for drop in newest:
+            at = format_time(drop.at)
+            cause = trigger_cause(drop.trigger)
+            reason = printable_line(drop.reason)
+            lines.append(f"  {at} {drop.trigger.kind}: {cause}: {reason}")
         lines.append("")
     return "\n".join(lines)
 
 
 def _report_head(history: ReplanHistory) -> list[str]:
     title = f"run {printable_line(history.run)}"
-    if history.plan.name:
-        title += f" {printable_line(history.plan.name)!r}"
+    # Text of the plan goes through `printable_line`: it must not move the cursor of a terminal.
+    name = history.plan.name
+    if name:
+        title += f" {printable_line(name)!r}"
     origin = ""
     if history.forked_from is not None:
         parent, revision = history.forked_from
         origin = f", forked from revision {revision} of {printable_line(parent)}"
+    reason = labelled(": ", printable_line(history.reason))
     lines = [
-        f"{title}: {history.status}{labelled(': ', printable_line(history.reason))}",
+        f"{title}: {history.status}{reason}",
         f"  goal:     {printable_line(history.goal.objective)}",
         f"  started:  {format_time(history.started)}{origin}",
         f"  progress: {evaluation_line(history.evaluate())}",
@@ -106,7 +113,8 @@ def _report_head(history: ReplanHistory) -> list[str]:
 def _goal_edit_lines(edit: GoalEdit) -> list[str]:
     by = labelled(" by ", printable_line(edit.by))
     goal = goal_line(edit.goal, edit.changed)
-    lines = [f"goal · {format_time(edit.at)} · changed{by}: {goal}"]
+    at = format_time(edit.at)
+    lines = [f"goal · {at} · changed{by}: {goal}"]
     if edit.reason:
         lines.append(f"    reason:   {printable_line(edit.reason)}")
     return lines
@@ -118,16 +126,20 @@ def _applied_lines(entry: ReplanEvent | PlanEdit) -> list[str]:
 
 def _replan_lines(event: ReplanEvent) -> list[str]:
     lines = [_entry_title(event)]
+    # A burst may have fired hundreds of triggers with one cause.
     for trigger in event.triggers[:_MAX_ITEMS]:
-        lines.append(f"    cause:    {trigger_cause(trigger)}")
+        cause = trigger_cause(trigger)
+        lines.append(f"    cause:    {cause}")
     for line in _question_lines(event.question):
         lines.append(f"    asked:    {line}")
     lines.append(f"    decided:  {_decision_line(event)}")
     lines += _applied_lines(event)
     if event.spent.calls:
-        lines.append(f"    spent:    {format_usage(event.spent)}")
+        spent = format_usage(event.spent)
+        lines.append(f"    spent:    {spent}")
     for note in event.notes[:_MAX_ITEMS]:
-        lines.append(f"    note:     {printable_line(note)}")
+        text = printable_line(note)
+        lines.append(f"    note:     {text}")
     return lines
 
 
@@ -173,16 +185,20 @@ def _why_sections(event: ReplanEvent) -> list[tuple[str, list[str]]]:
             break
     candidates = []
     for number, candidate in enumerate(event.candidates, 1):
+        # A chosen candidate may have been declined afterwards.
         chosen = candidate == event.chosen and event.executed
         candidates += candidate_lines(number, candidate, chosen=chosen)
     rejected = []
     for candidate in event.rejected[:_MAX_ITEMS]:
-        rejected.append(_candidate_text(candidate))
-        rejected.append(f"   rejected: {printable_line(candidate.rejected)}")
+        text = _candidate_text(candidate)
+        reason = printable_line(candidate.rejected)
+        rejected += [text, f"   rejected: {reason}"]
         if candidate.score is not None:
-            rejected.append(f"   {format_score(candidate.score)}")
-    if len(event.rejected) > _MAX_ITEMS:
-        rejected.append(f"… and {len(event.rejected) - _MAX_ITEMS} more")
+            score = format_score(candidate.score)
+            rejected.append(f"   {score}")
+    more = len(event.rejected) - _MAX_ITEMS
+    if more > 0:
+        rejected.append(f"… and {more} more")
     spent = []
     if event.spent.calls:
         spent.append(format_usage(event.spent))
@@ -212,12 +228,16 @@ def _metrics_line(metrics: ReplanMetrics) -> str:
     if metrics.edits:
         parts.append(pluralise(metrics.edits, "edit"))
     if metrics.dropped:
-        parts.append(f"{pluralise(metrics.dropped, 'trigger')} dropped")
-    parts.append(f"deciding took {format_duration(metrics.deciding)}")
+        dropped = pluralise(metrics.dropped, "trigger")
+        parts.append(f"{dropped} dropped")
+    deciding = format_duration(metrics.deciding)
+    parts.append(f"deciding took {deciding}")
     if metrics.waiting:
-        parts.append(f"people took {format_duration(metrics.waiting)}")
+        waiting = format_duration(metrics.waiting)
+        parts.append(f"people took {waiting}")
     if metrics.spent.calls:
-        parts.append(f"providers used {format_usage(metrics.spent)}")
+        spent = format_usage(metrics.spent)
+        parts.append(f"providers used {spent}")
     return "; ".join(parts)
 
 
@@ -256,7 +276,8 @@ def _question_lines(asked: QuestionEntry | None) -> list[str]:
         return [text, "not answered yet"]
     by = labelled(" by ", printable_line(asked.by))
     comment = labelled(", who said: ", printable_line(asked.comment))
-    after = format_duration(asked.answered_at - asked.at)
+    waited = asked.answered_at - asked.at
+    after = format_duration(waited)
     return [text, f"{asked.verdict}{by} after {after}{comment}"]
 
 
@@ -294,8 +315,9 @@ def format_score(score: Score) -> str:
 def _limited_lines(lines: Iterable[str]) -> list[str]:
     lines = list(lines)
     shown = lines[:_MAX_ITEMS]
-    if len(lines) > _MAX_ITEMS:
-        shown.append(f"… and {len(lines) - _MAX_ITEMS} more")
+    more = len(lines) - _MAX_ITEMS
+    if more > 0:
+        shown.append(f"… and {more} more")
     return shown
 
 
@@ -311,7 +333,8 @@ def calibration_lines(calibration: Calibration, title: str = "calibration") -> l
     ]
     for row in calibration.bins:
         between = f"{row.low:.1f} to {row.high:.1f}"
-        lines.append(f"  {between}   {row.predicted:.2f}   {row.succeeded:9.0%}  {row.replans:7}")
+        shares = f"{row.predicted:.2f}   {row.succeeded:9.0%}"
+        lines.append(f"  {between}   {shares}  {row.replans:7}")
     return lines
 
 
@@ -370,11 +393,14 @@ def markdown_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None
         f"- **Replans**: {_escape_inline(_metrics_line(metrics))}",
     ]
     if metrics.by_trigger:
-        lines.append(f"- **By trigger**: {_counts_text(metrics.by_trigger)}")
+        counts = _counts_text(metrics.by_trigger)
+        lines.append(f"- **By trigger**: {counts}")
     if metrics.by_decision:
-        lines.append(f"- **By decision**: {_counts_text(metrics.by_decision)}")
+        counts = _counts_text(metrics.by_decision)
+        lines.append(f"- **By decision**: {counts}")
     lines.append("")
 
+    # One replay for all revisions: one for each would take time quadratic in the journal.
     diffs = revision_diffs(history)
     entries: Sequence[ReplanEvent | PlanEdit | GoalEdit]
     if events is None:
@@ -393,7 +419,8 @@ def markdown_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None
         lines += ["## Dropped triggers", ""]
         for drop in history.dropped_triggers:
             cause = _escape_inline(trigger_cause(drop.trigger))
-            lines.append(f"- {drop.trigger.kind}: {cause} – {_escape_inline(drop.reason)}")
+            reason = _escape_inline(drop.reason)
+            lines.append(f"- {drop.trigger.kind}: {cause} – {reason}")
         lines.append("")
     return "\n".join(lines)
 
@@ -408,7 +435,8 @@ def _goal_edit_section(edit: GoalEdit) -> list[str]:
     if edit.by:
         lines.append(f"- **By**: {_escape_inline(edit.by)}")
     lines += _reason_lines(edit)
-    lines += [f"- **New**: {_escape_inline(goal_line(edit.goal, edit.changed))}", ""]
+    new = goal_line(edit.goal, edit.changed)
+    lines += [f"- **New**: {_escape_inline(new)}", ""]
     return lines
 
 
@@ -416,7 +444,9 @@ def _edit_section(edit: PlanEdit, diff: str) -> list[str]:
     made = f"revision {edit.before} → {edit.after}"
     lines = [f"## Edit by {edit_author(edit.changes)}, {made}", "", _when_line(edit)]
     lines += _reason_lines(edit)
-    lines += [f"- {_escape_inline(change_line(change))}" for change in edit.changes]
+    for change in edit.changes:
+        line = change_line(change)
+        lines.append(f"- {_escape_inline(line)}")
     lines.append("")
     return lines + _diff_block(diff)
 
@@ -428,11 +458,13 @@ def _replan_section(event: ReplanEvent, diff: str) -> list[str]:
         title += f", revision {event.before} → {event.after}"
     lines = [f"## {replan}: {title}", "", _when_line(event)]
     for trigger in event.triggers:
-        lines.append(f"- **Cause**: {_escape_inline(trigger_cause(trigger))}")
+        cause = trigger_cause(trigger)
+        lines.append(f"- **Cause**: {_escape_inline(cause)}")
     if event.question is not None:
         asked = "; ".join(_question_lines(event.question))
         lines.append(f"- **Asked**: {_escape_inline(asked)}")
-    lines.append(f"- **Decision**: {_escape_inline(_decision_line(event))}")
+    decision = _decision_line(event)
+    lines.append(f"- **Decision**: {_escape_inline(decision)}")
     executed = "no"
     if event.executed:
         executed = "yes"
@@ -462,7 +494,8 @@ def _reason_lines(edit: PlanEdit | GoalEdit) -> list[str]:
 def _candidate_row(candidate: Candidate, event: ReplanEvent) -> str:
     alternative = candidate.alternative
     changes = "; ".join(map(change_line, alternative.changes)) or "no changes"
-    text = _escape_inline(f"{changes} ({alternative.source}: {alternative.reason})")
+    reason = f"{alternative.source}: {alternative.reason}"
+    text = _escape_inline(f"{changes} ({reason})")
     mark = ""
     if candidate.rejected:
         mark = "✘"

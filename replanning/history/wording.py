@@ -83,6 +83,7 @@ def format_iso_time(at: float) -> str:
 
 def format_duration(seconds: float) -> str:
     """Return a duration in a fitting unit."""
+    # Two units are enough: nobody reads the seconds of a day.
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 120:
@@ -103,7 +104,9 @@ def display_name(task: Task) -> str:
     In planning mode, that is the name of the phase, or the name in the model's plan.
     """
     notes = planning_notes(task)
-    return str(notes.get("phase") or notes.get("name") or task.id)
+    # Ids of planning mode are made up by the library, and mean nothing to people.
+    name = notes.get("phase") or notes.get("name")
+    return str(name or task.id)
 
 
 def edit_author(changes: Sequence[PlanChange]) -> str:
@@ -138,6 +141,7 @@ def usage_words(spent: Usage, budget: Budget) -> list[str]:
     for unit in ("call", "token"):
         count = getattr(spent, f"{unit}s")
         limit = getattr(budget, f"{unit}s")
+        # The word for one of twenty is the plural, too.
         if limit is None:
             words.append(pluralise(count, unit))
         else:
@@ -173,7 +177,8 @@ def evaluation_line(found: PlanEvaluation, obstacle: str = "") -> str:
 def stale_line(stale: Mapping[TaskId, Sequence[str]]) -> str:
     """Return stale results as one line: the tasks that read changed values, and what changed."""
     shown = []
-    for task_id, causes in list(stale.items())[:5]:
+    first = list(stale.items())[:5]
+    for task_id, causes in first:
         shown.append(f"{task_id} ({', '.join(causes)})")
     line = f"{pluralise(len(stale), 'result')} of older values: {', '.join(shown)}"
     if len(stale) > 5:
@@ -252,6 +257,7 @@ def change_line(change: PlanChange) -> str:
         case ReplaceTask():
             text = f"replace {change.task_id} by {', '.join(map(_new_task_text, change.tasks))}"
         case ModifyTask():
+            # As Python writes it, so that text and numbers are told apart.
             fields = [f"{name} = {value!r}" for name, value in change.fields.items()]
             text = f"modify {change.task_id}: {', '.join(fields)}"
         case ReorderTasks():

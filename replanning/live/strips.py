@@ -143,9 +143,11 @@ class Feasibility(NamedTuple):
             more = ""
             if len(self.stuck) > 1:
                 more = f" (and {len(self.stuck) - 1} more)"
-            return f"task {step.id!r} needs {', '.join(needed[:5])}, which would not hold{more}"
+            facts = ", ".join(needed[:5])
+            return f"task {step.id!r} needs {facts}, which would not hold{more}"
         if self.missing_goal_facts:
-            return f"the goal would lack {', '.join(self.missing_goal_facts[:5])}"
+            facts = ", ".join(self.missing_goal_facts[:5])
+            return f"the goal would lack {facts}"
         return ""
 
 
@@ -256,13 +258,11 @@ def ground_action(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> GroundA
     removed = _instantiate(tool.removes, values)
     facts = [*required, *added, *removed]
     # What holds after the action may depend on a pattern that is left out.
-    unresolved = len(facts) < len(requires) + len(adds) + len(tool.removes)
+    patterns = [*requires, *adds, *tool.removes]
+    unresolved = len(facts) < len(patterns)
+    in_order = tuple(dict.fromkeys(facts))
     return GroundAction(
-        frozenset(required),
-        frozenset(added),
-        frozenset(removed),
-        unresolved,
-        tuple(dict.fromkeys(facts)),
+        frozenset(required), frozenset(added), frozenset(removed), unresolved, in_order
     )
 
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from types import NoneType
 from typing import Final
 
@@ -134,7 +135,9 @@ def _check_graph(
         graph.append([number_of[i] for i in task.depends_on if i in number_of and i != task.id])
     for cycle in find_cycles(graph):
         sound = False
-        names = [repr(tasks[number].id) for number in (*cycle, cycle[0])]
+        # The first one is named again at the end, which closes the circle.
+        closed = [*cycle, cycle[0]]
+        names = [repr(tasks[number].id) for number in closed]
         more = len(names) - _MAX_CYCLE_NAMES
         if more > 0:
             names[_MAX_CYCLE_NAMES - 1 : -1] = [f"… ({more} more) …"]
@@ -149,21 +152,25 @@ def _check_graph(
     for number, path, name, text in uses:
         if name not in number_of:
             sound = False
-            reason = f"{name!r} is no task of the plan{hints(name, number_of)}"
-            told = f"task {tasks[number].id!r} refers to {text}, and {reason}"
-            yield ("tasks", number, *path), told
+            hint = hints(name, number_of)
+            task_id = tasks[number].id
+            reason = f"{name!r} is no task of the plan{hint}"
+            message = f"task {task_id!r} refers to {text}, and {reason}"
+            yield ("tasks", number, *path), message
     if not uses or not sound:
         return
-    apart = unreachable_pairs(graph, [(number, number_of[name]) for number, _, name, _ in uses])
-    for number, path, name, text in uses:
-        if (number, number_of[name]) not in apart:
+    pairs = [(number, number_of[name]) for number, _, name, _ in uses]
+    apart = unreachable_pairs(graph, pairs)
+    for pair, (number, path, name, text) in zip(pairs, uses, strict=True):
+        if pair not in apart:
             continue
-        if tasks[number].id == name:
+        task_id = tasks[number].id
+        if task_id == name:
             why = f"refers to its own output with {text}"
         else:
             missing = f"does not depend on {name!r}: add {name!r} to its depends_on"
             why = f"refers to {text} and {missing}"
-        yield ("tasks", number, *path), f"task {tasks[number].id!r} {why}"
+        yield ("tasks", number, *path), f"task {task_id!r} {why}"
 
 
 def _check_dependencies(
@@ -176,11 +183,13 @@ def _check_dependencies(
             if needed == task.id:
                 why = "itself"
             elif needed not in number_of:
-                why = f"{needed!r}, which is no task of the plan{hints(needed, number_of)}"
+                hint = hints(needed, number_of)
+                why = f"{needed!r}, which is no task of the plan{hint}"
             elif needed in seen:
                 why = f"{needed!r} twice"
             if why:
-                yield ("tasks", index, "depends_on", place), f"task {task.id!r} depends on {why}"
+                path = ("tasks", index, "depends_on", place)
+                yield path, f"task {task.id!r} depends on {why}"
             seen.add(needed)
 
 
@@ -315,8 +324,11 @@ class TaskScope:
         for dot, character in enumerate(name[:-1]):
             if character != ".":
                 continue
-            names = self._server_tools.get(name[:dot], frozenset())
-            if names is None or name[dot + 1 :] in names:
+            server = name[:dot]
+            tool = name[dot + 1 :]
+            names = self._server_tools.get(server, frozenset())
+            # A server that does not list its tools may have any.
+            if names is None or tool in names:
                 return True
         return False
 
@@ -383,7 +395,8 @@ def _check_tool(tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:
         yield ("server",), f": `mcp` describes no server {tool.server!r}{hint}"
     for parameter, kind in tool.parameters.items():
         if kind not in _PARAMETER_TYPES and kind not in scope.object_types:
-            hint = hints(kind, {*_PARAMETER_TYPES, *scope.object_types})
+            all_types = {*_PARAMETER_TYPES, *scope.object_types}
+            hint = hints(kind, all_types)
             types = ", ".join(_PARAMETER_TYPES)
             known = f"expected one of {types}, or a type that `objects` states"
             yield ("parameters", parameter), f": there is no type {kind!r}{hint}; {known}"
@@ -468,19 +481,22 @@ def _check_call(body: TaskBody, tool: ToolSpec, scope: TaskScope) -> Iterator[Fi
             expected = _type_mismatch(value, parameters[name], scope)
             if expected:
                 which = f"argument {brief_repr(name)} of tool {tool.name!r}"
-                yield ("arguments", name), f"{which} is {brief_repr(value)}, expected {expected}"
+                got = brief_repr(value)
+                yield ("arguments", name), f"{which} is {got}, expected {expected}"
     # Not all parameters: each of many tasks may leave out many optional ones.
     required, _ = scope.demands(tool)
     for name in required:
         if name not in arguments:
-            needed = f"{brief_repr(name)} ({parameters[name]})"
+            kind = parameters[name]
+            needed = f"{brief_repr(name)} ({kind})"
             yield ("arguments",), f"tool {tool.name!r} needs the argument {needed}"
     if parameters:
         for name in arguments:
             if name not in parameters:
                 hint = scope.hints(name, parameters)
                 known = brief_repr(list(parameters))
-                text = f"has no parameter {brief_repr(name)}{hint}; it has {known}"
+                unknown = brief_repr(name)
+                text = f"has no parameter {unknown}{hint}; it has {known}"
                 yield ("arguments", name), f"tool {tool.name!r} {text}"
         return
     # Without stated parameters, only the patterns tell what the tool cannot do without.
@@ -499,7 +515,8 @@ def _check_resources(body: TaskBody, tool: ToolSpec | None, scope: TaskScope) ->
     excess = []
     if tool is not None:
         # The amount that a task states itself replaces that of its tool.
-        excess += [item for item in scope.demands(tool)[1] if item[0] not in own]
+        _, by_tool = scope.demands(tool)
+        excess += [item for item in by_tool if item[0] not in own]
     if own:
         excess += scope.excess(own)
     for resource, amount in excess:
@@ -604,7 +621,8 @@ def unreachable_pairs(
         batch = targets[first : first + _TARGETS_PER_PASS]
         # Nothing before the first target depends on any, and nobody asks about what comes after.
         start = position[batch[0]]
-        end = max(position[node] for target in batch for node in wanted[target])
+        asking = chain.from_iterable(wanted[target] for target in batch)
+        end = max(map(position.__getitem__, asking))
         own = {target: 1 << bit for bit, target in enumerate(batch)}
         reached: dict[int, int] = {}
         for node in order[start : end + 1]:
@@ -615,8 +633,10 @@ def unreachable_pairs(
             if bits:
                 reached[node] = bits
         for target in batch:
+            bit = own[target]
             for node in wanted[target]:
-                if not reached.get(node, 0) & own[target]:
+                bits = reached.get(node, 0)
+                if not bits & bit:
                     apart.add((node, target))
     return apart
 
@@ -639,7 +659,8 @@ def _strongly_connected_components(
         walk = [(root, iter(dependencies[root]))]
         while walk:
             node, rest = walk[-1]
-            before = next((before for before in rest if before not in seen), None)
+            unseen = (before for before in rest if before not in seen)
+            before = next(unseen, None)
             if before is None:
                 order.append(node)
                 walk.pop()

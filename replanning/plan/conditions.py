@@ -103,16 +103,16 @@ class Condition:
         found = set()
         for node in ast.walk(self._tree):
             match node:
-                case ast.Attribute(value=ast.Name(id=name), attr=key) if name == root:
-                    found.add(key)
-                case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key))) if (
-                    name == root
+                # The three forms in which a condition can name a key.
+                case (
+                    ast.Attribute(value=ast.Name(id=name), attr=key)
+                    | ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)))
+                    | ast.Compare(
+                        left=ast.Constant(value=str(key)), comparators=[ast.Name(id=name)]
+                    )
                 ):
-                    found.add(key)
-                case ast.Compare(
-                    left=ast.Constant(value=str(key)), comparators=[ast.Name(id=name)]
-                ) if name == root:
-                    found.add(key)
+                    if name == root:
+                        found.add(key)
         return frozenset(found)
 
     def _value(self, node: ast.expr, roots: Mapping[str, object]) -> object:

@@ -399,9 +399,8 @@ def _without_invalid_fields(
             case ("goal", *_):
                 rest["goal"] = {"objective": ""}
             case (str(name), *_) if name in rest:
-                if name in _CROSS_CHECKED_PLAN_FIELDS:
-                    return None
-                if _closest_name(name, _CROSS_CHECKED_PLAN_FIELDS):
+                checked = _CROSS_CHECKED_PLAN_FIELDS
+                if name in checked or _closest_name(name, checked):
                     return None
                 del rest[name]
             case _:
