@@ -119,8 +119,10 @@ def footprint_hash(live: LivePlan, tasks: Sequence[TaskId]) -> str:
         # A task turns ready without anything a person would decide differently about.
         if entry.state in WAITING:
             state = "waiting"
-        digest.update(f"{task_id}:{state}:{entry.attempts}:{entry.removed}:".encode())
-        digest.update(entry.task.model_dump_json().encode())
+        header = f"{task_id}:{state}:{entry.attempts}:{entry.removed}:"
+        document = entry.task.model_dump_json()
+        digest.update(header.encode())
+        digest.update(document.encode())
     return digest.hexdigest()
 
 

@@ -104,7 +104,8 @@ def _past_success(tools: Iterable[str], past: OutcomeHistory) -> float:
     for tool in tools:
         outcomes = past(tool)
         if outcomes:
-            rates.append((sum(outcomes) + 1) / (len(outcomes) + 2))
+            successes = sum(outcomes)
+            rates.append((successes + 1) / (len(outcomes) + 2))
     if not rates:
         return NEUTRAL_SCORE
     return sum(rates) / len(rates)

@@ -39,7 +39,9 @@ class FieldChange(NamedTuple):
     after: JsonValue
 
     def __str__(self) -> str:
-        return f"{self.name}: {_value_text(self.before)} → {_value_text(self.after)}"
+        before = _value_text(self.before)
+        after = _value_text(self.after)
+        return f"{self.name}: {before} → {after}"
 
 
 class TaskChange(NamedTuple):

@@ -238,7 +238,8 @@ def _imported_record(number: int, entry: JsonValue) -> Record:
         raise JournalCorrupt(f"{place}.at: expected seconds since the epoch, got {got}")
     # Decoded as a store decodes it, with its checks of every field.
     try:
-        body = decode_body(str(entry["kind"]), json.dumps(entry["body"]))
+        kind = str(entry["kind"])
+        body = decode_body(kind, json.dumps(entry["body"]))
         return Record(number, float(at), body)
     except (ValueError, RecursionError) as error:
         raise JournalCorrupt(f"{place}: {error}") from error

@@ -61,7 +61,8 @@ text { font: 13px 'DejaVu Sans', sans-serif; fill: #1b1b1b }
 .edge { fill: none; stroke: #9aa0a6; stroke-width: 1.2 }
 .replaced { stroke: #7b3fa0; stroke-dasharray: 5 3 }
 </style>
-<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">
+<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" \
+markerWidth="7" markerHeight="7" orient="auto">
 <path d="M0 0L8 4L0 8z" fill="#80868b"/></marker></defs>
 <rect width="100%" height="100%" fill="#ffffff"/>"""
 
@@ -114,7 +115,8 @@ def draw_graph(overview: RunOverview) -> str:
     title = printable_line(f"{report.run}: {report.objective}", 120)
     progress = evaluation_line(report.evaluation, report.obstacle)
     subtitle = printable_line(f"{report.status}, {progress}", 140)
-    size = f'width="{width:.0f}" height="{y:.0f}" viewBox="0 0 {width:.0f} {y:.0f}"'
+    view = f'viewBox="0 0 {width:.0f} {y:.0f}"'
+    size = f'width="{width:.0f}" height="{y:.0f}" {view}'
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
@@ -145,7 +147,8 @@ def _revision_lines(overview: RunOverview) -> list[str]:
     for repair in revisions[-MAX_REVISIONS:]:
         by = labelled(" by ", repair.by)
         applied = [step.text for step in repair.steps if step.word == "applied"]
-        lines.append(f"⟳ revision {repair.revision}{by}: {'; '.join(applied)}")
+        text = "; ".join(applied)
+        lines.append(f"⟳ revision {repair.revision}{by}: {text}")
     return lines
 
 

@@ -467,7 +467,8 @@ class ReplanHistory:
         replan = self._questions.replans.get(question, ReplanId(""))
         event = self._kept.events.get(replan)
         if event is not None:
-            self._kept.store(replace(event, notes=(*event.notes, note)))
+            notes = (*event.notes, note)
+            self._kept.store(replace(event, notes=notes))
 
 
 class _KeptReplans:

@@ -387,7 +387,9 @@ def _task_cells(row: TaskRow) -> tuple[str | Text, ...]:
         took = format_duration(row.seconds)
     name = _cell(f"{sign} {row.name}", look.style)
     state = _cell(look.word, look.style)
-    return name, state, _cell(row.tool, "dim"), tries, took, _cell(row.detail)
+    tool = _cell(row.tool, "dim")
+    detail = _cell(row.detail)
+    return name, state, tool, tries, took, detail
 
 
 def find_repairs(history: ReplanHistory, live: LivePlan) -> Iterator[Repair]:
@@ -422,7 +424,8 @@ def _replan_repair(event: ReplanEvent, live: LivePlan) -> Repair:
         steps += _applied_steps(event, event.decided_at, live)
         if event.outcome != "unknown":
             outcome = event.outcome
-    return Repair(spoken_id(event.replan), event.by, event.after, outcome, tuple(steps))
+    title = spoken_id(event.replan)
+    return Repair(title, event.by, event.after, outcome, tuple(steps))
 
 
 def _cause_steps(event: ReplanEvent) -> Iterator[RepairStep]:

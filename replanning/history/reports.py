@@ -251,7 +251,8 @@ def _entry_title(entry: ReplanEvent | PlanEdit) -> str:
         return f"edit · {at} · {made} · by {edit_author(entry.changes)}{reason}"
     replan = printable_line(spoken_id(entry.replan))
     why = trigger_kinds_text(entry.triggers)
-    title = f"{replan} · {at} · {why} → {entry.decision or 'undecided'} · {made}"
+    decision = entry.decision or "undecided"
+    title = f"{replan} · {at} · {why} → {decision} · {made}"
     if entry.executed and entry.outcome != "unknown":
         title += f" · {entry.outcome}"
     return title
@@ -264,14 +265,16 @@ def _decision_line(event: ReplanEvent) -> str:
     by = labelled(" by ", printable_line(event.by))
     rule = labelled(", rule ", printable_line(event.rule))
     reason = printable_line(event.reason)
-    return f"{event.decision}{by}{rule}: {reason} ({format_duration(event.duration)})"
+    took = format_duration(event.duration)
+    return f"{event.decision}{by}{rule}: {reason} ({took})"
 
 
 def _question_lines(asked: QuestionEntry | None) -> list[str]:
     """Return the question to a person and its answer."""
     if asked is None:
         return []
-    text = f"{printable_line(spoken_id(asked.id))}: {printable_line(asked.text)}"
+    name = printable_line(spoken_id(asked.id))
+    text = f"{name}: {printable_line(asked.text)}"
     if asked.answered_at is None:
         return [text, "not answered yet"]
     by = labelled(" by ", printable_line(asked.by))
@@ -294,7 +297,8 @@ def candidate_lines(number: int, candidate: Candidate, *, chosen: bool = False) 
 
 def _candidate_text(candidate: Candidate) -> str:
     alternative = candidate.alternative
-    changes = "; ".join(map(change_line, alternative.changes[:_MAX_ITEMS])) or "no changes"
+    first = alternative.changes[:_MAX_ITEMS]
+    changes = "; ".join(map(change_line, first)) or "no changes"
     reason = printable_line(alternative.reason)
     if alternative.source:
         reason = f"{printable_line(alternative.source)}: {reason}"
@@ -442,7 +446,8 @@ def _goal_edit_section(edit: GoalEdit) -> list[str]:
 
 def _edit_section(edit: PlanEdit, diff: str) -> list[str]:
     made = f"revision {edit.before} → {edit.after}"
-    lines = [f"## Edit by {edit_author(edit.changes)}, {made}", "", _when_line(edit)]
+    author = edit_author(edit.changes)
+    lines = [f"## Edit by {author}, {made}", "", _when_line(edit)]
     lines += _reason_lines(edit)
     for change in edit.changes:
         line = change_line(change)

@@ -185,7 +185,10 @@ def build_question(asked: QuestionAsked, run: RunId, live: LivePlan, ledger: Led
     """Return a question in the form that gates and people receive."""
     known = ledger.triggers
     triggers = tuple(known[trigger] for trigger in asked.triggers if trigger in known)
-    diffs = tuple(live.diff(candidate.alternative.changes) for candidate in asked.candidates)
+    diffs = []
+    for candidate in asked.candidates:
+        changes = candidate.alternative.changes
+        diffs.append(live.diff(changes))
     # Copied, because a gate is other people's code and must not change what the ledger holds.
     return Question(
         id=QuestionId(asked.question),
@@ -193,7 +196,7 @@ def build_question(asked: QuestionAsked, run: RunId, live: LivePlan, ledger: Led
         text=asked.text,
         triggers=detached(triggers),
         candidates=detached(asked.candidates),
-        diffs=diffs,
+        diffs=tuple(diffs),
         holds=asked.holds,
         asked_at=ledger.asked_at.get(asked.question, 0.0),
         deadline=asked.deadline,

@@ -255,7 +255,8 @@ def change_line(change: PlanChange) -> str:
         case RemoveTask():
             text = f"remove {change.task_id}"
         case ReplaceTask():
-            text = f"replace {change.task_id} by {', '.join(map(_new_task_text, change.tasks))}"
+            tasks = ", ".join(map(_new_task_text, change.tasks))
+            text = f"replace {change.task_id} by {tasks}"
         case ModifyTask():
             # As Python writes it, so that text and numbers are told apart.
             fields = [f"{name} = {value!r}" for name, value in change.fields.items()]
@@ -267,7 +268,8 @@ def change_line(change: PlanChange) -> str:
             if change.delay:
                 text += f" after {format_duration(change.delay)}"
         case SkipTask() | CancelTask():
-            text = f"{change.kind} {change.task_id}{labelled(': ', change.reason)}"
+            reason = labelled(": ", change.reason)
+            text = f"{change.kind} {change.task_id}{reason}"
         case _:
             text = f"abort the run{labelled(': ', change.reason)}"
     return printable_line(text)

@@ -235,7 +235,8 @@ def _simulate(problem: StripsProblem, *, strict: bool) -> Feasibility:
     for step in steps:
         if step.id not in executed:
             to_come |= step.action.adds
-    missing = tuple(fact for fact in problem.goal if fact not in facts and fact not in to_come)
+    reachable = facts | to_come
+    missing = tuple(fact for fact in problem.goal if fact not in reachable)
     still_stuck = tuple(stuck[index] for index in sorted(stuck))
     return Feasibility(tuple(executed.values()), still_stuck, missing, frozenset(facts))
 

@@ -76,7 +76,8 @@ def check_plan(
     servers: Mapping[str, McpServer],
 ) -> list[Problem]:
     """Return everything that is wrong with a plan whose parts are each valid."""
-    scope = TaskScope({tool.name: tool for tool in tools}, resources, objects, servers)
+    by_name = {tool.name: tool for tool in tools}
+    scope = TaskScope(by_name, resources, objects, servers)
     ids = {task.id for task in tasks}
     bodies = [_parsed_bodies(task, ids) for task in tasks]
 
@@ -87,11 +88,13 @@ def check_plan(
             for text in server.problems():
                 yield ("mcp", name), f"MCP server {name!r}: {text}"
         for index, tool in enumerate(tools):
+            which = f"tool {tool.name!r}"
             for path, text in _check_tool(tool, scope):
-                yield ("tools", index, *path), f"tool {tool.name!r}{text}"
+                yield ("tools", index, *path), which + text
         for index, task in enumerate(tasks):
+            which = f"task {task.id!r}"
             for path, text in _check_bodies(bodies[index], scope):
-                yield ("tasks", index, *path), f"task {task.id!r}: {text}"
+                yield ("tasks", index, *path), f"{which}: {text}"
         yield from _check_graph(tasks, bodies, scope.hints)
 
     return _first_problems(findings())
@@ -132,7 +135,9 @@ def _check_graph(
 
     graph = []
     for task in tasks:
-        graph.append([number_of[i] for i in task.depends_on if i in number_of and i != task.id])
+        known = [name for name in task.depends_on if name in number_of]
+        # A task that depends on itself was reported above, and is no cycle of its own.
+        graph.append([number_of[name] for name in known if name != task.id])
     for cycle in find_cycles(graph):
         sound = False
         # The first one is named again at the end, which closes the circle.
@@ -337,7 +342,8 @@ class TaskScope:
         if tool.name not in self._demands:
             optional = frozenset(tool.optional)
             required = [name for name in tool.parameters if name not in optional]
-            self._demands[tool.name] = (required, self.excess(tool.resources))
+            excess = self.excess(tool.resources)
+            self._demands[tool.name] = (required, excess)
         return self._demands[tool.name]
 
     def excess(self, resources: Mapping[str, float]) -> list[tuple[str, float]]:

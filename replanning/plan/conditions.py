@@ -174,7 +174,8 @@ def _validate_node(node: ast.expr, text: str, start: int, depth: int) -> None:
         reason = _node_problem(node)
     if reason:
         # Python counts columns in UTF-8 bytes.
-        before = text[start:].encode()[: node.col_offset].decode(errors="ignore")
+        encoded = text[start:].encode()[: node.col_offset]
+        before = encoded.decode(errors="ignore")
         column = start + len(before) + 1
         raise ExpressionError(f"{_name(text)}, column {column}: a condition {reason}")
     for child in _checked_children(node):

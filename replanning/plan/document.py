@@ -243,7 +243,8 @@ class Plan(StrictModel):
     def _task_chunks(self) -> Iterator[str]:
         opening = "["
         for start in range(0, len(self.tasks), _TASKS_PER_CHUNK):
-            piece = self.model_copy(update={"tasks": self.tasks[start : start + _TASKS_PER_CHUNK]})
+            tasks = self.tasks[start : start + _TASKS_PER_CHUNK]
+            piece = self.model_copy(update={"tasks": tasks})
             document = piece.model_dump(mode="json", exclude_defaults=True, include={"tasks"})
             # Without the brackets of the chunk, which is a part of one array.
             inner = _canonical_json(document["tasks"])[1:-1]

@@ -178,7 +178,9 @@ def with_positions(
                 line, column = positions[path[:length]]
                 where = f"{source}:{line}:{column}"
                 break
-        located.append(Problem(f"{where} {problem.place}".rstrip(), problem.message))
+        # A problem of the document as a whole has no path.
+        place = f"{where} {problem.place}".rstrip()
+        located.append(Problem(place, problem.message))
     return located
 
 
@@ -431,8 +433,9 @@ class _YamlBuilder:
             parent.key = value
 
     def _check_tag(self, event: ScalarEvent | MappingStartEvent | SequenceStartEvent) -> None:
-        if event.tag is not None and event.tag not in _PLAIN_TAGS[type(event)]:
-            raise self._fatal(event, _TAG_MESSAGE.format(event.tag))
+        tag = event.tag
+        if tag is not None and tag not in _PLAIN_TAGS[type(event)]:
+            raise self._fatal(event, _TAG_MESSAGE.format(tag))
 
     def _problem_at(self, event: Event, message: str) -> Problem:
         steps: list[str | int] = []
@@ -484,8 +487,9 @@ def _read_json(text: str) -> JsonValue:
         document = json.loads(text, object_pairs_hook=build)
         too_deep = exceeds_depth(document, MAX_PLAN_DEPTH)
     except json.JSONDecodeError as error:
-        why = f"this is not JSON: {error.msg[:1].lower()}{error.msg[1:]}"
-        raise PlanError([Problem(f"{error.lineno}:{error.colno}", why)]) from None
+        place = f"{error.lineno}:{error.colno}"
+        reason = error.msg[:1].lower() + error.msg[1:]
+        raise PlanError([Problem(place, f"this is not JSON: {reason}")]) from None
     except ValueError:
         raise PlanError([Problem("", "a number has too many digits")]) from None
     except RecursionError:
@@ -513,7 +517,8 @@ def _duplicate_keys(text: str) -> Iterator[Problem]:
     seen: set[JsonPath] = set()
     for path, (_, _, line, column) in _iter_paths(_json_tokens(text)):
         if path in seen:
-            where = f"{line}:{column} {format_path(path[:-1])}".rstrip()
+            parent = format_path(path[:-1])
+            where = f"{line}:{column} {parent}".rstrip()
             yield Problem(where, f"duplicate key {path[-1]!r}")
         seen.add(path)
 
@@ -538,7 +543,8 @@ def _yaml_tokens(text: str) -> Iterator[_Token]:
         kind = _YAML_TOKENS.get(type(event))
         if kind is not None:
             mark: Any = event.start_mark  # parsed text has marks
-            yield kind, getattr(event, "value", ""), mark.line + 1, mark.column + 1
+            text = getattr(event, "value", "")
+            yield kind, text, mark.line + 1, mark.column + 1
 
 
 def _json_tokens(source: str) -> Iterator[_Token]:

@@ -37,7 +37,12 @@ def placeholders(text: str) -> tuple[str, ...]:
     """Return the names of the placeholders in a text, each once, in order."""
     if "{" not in text:
         return ()
-    return tuple(dict.fromkeys(match[1] for match in _PLACEHOLDER.finditer(text) if match[1]))
+    names: dict[str, None] = {}
+    for match in _PLACEHOLDER.finditer(text):
+        # Doubled braces match as well, without a name.
+        if match[1]:
+            names[match[1]] = None
+    return tuple(names)
 
 
 def fill_placeholders(text: str, values: Mapping[str, str]) -> str:
@@ -413,7 +418,8 @@ def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:
     for output in reversed(list(_OUTPUT.finditer(inner, 0, limit))):
         path = _parse_path(inner, output.end(), parsed)
         if path is not None and output.start():
-            readings.append(Reference(inner, TaskId(inner[: output.start()]), path))
+            task_id = TaskId(inner[: output.start()])
+            readings.append(Reference(inner, task_id, path))
     if not readings:
         forms = "${TASK.output}, ${TASK.output.name[0]} or ${context.name}"
         raise ExpressionError(
