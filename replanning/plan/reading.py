@@ -358,7 +358,8 @@ class _YamlBuilder:
                     raise self._fatal(event, text)
 
     def _read_scalar(self, event: ScalarEvent) -> None:
-        self._check_tag(event)
+        if event.tag is not None:
+            self._check_tag(event)
         value: JsonValue = event.value
         # Quoted text is text, whatever it looks like.
         if event.implicit[0]:
@@ -369,14 +370,15 @@ class _YamlBuilder:
         self._nodes += 1
         if event.anchor is not None:
             self._anchors[event.anchor] = _Anchored(value, 1, 0)
-        self._add(event, value, 0)
+        self._add(event, value)
 
     def _begin(
         self,
         event: MappingStartEvent | SequenceStartEvent,
         value: list[JsonValue] | dict[str, JsonValue],
     ) -> None:
-        self._check_tag(event)
+        if event.tag is not None:
+            self._check_tag(event)
         if len(self._open) > MAX_PLAN_DEPTH:
             raise self._fatal(event, f"nested more than {MAX_PLAN_DEPTH} deep")
         parent = self._open[-1]
@@ -394,7 +396,8 @@ class _YamlBuilder:
         if node.anchor is not None:
             count = self._nodes - node.first_node
             self._anchors[node.anchor] = _Anchored(node.value, count, height)
-        self._add(event, node.value, height)
+        self._raise_height(height)
+        self._add(event, node.value)
 
     def _read_alias(self, event: AliasEvent) -> None:
         name = str(event.anchor)
@@ -410,12 +413,16 @@ class _YamlBuilder:
         if len(self._open) - 1 + anchored.height > MAX_PLAN_DEPTH:
             text = f"nested more than {MAX_PLAN_DEPTH} deep through the alias *{name}"
             raise self._fatal(event, text)
-        self._add(event, anchored.value, anchored.height)
+        self._raise_height(anchored.height)
+        self._add(event, anchored.value)
 
-    def _add(self, event: Event, value: JsonValue, height: int) -> None:
-        """Add a finished value to the array or object around it, or take it as its next key."""
+    def _raise_height(self, height: int) -> None:
         parent = self._open[-1]
         parent.height = max(parent.height, height)
+
+    def _add(self, event: Event, value: JsonValue) -> None:
+        """Add a finished value to the array or object around it, or take it as its next key."""
+        parent = self._open[-1]
         if isinstance(parent.value, list):
             parent.value.append(value)
         elif parent.key is not None:
@@ -433,9 +440,8 @@ class _YamlBuilder:
             parent.key = value
 
     def _check_tag(self, event: ScalarEvent | MappingStartEvent | SequenceStartEvent) -> None:
-        tag = event.tag
-        if tag is not None and tag not in _PLAIN_TAGS[type(event)]:
-            raise self._fatal(event, _TAG_MESSAGE.format(tag))
+        if event.tag not in _PLAIN_TAGS[type(event)]:
+            raise self._fatal(event, _TAG_MESSAGE.format(event.tag))
 
     def _problem_at(self, event: Event, message: str) -> Problem:
         steps: list[str | int] = []
