@@ -37,7 +37,8 @@ def group_triggers(
             held[task_id] = question.question
     waiting = {}
     # Following dependents can only join two groups or find a held task.
-    if held or len({_find(groups, index) for index in groups}) > 1:
+    roots = {_find(groups, index) for index in groups}
+    if held or len(roots) > 1:
         waiting = _join_overlapping(triggers, starts, held, groups)
 
     together: dict[int, list[Trigger]] = {}

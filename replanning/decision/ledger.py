@@ -349,7 +349,8 @@ class Ledger:
         if answered is not None:
             # The answer closed them, but the decision about it left them out.
             asked, _ = answered
-            self._reopen(t for t in asked.triggers if t not in body.triggers)
+            left_out = [t for t in asked.triggers if t not in body.triggers]
+            self._reopen(left_out)
         self.undecided_revisions.pop(replan, None)
         self._considered.pop(replan, None)
 

@@ -45,9 +45,10 @@ def drop_started(
     Skipped means: by their conditions. All changes are returned if one of them does more than
     replace, modify, skip or retry one task, because such changes belong together.
     """
-    started: set[TaskId] = set()
+    started = set()
+    known = live.entries
     targets = target_task_ids(changes)
-    for entry in [live.entries[task_id] for task_id in targets if task_id in live.entries]:
+    for entry in [known[task_id] for task_id in targets if task_id in known]:
         if entry.state is not TaskState.RUNNING and entry.state not in FINISHED:
             continue
         # An attempt from before `since` is the one that the changes were made for.
@@ -71,7 +72,8 @@ def stale_reason(trigger: Trigger, live: LivePlan) -> str:
     Each kind of trigger states something about the plan when it fires. It is stale once the plan
     contradicts that statement, because a replan would then repair what is no longer broken.
     """
-    entries = [live.entries[task_id] for task_id in trigger.tasks if task_id in live.entries]
+    known = live.entries
+    entries = [known[task_id] for task_id in trigger.tasks if task_id in known]
     states = {entry.state for entry in entries}
     match trigger.kind:
         case "task-failed" | "timeout":

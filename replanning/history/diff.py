@@ -82,7 +82,8 @@ def describe_replacement(old: Task, new: Sequence[Task]) -> Replacement:
         before = display_fields(old) | ignored
         after = display_fields(new[0]) | ignored
         fields = _field_changes(before, after)
-    return Replacement(old.id, tuple(task.id for task in new), fields)
+    by = tuple(task.id for task in new)
+    return Replacement(old.id, by, fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class PlanDiff:
             undone = "undone: "
         lines = [f"~ {undone}{pair}" for pair in self.replaced]
         # The line of a replacement already shows the new task if there is a single one.
-        shown: set[str] = set()
+        shown = set()
         for pair in self.replaced:
             shown.add(pair.id)
             if len(pair.by) == 1:

@@ -71,13 +71,13 @@ def summary_json(history: ReplanHistory, events: Iterable[ReplanEvent]) -> JsonO
 
 def event_json(event: ReplanEvent) -> JsonObject:
     """Return a replan as JSON."""
-    chosen: JsonValue = None
+    chosen = None
     if event.chosen is not None:
         chosen = candidate_json(event.chosen)
-    decided: JsonValue = None
+    decided = None
     if event.decided_at is not None:
         decided = format_iso_time(event.decided_at)
-    question: JsonValue = None
+    question = None
     if event.question is not None:
         question = asdict(event.question)
     return {

@@ -135,7 +135,9 @@ def _legend(boxes: Iterable[_Box]) -> dict[str, None]:
     for box in boxes:
         looks.append(box.look)
         replaced += [row.look for row in box.replaced]
-    return dict.fromkeys(f"{look.sign} {look.word}" for look in looks + replaced)
+    # The looks of the boxes come first, then those of the tasks beside them.
+    all_looks = looks + replaced
+    return dict.fromkeys(f"{look.sign} {look.word}" for look in all_looks)
 
 
 def _revision_lines(overview: RunOverview) -> list[str]:
@@ -166,7 +168,7 @@ def _boxes(overview: RunOverview) -> tuple[dict[Hashable, _Box], set[_Edge]]:
         stages[task_id] = 1 + max(before, default=-1)
 
     # A replaced task is drawn once, beside the first of the tasks in its place.
-    former: dict[str, list[TaskRow]] = defaultdict(list)
+    former = defaultdict(list)
     for row in overview.tasks:
         if row.state is not TaskState.REPLACED_BY_REPLAN:
             continue
@@ -203,7 +205,7 @@ def _grouped_boxes(
     """Return a box for all tasks of one stage in one state, as a large plan would fill walls."""
     count = 1 + max(stages.values())
     joined = min(MAX_STAGES, count)
-    groups: dict[tuple[int, StateLook], list[str]] = defaultdict(list)
+    groups = defaultdict(list)
     keys = {}
     for task_id in needed:
         stage = stages[task_id] * joined // count
@@ -266,8 +268,8 @@ def _layers(
             previous = point
         links[previous, after] = None
 
-    befores: dict[Hashable, list[Hashable]] = defaultdict(list)
-    afters: dict[Hashable, list[Hashable]] = defaultdict(list)
+    befores = defaultdict(list)
+    afters = defaultdict(list)
     for before, after in links:
         befores[after].append(before)
         afters[before].append(after)

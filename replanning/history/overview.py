@@ -219,7 +219,7 @@ def task_rows(
         for task_id in question.holds:
             questions[task_id] = question.question
     held = {task.id for task in held_tasks(live, asked)}
-    passed_over: set[TaskState] = set()
+    passed_over = set()
     if active_only:
         passed_over = {*_FOLDABLE, TaskState.REPLACED_BY_REPLAN}
     entries = [entry for entry in live if not entry.removed and entry.state not in passed_over]
@@ -231,13 +231,13 @@ def task_rows(
         question_name = ""
         if waits and entry.id in questions:
             question_name = spoken_id(questions[entry.id])
-        seconds: float | None = None
+        seconds = None
         if entry.attempts:
             taken = entry.duration
             if state is TaskState.RUNNING:
                 taken = now - entry.started_at
             seconds = max(0.0, taken)
-        replaces: TaskId | None = None
+        replaces = None
         if entry.parent is not None:
             replaces = entry.parent.id
         yield TaskRow(
@@ -399,7 +399,8 @@ def find_repairs(history: ReplanHistory, live: LivePlan) -> Iterator[Repair]:
         history: of the run.
         live: its plan as it is now.
     """
-    for entry in sorted([*history.goal_edits, *history.entries], key=lambda one: one.at):
+    entries = [*history.goal_edits, *history.entries]
+    for entry in sorted(entries, key=lambda one: one.at):
         match entry:
             case GoalEdit():
                 text = goal_line(entry.goal, entry.changed)

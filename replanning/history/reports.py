@@ -145,7 +145,8 @@ def _replan_lines(event: ReplanEvent) -> list[str]:
 
 def _timeline(history: ReplanHistory) -> list[ReplanEvent | PlanEdit | GoalEdit]:
     """Return replans, edits and changes of the goal in the order of time."""
-    return sorted([*history.goal_edits, *history.entries], key=lambda entry: entry.at)
+    entries = [*history.goal_edits, *history.entries]
+    return sorted(entries, key=lambda entry: entry.at)
 
 
 @checked

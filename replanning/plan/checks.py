@@ -182,7 +182,7 @@ def _check_dependencies(
     tasks: Sequence[Task], number_of: Mapping[str, int], hints: NameSuggester
 ) -> Iterator[Finding]:
     for index, task in enumerate(tasks):
-        seen: set[str] = set()
+        seen = set()
         for place, needed in enumerate(task.depends_on):
             why = ""
             if needed == task.id:
@@ -459,7 +459,7 @@ def _parsed_expressions(
 def _check_bodies(bodies: Sequence[_ParsedBody], scope: TaskScope) -> Iterator[Finding]:
     """Yield the problems of a task, its fallbacks and undo tasks."""
     for path, body, expressions in bodies:
-        tool: ToolSpec | None = None
+        tool = None
         if body.tool is not None:
             tool = scope.tools.get(body.tool)
         if tool is not None:
@@ -622,7 +622,7 @@ def unreachable_pairs(
     order = topological_order(dependencies)
     position = {node: place for place, node in enumerate(order)}
     targets = sorted(wanted, key=position.__getitem__)
-    apart: set[tuple[int, int]] = set()
+    apart = set()
     for first in range(0, len(targets), _TARGETS_PER_PASS):
         batch = targets[first : first + _TARGETS_PER_PASS]
         # Nothing before the first target depends on any, and nobody asks about what comes after.
@@ -656,7 +656,7 @@ def _strongly_connected_components(
     the node left last, the reversed edges lead only to nodes of its own set, or of sets that were
     yielded before.
     """
-    seen: set[int] = set()
+    seen = set()
     order = []
     for root in nodes:
         if root in seen:

@@ -125,7 +125,7 @@ class Condition:
                 return _NAMED_CONSTANTS[name]
             case ast.BoolOp(op=op, values=values):
                 decisive = isinstance(op, ast.Or)
-                decided: object = None
+                decided = None
                 # The result is the value that decides, as in Python.
                 for operand in values:
                     decided = self._value(operand, roots)

@@ -378,7 +378,7 @@ def _without_invalid_fields(
         rest[key] = value
         if isinstance(value, list | tuple):
             rest[key] = list(value)
-    copied: set[tuple[str, int]] = set()
+    copied = set()
     for problem in problems:
         path = parse_path(problem.place)
         match path:

@@ -520,7 +520,7 @@ def _depth_problem(text: str) -> Problem:
 
 
 def _duplicate_keys(text: str) -> Iterator[Problem]:
-    seen: set[JsonPath] = set()
+    seen = set()
     for path, (_, _, line, column) in _iter_paths(_json_tokens(text)):
         if path in seen:
             parent = format_path(path[:-1])

@@ -446,12 +446,12 @@ def _parse_path(text: str, start: int, parsed: dict[int, JsonPath | None]) -> Js
             # The last group that took part is the one of this form of a name.
             steps.append(match[match.lastindex or 0])
         end = match.end()
-    rest: JsonPath | None = None
+    rest = None
     if end in parsed:
         rest = parsed[end]
     elif end == len(text):
         rest = ()
-    path: JsonPath | None = None
+    path = None
     if rest is not None:
         path = (*steps, *rest)
     parsed[start] = path
