@@ -1,4 +1,4 @@
-"""Decision on a replan: requests, confidence, vetting, policy, answers; synchronous, without I/O."""
+"""Decision on a replan: requests, confidence, vetting, policy, answers; without I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validation of answers to questions, and the changes they stand for. Pure: reads a plan and changes nothing."""
+"""Validation of answers to questions, and the changes they stand for; changes nothing itself."""
 
 from __future__ import annotations
 
@@ -32,24 +32,21 @@ def validate_answer(answer: object) -> Answer:
     """
     if not isinstance(answer, Answer):
         raise ChangeRejected([Problem("answer", f"expected an Answer, got {brief_repr(answer)}")])
-    verdict, choice = answer.verdict, answer.choice
+    # A person corrects a message once, so every invalid part is named before it is refused.
     problems = []
+    verdict = answer.verdict
     if verdict not in HUMAN_VERDICTS:
-        problems.append(
-            Problem(
-                "verdict",
-                f"{brief_repr(verdict)} is not a verdict; expected approve, reject or modify",
-            )
-        )
+        expected = "expected approve, reject or modify"
+        text = f"{brief_repr(verdict)} is not a verdict; {expected}"
+        problems.append(Problem("verdict", text))
+    choice = answer.choice
     if not isinstance(choice, int):
-        problems.append(
-            Problem("choice", f"expected the number of a candidate, got {brief_repr(choice)}")
-        )
-    problems += [
-        Problem(name, f"expected a text, got {brief_repr(text)}")
-        for name in ("by", "comment")
-        if not isinstance(text := getattr(answer, name), str)
-    ]
+        text = f"expected the number of a candidate, got {brief_repr(choice)}"
+        problems.append(Problem("choice", text))
+    for name in ("by", "comment"):
+        value = getattr(answer, name)
+        if not isinstance(value, str):
+            problems.append(Problem(name, f"expected a text, got {brief_repr(value)}"))
     if problems:
         raise ChangeRejected(problems)
     return replace(answer, changes=parse_changes(answer.changes))
@@ -60,32 +57,41 @@ def answer_changes(answer: Answer, asked: QuestionAsked, live: LivePlan) -> tupl
 
     Raises:
         StaleAnswer: the tasks of the question have changed since.
-        ChangeRejected: there is no such candidate, the person's own changes are invalid, or the verdict takes none.
+        ChangeRejected: there is no such candidate, the person's own changes are invalid, or the
+            verdict takes none.
     """
-    if answer.changes and answer.verdict != "modify":
-        text = f"{answer.verdict} takes no changes of your own; answer modify to have these carried out"
+    verdict = answer.verdict
+    if answer.changes and verdict != "modify":
+        # Dropping them silently would let a person believe that they were applied.
+        text = f"{verdict} takes no changes of your own; answer modify to have these carried out"
         raise ChangeRejected([Problem("changes", text)])
-    if answer.verdict == "reject":
+    # A rejection keeps the plan, so it is valid however the tasks have changed.
+    if verdict == "reject":
         return ()
     if is_stale(asked, live):
-        raise StaleAnswer(
-            f"{spoken_id(asked.question)}: {STALE_QUESTION_REASON}; replanning is considered again"
-        )
-    if answer.verdict == "modify":
+        spoken = spoken_id(asked.question)
+        raise StaleAnswer(f"{spoken}: {STALE_QUESTION_REASON}; replanning is considered again")
+    if verdict == "modify":
         changes = answer.changes
         if not changes:
-            raise ChangeRejected(
-                [Problem("changes", "modify needs at least one change; to keep the plan, reject")]
-            )
+            text = "modify needs at least one change; to keep the plan, reject"
+            raise ChangeRejected([Problem("changes", text)])
     else:
-        have = len(asked.candidates)
-        if not 0 <= answer.choice < have:
-            text = f"{spoken_id(asked.question)} has {have} candidate{'s' * (have != 1)}, numbered from 0"
-            raise ChangeRejected([Problem("choice", f"{answer.choice} is not one of them: {text}")])
-        changes = tuple(asked.candidates[answer.choice].alternative.changes)
-    if problems := live.check(changes):
+        changes = _chosen_changes(answer.choice, asked)
+    problems = live.check(changes)
+    if problems:
         raise ChangeRejected(problems)
     return changes
+
+
+def _chosen_changes(choice: int, asked: QuestionAsked) -> tuple[PlanChange, ...]:
+    count = len(asked.candidates)
+    # A negative number would count from the end and approve a candidate nobody meant.
+    if not 0 <= choice < count:
+        candidates = f"{count} candidate{'s' * (count != 1)}, numbered from 0"
+        text = f"{choice} is not one of them: {spoken_id(asked.question)} has {candidates}"
+        raise ChangeRejected([Problem("choice", text)])
+    return tuple(asked.candidates[choice].alternative.changes)
 
 
 def closed_error(question: QuestionId, ledger: Ledger) -> ReplanningError:
@@ -95,9 +101,8 @@ def closed_error(question: QuestionId, ledger: Ledger) -> ReplanningError:
         return UnknownQuestion(question, "it was never asked")
     if closing.verdict == "withdrawn":
         return StaleAnswer(f"{spoken_id(question)}: {closing.comment}")
-    return UnknownQuestion(
-        question, f"it was answered already: {closing.verdict} by {closing.by or 'a person'}"
-    )
+    by = closing.by or "a person"
+    return UnknownQuestion(question, f"it was answered already: {closing.verdict} by {by}")
 
 
 def is_stale(asked: QuestionAsked, live: LivePlan) -> bool:
@@ -110,9 +115,14 @@ def footprint_hash(live: LivePlan, tasks: Sequence[TaskId]) -> str:
     digest = hashlib.sha256()
     for task_id in tasks:
         entry = live.entry(task_id)
-        state = "waiting" if entry.state in WAITING else entry.state
-        digest.update(f"{task_id}:{state}:{entry.log.count}:{entry.removed}:".encode())
-        digest.update(entry.task.model_dump_json().encode())
+        state: str = entry.state
+        # A task turns ready without anything a person would decide differently about.
+        if entry.state in WAITING:
+            state = "waiting"
+        header = f"{task_id}:{state}:{entry.log.count}:{entry.removed}:"
+        document = entry.task.model_dump_json()
+        digest.update(header.encode())
+        digest.update(document.encode())
     return digest.hexdigest()
 
 
@@ -120,7 +130,7 @@ def question_footprint(
     candidates: Sequence[Candidate], triggers: Sequence[Trigger], live: LivePlan
 ) -> tuple[TaskId, ...]:
     """Return the tasks of a question; their dependents cannot run while they are held."""
-    ids: dict[TaskId, None] = {}
+    ids = {}
     for candidate in candidates:
         if not candidate.rejected:
             ids.update(dict.fromkeys(target_task_ids(candidate.alternative.changes)))

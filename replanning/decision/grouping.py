@@ -1,76 +1,124 @@
-"""Grouping of triggers: failures of one cause, or before the same tasks, become one request to providers."""
+"""Grouping of triggers: those of one cause, or before the same tasks, become one request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from replanning.journal.records import QuestionAsked, Trigger, normalised_cause
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
-from replanning.plan.types import QuestionId
+from replanning.plan.types import QuestionId, TaskId
 
 MAX_FOLLOWED_TASKS: Final = 10_000
-"""Most tasks that are followed to see which footprints overlap; beyond it, all that are left count as overlapping."""
+"""Limit of tasks followed to find overlapping footprints; tasks beyond it count as overlapping."""
 
 
 def group_triggers(
     triggers: Sequence[Trigger], live: LivePlan, asked: Iterable[QuestionAsked]
 ) -> tuple[list[list[Trigger]], list[tuple[Trigger, QuestionId]]]:
-    """Return groups of triggers with a common cause or overlapping footprints, and those that wait for open questions.
+    """Return groups of triggers that belong together, and triggers that wait for open questions.
 
-    Tasks that need the same unavailable tool have a common cause, whether they failed or wait.
-
-    The footprint of a trigger is its tasks with everything that depends on them; each task is followed once for all.
+    Triggers belong together if they have a common cause or overlapping footprints. Tasks that need
+    the same unavailable tool have a common cause, whether they failed or wait. The footprint of a
+    trigger is its tasks with everything that depends on them.
     """
+    # Union-find: `groups` links each trigger to another one of its group, or to itself at the root.
     groups = list(range(len(triggers)))
+    starts = []
+    for trigger in triggers:
+        entries = [live.entry(task_id) for task_id in trigger.tasks if task_id in live]
+        starts.append(entries)
 
-    def find(group: int) -> int:
-        while groups[group] != group:
-            groups[group] = group = groups[groups[group]]
-        return group
+    _join_common_causes(triggers, starts, live, groups)
+    held = {}
+    for question in asked:
+        for task_id in question.holds:
+            held[task_id] = question.question
+    waiting = {}
+    # Following dependents can only join two groups or find a held task.
+    roots = {_find(groups, index) for index in groups}
+    if held or len(roots) > 1:
+        waiting = _join_overlapping(triggers, starts, held, groups)
 
-    causes: dict[tuple[str, ...], int] = {}
-    starts = [
-        [live.entry(task_id) for task_id in trigger.tasks if task_id in live]
-        for trigger in triggers
-    ]
-    for index, trigger in enumerate(triggers):
-        for failure in (
-            entry.log.failure for entry in starts[index] if entry.log.failure is not None
-        ):
-            cause = trigger.kind, failure.type, normalised_cause(failure.message)
-            groups[find(index)] = find(causes.setdefault(cause, index))
-        for tool in {entry.task.tool: None for entry in starts[index]}:
-            if tool in live.tools and not live.tools[tool].available:
-                groups[find(index)] = find(causes.setdefault(("unavailable", tool), index))
-    held = {task_id: question.question for question in asked for task_id in question.holds}
-    waiting: dict[int, QuestionId] = {}
-    followed: dict[TaskEntry, int] = {}
-    for index, trigger in enumerate(triggers) if held or len(set(map(find, groups))) > 1 else ():
-        asks = trigger.kind not in ("goal-unreachable", "human-request")
-        stack, own = starts[index], []
-        while stack and index not in waiting:
-            entry = stack.pop()
-            other = followed.get(entry) if len(followed) < MAX_FOLLOWED_TASKS else 0
-            if asks and entry.id in held:
-                waiting[index] = held[entry.id]
-            elif other is not None:
-                groups[find(index)] = find(other)
-            else:
-                followed[entry] = index
-                own.append(entry)
-                replaced: TaskEntry | None = entry
-                while replaced is not None:
-                    stack += replaced.dependents
-                    replaced = replaced.sink_of
-        if index in waiting:  # it must not join the groups of others, so its tasks are forgotten
-            for entry in own:
-                del followed[entry]
     together: dict[int, list[Trigger]] = {}
     for index, trigger in enumerate(triggers):
         if index not in waiting:
-            together.setdefault(find(index), []).append(trigger)
-    return list(together.values()), [
-        (triggers[index], question) for index, question in waiting.items()
-    ]
+            together.setdefault(_find(groups, index), []).append(trigger)
+    blocked = [(triggers[index], question) for index, question in waiting.items()]
+    return list(together.values()), blocked
+
+
+def _find(groups: list[int], index: int) -> int:
+    """Return the root of a group, and halve the path to it, which keeps later calls short."""
+    while groups[index] != index:
+        parent = groups[groups[index]]
+        groups[index] = parent
+        index = parent
+    return index
+
+
+def _join_common_causes(
+    triggers: Sequence[Trigger], starts: list[list[TaskEntry]], live: LivePlan, groups: list[int]
+) -> None:
+    first: dict[tuple[str, ...], int] = {}
+    for index, trigger in enumerate(triggers):
+        causes: list[tuple[str, ...]] = []
+        for entry in starts[index]:
+            failure = entry.log.failure
+            if failure is not None:
+                message = normalised_cause(failure.message)
+                causes.append((trigger.kind, failure.type, message))
+        for entry in starts[index]:
+            tool = entry.task.tool
+            if tool in live.tools and not live.tools[tool].available:
+                causes.append(("unavailable", tool))
+        for cause in causes:
+            root = _find(groups, first.setdefault(cause, index))
+            groups[_find(groups, index)] = root
+
+
+def _join_overlapping(
+    triggers: Sequence[Trigger],
+    starts: list[list[TaskEntry]],
+    held: Mapping[TaskId, QuestionId],
+    groups: list[int],
+) -> dict[int, QuestionId]:
+    """Join the groups whose footprints overlap; return the triggers that open questions hold up.
+
+    `followed` maps a task to the trigger that followed it. No task is followed twice, since the
+    footprint from there on is part of the first trigger's, so the work is proportional to the
+    tasks reached.
+    """
+    waiting = {}
+    followed: dict[TaskEntry, int] = {}
+    for index, trigger in enumerate(triggers):
+        # These two are about the plan as a whole: the answer to a question does not settle them.
+        can_wait = trigger.kind not in ("goal-unreachable", "human-request")
+        stack = starts[index]
+        own = []
+        while stack and index not in waiting:
+            entry = stack.pop()
+            if can_wait and entry.id in held:
+                waiting[index] = held[entry.id]
+                continue
+            # Beyond the limit, the remaining tasks count as overlapping with the first trigger.
+            other: int | None = 0
+            if len(followed) < MAX_FOLLOWED_TASKS:
+                other = followed.get(entry)
+            if other is not None:
+                root = _find(groups, other)
+                groups[_find(groups, index)] = root
+                continue
+            followed[entry] = index
+            own.append(entry)
+            # What depends on a replaced task depends on its replacement.
+            replaced: TaskEntry | None = entry
+            while replaced is not None:
+                stack += replaced.dependents
+                replaced = replaced.sink_of
+        if index in waiting:
+            # Its tasks are forgotten: others that reach them must not join its group.
+            for entry in own:
+                del followed[entry]
+    return waiting

@@ -1,4 +1,4 @@
-"""Ledger of a run's replanning as a fold over its journal, and its budget, reserved before it is spent."""
+"""Ledger of a run's replanning, folded from its journal, and its budget, reserved before use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from math import inf
 from typing import Final
 
 from replanning.changes import PlanChange, changes_hash, new_task_ids, target_task_ids
@@ -57,9 +56,8 @@ class BudgetTracker:
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
-        self._has_limits = any(
-            limit is not None for limit in (budget.calls, budget.tokens, budget.money)
-        )
+        limits = (budget.calls, budget.tokens, budget.money)
+        self._has_limits = any(limit is not None for limit in limits)
         self.spent = Usage()
         self.reservations: list[Usage] = []
         self.unrecorded: list[Usage] = []  # spent while the store fails
@@ -73,34 +71,42 @@ class BudgetTracker:
         return sum(self.reservations, Usage())
 
     def reserve(self, estimate: Usage) -> Callable[[], None]:
-        """Reserve an upper bound of the usage to come, and return a function that releases the reservation.
+        """Reserve an upper bound of the usage to come; return a function that releases it.
 
         Raises:
             BudgetExceeded: it exceeds the rest of the budget; nothing was reserved.
         """
-        if self._has_limits and (reason := self.exceeded_reason(estimate)):
-            raise BudgetExceeded(f"it {reason}")
+        if self._has_limits:
+            reason = self.exceeded_reason(estimate)
+            if reason:
+                raise BudgetExceeded(f"it {reason}")
         self.reservations.append(estimate)
         return partial(self.reservations.remove, estimate)
 
     def exceeded_reason(self, planned: Usage | None = None) -> str:
-        """Return in words the limits that the usage has exceeded, or would exceed with what is planned; empty if none."""
-        spent = sum(self.unrecorded, self.spent)
-        total = spent if planned is None else spent + self.reserved + planned
-        limits = (
-            ("calls", self.budget.calls),
-            ("tokens", self.budget.tokens),
-            ("money", self.budget.money),
-        )
-        over = [
-            f"{getattr(total, name):g} of {limit:g} {name}"
-            for name, limit in limits
-            if limit is not None and getattr(total, name) > limit
-        ]
+        """Return in words the limits that the usage exceeds; empty if none.
+
+        With `planned`, the limits that it would exceed together with `planned` and the
+        reservations.
+        """
+        # Usage that the store did not accept is spent all the same.
+        total = sum(self.unrecorded, self.spent)
+        verb = "has exceeded"
+        if planned is not None:
+            total = total + self.reserved + planned
+            verb = "would exceed"
+        over = []
+        for name in ("calls", "tokens", "money"):
+            limit = getattr(self.budget, name)
+            used = getattr(total, name)
+            if limit is not None and used > limit:
+                over.append(f"{used:g} of {limit:g} {name}")
         if total.unpriced and self.budget.money is not None:
+            # Without a price the limit could be exceeded unnoticed.
             over.append("an unknown price, of limited money; state a price for the model")
-        verb = "has exceeded" if planned is None else "would exceed"
-        return f"{verb} the budget: {', '.join(over)}" if over else ""
+        if not over:
+            return ""
+        return f"{verb} the budget: {', '.join(over)}"
 
 
 MAX_RECENT_RECORDS = 30
@@ -119,6 +125,10 @@ class PendingOutcome:
 class Ledger:
     """Triggers, decisions, questions, outcomes and limits of a run's replanning.
 
+    Only `fold` changes it. It has many attributes because most records change several of them at
+    once: a decision closes triggers, a revision starts outcomes, an answer does both. Ledgers of
+    their own would each need the records and the state of the others.
+
     Args:
         budget: the budget of the run.
         root_of: finds the root of the lineage of a task.
@@ -126,14 +136,16 @@ class Ledger:
 
     Attributes:
         open_triggers: the triggers that are not decided yet.
-        last_decided: for each fingerprint of a trigger, when it was last decided, and for which lineages.
-        sought_in_vain: what was considered for tasks without an alternative, while nothing has happened that offers one.
+        last_decided: when each fingerprint of a trigger was last decided, and for which lineages.
+        fruitless_searches: candidates of the last fruitless search per task; cleared when the
+            situation changes.
         replan_ids: the replans that were considered or decided.
         applied_count: number of applied replans.
         replans_by_root: number of applied replans per lineage.
         tried_by_root: the hashes of the changes that were applied per lineage.
-        declined_at: for each fingerprint of an alternative, when a person kept the plan instead.
-        pending_outcomes: the applied alternatives whose outcome is open, by the roots of their lineages.
+        declined_at: when a person declined an alternative, by its fingerprint.
+        pending_outcomes: the applied alternatives with an open outcome, by the roots of their
+            lineages.
         undecided_revisions: the applied revisions whose decision is not recorded yet.
         quiescent_at: the revision at which the plan was last reported as quiescent.
     """
@@ -146,7 +158,7 @@ class Ledger:
         self.open_triggers: dict[TriggerId, Trigger] = {}
         self._open_by_fingerprint: dict[Fingerprint, dict[TriggerId, Trigger]] = {}
         self.last_decided: dict[Fingerprint, tuple[float, frozenset[TaskId]]] = {}
-        self.sought_in_vain: dict[TaskId, AlternativesConsidered] = {}
+        self.fruitless_searches: dict[TaskId, AlternativesConsidered] = {}
         self.replan_ids: dict[ReplanId, None] = {}
         self.applied_count = 0
         self.replans_by_root: dict[TaskId, int] = {}
@@ -178,45 +190,68 @@ class Ledger:
         self._running = running
 
     def __repr__(self) -> str:
-        return f"<Ledger triggers={len(self.triggers)} replans={len(self.replan_ids)} questions={len(self.open_questions)}>"
+        triggers = len(self.triggers)
+        replans = len(self.replan_ids)
+        questions = len(self.open_questions)
+        return f"<Ledger triggers={triggers} replans={replans} questions={questions}>"
 
     def find_open_trigger(self, fingerprint: Fingerprint) -> Trigger | None:
-        """Return the oldest undecided trigger of a fingerprint, if there is one."""
-        return next(iter(self._open_by_fingerprint.get(fingerprint, {}).values()), None)
+        """Return the oldest undecided trigger of a fingerprint, if any."""
+        matching = self._open_by_fingerprint.get(fingerprint, {})
+        return next(iter(matching.values()), None)
 
     def was_decided(self, trigger: Trigger, *, since: float) -> bool:
-        """Return whether the same was decided after a point in time, for all lineages that a trigger concerns."""
-        at, roots = self.last_decided.get(trigger.fingerprint, (-inf, frozenset()))
+        """Return whether a trigger of this fingerprint was decided after a point in time.
+
+        It must have been decided for all lineages that this trigger concerns.
+        """
+        if trigger.fingerprint not in self.last_decided:
+            return False
+        at, roots = self.last_decided[trigger.fingerprint]
         return at > since and roots.issuperset(map(self._root_of, trigger.tasks))
 
     def _open(self, trigger: Trigger) -> None:
         self.open_triggers[trigger.id] = trigger
-        self._open_by_fingerprint.setdefault(trigger.fingerprint, {})[trigger.id] = trigger
+        alike = self._open_by_fingerprint.setdefault(trigger.fingerprint, {})
+        alike[trigger.id] = trigger
 
     def _close(self, trigger_id: TriggerId) -> None:
-        if trigger := self.open_triggers.pop(trigger_id, None):
+        trigger = self.open_triggers.pop(trigger_id, None)
+        if trigger is not None:
             del self._open_by_fingerprint[trigger.fingerprint][trigger_id]
 
     def hash_of(self, changes: tuple[PlanChange, ...]) -> str:
-        """Return the hash of changes that is equal for the same changes to a task and to what replaced it."""
-        originals = self._originals
-        return changes_hash(
-            changes, {i: originals[i] for i in target_task_ids(changes) if i in originals}
-        )
+        """Return the hash of changes, equal for a task and for what replaced it."""
+        originals = {}
+        for task_id in target_task_ids(changes):
+            if task_id in self._originals:
+                originals[task_id] = self._originals[task_id]
+        return changes_hash(changes, originals)
 
     def fold(self, record: Record) -> None:
-        """Apply a journal record; records that do not concern replanning are ignored."""
+        """Apply a journal record; records that do not concern replanning are ignored.
+
+        The cases are: something happened that may offer an alternative after all, a trigger opened
+        or closed, a step of a replan, a step of a question, and the state of the run as a whole.
+        """
         _, at, body = record
         kind = type(body)
-        if kind is AttemptSucceeded:  # the most frequent
-            self.sought_in_vain.clear()
-        if kind is AttemptSucceeded or kind not in LEDGER_RECORDS:
-            if self.open_questions:
-                self._update_waiting(at)
-            return
+        if kind in _NEW_CHANCES:
+            self.fruitless_searches.clear()
+        # Most records say that an attempt succeeded: they are not compared with every case below.
+        if kind is not AttemptSucceeded and kind in LEDGER_RECORDS:
+            if not self._fold_replan(at, body) and not self._fold_question(at, body):
+                self._fold_run(body)
+            if kind in _REPLAN_RECORDS:
+                self.recent_records.append(detached(body))
+            self._update_waiting(at)
+        elif self.open_questions:
+            # Any record may start or end an attempt, and with it the time of waiting for people.
+            self._update_waiting(at)
+
+    def _fold_replan(self, at: float, body: RecordBody) -> bool:
+        """Apply a record about a trigger or a replan; return whether it is one."""
         match body:
-            case ContextUpdated() | FactsObserved() | ResourceUpdated():
-                self.sought_in_vain.clear()
             case TriggerFired():
                 self.triggers[body.trigger.id] = body.trigger
                 self._open(body.trigger)
@@ -226,84 +261,20 @@ class Ledger:
                 self.replan_ids[body.replan] = None
                 self._considered[body.replan] = body
             case DecisionMade():
-                self.replan_ids[body.replan] = (
-                    None  # limits decide without considering alternatives
-                )
-                for trigger_id in body.triggers:
-                    trigger = self.triggers.get(trigger_id)
-                    if trigger is not None:
-                        self.last_decided[trigger.fingerprint] = (
-                            at,
-                            frozenset(map(self._root_of, trigger.tasks)),
-                        )
-                        failed = trigger.kind in (
-                            "task-failed",
-                            "timeout",
-                        )  # for others, what is missing may come back
-                        if (
-                            failed
-                            and body.rule == "no-alternative"
-                            and body.replan in self._considered
-                        ):
-                            self.sought_in_vain |= dict.fromkeys(
-                                trigger.tasks, self._considered[body.replan]
-                            )
-                    if body.decision != "ask" or body.by == "observe":
-                        self._close(trigger_id)
-                if body.decision != "ask":
-                    if body.replan in self.answers_by_replan:
-                        asked, _ = self.answers_by_replan.pop(body.replan)
-                        self._reopen(
-                            trigger_id
-                            for trigger_id in asked.triggers
-                            if trigger_id not in body.triggers
-                        )
-                    self.undecided_revisions.pop(body.replan, None)
-                    self._considered.pop(body.replan, None)
+                self._fold_decision(at, body)
             case PlanRevised():
-                self.sought_in_vain.clear()
                 self.revisions.append((at, body))
                 if body.replan is not None:
-                    self.undecided_revisions[body.replan] = body
-                    self.applied_count += 1
-                    proposed = (
-                        considered.candidates
-                        if (considered := self._considered.get(body.replan))
-                        else ()
-                    )
-                    if body.chosen is not None and body.chosen < len(
-                        proposed
-                    ):  # otherwise a person wrote the changes
-                        self.source_by_replan[body.replan] = proposed[
-                            body.chosen
-                        ].alternative.source
-                    new = set(new_task_ids(body.changes))
-                    lineages = dict.fromkeys(map(self._root_of, target_task_ids(body.changes)))
-                    roots = self._roots_by_replan[body.replan] = tuple(
-                        root for root in lineages if root not in new
-                    )
-                    fingerprint = self.hash_of(body.changes)
-                    for change in body.changes:
-                        if change.kind == "replace" and len(change.tasks) == 1:
-                            self._originals[change.tasks[0].id] = self._originals.get(
-                                change.task_id, change.task_id
-                            )
-                    for root in roots:
-                        self.replans_by_root[root] = self.replans_by_root.get(root, 0) + 1
-                        self.tried_by_root.setdefault(root, {})[fingerprint] = None
-                        self.pending_outcomes[root] = PendingOutcome(body.replan, roots, at)
+                    self._fold_replan_revision(at, body, body.replan)
             case OutcomeRecorded():
-                if source := self.source_by_replan.get(body.replan):
-                    outcomes = self.outcomes_by_source.setdefault(
-                        source_key(source), deque(maxlen=MAX_OUTCOMES_PER_TOOL)
-                    )
-                    outcomes.append(body.succeeded)
-                for root in self._roots_by_replan.pop(body.replan, ()):
-                    pending = self.pending_outcomes.get(root)
-                    if (
-                        pending is not None and pending.replan == body.replan
-                    ):  # otherwise a later replan counts
-                        del self.pending_outcomes[root]
+                self._fold_outcome(body)
+            case _:
+                return False
+        return True
+
+    def _fold_question(self, at: float, body: RecordBody) -> bool:
+        """Apply a record about a question to a person; return whether it is one."""
+        match body:
             case QuestionAsked():
                 self.question_count += 1
                 self.open_questions[body.question] = body
@@ -314,76 +285,186 @@ class Ledger:
             case QuestionReminded():
                 self.reminded_questions.add(body.question)
             case QuestionAnswered():
-                closed = self.open_questions.pop(body.question, None)
-                self.triggers_by_question.pop(body.question, None)
-                if closed is not None and body.verdict == "withdrawn":
-                    self._reopen(closed.triggers)
-                elif closed is not None:
-                    # Triggers that were attached later are considered again.
-                    for trigger_id in closed.triggers:
-                        self._close(trigger_id)
-                    self.answers_by_replan[closed.replan] = (closed, body)
-                    if body.verdict in ("reject", "continue"):
-                        self.declined_at.update(
-                            (c.alternative.fingerprint(), at) for c in closed.candidates
-                        )
-                self.closed_questions[body.question] = body
-                self.asked_at.pop(body.question, None)
+                self._fold_answer(at, body)
+            case _:
+                return False
+        return True
+
+    def _fold_run(self, body: RecordBody) -> None:
+        """Apply a record about the run as a whole: its goal, budget, pauses and end."""
+        match body:
             case GoalChanged():
                 self.last_message_id = max(self.last_message_id, body.message)
-                self.quiescent_at = None  # it was reported for another goal
-                self.sought_in_vain.clear()
+                # The plan was reported as quiescent for another goal.
+                self.quiescent_at = None
             case ReplanRequested():
                 self.last_message_id = max(self.last_message_id, body.message)
             case UsageCharged():
-                self.budget_tracker.spent += body.usage
-                if body.usage in self.budget_tracker.unrecorded:
-                    self.budget_tracker.unrecorded.remove(body.usage)
+                tracker = self.budget_tracker
+                tracker.spent += body.usage
+                # Recorded at last, so it must not count twice.
+                if body.usage in tracker.unrecorded:
+                    tracker.unrecorded.remove(body.usage)
             case RunQuiescent():
                 self.quiescent_at = body.revision
             case RunPaused():
                 self.pause = body
             case RunResumed():
                 self.pause = None
+                # Time in which a question was open is counted when it is answered.
                 if self._waiting_since is None:
                     self._waited_seconds += body.waited
                 self.run_end = None
-                self.quiescent_at = None  # the process may have ended before it had any effect
-            case _:
-                assert isinstance(body, RunEnded)
+                # The process may have ended before the report of quiescence had any effect.
+                self.quiescent_at = None
+            case RunEnded():
                 self.run_end = body
-        if kind in _REPLAN_RECORDS:
-            self.recent_records.append(detached(body))
-        self._update_waiting(at)
+
+    def _fold_decision(self, at: float, body: DecisionMade) -> None:
+        """Close the triggers that a decision settles, and remember it for others like them.
+
+        A question to a person settles nothing yet, so its triggers stay open until it is answered.
+        """
+        replan = body.replan
+        # Limits decide without considering alternatives, so the replan may be new here.
+        self.replan_ids[replan] = None
+        final = body.decision != "ask"
+        for trigger_id in body.triggers:
+            trigger = self.triggers.get(trigger_id)
+            if trigger is not None:
+                roots = frozenset(map(self._root_of, trigger.tasks))
+                fingerprint = trigger.fingerprint
+                self.last_decided[fingerprint] = (at, roots)
+                # For other kinds of trigger, what is missing may come back by itself.
+                fruitless = body.rule == "no-alternative" and replan in self._considered
+                if fruitless and trigger.kind in ("task-failed", "timeout"):
+                    considered = self._considered[replan]
+                    for task_id in trigger.tasks:
+                        self.fruitless_searches[task_id] = considered
+            if final or body.by == "observe":
+                self._close(trigger_id)
+        if not final:
+            return
+        answered = self.answers_by_replan.pop(replan, None)
+        if answered is not None:
+            # The answer closed them, but the decision about it left them out.
+            asked, _ = answered
+            left_out = [t for t in asked.triggers if t not in body.triggers]
+            self._reopen(left_out)
+        self.undecided_revisions.pop(replan, None)
+        self._considered.pop(replan, None)
+
+    def _fold_replan_revision(self, at: float, body: PlanRevised, replan: ReplanId) -> None:
+        """Count an applied replan for the lineages that it changes.
+
+        Lineages that it starts do not count: a new task must have its own replans left.
+        """
+        self.undecided_revisions[replan] = body
+        self.applied_count += 1
+        considered = self._considered.get(replan)
+        if considered is not None and body.chosen is not None:
+            # A number beyond the candidates means that a person wrote the changes.
+            if body.chosen < len(considered.candidates):
+                chosen = considered.candidates[body.chosen]
+                self.source_by_replan[replan] = chosen.alternative.source
+
+        new = set(new_task_ids(body.changes))
+        targets = target_task_ids(body.changes)
+        lineages = dict.fromkeys(map(self._root_of, targets))
+        roots = tuple(root for root in lineages if root not in new)
+        self._roots_by_replan[replan] = roots
+        # Hashed before its own replacements are known, as it was when it was proposed.
+        fingerprint = self.hash_of(body.changes)
+        for change in body.changes:
+            if change.kind == "replace" and len(change.tasks) == 1:
+                replacement = change.tasks[0].id
+                original = self._originals.get(change.task_id, change.task_id)
+                self._originals[replacement] = original
+        pending = PendingOutcome(replan, roots, at)
+        for root in roots:
+            count = self.replans_by_root.get(root, 0)
+            self.replans_by_root[root] = count + 1
+            tried = self.tried_by_root.setdefault(root, {})
+            tried[fingerprint] = None
+            self.pending_outcomes[root] = pending
+
+    def _fold_outcome(self, body: OutcomeRecorded) -> None:
+        source = self.source_by_replan.get(body.replan)
+        if source:
+            key = source_key(source)
+            if key not in self.outcomes_by_source:
+                self.outcomes_by_source[key] = deque(maxlen=MAX_OUTCOMES_PER_TOOL)
+            self.outcomes_by_source[key].append(body.succeeded)
+        for root in self._roots_by_replan.pop(body.replan, ()):
+            pending = self.pending_outcomes.get(root)
+            # A later replan of the lineage waits for an outcome of its own.
+            if pending is not None and pending.replan == body.replan:
+                del self.pending_outcomes[root]
+
+    def _fold_answer(self, at: float, body: QuestionAnswered) -> None:
+        closed = self.open_questions.pop(body.question, None)
+        self.triggers_by_question.pop(body.question, None)
+        self.closed_questions[body.question] = body
+        self.asked_at.pop(body.question, None)
+        if closed is None:
+            return
+        if body.verdict == "withdrawn":
+            self._reopen(closed.triggers)
+            return
+        # Only the triggers it was asked about: those attached later are considered again.
+        for trigger_id in closed.triggers:
+            self._close(trigger_id)
+        self.answers_by_replan[closed.replan] = (closed, body)
+        if body.verdict in ("reject", "continue"):
+            for candidate in closed.candidates:
+                fingerprint = candidate.alternative.fingerprint()
+                self.declined_at[fingerprint] = at
 
     def _update_waiting(self, at: float) -> None:
-        """Begin or end the time in which the run only waits for people: a question is open, and no attempt runs."""
+        """Begin or end the time in which the run only waits for people.
+
+        It does so while a question is open and no attempt runs.
+        """
         waiting = bool(self.open_questions) and not self._running()
-        if waiting and self._waiting_since is None:
+        since = self._waiting_since
+        if waiting and since is None:
             self._waiting_since = at
-        elif not waiting and self._waiting_since is not None:
-            self._waited_seconds += max(0.0, at - self._waiting_since)
+        if not waiting and since is not None:
+            # Clocks of two processes may differ, so a time may lie before the one before it.
+            self._waited_seconds += max(0.0, at - since)
             self._waiting_since = None
 
     def _reopen(self, triggers: Iterable[TriggerId]) -> None:
         """Have undecided triggers considered again, without a cooldown."""
         for trigger_id in triggers:
-            self._open(self.triggers[trigger_id])
-            self.last_decided.pop(self.triggers[trigger_id].fingerprint, None)
+            trigger = self.triggers[trigger_id]
+            self._open(trigger)
+            self.last_decided.pop(trigger.fingerprint, None)
 
     def waiting_seconds(self, now: float) -> float:
         """Return the seconds in which the run has only waited for a person, or to be resumed."""
-        since = now if self._waiting_since is None else self._waiting_since
-        return self._waited_seconds + max(0.0, now - since)
+        waited = self._waited_seconds
+        if self._waiting_since is not None:
+            waited += max(0.0, now - self._waiting_since)
+        return waited
 
 
-_REPLAN_RECORDS = {
-    AlternativesConsidered,
-    DecisionMade,
-    PlanRevised,
-    OutcomeRecorded,
-    QuestionAnswered,
-}
+_REPLAN_RECORDS: Final = frozenset(
+    {AlternativesConsidered, DecisionMade, PlanRevised, OutcomeRecorded, QuestionAnswered}
+)
+"""The kinds of record that providers see of earlier replans."""
+
+_NEW_CHANCES: Final = frozenset(
+    {
+        AttemptSucceeded,
+        ContextUpdated,
+        FactsObserved,
+        ResourceUpdated,
+        PlanRevised,
+        GoalChanged,
+    }
+)
+"""The kinds of record after which a search that found nothing may find an alternative."""
 
 LEDGER_RECORDS: Final[frozenset[type[RecordBody]]] = frozenset(
     (
@@ -410,4 +491,4 @@ LEDGER_RECORDS: Final[frozenset[type[RecordBody]]] = frozenset(
         ResourceUpdated,
     )
 )
-"""The kinds of record that the ledger folds; while a question is open, any other may start or end an attempt."""
+"""The kinds of record that the ledger folds."""

@@ -1,4 +1,4 @@
-"""Staleness: triggers whose cause no longer holds on the live plan, and changes that come too late for their tasks."""
+"""Staleness: triggers whose cause is gone, and changes that come too late for their tasks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from replanning.changes import PlanChange, target_task_ids
 from replanning.journal.records import ContextChanged, ResourceChanged, Trigger
-from replanning.live.entries import CONDITION_NOT_MET
+from replanning.live.entries import CONDITION_NOT_MET, TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
 from replanning.live.states import FINISHED, STUCK, WAITING, TaskState
@@ -21,88 +21,116 @@ PERSISTENT_KINDS: Final = ("task-failed", "timeout", "resource-changed")
 def relevant_triggers(
     triggers: Sequence[Trigger], proposed: Iterable[Sequence[PlanChange]]
 ) -> Sequence[Trigger]:
-    """Return the triggers that a decision about proposed changes settles; all of them if the changes concern none.
+    """Return the triggers that a decision about proposed changes settles.
 
-    The others are triggers of a persistent kind at tasks that no change names: their cause lasts, so they stay open.
+    Triggers of a persistent kind at tasks that no change names stay open, because their cause
+    lasts. If the changes concern no trigger at all, the decision settles all of them: otherwise
+    the same triggers would be decided about for ever.
     """
-    subjects = {task_id for changes in proposed for task_id in target_task_ids(changes)}
-    return [
-        t for t in triggers if t.kind not in PERSISTENT_KINDS or not subjects.isdisjoint(t.tasks)
-    ] or triggers
+    subjects: set[TaskId] = set()
+    for changes in proposed:
+        subjects.update(target_task_ids(changes))
+    settled = []
+    for trigger in triggers:
+        if trigger.kind not in PERSISTENT_KINDS or not subjects.isdisjoint(trigger.tasks):
+            settled.append(trigger)
+    return settled or triggers
 
 
-def without_begun(
+def drop_started(
     changes: Sequence[PlanChange], live: LivePlan, since: float
 ) -> tuple[PlanChange, ...]:
-    """Return changes without those of tasks that have begun since a time, or were skipped by their conditions.
+    """Return changes without those of tasks that have started since a time, or were skipped.
 
-    All are returned if one of them does more than replace, modify, skip or retry one task, because such changes belong
-    together.
+    Skipped means: by their conditions. All changes are returned if one of them does more than
+    replace, modify, skip or retry one task, because such changes belong together.
     """
-    begun: set[TaskId] = set()
-    for entry in (
-        live.entries[task_id] for task_id in target_task_ids(changes) if task_id in live.entries
-    ):
-        if entry.state is TaskState.RUNNING or entry.state in FINISHED:
-            began = entry.log.count > 0 and entry.log.started_at >= since
-            if began or entry.condition_revision == CONDITION_NOT_MET:
-                begun.add(entry.id)
-    separable = [
-        change for change in changes if change.kind in ("replace", "modify", "skip", "retry")
-    ]
-    if not begun or len(separable) < len(changes):
+    started = set()
+    known = live.entries
+    targets = target_task_ids(changes)
+    for entry in [known[task_id] for task_id in targets if task_id in known]:
+        if entry.state is not TaskState.RUNNING and entry.state not in FINISHED:
+            continue
+        # An attempt from before `since` is the one that the changes were made for.
+        has_started = entry.log.count > 0 and entry.log.started_at >= since
+        if has_started or entry.condition_revision == CONDITION_NOT_MET:
+            started.add(entry.id)
+    if not started:
         return tuple(changes)
-    return tuple(change for change in separable if change.task_id not in begun)
+    kept = []
+    for change in changes:
+        if change.kind not in ("replace", "modify", "skip", "retry"):
+            return tuple(changes)
+        if change.task_id not in started:
+            kept.append(change)
+    return tuple(kept)
 
 
 def stale_reason(trigger: Trigger, live: LivePlan) -> str:
-    """Return why a trigger no longer holds; empty if it does."""
-    entries = [live.entries[task_id] for task_id in trigger.tasks if task_id in live.entries]
-    if trigger.kind in ("task-failed", "timeout"):
-        return (
-            "" if any(entry.state in STUCK for entry in entries) else "the task is no longer failed"
-        )
-    if trigger.kind == "better-path-found":
-        return (
-            ""
-            if any(entry.state in WAITING for entry in entries)
-            else "none of its tasks waits any more"
-        )
-    if trigger.kind == "goal-unreachable" and trigger.revision != live.revision:
-        return "the plan has changed since"
-    if trigger.kind == "goal-unreachable":
-        return "" if live.quiescent else "something can run again"
+    """Return why a trigger no longer holds; empty if it does.
+
+    Each kind of trigger states something about the plan when it fires. It is stale once the plan
+    contradicts that statement, because a replan would then repair what is no longer broken.
+    """
+    known = live.entries
+    entries = [known[task_id] for task_id in trigger.tasks if task_id in known]
+    states = {entry.state for entry in entries}
+    match trigger.kind:
+        case "task-failed" | "timeout":
+            if states.isdisjoint(STUCK):
+                return "the task is no longer failed"
+            return ""
+        case "better-path-found":
+            if states.isdisjoint(WAITING):
+                return "none of its tasks waits any more"
+            return ""
+        case "goal-unreachable":
+            if trigger.revision != live.revision:
+                return "the plan has changed since"
+            if not live.quiescent:
+                return "something can run again"
+            return ""
+    # A skipped task is finished too, but the change may be what lets it run after all.
+    finished = bool(states) and states <= FINISHED and TaskState.SKIPPED not in states
     if isinstance(trigger, ResourceChanged):
-        tool = live.tools.get(trigger.name)
-        if (
-            tool.available
-            if tool
-            else all(
-                live.scheduler.pool.can_ever_fit(live.scheduler.pool.demand(entry.task))
-                for entry in entries
-            )
-        ):
+        if _is_available(trigger, entries, live):
             return "the resource is there again"
-    if isinstance(trigger, ContextChanged) and trigger.goal:
-        missing = (
-            strips_problem(live).feasibility().missing_goal_facts
-            if live.world.closed
-            else live.missing_facts
-        )
-        return "" if missing or not trigger.facts else "the remaining tasks reach the goal"
-    if isinstance(trigger, ContextChanged) and trigger.stale:
-        return (
-            ""
-            if stale_results(live).keys() & set(trigger.stale)
-            else "the results are not stale any more"
-        )
-    if trigger.kind in ("context-changed", "resource-changed") and entries:
-        skipped = [entry for entry in entries if entry.state is TaskState.SKIPPED]
-        if not skipped and all(entry.state in FINISHED for entry in entries):
+        if finished:
             return "no remaining task depends on it"
-    if isinstance(trigger, ContextChanged) and trigger.facts and live.world.closed:
-        feasible = (
-            strips_problem(live, tasks=trigger.tasks, facts=trigger.facts).feasibility().valid
-        )
-        return "the remaining tasks can be executed and reach the goal again" if feasible else ""
+    if isinstance(trigger, ContextChanged):
+        return _stale_context_reason(trigger, live, finished)
     return ""
+
+
+def _stale_context_reason(trigger: ContextChanged, live: LivePlan, finished: bool) -> str:
+    if trigger.goal:
+        if trigger.facts and not _is_goal_missing(live):
+            return "the remaining tasks reach the goal"
+        return ""
+    if trigger.stale:
+        if stale_results(live).keys().isdisjoint(trigger.stale):
+            return "the results are not stale any more"
+        return ""
+    if finished:
+        return "no remaining task depends on it"
+    # Only a plan that states its facts can prove that a changed fact does no harm.
+    if trigger.facts and live.world.closed:
+        problem = strips_problem(live, tasks=trigger.tasks, facts=trigger.facts)
+        if problem.feasibility().valid:
+            return "the remaining tasks can be executed and reach the goal again"
+    return ""
+
+
+def _is_available(trigger: ResourceChanged, entries: list[TaskEntry], live: LivePlan) -> bool:
+    tool = live.tools.get(trigger.name)
+    if tool is not None:
+        return tool.available
+    # A pool may be smaller than before and still be large enough for the tasks.
+    pool = live.scheduler.pool
+    return all(pool.can_ever_fit(pool.demand(entry.task)) for entry in entries)
+
+
+def _is_goal_missing(live: LivePlan) -> bool:
+    if live.world.closed:
+        return bool(strips_problem(live).feasibility().missing_goal_facts)
+    return bool(live.missing_facts)

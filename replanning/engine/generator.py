@@ -21,7 +21,7 @@ from replanning.decision.policy import (
     relative_saving,
 )
 from replanning.decision.request import AlternativeProvider, ReplanRequest
-from replanning.decision.staleness import without_begun
+from replanning.decision.staleness import drop_started
 from replanning.errors import BudgetExceeded, LLMError, StaleView
 from replanning.journal.records import Candidate, Trigger, Usage
 from replanning.live.draft import Draft
@@ -137,7 +137,7 @@ class AlternativeVetter:
         life, request = self.life, self.request
         live, settings = life.live, life.settings
         draft, score, current = None, None, proposed
-        rest = without_begun(proposed.changes, live, self.asked_at)
+        rest = drop_started(proposed.changes, live, self.asked_at)
         if rest and len(rest) < len(proposed.changes):
             reason = f"{proposed.reason} (without what has begun meanwhile)"
             current = proposed.model_copy(
@@ -384,7 +384,7 @@ class AlternativeGenerator:
         Raises:
             StaleView: a provider read the plan after it had moved on to another revision, and must be asked again.
         """
-        paths, in_vain = self.path_generator, life.ledger.sought_in_vain
+        paths, in_vain = self.path_generator, life.ledger.fruitless_searches
         stuck = {
             task_id
             for trigger in triggers

@@ -228,7 +228,7 @@ class Replanner:
             asks = asks or bool(self._generator.path_generator.last_resorts)
             in_vain = (
                 bool(trigger.tasks)
-                and ledger.sought_in_vain.keys() >= set(trigger.tasks)
+                and ledger.fruitless_searches.keys() >= set(trigger.tasks)
                 and not asks
             )
             if in_vain or mark in ledger.last_decided:

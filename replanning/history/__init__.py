@@ -1,4 +1,4 @@
-"""History of a run, read from its journal: replans, status, metrics, differences of revisions, and reports."""
+"""History of a run, read from its journal: replans, status, metrics, diffs and reports."""
 
 from __future__ import annotations
 

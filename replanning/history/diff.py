@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -39,7 +39,9 @@ class FieldChange(NamedTuple):
     after: JsonValue
 
     def __str__(self) -> str:
-        return f"{self.name}: {_value_text(self.before)} → {_value_text(self.after)}"
+        before = _value_text(self.before)
+        after = _value_text(self.after)
+        return f"{self.name}: {before} → {after}"
 
 
 class TaskChange(NamedTuple):
@@ -50,29 +52,38 @@ class TaskChange(NamedTuple):
 
 
 class Replacement(NamedTuple):
-    """A task, the tasks that stand in its place, and the fields that differ if that is a single one."""
+    """A task and the tasks in its place, with the fields that differ if that is a single one."""
 
     id: str
     by: tuple[str, ...]
     fields: tuple[FieldChange, ...]
 
     def __str__(self) -> str:
-        changes = (
-            f"{name} {_plain_text(old)} → {_plain_text(new)}" for name, old, new in self.fields
-        )
-        return printable_line(
-            ": ".join(filter(None, (f"{self.id} → {', '.join(self.by)}", ", ".join(changes))))
-        )
+        line = f"{self.id} → {', '.join(self.by)}"
+        changes = []
+        for name, old, new in self.fields:
+            before = _plain_text(old)
+            after = _plain_text(new)
+            changes.append(f"{name} {before} → {after}")
+        if changes:
+            line += f": {', '.join(changes)}"
+        return printable_line(line)
 
 
 def describe_replacement(old: Task, new: Sequence[Task]) -> Replacement:
-    """Return a replaced task with the tasks in its place; what follows from the replacement is no difference."""
+    """Return a replaced task with the tasks in its place.
+
+    Fields that follow from the replacement itself are no difference.
+    """
     fields: tuple[FieldChange, ...] = ()
+    # Several tasks share the work, so no field of one of them answers to a field of the old task.
     if len(new) == 1:
-        fields = _field_changes(
-            *(display_fields(task) | dict.fromkeys(_CONSEQUENCES) for task in (old, *new))
-        )
-    return Replacement(old.id, tuple(task.id for task in new), fields)
+        ignored = dict.fromkeys(_CONSEQUENCES)
+        before = display_fields(old) | ignored
+        after = display_fields(new[0]) | ignored
+        fields = _field_changes(before, after)
+    by = tuple(task.id for task in new)
+    return Replacement(old.id, by, fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +100,8 @@ class PlanDiff:
         context: values of the context that differ.
         goal: fields of the goal that differ.
         acts: changes in between to the state of tasks: run again, skipped, cancelled, reordered.
-        replaced: tasks of the lower revision that were replaced, with those of the higher one in their place.
+        replaced: tasks of the lower revision that were replaced, with those of the higher one in
+            their place.
     """
 
     before: int
@@ -104,32 +116,33 @@ class PlanDiff:
     replaced: tuple[Replacement, ...] = ()
 
     def __bool__(self) -> bool:
-        return any(
-            (self.removed, self.added, self.changed, self.tools, self.context, self.goal, self.acts)
-        )
+        parts = (self.removed, self.added, self.changed, self.tools, self.context, self.goal)
+        return any(parts) or bool(self.acts)
 
     def __str__(self) -> str:
-        undone = "undone: " if self.after < self.before else ""
+        undone = ""
+        if self.after < self.before:
+            undone = "undone: "
         lines = [f"~ {undone}{pair}" for pair in self.replaced]
-        told = {
-            one
-            for pair in self.replaced
-            for one in ((pair.id, *pair.by) if len(pair.by) == 1 else (pair.id,))
-        }
-        lines += [f"- {_task_line(task)}" for task in self.removed if task.id not in told]
-        lines += [f"+ {_task_line(task)}" for task in self.added if task.id not in told]
-        lines += [
-            f"~ {printable_line(f'{task.id}: {change}')}"
-            for task in self.changed
-            for change in task.fields
-        ]
-        lines += [
-            f"~ {printable_line(f'tool {tool.id}: {change}')}"
-            for tool in self.tools
-            for change in tool.fields
-        ]
-        lines += [f"~ {printable_line(f'context.{change}')}" for change in self.context]
-        lines += [f"~ {printable_line(f'goal.{change}')}" for change in self.goal]
+        # The line of a replacement already shows the new task if there is a single one.
+        shown = set()
+        for pair in self.replaced:
+            shown.add(pair.id)
+            if len(pair.by) == 1:
+                shown.update(pair.by)
+        for sign, tasks in (("-", self.removed), ("+", self.added)):
+            for task in tasks:
+                if task.id not in shown:
+                    line = _task_line(task)
+                    lines.append(f"{sign} {line}")
+        # Values are other people's text, so each line is made printable as a whole.
+        changes = []
+        for noun, items in (("", self.changed), ("tool ", self.tools)):
+            for item in items:
+                changes += [f"{noun}{item.id}: {change}" for change in item.fields]
+        changes += [f"context.{change}" for change in self.context]
+        changes += [f"goal.{change}" for change in self.goal]
+        lines += [f"~ {printable_line(change)}" for change in changes]
         lines += [f"* {undone}{change_line(act)}" for act in self.acts]
         return "\n".join(lines)
 
@@ -138,14 +151,14 @@ class PlanDiff:
         return {
             "before": self.before,
             "after": self.after,
-            "removed": [_json_document(task) for task in self.removed],
-            "added": [_json_document(task) for task in self.added],
-            "changed": [_item_change_json(task) for task in self.changed],
-            "tools": [_item_change_json(tool) for tool in self.tools],
-            "context": [change._asdict() for change in self.context],
-            "goal": [change._asdict() for change in self.goal],
-            "acts": [dump_change(act) for act in self.acts],
-            "replaced": [_item_change_json(pair) for pair in self.replaced],
+            "removed": list(map(_json_document, self.removed)),
+            "added": list(map(_json_document, self.added)),
+            "changed": list(map(_item_change_json, self.changed)),
+            "tools": list(map(_item_change_json, self.tools)),
+            "context": _fields_json(self.context),
+            "goal": _fields_json(self.goal),
+            "acts": list(map(dump_change, self.acts)),
+            "replaced": list(map(_item_change_json, self.replaced)),
         }
 
 
@@ -166,50 +179,71 @@ def diff_plans(
         between: the changes from the lower to the higher revision, in order.
         live: the live plan at the higher revision.
     """
+    first, second = numbers
     old = {task.id: task for task in before.tasks}
     new = {task.id: task for task in after.tasks}
-    replaced = tuple(
-        describe_replacement(entry.task, leaves)
-        for entry in map(live.entry, new if numbers[1] < numbers[0] else old)
-        if (
-            leaves := [
-                leaf.task for leaf in live.leaves(entry) if leaf is not entry and not leaf.removed
-            ]
-        )
-    )
+    # Only tasks of the lower revision can have been replaced on the way to the higher one.
+    lower = old
+    if second < first:
+        lower = new
+    replaced = []
+    for entry in map(live.entry, lower):
+        leaves = []
+        for leaf in live.leaves(entry):
+            if leaf is not entry and not leaf.removed:
+                leaves.append(leaf.task)
+        if leaves:
+            replaced.append(describe_replacement(entry.task, leaves))
+
+    old_goal = _json_document(before.goal)
+    new_goal = _json_document(after.goal)
+    old_tools = {tool.name: tool for tool in before.tools}
+    new_tools = {tool.name: tool for tool in after.tools}
     return PlanDiff(
-        *numbers,
-        removed=tuple(task for task_id, task in old.items() if task_id not in new),
-        added=tuple(task for task_id, task in new.items() if task_id not in old),
+        first,
+        second,
+        removed=_tasks_without(before, new),
+        added=_tasks_without(after, old),
         changed=_changed_items(old, new),
-        tools=_changed_items(
-            {tool.name: tool for tool in before.tools}, {tool.name: tool for tool in after.tools}
-        ),
+        tools=_changed_items(old_tools, new_tools),
         context=_field_changes(before.context, after.context),
-        goal=_field_changes(_json_document(before.goal), _json_document(after.goal)),
+        goal=_field_changes(old_goal, new_goal),
         acts=tuple(change for change in between if isinstance(change, _ACTS)),
-        replaced=replaced,
+        replaced=tuple(replaced),
     )
+
+
+def _tasks_without(plan: Plan, ids: Collection[str]) -> tuple[Task, ...]:
+    return tuple(task for task in plan.tasks if task.id not in ids)
 
 
 def _task_line(task: Task) -> str:
-    rest = ", ".join(
-        f"{name}: {_value_text(value)}" for name, value in display_fields(task).items()
-    )
-    return printable_line(f"{task.id}: {rest}" if rest else task.id)
+    fields = []
+    for name, value in display_fields(task).items():
+        text = _value_text(value)
+        fields.append(f"{name}: {text}")
+    if not fields:
+        return printable_line(task.id)
+    return printable_line(f"{task.id}: {', '.join(fields)}")
 
 
 def _changed_items(
     old: Mapping[str, Task | ToolSpec], new: Mapping[str, Task | ToolSpec]
 ) -> tuple[TaskChange, ...]:
-    return tuple(
-        TaskChange(name, _field_changes(_json_document(before), _json_document(new[name])))
-        for name, before in old.items()
-        if name in new and before != new[name]
-    )
+    changes = []
+    for name, before in old.items():
+        after = new.get(name)
+        # Dumping to JSON is slow, and most items are equal.
+        if after is not None and after != before:
+            old_fields = _json_document(before)
+            new_fields = _json_document(after)
+            fields = _field_changes(old_fields, new_fields)
+            changes.append(TaskChange(name, fields))
+    return tuple(changes)
 
 
 def _json_document(thing: Task | ToolSpec | Goal) -> JsonObject:
+    # Without defaults, because a field that nobody states is no difference worth a line.
     document: JsonObject = thing.model_dump(mode="json", exclude_defaults=True)
     return document
 
@@ -217,21 +251,32 @@ def _json_document(thing: Task | ToolSpec | Goal) -> JsonObject:
 def _field_changes(
     old: Mapping[str, JsonValue], new: Mapping[str, JsonValue]
 ) -> tuple[FieldChange, ...]:
+    changes = []
+    # Each name once, and new ones last, so that two diffs of one change read alike.
     names = dict.fromkeys([*old, *new])
-    return tuple(
-        FieldChange(name, old.get(name), new.get(name))
-        for name in names
-        if old.get(name) != new.get(name)
-    )
+    for name in names:
+        before = old.get(name)
+        after = new.get(name)
+        if before != after:
+            changes.append(FieldChange(name, before, after))
+    return tuple(changes)
 
 
 def _item_change_json(thing: TaskChange | Replacement) -> JsonObject:
-    return {**thing._asdict(), "fields": [change._asdict() for change in thing.fields]}
+    return {**thing._asdict(), "fields": _fields_json(thing.fields)}
+
+
+def _fields_json(fields: Sequence[FieldChange]) -> list[JsonValue]:
+    return [change._asdict() for change in fields]
 
 
 def _value_text(value: JsonValue) -> str:
-    return "none" if value is None else json.dumps(value, ensure_ascii=False)
+    if value is None:
+        return "none"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _plain_text(value: JsonValue) -> str:
-    return value if isinstance(value, str) else _value_text(value)
+    if isinstance(value, str):
+        return value
+    return _value_text(value)

@@ -1,11 +1,11 @@
-"""Entries of a history, metrics of its replans (counts, success rate, times, usage), and calibration of confidence."""
+"""Entries of a history, metrics of its replans, and calibration of confidence."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from replanning.changes import PlanChange
 from replanning.journal.records import Candidate, DecisionKind, Trigger, Usage
@@ -23,8 +23,8 @@ class QuestionEntry:
     Attributes:
         text: the question.
         rule: the rule that required a person.
-        verdict: `approve`, `reject` or `modify`; `withdrawn` if the plan moved on; `abort`, `skip`, `continue`
-            or `pause` at the deadline; empty while the question is open.
+        verdict: `approve`, `reject` or `modify`; `withdrawn` if the plan moved on; `abort`, `skip`,
+            `continue` or `pause` at the deadline; empty while the question is open.
         by: the person who answered.
     """
 
@@ -42,10 +42,14 @@ class QuestionEntry:
 class ReplanEvent:
     """A replan: its triggers, alternatives, decision, changes and outcome.
 
+    It has many attributes because a replan is one row of a history: each later record fills in a
+    few of them, and reports show them together.
+
     Attributes:
         at: the time when alternatives were considered, in seconds since the epoch.
         triggers: its triggers; several if they concern the same tasks.
-        all_candidates: every proposed alternative in the order of rank; see `candidates` and `rejected`.
+        all_candidates: every proposed alternative in the order of rank; `candidates` and
+            `rejected` are its two parts.
         notes: notes of providers and refused answers.
         decision: the final decision; None if the process died before one was made.
         rule: the rule behind the decision.
@@ -63,6 +67,7 @@ class ReplanEvent:
 
     replan: ReplanId
     at: float
+    # What follows is filled in by later records, so it has a value that says "not yet".
     triggers: tuple[Trigger, ...] = ()
     all_candidates: tuple[Candidate, ...] = ()
     notes: tuple[str, ...] = ()
@@ -99,7 +104,9 @@ class ReplanEvent:
     def waited(self) -> float:
         """Seconds from the question to a person to its answer; 0 while it is open."""
         asked = self.question
-        return 0.0 if asked is None or asked.answered_at is None else asked.answered_at - asked.at
+        if asked is None or asked.answered_at is None:
+            return 0.0
+        return asked.answered_at - asked.at
 
     @property
     def trigger_kinds(self) -> tuple[str, ...]:
@@ -153,10 +160,11 @@ class ReplanMetrics:
         succeeded: number of executed replans that worked.
         failed: number of executed replans that did not work.
         asked: number of replans about which a person was asked.
-        by_trigger: replans by kind of trigger; a replan with triggers of two kinds counts under both.
+        by_trigger: replans by kind of trigger; one with triggers of two kinds counts under both.
         by_decision: replans by final decision.
         deciding: seconds spent on decisions.
-        waiting: seconds in which an answer of a person was open; those in which several were count once.
+        waiting: seconds in which an answer of a person was open; time in which several were open
+            counts once.
         edits: number of edits by hand, which are not replans.
         dropped: number of dropped triggers.
         spent: usage of providers.
@@ -179,46 +187,73 @@ class ReplanMetrics:
     def success_rate(self) -> float | None:
         """Share of successes among the executed replans with a known outcome; None without any."""
         known = self.succeeded + self.failed
-        return self.succeeded / known if known else None
+        # A share of nothing is unknown: 0 would say that all replans failed.
+        if not known:
+            return None
+        return self.succeeded / known
 
     def __add__(self, other: ReplanMetrics) -> ReplanMetrics:
-        sums: dict[str, Any] = {}
+        sums = {}
         for name in self.__dataclass_fields__:
-            mine, others = getattr(self, name), getattr(other, name)
-            if isinstance(mine, Mapping):
-                both = {key: mine.get(key, 0) + others.get(key, 0) for key in (*mine, *others)}
-                sums[name] = {key: number for key, number in both.items() if number}
-            else:
+            mine = getattr(self, name)
+            others = getattr(other, name)
+            if not isinstance(mine, Mapping):
                 sums[name] = mine + others
+                continue
+            # A `Counter` would drop the negative numbers by which evicted replans are recounted.
+            counts = dict(mine)
+            for key, number in others.items():
+                counts[key] = counts.get(key, 0) + number
+            sums[name] = {key: number for key, number in counts.items() if number}
         return ReplanMetrics(**sums)
 
 
 @checked
 def compute_metrics(events: Iterable[ReplanEvent]) -> ReplanMetrics:
     """Return the metrics of some replans, without edits and dropped triggers."""
-    events = tuple(events)
+    replans = executed = asked = 0
+    outcomes: Counter[ReplanOutcome] = Counter()
+    by_trigger: Counter[str] = Counter()
+    by_decision: Counter[str] = Counter()
+    durations = []
+    spent = Usage()
+    answered = []
+    for event in events:
+        replans += 1
+        executed += event.executed
+        outcomes[event.outcome] += 1
+        by_trigger.update(event.trigger_kinds)
+        decision = event.decision or UNDECIDED
+        by_decision[decision] += 1
+        durations.append(event.duration)
+        spent += event.spent
+        question = event.question
+        if question is not None:
+            asked += 1
+            if question.answered_at is not None:
+                answered.append((question.at, question.answered_at))
+
+    # Time in which several questions were open counts once, so only what follows `end` is added.
     waiting = end = 0.0
-    for start, stop in sorted(
-        (q.at, q.answered_at) for e in events if (q := e.question) and q.answered_at is not None
-    ):
+    for start, stop in sorted(answered):
         waiting += max(0.0, stop - max(start, end))
         end = max(stop, end)
     return ReplanMetrics(
-        replans=len(events),
-        executed=sum(event.executed for event in events),
-        succeeded=sum(event.outcome == "success" for event in events),
-        failed=sum(event.outcome == "failure" for event in events),
-        asked=sum(event.question is not None for event in events),
-        by_trigger=dict(Counter(kind for event in events for kind in event.trigger_kinds)),
-        by_decision=dict(Counter(event.decision or UNDECIDED for event in events)),
-        deciding=sum(event.duration for event in events),
+        replans=replans,
+        executed=executed,
+        succeeded=outcomes["success"],
+        failed=outcomes["failure"],
+        asked=asked,
+        by_trigger=dict(by_trigger),
+        by_decision=dict(by_decision),
+        deciding=sum(durations),
         waiting=waiting,
-        spent=sum((event.spent for event in events), Usage()),
+        spent=spent,
     )
 
 
 class Bin(NamedTuple):
-    """Predictions from `low` up to `high`: their number, their mean, and the share that came true."""
+    """Predictions from `low` up to `high`: their number, mean, and the share that came true."""
 
     low: float
     high: float
@@ -233,8 +268,9 @@ class Calibration:
 
     Attributes:
         count: number of executed replans with a score and a known outcome.
-        brier: mean squared distance of prediction and outcome: 0 is perfect, 0.25 results from always predicting 0.5
-            (Brier, *Verification of forecasts expressed in terms of probability*, 1950); None without data.
+        brier: mean squared distance of prediction and outcome: 0 is perfect, 0.25 results from
+            always predicting 0.5 (Brier, *Verification of forecasts expressed in terms of
+            probability*, 1950); None without data.
         bins: reliability per bin of predictions, without empty bins.
         predicted: the mean prediction; None without data.
         succeeded: the share that came true; None without data.
@@ -248,7 +284,7 @@ class Calibration:
 
 
 Prediction = Literal["total", "self_assessment", "claimed"]
-"""Value used as the prediction: the total score, the self-assessment in it, or the confidence the source claimed."""
+"""Value used as the prediction: the score, the self-assessment in it, or the source's own claim."""
 
 
 @checked
@@ -262,45 +298,64 @@ def calibrate(
         of: the value used as the prediction.
         bins: number of equal bins from 0 to 1.
     """
-    pairs: list[tuple[float, bool]] = []
+    pairs = []
     for event in events:
         if event.chosen is None or event.outcome == "unknown":
             continue
-        score = event.chosen.score
-        claimed = event.chosen.alternative.confidence
-        predicted = (
-            claimed if of == "claimed" else None if score is None else float(getattr(score, of))
-        )
+        predicted = _prediction(event.chosen, of)
+        # A person's own changes have no score, and not every source claims a confidence.
         if predicted is not None:
             pairs.append((predicted, event.outcome == "success"))
     if not pairs:
         return Calibration(0, None, ())
+
     per_bin: dict[int, list[tuple[float, bool]]] = {}
+    squares = []
     for predicted, came_true in pairs:
-        per_bin.setdefault(min(int(predicted * bins), bins - 1), []).append((predicted, came_true))
-    found = tuple(
-        Bin(n / bins, (n + 1) / bins, len(inside), *_means(inside))
-        for n, inside in sorted(per_bin.items())
-    )
-    brier = sum((predicted - came_true) ** 2 for predicted, came_true in pairs) / len(pairs)
-    return Calibration(len(pairs), brier, found, *_means(pairs))
+        # A prediction of 1 belongs to the last bin, which has no bin above it.
+        number = min(int(predicted * bins), bins - 1)
+        per_bin.setdefault(number, []).append((predicted, came_true))
+        squares.append((predicted - came_true) ** 2)
+    found = []
+    for number, inside in sorted(per_bin.items()):
+        low = number / bins
+        high = (number + 1) / bins
+        predicted, succeeded = _means(inside)
+        found.append(Bin(low, high, len(inside), predicted, succeeded))
+    count = len(pairs)
+    brier = sum(squares) / count
+    predicted, succeeded = _means(pairs)
+    return Calibration(count, brier, tuple(found), predicted, succeeded)
+
+
+def _prediction(chosen: Candidate, of: Prediction) -> float | None:
+    if of == "claimed":
+        return chosen.alternative.confidence
+    if chosen.score is None:
+        return None
+    return float(getattr(chosen.score, of))
 
 
 def _means(pairs: Sequence[tuple[float, bool]]) -> tuple[float, float]:
     """Return the mean prediction and the share that came true."""
     count = len(pairs)
-    return sum(predicted for predicted, _ in pairs) / count, sum(
-        came_true for _, came_true in pairs
-    ) / count
+    predicted = sum(pair[0] for pair in pairs)
+    came_true = sum(pair[1] for pair in pairs)
+    return predicted / count, came_true / count
 
 
 def calibrate_sources(events: Iterable[ReplanEvent], *, bins: int = 10) -> dict[str, Calibration]:
-    """Return the calibration of the confidence that each source claims, for sources with known outcomes."""
+    """Return the calibration of the confidence that each source claims.
+
+    Sources without a known outcome are left out.
+    """
     sources: dict[str, list[ReplanEvent]] = {}
     for event in events:
         if event.chosen is not None:
             sources.setdefault(event.chosen.alternative.source, []).append(event)
-    found = {
-        source: calibrate(sources[source], of="claimed", bins=bins) for source in sorted(sources)
-    }
-    return {source: calibration for source, calibration in found.items() if calibration.count}
+    calibrations = {}
+    for source in sorted(sources):
+        calibration = calibrate(sources[source], of="claimed", bins=bins)
+        if calibration.count:
+            calibrations[source] = calibration
+    return calibrations

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Self
+from math import inf
+from typing import Any, Self
 
 from replanning.changes import AbortRun, PlanChange
 from replanning.decision.confidence import PlanEvaluation, PlanEvaluator
@@ -19,6 +20,7 @@ from replanning.history.events import (
     QuestionEntry,
     ReplanEvent,
     ReplanMetrics,
+    ReplanOutcome,
     compute_metrics,
 )
 from replanning.history.wording import trigger_name
@@ -57,22 +59,24 @@ from replanning.plan.tasks import Goal
 from replanning.plan.types import QuestionId, ReplanId, RunId, TaskId, TriggerId
 
 MAX_EVENTS = 1000
-"""Number of replans, edits, changes of the goal and dropped triggers that a history keeps, the newest of each."""
+"""Number of replans, edits, goal changes and dropped triggers that a history keeps, of each."""
 
 RecordSource = Callable[[int], Iterable[Record]]
 """Returns the records with a number greater than its argument."""
 
 
 _MOST_FREQUENT = frozenset({AttemptStarted, AttemptSucceeded})
-"""Records without a meaning for the history, which are passed over at once."""
+"""Records without a meaning for the history; most records are of these kinds."""
 
 
 @checked
 class ReplanHistory:
     """Replans of a run with their reasons, and the plan at any revision.
 
-    It is derived from the journal and keeps the newest replans in memory, never a plan: the plan at a revision is
-    found by replaying. `run.history`, `engine.history(run_id)` and `ReplanHistory.of(store, run_id)` make one.
+    It is derived from the journal and keeps the newest replans in memory, never a plan: the plan at
+    a revision is found by replaying. `run.history`, `engine.history(run_id)` and
+    `ReplanHistory.of(store, run_id)` make one. It has many attributes because a reader looks at a
+    run as a whole; only `fold` changes them.
 
     Args:
         records: the journal.
@@ -85,7 +89,8 @@ class ReplanHistory:
         forked_from: the run and revision it was forked from.
         status: `running`, or the status with which the run ended.
         reason: why it ended.
-        stale: the finished tasks whose results are stale, each with the causes, as they were recorded last.
+        stale: the finished tasks whose results are stale, each with the causes, as they were last
+            recorded.
         started, updated: times of the first and the last record, in seconds since the epoch.
         seq: the number of the last record.
         revision: the number of the last revision.
@@ -104,24 +109,22 @@ class ReplanHistory:
         if max_events < 1:
             raise ValueError(f"max_events must be at least 1, got {max_events}")
         self.records = records
+        # `plan` and `goal` have no value before the first record, which may be missing.
         self.run = RunId("")
         self.forked_from: tuple[RunId, int] | None = None
         self.status: CurrentRunStatus = "running"
         self.reason = ""
         self.stale: Mapping[TaskId, tuple[str, ...]] = {}
-        self.started = self.updated = 0.0
+        self.started = 0.0
+        self.updated = 0.0
         self.seq = 0
         self.revision = 0
         self.edits: deque[PlanEdit] = deque(maxlen=max_events)
         self.goal_edits: deque[GoalEdit] = deque(maxlen=max_events)
         self.dropped_triggers: deque[DroppedTrigger] = deque(maxlen=max_events)
-        self._max_events = max_events
-        self._events: dict[ReplanId, ReplanEvent] = {}
+        self._kept = _KeptReplans(max_events)
         self._triggers: dict[TriggerId, Trigger] = {}
-        self._questions: dict[QuestionId, ReplanId] = {}
-        self._waiting_since = self._waited_seconds = 0.0
-        self._evicted_questions: dict[ReplanId, DecisionKind] = {}
-        self._evicted_metrics = ReplanMetrics()
+        self._questions = _OpenQuestions()
         self._pending_usage = Usage()
         self.refresh()
         if not hasattr(self, "plan"):
@@ -130,7 +133,9 @@ class ReplanHistory:
             )
 
     def __repr__(self) -> str:
-        return f"<ReplanHistory of {self.run!r} replans={self.metrics.replans} revision={self.revision} {self.status}>"
+        replans = self.metrics.replans
+        state = f"replans={replans} revision={self.revision} {self.status}"
+        return f"<ReplanHistory of {self.run!r} {state}>"
 
     @classmethod
     def of(cls, store: RunStore, run_id: str, *, max_events: int = MAX_EVENTS) -> Self:
@@ -147,21 +152,19 @@ class ReplanHistory:
     @property
     def events(self) -> tuple[ReplanEvent, ...]:
         """The kept replans, oldest first."""
-        return tuple(self._events.values())
+        return tuple(self._kept.events.values())
 
     @property
     def entries(self) -> tuple[ReplanEvent | PlanEdit, ...]:
         """The kept replans and edits by hand, in the order of time."""
-        entries: list[ReplanEvent | PlanEdit] = [*self._events.values(), *self.edits]
+        entries: list[ReplanEvent | PlanEdit] = [*self.events, *self.edits]
         return tuple(sorted(entries, key=lambda entry: entry.at))
 
     @property
     def metrics(self) -> ReplanMetrics:
         """Metrics of the whole run, including replans that are no longer kept."""
-        return replace(
-            self._evicted_metrics + compute_metrics(self._events.values()),
-            waiting=self._waited_seconds,
-        )
+        metrics = self._kept.evicted_metrics + compute_metrics(self.events)
+        return replace(metrics, waiting=self._questions.waited)
 
     def refresh(self) -> Self:
         """Fold the records written since the last call; returns itself."""
@@ -184,37 +187,41 @@ class ReplanHistory:
         Args:
             trigger: a kind among their triggers.
             decision: the decision about them.
-            success: keep replans whose applied revision succeeded (True) or failed (False); replans with an
-                unknown outcome are excluded either way.
+            success: keep replans whose applied revision succeeded (True) or failed (False); replans
+                with an unknown outcome are excluded either way.
             since: earliest time: an aware datetime, or seconds since the epoch.
             until: the time before which they were.
 
         Raises:
             TypeError, ValueError: a condition has the wrong type or value.
         """
-        outcome = None if success is None else "success" if success else "failure"
-        for name, at in (("since", since), ("until", until)):
-            if isinstance(at, datetime) and at.tzinfo is None:
-                raise ValueError(f"{name}: expected a datetime with a time zone, got {at!r}")
-        start, end = (at.timestamp() if isinstance(at, datetime) else at for at in (since, until))
-        return tuple(
-            event
-            for event in self._events.values()
-            if (trigger is None or trigger in event.trigger_kinds)
-            and (decision is None or event.decision == decision)
-            and (outcome is None or event.outcome == outcome)
-            and (start is None or event.at >= start)
-            and (end is None or event.at < end)
-        )
+        start = _epoch_seconds("since", since, -inf)
+        end = _epoch_seconds("until", until, inf)
+        outcomes = {None: None, True: "success", False: "failure"}
+        outcome = outcomes[success]
+        matching = []
+        for event in self.events:
+            if trigger is not None and trigger not in event.trigger_kinds:
+                continue
+            if decision is not None and event.decision != decision:
+                continue
+            if outcome is not None and event.outcome != outcome:
+                continue
+            if start <= event.at < end:
+                matching.append(event)
+        return tuple(matching)
 
     @checked
     def entry(self, revision: int) -> ReplanEvent | PlanEdit | None:
         """Return the replan or edit that made a revision, or None if it is no longer kept."""
-        return next((entry for entry in self.entries if entry.after == revision), None)
+        for entry in self.entries:
+            if entry.after == revision:
+                return entry
+        return None
 
     @checked
     def replay(self, revision: int | None = None, *, before: bool = False) -> LivePlan:
-        """Return the live plan right after a revision was applied, or the current one without a revision.
+        """Return the live plan right after a revision was applied, or the current one without one.
 
         Args:
             revision: the number of the revision; 0 is the original plan.
@@ -225,6 +232,7 @@ class ReplanHistory:
         """
         live: LivePlan | None = None
         for live, following in self.replay_records():
+            # Nothing comes before the original plan, so it is returned itself.
             if before and revision:
                 if isinstance(following, PlanRevised) and following.number == revision:
                     return live
@@ -235,7 +243,10 @@ class ReplanHistory:
         return live
 
     def evaluate(self) -> PlanEvaluation:
-        """Return progress, expected remaining time, health and advice, as of the last record; replays the journal."""
+        """Return progress, expected remaining time, health and advice, as of the last record.
+
+        It replays the journal.
+        """
         return PlanEvaluator().evaluate(PlanView(self.replay()))
 
     @checked
@@ -257,21 +268,24 @@ class ReplanHistory:
         first, last = sorted((before, after))
         if first < 0:
             raise self._unknown_revision(first)
-        plans: dict[int, Plan] = {}
+        numbers = (before, after)
+        plans = {}
         between: list[PlanChange] = []
         for live, following in self.replay_records():
-            if live.revision in (first, last) and live.revision not in plans:
-                plans[live.revision] = live.document()
+            number = live.revision
+            # Making the document takes long, and the plan stays at a revision for many records.
+            if number in numbers and number not in plans:
+                plans[number] = live.document()
             if last in plans:
-                return diff_plans(
-                    plans[before], plans[after], numbers=(before, after), between=between, live=live
-                )
-            if isinstance(following, PlanRevised) and live.revision >= first:
+                old = plans[before]
+                new = plans[after]
+                return diff_plans(old, new, numbers=numbers, between=between, live=live)
+            if isinstance(following, PlanRevised) and number >= first:
                 between += following.changes
         raise self._unknown_revision(last)
 
     def replay_records(self) -> Iterator[tuple[LivePlan, RecordBody | None]]:
-        """Replay the journal; yield the live plan before each record is applied to it, and at the end with None."""
+        """Replay the journal: yield the live plan before each record, and at the end with None."""
         live: LivePlan | None = None
         for record in self.records(0):
             if live is None:
@@ -301,160 +315,268 @@ class ReplanHistory:
             return
         match body:
             case RunOpened():
-                self.run, self.plan, self.forked_from, self.started = (
-                    body.run,
-                    body.plan,
-                    body.forked_from,
-                    at,
-                )
+                self.run = body.run
+                self.plan = body.plan
                 self.goal = body.plan.goal
+                self.forked_from = body.forked_from
+                self.started = at
             case RunEnded():
-                self.status, self.reason = body.status, body.reason
+                self.status = body.status
+                self.reason = body.reason
             case RunResumed():
-                self.status, self.reason = "running", ""
+                self.status = "running"
+                self.reason = ""
             case ResultsStale():
                 self.stale = body.tasks
             case GoalChanged():
                 self.goal = body.goal
-                self.goal_edits.append(GoalEdit(at, body.goal, body.changed, body.reason, body.by))
+                edit = GoalEdit(at, body.goal, body.changed, body.reason, body.by)
+                self.goal_edits.append(edit)
             case TriggerFired():
                 self._triggers[body.trigger.id] = body.trigger
-            case TriggerDropped() if body.trigger in self._triggers:
-                self.dropped_triggers.append(
-                    DroppedTrigger(at, self._triggers.pop(body.trigger), body.reason)
-                )
-                self._evicted_metrics += ReplanMetrics(dropped=1)
-            case UsageCharged() if body.provider is not None:
-                self._pending_usage += body.usage
+            case TriggerDropped():
+                trigger = self._triggers.pop(body.trigger, None)
+                # A decision may have settled it before, and then it had a consequence.
+                if trigger is not None:
+                    dropped = DroppedTrigger(at, trigger, body.reason)
+                    self.dropped_triggers.append(dropped)
+                    self._kept.evicted_metrics += ReplanMetrics(dropped=1)
+            case UsageCharged():
+                # Usage of work is not that of a replan.
+                if body.provider is not None:
+                    self._pending_usage += body.usage
             case AlternativesConsidered():
-                # Replans are considered one after another: what was used since the last one was used for this one.
-                spent, self._pending_usage = self._pending_usage, Usage()
                 triggers = self._resolve_triggers(body.triggers)
-                self._store_event(
-                    ReplanEvent(body.replan, at, triggers, body.candidates, body.notes, spent=spent)
-                )
+                # Replans are considered one after another: usage since the last one is this one's.
+                spent = self._pending_usage
+                self._pending_usage = Usage()
+                candidates = body.candidates
+                event = ReplanEvent(body.replan, at, triggers, candidates, body.notes, spent=spent)
+                self._kept.store(event)
             case DecisionMade():
-                triggers = self._resolve_triggers(body.triggers)
-                if body.decision != "ask":
-                    for known in triggers:
-                        del self._triggers[known.id]
-                if body.replan in self._evicted_questions:
-                    self._recount_decision(body.replan, body.decision)
-                    self._evicted_metrics += ReplanMetrics(deciding=body.duration)
-                    del self._evicted_questions[body.replan]
-                    return
-                undecided = self._events.get(body.replan) or ReplanEvent(body.replan, at, triggers)
-                question = undecided.question
-                if body.decision == "ask" and question is not None:
-                    question = replace(question, rule=body.rule)
-                decided = replace(
-                    undecided,
-                    decision=body.decision,
-                    rule=body.rule,
-                    reason=body.reason,
-                    by=body.by,
-                    chosen=_chosen_candidate(undecided, body.chosen),
-                    duration=undecided.duration + body.duration,
-                    question=question,
-                    decided_at=at,
-                )
-                self._store_event(decided)
+                self._fold_decision(at, body)
             case PlanRevised():
                 self.revision = body.number
                 if body.replan is None:
-                    self.edits.append(
-                        PlanEdit(at, body.parent, body.number, body.changes, body.reason, body.by)
-                    )
-                    self._evicted_metrics += ReplanMetrics(edits=1)
-                    return
-                # The decision follows in a record of its own, unless the process dies or the run is forked in between.
-                decision: DecisionKind = (
-                    "abort" if any(isinstance(c, AbortRun) for c in body.changes) else "execute"
-                )
-                event = self._events.get(body.replan)
-                if event is None:
-                    self._evicted_metrics += ReplanMetrics(executed=1)
-                    self._recount_decision(body.replan, decision)
-                    return
-                applied = replace(
-                    event,
-                    decision=decision,
-                    reason=body.reason,
-                    by=body.by,
-                    chosen=_chosen_candidate(event, body.chosen),
-                    changes=body.changes,
-                    before=body.parent,
-                    after=body.number,
-                    decided_at=at,
-                )
-                self._store_event(applied)
-            case OutcomeRecorded() if (event := self._events.get(body.replan)) is not None:
-                self._store_event(
-                    replace(event, outcome="success" if body.succeeded else "failure")
-                )
+                    self._fold_edit(at, body)
+                else:
+                    self._fold_replan_revision(at, body, body.replan)
             case OutcomeRecorded():
-                self._evicted_metrics += ReplanMetrics(
-                    succeeded=int(body.succeeded), failed=int(not body.succeeded)
-                )
+                self._kept.record_outcome(body.replan, succeeded=body.succeeded)
+            case _:
+                self._fold_question(at, body)
+
+    def _fold_question(self, at: float, body: RecordBody) -> None:
+        """Add a record about a question to a person; other records mean nothing to a history."""
+        match body:
             case QuestionAsked():
-                if not self._questions:
-                    self._waiting_since = at
-                self._questions[body.question] = body.replan
-                if (event := self._events.get(body.replan)) is not None:
-                    question = QuestionEntry(body.question, body.text, at)
-                    self._store_event(
-                        replace(event, decision="ask", reason=body.text, question=question)
-                    )
+                self._questions.ask(body.question, body.replan, at)
+                entry = QuestionEntry(body.question, body.text, at)
+                self._kept.change(body.replan, decision="ask", reason=body.text, question=entry)
             case QuestionAnswered():
-                if body.question in self._questions:
-                    self._waited_seconds += at - self._waiting_since
-                    self._waiting_since = at
-                event = self._events.get(self._questions.pop(body.question, ReplanId("")))
-                if event is not None and event.question is not None:
-                    asked = event.question
-                    asked = replace(
-                        asked,
-                        verdict=body.verdict,
-                        by=body.by,
-                        comment=body.comment,
-                        answered_at=at,
-                    )
-                    self._store_event(replace(event, question=asked))
+                self._fold_answer(at, body)
             case AnswerRefused():
                 person = body.by or "an unnamed person"
-                self._add_note(body.question, f"the answer of {person} was refused: {body.reason}")
+                note = f"the answer of {person} was refused: {body.reason}"
+                self._add_note(body.question, note)
             case TriggerAttached():
                 trigger = self._triggers.get(body.trigger)
-                self._add_note(body.question, f"{trigger_name(trigger)} waits for the same answer")
+                name = trigger_name(trigger)
+                self._add_note(body.question, f"{name} waits for the same answer")
+
+    def _fold_decision(self, at: float, body: DecisionMade) -> None:
+        """Complete a replan by its decision.
+
+        The cases are a replan that is kept, one that was evicted while a person was asked about it,
+        and one that no record of considered alternatives began, because a limit decided at once.
+        """
+        triggers = self._resolve_triggers(body.triggers)
+        # A question settles nothing: its triggers are named again by the final decision.
+        if body.decision != "ask":
+            for trigger in triggers:
+                del self._triggers[trigger.id]
+        if self._kept.record_late_decision(body.replan, body.decision, body.duration):
+            return
+        event = self._kept.events.get(body.replan)
+        if event is None:
+            event = ReplanEvent(body.replan, at, triggers)
+        question = event.question
+        if body.decision == "ask" and question is not None:
+            question = replace(question, rule=body.rule)
+        decided = replace(
+            event,
+            decision=body.decision,
+            rule=body.rule,
+            reason=body.reason,
+            by=body.by,
+            chosen=_chosen_candidate(event, body.chosen),
+            duration=event.duration + body.duration,
+            question=question,
+            decided_at=at,
+        )
+        self._kept.store(decided)
+
+    def _fold_edit(self, at: float, body: PlanRevised) -> None:
+        edit = PlanEdit(at, body.parent, body.number, body.changes, body.reason, body.by)
+        self.edits.append(edit)
+        self._kept.evicted_metrics += ReplanMetrics(edits=1)
+
+    def _fold_replan_revision(self, at: float, body: PlanRevised, replan: ReplanId) -> None:
+        # The decision follows in a record of its own, unless the process dies or the run is forked
+        # in between; then the replan must not look undecided.
+        decision: DecisionKind = "execute"
+        if any(isinstance(change, AbortRun) for change in body.changes):
+            decision = "abort"
+        event = self._kept.events.get(replan)
+        if event is None:
+            self._kept.record_late_revision(replan, decision)
+            return
+        applied = replace(
+            event,
+            decision=decision,
+            reason=body.reason,
+            by=body.by,
+            chosen=_chosen_candidate(event, body.chosen),
+            changes=body.changes,
+            before=body.parent,
+            after=body.number,
+            decided_at=at,
+        )
+        self._kept.store(applied)
+
+    def _fold_answer(self, at: float, body: QuestionAnswered) -> None:
+        replan = self._questions.answer(body.question, at)
+        event = self._kept.events.get(replan)
+        if event is None or event.question is None:
+            return
+        # The journal keeps the question as asked; a report shows it with its answer.
+        asked = replace(
+            event.question,
+            verdict=body.verdict,
+            by=body.by,
+            comment=body.comment,
+            answered_at=at,
+        )
+        self._kept.store(replace(event, question=asked))
 
     def _resolve_triggers(self, ids: tuple[TriggerId, ...]) -> tuple[Trigger, ...]:
-        return tuple(
-            self._triggers[trigger_id] for trigger_id in ids if trigger_id in self._triggers
-        )
-
-    def _store_event(self, event: ReplanEvent) -> None:
-        self._events[event.replan] = event
-        if len(self._events) > self._max_events:
-            oldest = self._events.pop(next(iter(self._events)))
-            self._evicted_metrics += compute_metrics([oldest])
-            if oldest.decision == "ask":
-                self._evicted_questions[oldest.replan] = "ask"
-
-    def _recount_decision(self, replan: ReplanId, decision: DecisionKind) -> None:
-        """Move an evicted replan from its former decision to this one in the metrics."""
-        if (before := self._evicted_questions.get(replan)) is not None:
-            self._evicted_metrics += ReplanMetrics(by_decision={before: -1})
-            self._evicted_metrics += ReplanMetrics(by_decision={decision: 1})
-            self._evicted_questions[replan] = decision
+        known = self._triggers
+        return tuple(known[trigger_id] for trigger_id in ids if trigger_id in known)
 
     def _add_note(self, question: QuestionId, note: str) -> None:
-        event = self._events.get(self._questions.get(question, ReplanId("")))
+        replan = self._questions.replans.get(question, ReplanId(""))
+        event = self._kept.events.get(replan)
         if event is not None:
-            self._store_event(replace(event, notes=(*event.notes, note)))
+            notes = (*event.notes, note)
+            self._kept.store(replace(event, notes=notes))
+
+
+class _KeptReplans:
+    """The newest replans of a run, and the metrics of those that were evicted.
+
+    A record may concern a replan that is no longer kept. The metrics cover it all the same: it is
+    counted by what was known when it was evicted, and recounted by each later record about it.
+    """
+
+    def __init__(self, max_events: int) -> None:
+        self.events: dict[ReplanId, ReplanEvent] = {}
+        self.evicted_metrics = ReplanMetrics()
+        self._max_events = max_events
+        self._undecided: dict[ReplanId, DecisionKind] = {}
+
+    def store(self, event: ReplanEvent) -> None:
+        """Add or replace a replan; evict the oldest one if there are too many."""
+        self.events[event.replan] = event
+        if len(self.events) > self._max_events:
+            first = next(iter(self.events))
+            oldest = self.events.pop(first)
+            self.evicted_metrics += compute_metrics([oldest])
+            # Its answer will change the decision that it was counted under.
+            if oldest.decision == "ask":
+                self._undecided[oldest.replan] = "ask"
+
+    def change(self, replan: ReplanId, **fields: Any) -> None:
+        """Set fields of a replan, if it is kept."""
+        event = self.events.get(replan)
+        if event is not None:
+            self.store(replace(event, **fields))
+
+    def record_outcome(self, replan: ReplanId, *, succeeded: bool) -> None:
+        """Set the outcome of a replan, or count that of an evicted one."""
+        outcome: ReplanOutcome = "failure"
+        if succeeded:
+            outcome = "success"
+        if replan in self.events:
+            self.change(replan, outcome=outcome)
+        else:
+            failed = not succeeded
+            self.evicted_metrics += ReplanMetrics(succeeded=int(succeeded), failed=int(failed))
+
+    def record_late_decision(
+        self, replan: ReplanId, decision: DecisionKind, duration: float
+    ) -> bool:
+        """Count the decision about a replan that was evicted undecided; return whether it was."""
+        if replan not in self._undecided:
+            return False
+        self._recount(replan, decision)
+        self.evicted_metrics += ReplanMetrics(deciding=duration)
+        del self._undecided[replan]
+        return True
+
+    def record_late_revision(self, replan: ReplanId, decision: DecisionKind) -> None:
+        """Count the applied changes of an evicted replan."""
+        self.evicted_metrics += ReplanMetrics(executed=1)
+        if replan in self._undecided:
+            self._recount(replan, decision)
+
+    def _recount(self, replan: ReplanId, decision: DecisionKind) -> None:
+        before = self._undecided[replan]
+        self.evicted_metrics += ReplanMetrics(by_decision={before: -1})
+        self.evicted_metrics += ReplanMetrics(by_decision={decision: 1})
+        self._undecided[replan] = decision
+
+
+class _OpenQuestions:
+    """The open questions of a run with their replans, and the seconds in which any was open."""
+
+    def __init__(self) -> None:
+        self.replans: dict[QuestionId, ReplanId] = {}
+        self.waited = 0.0
+        self._since = 0.0
+
+    def ask(self, question: QuestionId, replan: ReplanId, at: float) -> None:
+        if not self.replans:
+            self._since = at
+        self.replans[question] = replan
+
+    def answer(self, question: QuestionId, at: float) -> ReplanId:
+        """Close a question; return its replan, or an id that no replan has."""
+        if question in self.replans:
+            # Time in which several questions were open counts once.
+            self.waited += at - self._since
+            self._since = at
+        return self.replans.pop(question, ReplanId(""))
+
+
+def _epoch_seconds(name: str, at: datetime | float | None, default: float) -> float:
+    if at is None:
+        return default
+    if not isinstance(at, datetime):
+        return at
+    if at.tzinfo is None:
+        raise ValueError(f"{name}: expected a datetime with a time zone, got {at!r}")
+    return at.timestamp()
 
 
 def _chosen_candidate(event: ReplanEvent, index: int | None) -> Candidate | None:
-    """Return the candidate at an index; the index of a person's answer counts only candidates that can be chosen."""
-    answered = event.question is not None and event.question.verdict
-    candidates = event.candidates if answered else event.all_candidates
-    return candidates[index] if index is not None and 0 <= index < len(candidates) else None
+    """Return the candidate at an index.
+
+    The index of a person's answer counts only the candidates that the person could choose.
+    """
+    candidates = event.all_candidates
+    if event.question is not None and event.question.verdict:
+        candidates = event.candidates
+    # A person who modifies a candidate states an index beyond them.
+    if index is None or not 0 <= index < len(candidates):
+        return None
+    return candidates[index]

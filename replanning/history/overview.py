@@ -1,4 +1,4 @@
-"""Overview of a run for people: its tasks in order with what replaced them, folded where they are alike, and its repairs."""
+"""Overview of a run for people: its tasks in order with their replacements, and its repairs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from replanning.changes import ModifyTask, ReplaceTask
 from replanning.decision.ledger import Ledger
 from replanning.history.diff import describe_replacement
-from replanning.history.events import GoalEdit, PlanEdit, QuestionEntry, ReplanEvent
+from replanning.history.events import GoalEdit, PlanEdit, ReplanEvent
 from replanning.history.history import ReplanHistory
 from replanning.history.status import (
     ReplayedRun,
@@ -26,6 +26,7 @@ from replanning.history.wording import (
     format_duration,
     goal_line,
     is_held,
+    labelled,
     pluralise,
     printable_line,
     trigger_cause,
@@ -33,6 +34,7 @@ from replanning.history.wording import (
 )
 from replanning.journal.records import TaskFailed, TaskTimedOut
 from replanning.journal.store import RunInfo, RunStore
+from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.plan.messages import spoken_id
@@ -41,10 +43,14 @@ from replanning.plan.types import TaskId
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 
 class StateLook(NamedTuple):
-    """The sign, the word and the style in which people see a state of tasks; none of them is needed to tell the others."""
+    """Sign, word and style of a state of tasks.
+
+    Signs and words differ by themselves, so that nobody needs the colours.
+    """
 
     sign: str
     word: str
@@ -64,7 +70,7 @@ STATE_LOOKS: Final[Mapping[TaskState, StateLook]] = {
     TaskState.CANCELLED: StateLook("⊘", "cancelled", "dim"),
     TaskState.DONE: StateLook("✓", "done", "green"),
 }
-"""Looks of all states, those first that matter most to people."""
+"""Looks of all states; those that matter most to people come first."""
 
 HELD_LOOK: Final = StateLook("?", "asks", "yellow")
 """Look of a task that waits for a person's answer."""
@@ -84,7 +90,7 @@ class TaskRow:
     Attributes:
         name: the name to show; the id except in planning mode.
         attempts: number of attempts so far.
-        seconds: that its last attempt took, or has taken so far; None if there was none.
+        seconds: duration of its last attempt, or of the current one so far; None without any.
         waits_for: the tasks that must be done before it.
         replaces: the task that it replaced.
         replaced_by: the tasks that replaced it.
@@ -107,11 +113,10 @@ class TaskRow:
     @property
     def look(self) -> StateLook:
         """Its sign, word and style."""
-        return (
-            HELD_LOOK
-            if self.question and self.state is not TaskState.RUNNING
-            else STATE_LOOKS[self.state]
-        )
+        # A task may run although a question is open; then it does not wait for the answer.
+        if self.question and self.state is not TaskState.RUNNING:
+            return HELD_LOOK
+        return STATE_LOOKS[self.state]
 
     @property
     def detail(self) -> str:
@@ -120,7 +125,9 @@ class TaskRow:
             return f"→ {join_some(self.replaced_by)}"
         if self.question:
             return f"waits for {self.question}"
-        return self.note or (f"waits for {join_some(self.waits_for)}" if self.waits_for else "")
+        if self.note:
+            return self.note
+        return labelled("waits for ", join_some(self.waits_for))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +139,7 @@ class FoldedRows:
 
 
 class RepairStep(NamedTuple):
-    """One step of a repair: its time in seconds since the epoch, if it is over, a word for it, and a text."""
+    """One step of a repair: its time in seconds since the epoch (None if open), a word, a text."""
 
     at: float | None
     word: str
@@ -163,7 +170,7 @@ class RunOverview:
 
     Attributes:
         status: progress, usage and questions.
-        tasks: its tasks in order, each replacement after what it replaced; tasks that were removed are left out.
+        tasks: its tasks in order, each replacement after what it replaced, without removed ones.
         repairs: the newest repairs, oldest first.
         replayed: the plan as it is now.
     """
@@ -189,142 +196,200 @@ def read_overview(store: RunStore, info: RunInfo, now: float) -> RunOverview:
     records = list(store.read(info.run))
     replayed = replay_records(records)
     status = status_report(replayed, store, info, now)
-    ran_until = now if status.status == "running" and status.owner_alive else status.updated
-    rows = tuple(task_rows(replayed.live, replayed.ledger, ran_until))
-    repairs = tuple(find_repairs(ReplanHistory(lambda after: records[after:]), replayed.live))
+    # The clocks of running tasks stop with the process that runs them.
+    until = status.updated
+    if status.status == "running" and status.owner_alive:
+        until = now
+    rows = tuple(task_rows(replayed.live, replayed.ledger, until))
+    history = ReplanHistory(lambda after: records[after:])
+    repairs = tuple(find_repairs(history, replayed.live))
     return RunOverview(status, rows, repairs, replayed)
 
 
 def task_rows(
     live: LivePlan, ledger: Ledger, now: float, *, active_only: bool = False
 ) -> Iterator[TaskRow]:
-    """Yield the tasks of a plan in order, each replacement after what it replaced; or only those that run or failed."""
-    questions = {
-        task_id: asked.question
-        for asked in ledger.open_questions.values()
-        for task_id in asked.holds
-    }
-    held = {str(task.id) for task in held_tasks(live, ledger.open_questions.values())}
-    passed_over = {*_FOLDABLE, TaskState.REPLACED_BY_REPLAN} if active_only else ()
-    entries = [entry for entry in live if not (entry.removed or entry.state in passed_over)]
+    """Yield the tasks of a plan in order, each replacement after what it replaced.
+
+    With `active_only`, yield those that run or failed.
+    """
+    asked = ledger.open_questions.values()
+    questions = {}
+    for question in asked:
+        for task_id in question.holds:
+            questions[task_id] = question.question
+    held = {task.id for task in held_tasks(live, asked)}
+    passed_over = set()
+    if active_only:
+        passed_over = {*_FOLDABLE, TaskState.REPLACED_BY_REPLAN}
+    entries = [entry for entry in live if not entry.removed and entry.state not in passed_over]
     entries.sort(key=lambda entry: [one.order for one in entry.lineage()])
     for entry in entries:
-        waiting = entry.state in WAITING
-        asked = (
-            questions.get(entry.id)
-            if waiting or entry.id in held or entry.state is TaskState.FAILED
-            else None
-        )
-        note = entry.reason
-        if entry.state is TaskState.RUNNING and entry.log.deadline is not None:
-            note = f"of {format_duration(entry.log.deadline - entry.log.started_at)}"
-        if entry.state is TaskState.BACKOFF and entry.place.not_before is not None:
-            note = f"again in {format_duration(max(0.0, entry.place.not_before - now))}"
-        elif entry.state is TaskState.FAILED and entry.log.failure is not None:
-            note = str(entry.log.failure)
-        needed = (live.entry(task_id) for task_id in (entry.task.depends_on if waiting else ()))
-        leaves = (
-            leaf.id
-            for one in needed
-            if not one.satisfied
-            for leaf in live.leaves(one)
-            if not leaf.satisfied
-        )
-        seconds = (
-            now - entry.log.started_at if entry.state is TaskState.RUNNING else entry.log.duration
-        )
+        state = entry.state
+        # A question also holds tasks that are done by now, which wait for nothing.
+        waits = state in WAITING or state is TaskState.FAILED or entry.id in held
+        question_name = ""
+        if waits and entry.id in questions:
+            question_name = spoken_id(questions[entry.id])
+        seconds = None
+        if entry.log.count:
+            taken = entry.log.duration
+            if state is TaskState.RUNNING:
+                taken = now - entry.log.started_at
+            seconds = max(0.0, taken)
+        replaces = None
+        if entry.parent is not None:
+            replaces = entry.parent.id
         yield TaskRow(
             id=entry.id,
             name=display_name(entry.task),
             tool=tool_name(entry.task),
-            state=entry.state,
+            state=state,
             attempts=entry.log.count,
-            seconds=max(0.0, seconds) if entry.log.count else None,
-            waits_for=tuple(dict.fromkeys(leaves)),
-            replaces=None if entry.parent is None else entry.parent.id,
+            seconds=seconds,
+            waits_for=_unsatisfied_dependencies(entry, live),
+            replaces=replaces,
             replaced_by=entry.replacement.tasks,
-            question="" if asked is None else spoken_id(asked),
-            note=note,
+            question=question_name,
+            note=_note(entry, now),
         )
 
 
+def _note(entry: TaskEntry, now: float) -> str:
+    match entry.state:
+        case TaskState.RUNNING if entry.log.deadline is not None:
+            return f"of {format_duration(entry.log.deadline - entry.log.started_at)}"
+        case TaskState.BACKOFF if entry.place.not_before is not None:
+            return f"again in {format_duration(max(0.0, entry.place.not_before - now))}"
+        case TaskState.FAILED if entry.log.failure is not None:
+            return str(entry.log.failure)
+        case _:
+            return entry.reason
+
+
+def _unsatisfied_dependencies(entry: TaskEntry, live: LivePlan) -> tuple[TaskId, ...]:
+    if entry.state not in WAITING:
+        return ()
+    waits_for: dict[TaskId, None] = {}
+    for task_id in entry.task.depends_on:
+        needed = live.entry(task_id)
+        if needed.satisfied:
+            continue
+        # A replaced dependency is waited for through the tasks in its place.
+        for leaf in live.leaves(needed):
+            if not leaf.satisfied:
+                waits_for[leaf.id] = None
+    return tuple(waits_for)
+
+
 def join_some(names: Sequence[str]) -> str:
-    """Return the first names, and how many there are beyond them."""
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return ", ".join(names[:_MAX_NAMES]) + more
+    """Return the first names, and how many follow them."""
+    text = ", ".join(names[:_MAX_NAMES])
+    if len(names) > _MAX_NAMES:
+        text += f" and {len(names) - _MAX_NAMES} more"
+    return text
 
 
 def fold_rows(rows: Sequence[TaskRow], limit: int) -> list[TaskRow | FoldedRows]:
-    """Return rows so that they fill about `limit` lines: first, neighbours that wait or ended alike become one line.
+    """Return rows so that they fill about `limit` lines.
 
-    If that is not enough, all tasks in one state do; of those that failed, run or were replaced, the first are kept.
+    First, neighbours that wait or ended alike become one line. If that is not enough, all tasks in
+    one state do; of those that failed, run or were replaced, the first are kept.
     """
     if len(rows) <= limit:
         return list(rows)
 
-    def is_plain(row: TaskRow) -> bool:
-        return row.state in _FOLDABLE and not (row.question or row.replaces)
+    def fold_key(row: TaskRow) -> tuple[TaskState, bool]:
+        plain = row.state in _FOLDABLE and not row.question and not row.replaces
+        return row.state, plain
 
     folded: list[TaskRow | FoldedRows] = []
-    for (state, plain), group in groupby(rows, key=lambda row: (row.state, is_plain(row))):
+    for (state, plain), group in groupby(rows, key=fold_key):
         alike = list(group)
-        folded += [FoldedRows(state, alike)] if plain and len(alike) > 2 else alike
+        # A line for two tasks would save one line and lose two names.
+        if plain and len(alike) > 2:
+            folded.append(FoldedRows(state, alike))
+        else:
+            folded += alike
     if len(folded) <= limit:
         return folded
+
+    # In the order of the looks, so that what matters most to people comes first.
     by_state: dict[TaskState, list[TaskRow]] = {state: [] for state in STATE_LOOKS}
     for row in rows:
-        with_replaced = row.replaces is not None and row.state in _FOLDABLE
-        by_state[TaskState.REPLACED_BY_REPLAN if with_replaced else row.state].append(row)
+        state = row.state
+        # A replacement that is over or waits is part of the story of the task that it replaced.
+        if row.replaces is not None and state in _FOLDABLE:
+            state = TaskState.REPLACED_BY_REPLAN
+        by_state[state].append(row)
     left = limit - sum(map(bool, by_state.values()))
     folded = []
     for state, alike in by_state.items():
-        kept = 0 if state in _FOLDABLE else max(0, min(left, len(alike)))
+        kept = 0
+        if state not in _FOLDABLE:
+            kept = max(0, min(left, len(alike)))
         left -= kept
         folded += alike[:kept]
-        folded += [FoldedRows(state, alike[kept:])] if alike[kept:] else []
+        if alike[kept:]:
+            folded.append(FoldedRows(state, alike[kept:]))
     return folded
 
 
 def task_table(rows: Iterable[TaskRow | FoldedRows]) -> Table:
     """Return tasks as a table for a terminal."""
     from rich.table import Table
-    from rich.text import Text
-
-    def cell(text: str, style: str = "") -> Text:
-        return Text(printable_line(text), style, no_wrap=True, overflow="ellipsis")
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    for heading in ("  task", "state", "tool", "tries", "time", ""):
-        narrow = heading in (
-            "state",
-            "tries",
-            "time",
-        )  # the others are cut where the terminal is too narrow
-        table.add_column(
-            heading, no_wrap=narrow, justify="right" if heading in ("tries", "time") else "left"
-        )
+    # Columns that may wrap are cut where the terminal is too narrow.
+    table.add_column("  task")
+    table.add_column("state", no_wrap=True)
+    table.add_column("tool")
+    table.add_column("tries", no_wrap=True, justify="right")
+    table.add_column("time", no_wrap=True, justify="right")
+    table.add_column("")
     for row in rows:
         if isinstance(row, FoldedRows):
-            look, ends = (
-                STATE_LOOKS[row.state],
-                dict.fromkeys((row.rows[0].name, row.rows[-1].name)),
-            )
-            count = sum(one.replaces is None for one in row.rows) or len(
-                row.rows
-            )  # a replacement goes with its task
-            name, detail = (
-                cell(f"{look.sign} {pluralise(count, 'task')}", look.style),
-                cell(" … ".join(ends)),
-            )
-            table.add_row(name, cell(look.word, look.style), "", "", "", detail)
-            continue
-        look, took = row.look, "" if row.seconds is None else format_duration(row.seconds)
-        name = cell(f"{look.sign} {'↳ ' if row.replaces else ''}{row.name}", look.style)
-        tries = str(row.attempts) if row.attempts > 1 else ""
-        table.add_row(
-            name, cell(look.word, look.style), cell(row.tool, "dim"), tries, took, cell(row.detail)
-        )
+            table.add_row(*_folded_cells(row))
+        else:
+            table.add_row(*_task_cells(row))
     return table
+
+
+def _cell(text: str, style: str = "") -> Text:
+    from rich.text import Text
+
+    return Text(printable_line(text), style, no_wrap=True, overflow="ellipsis")
+
+
+def _folded_cells(folded: FoldedRows) -> tuple[str | Text, ...]:
+    look = STATE_LOOKS[folded.state]
+    rows = folded.rows
+    # A replacement goes with its task, so it is counted only where nothing else is.
+    count = sum(row.replaces is None for row in rows) or len(rows)
+    tasks = pluralise(count, "task")
+    name = _cell(f"{look.sign} {tasks}", look.style)
+    state = _cell(look.word, look.style)
+    # One name for tasks that are called alike.
+    ends = dict.fromkeys((rows[0].name, rows[-1].name))
+    return name, state, "", "", "", _cell(" … ".join(ends))
+
+
+def _task_cells(row: TaskRow) -> tuple[str | Text, ...]:
+    look = row.look
+    sign = look.sign
+    if row.replaces:
+        sign += " ↳"
+    tries = ""
+    if row.attempts > 1:
+        tries = str(row.attempts)
+    took = ""
+    if row.seconds is not None:
+        took = format_duration(row.seconds)
+    name = _cell(f"{sign} {row.name}", look.style)
+    state = _cell(look.word, look.style)
+    tool = _cell(row.tool, "dim")
+    detail = _cell(row.detail)
+    return name, state, tool, tries, took, detail
 
 
 def find_repairs(history: ReplanHistory, live: LivePlan) -> Iterator[Repair]:
@@ -334,104 +399,122 @@ def find_repairs(history: ReplanHistory, live: LivePlan) -> Iterator[Repair]:
         history: of the run.
         live: its plan as it is now.
     """
-    for entry in sorted([*history.goal_edits, *history.entries], key=lambda one: one.at):
-        if isinstance(entry, GoalEdit):
-            text = goal_line(entry.goal, entry.changed)
-            yield Repair(
-                "goal changed", entry.by, None, "", (RepairStep(entry.at, "changed", text),)
-            )
-        elif isinstance(entry, PlanEdit):
-            author = edit_author(entry.changes)
-            decided = RepairStep(
-                entry.at, "decided", f"by {author}" + (f": {entry.reason}" if entry.reason else "")
-            )
-            title = "edit by hand" if author == "hand" else f"edit by {author}"
-            yield Repair(
-                title, entry.by, entry.after, "", (decided, *_applied_steps(entry, entry.at, live))
-            )
-        else:
-            outcome = entry.outcome if entry.executed and entry.outcome != "unknown" else ""
-            steps = (*_cause_steps(entry), *_decision_steps(entry))
-            if entry.executed:
-                steps += tuple(_applied_steps(entry, entry.decided_at, live))
-            yield Repair(spoken_id(entry.replan), entry.by, entry.after, outcome, steps)
+    entries = [*history.goal_edits, *history.entries]
+    for entry in sorted(entries, key=lambda one: one.at):
+        match entry:
+            case GoalEdit():
+                text = goal_line(entry.goal, entry.changed)
+                step = RepairStep(entry.at, "changed", text)
+                yield Repair("goal changed", entry.by, None, "", (step,))
+            case PlanEdit():
+                author = edit_author(entry.changes)
+                title = f"edit by {author}"
+                reason = labelled(": ", entry.reason)
+                text = f"by {author}{reason}"
+                decided = RepairStep(entry.at, "decided", text)
+                steps = (decided, *_applied_steps(entry, entry.at, live))
+                yield Repair(title, entry.by, entry.after, "", steps)
+            case ReplanEvent():
+                yield _replan_repair(entry, live)
+
+
+def _replan_repair(event: ReplanEvent, live: LivePlan) -> Repair:
+    steps = [*_cause_steps(event), *_decision_steps(event)]
+    outcome = ""
+    if event.executed:
+        steps += _applied_steps(event, event.decided_at, live)
+        if event.outcome != "unknown":
+            outcome = event.outcome
+    title = spoken_id(event.replan)
+    return Repair(title, event.by, event.after, outcome, tuple(steps))
 
 
 def _cause_steps(event: ReplanEvent) -> Iterator[RepairStep]:
-    """Yield what happened, and the trigger that it fired; triggers of one kind together."""
+    """Yield each cause, and then the kinds of the triggers that they fired."""
     for trigger in event.triggers[:_MAX_STEPS]:
         about = ", ".join(trigger.tasks[:_MAX_NAMES])
         match trigger:
             case TaskFailed() if is_held(trigger):
-                yield RepairStep(trigger.at, "held", trigger_cause(trigger))
+                word = "held"
+                text = trigger_cause(trigger)
             case TaskFailed():
-                error = (
-                    trigger.message
-                    if trigger.error_type in trigger.message
-                    else f"{trigger.error_type}: {trigger.message}"
-                )
-                yield RepairStep(trigger.at, "failed", printable_line(f"{about}: {error}"))
+                word = "failed"
+                error = trigger.message
+                # Many messages begin with the type already.
+                if trigger.error_type not in error:
+                    error = f"{trigger.error_type}: {error}"
+                text = printable_line(f"{about}: {error}")
             case TaskTimedOut():
-                yield RepairStep(
-                    trigger.at, "timed out", printable_line(f"{about}: after {trigger.timeout:g} s")
-                )
+                word = "timed out"
+                text = printable_line(f"{about}: after {trigger.timeout:g} s")
             case _:
-                yield RepairStep(trigger.at, "changed", trigger_cause(trigger))
+                word = "changed"
+                text = trigger_cause(trigger)
+        yield RepairStep(trigger.at, word, text)
     more = len(event.triggers) - _MAX_STEPS
     last = max((trigger.at for trigger in event.triggers), default=event.at)
     if more > 0:
         yield RepairStep(last, "failed", f"and {pluralise(more, 'more trigger')}")
-    yield RepairStep(last, "trigger", printable_line(trigger_kinds_text(event.triggers)))
+    kinds = trigger_kinds_text(event.triggers)
+    yield RepairStep(last, "trigger", printable_line(kinds))
 
 
 def _decision_steps(event: ReplanEvent) -> Iterator[RepairStep]:
     """Yield the question to a person, if one was asked, and the decision."""
-    question: QuestionEntry | None = event.question
+    question = event.question
     if question is not None:
-        yield RepairStep(
-            question.at, "asked", printable_line(f"{spoken_id(question.id)}: {question.text}")
-        )
+        name = spoken_id(question.id)
+        text = printable_line(f"{name}: {question.text}")
+        yield RepairStep(question.at, "asked", text)
         if question.answered_at is None:
-            yield RepairStep(None, "waits", f"for a person's answer to {spoken_id(question.id)}")
+            yield RepairStep(None, "waits", f"for a person's answer to {name}")
             return
-        said = f": {question.comment}" if question.comment else ""
-        by = f" by {question.by}" if question.by else ""
-        yield RepairStep(
-            question.answered_at, "answered", printable_line(f"{question.verdict}{by}{said}")
-        )
+        by = labelled(" by ", question.by)
+        comment = labelled(": ", question.comment)
+        answer = printable_line(f"{question.verdict}{by}{comment}")
+        yield RepairStep(question.answered_at, "answered", answer)
     if event.decision is None:
         yield RepairStep(None, "waits", "no decision was recorded")
         return
-    chosen, score = event.chosen, None if event.chosen is None else event.chosen.score
-    about = [chosen.alternative.source] if chosen is not None and chosen.alternative.source else []
-    about += [] if score is None else [f"confidence {score.total:.2f}"]
-    how = f" ({', '.join(about)})" if about else ""
-    reason = event.reason if chosen is None else chosen.alternative.reason
-    by = f" by {event.by}" if event.by else ""
-    yield RepairStep(
-        event.decided_at, "decided", printable_line(f"{event.decision}{by}{how}: {reason}")
-    )
+    reason = event.reason
+    details = []
+    if event.chosen is not None:
+        alternative = event.chosen.alternative
+        # The reason of the decision only says by which rule it was taken.
+        reason = alternative.reason
+        if alternative.source:
+            details.append(alternative.source)
+        if event.chosen.score is not None:
+            details.append(f"confidence {event.chosen.score.total:.2f}")
+    decided = f"{event.decision}{labelled(' by ', event.by)}"
+    if details:
+        decided += f" ({', '.join(details)})"
+    text = printable_line(f"{decided}: {reason}")
+    yield RepairStep(event.decided_at, "decided", text)
 
 
 def _applied_steps(
     entry: ReplanEvent | PlanEdit, at: float | None, live: LivePlan
 ) -> Iterator[RepairStep]:
-    """Yield the changes that were applied, replacements as pairs; what phases of planning mode wait for is left out."""
-    changes = [
-        change
-        for change in entry.changes
-        if not (isinstance(change, ModifyTask) and _is_phase(change, live))
-    ]
-    for change in changes[:_MAX_STEPS]:
-        line = change_line(change)
+    """Yield the changes that were applied, replacements as pairs."""
+    lines = []
+    for change in entry.changes:
+        # What a phase of planning mode waits for follows from the tasks that were added.
+        if isinstance(change, ModifyTask) and _is_phase(change, live):
+            continue
         if isinstance(change, ReplaceTask) and change.task_id in live:
-            line = str(describe_replacement(live.entry(change.task_id).task, change.tasks))
+            task = live.entry(change.task_id).task
+            lines.append(str(describe_replacement(task, change.tasks)))
+        else:
+            lines.append(change_line(change))
+    for line in lines[:_MAX_STEPS]:
         yield RepairStep(at, "applied", line)
-    if len(changes) > _MAX_STEPS:
-        yield RepairStep(
-            at, "applied", f"and {pluralise(len(changes) - _MAX_STEPS, 'more change')}"
-        )
+    more = len(lines) - _MAX_STEPS
+    if more > 0:
+        yield RepairStep(at, "applied", f"and {pluralise(more, 'more change')}")
 
 
 def _is_phase(change: ModifyTask, live: LivePlan) -> bool:
-    return change.task_id in live and "phase" in planning_notes(live.entry(change.task_id).task)
+    if change.task_id not in live:
+        return False
+    return "phase" in planning_notes(live.entry(change.task_id).task)

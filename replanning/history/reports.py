@@ -1,9 +1,9 @@
-"""Reports as plain text or Markdown: a whole history, the reasons for one revision, and calibration."""
+"""Reports as text or Markdown: a whole history, the reasons for one revision, and calibration."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Final
 
@@ -26,6 +26,7 @@ from replanning.history.wording import (
     format_time,
     format_usage,
     goal_line,
+    labelled,
     pluralise,
     printable_line,
     printable_lines,
@@ -46,297 +47,385 @@ _FENCE: Final = re.compile("`{3,}|~{3,}")
 
 @checked
 def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = None) -> str:
-    """Return a history as text: a head, then each replan, edit and change of the goal in the order of time.
+    """Return a history as text: a head, then each entry in the order of time.
 
     Args:
         history: the history.
         events: the replans to show, instead of all entries and dropped triggers.
     """
-    plan, forked_from = history.plan, history.forked_from
-    name = f" {printable_line(plan.name)!r}" if plan.name else ""
-    status = (
-        f"{history.status}: {printable_line(history.reason)}" if history.reason else history.status
-    )
-    origin = (
-        f", forked from revision {forked_from[1]} of {printable_line(forked_from[0])}"
-        if forked_from
-        else ""
-    )
+    lines = _report_head(history)
+    # Given replans are an extract, in which nothing else may appear.
+    entries: Sequence[ReplanEvent | PlanEdit | GoalEdit]
+    if events is None:
+        entries = _timeline(history)
+        nothing = "no replans"
+    else:
+        entries = events
+        nothing = "no replan matches"
+    for entry in entries:
+        match entry:
+            case GoalEdit():
+                lines += _goal_edit_lines(entry)
+            case PlanEdit():
+                lines.append(_entry_title(entry))
+                lines += _applied_lines(entry)
+            case ReplanEvent():
+                lines += _replan_lines(entry)
+        lines.append("")
+    if not entries:
+        lines += [nothing, ""]
+    if events is None and history.dropped_triggers:
+        lines.append("dropped triggers:")
+        newest = list(history.dropped_triggers)[-_MAX_ITEMS:]
+        for drop in newest:
+            at = format_time(drop.at)
+            cause = trigger_cause(drop.trigger)
+            reason = printable_line(drop.reason)
+            lines.append(f"  {at} {drop.trigger.kind}: {cause}: {reason}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _report_head(history: ReplanHistory) -> list[str]:
+    title = f"run {printable_line(history.run)}"
+    # Text of the plan goes through `printable_line`: it must not move the cursor of a terminal.
+    name = history.plan.name
+    if name:
+        title += f" {printable_line(name)!r}"
+    origin = ""
+    if history.forked_from is not None:
+        parent, revision = history.forked_from
+        origin = f", forked from revision {revision} of {printable_line(parent)}"
+    reason = labelled(": ", printable_line(history.reason))
     lines = [
-        f"run {printable_line(history.run)}{name}: {status}",
+        f"{title}: {history.status}{reason}",
         f"  goal:     {printable_line(history.goal.objective)}",
         f"  started:  {format_time(history.started)}{origin}",
         f"  progress: {evaluation_line(history.evaluate())}",
         f"  replans:  {_metrics_line(history.metrics)}",
-        *([f"  stale:    {stale_line(history.stale)}"] if history.stale else []),
-        "",
     ]
-    entries: Sequence[ReplanEvent | PlanEdit | GoalEdit] = (
-        events if events is not None else _timeline(history)
-    )
-    for entry in entries:
-        if isinstance(entry, GoalEdit):
-            by = f" by {printable_line(entry.by)}" if entry.by else ""
-            goal = goal_line(entry.goal, entry.changed)
-            lines.append(f"goal · {format_time(entry.at)} · changed{by}: {goal}")
-            lines += [f"    reason:   {printable_line(entry.reason)}"] if entry.reason else []
-        else:
-            lines.append(_entry_title(entry))
-            if isinstance(entry, ReplanEvent):
-                lines += [
-                    f"    cause:    {trigger_cause(trigger)}"
-                    for trigger in entry.triggers[:_MAX_ITEMS]
-                ]
-                lines += [f"    asked:    {line}" for line in _question_lines(entry.question)]
-                lines.append(f"    decided:  {_decision_line(entry)}")
-            lines += [
-                f"    applied:  {change_line(change)}" for change in entry.changes[:_MAX_ITEMS]
-            ]
-            if isinstance(entry, ReplanEvent):
-                lines += [f"    spent:    {format_usage(entry.spent)}"] if entry.spent.calls else []
-                lines += [
-                    f"    note:     {printable_line(note)}" for note in entry.notes[:_MAX_ITEMS]
-                ]
-        lines.append("")
-    if not entries:
-        lines += ["no replans" if events is None else "no replan matches", ""]
-    if events is None and history.dropped_triggers:
-        lines += [
-            "dropped triggers:",
-            *(
-                f"  {format_time(d.at)} {d.trigger.kind}: {trigger_cause(d.trigger)}: {printable_line(d.reason)}"
-                for d in list(history.dropped_triggers)[-_MAX_ITEMS:]
-            ),
-            "",
-        ]
-    return "\n".join(lines)
+    if history.stale:
+        lines.append(f"  stale:    {stale_line(history.stale)}")
+    lines.append("")
+    return lines
+
+
+def _goal_edit_lines(edit: GoalEdit) -> list[str]:
+    by = labelled(" by ", printable_line(edit.by))
+    goal = goal_line(edit.goal, edit.changed)
+    at = format_time(edit.at)
+    lines = [f"goal · {at} · changed{by}: {goal}"]
+    if edit.reason:
+        lines.append(f"    reason:   {printable_line(edit.reason)}")
+    return lines
+
+
+def _applied_lines(entry: ReplanEvent | PlanEdit) -> list[str]:
+    return [f"    applied:  {change_line(change)}" for change in entry.changes[:_MAX_ITEMS]]
+
+
+def _replan_lines(event: ReplanEvent) -> list[str]:
+    lines = [_entry_title(event)]
+    # A burst may have fired hundreds of triggers with one cause.
+    for trigger in event.triggers[:_MAX_ITEMS]:
+        cause = trigger_cause(trigger)
+        lines.append(f"    cause:    {cause}")
+    for line in _question_lines(event.question):
+        lines.append(f"    asked:    {line}")
+    lines.append(f"    decided:  {_decision_line(event)}")
+    lines += _applied_lines(event)
+    if event.spent.calls:
+        spent = format_usage(event.spent)
+        lines.append(f"    spent:    {spent}")
+    for note in event.notes[:_MAX_ITEMS]:
+        text = printable_line(note)
+        lines.append(f"    note:     {text}")
+    return lines
 
 
 def _timeline(history: ReplanHistory) -> list[ReplanEvent | PlanEdit | GoalEdit]:
     """Return replans, edits and changes of the goal in the order of time."""
-    return sorted([*history.goal_edits, *history.entries], key=lambda entry: entry.at)
+    entries = [*history.goal_edits, *history.entries]
+    return sorted(entries, key=lambda entry: entry.at)
 
 
 @checked
 def why_report(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> str:
-    """Return one screen about a replan or an edit: cause, candidates, rejected ones, decision and diff of the plan."""
-    effect = (
-        revision_diffs(history, [entry.after]).get(entry.after, "")
-        if entry.after is not None
-        else ""
-    )
-    sections: list[tuple[str, list[str]]] = []
+    """Return one screen about a replan or an edit.
+
+    It shows the cause, the candidates, the rejected ones, the decision and the diff of the plan.
+    """
     if isinstance(entry, PlanEdit):
-        sections.append(("Changes", [change_line(change) for change in entry.changes]))
+        sections = [("Changes", list(map(change_line, entry.changes)))]
     else:
-        candidates: list[str] = []
-        for number, candidate in enumerate(entry.candidates, 1):
-            candidates += candidate_lines(
-                number, candidate, chosen=candidate == entry.chosen and entry.executed
-            )
-        rejected: list[str] = []
-        for candidate in entry.rejected[:_MAX_ITEMS]:
-            rejected += [
-                _candidate_text(candidate),
-                f"   rejected: {printable_line(candidate.rejected)}",
-            ]
-            rejected += (
-                [f"   {format_score(candidate.score)}"] if candidate.score is not None else []
-            )
-        if len(entry.rejected) > _MAX_ITEMS:
-            rejected.append(f"… and {len(entry.rejected) - _MAX_ITEMS} more")
-        sections += [
-            ("Cause", _limited_lines([trigger_line(trigger) for trigger in entry.triggers])),
-            (
-                "Traceback",
-                printable_lines(next(filter(None, (t.traceback for t in entry.triggers)), "")),
-            ),
-            ("Candidates", candidates or ["none"]),
-            ("Rejected", rejected),
-            ("Notes", _limited_lines([printable_line(note) for note in entry.notes])),
-            ("Spent", [format_usage(entry.spent)] if entry.spent.calls else []),
-            ("Asked", _question_lines(entry.question)),
-            (
-                "Decision",
-                [_decision_line(entry), *([f"outcome: {entry.outcome}"] if entry.executed else [])],
-            ),
-        ]
-    plan = effect.splitlines() or [
-        "nothing was applied" if entry.after is None else "no task is another than before"
-    ]
+        sections = _why_sections(entry)
+    if entry.after is None:
+        plan = ["nothing was applied"]
+    else:
+        diff = revision_diffs(history, [entry.after]).get(entry.after, "")
+        # A replan may only run a task again, which is no difference of the plan.
+        plan = diff.splitlines() or ["no task is another than before"]
+    sections.append(("Plan", plan))
+    if history.stale:
+        sections.append(("Stale", [stale_line(history.stale)]))
+
     lines = [f"run {printable_line(history.run)}: {_entry_title(entry)}"]
-    stale = [stale_line(history.stale)] if history.stale else []
-    for title, content in [*sections, ("Plan", plan), ("Stale", stale)]:
+    for title, content in sections:
         if content:
-            lines += ["", title, *(f"  {line}" for line in content)]
+            lines += ["", title]
+            lines += [f"  {line}" for line in content]
     return "\n".join(lines) + "\n"
+
+
+def _why_sections(event: ReplanEvent) -> list[tuple[str, list[str]]]:
+    traceback = []
+    for trigger in event.triggers:
+        # One is enough for a screen: triggers of one replan usually have one cause.
+        if trigger.traceback:
+            traceback = printable_lines(trigger.traceback)
+            break
+    candidates = []
+    for number, candidate in enumerate(event.candidates, 1):
+        # A chosen candidate may have been declined afterwards.
+        chosen = candidate == event.chosen and event.executed
+        candidates += candidate_lines(number, candidate, chosen=chosen)
+    rejected = []
+    for candidate in event.rejected[:_MAX_ITEMS]:
+        text = _candidate_text(candidate)
+        reason = printable_line(candidate.rejected)
+        rejected += [text, f"   rejected: {reason}"]
+        if candidate.score is not None:
+            score = format_score(candidate.score)
+            rejected.append(f"   {score}")
+    more = len(event.rejected) - _MAX_ITEMS
+    if more > 0:
+        rejected.append(f"… and {more} more")
+    spent = []
+    if event.spent.calls:
+        spent.append(format_usage(event.spent))
+    decision = [_decision_line(event)]
+    if event.executed:
+        decision.append(f"outcome: {event.outcome}")
+    return [
+        ("Cause", _limited_lines(map(trigger_line, event.triggers))),
+        ("Traceback", traceback),
+        ("Candidates", candidates or ["none"]),
+        ("Rejected", rejected),
+        ("Notes", _limited_lines(map(printable_line, event.notes))),
+        ("Spent", spent),
+        ("Asked", _question_lines(event.question)),
+        ("Decision", decision),
+    ]
 
 
 def _metrics_line(metrics: ReplanMetrics) -> str:
     """Return metrics as one line."""
     known = metrics.succeeded + metrics.failed
-    rate = (
-        f"{metrics.success_rate:.0%} of {known} with a known outcome worked out"
-        if known
-        else "no outcome known yet"
-    )
+    rate = "no outcome known yet"
+    if known:
+        rate = f"{metrics.success_rate:.0%} of {known} with a known outcome worked out"
     parts = [f"{metrics.replans}, of which {metrics.executed} applied ({rate})"]
-    parts += [pluralise(metrics.edits, "edit")] if metrics.edits else []
-    parts += [pluralise(metrics.dropped, "trigger") + " dropped"] if metrics.dropped else []
-    parts.append(f"deciding took {format_duration(metrics.deciding)}")
-    parts += [f"people took {format_duration(metrics.waiting)}"] if metrics.waiting else []
-    parts += [f"providers used {format_usage(metrics.spent)}"] if metrics.spent.calls else []
+    # Most runs have none of these, and their zeros would hide what there is.
+    if metrics.edits:
+        parts.append(pluralise(metrics.edits, "edit"))
+    if metrics.dropped:
+        dropped = pluralise(metrics.dropped, "trigger")
+        parts.append(f"{dropped} dropped")
+    deciding = format_duration(metrics.deciding)
+    parts.append(f"deciding took {deciding}")
+    if metrics.waiting:
+        waiting = format_duration(metrics.waiting)
+        parts.append(f"people took {waiting}")
+    if metrics.spent.calls:
+        spent = format_usage(metrics.spent)
+        parts.append(f"providers used {spent}")
     return "; ".join(parts)
 
 
 def _entry_title(entry: ReplanEvent | PlanEdit) -> str:
-    made = f"revision {entry.before} → {entry.after}" if entry.after is not None else "plan kept"
+    at = format_time(entry.at)
+    made = "plan kept"
+    if entry.after is not None:
+        made = f"revision {entry.before} → {entry.after}"
     if isinstance(entry, PlanEdit):
-        reason = f": {printable_line(entry.reason)}" if entry.reason else ""
-        return f"edit · {format_time(entry.at)} · {made} · by {edit_author(entry.changes)}{reason}"
-    outcome = f" · {entry.outcome}" if entry.executed and entry.outcome != "unknown" else ""
+        reason = labelled(": ", printable_line(entry.reason))
+        return f"edit · {at} · {made} · by {edit_author(entry.changes)}{reason}"
+    replan = printable_line(spoken_id(entry.replan))
     why = trigger_kinds_text(entry.triggers)
-    return f"{printable_line(spoken_id(entry.replan))} · {format_time(entry.at)} · {why} → {entry.decision or 'undecided'} · {made}{outcome}"
+    decision = entry.decision or "undecided"
+    title = f"{replan} · {at} · {why} → {decision} · {made}"
+    if entry.executed and entry.outcome != "unknown":
+        title += f" · {entry.outcome}"
+    return title
 
 
 def _decision_line(event: ReplanEvent) -> str:
     """Return the decision with its decider, rule, reason and duration."""
     if event.decision is None:
         return "nothing: the process ended first"
-    by = f" by {printable_line(event.by)}" if event.by else ""
-    rule = f", rule {printable_line(event.rule)}" if event.rule else ""
-    return f"{event.decision}{by}{rule}: {printable_line(event.reason)} ({format_duration(event.duration)})"
+    by = labelled(" by ", printable_line(event.by))
+    rule = labelled(", rule ", printable_line(event.rule))
+    reason = printable_line(event.reason)
+    took = format_duration(event.duration)
+    return f"{event.decision}{by}{rule}: {reason} ({took})"
 
 
 def _question_lines(asked: QuestionEntry | None) -> list[str]:
     """Return the question to a person and its answer."""
     if asked is None:
         return []
-    text = f"{printable_line(spoken_id(asked.id))}: {printable_line(asked.text)}"
+    name = printable_line(spoken_id(asked.id))
+    text = f"{name}: {printable_line(asked.text)}"
     if asked.answered_at is None:
         return [text, "not answered yet"]
-    said = f", who said: {printable_line(asked.comment)}" if asked.comment else ""
-    by = f" by {printable_line(asked.by)}" if asked.by else ""
-    return [
-        text,
-        f"{asked.verdict}{by} after {format_duration(asked.answered_at - asked.at)}{said}",
-    ]
+    by = labelled(" by ", printable_line(asked.by))
+    comment = labelled(", who said: ", printable_line(asked.comment))
+    waited = asked.answered_at - asked.at
+    after = format_duration(waited)
+    return [text, f"{asked.verdict}{by} after {after}{comment}"]
 
 
 def candidate_lines(number: int, candidate: Candidate, *, chosen: bool = False) -> list[str]:
     """Return lines about an alternative that can be chosen, with its score."""
-    mark = "  ← applied" if chosen else ""
-    return [
-        f"{number}. {_candidate_text(candidate)}{mark}",
-        f"   {format_score(candidate.score) if candidate.score is not None else 'not scored'}",
-    ]
+    line = f"{number}. {_candidate_text(candidate)}"
+    if chosen:
+        line += "  ← applied"
+    score = "not scored"
+    if candidate.score is not None:
+        score = format_score(candidate.score)
+    return [line, f"   {score}"]
 
 
 def _candidate_text(candidate: Candidate) -> str:
     alternative = candidate.alternative
-    does = (
-        "; ".join(change_line(change) for change in alternative.changes[:_MAX_ITEMS])
-        or "no changes"
-    )
-    source = f"{printable_line(alternative.source)}: " if alternative.source else ""
-    return f"{does}  ({source}{printable_line(alternative.reason)})"
+    first = alternative.changes[:_MAX_ITEMS]
+    changes = "; ".join(map(change_line, first)) or "no changes"
+    reason = printable_line(alternative.reason)
+    if alternative.source:
+        reason = f"{printable_line(alternative.source)}: {reason}"
+    return f"{changes}  ({reason})"
 
 
 def format_score(score: Score) -> str:
     """Return a confidence score with its parts."""
-    return (
-        f"confidence {score.total:.2f}: self-assessment {score.self_assessment:.2f}, past success "
-        f"{score.past_success:.2f}, availability {score.availability:.2f}, simplicity {score.simplicity:.2f}"
+    parts = (
+        f"self-assessment {score.self_assessment:.2f}",
+        f"past success {score.past_success:.2f}",
+        f"availability {score.availability:.2f}",
+        f"simplicity {score.simplicity:.2f}",
     )
+    return f"confidence {score.total:.2f}: {', '.join(parts)}"
 
 
-def _limited_lines(lines: list[str]) -> list[str]:
-    more = [f"… and {len(lines) - _MAX_ITEMS} more"] if len(lines) > _MAX_ITEMS else []
-    return [*lines[:_MAX_ITEMS], *more]
+def _limited_lines(lines: Iterable[str]) -> list[str]:
+    lines = list(lines)
+    shown = lines[:_MAX_ITEMS]
+    more = len(lines) - _MAX_ITEMS
+    if more > 0:
+        shown.append(f"… and {more} more")
+    return shown
 
 
 def calibration_lines(calibration: Calibration, title: str = "calibration") -> list[str]:
     """Return a calibration as a table with a row for each bin."""
     if calibration.brier is None:
         return [f"{title}: no replan with a score has a known outcome yet"]
-    known = pluralise(calibration.count, "replan")
+    over = f"{printable_line(title)} over {pluralise(calibration.count, 'replan')}"
     lines = [
-        f"{printable_line(title)} over {known}: Brier score {calibration.brier:.3f} (0 is perfect)",
+        f"{over}: Brier score {calibration.brier:.3f} (0 is perfect)",
         f"  predicted {calibration.predicted:.0%}, came true {calibration.succeeded:.0%}",
         "  predicted    mean   came true  replans",
     ]
-    lines += [
-        f"  {b.low:.1f} to {b.high:.1f}   {b.predicted:.2f}   {b.succeeded:9.0%}  {b.replans:7}"
-        for b in calibration.bins
-    ]
+    for row in calibration.bins:
+        between = f"{row.low:.1f} to {row.high:.1f}"
+        shares = f"{row.predicted:.2f}   {row.succeeded:9.0%}"
+        lines.append(f"  {between}   {shares}  {row.replans:7}")
     return lines
 
 
 def revision_diffs(
     history: ReplanHistory, revisions: Collection[int] | None = None
 ) -> dict[int, str]:
-    """Return the diff of each revision over the tasks concerned: what replaced what, then `-` before and `+` after.
+    """Return the diff of each revision over the tasks concerned.
+
+    First comes what replaced what, then `-` before and `+` after.
 
     Args:
         history: the history; its journal is replayed once.
         revisions: numbers of the revisions; all by default.
     """
-    diffs: dict[int, str] = {}
+    diffs = {}
     for live, following in history.replay_records():
+        if not isinstance(following, PlanRevised):
+            continue
+        if revisions is not None and following.number not in revisions:
+            continue
+        lines = []
+        for change in following.changes:
+            if isinstance(change, ReplaceTask) and change.task_id in live:
+                task = live.entry(change.task_id).task
+                lines.append(f"~ {describe_replacement(task, change.tasks)}")
+        lines += filter(None, live.diff(following.changes).split("\n"))
+        # The sign stays outside: a line that is cut or escaped must still show it.
+        shown = [line[:2] + printable_line(line[2:]) for line in lines]
+        diffs[following.number] = "\n".join(shown)
+        # What comes after the last one need not be replayed.
         if revisions is not None and len(diffs) == len(revisions):
             break
-        if isinstance(following, PlanRevised) and (
-            revisions is None or following.number in revisions
-        ):
-            replaced = (
-                c for c in following.changes if isinstance(c, ReplaceTask) and c.task_id in live
-            )
-            pairs = [
-                f"~ {describe_replacement(live.entry(c.task_id).task, c.tasks)}" for c in replaced
-            ]
-            lines = [*pairs, *filter(None, live.diff(following.changes).split("\n"))]
-            diffs[following.number] = "\n".join(
-                line[:2] + printable_line(line[2:]) for line in lines
-            )
     return diffs
 
 
 @checked
 def markdown_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = None) -> str:
-    """Return a history as a document: status and metrics, then each replan and edit with its diff of the plan.
+    """Return a history as a document: a head, then each entry with its diff of the plan.
 
     Args:
         history: the history.
         events: the replans to include, instead of all entries and dropped triggers.
     """
-    plan, metrics = history.plan, history.metrics
+    plan = history.plan
+    metrics = history.metrics
+    status = _escape_inline(history.status)
+    reason = labelled(" – ", _escape_inline(history.reason))
     lines = [
         f"# Replanning of {_escape_inline(plan.name or plan.id or 'a plan')}",
         "",
         f"- **Run**: {_escape_inline(history.run)}",
         f"- **Goal**: {_escape_inline(history.goal.objective)}",
-        f"- **Status**: {_escape_inline(history.status)}"
-        + (f" – {_escape_inline(history.reason)}" if history.reason else ""),
+        f"- **Status**: {status}{reason}",
         f"- **Started**: {format_time(history.started)}",
         f"- **Progress**: {_escape_inline(evaluation_line(history.evaluate()))}",
         f"- **Replans**: {_escape_inline(_metrics_line(metrics))}",
-        *([f"- **By trigger**: {_counts_text(metrics.by_trigger)}"] if metrics.by_trigger else []),
-        *(
-            [f"- **By decision**: {_counts_text(metrics.by_decision)}"]
-            if metrics.by_decision
-            else []
-        ),
-        "",
     ]
-    shown = revision_diffs(history)
-    for entry in _timeline(history) if events is None else events:
-        lines += _entry_section(entry, shown)
+    if metrics.by_trigger:
+        counts = _counts_text(metrics.by_trigger)
+        lines.append(f"- **By trigger**: {counts}")
+    if metrics.by_decision:
+        counts = _counts_text(metrics.by_decision)
+        lines.append(f"- **By decision**: {counts}")
+    lines.append("")
+
+    # One replay for all revisions: one for each would take time quadratic in the journal.
+    diffs = revision_diffs(history)
+    entries: Sequence[ReplanEvent | PlanEdit | GoalEdit]
+    if events is None:
+        entries = _timeline(history)
+    else:
+        entries = events
+    for entry in entries:
+        match entry:
+            case GoalEdit():
+                lines += _goal_edit_section(entry)
+            case PlanEdit():
+                lines += _edit_section(entry, diffs.get(entry.after, ""))
+            case ReplanEvent():
+                lines += _replan_section(entry, diffs.get(entry.after or 0, ""))
     if history.dropped_triggers and events is None:
         lines += ["## Dropped triggers", ""]
-        lines += [
-            f"- {d.trigger.kind}: {_escape_inline(trigger_cause(d.trigger))} – {_escape_inline(d.reason)}"
-            for d in history.dropped_triggers
-        ]
+        for drop in history.dropped_triggers:
+            cause = _escape_inline(trigger_cause(drop.trigger))
+            reason = _escape_inline(drop.reason)
+            lines.append(f"- {drop.trigger.kind}: {cause} – {reason}")
         lines.append("")
     return "\n".join(lines)
 
@@ -346,63 +435,93 @@ def _escape_inline(text: str) -> str:
     return _MARKDOWN_SPECIAL.sub(r"\\\1", printable_line(text))
 
 
-def _entry_section(entry: ReplanEvent | PlanEdit | GoalEdit, diffs: Mapping[int, str]) -> list[str]:
-    when = f"- **When**: {format_time(entry.at)}"
-    reason = [f"- **Reason**: {_escape_inline(entry.reason)}"] if entry.reason else []
-    if isinstance(entry, GoalEdit):
-        by = [f"- **By**: {_escape_inline(entry.by)}"] if entry.by else []
-        new = f"- **New**: {_escape_inline(goal_line(entry.goal, entry.changed))}"
-        return ["## The goal changed", "", when, *by, *reason, new, ""]
-    made = f", revision {entry.before} → {entry.after}" if entry.after is not None else ""
-    block: list[str] = []
-    if effect := diffs.get(entry.after or 0, ""):
-        fence = "`" * max(
-            [3, *(len(found) + 1 for found in _FENCE.findall(effect))]
-        )  # longer than any inside
-        block = [f"{fence}diff", *effect.split("\n"), fence, ""]
-    if isinstance(entry, PlanEdit):
-        changes = [f"- {_escape_inline(change_line(change))}" for change in entry.changes]
-        return [
-            f"## Edit by {edit_author(entry.changes)}{made}",
-            "",
-            when,
-            *reason,
-            *changes,
-            "",
-            *block,
-        ]
-    title = f"{trigger_kinds_text(entry.triggers)} → {entry.decision or 'undecided'}{made}"
-    lines = [f"## {_escape_inline(spoken_id(entry.replan))}: {title}", "", when]
-    lines += [
-        f"- **Cause**: {_escape_inline(trigger_cause(trigger))}" for trigger in entry.triggers
-    ]
-    lines += (
-        [f"- **Asked**: {_escape_inline('; '.join(_question_lines(entry.question)))}"]
-        if entry.question
-        else []
-    )
-    lines.append(f"- **Decision**: {_escape_inline(_decision_line(entry))}")
-    lines.append(f"- **Executed**: {'yes' if entry.executed else 'no'}, outcome: {entry.outcome}")
-    lines += [f"- **Spent**: {format_usage(entry.spent)}"] if entry.spent.calls else []
-    lines += [f"- **Note**: {_escape_inline(note)}" for note in entry.notes]
-    lines += [""]
-    if entry.all_candidates:
-        lines += [
-            "| | alternative | confidence | self-assessment | past success | availability | simplicity |"
-        ]
-        lines += ["|-|-|-|-|-|-|-|"]
-        for candidate in entry.all_candidates:
-            alternative, score = candidate.alternative, [""] * 5
-            does = "; ".join(change_line(change) for change in alternative.changes) or "no changes"
-            text = _escape_inline(f"{does} ({alternative.source}: {alternative.reason})")
-            mark = "✔" if entry.executed and candidate == entry.chosen else ""
-            if candidate.rejected:
-                mark, text = "✘", f"{text} – rejected: {_escape_inline(candidate.rejected)}"
-            if candidate.score is not None:
-                score = [f"{part:.2f}" for part in astuple(candidate.score)]
-            lines.append(f"| {mark} | {text} | {' | '.join(score)} |")
+def _goal_edit_section(edit: GoalEdit) -> list[str]:
+    lines = ["## The goal changed", "", _when_line(edit)]
+    if edit.by:
+        lines.append(f"- **By**: {_escape_inline(edit.by)}")
+    lines += _reason_lines(edit)
+    new = goal_line(edit.goal, edit.changed)
+    lines += [f"- **New**: {_escape_inline(new)}", ""]
+    return lines
+
+
+def _edit_section(edit: PlanEdit, diff: str) -> list[str]:
+    made = f"revision {edit.before} → {edit.after}"
+    author = edit_author(edit.changes)
+    lines = [f"## Edit by {author}, {made}", "", _when_line(edit)]
+    lines += _reason_lines(edit)
+    for change in edit.changes:
+        line = change_line(change)
+        lines.append(f"- {_escape_inline(line)}")
+    lines.append("")
+    return lines + _diff_block(diff)
+
+
+def _replan_section(event: ReplanEvent, diff: str) -> list[str]:
+    replan = _escape_inline(spoken_id(event.replan))
+    title = f"{trigger_kinds_text(event.triggers)} → {event.decision or 'undecided'}"
+    if event.after is not None:
+        title += f", revision {event.before} → {event.after}"
+    lines = [f"## {replan}: {title}", "", _when_line(event)]
+    for trigger in event.triggers:
+        cause = trigger_cause(trigger)
+        lines.append(f"- **Cause**: {_escape_inline(cause)}")
+    if event.question is not None:
+        asked = "; ".join(_question_lines(event.question))
+        lines.append(f"- **Asked**: {_escape_inline(asked)}")
+    decision = _decision_line(event)
+    lines.append(f"- **Decision**: {_escape_inline(decision)}")
+    executed = "no"
+    if event.executed:
+        executed = "yes"
+    lines.append(f"- **Executed**: {executed}, outcome: {event.outcome}")
+    if event.spent.calls:
+        lines.append(f"- **Spent**: {format_usage(event.spent)}")
+    lines += [f"- **Note**: {_escape_inline(note)}" for note in event.notes]
+    lines.append("")
+    if event.all_candidates:
+        columns = "confidence | self-assessment | past success | availability | simplicity"
+        lines += [f"| | alternative | {columns} |", "|-|-|-|-|-|-|-|"]
+        lines += [_candidate_row(candidate, event) for candidate in event.all_candidates]
         lines.append("")
-    return [*lines, *block]
+    return lines + _diff_block(diff)
+
+
+def _when_line(entry: ReplanEvent | PlanEdit | GoalEdit) -> str:
+    return f"- **When**: {format_time(entry.at)}"
+
+
+def _reason_lines(edit: PlanEdit | GoalEdit) -> list[str]:
+    if not edit.reason:
+        return []
+    return [f"- **Reason**: {_escape_inline(edit.reason)}"]
+
+
+def _candidate_row(candidate: Candidate, event: ReplanEvent) -> str:
+    alternative = candidate.alternative
+    changes = "; ".join(map(change_line, alternative.changes)) or "no changes"
+    reason = f"{alternative.source}: {alternative.reason}"
+    text = _escape_inline(f"{changes} ({reason})")
+    mark = ""
+    if candidate.rejected:
+        mark = "✘"
+        text += f" – rejected: {_escape_inline(candidate.rejected)}"
+    elif event.executed and candidate == event.chosen:
+        mark = "✔"
+    # A row has all columns, also of a candidate that was rejected before it was scored.
+    scores = [""] * 5
+    if candidate.score is not None:
+        scores = [f"{part:.2f}" for part in astuple(candidate.score)]
+    return f"| {mark} | {text} | {' | '.join(scores)} |"
+
+
+def _diff_block(diff: str) -> list[str]:
+    if not diff:
+        return []
+    # Longer than any fence inside: values of tasks are text of other people.
+    inside = [len(fence) for fence in _FENCE.findall(diff)]
+    fence = "`" * max(3, 1 + max(inside, default=0))
+    return [f"{fence}diff", *diff.split("\n"), fence, ""]
 
 
 def _counts_text(counts: Mapping[str, int]) -> str:

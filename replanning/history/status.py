@@ -22,6 +22,7 @@ from replanning.journal.store import (
     RunStore,
     mean_durations,
 )
+from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
 from replanning.live.states import TaskState
@@ -33,7 +34,7 @@ from replanning.plan.types import QuestionId, RunId, TaskId
 
 
 class RunningTask(NamedTuple):
-    """A running task: the number of its attempt, its start and its deadline, in seconds since the epoch."""
+    """A running task with the number of its attempt; times are in seconds since the epoch."""
 
     id: TaskId
     attempt: int
@@ -52,14 +53,16 @@ class HeldTask(NamedTuple):
 class RunStatusReport:
     """Status of a run.
 
+    It has many attributes because it is a document for viewers: each is a line that they show.
+
     Attributes:
         status: `running`, or the status with which the run ended or stopped.
         reason: why it ended.
         revision: the number of the last revision.
         task_counts: number of tasks per state, of the tasks that are now part of the plan.
-        evaluation: progress, expected remaining time, health and advice, as of the last record; no time for a run that is
-            over, waits for a person, or has lost its process.
-        held_tasks: tasks of planning mode that wait for a person; their state is FAILED until the answer.
+        evaluation: progress, expected remaining time, health and advice, as of the last record; no
+            time for a run that is over, waits for a person, or has lost its process.
+        held_tasks: tasks of planning mode that wait for a person; FAILED until the answer.
         running_tasks: tasks that are being executed.
         failures: the last failure of each task that has failed and waits for nobody.
         stale: the finished tasks whose results are stale, each with the causes.
@@ -68,8 +71,8 @@ class RunStatusReport:
         spent: usage counted by the budget; `budget` is the limit.
         elapsed: seconds that count towards the budget's wall clock.
         owner: the process that owns the run, if any.
-        owner_alive: True if the owner can still write, which is assumed of a process on another machine; None without
-            an owner.
+        owner_alive: True if the owner can still write, which is assumed of a process on another
+            machine; None without an owner.
     """
 
     run: RunId
@@ -96,12 +99,12 @@ class RunStatusReport:
 
     @property
     def obstacle(self) -> str:
-        """Why nobody knows the remaining time of a run that is not over: `waits for a person`, `its process is gone`; or ""."""
+        """Why the remaining time is unknown: `waits for a person`, `its process is gone`; or ""."""
         if self.status == "running" and not self.owner_alive:
             return "its process is gone"
-        return (
-            "waits for a person" if self.questions and self.status not in FINISHED_STATUSES else ""
-        )
+        if self.questions and self.status not in FINISHED_STATUSES:
+            return "waits for a person"
+        return ""
 
 
 class ReplayedRun(NamedTuple):
@@ -118,7 +121,8 @@ def replay_records(records: Iterable[Record]) -> ReplayedRun:
     """Replay a journal into a live plan and a ledger.
 
     Raises:
-        JournalCorrupt: it does not begin with the opening of a run, or its records contradict one another.
+        JournalCorrupt: it does not begin with the opening of a run, or its records contradict one
+            another.
     """
     remaining = iter(records)
     first = next(remaining, None)
@@ -126,12 +130,17 @@ def replay_records(records: Iterable[Record]) -> ReplayedRun:
         raise JournalCorrupt("the journal does not begin with the opening of a run")
     opened = first.body
     live = LivePlan(opened.plan)
-    budget = opened.plan.budget or Budget.model_validate((opened.settings or {}).get("budget", {}))
-    ledger = Ledger(
-        budget,
-        lambda task_id: live.entry(task_id).root if task_id in live else task_id,
-        lambda: live.counts[TaskState.RUNNING],
-    )
+    budget = opened.plan.budget
+    if budget is None:
+        settings = opened.settings or {}
+        budget = Budget.model_validate(settings.get("budget", {}))
+
+    def root_of(task_id: TaskId) -> TaskId:
+        if task_id in live:
+            return live.entry(task_id).root
+        return task_id
+
+    ledger = Ledger(budget, root_of, lambda: live.counts[TaskState.RUNNING])
     last = first.at
     for record in remaining:
         apply_record(record, live, ledger, opened.run)
@@ -149,9 +158,10 @@ def apply_record(record: Record, live: LivePlan, ledger: Ledger, run: RunId) -> 
         live.fold(record)
         ledger.fold(record)
     except Exception as error:  # a journal that was edited can be wrong in any way
+        which = f"record {record.seq} ({record.body.kind}) of run {run!r}"
         raise JournalCorrupt(
-            f"record {record.seq} ({record.body.kind}) of run {run!r} does not fit the records before it: "
-            f"{error}; restore the journal from a copy, or fork the run from a revision before this record"
+            f"{which} does not fit the records before it: {error}; restore the journal from a "
+            "copy, or fork the run from a revision before this record"
         ) from error
 
 
@@ -162,23 +172,31 @@ def open_questions(records: Iterable[Record]) -> list[Question]:
     Raises:
         JournalCorrupt: the journal does not begin with the opening of a run.
     """
-    opened, live, ledger, _, _ = replay_records(records)
-    return [
-        build_question(asked, opened.run, live, ledger) for asked in ledger.open_questions.values()
-    ]
+    replayed = replay_records(records)
+    return _build_questions(replayed.opened.run, replayed.live, replayed.ledger)
+
+
+def _build_questions(run: RunId, live: LivePlan, ledger: Ledger) -> list[Question]:
+    asked = ledger.open_questions.values()
+    return [build_question(question, run, live, ledger) for question in asked]
 
 
 def build_question(asked: QuestionAsked, run: RunId, live: LivePlan, ledger: Ledger) -> Question:
     """Return a question in the form that gates and people receive."""
+    known = ledger.triggers
+    triggers = tuple(known[trigger] for trigger in asked.triggers if trigger in known)
+    diffs = []
+    for candidate in asked.candidates:
+        changes = candidate.alternative.changes
+        diffs.append(live.diff(changes))
+    # Copied, because a gate is other people's code and must not change what the ledger holds.
     return Question(
         id=QuestionId(asked.question),
         run=run,
         text=asked.text,
-        triggers=detached(
-            tuple(ledger.triggers[t] for t in asked.triggers if t in ledger.triggers)
-        ),
+        triggers=detached(triggers),
         candidates=detached(asked.candidates),
-        diffs=tuple(live.diff(candidate.alternative.changes) for candidate in asked.candidates),
+        diffs=tuple(diffs),
         holds=asked.holds,
         asked_at=ledger.asked_at.get(asked.question, 0.0),
         deadline=asked.deadline,
@@ -206,42 +224,49 @@ def status_report(
 ) -> RunStatusReport:
     """Return the status of a run whose journal was replayed."""
     opened, live, ledger, first, last = replayed
-    ended = ledger.run_end
-    until = last if ended is not None else now
-    counts: Counter[TaskState] = Counter(
-        e.state for e in live if not e.removed and e.state is not TaskState.REPLACED_BY_REPLAN
-    )
+    status: CurrentRunStatus = "running"
+    reason = ""
+    until = now
+    if ledger.run_end is not None:
+        status = ledger.run_end.status
+        reason = ledger.run_end.reason
+        # The time after the end counts towards nothing.
+        until = last
+
+    counts: Counter[TaskState] = Counter()
+    running = []
+    failures = {}
+    for entry in live:
+        state = entry.state
+        if state is TaskState.RUNNING:
+            task = RunningTask(entry.id, entry.log.count, entry.log.started_at, entry.log.deadline)
+            running.append(task)
+        # A replaced task is shown by what replaced it.
+        if entry.removed or state is TaskState.REPLACED_BY_REPLAN:
+            continue
+        counts[state] += 1
+        if state is TaskState.FAILED and entry.log.failure and not _is_held(entry):
+            failures[entry.id] = entry.log.failure
+
+    asked = ledger.open_questions.values()
+    budget = ledger.budget_tracker
     report = RunStatusReport(
         run=info.run,
         name=opened.plan.name or opened.plan.id or "",
         objective=live.goal.objective,
-        status="running" if ended is None else ended.status,
-        reason="" if ended is None else ended.reason,
+        status=status,
+        reason=reason,
         revision=live.revision,
         task_counts={state: counts[state] for state in TaskState if counts[state]},
         evaluation=PlanEvaluator().evaluate(PlanView(live), mean_durations(store)),
-        held_tasks=tuple(held_tasks(live, ledger.open_questions.values())),
-        running_tasks=tuple(
-            RunningTask(e.id, e.log.count, e.log.started_at, e.log.deadline)
-            for e in live
-            if e.state is TaskState.RUNNING
-        ),
-        failures={
-            e.id: e.log.failure
-            for e in live
-            if e.state is TaskState.FAILED
-            and not e.removed
-            and e.log.failure
-            and e.log.failure.type != HELD_FAILURE_TYPE
-        },
+        held_tasks=tuple(held_tasks(live, asked)),
+        running_tasks=tuple(running),
+        failures=failures,
         stale={task_id: result.causes for task_id, result in stale_results(live).items()},
-        questions=tuple(
-            build_question(asked, info.run, live, ledger)
-            for asked in ledger.open_questions.values()
-        ),
+        questions=tuple(_build_questions(info.run, live, ledger)),
         replans=ledger.applied_count,
-        spent=ledger.budget_tracker.spent,
-        budget=ledger.budget_tracker.budget,
+        spent=budget.spent,
+        budget=budget.budget,
         elapsed=max(0.0, until - first - ledger.waiting_seconds(until)),
         started=first,
         updated=last,
@@ -249,23 +274,29 @@ def status_report(
         owner_alive=is_owner_alive(info),
     )
     if report.obstacle or report.status in FINISHED_STATUSES:
-        return replace(report, evaluation=replace(report.evaluation, remaining_seconds=None))
+        # Nothing is executed, so an expected time would only count down on the screen.
+        evaluation = replace(report.evaluation, remaining_seconds=None)
+        return replace(report, evaluation=evaluation)
     return report
 
 
 def is_owner_alive(info: RunInfo) -> bool | None:
     """Return whether the owner of a run can still write; None without an owner."""
-    return None if info.owner is None else not is_lease_free(info.owner, math.inf, 0.0)
+    if info.owner is None:
+        return None
+    return not is_lease_free(info.owner, math.inf, 0.0)
 
 
 def held_tasks(live: LivePlan, questions: Iterable[QuestionAsked]) -> Iterator[HeldTask]:
     """Yield the tasks of planning mode that wait for answers to open questions."""
     for asked in questions:
-        for entry in (live.entry(task_id) for task_id in asked.holds if task_id in live):
-            failure = entry.log.failure
-            if (
-                entry.state is TaskState.FAILED
-                and failure is not None
-                and failure.type == HELD_FAILURE_TYPE
-            ):
-                yield HeldTask(entry.id, asked.question)
+        for task_id in asked.holds:
+            # A question holds dependents, too, which wait without being held themselves.
+            if task_id in live and _is_held(live.entry(task_id)):
+                yield HeldTask(task_id, asked.question)
+
+
+def _is_held(entry: TaskEntry) -> bool:
+    if entry.state is not TaskState.FAILED or entry.log.failure is None:
+        return False
+    return entry.log.failure.type == HELD_FAILURE_TYPE

@@ -1,4 +1,4 @@
-"""Text of reports: times, durations, changes and triggers as single lines that are safe to print."""
+"""Text of reports: times, durations, changes and triggers as lines that are safe to print."""
 
 from __future__ import annotations
 
@@ -32,29 +32,47 @@ HELD_FAILURE_TYPE: Final = "PlanningHeld"
 def printable_line(text: str, limit: int = MAX_LINE_CHARS) -> str:
     """Return a text as one line of printable characters, cut at `limit`.
 
-    Names, errors and reasons come from plans, tools and people: control characters are shown as escapes.
+    Names, errors and reasons come from plans, tools and people: control characters are shown as
+    escapes.
     """
+    # Joining the words of a whole log would take long, and none of it beyond this is shown.
     words = " ".join(text[: 4 * limit].split())
-    shown = "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
-        for c in words
-    )
-    return shown if len(shown) <= limit and len(text) <= 4 * limit else f"{shown[: limit - 1]}…"
+    characters = []
+    for character in words:
+        if character.isprintable():
+            characters.append(character)
+        else:
+            # Half of a surrogate pair has an escape, too, but no encoding of its own.
+            escaped = character.encode("unicode_escape", "surrogatepass")
+            characters.append(escaped.decode())
+    shown = "".join(characters)
+    if len(shown) > limit or len(text) > 4 * limit:
+        return f"{shown[: limit - 1]}…"
+    return shown
+
+
+def labelled(label: str, text: str) -> str:
+    """Return a text after its label; empty if the text is."""
+    if not text:
+        return ""
+    return label + text
 
 
 def printable_lines(text: str, limit: int = MAX_LINE_CHARS) -> list[str]:
     """Return the lines of a text, each printable, cut at `limit`, and with its indentation."""
-    return [
-        " " * (len(line) - len(line.lstrip())) + printable_line(line, limit)
-        for line in text.splitlines()
-    ]
+    lines = []
+    for line in text.splitlines():
+        indentation = " " * (len(line) - len(line.lstrip()))
+        lines.append(indentation + printable_line(line, limit))
+    return lines
 
 
 def format_time(at: float, form: str = "%Y-%m-%d %H:%M:%SZ") -> str:
     """Return a time, in seconds since the epoch, as `2026-03-01 12:00:03Z`."""
     try:
         return datetime.fromtimestamp(at, UTC).strftime(form)
-    except (ValueError, OverflowError, OSError):  # a time outside of the calendar
+    except (ValueError, OverflowError, OSError):
+        # An imported journal may state a time outside of the calendar.
         return f"{at:g} s"
 
 
@@ -65,6 +83,7 @@ def format_iso_time(at: float) -> str:
 
 def format_duration(seconds: float) -> str:
     """Return a duration in a fitting unit."""
+    # Two units are enough: nobody reads the seconds of a day.
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 120:
@@ -73,36 +92,61 @@ def format_duration(seconds: float) -> str:
     if minutes < 120:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+    if hours < 48:
+        return f"{hours} h {minutes} min"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h"
 
 
 def display_name(task: Task) -> str:
-    """Return the name of a task to show to people: in planning mode, the name in the model's plan, or of the phase."""
+    """Return the name of a task to show to people.
+
+    In planning mode, that is the name of the phase, or the name in the model's plan.
+    """
     notes = planning_notes(task)
-    return str(notes.get("phase") or notes.get("name") or task.id)
+    # Ids of planning mode are made up by the library, and mean nothing to people.
+    name = notes.get("phase") or notes.get("name")
+    return str(name or task.id)
 
 
 def edit_author(changes: Sequence[PlanChange]) -> str:
-    """Return the author of an edit: `planning` if it adds tasks of planning mode only, else `hand`."""
-    added = [task for change in changes if isinstance(change, ReplaceTask) for task in change.tasks]
-    added += [change.task for change in changes if isinstance(change, AddTask)]
-    planned = bool(added) and all(PLANNING_KEY in task.metadata for task in added)
-    return "planning" if planned else "hand"
+    """Return the author of an edit: `planning` if it adds planning tasks only, or `hand`."""
+    added: list[Task] = []
+    for change in changes:
+        if isinstance(change, ReplaceTask):
+            added += change.tasks
+        if isinstance(change, AddTask):
+            added.append(change.task)
+    if not added:
+        return "hand"
+    for task in added:
+        if PLANNING_KEY not in task.metadata:
+            return "hand"
+    return "planning"
 
 
 def format_usage(spent: Usage) -> str:
     """Return usage as text; money is in the currency of the budget."""
-    more = ", plus usage without a known price" if spent.unpriced else ""
-    return f"{pluralise(spent.calls, 'call')}, {pluralise(spent.tokens, 'token')}, {spent.money:.4g} money{more}"
+    calls = pluralise(spent.calls, "call")
+    tokens = pluralise(spent.tokens, "token")
+    text = f"{calls}, {tokens}, {spent.money:.4g} money"
+    if spent.unpriced:
+        text += ", plus usage without a known price"
+    return text
 
 
 def usage_words(spent: Usage, budget: Budget) -> list[str]:
-    """Return the calls and tokens that were spent, with their limits, such as `2 of 20 calls`."""
-    used = (("call", spent.calls, budget.calls), ("token", spent.tokens, budget.tokens))
-    return [
-        pluralise(count, unit) if most is None else f"{count} of {most} {unit}s"
-        for unit, count, most in used
-    ]
+    """Return the calls and tokens spent, with their limits, such as `2 of 20 calls`."""
+    words = []
+    for unit in ("call", "token"):
+        count = getattr(spent, f"{unit}s")
+        limit = getattr(budget, f"{unit}s")
+        # The word for one of twenty is the plural, too.
+        if limit is None:
+            words.append(pluralise(count, unit))
+        else:
+            words.append(f"{count} of {limit} {unit}s")
+    return words
 
 
 def pluralise(number: int, thing: str) -> str:
@@ -111,21 +155,35 @@ def pluralise(number: int, thing: str) -> str:
 
 
 def evaluation_line(found: PlanEvaluation, obstacle: str = "") -> str:
-    """Return progress, expected remaining time or what keeps it from being known, health and the first advice as one line."""
-    left = found.remaining_seconds
-    parts = [f"{found.done} of {pluralise(found.total, 'task')} done ({found.progress:.0%})"]
-    parts += [obstacle] if obstacle else [f"about {format_duration(left)} left"] if left else []
-    parts += [found.health] if found.health != "good" else []
-    return printable_line(": ".join([", ".join(parts), *found.recommendations[:1]]))
+    """Return the progress of a plan as one line.
+
+    After the progress come the expected remaining time, or the obstacle that makes it unknown, the
+    health and the first advice.
+    """
+    total = pluralise(found.total, "task")
+    parts = [f"{found.done} of {total} done ({found.progress:.0%})"]
+    if obstacle:
+        parts.append(obstacle)
+    elif found.remaining_seconds:
+        parts.append(f"about {format_duration(found.remaining_seconds)} left")
+    if found.health != "good":
+        parts.append(found.health)
+    line = ", ".join(parts)
+    if found.recommendations:
+        line += f": {found.recommendations[0]}"
+    return printable_line(line)
 
 
 def stale_line(stale: Mapping[TaskId, Sequence[str]]) -> str:
-    """Return stale results as one line: what changed, and the tasks that read it or depend on such tasks."""
-    shown = [f"{task_id} ({', '.join(causes)})" for task_id, causes in list(stale.items())[:5]]
-    more = f" and {len(stale) - 5} more" if len(stale) > 5 else ""
-    return printable_line(
-        f"{pluralise(len(stale), 'result')} of older values: {', '.join(shown)}{more}"
-    )
+    """Return stale results as one line: the tasks that read changed values, and what changed."""
+    shown = []
+    first = list(stale.items())[:5]
+    for task_id, causes in first:
+        shown.append(f"{task_id} ({', '.join(causes)})")
+    line = f"{pluralise(len(stale), 'result')} of older values: {', '.join(shown)}"
+    if len(stale) > 5:
+        line += f" and {len(stale) - 5} more"
+    return printable_line(line)
 
 
 def is_held(trigger: TriggerEvent) -> bool:
@@ -135,81 +193,89 @@ def is_held(trigger: TriggerEvent) -> bool:
 
 def trigger_kinds_text(triggers: Sequence[TriggerEvent]) -> str:
     """Return the distinct kinds of triggers."""
-    return (
-        ", ".join(dict.fromkeys("a person must decide" if is_held(t) else t.kind for t in triggers))
-        or "no trigger"
-    )
+    kinds: dict[str, None] = {}
+    for trigger in triggers:
+        kind = trigger.kind
+        if is_held(trigger):
+            # Planning mode records the wait as a failure, which would alarm a reader.
+            kind = "a person must decide"
+        kinds[kind] = None
+    return ", ".join(kinds) or "no trigger"
 
 
 def trigger_name(trigger: TriggerEvent | None) -> str:
     """Return the kind and the tasks of a trigger, if it is known: `task-failed (build)`."""
     if trigger is None:
         return "a trigger"
-    return (
-        f"{trigger.kind} ({printable_line(', '.join(trigger.tasks[:5]))})"
-        if trigger.tasks
-        else trigger.kind
-    )
+    if not trigger.tasks:
+        return trigger.kind
+    tasks = printable_line(", ".join(trigger.tasks[:5]))
+    return f"{trigger.kind} ({tasks})"
 
 
 def trigger_cause(trigger: TriggerEvent) -> str:
     """Return the cause of a trigger as one line."""
+    first = trigger.tasks[:5]
     if isinstance(trigger, TaskFailed) and is_held(trigger):
-        about = ", ".join(repr(str(task)) for task in trigger.tasks[:5])
+        about = ", ".join(repr(str(task)) for task in first)
         return printable_line(f"task {about} needs a person's decision: {trigger.message}")
     if trigger.reason:
         return printable_line(trigger.reason)
-    about = ", ".join(trigger.tasks[:5])
-    return printable_line(": ".join(filter(None, (trigger.kind, about, trigger.cause))))
+    # A trigger without tasks or cause must not leave empty places between the colons.
+    parts = (trigger.kind, ", ".join(first), trigger.cause)
+    return printable_line(": ".join(filter(None, parts)))
 
 
 def trigger_line(trigger: TriggerEvent) -> str:
     """Return the kind and the cause of a trigger, or the cause alone if a person must decide."""
-    return (
-        trigger_cause(trigger) if is_held(trigger) else f"{trigger.kind}: {trigger_cause(trigger)}"
-    )
+    cause = trigger_cause(trigger)
+    if is_held(trigger):
+        return cause
+    return f"{trigger.kind}: {cause}"
 
 
 def goal_line(goal: Goal, names: Sequence[str] = ()) -> str:
     """Return fields of a goal as one line; objective and facts by default."""
-    values = {name: getattr(goal, name) for name in names or ("objective", "facts")}
-    parts = [
-        ", ".join(value) or "none" if isinstance(value, tuple) else str(value)
-        for value in values.values()
-    ]
-    return printable_line(
-        "; ".join(
-            f"{name.replace('_', ' ')}: {text}" for name, text in zip(values, parts, strict=True)
-        )
-    )
+    parts = []
+    for name in names or ("objective", "facts"):
+        value = getattr(goal, name)
+        text = str(value)
+        if isinstance(value, tuple):
+            text = ", ".join(value) or "none"
+        parts.append(f"{name.replace('_', ' ')}: {text}")
+    return printable_line("; ".join(parts))
 
 
 def change_line(change: PlanChange) -> str:
     """Return a change as one line."""
     match change:
         case AddTask():
-            before = f" before {', '.join(change.before)}" if change.before else ""
+            before = labelled(" before ", ", ".join(change.before))
             text = f"add {_new_task_text(change.task)}{before}"
         case RemoveTask():
             text = f"remove {change.task_id}"
         case ReplaceTask():
-            text = f"replace {change.task_id} by {', '.join(map(_new_task_text, change.tasks))}"
+            tasks = ", ".join(map(_new_task_text, change.tasks))
+            text = f"replace {change.task_id} by {tasks}"
         case ModifyTask():
-            text = f"modify {change.task_id}: {', '.join(f'{name} = {value!r}' for name, value in change.fields.items())}"
+            # As Python writes it, so that text and numbers are told apart.
+            fields = [f"{name} = {value!r}" for name, value in change.fields.items()]
+            text = f"modify {change.task_id}: {', '.join(fields)}"
         case ReorderTasks():
             text = f"reorder {', '.join(change.order)}"
         case RetryTask():
-            text = f"run {change.task_id} again" + (
-                f" after {format_duration(change.delay)}" if change.delay else ""
-            )
+            text = f"run {change.task_id} again"
+            if change.delay:
+                text += f" after {format_duration(change.delay)}"
         case SkipTask() | CancelTask():
-            text = f"{change.kind} {change.task_id}" + (
-                f": {change.reason}" if change.reason else ""
-            )
+            reason = labelled(": ", change.reason)
+            text = f"{change.kind} {change.task_id}{reason}"
         case _:
-            text = "abort the run" + (f": {change.reason}" if change.reason else "")
+            text = f"abort the run{labelled(': ', change.reason)}"
     return printable_line(text)
 
 
 def _new_task_text(task: Task) -> str:
-    return f"{task.id} ({task.tool})" if task.tool else task.id
+    if not task.tool:
+        return task.id
+    return f"{task.id} ({task.tool})"

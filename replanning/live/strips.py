@@ -1,7 +1,8 @@
-"""STRIPS model of a plan: actions on facts, whether the remaining steps can be executed, and regression.
+"""STRIPS model of a plan: actions on facts, simulation of the remaining steps, and regression.
 
-The semantics are those of Fikes and Nilsson (1971): a step can be executed if all its preconditions hold; it
-removes facts, then adds facts; a fact that is not known to hold does not hold. Everything here is pure.
+The semantics are those of Fikes and Nilsson (1971): a step can be executed if all its preconditions
+hold; it removes facts, then adds facts; a fact that is not known to hold does not hold. Everything
+here is pure.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class GroundAction(NamedTuple):
         requires: facts that must hold before it.
         adds: facts that hold after it.
         removes: facts that do not hold after it, unless they are also added.
-        unresolved: whether facts are left out because they depend on results that do not exist yet.
+        unresolved: whether facts are left out that depend on results which do not exist yet.
         facts: all of these facts, in the order in which the tool states them.
     """
 
@@ -41,13 +42,16 @@ class GroundAction(NamedTuple):
         return (facts - self.removes) | self.adds
 
     def interferes_with(self, other: GroundAction) -> bool:
-        """Return whether either action removes a fact that the other requires or adds, so that they must not overlap."""
-        return not (
-            self.removes.isdisjoint(other.requires)
-            and other.removes.isdisjoint(self.requires)
-            and self.removes.isdisjoint(other.adds - self.adds)
-            and other.removes.isdisjoint(self.adds - other.adds)
-        )
+        """Return whether the two actions must not overlap.
+
+        Either one removes a fact that the other requires, or that the other alone adds.
+        """
+        for one, another in ((self, other), (other, self)):
+            # A fact that both add holds afterwards in any order.
+            needed = another.requires | (another.adds - one.adds)
+            if not one.removes.isdisjoint(needed):
+                return True
+        return False
 
 
 class StripsStep(NamedTuple):
@@ -78,7 +82,8 @@ class Feasibility(NamedTuple):
     Attributes:
         executable: the steps that can be executed, in order.
         stuck: the steps whose dependencies are done but whose preconditions never hold.
-        missing_goal_facts: the facts of the goal that do not hold at the end and that no remaining step would add.
+        missing_goal_facts: the facts of the goal that do not hold at the end and that no remaining
+            step would add.
         final_facts: the facts that hold at the end.
     """
 
@@ -94,14 +99,14 @@ class Feasibility(NamedTuple):
 
     def excluding(self, steps: Collection[TaskId], facts: Collection[str]) -> Feasibility:
         """Return a copy that ignores some stuck steps and some missing facts of the goal."""
-        return self._replace(
-            stuck=tuple(step for step in self.stuck if step.id not in steps),
-            missing_goal_facts=tuple(fact for fact in self.missing_goal_facts if fact not in facts),
-        )
+        stuck = tuple(step for step in self.stuck if step.id not in steps)
+        missing = tuple(fact for fact in self.missing_goal_facts if fact not in facts)
+        return self._replace(stuck=stuck, missing_goal_facts=missing)
 
     def components(self) -> list[list[StripsStep]]:
         """Return the executable and stuck steps in independent groups."""
-        return connected_components((*self.executable, *self.stuck), frozenset(self.unmet_facts()))
+        steps = (*self.executable, *self.stuck)
+        return connected_components(steps, frozenset(self.unmet_facts()))
 
     def tasks_related_to(self, facts: Collection[str]) -> tuple[TaskId, ...]:
         """Return the unstarted tasks in every group of steps that uses one of the facts."""
@@ -114,25 +119,35 @@ class Feasibility(NamedTuple):
         return self._unstarted_tasks(lambda step: step.id in stuck)
 
     def _unstarted_tasks(self, concerns: Callable[[StripsStep], bool]) -> tuple[TaskId, ...]:
-        groups = [group for group in self.components() if any(map(concerns, group))]
-        return tuple(step.id for group in groups for step in group if not step.running)
+        tasks = []
+        for group in self.components():
+            if any(map(concerns, group)):
+                tasks += [step.id for step in group if not step.running]
+        return tuple(tasks)
 
     def unmet_facts(self) -> tuple[str, ...]:
         """Return the missing preconditions of stuck steps and the missing facts of the goal."""
-        needed = [
-            fact for step in self.stuck for fact in sorted(step.action.requires - self.final_facts)
-        ]
-        return tuple(dict.fromkeys([*needed, *self.missing_goal_facts]))
+        unmet = {}
+        for step in self.stuck:
+            # Sorted, because the order of a set differs from one process to the next.
+            lacking = sorted(step.action.requires - self.final_facts)
+            unmet.update(dict.fromkeys(lacking))
+        unmet.update(dict.fromkeys(self.missing_goal_facts))
+        return tuple(unmet)
 
     def explain(self) -> str:
         """Return the first problem in words; empty if the result is valid."""
         if self.stuck:
             step = self.stuck[0]
             needed = sorted(step.action.requires - self.final_facts)
-            more = f" (and {len(self.stuck) - 1} more)" if len(self.stuck) > 1 else ""
-            return f"task {step.id!r} needs {', '.join(needed[:5])}, which would not hold{more}"
+            more = ""
+            if len(self.stuck) > 1:
+                more = f" (and {len(self.stuck) - 1} more)"
+            facts = ", ".join(needed[:5])
+            return f"task {step.id!r} needs {facts}, which would not hold{more}"
         if self.missing_goal_facts:
-            return f"the goal would lack {', '.join(self.missing_goal_facts[:5])}"
+            facts = ", ".join(self.missing_goal_facts[:5])
+            return f"the goal would lack {facts}"
         return ""
 
 
@@ -152,38 +167,56 @@ class StripsProblem:
     )
 
     def feasibility(self, *, strict: bool = False) -> Feasibility:
-        """Execute steps one after another, each as soon as its dependencies are done and its preconditions hold.
+        """Execute the steps one after another.
+
+        Each is executed as soon as its dependencies are done and its preconditions hold.
 
         Args:
-            strict: treat steps that cannot be started now as stuck, instead of assuming that they will be fixed.
+            strict: treat steps that cannot be started now as stuck, instead of assuming that they
+                will be fixed.
         """
-        strict = strict and not all(step.startable or step.running for step in self.steps)
+        if strict:
+            # Without a step that cannot be started, both questions have one answer.
+            strict = not all(step.startable or step.running for step in self.steps)
         if strict not in self._computed:
             self._computed[strict] = _simulate(self, strict=strict)
         return self._computed[strict]
 
 
 def _simulate(problem: StripsProblem, *, strict: bool) -> Feasibility:
-    steps, facts = problem.steps, set(problem.facts)
+    """Execute steps in plan order as far as possible.
+
+    `facts` hold now. A step moves from its dependencies to `ready`, and from there to `executed`,
+    or to `stuck`, where it waits for one of the facts that it lacks. The addition of that fact
+    makes it ready again, and then it is compared with the facts anew: it may lack another one.
+    Each step is looked at once for each fact that it waits for, so the order of the plan is kept
+    without trying all steps again after each one.
+    """
+    steps = problem.steps
+    facts = set(problem.facts)
     open_dependencies = [len(step.depends_on) for step in steps]
     dependents: dict[TaskId, list[int]] = {}
+    ready = []  # sorted, hence a heap
     for index, step in enumerate(steps):
+        if not step.depends_on:
+            ready.append(index)
         for dep in step.depends_on:
             dependents.setdefault(dep, []).append(index)
-    ready = [
-        index for index, step in enumerate(steps) if not step.depends_on
-    ]  # sorted, hence a heap
-    executed: dict[TaskId, StripsStep] = {}
-    stuck: dict[int, StripsStep] = {}
+    executed = {}
+    stuck = {}
     waiting_for_fact: dict[str, list[int]] = {}
+
     while ready:
         index = heapq.heappop(ready)
         step = steps[index]
         lacking = next(iter(step.action.requires - facts), None)
-        if lacking is not None or (strict and not step.startable and not step.running):
+        if lacking is not None:
             stuck[index] = step
-            if lacking is not None:
-                waiting_for_fact.setdefault(lacking, []).append(index)
+            waiting_for_fact.setdefault(lacking, []).append(index)
+            continue
+        if strict and not step.startable and not step.running:
+            # No fact can help it, so it waits for none.
+            stuck[index] = step
             continue
         executed[step.id] = step
         facts -= step.action.removes
@@ -196,11 +229,16 @@ def _simulate(problem: StripsProblem, *, strict: bool) -> Feasibility:
             open_dependencies[waiting] -= 1
             if not open_dependencies[waiting]:
                 heapq.heappush(ready, waiting)
-    to_come = {fact for step in steps if step.id not in executed for fact in step.action.adds}
-    missing = tuple(fact for fact in problem.goal if fact not in facts and fact not in to_come)
-    return Feasibility(
-        tuple(executed.values()), tuple(stuck[i] for i in sorted(stuck)), missing, frozenset(facts)
-    )
+
+    # What a step that is not executed would add is not missing: that step is the problem.
+    to_come: set[str] = set()
+    for step in steps:
+        if step.id not in executed:
+            to_come |= step.action.adds
+    reachable = facts | to_come
+    missing = tuple(fact for fact in problem.goal if fact not in reachable)
+    still_stuck = tuple(stuck[index] for index in sorted(stuck))
+    return Feasibility(tuple(executed.values()), still_stuck, missing, frozenset(facts))
 
 
 def uses_facts(tool: ToolSpec) -> bool:
@@ -209,59 +247,74 @@ def uses_facts(tool: ToolSpec) -> bool:
 
 
 def ground_action(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> GroundAction:
-    """Return the action of a tool with these arguments; patterns with unknown arguments are left out."""
+    """Return the action of a tool with these arguments.
+
+    Patterns with unknown arguments are left out.
+    """
     values = {name: as_text(value) for name, value in arguments.items()}
-    needs, first = _instantiate((*tool.requires, *map(artifact_fact, tool.needs)), values)
-    adds, second = _instantiate((*tool.adds, *map(artifact_fact, tool.produces)), values)
-    removes, third = _instantiate(tool.removes, values)
-    facts = tuple(dict.fromkeys([*needs, *adds, *removes]))
+    requires = (*tool.requires, *map(artifact_fact, tool.needs))
+    adds = (*tool.adds, *map(artifact_fact, tool.produces))
+    required = _instantiate(requires, values)
+    added = _instantiate(adds, values)
+    removed = _instantiate(tool.removes, values)
+    facts = [*required, *added, *removed]
+    # What holds after the action may depend on a pattern that is left out.
+    patterns = [*requires, *adds, *tool.removes]
+    unresolved = len(facts) < len(patterns)
+    in_order = tuple(dict.fromkeys(facts))
     return GroundAction(
-        frozenset(needs), frozenset(adds), frozenset(removes), first or second or third, facts
+        frozenset(required), frozenset(added), frozenset(removed), unresolved, in_order
     )
 
 
 def artifact_fact(name: str) -> str:
-    """Return the fact, or pattern of facts, for which a name in `needs` or `produces` is shorthand."""
+    """Return the fact, or pattern of facts, that a name in `needs` or `produces` stands for."""
     return f"artifact({name})"
 
 
-def _instantiate(patterns: Iterable[str], values: Mapping[str, str]) -> tuple[list[str], bool]:
-    facts: list[str] = []
-    left_out = False
+def _instantiate(patterns: Iterable[str], values: Mapping[str, str]) -> list[str]:
+    facts = []
     for pattern in patterns:
         names = placeholders(pattern)
-        if not values.keys() >= set(names):
-            left_out = True
-        else:
-            facts.append(
-                normalise_fact(fill_placeholders(pattern, values))
-                if names
-                else fill_placeholders(pattern, values)
-            )
-    return facts, left_out
+        if values.keys() >= set(names):
+            fact = fill_placeholders(pattern, values)
+            if names:
+                # An argument may hold spaces that the fact would not have in a plan file.
+                fact = normalise_fact(fact)
+            facts.append(fact)
+    return facts
 
 
 def connected_components(
     steps: Sequence[StripsStep], lacking: Collection[str] = ()
 ) -> list[list[StripsStep]]:
-    """Return steps in independent groups: linked by no dependency, and by no fact that a step changes or lacks."""
+    """Return steps in independent groups.
+
+    No dependency links two groups, nor a fact that a step changes or lacks. Facts that nobody
+    changes do not link steps: most steps of a plan may read the same ones.
+    """
     group = list(range(len(steps)))
 
     def find(index: int) -> int:
         while group[index] != index:
-            group[index] = index = group[group[index]]
+            parent = group[group[index]]
+            # Halving the path keeps the next search short.
+            group[index] = parent
+            index = parent
         return index
 
     place = {step.id: index for index, step in enumerate(steps)}
-    changed = {fact for step in steps for fact in (*step.action.adds, *step.action.removes)}.union(
-        lacking
-    )
+    changed = set(lacking)
+    for step in steps:
+        changed |= step.action.adds
+        changed |= step.action.removes
     first: dict[str, int] = {}
     for index, step in enumerate(steps):
         linked = [place[dep] for dep in step.depends_on if dep in place]
         linked += [first.setdefault(fact, index) for fact in step.action.facts if fact in changed]
         for other in linked:
-            group[find(index)] = find(other)
+            root = find(other)
+            group[find(index)] = root
     components: dict[int, list[StripsStep]] = {}
     for index, step in enumerate(steps):
         components.setdefault(find(index), []).append(step)
@@ -271,21 +324,24 @@ def connected_components(
 def regress_at(
     goal: Iterable[str], steps: Sequence[GroundAction], places: Collection[int] = (0,)
 ) -> dict[int, frozenset[str] | None]:
-    """Return the facts that must hold before the suffixes of steps that begin at some places, for them to reach a goal.
+    """Return the facts that must hold before suffixes of steps, for them to reach a goal.
 
-    None for a suffix that cannot reach it because a step removes a fact needed after it; longer ones cannot either.
+    The suffixes begin at `places`. None for a suffix that cannot reach the goal, because a step
+    removes a fact needed after it; longer ones cannot either.
     """
     needed = set(goal)
     possible = True
     needed_at: dict[int, frozenset[str] | None] = {}
     for place in range(len(steps), -1, -1):
         if place < len(steps):
-            use = steps[place]
-            possible = possible and not any(
-                fact in needed and fact not in use.adds for fact in use.removes
-            )
-            needed -= use.adds
-            needed |= use.requires
+            step = steps[place]
+            # A fact that the step both removes and adds holds after it.
+            if not needed.isdisjoint(step.removes - step.adds):
+                possible = False
+            needed -= step.adds
+            needed |= step.requires
         if place in places:
-            needed_at[place] = frozenset(needed) if possible else None
+            needed_at[place] = None
+            if possible:
+                needed_at[place] = frozenset(needed)
     return needed_at

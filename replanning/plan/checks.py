@@ -1,4 +1,4 @@
-"""Checks of a plan as a whole: unique names, tools and arguments, resources, references, no dependency cycles."""
+"""Checks of a plan as a whole: names, tools, arguments, resources, references and cycles."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Finding = tuple[JsonPath, str]
 _Expression = Condition | tuple[Reference, ...] | str
 """Parsed condition, or references of a text; or why there is none."""
 _ParsedBody = tuple[JsonPath, TaskBody, list[tuple[str, _Expression]]]
-"""A task, fallback or undo task: its path in the task, itself, and its expressions with the fields that hold them."""
+"""A task, fallback or undo task: its path in the task, itself, and its expressions by field."""
 Graph = Sequence[Sequence[int]]
 """Dependencies of numbered nodes: `graph[i]` are the nodes that i depends on."""
 
@@ -76,125 +76,168 @@ def check_plan(
     servers: Mapping[str, McpServer],
 ) -> list[Problem]:
     """Return everything that is wrong with a plan whose parts are each valid."""
-    scope = TaskScope({tool.name: tool for tool in tools}, resources, objects, servers)
+    by_name = {tool.name: tool for tool in tools}
+    scope = TaskScope(by_name, resources, objects, servers)
     ids = {task.id for task in tasks}
     bodies = [_parsed_bodies(task, ids) for task in tasks]
-    findings = chain(
-        _check_unique("tool", [tool.name for tool in tools], "name"),
-        (
-            (("mcp", name), f"MCP server {name!r}: {text}")
-            for name, server in servers.items()
-            for text in server.problems()
-        ),
-        (
-            (("tools", index, *path), f"tool {tool.name!r}{text}")
-            for index, tool in enumerate(tools)
-            for path, text in _check_tool(tool, scope)
-        ),
-        (
-            (("tasks", index, *path), f"task {task.id!r}: {text}")
-            for index, task in enumerate(tasks)
-            for path, text in _check_bodies(bodies[index], scope)
-        ),
-        _check_graph(tasks, bodies, scope.hints),
-    )
-    return first_problems(Problem(format_path(path), text) for path, text in findings)
+
+    def findings() -> Iterator[Finding]:
+        # Lazy: nothing is looked for once there are more problems than anybody reads.
+        yield from _check_unique("tool", [tool.name for tool in tools], "name")
+        for name, server in servers.items():
+            for text in server.problems():
+                yield ("mcp", name), f"MCP server {name!r}: {text}"
+        for index, tool in enumerate(tools):
+            which = f"tool {tool.name!r}"
+            for path, text in _check_tool(tool, scope):
+                yield ("tools", index, *path), which + text
+        for index, task in enumerate(tasks):
+            which = f"task {task.id!r}"
+            for path, text in _check_bodies(bodies[index], scope):
+                yield ("tasks", index, *path), f"{which}: {text}"
+        yield from _check_graph(tasks, bodies, scope.hints)
+
+    return _first_problems(findings())
 
 
 def check_graph(tasks: Sequence[Task]) -> list[Problem]:
-    """Return the problems between tasks: duplicate ids, wrong dependencies, references to unavailable results."""
+    """Return the problems between tasks.
+
+    These are duplicate ids, wrong dependencies, and references to unavailable results.
+    """
     ids = {task.id for task in tasks}
-    findings = _check_graph(tasks, [_parsed_bodies(task, ids) for task in tasks], NameSuggester())
+    bodies = [_parsed_bodies(task, ids) for task in tasks]
+    return _first_problems(_check_graph(tasks, bodies, NameSuggester()))
+
+
+def _first_problems(findings: Iterator[Finding]) -> list[Problem]:
     return first_problems(Problem(format_path(path), text) for path, text in findings)
 
 
 def _check_graph(
     tasks: Sequence[Task], bodies: Sequence[Sequence[_ParsedBody]], hints: NameSuggester
 ) -> Iterator[Finding]:
+    """Yield the problems between tasks: ids, dependencies, cycles, and references to results.
+
+    What a task can see is known only where all dependencies are sound, so references are checked
+    against the graph last, and only if nothing else was found. Otherwise one misspelt name would
+    be reported again for everything behind it.
+    """
     yield from _check_unique("task", [task.id for task in tasks], "id")
-    number_of = {
-        task.id: number for number, task in reversed([*enumerate(tasks)])
-    }  # the first of those with one id
+    # Of several tasks with one id, the first one counts.
+    number_of: dict[str, int] = {}
+    for number, task in enumerate(tasks):
+        number_of.setdefault(task.id, number)
     sound = True
+    for finding in _check_dependencies(tasks, number_of, hints):
+        sound = False
+        yield finding
+
+    graph = []
+    for task in tasks:
+        known = [name for name in task.depends_on if name in number_of]
+        # A task that depends on itself was reported above, and is no cycle of its own.
+        graph.append([number_of[name] for name in known if name != task.id])
+    for cycle in find_cycles(graph):
+        sound = False
+        # The first one is named again at the end, which closes the circle.
+        closed = [*cycle, cycle[0]]
+        names = [repr(tasks[number].id) for number in closed]
+        more = len(names) - _MAX_CYCLE_NAMES
+        if more > 0:
+            names[_MAX_CYCLE_NAMES - 1 : -1] = [f"… ({more} more) …"]
+        circle = " → ".join(names)
+        text = f"the tasks depend on one another in a circle: {circle}"
+        yield ("tasks", cycle[0], "depends_on"), f"{text}; remove one of these dependencies"
+
+    uses = []
+    for number, task in enumerate(tasks):
+        for path, name, text in _results_read(task, bodies[number]):
+            uses.append((number, path, name, text))
+    for number, path, name, text in uses:
+        if name not in number_of:
+            sound = False
+            hint = hints(name, number_of)
+            task_id = tasks[number].id
+            reason = f"{name!r} is no task of the plan{hint}"
+            message = f"task {task_id!r} refers to {text}, and {reason}"
+            yield ("tasks", number, *path), message
+    if not uses or not sound:
+        return
+    pairs = [(number, number_of[name]) for number, _, name, _ in uses]
+    apart = unreachable_pairs(graph, pairs)
+    for pair, (number, path, name, text) in zip(pairs, uses, strict=True):
+        if pair not in apart:
+            continue
+        task_id = tasks[number].id
+        if task_id == name:
+            why = f"refers to its own output with {text}"
+        else:
+            missing = f"does not depend on {name!r}: add {name!r} to its depends_on"
+            why = f"refers to {text} and {missing}"
+        yield ("tasks", number, *path), f"task {task_id!r} {why}"
+
+
+def _check_dependencies(
+    tasks: Sequence[Task], number_of: Mapping[str, int], hints: NameSuggester
+) -> Iterator[Finding]:
     for index, task in enumerate(tasks):
-        seen: set[str] = set()
+        seen = set()
         for place, needed in enumerate(task.depends_on):
             why = ""
             if needed == task.id:
                 why = "itself"
             elif needed not in number_of:
-                why = f"{needed!r}, which is no task of the plan{hints(needed, number_of)}"
+                hint = hints(needed, number_of)
+                why = f"{needed!r}, which is no task of the plan{hint}"
             elif needed in seen:
                 why = f"{needed!r} twice"
             if why:
-                sound = False
-                yield ("tasks", index, "depends_on", place), f"task {task.id!r} depends on {why}"
+                path = ("tasks", index, "depends_on", place)
+                yield path, f"task {task.id!r} depends on {why}"
             seen.add(needed)
-    graph = [
-        [number_of[i] for i in task.depends_on if i in number_of and i != task.id] for task in tasks
-    ]
-    for cycle in find_cycles(graph):
-        names = [repr(tasks[number].id) for number in (*cycle, cycle[0])]
-        if len(names) > _MAX_CYCLE_NAMES:
-            names[_MAX_CYCLE_NAMES - 1 : -1] = [f"… ({len(names) - _MAX_CYCLE_NAMES} more) …"]
-        text = f"the tasks depend on one another in a circle: {' → '.join(names)}; remove one of these dependencies"
-        sound = False
-        yield ("tasks", cycle[0], "depends_on"), text
-    uses = [
-        (number, *use)
-        for number, task in enumerate(tasks)
-        for use in _results_read(task, bodies[number])
-    ]
-    for number, path, name, text in uses:
-        if name not in number_of:
-            sound = False
-            told = f"task {tasks[number].id!r} refers to {text}, and {name!r} is no task of the plan{hints(name, number_of)}"
-            yield ("tasks", number, *path), told
-    if uses and sound:  # what a task can see is known only where the dependencies are sound
-        apart = unreachable_pairs(graph, [(number, number_of[name]) for number, _, name, _ in uses])
-        for number, path, name, text in uses:
-            if (number, number_of[name]) in apart:
-                why = f"refers to {text} and does not depend on {name!r}: add {name!r} to its depends_on"
-                if tasks[number].id == name:
-                    why = f"refers to its own output with {text}"
-                yield ("tasks", number, *path), f"task {tasks[number].id!r} {why}"
 
 
 def check_task(task: TaskBody, scope: TaskScope) -> list[str]:
     """Return the problems of one task and its fallbacks, without its relations to other tasks."""
     if _is_simple_call(task, scope):
         return []
-    problems = [
-        f"{format_path(path[:2])}: {text}" if path and path[0] in ("fallbacks", "undo") else text
-        for path, text in _check_bodies(_parsed_bodies(task), scope)
-    ]
+    problems = []
+    for path, text in _check_bodies(_parsed_bodies(task), scope):
+        # A problem of the task itself names its field already.
+        if path and path[0] in ("fallbacks", "undo"):
+            text = f"{format_path(path[:2])}: {text}"  # noqa: PLW2901
+        problems.append(text)
     if problems:
         scope.hints = NameSuggester()  # its bound is for one task
     return problems
 
 
 def _is_simple_call(task: TaskBody, scope: TaskScope) -> bool:
-    """Return whether a task only calls a tool, with values of the stated types: a quick look, as most calls are like that."""
+    """Return whether a task only calls a tool, with values of the stated types.
+
+    A quick look: most calls are like that, and they need no further check.
+    """
     tool = scope.tools.get(task.tool or "")
-    if (
-        tool is None
-        or not tool.parameters
-        or task.resources
-        or task.fallbacks
-        or task.undo
-        or task.when
-    ):
+    if tool is None or not tool.parameters:
         return False
-    given, parameters = task.arguments, tool.parameters
-    required, taken = scope.demands(tool)
-    for name in given:
-        if type(given[name]) not in _SIMPLE_TYPES.get(parameters.get(name, ""), ()):
+    if task.resources or task.fallbacks or task.undo or task.when:
+        return False
+    arguments = task.arguments
+    for name, value in arguments.items():
+        kind = tool.parameters.get(name, "")
+        if type(value) not in _SIMPLE_TYPES.get(kind, ()):
             return False
-    return not taken and all(map(given.__contains__, required)) and not has_references(given)
+    required, excess = scope.demands(tool)
+    if excess or has_references(arguments):
+        return False
+    return all(map(arguments.__contains__, required))
 
 
 def result_references(task: Task, known: Container[str]) -> Iterator[tuple[JsonPath, str, str]]:
-    """Yield the results that a task and its fallbacks read: path, id of the other task, and the reference as written.
+    """Yield the results that a task and its fallbacks read.
+
+    Each with its path, the id of the other task, and the reference as written.
 
     Args:
         task: the task.
@@ -204,26 +247,36 @@ def result_references(task: Task, known: Container[str]) -> Iterator[tuple[JsonP
 
 
 def may_read_results(task: Task) -> bool:
-    """Return whether a task, or a fallback or undo task of it, may read results: a quick look, as most read none."""
-    return bool(task.when or task.fallbacks or task.undo or has_references(task.arguments))
+    """Return whether a task, or a fallback or undo task of it, may read results.
+
+    A quick look: most tasks read none.
+    """
+    if task.when or task.fallbacks or task.undo:
+        return True
+    return has_references(task.arguments)
 
 
 def _results_read(task: Task, bodies: Sequence[_ParsedBody]) -> Iterator[tuple[JsonPath, str, str]]:
     for path, _, expressions in bodies:
         for name, parsed in expressions:
+            where = (*path, name)
             if isinstance(parsed, Condition):
                 for read in sorted(parsed.names("results")):
-                    yield (*path, name), read, f"results.{read}"
-            elif not isinstance(parsed, str):  # which is reported with the task
+                    yield where, read, f"results.{read}"
+            elif not isinstance(parsed, str):
+                # A text says why the expression is wrong; it is reported with the task.
                 for reference in parsed:
-                    if reference.task is not None and not (
-                        "undo" in path and reference.task == task.id
-                    ):
-                        yield (*path, name), reference.task, str(reference)
+                    read_by_undo = "undo" in path and reference.task == task.id
+                    # What undoes a task runs after it, and may read what it has returned.
+                    if reference.task is not None and not read_by_undo:
+                        yield where, reference.task, str(reference)
 
 
 def nested_bodies(task: TaskBody) -> list[tuple[JsonPath, TaskBody]]:
-    """Return a task with its fallbacks and undo tasks at all levels that state any field, each with its path."""
+    """Return a task with its fallbacks and undo tasks at all levels, each with its path.
+
+    Fallbacks that state no field are left out: a hostile plan may have hundreds of thousands.
+    """
     bodies: list[tuple[JsonPath, TaskBody]] = [((), task)]
     if task.undo is None and not task.fallbacks:
         return bodies
@@ -231,7 +284,7 @@ def nested_bodies(task: TaskBody) -> list[tuple[JsonPath, TaskBody]]:
         if body.undo is not None:
             bodies.append(((*path, "undo"), body.undo))
         for index, fallback in enumerate(body.fallbacks):
-            if fallback.model_fields_set:  # hundreds of thousands of empty ones take a second
+            if fallback.model_fields_set:
                 bodies.append(((*path, "fallbacks", index), fallback))
     return bodies
 
@@ -263,98 +316,109 @@ class TaskScope:
 
     @cached_property
     def _server_tools(self) -> dict[str, frozenset[str] | None]:
-        return {
-            key: None if one.tools is None else frozenset(one.tools)
-            for key, one in self.servers.items()
-        }
+        tools: dict[str, frozenset[str] | None] = {}
+        for name, server in self.servers.items():
+            tools[name] = None
+            if server.tools is not None:
+                tools[name] = frozenset(server.tools)
+        return tools
 
     def may_be_served(self, name: str) -> bool:
-        """Return whether a server may have a tool of this name: only the server itself can confirm it."""
-        dots = (place for place, character in enumerate(name[:-1]) if character == ".")
-        offers = (
-            (self._server_tools.get(name[:dot], frozenset()), name[dot + 1 :]) for dot in dots
-        )
-        return any(names is None or own in names for names, own in offers)
+        """Return whether a server may have a tool of this name; only the server can confirm it."""
+        # Names of servers and of tools may have dots, so each of them may be the one between.
+        for dot, character in enumerate(name[:-1]):
+            if character != ".":
+                continue
+            server = name[:dot]
+            tool = name[dot + 1 :]
+            names = self._server_tools.get(server, frozenset())
+            # A server that does not list its tools may have any.
+            if names is None or tool in names:
+                return True
+        return False
 
     def demands(self, tool: ToolSpec) -> tuple[list[str], list[tuple[str, float]]]:
-        """Return the parameters that a tool cannot do without, and the resources of which it takes too much."""
+        """Return the required parameters of a tool, and the resources that it takes too much of."""
         if tool.name not in self._demands:
             optional = frozenset(tool.optional)
             required = [name for name in tool.parameters if name not in optional]
-            self._demands[tool.name] = required, self.excess(tool.resources)
+            excess = self.excess(tool.resources)
+            self._demands[tool.name] = (required, excess)
         return self._demands[tool.name]
 
     def excess(self, resources: Mapping[str, float]) -> list[tuple[str, float]]:
         """Return the resources with an amount above the capacity."""
-        return [
-            (name, amount)
-            for name, amount in resources.items()
-            if amount > self.capacity.get(name, amount)
-        ]
+        above = []
+        for name, amount in resources.items():
+            # A resource that the plan lacks is reported as such.
+            if amount > self.capacity.get(name, amount):
+                above.append((name, amount))
+        return above
 
     def placeholders(self, tool: ToolSpec) -> dict[str, str]:
-        """Return the placeholders in the patterns of a tool, each with the first field that has it."""
-        if tool.name not in self._placeholders:
-            fields: dict[str, str] = {}
-            for field_name in _PATTERN_FIELDS:
-                value: str | Iterable[str] | Mapping[str, str] = getattr(tool, field_name)
-                if not value:
-                    continue
-                texts = (
-                    (value,)
-                    if isinstance(value, str)
-                    else value.values()
-                    if isinstance(value, Mapping)
-                    else value
-                )
-                for text in texts:
-                    for placeholder in placeholders(text):
-                        fields.setdefault(placeholder, field_name)
-            self._placeholders[tool.name] = fields
-        return self._placeholders[tool.name]
+        """Return the placeholders in the patterns of a tool, each with its first field."""
+        if tool.name in self._placeholders:
+            return self._placeholders[tool.name]
+        fields: dict[str, str] = {}
+        for field_name in _PATTERN_FIELDS:
+            value: str | Iterable[str] | Mapping[str, str] = getattr(tool, field_name)
+            if not value:
+                continue
+            texts: Iterable[str]
+            if isinstance(value, str):
+                texts = (value,)
+            elif isinstance(value, Mapping):
+                texts = value.values()
+            else:
+                texts = value
+            for text in texts:
+                for placeholder in placeholders(text):
+                    fields.setdefault(placeholder, field_name)
+        self._placeholders[tool.name] = fields
+        return fields
 
 
 def _check_unique(what: str, names: Sequence[str], key: str) -> Iterator[Finding]:
     first: dict[str, int] = {}
     for index, name in enumerate(names):
-        if (before := first.setdefault(name, index)) != index:
-            text = (
-                f"{what} {name!r} is there already, as {what}s[{before}]; each needs its own {key}"
-            )
+        before = first.setdefault(name, index)
+        if before != index:
+            place = f"{what}s[{before}]"
+            text = f"{what} {name!r} is there already, as {place}; each needs its own {key}"
             yield (f"{what}s", index, key), text
 
 
 def _check_tool(tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:
     """Yield the problems of a tool; the messages continue the words `tool 'name'`."""
+    hints = scope.hints
     needed = _REQUIRED_FIELD_BY_KIND.get(tool.kind or "")
     if needed and not getattr(tool, needed):
         yield (), f" is of kind {tool.kind} and has no {needed}"
     if tool.callable is not None and not all(tool.callable.partition(":")):
         yield ("callable",), f": {brief_repr(tool.callable)} is not of the form module:function"
     if tool.server is not None and tool.server not in scope.servers:
-        yield (
-            ("server",),
-            f": `mcp` describes no server {tool.server!r}{scope.hints(tool.server, scope.servers)}",
-        )
+        hint = hints(tool.server, scope.servers)
+        yield ("server",), f": `mcp` describes no server {tool.server!r}{hint}"
     for parameter, kind in tool.parameters.items():
         if kind not in _PARAMETER_TYPES and kind not in scope.object_types:
-            known = (
-                f"expected one of {', '.join(_PARAMETER_TYPES)}, or a type that `objects` states"
-            )
-            hint = scope.hints(kind, {*_PARAMETER_TYPES, *scope.object_types})
+            all_types = {*_PARAMETER_TYPES, *scope.object_types}
+            hint = hints(kind, all_types)
+            types = ", ".join(_PARAMETER_TYPES)
+            known = f"expected one of {types}, or a type that `objects` states"
             yield ("parameters", parameter), f": there is no type {kind!r}{hint}; {known}"
     for parameter in tool.optional:
         if parameter not in tool.parameters:
-            hint = scope.hints(parameter, tool.parameters)
+            hint = hints(parameter, tool.parameters)
             yield ("optional",), f": {parameter!r} is no parameter of it{hint}"
-    for hole, name in scope.placeholders(tool).items() if tool.parameters else ():
-        if hole not in tool.parameters:
-            yield (
-                (name,),
-                f": {{{hole}}} in {name} is no parameter of it{scope.hints(hole, tool.parameters)}",
-            )
+    # A tool without stated parameters takes any, so no placeholder can be wrong.
+    if tool.parameters:
+        for hole, name in scope.placeholders(tool).items():
+            if hole not in tool.parameters:
+                hint = hints(hole, tool.parameters)
+                yield (name,), f": {{{hole}}} in {name} is no parameter of it{hint}"
     for resource in tool.resources:
-        yield from ((path, f": {text}") for path, text in _check_resource_declared(resource, scope))
+        for path, text in _check_resource_declared(resource, scope):
+            yield path, f": {text}"
 
 
 def _check_resource_declared(resource: str, scope: TaskScope) -> Iterator[Finding]:
@@ -367,10 +431,11 @@ def _check_resource_declared(resource: str, scope: TaskScope) -> Iterator[Findin
 def _parsed_bodies(
     task: TaskBody, known: Container[str] = (), about: str = ""
 ) -> list[_ParsedBody]:
-    return [
-        (path, body, [*_parsed_expressions(body, known, about)])
-        for path, body in nested_bodies(task)
-    ]
+    bodies = []
+    for path, body in nested_bodies(task):
+        expressions = list(_parsed_expressions(body, known, about))
+        bodies.append((path, body, expressions))
+    return bodies
 
 
 def _parsed_expressions(
@@ -394,75 +459,98 @@ def _parsed_expressions(
 def _check_bodies(bodies: Sequence[_ParsedBody], scope: TaskScope) -> Iterator[Finding]:
     """Yield the problems of a task, its fallbacks and undo tasks."""
     for path, body, expressions in bodies:
-        tool = scope.tools.get(body.tool) if body.tool is not None else None
-        required, taken = scope.demands(tool) if tool is not None else ([], [])
+        tool = None
+        if body.tool is not None:
+            tool = scope.tools.get(body.tool)
         if tool is not None:
-            given, parameters = body.arguments, tool.parameters
-            for name in given:
-                if name in parameters and (
-                    expected := _type_mismatch(given[name], parameters[name], scope)
-                ):
-                    found = f"argument {brief_repr(name)} of tool {tool.name!r} is {brief_repr(given[name])}"
-                    yield (*path, "arguments", name), f"{found}, expected {expected}"
-            for name in required:  # not all parameters: each of many tasks may leave out many
-                if name not in given:
-                    needed = f"{brief_repr(name)} ({parameters[name]})"
-                    yield (*path, "arguments"), f"tool {tool.name!r} needs the argument {needed}"
-            for name in given if parameters else ():
-                if name not in parameters:
-                    hint = scope.hints(name, parameters)
-                    text = f"has no parameter {brief_repr(name)}{hint}; it has {brief_repr(list(parameters))}"
-                    yield (*path, "arguments", name), f"tool {tool.name!r} {text}"
-            for name, where in {} if parameters else scope.placeholders(tool).items():
-                if name not in given:
-                    escape = (
-                        f"; write {{{{{name}}}}} there if the braces are meant"
-                        if where == "command"
-                        else ""
-                    )
-                    text = f"tool {tool.name!r} names {{{name}}} in its {where}: give that argument{escape}"
-                    yield (*path, "arguments"), text
-        elif (
-            body.tool is not None
-            and (scope.tools or scope.servers)
-            and not scope.may_be_served(body.tool)
-        ):
-            hint = scope.hints(body.tool, scope.tools)
-            yield (
-                (*path, "tool"),
-                f"there is no tool {body.tool!r}{hint}; describe it under `tools`",
-            )
-        for resource in body.resources:
-            yield from (
-                ((*path, *inner), text) for inner, text in _check_resource_declared(resource, scope)
-            )
-        if taken or body.resources:
-            taken = [(name, amount) for name, amount in taken if name not in body.resources]
-            taken += scope.excess(body.resources)
-        for resource, amount in taken:
-            own = resource in body.resources
-            taker = "it takes" if own else f"its tool {body.tool!r} takes"
-            text = f"{taker} {amount:g} of {resource!r}, and the plan has {scope.capacity[resource]:g} in all"
-            yield (*path, *(("resources", resource) if own else ("tool",))), text
+            for inner, text in _check_call(body, tool, scope):
+                yield (*path, *inner), text
+        elif body.tool is not None and (scope.tools or scope.servers):
+            # A plan that describes no tool at all may name any.
+            if not scope.may_be_served(body.tool):
+                hint = scope.hints(body.tool, scope.tools)
+                text = f"there is no tool {body.tool!r}{hint}; describe it under `tools`"
+                yield (*path, "tool"), text
+        for inner, text in _check_resources(body, tool, scope):
+            yield (*path, *inner), text
         for name, parsed in expressions:
             if isinstance(parsed, str):
                 yield (*path, name), parsed
 
 
+def _check_call(body: TaskBody, tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:
+    """Yield the problems of the arguments of a task, from which its tool takes its parameters."""
+    arguments = body.arguments
+    parameters = tool.parameters
+    for name, value in arguments.items():
+        if name in parameters:
+            expected = _type_mismatch(value, parameters[name], scope)
+            if expected:
+                which = f"argument {brief_repr(name)} of tool {tool.name!r}"
+                got = brief_repr(value)
+                yield ("arguments", name), f"{which} is {got}, expected {expected}"
+    # Not all parameters: each of many tasks may leave out many optional ones.
+    required, _ = scope.demands(tool)
+    for name in required:
+        if name not in arguments:
+            kind = parameters[name]
+            needed = f"{brief_repr(name)} ({kind})"
+            yield ("arguments",), f"tool {tool.name!r} needs the argument {needed}"
+    if parameters:
+        for name in arguments:
+            if name not in parameters:
+                hint = scope.hints(name, parameters)
+                known = brief_repr(list(parameters))
+                unknown = brief_repr(name)
+                text = f"has no parameter {unknown}{hint}; it has {known}"
+                yield ("arguments", name), f"tool {tool.name!r} {text}"
+        return
+    # Without stated parameters, only the patterns tell what the tool cannot do without.
+    for name, where in scope.placeholders(tool).items():
+        if name not in arguments:
+            text = f"tool {tool.name!r} names {{{name}}} in its {where}: give that argument"
+            if where == "command":
+                text += f"; write {{{{{name}}}}} there if the braces are meant"
+            yield ("arguments",), text
+
+
+def _check_resources(body: TaskBody, tool: ToolSpec | None, scope: TaskScope) -> Iterator[Finding]:
+    own = body.resources
+    for resource in own:
+        yield from _check_resource_declared(resource, scope)
+    excess = []
+    if tool is not None:
+        # The amount that a task states itself replaces that of its tool.
+        _, by_tool = scope.demands(tool)
+        excess += [item for item in by_tool if item[0] not in own]
+    if own:
+        excess += scope.excess(own)
+    for resource, amount in excess:
+        place: JsonPath = ("tool",)
+        taker = f"its tool {body.tool!r} takes"
+        if resource in own:
+            place = ("resources", resource)
+            taker = "it takes"
+        capacity = scope.capacity[resource]
+        text = f"{amount:g} of {resource!r}, and the plan has {capacity:g} in all"
+        yield place, f"{taker} {text}"
+
+
 def _type_mismatch(value: JsonValue, kind: str, scope: TaskScope) -> str:
-    """Return the type that was expected instead of this value; "" if it fits or is known only at run time."""
+    """Return the type expected instead of a value; "" if it fits or is known only at run time."""
     if isinstance(value, str) and value.startswith("${") and value.endswith("}"):
         return ""
-    if kind in _PARAMETER_TYPES and not (kind == "path" and kind in scope.object_types):
-        odd = isinstance(value, bool) and kind in ("integer", "number")
-        return (
-            ""
-            if isinstance(value, _PARAMETER_TYPES[kind]) and not odd
-            else f"{kind}, not {json_type_name(value)}"
-        )
-    if kind not in scope.object_types or (
-        isinstance(value, str) and scope.objects.get(value) == kind
-    ):
+    is_object = kind in scope.object_types
+    # A type of objects that is called `path` means those objects, not paths of files.
+    if kind in _PARAMETER_TYPES and not (is_object and kind == "path"):
+        # A boolean is an integer in Python, and no number in JSON.
+        is_boolean = isinstance(value, bool) and kind in ("integer", "number")
+        if isinstance(value, _PARAMETER_TYPES[kind]) and not is_boolean:
+            return ""
+        return f"{kind}, not {json_type_name(value)}"
+    if not is_object:
+        return ""
+    if isinstance(value, str) and scope.objects.get(value) == kind:
         return ""
     return f"an object of type {kind!r} as `objects` states them"
 
@@ -482,7 +570,7 @@ def reverse_graph(dependencies: Graph) -> list[list[int]]:
 def topological_order(dependencies: Graph) -> list[int]:
     """Return the nodes, each after its dependencies, without those on a cycle or behind one."""
     dependents = reverse_graph(dependencies)
-    missing = [len(needed) for needed in dependencies]
+    missing = list(map(len, dependencies))
     order = [node for node, count in enumerate(missing) if not count]
     for node in order:  # grows while it is walked
         for after in dependents[node]:
@@ -493,32 +581,40 @@ def topological_order(dependencies: Graph) -> list[int]:
 
 
 def find_cycles(dependencies: Graph) -> list[list[int]]:
-    """Return one cycle for each set of nodes that depend on one another: n0 depends on n1 … depends on n0."""
+    """Return one cycle for each set of nodes that depend on one another.
+
+    In the cycle [n0, n1, …], n0 depends on n1, and so on, and the last one on n0.
+    """
+    # Most plans list their tasks in order, and then no search is needed.
     if all(before < node for node, needed in enumerate(dependencies) for before in needed):
-        return []  # most plans list their tasks in order
+        return []
     core = set(range(len(dependencies))).difference(topological_order(dependencies))
     if not core:
         return []
-    inner = [
-        [node for node in needed if node in core] if i in core else []
-        for i, needed in enumerate(dependencies)
-    ]
-    found = [
-        _shortest_cycle(inner, set(component))
-        for component in _strongly_connected_components(inner, sorted(core))
-    ]
-    return sorted(cycle for cycle in found if cycle)
+    inner: list[list[int]] = [[] for _ in dependencies]
+    for node in core:
+        inner[node] = [before for before in dependencies[node] if before in core]
+    cycles = []
+    for component in _strongly_connected_components(inner, sorted(core)):
+        cycle = _shortest_cycle(inner, set(component))
+        if cycle:
+            cycles.append(cycle)
+    return sorted(cycles)
 
 
 def unreachable_pairs(
     dependencies: Graph, queries: Iterable[tuple[int, int]]
 ) -> set[tuple[int, int]]:
-    """Return the pairs (node, target) of `queries` in which the node depends on the target neither directly nor indirectly.
+    """Return the pairs of `queries` whose node does not depend on its target, even indirectly.
 
-    The graph must have no cycle.
+    Each pair is (node, target). The graph must have no cycle. In one pass over the graph in
+    topological order, each node gets one bit for each target that it depends on: the bits of its
+    dependencies, and their own. That answers for thousands of targets at once, where a search from
+    each node would be quadratic.
     """
     wanted: dict[int, list[int]] = {}
     for node, target in queries:
+        # Most references name a direct dependency.
         if target not in dependencies[node]:
             wanted.setdefault(target, []).append(node)
     if not wanted:
@@ -526,36 +622,51 @@ def unreachable_pairs(
     order = topological_order(dependencies)
     position = {node: place for place, node in enumerate(order)}
     targets = sorted(wanted, key=position.__getitem__)
-    found: set[tuple[int, int]] = set()
+    apart = set()
     for first in range(0, len(targets), _TARGETS_PER_PASS):
         batch = targets[first : first + _TARGETS_PER_PASS]
-        last = max(position[node] for target in batch for node in wanted[target])
+        # Nothing before the first target depends on any, and nobody asks about what comes after.
+        start = position[batch[0]]
+        asking = chain.from_iterable(wanted[target] for target in batch)
+        end = max(map(position.__getitem__, asking))
         own = {target: 1 << bit for bit, target in enumerate(batch)}
-        ancestors: dict[int, int] = {}  # for each node a bit for each target that it depends on
-        for node in order[position[batch[0]] : last + 1]:
+        reached: dict[int, int] = {}
+        for node in order[start : end + 1]:
             bits = 0
             for before in dependencies[node]:
-                bits |= ancestors.get(before, 0) | own.get(before, 0)
+                bits |= reached.get(before, 0)
+                bits |= own.get(before, 0)
             if bits:
-                ancestors[node] = bits
-        for bit, target in enumerate(batch):
-            found.update(
-                (node, target) for node in wanted[target] if not ancestors.get(node, 0) >> bit & 1
-            )
-    return found
+                reached[node] = bits
+        for target in batch:
+            bit = own[target]
+            for node in wanted[target]:
+                bits = reached.get(node, 0)
+                if not bits & bit:
+                    apart.add((node, target))
+    return apart
 
 
 def _strongly_connected_components(
     dependencies: Graph, nodes: Iterable[int]
 ) -> Iterator[list[int]]:
-    seen: set[int] = set()
-    order = []  # in which a depth-first search leaves the nodes
+    """Yield the nodes in sets that depend on one another (Kosaraju's algorithm).
+
+    A depth-first search along the dependencies gives the order in which it leaves the nodes. From
+    the node left last, the reversed edges lead only to nodes of its own set, or of sets that were
+    yielded before.
+    """
+    seen = set()
+    order = []
     for root in nodes:
-        walk = [] if root in seen else [(root, iter(dependencies[root]))]
+        if root in seen:
+            continue
         seen.add(root)
+        walk = [(root, iter(dependencies[root]))]
         while walk:
             node, rest = walk[-1]
-            before = next((before for before in rest if before not in seen), None)
+            unseen = (before for before in rest if before not in seen)
+            before = next(unseen, None)
             if before is None:
                 order.append(node)
                 walk.pop()
@@ -570,9 +681,10 @@ def _strongly_connected_components(
         seen.add(root)
         component = [root]
         for node in component:  # grows while it is walked
-            fresh = [after for after in dependents[node] if after not in seen]
-            seen.update(fresh)
-            component.extend(fresh)
+            for after in dependents[node]:
+                if after not in seen:
+                    seen.add(after)
+                    component.append(after)
         yield component
 
 

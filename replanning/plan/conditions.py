@@ -1,7 +1,7 @@
 """Conditions (`when`) of tasks, such as `context.region == "eu"`.
 
-A condition is parsed with Python's grammar and limited to names, literals, comparisons, and / or / not over
-`context.*` and `results.*`. No code is evaluated.
+A condition is parsed with Python's grammar and limited to names, literals, comparisons,
+and / or / not over `context.*` and `results.*`. No code is evaluated.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Condition:
             ExpressionError: it is too long, too deep, or not in the language; says at which column.
         """
         if len(text) > MAX_CONDITION_CHARS:
-            raise ExpressionError(
-                f"a condition has at most {MAX_CONDITION_CHARS} characters, this one has {len(text)}"
-            )
+            limit = f"a condition has at most {MAX_CONDITION_CHARS} characters"
+            raise ExpressionError(f"{limit}, this one has {len(text)}")
+        # Python would read a line break as the end, and spaces before as indentation.
         line = re.sub(r"\s", " ", text).rstrip()
         start = len(line) - len(line.lstrip())
         try:
@@ -81,9 +81,8 @@ class Condition:
                 tree = ast.parse(line[start:], mode="eval").body
         except SyntaxError as error:
             column = start + (error.offset or 1)
-            raise ExpressionError(
-                f"{_name(text)}, column {column}: cannot be read as {_GRAMMAR_SUMMARY}"
-            ) from error
+            place = f"{_name(text)}, column {column}"
+            raise ExpressionError(f"{place}: cannot be read as {_GRAMMAR_SUMMARY}") from error
         except (ValueError, MemoryError, RecursionError) as error:
             raise ExpressionError(f"{_name(text)} cannot be read as {_GRAMMAR_SUMMARY}") from error
         _validate_node(tree, text, start, MAX_CONDITION_DEPTH)
@@ -93,23 +92,27 @@ class Condition:
         """Return the truth of the condition.
 
         Raises:
-            ExpressionError: it names a value that does not exist, or compares what cannot be compared.
+            ExpressionError: it names a value that does not exist, or compares values that cannot
+                be compared.
         """
-        return bool(self._value(self._tree, {"context": context, "results": results}))
+        roots = {"context": context, "results": results}
+        return bool(self._value(self._tree, roots))
 
     def names(self, root: Literal["context", "results"]) -> frozenset[str]:
         """Return the keys of the context, or the tasks among the results, that it reads."""
         found = set()
         for node in ast.walk(self._tree):
             match node:
+                # The three forms in which a condition can name a key.
                 case (
                     ast.Attribute(value=ast.Name(id=name), attr=key)
                     | ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)))
                     | ast.Compare(
                         left=ast.Constant(value=str(key)), comparators=[ast.Name(id=name)]
                     )
-                ) if name == root:
-                    found.add(key)
+                ):
+                    if name == root:
+                        found.add(key)
         return frozenset(found)
 
     def _value(self, node: ast.expr, roots: Mapping[str, object]) -> object:
@@ -117,11 +120,14 @@ class Condition:
             case ast.Constant(value=value):
                 return value
             case ast.Name(id=name):
-                return roots[name] if name in roots else _NAMED_CONSTANTS[name]
+                if name in roots:
+                    return roots[name]
+                return _NAMED_CONSTANTS[name]
             case ast.BoolOp(op=op, values=values):
                 decisive = isinstance(op, ast.Or)
-                decided: object = None
-                for operand in values:  # the result is the value that decides, as in Python
+                decided = None
+                # The result is the value that decides, as in Python.
+                for operand in values:
                     decided = self._value(operand, roots)
                     if bool(decided) is decisive:
                         break
@@ -132,86 +138,124 @@ class Condition:
                 return -cast("float", number)
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 return [self._value(item, roots) for item in items]
-            case ast.Compare(left=first, ops=operators, comparators=comparators):
-                left = self._value(first, roots)
-                for compared, comparator in zip(operators, comparators, strict=True):
-                    right = self._value(comparator, roots)
-                    try:
-                        holds = _COMPARISON_OPERATORS[type(compared)](left, right)
-                    except TypeError:
-                        reason = f"{ast.unparse(node)!r} compares {json_type_name(left)} with {json_type_name(right)}"
-                        raise ExpressionError(f"{_name(self.text)}: {reason}") from None
-                    if not holds:
-                        return False
-                    left = right
-                return True
-        # `_validate_node` let nothing else pass
+            case ast.Compare():
+                return self._compare(node, roots)
+        # `_validate_node` let nothing else pass.
         lookup = cast("ast.Attribute | ast.Subscript", node)
+        key = cast("str | int", _literal_key(lookup))
         try:
-            return get_item(
-                self._value(lookup.value, roots), cast("str | int", _literal_key(lookup))
-            )
+            return get_item(self._value(lookup.value, roots), key)
         except LookupError as error:
-            raise ExpressionError(
-                f"{_name(self.text)}: {ast.unparse(node)} {error.args[0]}"
-            ) from None
+            reason = f"{ast.unparse(node)} {error.args[0]}"
+            raise ExpressionError(f"{_name(self.text)}: {reason}") from None
+
+    def _compare(self, node: ast.Compare, roots: Mapping[str, object]) -> bool:
+        left = self._value(node.left, roots)
+        for operation, comparator in zip(node.ops, node.comparators, strict=True):
+            right = self._value(comparator, roots)
+            try:
+                holds = _COMPARISON_OPERATORS[type(operation)](left, right)
+            except TypeError:
+                types = f"{json_type_name(left)} with {json_type_name(right)}"
+                reason = f"{ast.unparse(node)!r} compares {types}"
+                raise ExpressionError(f"{_name(self.text)}: {reason}") from None
+            if not holds:
+                return False
+            # A chain `a < b < c` compares neighbours.
+            left = right
+        return True
 
 
 def _validate_node(node: ast.expr, text: str, start: int, depth: int) -> None:
     """Check that the language has a node and all nodes in it, within the limit of nesting."""
-    reason = ""
-    children = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+    if depth < 0:
+        reason = f"is nested more than {MAX_CONDITION_DEPTH} deep"
+    else:
+        reason = _node_problem(node)
+    if reason:
+        # Python counts columns in UTF-8 bytes.
+        encoded = text[start:].encode()[: node.col_offset]
+        before = encoded.decode(errors="ignore")
+        column = start + len(before) + 1
+        raise ExpressionError(f"{_name(text)}, column {column}: a condition {reason}")
+    for child in _checked_children(node):
+        _validate_node(child, text, start, depth - 1)
+
+
+def _node_problem(node: ast.expr) -> str:
+    """Return what is wrong with a node itself, as the end of a sentence; empty if nothing is."""
     match node:
-        case _ if depth < 0:
-            reason = f"is nested more than {MAX_CONDITION_DEPTH} deep"
+        case ast.Compare():
+            return _comparison_problem(node)
+        case ast.Attribute(value=ast.Name(id=name)) | ast.Subscript(value=ast.Name(id=name)):
+            if name not in _ROOTS:
+                return _unknown_name_message(name)
+            if not isinstance(_literal_key(node), str):
+                return f'looks up {name} by a name: {name}.key or {name}["key"]'
+        case ast.Attribute() | ast.Subscript():
+            key = _literal_key(node)
+            # A boolean is an integer in Python, and would look up the first or the second item.
+            if isinstance(key, bool) or not isinstance(key, str | int):
+                return 'looks up by a literal: ["key"] or [0]'
+        case ast.Name(id=name):
+            if name in _ROOTS:
+                return f"names all of {name}: name one value, {name}.key"
+            if name not in _NAMED_CONSTANTS:
+                return _unknown_name_message(name)
+        case ast.Constant(value=value):
+            if not _is_json_literal(value):
+                return f"has no literals such as {ast.unparse(node)}"
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
+            return ""
+        case ast.BoolOp() | ast.UnaryOp(op=ast.Not()) | ast.List() | ast.Tuple():
+            return ""
+        case _:
+            construct = _UNSUPPORTED_NODES.get(type(node), "such construct")
+            return f"has no {construct}, only {_GRAMMAR_SUMMARY}"
+    return ""
+
+
+def _comparison_problem(node: ast.Compare) -> str:
+    if _is_membership(node):
+        name = cast("ast.Name", node.comparators[0]).id
+        if name in _ROOTS:
+            return ""
+        return _unknown_name_message(name)
+    for operation in node.ops:
+        if type(operation) not in _COMPARISON_OPERATORS:
+            return "has no `is`: use == or !="
+    return ""
+
+
+def _is_membership(node: ast.expr) -> bool:
+    """Return whether a node is of the form `"key" in context`, where a root stands by itself."""
+    match node:
         case ast.Compare(
             left=ast.Constant(value=str()),
             ops=[ast.In() | ast.NotIn()],
-            comparators=[ast.Name(id=name)],
+            comparators=[ast.Name()],
         ):
-            reason = "" if name in _ROOTS else _unknown_name_message(name)
-            children = []  # "key" in context
-        case ast.Compare(ops=ops):
-            reason = (
-                ""
-                if all(type(op) in _COMPARISON_OPERATORS for op in ops)
-                else "has no `is`: use == or !="
-            )
-        case ast.Attribute(value=ast.Name(id=name)) | ast.Subscript(value=ast.Name(id=name)):
-            if name not in _ROOTS:
-                reason = _unknown_name_message(name)
-            elif not isinstance(_literal_key(node), str):
-                reason = f'looks up {name} by a name: {name}.key or {name}["key"]'
-            children = []
+            return True
+    return False
+
+
+def _is_json_literal(value: object) -> bool:
+    # JSON has no infinity, which `1e999` would be.
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, str | int)
+
+
+def _checked_children(node: ast.expr) -> list[ast.expr]:
+    """Return the parts of a node that must be valid by themselves, as a root or a key is not."""
+    match node:
+        case ast.Attribute(value=ast.Name()) | ast.Subscript(value=ast.Name()):
+            return []
         case ast.Attribute(value=value) | ast.Subscript(value=value):
-            key = _literal_key(node)
-            if isinstance(key, bool) or not isinstance(key, str | int):
-                reason = 'looks up by a literal: ["key"] or [0]'
-            children = [value]
-        case ast.Name(id=name) if name in _ROOTS:
-            reason = f"names all of {name}: name one value, {name}.key"
-        case ast.Name(id=name):
-            reason = "" if name in _NAMED_CONSTANTS else _unknown_name_message(name)
-        case ast.Constant(value=value):
-            plain = (
-                math.isfinite(value)
-                if isinstance(value, float)
-                else value is None or isinstance(value, str | int)
-            )
-            reason = "" if plain else f"has no literals such as {ast.unparse(node)}"
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
-            pass
-        case ast.BoolOp() | ast.UnaryOp(op=ast.Not()) | ast.List() | ast.Tuple():
-            pass
-        case _:
-            reason = f"has no {_UNSUPPORTED_NODES.get(type(node), 'such construct')}, only {_GRAMMAR_SUMMARY}"
-    if reason:  # Python counts columns in UTF-8 bytes
-        line = text[start:].encode()[: node.col_offset].decode(errors="ignore")
-        raise ExpressionError(
-            f"{_name(text)}, column {start + len(line) + 1}: a condition {reason}"
-        )
-    for child in children:
-        _validate_node(child, text, start, depth - 1)
+            return [value]
+    if _is_membership(node):
+        return []
+    return [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
 
 
 def _name(text: str) -> str:
@@ -219,11 +263,12 @@ def _name(text: str) -> str:
 
 
 def _unknown_name_message(name: str) -> str:
-    return f"knows no {name!r}: write context.{name}, or results.{name} for a task's output, or quote a text"
+    instead = f"write context.{name}, or results.{name} for a task's output, or quote a text"
+    return f"knows no {name!r}: {instead}"
 
 
 def _literal_key(node: ast.Attribute | ast.Subscript) -> object:
-    """Return the name, text or number by which a node looks a value up; None if it is no literal."""
+    """Return the name, text or number by which a node looks a value up; None if not a literal."""
     match node:
         case ast.Attribute(attr=name):
             return name

@@ -1,7 +1,7 @@
 """The plan document: a goal and a DAG of tasks, frozen, checked as a whole.
 
-A `Plan` that exists is valid: building one from parts that do not fit together raises `PlanError`, which names every
-problem. `LivePlan` holds the state of a plan while it runs.
+A `Plan` that exists is valid: building one from parts that do not fit together raises `PlanError`,
+which names every problem. `LivePlan` holds the state of a plan while it runs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from replanning.plan.tasks import (
 from replanning.plan.types import JsonObject, JsonPath, TaskId
 
 MAX_PLAN_TASKS: Final = 100_000
-"""Most tasks of a plan file, fallbacks and undo tasks included."""
+"""Limit of tasks in a plan file, fallbacks and undo tasks included."""
 
 _MAX_ERRORS: Final = 10 * MAX_PROBLEMS
 _TASKS_PER_CHUNK: Final = 500
@@ -103,8 +103,8 @@ class Plan(StrictModel):
     )
     on_stale: OnStale = Field(
         default="warn",
-        description="Reaction to stale results, of finished tasks that read values of the context that changed since: "
-        "ignore them, warn of them, or redo the tasks and their dependents.",
+        description="Reaction to stale results, of finished tasks that read values of the context "
+        "that changed since: ignore them, warn of them, or redo the tasks and their dependents.",
     )
     budget: Budget | None = Field(default=None, description="What a run may spend.")
 
@@ -116,25 +116,21 @@ class Plan(StrictModel):
     @classmethod
     def _validate(cls, data: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
         plan: Self | None = None
-        problems: list[Problem] = []
+        problems = []
         try:
             plan = handler(data)
         except ValidationError as error:
             problems = _error_problems(error, data, handler, cls)
-            if (rest := _without_invalid_fields(problems, data, cls)) is not None:
+            # Without the wrong fields, the checks between the parts can name their problems, too.
+            rest = _without_invalid_fields(problems, data, cls)
+            if rest is not None:
                 with suppress(ValidationError):  # a corrected name may have a wrong value
                     plan = handler(rest)
+        # A plan that is validated again is itself, and was checked before.
         if plan is not None and plan is not data:
             if plan.sequential:
-                later = (
-                    task
-                    if before.id in task.depends_on
-                    else task.model_copy(update={"depends_on": (before.id, *task.depends_on)})
-                    for before, task in pairwise(plan.tasks)
-                )
-                object.__setattr__(
-                    plan, "tasks", (*plan.tasks[:1], *later)
-                )  # frozen, and not handed out yet
+                # Frozen, and not handed out yet.
+                object.__setattr__(plan, "tasks", _in_sequence(plan.tasks))
             problems += check_plan(
                 plan.tasks,
                 plan.tools,
@@ -156,7 +152,13 @@ class Plan(StrictModel):
         return cls.parse(read_text_file(path), format_of(path), source=str(path))
 
     @classmethod
-    def parse(cls, text: str, format: Format = "yaml", *, source: str = "<text>") -> Plan:  # noqa: A002 # the plain word
+    def parse(
+        cls,
+        text: str,
+        format: Format = "yaml",  # noqa: A002 # the plain word
+        *,
+        source: str = "<text>",
+    ) -> Plan:
         """Return the plan in a text.
 
         Args:
@@ -174,10 +176,11 @@ class Plan(StrictModel):
         with _paused_collector():
             document = read_document(text, format=format, source=source)
             if not isinstance(document, dict):
-                got = "it is empty" if document is None else f"this is {json_type_name(document)}"
-                raise PlanError(
-                    [Problem(source, f"a plan is a mapping with the fields goal and tasks; {got}")]
-                )
+                got = f"this is {json_type_name(document)}"
+                if document is None:
+                    got = "it is empty"
+                message = f"a plan is a mapping with the fields goal and tasks; {got}"
+                raise PlanError([Problem(source, message)])
             try:
                 _check_number_of_tasks(document)
                 return cls.model_validate(document)
@@ -193,15 +196,18 @@ class Plan(StrictModel):
         if self._task_index is None or self._task_index[0] is not self.tasks:
             self._task_index = (self.tasks, {task.id: task for task in self.tasks})
         tasks = self._task_index[1]
-        if (task := tasks.get(TaskId(task_id))) is None:
+        task = tasks.get(TaskId(task_id))
+        if task is None:
             raise UnknownTask(task_id, did_you_mean(task_id, tasks))
         return task
 
     def tool(self, name: str | None) -> ToolSpec | None:
         """Return the description of a tool; None if the plan has none."""
+        if name is None:
+            return None
         if self._tool_index is None or self._tool_index[0] is not self.tools:
             self._tool_index = (self.tools, {tool.name: tool for tool in self.tools})
-        return self._tool_index[1].get(name) if name is not None else None
+        return self._tool_index[1].get(name)
 
     def to_json(self) -> str:
         """Return the text of a JSON plan file."""
@@ -212,65 +218,97 @@ class Plan(StrictModel):
         return write_yaml(self._to_document())
 
     def content_hash(self) -> str:
-        """Return the SHA-256 of the canonical JSON: equal plans, and only they, have equal hashes."""
+        """Return the SHA-256 of the canonical JSON: only equal plans have equal hashes."""
         digest = hashlib.sha256()
         for chunk in self.canonical_chunks():
             digest.update(chunk.encode())
         return digest.hexdigest()
 
     def canonical_chunks(self) -> Iterator[str]:
-        """Yield the canonical JSON of the plan in chunks, so that a caller may do something else between them."""
+        """Yield the canonical JSON in chunks, so that a caller may pause between them."""
         parts = self.model_dump(mode="json", exclude_defaults=True, exclude={"tasks"})
+        names = set(parts)
+        if self.tasks:
+            names.add("tasks")
         opening = "{"
-        for name in sorted({*parts, "tasks"} if self.tasks else parts):
+        for name in sorted(names):
             yield f"{opening}{_canonical_json(name)}:"
             opening = ","
-            if name != "tasks":
+            if name == "tasks":
+                yield from self._task_chunks()
+            else:
                 yield _canonical_json(parts[name])
-                continue
-            for start in range(0, len(self.tasks), _TASKS_PER_CHUNK):
-                piece = self.model_copy(
-                    update={"tasks": self.tasks[start : start + _TASKS_PER_CHUNK]}
-                )
-                tasks = piece.model_dump(mode="json", exclude_defaults=True, include={"tasks"})[
-                    "tasks"
-                ]
-                yield f"{',' if start else '['}{_canonical_json(tasks)[1:-1]}"
-            yield "]"
         yield "}"
+
+    def _task_chunks(self) -> Iterator[str]:
+        opening = "["
+        for start in range(0, len(self.tasks), _TASKS_PER_CHUNK):
+            tasks = self.tasks[start : start + _TASKS_PER_CHUNK]
+            piece = self.model_copy(update={"tasks": tasks})
+            document = piece.model_dump(mode="json", exclude_defaults=True, include={"tasks"})
+            # Without the brackets of the chunk, which is a part of one array.
+            inner = _canonical_json(document["tasks"])[1:-1]
+            yield f"{opening}{inner}"
+            opening = ","
+        yield "]"
 
     def _to_document(self) -> JsonObject:
         document = self.model_dump(mode="json", exclude_defaults=True)
         if "tasks" in document:
+            # The id names the task, so it comes before the fields that all bodies have.
             document["tasks"] = [{"id": task["id"], **task} for task in document["tasks"]]
         return document
 
 
+def _in_sequence(tasks: Sequence[Task]) -> tuple[Task, ...]:
+    """Return tasks that each depend on the one before."""
+    sequence = [*tasks[:1]]
+    for before, task in pairwise(tasks):
+        if before.id in task.depends_on:
+            sequence.append(task)
+        else:
+            needed = (before.id, *task.depends_on)
+            sequence.append(task.model_copy(update={"depends_on": needed}))
+    return tuple(sequence)
+
+
 def _check_number_of_tasks(document: JsonObject) -> None:
-    """Refuse a document of too many tasks before it becomes a plan, whose parts take a hundred times its memory."""
+    """Refuse a document of too many tasks before it becomes a plan.
+
+    The parts of a plan take a hundred times the memory of its document.
+    """
     count = 0
     lists: list[tuple[JsonPath, JsonValue]] = [(("tasks",), document.get("tasks"))]
     for path, items in lists:  # grows while it is iterated
-        bodies = items if isinstance(items, list) else [items] if path[-1] == "undo" else []
-        if (count := count + len(bodies)) > MAX_PLAN_TASKS:
-            why = f"with these there are more than {MAX_PLAN_TASKS} tasks, fallbacks and undo tasks; divide the plan"
-            raise PlanError([Problem(format_path(path), why)])
-        for index, body in enumerate(bodies):
+        bodies = []
+        if isinstance(items, list):
+            bodies = [((*path, index), body) for index, body in enumerate(items)]
+        elif path[-1] == "undo":
+            bodies = [(path, items)]
+        count += len(bodies)
+        if count > MAX_PLAN_TASKS:
+            limit = f"more than {MAX_PLAN_TASKS} tasks, fallbacks and undo tasks"
+            text = f"with these there are {limit}; divide the plan"
+            raise PlanError([Problem(format_path(path), text)])
+        for where, body in bodies:
             if isinstance(body, dict):
-                where = path if path[-1] == "undo" else (*path, index)
-                lists += [
-                    ((*where, name), body[name]) for name in ("fallbacks", "undo") if name in body
-                ]
+                for name in ("fallbacks", "undo"):
+                    if name in body:
+                        lists.append(((*where, name), body[name]))
 
 
 @contextmanager
 def _paused_collector() -> Iterator[None]:
-    """Pause the garbage collector while a plan is read: it would walk through all parts again and again, and find nothing."""
+    """Pause the garbage collector while a plan is read.
+
+    It would walk through all parts again and again, and find nothing.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        # A caller may have turned it off for good.
         if was_enabled:
             gc.enable()
 
@@ -281,7 +319,10 @@ def _error_problems(
     handler: ModelWrapValidatorHandler[Plan],
     model: type[Plan],
 ) -> list[Problem]:
-    """Return the problems of a document; of far too many only those of the first items of each list."""
+    """Return the problems of a document.
+
+    Of far too many, only those of the first items of each list: to describe all would take long.
+    """
     if error.error_count() > _MAX_ERRORS:
         try:
             handler(_with_first_items(data))
@@ -292,16 +333,14 @@ def _error_problems(
 
 def _with_first_items(value: object) -> object:
     if isinstance(value, list):
-        return [_with_first_items(item) for item in value[:MAX_PROBLEMS]]
-    return (
-        {key: _with_first_items(item) for key, item in value.items()}
-        if isinstance(value, dict)
-        else value
-    )
+        return list(map(_with_first_items, value[:MAX_PROBLEMS]))
+    if isinstance(value, dict):
+        return {key: _with_first_items(item) for key, item in value.items()}
+    return value
 
 
 def plan_schema() -> JsonObject:
-    """Return the JSON Schema (draft 2020-12) of plan files, for editors and for programs that write plans."""
+    """Return the JSON Schema (draft 2020-12) of plan files, for editors and generators of plans."""
     schema = Plan.model_json_schema(schema_generator=_SchemaGenerator)
     return {"$schema": _SchemaGenerator.schema_dialect, **schema}
 
@@ -326,38 +365,44 @@ _CROSS_CHECKED_PLAN_FIELDS: Final = frozenset(
 def _without_invalid_fields(
     problems: list[Problem], data: object, model: type[StrictModel]
 ) -> dict[str, object] | None:
-    """Return a plan document without its wrong fields, so that the checks between its parts can run as well.
+    """Return a plan document without its wrong fields, for the checks between its parts.
 
-    A misspelt name of a field that these checks read is corrected. None if such a field itself is wrong: the checks
-    would blame other parts for it.
+    A misspelt name of a field that these checks read is corrected. None if such a field itself is
+    wrong: the checks would blame other parts for it.
     """
     if not isinstance(data, dict):
         return None
-    rest: dict[str, Any] = {
-        key: list(value) if isinstance(value, list | tuple) else value
-        for key, value in data.items()
-    }
-    copied: set[tuple[str, int]] = set()
+    # The caller's document is not changed: its lists are copied here, and a part before it is.
+    rest = {}
+    for key, value in data.items():
+        rest[key] = value
+        if isinstance(value, list | tuple):
+            rest[key] = list(value)
+    copied = set()
     for problem in problems:
-        match path := parse_path(problem.place):
+        path = parse_path(problem.place)
+        match path:
             case ("tasks" | "tools" as group, int(index), str(name), *_):
-                part, checked = rest[group][index], _CROSS_CHECKED_FIELDS[group]
+                checked = _CROSS_CHECKED_FIELDS[group]
+                part = rest[group][index]
                 if not isinstance(part, dict) or name not in part or name in checked:
                     return None
                 if (group, index) not in copied:
                     copied.add((group, index))
-                    part = rest[group][index] = dict(part)
+                    part = dict(part)
+                    rest[group][index] = part
                 value = part.pop(name)
                 known = getattr(model_at(model, path[:2]), "model_fields", {})
-                meant = "" if name in known else _closest_name(name, checked)
-                if meant:
-                    part.setdefault(meant, value)
+                if name not in known:
+                    meant = _closest_name(name, checked)
+                    if meant:
+                        part.setdefault(meant, value)
             case ("goal", *_):
                 rest["goal"] = {"objective": ""}
-            case (str(name), *_) if name in rest and not (
-                name in _CROSS_CHECKED_PLAN_FIELDS
-                or _closest_name(name, _CROSS_CHECKED_PLAN_FIELDS)
-            ):
+            case (str(name), *_) if name in rest:
+                checked = _CROSS_CHECKED_PLAN_FIELDS
+                if name in checked or _closest_name(name, checked):
+                    return None
                 del rest[name]
             case _:
                 return None
@@ -365,4 +410,7 @@ def _without_invalid_fields(
 
 
 def _closest_name(name: str, names: frozenset[str]) -> str:
-    return next((near for near in sorted(names) if did_you_mean(name, [near])), "")
+    for near in sorted(names):
+        if did_you_mean(name, [near]):
+            return near
+    return ""

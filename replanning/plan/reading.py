@@ -1,6 +1,7 @@
 """Reading of YAML and JSON under limits, with the line and column of every problem.
 
-The text is untrusted: its size, depth, aliases and kinds of values are bounded before anything is built.
+The text is untrusted: its size, depth, aliases and kinds of values are bounded before anything is
+built.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ import json
 import pathlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from os import PathLike
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import yaml
 from pydantic import JsonValue
@@ -59,39 +61,47 @@ def read_text_file(
     Raises:
         PlanError: it cannot be read, is too large, or is not UTF-8.
     """
+    place = str(path)
     try:
-        if kind := _unreadable_kind(pathlib.Path(path)):
+        kind = _unreadable_kind(pathlib.Path(path))
+        if kind:
             raise ValueError(f"it is {kind}; give a file")
         with pathlib.Path(path).open("rb") as file:
             content = file.read(max_size + 1)
     except (OSError, TypeError, ValueError) as error:  # the last two say that this is no path
         reason = getattr(error, "strerror", None) or error
-        raise PlanError([Problem(str(path), f"the {noun} cannot be read: {reason}")]) from error
+        raise PlanError([Problem(place, f"the {noun} cannot be read: {reason}")]) from error
     if len(content) > max_size:
-        raise PlanError([Problem(str(path), f"the {noun} is larger than {max_size} bytes")])
+        raise PlanError([Problem(place, f"the {noun} is larger than {max_size} bytes")])
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise PlanError(
-            [Problem(f"{path}:{line}", f"byte {error.start + 1} of the file is not UTF-8")]
-        ) from error
+        text = f"byte {error.start + 1} of the file is not UTF-8"
+        raise PlanError([Problem(f"{place}:{line}", text)]) from error
 
 
 def _unreadable_kind(path: pathlib.Path) -> str:
-    """Return what a path is if reading it may never end, such as "a named pipe"; "" for anything else."""
-    if path.is_fifo() and not str(path.absolute()).startswith(
-        ("/dev/", "/proc/")
-    ):  # as <(…) and /dev/stdin are
+    """Return what a path is if reading it may never end, such as "a named pipe"; else ""."""
+    if path.is_fifo():
+        # The shell's <(…) and /dev/stdin are pipes, too, and somebody writes to them.
+        if str(path.absolute()).startswith(("/dev/", "/proc/")):
+            return ""
         return "a named pipe"
-    if (path.is_char_device() or path.is_block_device()) and str(path) != "/dev/null":
+    if path.is_char_device() or path.is_block_device():
+        if str(path) == "/dev/null":
+            return ""
         return "a device"
-    return "a socket" if path.is_socket() else ""
+    if path.is_socket():
+        return "a socket"
+    return ""
 
 
 def format_of(path: str | PathLike[str]) -> Format:
     """Return the format of a file by its name: JSON if it ends in `.json`, otherwise YAML."""
-    return "json" if str(path).lower().endswith(".json") else "yaml"
+    if str(path).lower().endswith(".json"):
+        return "json"
+    return "yaml"
 
 
 def read_document(
@@ -110,26 +120,33 @@ def read_document(
         max_size: the largest number of characters.
 
     Raises:
-        PlanError: the text is malformed, too large, nested too deep, or ambiguous; places are `source:line:column`.
+        PlanError: the text is malformed, too large, nested too deep, or ambiguous; places are
+            `source:line:column`.
     """
     if len(text) > max_size:
         raise PlanError([Problem(source, f"the text has more than {max_size} characters")])
-    if not text.isascii() and (half := _SURROGATE.search(text)):
-        raise PlanError(
-            [Problem(f"{source}:{_line_and_column(text, half.start())}", _SURROGATE_MESSAGE)]
-        )
+    if not text.isascii():
+        half = _SURROGATE.search(text)
+        if half is not None:
+            place = f"{source}:{_line_and_column(text, half.start())}"
+            raise PlanError([Problem(place, _SURROGATE_MESSAGE)])
     try:
-        return _read_yaml(text) if format == "yaml" else _read_json(text)
+        if format == "yaml":
+            return _read_yaml(text)
+        return _read_json(text)
     except PlanError as error:
-        problems = [
-            Problem(f"{source}:{problem.place}".rstrip(":"), problem.message)
-            for problem in error.problems
-        ]
+        problems = []
+        for problem in error.problems:
+            place = f"{source}:{problem.place}".rstrip(":")
+            problems.append(Problem(place, problem.message))
         raise PlanError(problems) from None
 
 
 def locate_problems(problems: Sequence[Problem], path: str | PathLike[str]) -> list[Problem]:
-    """Return problems of a loaded plan with their lines and columns; unchanged if the file cannot be read any more."""
+    """Return problems of a loaded plan with their lines and columns.
+
+    They are unchanged if the file cannot be read any more.
+    """
     try:
         text = read_text_file(path)
         read_document(text, format=format_of(path))
@@ -144,19 +161,26 @@ def with_positions(
     format: Format,  # noqa: A002
     source: str,
 ) -> list[Problem]:  # likewise
-    """Return problems of a valid text with line and column before the path; a missing field has those of its parent."""
+    """Return problems of a valid text with line and column before the path.
+
+    A missing field has those of its parent.
+    """
     paths = [parse_path(problem.place) for problem in problems]
-    positions = find_positions(
-        text, format, {path[:length] for path in paths for length in range(1, len(path) + 1)}
-    )
+    wanted: set[JsonPath] = set()
+    for path in paths:
+        wanted.update(path[:length] for length in range(1, len(path) + 1))
+    positions = find_positions(text, format, wanted)
     located = []
     for problem, path in zip(problems, paths, strict=True):
-        nearest = next(
-            (path[:length] for length in range(len(path), 0, -1) if path[:length] in positions),
-            None,
-        )
-        where = source if nearest is None else "{}:{}:{}".format(source, *positions[nearest])
-        located.append(Problem(f"{where} {problem.place}".rstrip(), problem.message))
+        where = source
+        for length in range(len(path), 0, -1):
+            if path[:length] in positions:
+                line, column = positions[path[:length]]
+                where = f"{source}:{line}:{column}"
+                break
+        # A problem of the document as a whole has no path.
+        place = f"{where} {problem.place}".rstrip()
+        located.append(Problem(place, problem.message))
     return located
 
 
@@ -165,16 +189,20 @@ def find_positions(
     format: Format,  # noqa: A002
     paths: Collection[JsonPath],
 ) -> dict[JsonPath, tuple[int, int]]:  # likewise
-    """Return line and column of the given paths in a valid text: of the key of a field, of the start of an item.
+    """Return line and column of the given paths in a valid text.
 
-    A path is found only if its parents are given, too.
+    They are those of the key of a field, or of the start of an item. A path is found only if its
+    parents are given, too.
     """
+    if format == "yaml":
+        tokens = _yaml_tokens(text)
+    else:
+        tokens = _json_tokens(text)
     positions: dict[JsonPath, tuple[int, int]] = {}
-    for path, token in _iter_paths(
-        _yaml_tokens(text) if format == "yaml" else _json_tokens(text), paths
-    ):
+    for path, token in _iter_paths(tokens, paths):
         if path in paths:
             positions.setdefault(path, token[2:])
+            # The rest of a large file need not be read.
             if len(positions) == len(paths):
                 break
     return positions
@@ -189,7 +217,9 @@ def write_yaml(document: JsonValue) -> str:
 
 
 def _line_and_column(text: str, position: int) -> str:
-    return f"{text.count(chr(10), 0, position) + 1}:{position - text.rfind(chr(10), 0, position)}"
+    line = text.count("\n", 0, position) + 1
+    column = position - text.rfind("\n", 0, position)
+    return f"{line}:{column}"
 
 
 _Loader: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -208,16 +238,13 @@ _MAX_PATH_STEPS: Final = 10
 _TAG_MESSAGE: Final = "the tag {} is not supported; a plan holds plain values"
 _TAG_PREFIX: Final = "tag:yaml.org,2002:"
 _PLAIN_TAGS: Final = {
-    kind: ("!", f"{_TAG_PREFIX}{name}")
-    for kind, name in (
-        (ScalarEvent, "str"),
-        (SequenceStartEvent, "seq"),
-        (MappingStartEvent, "map"),
-    )
+    ScalarEvent: ("!", f"{_TAG_PREFIX}str"),
+    SequenceStartEvent: ("!", f"{_TAG_PREFIX}seq"),
+    MappingStartEvent: ("!", f"{_TAG_PREFIX}map"),
 }
 
 
-class _Dumper(_SafeDumper):  # type: ignore[misc, valid-type] # the base depends on whether libyaml is there
+class _Dumper(_SafeDumper):  # type: ignore[misc, valid-type] # the base depends on libyaml
     def ignore_aliases(self, data: object) -> bool:
         return True
 
@@ -236,135 +263,207 @@ def _plain_value(word: str) -> JsonValue:
     """
     if word in _PLAIN_CONSTANTS:
         return _PLAIN_CONSTANTS[word]
+    # Most words are text, and need no comparison with the two patterns.
     if word[0] not in _NUMBER_START:
         return word
-    return (
-        int(word) if _INTEGER.fullmatch(word) else float(word) if _FLOAT.fullmatch(word) else word
-    )
+    if _INTEGER.fullmatch(word):
+        return int(word)
+    if _FLOAT.fullmatch(word):
+        return float(word)
+    return word
 
 
 def _read_yaml(text: str) -> JsonValue:
-    """Build the document from the events of the YAML parser."""
-    root: list[JsonValue] = []
-    # The array or object that is being read, the key of its next value, its anchor, the number of nodes before it, and
-    # its height; and the same of those around it: an object for each would double the time.
-    container: list[JsonValue] | dict[str, JsonValue] = root
-    key: str | None = None
-    anchor: str | None = None
-    first_node = height = 0
-    around: list[
-        tuple[list[JsonValue] | dict[str, JsonValue], str | None, str | None, int, int]
-    ] = []
-    plain_value = cache(_plain_value)
-    anchors: dict[
-        str, tuple[JsonValue, int, int]
-    ] = {}  # the value with its number of nodes and its height
-    nodes = aliased_nodes = 0
-    problems: list[Problem] = []
-
-    def problem_at(event: Event, message: str) -> Problem:
-        parts = [*((value, step) for value, step, *_ in around), (container, key)]
-        path = [step if isinstance(value, dict) else len(value) for value, step in parts[1:]]
-        where = format_path([step for step in path[:_MAX_PATH_STEPS] if step is not None])
-        where += "…" if len(path) > _MAX_PATH_STEPS else ""
-        return Problem(f"{_mark_position(event.start_mark)} {where}".rstrip(), message)
-
-    def report(event: Event, message: str) -> None:
-        problems.append(problem_at(event, message))
-        if len(problems) > MAX_PROBLEMS:
-            raise PlanError(first_problems(problems))
-
-    def fatal(event: Event, message: str) -> PlanError:
-        """Return the error of this problem alone: later ones would only repeat it."""
-        return PlanError([problem_at(event, message)])
-
+    builder = _YamlBuilder()
+    problems = builder.problems
     try:
         for event in iter(_Loader(text).get_event, None):
-            kind = type(event)
-            value: JsonValue
-            if kind is ScalarEvent:
-                value = event.value
-                if event.tag is not None and event.tag not in _PLAIN_TAGS[kind]:
-                    raise fatal(event, _TAG_MESSAGE.format(event.tag))
-                if event.implicit[0]:
-                    try:
-                        value = plain_value(event.value)
-                    except ValueError:
-                        raise fatal(event, "the number has too many digits") from None
-                nodes += 1
-                if event.anchor is not None:
-                    anchors[event.anchor] = (value, 1, 0)
-            elif kind is MappingStartEvent or kind is SequenceStartEvent:
-                if event.tag is not None and event.tag not in _PLAIN_TAGS[kind]:
-                    raise fatal(event, _TAG_MESSAGE.format(event.tag))
-                if len(around) >= MAX_PLAN_DEPTH:
-                    raise fatal(event, f"nested more than {MAX_PLAN_DEPTH} deep")
-                if key is None and type(container) is dict:
-                    raise fatal(event, "a key is text; this one is an array or an object")
-                if event.anchor is not None:
-                    anchors.pop(event.anchor, None)
-                around.append((container, key, anchor, first_node, height))
-                container = {} if kind is MappingStartEvent else []
-                key, anchor, first_node, height = None, event.anchor, nodes, 0
-                nodes += 1
-                continue
-            elif kind is MappingEndEvent or kind is SequenceEndEvent:
-                value, value_height = container, height + 1
-                if anchor is not None:
-                    anchors[anchor] = (value, nodes - first_node, value_height)
-                container, key, anchor, first_node, height = around.pop()
-                if value_height > height:  # noqa: PLR1730 - max() takes several times as long, for every value
-                    height = value_height
-            elif kind is AliasEvent:
-                name = str(event.anchor)
-                if name not in anchors:
-                    raise fatal(
-                        event, f"the alias *{name} stands for nothing, or for what it is part of"
-                    )
-                value, count, value_height = anchors[name]
-                nodes += count
-                aliased_nodes += count
-                if aliased_nodes > MAX_ALIASED_NODES:
-                    raise fatal(
-                        event,
-                        f"aliases stand for more than {MAX_ALIASED_NODES} values; write them out",
-                    )
-                if len(around) + value_height > MAX_PLAN_DEPTH:
-                    raise fatal(
-                        event, f"nested more than {MAX_PLAN_DEPTH} deep through the alias *{name}"
-                    )
-                height = max(height, value_height)
-            elif isinstance(event, yaml.DocumentStartEvent) and root:
-                raise fatal(event, "a second document begins here; a plan file holds one")
-            else:
-                continue
-            if type(container) is list:
-                container.append(value)
-            elif key is not None:
-                container[key] = value  # type: ignore[call-overload] # an object, as it has a key
-                key = None
-            elif not isinstance(value, str):
-                written = getattr(event, "value", "") or "null"
-                report(event, f"the key {written} is not text; put it in quotes")
-                key = written
-            else:
-                if value == "<<" and getattr(event, "implicit", (False,))[0]:
-                    report(event, "merging with << is not supported; write the fields out")
-                elif value in container:
-                    report(event, f"the key {value!r} is there twice")
-                key = value
+            builder.read(event)
     except yaml.MarkedYAMLError as error:
         why = ", ".join(filter(None, (error.context, error.problem)))
-        # The parser reads ahead, and newer versions of libyaml have a limit of their own, of 1,000 levels.
-        deep = "maximum nesting depth" in why
-        message = f"nested more than {MAX_PLAN_DEPTH} deep" if deep else f"this is not YAML: {why}"
+        message = f"this is not YAML: {why}"
+        # The parser reads ahead, and newer versions of libyaml have a limit of their own.
+        if "maximum nesting depth" in why:
+            message = f"nested more than {MAX_PLAN_DEPTH} deep"
         problems.append(Problem(_mark_position(error.problem_mark), message))
     except yaml.reader.ReaderError as error:
         where = _line_and_column(text, error.position)
         problems.append(Problem(where, f"the character {chr(error.character)!r} is not allowed"))
     if problems:
         raise PlanError(problems)
-    return next(iter(root), None)
+    return next(iter(builder.root), None)
+
+
+@dataclass(slots=True)
+class _OpenNode:
+    """An array or object that is being read.
+
+    `key` is that of its next value, `first_node` the number of values before it, and `height` that
+    of the highest value in it so far.
+    """
+
+    value: list[JsonValue] | dict[str, JsonValue]
+    key: str | None = None
+    anchor: str | None = None
+    first_node: int = 0
+    height: int = 0
+
+
+class _Anchored(NamedTuple):
+    """A finished value that aliases may stand for, with its number of values and its height."""
+
+    value: JsonValue
+    nodes: int
+    height: int
+
+
+class _YamlBuilder:
+    """Document built from the events of a YAML parser.
+
+    Only `read` changes it: `_open` is the stack of arrays and objects from the root to the one
+    being read, `_anchors` has the finished values with a name. An alias is the value itself, not a
+    copy, so a few lines could stand for billions of values: it counts with all values in it, and
+    its height adds to the depth where it stands.
+    """
+
+    def __init__(self) -> None:
+        self.root: list[JsonValue] = []
+        self.problems: list[Problem] = []
+        self._open = [_OpenNode(self.root)]
+        self._anchors: dict[str, _Anchored] = {}
+        self._nodes = 0
+        self._aliased_nodes = 0
+        self._plain_value = cache(_plain_value)
+
+    def read(self, event: Event) -> None:
+        """Add an event to the document.
+
+        Raises:
+            PlanError: the document cannot be built, or has too many problems.
+        """
+        match event:
+            case ScalarEvent():
+                self._read_scalar(event)
+            case MappingStartEvent():
+                self._begin(event, {})
+            case SequenceStartEvent():
+                self._begin(event, [])
+            case MappingEndEvent() | SequenceEndEvent():
+                self._end(event)
+            case AliasEvent():
+                self._read_alias(event)
+            case yaml.DocumentStartEvent():
+                if self.root:
+                    text = "a second document begins here; a plan file holds one"
+                    raise self._fatal(event, text)
+
+    def _read_scalar(self, event: ScalarEvent) -> None:
+        if event.tag is not None:
+            self._check_tag(event)
+        value: JsonValue = event.value
+        # Quoted text is text, whatever it looks like.
+        if event.implicit[0]:
+            try:
+                value = self._plain_value(event.value)
+            except ValueError:
+                raise self._fatal(event, "the number has too many digits") from None
+        self._nodes += 1
+        if event.anchor is not None:
+            self._anchors[event.anchor] = _Anchored(value, 1, 0)
+        self._add(event, value)
+
+    def _begin(
+        self,
+        event: MappingStartEvent | SequenceStartEvent,
+        value: list[JsonValue] | dict[str, JsonValue],
+    ) -> None:
+        if event.tag is not None:
+            self._check_tag(event)
+        if len(self._open) > MAX_PLAN_DEPTH:
+            raise self._fatal(event, f"nested more than {MAX_PLAN_DEPTH} deep")
+        parent = self._open[-1]
+        if parent.key is None and isinstance(parent.value, dict):
+            raise self._fatal(event, "a key is text; this one is an array or an object")
+        # Until it is finished, its name stands for nothing: a value must not contain itself.
+        if event.anchor is not None:
+            self._anchors.pop(event.anchor, None)
+        self._open.append(_OpenNode(value, None, event.anchor, self._nodes))
+        self._nodes += 1
+
+    def _end(self, event: MappingEndEvent | SequenceEndEvent) -> None:
+        node = self._open.pop()
+        height = node.height + 1
+        if node.anchor is not None:
+            count = self._nodes - node.first_node
+            self._anchors[node.anchor] = _Anchored(node.value, count, height)
+        self._raise_height(height)
+        self._add(event, node.value)
+
+    def _read_alias(self, event: AliasEvent) -> None:
+        name = str(event.anchor)
+        if name not in self._anchors:
+            text = f"the alias *{name} stands for nothing, or for what it is part of"
+            raise self._fatal(event, text)
+        anchored = self._anchors[name]
+        self._nodes += anchored.nodes
+        self._aliased_nodes += anchored.nodes
+        if self._aliased_nodes > MAX_ALIASED_NODES:
+            text = f"aliases stand for more than {MAX_ALIASED_NODES} values; write them out"
+            raise self._fatal(event, text)
+        if len(self._open) - 1 + anchored.height > MAX_PLAN_DEPTH:
+            text = f"nested more than {MAX_PLAN_DEPTH} deep through the alias *{name}"
+            raise self._fatal(event, text)
+        self._raise_height(anchored.height)
+        self._add(event, anchored.value)
+
+    def _raise_height(self, height: int) -> None:
+        parent = self._open[-1]
+        parent.height = max(parent.height, height)
+
+    def _add(self, event: Event, value: JsonValue) -> None:
+        """Add a finished value to the array or object around it, or take it as its next key."""
+        parent = self._open[-1]
+        if isinstance(parent.value, list):
+            parent.value.append(value)
+        elif parent.key is not None:
+            parent.value[parent.key] = value
+            parent.key = None
+        elif not isinstance(value, str):
+            written = getattr(event, "value", "") or "null"
+            self._report(event, f"the key {written} is not text; put it in quotes")
+            parent.key = written
+        else:
+            if value == "<<" and getattr(event, "implicit", (False,))[0]:
+                self._report(event, "merging with << is not supported; write the fields out")
+            elif value in parent.value:
+                self._report(event, f"duplicate key {value!r}")
+            parent.key = value
+
+    def _check_tag(self, event: ScalarEvent | MappingStartEvent | SequenceStartEvent) -> None:
+        if event.tag not in _PLAIN_TAGS[type(event)]:
+            raise self._fatal(event, _TAG_MESSAGE.format(event.tag))
+
+    def _problem_at(self, event: Event, message: str) -> Problem:
+        steps: list[str | int] = []
+        path = self._open[1:]
+        for node in path[:_MAX_PATH_STEPS]:
+            if isinstance(node.value, list):
+                steps.append(len(node.value))
+            elif node.key is not None:
+                steps.append(node.key)
+        where = format_path(steps)
+        if len(path) > _MAX_PATH_STEPS:
+            where += "…"
+        return Problem(f"{_mark_position(event.start_mark)} {where}".rstrip(), message)
+
+    def _report(self, event: Event, message: str) -> None:
+        self.problems.append(self._problem_at(event, message))
+        if len(self.problems) > MAX_PROBLEMS:
+            raise PlanError(first_problems(self.problems))
+
+    def _fatal(self, event: Event, message: str) -> PlanError:
+        """Return the error of this problem alone: later ones would only repeat it."""
+        return PlanError([self._problem_at(event, message)])
 
 
 def _mark_position(mark: Any) -> str:  # yaml.Mark or its twin from libyaml, which share no base
@@ -385,43 +484,53 @@ def _read_json(text: str) -> JsonValue:
     def build(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
         nonlocal repeated
         built = dict(pairs)
-        repeated = repeated or len(built) < len(pairs)
+        if len(built) < len(pairs):
+            repeated = True
         return built
 
+    # The parser gives no positions, so the text is read again, but only if something is wrong.
     try:
         document = json.loads(text, object_pairs_hook=build)
         too_deep = exceeds_depth(document, MAX_PLAN_DEPTH)
     except json.JSONDecodeError as error:
-        why = f"this is not JSON: {error.msg[:1].lower()}{error.msg[1:]}"
-        raise PlanError([Problem(f"{error.lineno}:{error.colno}", why)]) from None
+        place = f"{error.lineno}:{error.colno}"
+        reason = error.msg[:1].lower() + error.msg[1:]
+        raise PlanError([Problem(place, f"this is not JSON: {reason}")]) from None
     except ValueError:
         raise PlanError([Problem("", "a number has too many digits")]) from None
     except RecursionError:
         too_deep = True
     if too_deep:
-        depths = accumulate(_DEPTH_CHANGE.get(kind, 0) for kind, *_ in _json_tokens(text))
-        tokens = zip(_json_tokens(text), depths, strict=False)
-        line, column = next(token[2:] for token, depth in tokens if depth > MAX_PLAN_DEPTH)
-        raise PlanError([Problem(f"{line}:{column}", f"nested more than {MAX_PLAN_DEPTH} deep")])
+        raise PlanError([_depth_problem(text)])
     if repeated:
-        seen: set[JsonPath] = set()
-        found = []
-        for path, (_, _, line, column) in _iter_paths(_json_tokens(text)):
-            if path in seen:
-                where = f"{line}:{column} {format_path(path[:-1])}".rstrip()
-                found.append(Problem(where, f"the key {path[-1]!r} is there twice"))
-                if len(found) > MAX_PROBLEMS:
-                    break
-            seen.add(path)
-        raise PlanError(first_problems(found))
-    for _, scalar, line, column in _json_tokens(text) if _ESCAPED_SURROGATE.search(text) else ():
-        if _SURROGATE.search(scalar):
-            raise PlanError([Problem(f"{line}:{column}", _SURROGATE_MESSAGE)])
+        raise PlanError(first_problems(_duplicate_keys(text)))
+    if _ESCAPED_SURROGATE.search(text):
+        # Two halves that belong together are one character by now.
+        for _, scalar, line, column in _json_tokens(text):
+            if _SURROGATE.search(scalar):
+                raise PlanError([Problem(f"{line}:{column}", _SURROGATE_MESSAGE)])
     return document
 
 
+def _depth_problem(text: str) -> Problem:
+    depths = accumulate(_DEPTH_CHANGE.get(kind, 0) for kind, *_ in _json_tokens(text))
+    tokens = zip(_json_tokens(text), depths, strict=False)
+    line, column = next(token[2:] for token, depth in tokens if depth > MAX_PLAN_DEPTH)
+    return Problem(f"{line}:{column}", f"nested more than {MAX_PLAN_DEPTH} deep")
+
+
+def _duplicate_keys(text: str) -> Iterator[Problem]:
+    seen = set()
+    for path, (_, _, line, column) in _iter_paths(_json_tokens(text)):
+        if path in seen:
+            parent = format_path(path[:-1])
+            where = f"{line}:{column} {parent}".rstrip()
+            yield Problem(where, f"duplicate key {path[-1]!r}")
+        seen.add(path)
+
+
 _Token = tuple[str, str, int, int]
-"""Kind ("[", "{", "end" or "scalar"), text, line and column; making named ones would take twice the time of reading."""
+"""Kind ("[", "{", "end" or "scalar"), text, line and column."""
 
 _YAML_TOKENS: Final[Mapping[type[Event], str]] = {
     ScalarEvent: "scalar",
@@ -437,22 +546,30 @@ _DEPTH_CHANGE: Final = {"[": 1, "{": 1, "end": -1}
 
 def _yaml_tokens(text: str) -> Iterator[_Token]:
     for event in iter(_Loader(text).get_event, None):
-        if kind := _YAML_TOKENS.get(type(event)):
+        kind = _YAML_TOKENS.get(type(event))
+        if kind is not None:
             mark: Any = event.start_mark  # parsed text has marks
-            yield kind, getattr(event, "value", ""), mark.line + 1, mark.column + 1
+            text = getattr(event, "value", "")
+            yield kind, text, mark.line + 1, mark.column + 1
 
 
 def _json_tokens(source: str) -> Iterator[_Token]:
-    line, start = 1, 0
+    line = 1
+    start = 0
     for match in _JSON_TOKEN.finditer(source):
-        raw = match[0]
-        if raw == "\n":
-            line, start = line + 1, match.end()
+        text = match[0]
+        if text == "\n":
+            line += 1
+            start = match.end()
             continue
-        text = raw
-        if raw[0] == '"':
-            text = json.loads(raw, strict=False) if "\\" in raw else raw[1:-1]
-        yield _JSON_BRACKETS.get(raw, "scalar"), text, line, match.start() - start + 1
+        kind = _JSON_BRACKETS.get(text, "scalar")
+        if text[0] == '"':
+            # Most strings have no escapes, and taking the quotes away is much faster.
+            if "\\" in text:
+                text = json.loads(text, strict=False)
+            else:
+                text = text[1:-1]
+        yield kind, text, line, match.start() - start + 1
 
 
 def _iter_paths(
@@ -461,22 +578,33 @@ def _iter_paths(
     path: JsonPath = (),
     opening: str = "",
 ) -> Iterator[tuple[JsonPath, _Token]]:
-    """Yield every field (at its key) and item (at its start) with its path, inside the parts `within` if given.
+    """Yield every field (at its key) and item (at its start) with its path.
 
-    The tokens are those of a whole document, or those after the `opening` of the part at `path`.
+    Args:
+        tokens: those of a whole document, or those after the `opening` of the part at `path`.
+        within: the parts to look into; all by default.
+        path: the part that the tokens belong to.
+        opening: the bracket with which that part begins.
     """
-    opening = opening or next((kind for kind, *_ in tokens), "")
+    if not opening:
+        opening = next((kind for kind, *_ in tokens), "")
     for number, token in enumerate(tokens):
         kind, text, *_ = token
         if kind == "end":
             return
-        inner = (*path, text if opening == "{" else number)
+        step: str | int = number
+        if opening == "{":
+            step = text
+        inner = (*path, step)
         yield inner, token
         if opening == "{":
+            # A token of its own is the value of the field.
             kind, *_ = next(tokens)
-        if kind != "scalar" and (within is None or inner in within):
+        if kind == "scalar":
+            continue
+        if within is None or inner in within:
             yield from _iter_paths(tokens, within, inner, kind)
-        elif kind != "scalar":
+        else:
             depth = 1
             while depth:
                 depth += _DEPTH_CHANGE.get(next(tokens)[0], 0)

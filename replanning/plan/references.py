@@ -1,4 +1,4 @@
-"""Placeholders `{name}` in patterns, and references `${build.output.path}` or `${context.region}` in arguments."""
+"""Placeholders `{name}` in patterns, and references such as `${build.output.path}` in arguments."""
 
 from __future__ import annotations
 
@@ -30,14 +30,19 @@ _PLACEHOLDER: Final = re.compile(
 )
 _PARENTHESIS: Final = re.compile(r"[()]")
 _MAX_MATCH_STEPS: Final = 1_000
-"""Most steps of the search for the values of a pattern's placeholders, so that matching a fact takes bounded time."""
+"""Limit of steps of the search for the values of a pattern, which bounds the time of a match."""
 
 
 def placeholders(text: str) -> tuple[str, ...]:
     """Return the names of the placeholders in a text, each once, in order."""
     if "{" not in text:
         return ()
-    return tuple(dict.fromkeys(match[1] for match in _PLACEHOLDER.finditer(text) if match[1]))
+    names: dict[str, None] = {}
+    for match in _PLACEHOLDER.finditer(text):
+        # Doubled braces match as well, without a name.
+        if match[1]:
+            names[match[1]] = None
+    return tuple(names)
 
 
 def fill_placeholders(text: str, values: Mapping[str, str]) -> str:
@@ -48,7 +53,13 @@ def fill_placeholders(text: str, values: Mapping[str, str]) -> str:
     """
     if "{" not in text:
         return text
-    return _PLACEHOLDER.sub(lambda match: values[match[1]] if match[1] else f"{{{match[2]}}}", text)
+
+    def filled(match: re.Match[str]) -> str:
+        if match[1]:
+            return values[match[1]]
+        return f"{{{match[2]}}}"
+
+    return _PLACEHOLDER.sub(filled, text)
 
 
 class FactPattern:
@@ -66,24 +77,28 @@ class FactPattern:
     ) -> None:
         self._pattern = pattern
         self._names: list[str] = []
-        texts: list[list[str]] = [[]]
+        texts = [""]
         end = 0
         for match in _PLACEHOLDER.finditer(pattern):
-            texts[-1] += pattern[end : match.start()], "" if match[1] else f"{{{match[2]}}}"
+            texts[-1] += pattern[end : match.start()]
             end = match.end()
             if match[1]:
                 self._names.append(match[1])
-                texts.append([])
-        texts[-1].append(pattern[end:])
-        self._start, *self._texts = map("".join, texts)
-        self._choices = {
-            name: (sorted({*map(len, words)}), frozenset(words)) for name, words in choices.items()
-        }
+                texts.append("")
+            else:
+                # Doubled braces stand for themselves.
+                texts[-1] += f"{{{match[2]}}}"
+        texts[-1] += pattern[end:]
+        self._start, *self._texts = texts
+        self._choices: dict[str, tuple[list[int], frozenset[str]]] = {}
+        for name, words in choices.items():
+            lengths = sorted({*map(len, words)})
+            self._choices[name] = (lengths, frozenset(words))
         counts = Counter(self._names)
-        limited = (
-            place for place, name in enumerate(self._names) if name in choices or counts[name] > 1
-        )
-        self._last_limited = max(limited, default=-1)
+        self._last_limited = -1
+        for place, name in enumerate(self._names):
+            if name in choices or counts[name] > 1:
+                self._last_limited = place
 
     def match(self, fact: str) -> dict[str, str] | None:
         """Return the values of the placeholders in a fact; None if it does not fit.
@@ -92,52 +107,74 @@ class FactPattern:
             ExpressionError: no match is found in 1,000 steps, because the pattern is too ambiguous.
         """
         if not self._names:
-            return {} if fact == self._start else None
+            if fact != self._start:
+                return None
+            return {}
         if not fact.startswith(self._start):
             return None
+        # A search with backtracking: the stack has the remaining ends for each placeholder so far,
+        # and `values` what the placeholders have at the current ones.
         values: dict[str, str] = {}
         stack = [self._value_ends(fact, 0, len(self._start), values)]
         for _ in range(_MAX_MATCH_STEPS):
-            if (end := next(stack[-1], None)) is not None:
-                if len(stack) == len(self._names):
-                    return values
-                stack.append(self._value_ends(fact, len(stack), end, values))
-            elif len(stack) == 1:
-                return None
-            else:
+            end = next(stack[-1], None)
+            if end is None:
                 stack.pop()
+                if not stack:
+                    return None
+            elif len(stack) == len(self._names):
+                return values
+            else:
+                stack.append(self._value_ends(fact, len(stack), end, values))
         raise ExpressionError(f"{truncate(self._pattern, 81)!r} might fit a fact in too many ways")
 
     def _value_ends(
         self, fact: str, place: int, start: int, values: dict[str, str]
     ) -> Iterator[int]:
-        """Set the value of a placeholder to each text that fits, and yield the end of the text of the pattern after it."""
-        name, text = self._names[place], self._texts[place]
-        is_last, is_new = place == len(self._names) - 1, name not in values
-        ends: Iterable[int]
+        """Set the value of a placeholder to each text that fits; yield the end of what follows it.
+
+        The value begins at `start`, and is followed by the text of the pattern up to the next
+        placeholder. The cases are a placeholder that has a value already, one whose values are
+        listed, the last one, which takes all that is left, and any other, which may end wherever
+        the text after it occurs.
+        """
+        name = self._names[place]
+        text = self._texts[place]
+        is_last = place == len(self._names) - 1
+        is_new = name not in values
+        ends: Iterable[int] = ()
         if not is_new:
-            ends = (start + len(values[name]),) if fact.startswith(values[name], start) else ()
+            if fact.startswith(values[name], start):
+                ends = (start + len(values[name]),)
         elif name in self._choices:
             lengths, words = self._choices[name]
-            ends = (start + length for length in lengths if fact[start : start + length] in words)
+            ends = [start + length for length in lengths if fact[start : start + length] in words]
         elif is_last:
-            ends = (len(fact) - len(text),) if start + len(text) < len(fact) else ()
-        else:  # after the last limited placeholder, no place is better than the first
-            ends = islice(
-                _occurrences(text, fact, start + 1), 1 if place > self._last_limited else None
-            )
+            if start + len(text) < len(fact):
+                ends = (len(fact) - len(text),)
+        else:
+            ends = _occurrences(text, fact, start + 1)
+            # After the last limited placeholder, no place is better than the first.
+            if place > self._last_limited:
+                ends = islice(ends, 1)
         for end in ends:
-            if fact.startswith(text, end) and not (is_last and end + len(text) < len(fact)):
+            after = end + len(text)
+            # Nothing of the fact may be left over.
+            if is_last and after < len(fact):
+                continue
+            if fact.startswith(text, end):
                 values[name] = fact[start:end]
-                yield end + len(text)
+                yield after
+        # Another end of an earlier placeholder begins with no value here.
         if is_new:
             values.pop(name, None)
 
 
 def _occurrences(text: str, within: str, start: int) -> Iterator[int]:
-    while (start := within.find(text, start)) >= 0:
-        yield start
-        start += 1
+    place = within.find(text, start)
+    while place >= 0:
+        yield place
+        place = within.find(text, place + 1)
 
 
 def normalise_fact(text: str) -> str:
@@ -147,21 +184,32 @@ def normalise_fact(text: str) -> str:
 
 def fact_problem(text: str) -> str:
     """Return why a text is no fact; empty if it is one."""
+    if not text.strip():
+        return "it is blank"
     opened = 0
     for parenthesis in _PARENTHESIS.findall(text):
-        opened += 1 if parenthesis == "(" else -1
+        if parenthesis == "(":
+            opened += 1
+        else:
+            opened -= 1
+        # A later one cannot close it: `)(` is as wrong as `)`.
         if opened < 0:
             break
-    return "it is blank" if not text.strip() else "its parentheses do not match" if opened else ""
+    if opened:
+        return "its parentheses do not match"
+    return ""
 
 
 MAX_FILLED_CHARS: Final = 10_000_000
-"""Most characters that references may add to the arguments of a task."""
+"""Limit of characters that references may add to the arguments of a task."""
 
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
 _PATH_STEP: Final = re.compile(r"""\.([^.\[\]]+)|\[(-?\d{1,9})\]|\["([^"]+)"\]|\['([^']+)'\]""")
 _OUTPUT: Final = re.compile(r"\.output(?=$|[.\[])")
-_REDACTED_MESSAGE: Final = "there was what looks like a secret, and no record keeps one; let the tool take it itself, as {env:NAME}"
+_REDACTED_MESSAGE: Final = (
+    "there was what looks like a secret, and no record keeps one; let the tool take it itself, as "
+    "{env:NAME}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +228,7 @@ class Reference:
 
 
 def has_references(value: object) -> bool:
-    """Return whether arguments may have references: a quick look, as most have none."""
+    """Return whether arguments may have references; a quick look, as most have none."""
     stack = [value]
     while stack:
         item = stack.pop()
@@ -199,21 +247,24 @@ def find_references(value: JsonValue, task_ids: Container[str] = ()) -> tuple[Re
 
     Args:
         value: the arguments of a task, or a part of them.
-        task_ids: the ids of all tasks, which separate `${a.output.b}` of a task `a` from that of a task `a.output`:
-            the longest known id is meant, or the shortest possible one if none is known.
+        task_ids: the ids of all tasks, which separate `${a.output.b}` of a task `a` from that of a
+            task `a.output`: the longest known id is meant, or the shortest possible one if none is
+            known.
 
     Raises:
         ExpressionError: a `${` is neither a reference nor escaped as `$${`.
     """
     if not has_references(value):
         return ()
-    return tuple(
-        _choose_reference(readings, task_ids)
-        for text in iter_strings(value, keys=False)
-        if "${" in text
-        for match in _REFERENCE.finditer(text)
-        if (readings := _candidate_references(match, text))
-    )
+    references = []
+    for text in iter_strings(value, keys=False):
+        if "${" not in text:
+            continue
+        for match in _REFERENCE.finditer(text):
+            readings = _candidate_references(match, text)
+            if readings:
+                references.append(_choose_reference(readings, task_ids))
+    return tuple(references)
 
 
 def rename_references(
@@ -221,7 +272,9 @@ def rename_references(
     rename: Callable[[TaskId], str],
     task_ids: Container[str] = (),
 ) -> dict[str, JsonValue]:
-    """Return a copy of arguments in which references name other tasks; references to the context stay.
+    """Return a copy of arguments in which references name other tasks.
+
+    References to the context stay.
 
     Args:
         arguments: the arguments of a task; they are not changed.
@@ -234,19 +287,28 @@ def rename_references(
 
     def renamed(match: re.Match[str]) -> str:
         readings = _candidate_references(match, match.string)
-        reference = _choose_reference(readings, task_ids) if readings else None
-        if reference is None or reference.task is None:
+        if not readings:
             return match[0]
-        return f"${{{rename(reference.task)}{reference.text[len(reference.task) :]}}}"
+        reference = _choose_reference(readings, task_ids)
+        if reference.task is None:
+            return match[0]
+        path = reference.text[len(reference.task) :]
+        return f"${{{rename(reference.task)}{path}}}"
 
-    return {
-        key: map_strings(value, lambda text: _REFERENCE.sub(renamed, text))
-        for key, value in arguments.items()
-    }
+    return _map_arguments(arguments, lambda text: _REFERENCE.sub(renamed, text))
+
+
+def _map_arguments(
+    arguments: Mapping[str, JsonValue], function: Callable[[str], JsonValue]
+) -> dict[str, JsonValue]:
+    return {key: map_strings(value, function) for key, value in arguments.items()}
 
 
 def _choose_reference(readings: Sequence[Reference], task_ids: Container[str]) -> Reference:
-    return next((reading for reading in readings if reading.task in task_ids), readings[-1])
+    for reading in readings:
+        if reading.task in task_ids:
+            return reading
+    return readings[-1]
 
 
 def resolve_references(
@@ -257,8 +319,8 @@ def resolve_references(
 ) -> dict[str, JsonValue]:
     """Return the arguments with every reference replaced by a copy of its value.
 
-    A string that is one reference becomes the value itself; inside a longer string, a value is written as text, as
-    JSON unless it is a string.
+    A string that is one reference becomes the value itself; inside a longer string, a value is
+    written as text, as JSON unless it is a string.
 
     Args:
         arguments: as the task states them; they are not changed.
@@ -266,40 +328,30 @@ def resolve_references(
         result_of: returns the output of a task, or raises LookupError.
 
     Raises:
-        ExpressionError: a reference leads to nothing, or to a value that does not fit its place, or the arguments would
-            become larger than `MAX_FILLED_CHARS`.
+        ExpressionError: a reference leads to nothing, or to a value that does not fit its place, or
+            the arguments would become larger than `MAX_FILLED_CHARS`.
     """
     if not has_references(arguments):
         return {key: copy_json(value) for key, value in arguments.items()}
+    # A few references to one large value could fill the memory, so the sum of all is limited.
     size = 0
 
     def value_of(match: re.Match[str]) -> JsonValue:
         nonlocal size
         readings = _candidate_references(match, match.string)
-        missing = ""
-        for reference in readings:
-            try:
-                value: object = context if reference.task is None else result_of(reference.task)
-            except LookupError as error:
-                missing = str(error)
-                continue
-            for step in reference.path:
-                try:
-                    value = get_item(value, step)
-                except LookupError as error:
-                    raise ExpressionError(f"{reference}: {step!r} {error.args[0]}") from None
-            if isinstance(value, str) and value == MASK:
-                raise ExpressionError(f"{reference}: {_REDACTED_MESSAGE}")
-            size += measure_json(cast("JsonValue", value), MAX_FILLED_CHARS - size)
-            if size > MAX_FILLED_CHARS:
-                raise ExpressionError(
-                    f"{reference}: the arguments would have more than {MAX_FILLED_CHARS} characters; "
-                    "refer to a smaller part, or pass on the name of a file"
-                )
-            return copy_json(cast("JsonValue", value))
-        if readings:
-            raise ExpressionError(f"{readings[-1]}: {missing}")
-        return "${"
+        if not readings:
+            return "${"
+        reference, root = _referenced_root(readings, context, result_of)
+        value = _value_at(root, reference)
+        if isinstance(value, str) and value == MASK:
+            raise ExpressionError(f"{reference}: {_REDACTED_MESSAGE}")
+        size += measure_json(value, MAX_FILLED_CHARS - size)
+        if size > MAX_FILLED_CHARS:
+            raise ExpressionError(
+                f"{reference}: the arguments would have more than {MAX_FILLED_CHARS} characters; "
+                "refer to a smaller part, or pass on the name of a file"
+            )
+        return copy_json(value)
 
     def text_of(match: re.Match[str]) -> str:
         return as_text(value_of(match))
@@ -308,13 +360,46 @@ def resolve_references(
         if "${" not in text:
             return text
         whole = _REFERENCE.fullmatch(text)
-        return value_of(whole) if whole else _REFERENCE.sub(text_of, text)
+        if whole is not None:
+            return value_of(whole)
+        return _REFERENCE.sub(text_of, text)
 
-    return {key: map_strings(value, resolved) for key, value in arguments.items()}
+    return _map_arguments(arguments, resolved)
+
+
+def _referenced_root(
+    readings: Sequence[Reference],
+    context: Mapping[str, JsonValue],
+    result_of: Callable[[TaskId], JsonValue],
+) -> tuple[Reference, object]:
+    """Return the first reading that exists, with the context or the output that it refers to."""
+    missing = ""
+    for reference in readings:
+        if reference.task is None:
+            return reference, context
+        try:
+            return reference, result_of(reference.task)
+        except LookupError as error:
+            missing = str(error)
+    raise ExpressionError(f"{readings[-1]}: {missing}")
+
+
+def _value_at(root: object, reference: Reference) -> JsonValue:
+    value = root
+    for step in reference.path:
+        try:
+            value = get_item(value, step)
+        except LookupError as error:
+            raise ExpressionError(f"{reference}: {step!r} {error.args[0]}") from None
+    return cast("JsonValue", value)
 
 
 def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:
-    """Return the possible readings of a `${...}`, longest task id first; none for the escape `$${`."""
+    """Return the possible readings of a `${...}`, longest task id first.
+
+    None for the escape `$${`. There may be several, because the id of a task may have dots, and
+    `.output` in it.
+    """
     inner = match[1]
     if match[0] == "$${":
         return []
@@ -322,15 +407,19 @@ def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:
         raise ExpressionError(
             f"{text!r}: a ${{ is not closed; write $${{ for the characters themselves"
         )
-    readings = []
     parsed: dict[int, JsonPath | None] = {}
-    if inner.startswith("context.") and (path := _parse_path(inner, len("context"), parsed)):
-        readings.append(Reference(inner, None, path))
-    outputs = [] if readings else list(_OUTPUT.finditer(inner, 0, MAX_NAME_CHARS + len(".output[")))
-    for found in reversed(outputs):
-        path = _parse_path(inner, found.end(), parsed)
-        if path is not None and found.start():
-            readings.append(Reference(inner, TaskId(inner[: found.start()]), path))
+    if inner.startswith("context."):
+        path = _parse_path(inner, len("context"), parsed)
+        if path:
+            return [Reference(inner, None, path)]
+    readings = []
+    # Beyond this no id can end, however long the text is.
+    limit = MAX_NAME_CHARS + len(".output[")
+    for output in reversed(list(_OUTPUT.finditer(inner, 0, limit))):
+        path = _parse_path(inner, output.end(), parsed)
+        if path is not None and output.start():
+            task_id = TaskId(inner[: output.start()])
+            readings.append(Reference(inner, task_id, path))
     if not readings:
         forms = "${TASK.output}, ${TASK.output.name[0]} or ${context.name}"
         raise ExpressionError(
@@ -342,13 +431,28 @@ def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:
 def _parse_path(text: str, start: int, parsed: dict[int, JsonPath | None]) -> JsonPath | None:
     """Return the steps of a text such as `.files[0].name` from `start`; None if it is no path.
 
-    The result is added to `parsed`, which holds those of later starts: most paths end like one of them.
+    The result is added to `parsed`, which holds those of later starts: most paths end like one of
+    them, and a text that repeats `.output` would otherwise be parsed once for each.
     """
     steps: list[str | int] = []
     end = start
-    while end not in parsed and (match := _PATH_STEP.match(text, end)):
-        steps.append(int(match[2]) if match[2] else match[1] or match[3] or match[4])
+    while end not in parsed:
+        match = _PATH_STEP.match(text, end)
+        if match is None:
+            break
+        if match[2]:
+            steps.append(int(match[2]))
+        else:
+            # The last group that took part is the one of this form of a name.
+            steps.append(match[match.lastindex or 0])
         end = match.end()
-    rest = parsed.get(end, () if end == len(text) else None)
-    parsed[start] = None if rest is None else (*steps, *rest)
-    return parsed[start]
+    rest = None
+    if end in parsed:
+        rest = parsed[end]
+    elif end == len(text):
+        rest = ()
+    path = None
+    if rest is not None:
+        path = (*steps, *rest)
+    parsed[start] = path
+    return path

@@ -1,4 +1,4 @@
-"""Identifiers and JSON types. Ids of runs, attempts and questions are passed in: the core makes none up."""
+"""Identifiers and JSON types. Ids of runs, attempts and questions come from outside the core."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_NAME_CHARS: Final = 200
 """Longest id or name, in characters."""
 
 TaskId: TypeAlias = str
-"""Written by people, in plan files and in Python, so it is a plain string; the others are made by the library."""
+"""Written by people, in plan files and in Python, so it is a plain string; the others are not."""
 
 AttemptId = NewType("AttemptId", str)
 
@@ -44,5 +44,7 @@ JsonPath = tuple[str | int, ...]
 
 
 def to_seconds(duration: float | timedelta) -> float:
-    """Return a duration in seconds; what is no `timedelta` is returned as it is."""
-    return duration.total_seconds() if isinstance(duration, timedelta) else duration
+    """Return a duration in seconds; a number is returned as it is."""
+    if isinstance(duration, timedelta):
+        return duration.total_seconds()
+    return duration

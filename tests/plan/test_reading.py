@@ -170,7 +170,7 @@ def test_yaml_values(text, value):
     [
         (
             "a: 1\nb: {c: 1, c: 2}\na: 2",
-            ["2:11 b: the key 'c' is there twice", "3:1: the key 'a' is there twice"],
+            ["2:11 b: duplicate key 'c'", "3:1: duplicate key 'a'"],
         ),
         (
             "1: a\ntrue: b\n~: c",
@@ -220,7 +220,7 @@ def test_refused_yaml(text, problem):
     [
         (
             '{"a": 1, "a": {"b": 1, "b": 2}}',
-            [":1:10: the key 'a' is there twice", ":1:24 a: the key 'b' is there twice"],
+            [":1:10: duplicate key 'a'", ":1:24 a: duplicate key 'b'"],
         ),
         (
             '{"a": 1,}',
