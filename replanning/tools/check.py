@@ -15,12 +15,12 @@ from replanning.plan.commands import (
     command_programs,
     leading_holes,
     leading_problems,
-    use_danger,
 )
 from replanning.plan.document import Plan
 from replanning.plan.json_values import iter_strings
 from replanning.plan.messages import brief_repr, checked, did_you_mean, first_problems, format_path
 from replanning.plan.references import placeholders
+from replanning.plan.risk import command_risk
 from replanning.plan.tasks import COMMAND_PREFIX, TaskBody, ToolSpec
 from replanning.plan.types import JsonPath
 from replanning.tools.call import missing_arguments, tool_templates, unset_variables
@@ -237,7 +237,7 @@ def _dangerous_uses(plan: Plan) -> Iterator[Problem]:
                     "from here on, no use is judged: the commands are too long in all",
                 )
                 return
-            if harm := use_danger(tool, body.arguments):
+            if harm := command_risk(tool, body.arguments):
                 message = f"task {task.id!r}: tool {body.tool!r} may do harm: {harm}"
                 yield Problem(
                     format_path(path), f"{message}; state whether the tool is `dangerous`"
