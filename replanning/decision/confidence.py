@@ -11,7 +11,6 @@ from replanning.changes import Alternative, PlanChange, target_task_ids
 from replanning.journal.records import Score
 from replanning.live.states import TaskState
 from replanning.live.view import PlanView
-from replanning.plan.messages import checked
 from replanning.plan.tasks import Task
 from replanning.plan.types import TaskId
 from replanning.settings import Weights
@@ -29,7 +28,6 @@ OutcomeHistory = Callable[[str], Sequence[bool]]
 """Returns the last outcomes of a tool, or else of its capability; by `source_key`, of a source's alternatives."""
 
 
-@checked
 class ConfidenceScorer:
     """Scores alternatives as 0.4 self-assessment + 0.3 past success + 0.2 availability + 0.1 simplicity.
 

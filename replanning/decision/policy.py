@@ -40,7 +40,6 @@ from replanning.live.strips import ground_action
 from replanning.live.view import PlanView, TaskView, strips_problem
 from replanning.llm.quoting import is_truncated
 from replanning.plan.json_values import detached, iter_strings
-from replanning.plan.messages import checked
 from replanning.plan.redaction import Redactor
 from replanning.plan.risk import command_risk, resolved_risk
 from replanning.plan.secrets import MASK
@@ -292,7 +291,6 @@ class Decision:
     blocks: tuple[TaskId, ...] = ()
 
 
-@checked
 class ReplanPolicy:
     """Rules of a decision: limits before any provider is asked, then approval and confidence of the candidates.
 

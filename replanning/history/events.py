@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 
 from replanning.changes import PlanChange
 from replanning.journal.records import Candidate, DecisionKind, Trigger, Usage
-from replanning.plan.messages import checked
 from replanning.plan.tasks import Goal
 from replanning.plan.types import QuestionId, ReplanId
 
@@ -193,7 +192,6 @@ class ReplanMetrics:
         return ReplanMetrics(**sums)
 
 
-@checked
 def compute_metrics(events: Iterable[ReplanEvent]) -> ReplanMetrics:
     """Return the metrics of some replans, without edits and dropped triggers."""
     events = tuple(events)
@@ -251,7 +249,6 @@ Prediction = Literal["total", "self_assessment", "claimed"]
 """Value used as the prediction: the total score, the self-assessment in it, or the confidence the source claimed."""
 
 
-@checked
 def calibrate(
     events: Iterable[ReplanEvent], *, of: Prediction = "total", bins: int = 10
 ) -> Calibration:

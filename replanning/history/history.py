@@ -52,7 +52,6 @@ from replanning.journal.store import CurrentRunStatus, RunStore
 from replanning.live.plan import LivePlan
 from replanning.live.view import PlanView
 from replanning.plan.document import Plan
-from replanning.plan.messages import checked, require_instance
 from replanning.plan.tasks import Goal
 from replanning.plan.types import QuestionId, ReplanId, RunId, TaskId, TriggerId
 
@@ -67,7 +66,6 @@ _MOST_FREQUENT = frozenset({AttemptStarted, AttemptSucceeded})
 """Records without a meaning for the history, which are passed over at once."""
 
 
-@checked
 class ReplanHistory:
     """Replans of a run with their reasons, and the plan at any revision.
 
@@ -140,8 +138,6 @@ class ReplanHistory:
             UnknownRun: the store has no such run.
             JournalCorrupt: its journal cannot be read.
         """
-        require_instance("store", store, RunStore, "a RunStore")
-        require_instance("run_id", run_id, str, "the id of a run")
         return cls(lambda after: store.read(RunId(run_id), after), max_events=max_events)
 
     @property
@@ -169,7 +165,6 @@ class ReplanHistory:
             self.fold(record)
         return self
 
-    @checked
     def filter(
         self,
         *,
@@ -207,12 +202,10 @@ class ReplanHistory:
             and (end is None or event.at < end)
         )
 
-    @checked
     def entry(self, revision: int) -> ReplanEvent | PlanEdit | None:
         """Return the replan or edit that made a revision, or None if it is no longer kept."""
         return next((entry for entry in self.entries if entry.after == revision), None)
 
-    @checked
     def replay(self, revision: int | None = None, *, before: bool = False) -> LivePlan:
         """Return the live plan right after a revision was applied, or the current one without a revision.
 
@@ -238,7 +231,6 @@ class ReplanHistory:
         """Return progress, expected remaining time, health and advice, as of the last record; replays the journal."""
         return PlanEvaluator().evaluate(PlanView(self.replay()))
 
-    @checked
     def plan_at(self, revision: int) -> Plan:
         """Return the plan at a revision as a document.
 
@@ -247,7 +239,6 @@ class ReplanHistory:
         """
         return self.replay(revision).document()
 
-    @checked
     def diff(self, before: int, after: int) -> PlanDiff:
         """Return the differences between any two revisions.
 

@@ -35,7 +35,7 @@ from replanning.history.wording import (
     trigger_line,
 )
 from replanning.journal.records import Candidate, PlanRevised, Score
-from replanning.plan.messages import checked, spoken_id
+from replanning.plan.messages import spoken_id
 
 _MAX_ITEMS: Final = 8
 """Largest number of items of one kind in a report."""
@@ -44,7 +44,6 @@ _MARKDOWN_SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>()#+!|~&@$^=:-])")
 _FENCE: Final = re.compile("`{3,}|~{3,}")
 
 
-@checked
 def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = None) -> str:
     """Return a history as text: a head, then each replan, edit and change of the goal in the order of time.
 
@@ -117,7 +116,6 @@ def _timeline(history: ReplanHistory) -> list[ReplanEvent | PlanEdit | GoalEdit]
     return sorted([*history.goal_edits, *history.entries], key=lambda entry: entry.at)
 
 
-@checked
 def why_report(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> str:
     """Return one screen about a replan or an edit: cause, candidates, rejected ones, decision and diff of the plan."""
     effect = (
@@ -301,7 +299,6 @@ def revision_diffs(
     return diffs
 
 
-@checked
 def markdown_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = None) -> str:
     """Return a history as a document: status and metrics, then each replan and edit with its diff of the plan.
 

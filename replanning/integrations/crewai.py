@@ -28,7 +28,6 @@ from replanning.integrations.frameworks import (
 )
 from replanning.integrations.session_thread import SessionThread
 from replanning.live.states import TaskState
-from replanning.plan.messages import checked
 from replanning.plan.tasks import Task
 from replanning.plan.types import MAX_NAME_CHARS, AttemptId, TaskId
 from replanning.run.run import PlanRun
@@ -78,7 +77,6 @@ _current: ContextVar[_Attachment | None] = ContextVar("replanning_crewai", defau
 
 
 @contextmanager
-@checked
 def replanned(
     crew: CrewT,
     engine: ReplanningEngine | None = None,

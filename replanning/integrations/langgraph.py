@@ -44,7 +44,6 @@ from replanning.integrations.frameworks import (
     tool_fields,
 )
 from replanning.integrations.session_thread import SessionThread
-from replanning.plan.messages import checked
 
 try:
     from langchain_core.callbacks import BaseCallbackManager
@@ -75,7 +74,6 @@ _DEFAULT_NAME: Final = "LangGraph"
 """Name of a graph that was compiled without one."""
 
 
-@checked
 def replanned(
     graph: CompiledStateGraph,
     engine: ReplanningEngine | None = None,

@@ -23,7 +23,6 @@ from replanning.integrations.frameworks import (
     thread_run,
     tool_fields,
 )
-from replanning.plan.messages import checked
 
 try:
     from agents import (
@@ -70,7 +69,6 @@ AgentT = TypeVar("AgentT")
 
 
 @asynccontextmanager
-@checked
 async def replanned(
     agent: AgentT,
     engine: ReplanningEngine | None = None,

@@ -44,7 +44,6 @@ from replanning.journal.store import (
     to_json_line,
     unknown_run,
 )
-from replanning.plan.messages import checked
 from replanning.plan.types import JsonObject, RunId
 
 try:
@@ -89,7 +88,6 @@ _COUNT_BYTES: Final = 16
 _STATUS_RECORD: Final = re.compile(rb'"run-(?:opened|resumed|ended)"')
 
 
-@checked
 class JsonlStore(RunStore):
     """Store of each run in a file of its own, `{run}.jsonl`, one JSON object per line, in a local folder.
 

@@ -36,7 +36,6 @@ from replanning.journal.store import (
     to_json_line,
     unknown_run,
 )
-from replanning.plan.messages import checked
 from replanning.plan.types import RunId
 
 try:
@@ -158,7 +157,6 @@ _OUTCOMES_SQL: Final = """
 """
 
 
-@checked
 class PostgresStore(RunStore):
     """Store in a PostgreSQL database. Any number of processes on any number of hosts may use it.
 

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from threading import Event, RLock
-from typing import Any, ClassVar, Final, Literal, NamedTuple
+from typing import Any, ClassVar, Final, Literal, NamedTuple, get_args
 from weakref import WeakSet
 
 from replanning.errors import JournalCorrupt, LeaseLost, RunOwned, StoreError, UnknownRun
@@ -45,7 +45,7 @@ from replanning.journal.store import (
     to_json_line,
     unknown_run,
 )
-from replanning.plan.messages import brief_repr, checked
+from replanning.plan.messages import brief_repr
 from replanning.plan.types import RunId
 
 Synchronous = Literal["normal", "full", "off"]
@@ -332,7 +332,6 @@ def _encoded(text: object) -> bytes:
 _open_stores: Final[WeakSet[SqliteStore]] = WeakSet()
 
 
-@checked
 class SqliteStore(RunStore):
     """Store in a SQLite file, created with its folder if it is missing, and private to its user.
 
@@ -352,6 +351,8 @@ class SqliteStore(RunStore):
     durable: ClassVar[bool] = True
 
     def __init__(self, path: str | PathLike[str], *, synchronous: Synchronous = "normal") -> None:
+        if synchronous not in get_args(Synchronous):  # SQLite would ignore it
+            raise ValueError(f"synchronous: expected normal, full or off, got {synchronous!r}")
         self._path, self._synchronous = Path(path), synchronous
         self._lock = RLock()
         self._inodes: dict[Path, int] = {}
