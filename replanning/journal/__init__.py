@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from replanning.exports import report_module
 from replanning.journal.memory import MemoryStore
 from replanning.journal.records import (
     AlternativesConsidered,
@@ -135,8 +134,6 @@ __all__ = [
     "open_store",
 ]
 
-report_module(__name__, __all__)
-
 
 _LAZY_MODULES = {
     "JsonlStore": "replanning.journal.jsonl",
@@ -149,5 +146,4 @@ def __getattr__(name: str) -> object:
     if name not in _LAZY_MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     store = globals()[name] = getattr(import_module(_LAZY_MODULES[name]), name)
-    report_module(__name__, [name])
     return store
