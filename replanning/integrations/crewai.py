@@ -102,7 +102,7 @@ def replanned(
     Raises:
         RunOwned: another process owns the session of this thread.
         StoreError: the session of this thread has another objective, or the store fails.
-        TypeError: this is neither a crew nor an agent, or an argument is of another kind.
+        TypeError: this is neither a crew nor an agent.
         ValueError: capabilities name tools that do not exist, a field is not valid for a tool, or the crew is attached
             already.
     """
