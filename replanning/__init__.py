@@ -8,11 +8,8 @@ plugins implement), `replanning.settings`, `replanning.llm` (language models) an
 from __future__ import annotations
 
 import logging
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
-
-from replanning.exports import report_module
 
 logging.getLogger("replanning").addHandler(
     logging.NullHandler()
@@ -109,21 +106,12 @@ _HOMES: Final = {
 if not TYPE_CHECKING:  # a type checker would take every name for `object`
 
     def __getattr__(name: str) -> object:
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         for home, names in _HOMES.items():
             if name in names:
-                import_module(f"{__name__}.{home}")
-        for home, names in _HOMES.items():
-            module = sys.modules.get(f"{__name__}.{home}")
-            for public in names:
-                found = getattr(
-                    module, public, None
-                )  # while a module is imported not all of it is there
-                if found is not None:
-                    globals()[public] = found
-        report_module(__name__, __all__)
-        return globals()[name]
+                value = getattr(import_module(f"{__name__}.{home}"), name)
+                globals()[name] = value
+                return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -231,11 +231,7 @@ def changes_hash(
 
 def dump_change(change: PlanChange) -> JsonObject:
     """Return a change as JSON for `parse_changes`."""
-    # As `model_dump` does, in half the time: each call of an agent is a change.
-    return {
-        "kind": change.kind,
-        **change.__pydantic_serializer__.to_python(change, mode="json", exclude_defaults=True),
-    }
+    return {"kind": change.kind, **change.model_dump(mode="json", exclude_defaults=True)}
 
 
 def parse_changes(data: object) -> tuple[PlanChange, ...]:

@@ -89,17 +89,3 @@ class Environment:
     clock: Clock = field(default_factory=SystemClock)
     chance: Callable[[], float] = random.random
     new_id: Callable[[], str] = new_run_id
-
-    def __post_init__(self) -> None:
-        clock = self.clock
-        if (
-            isinstance(clock, type)
-            or not callable(getattr(clock, "now", None))
-            or not hasattr(clock, "sleep")
-        ):
-            raise TypeError(
-                f"clock: expected an object with `now()` and async `sleep(seconds)`, got {clock!r}"
-            )
-        for name, source in (("chance", self.chance), ("new_id", self.new_id)):
-            if not callable(source):
-                raise TypeError(f"{name}: expected a function without arguments, got {source!r}")

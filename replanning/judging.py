@@ -23,7 +23,7 @@ from replanning.llm.quoting import (
 from replanning.plan.checks import nested_bodies
 from replanning.plan.document import Plan
 from replanning.plan.json_values import copy_json
-from replanning.plan.messages import brief_repr, checked
+from replanning.plan.messages import brief_repr
 from replanning.plan.tasks import COMMAND_PREFIX, Goal, Task
 from replanning.plan.types import JsonValue
 from replanning.plugins import plugin_name
@@ -127,7 +127,6 @@ def disposition(judgement: Judgement, *, can_retry: bool, can_replan: bool) -> D
     return "replan" if judgement.should_replan and can_replan else "blocked"
 
 
-@checked
 class JudgedWork:
     """Work that is judged before it counts as done: `SwarmOrchestrator(JudgedWork(work, judge))`.
 
@@ -258,7 +257,6 @@ CommandCheck = Callable[[str, Task, TaskContext], Awaitable[str]]
 """Runs a command that checks a task; returns an empty text on success, else the output of the command."""
 
 
-@checked
 class RuleJudge:
     """Judges by rules alone: the exit status that work reports, and the commands among the task's `acceptance`.
 
@@ -331,7 +329,6 @@ class _JudgeResponse(BaseModel):
     reason: Annotated[str, Field(max_length=_MAX_FEEDBACK_CHARS)] = ""
 
 
-@checked
 class LLMJudge:
     """Has a language model judge the attempts that rules accept.
 

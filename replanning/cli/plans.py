@@ -32,10 +32,10 @@ from replanning.cli.app import (
 from replanning.cli.lookup import load_document, read_plan, read_settings, read_text_argument
 from replanning.errors import Problem, SettingsError
 from replanning.history.wording import pluralise
-from replanning.plan.commands import danger_reason
 from replanning.plan.document import plan_schema
 from replanning.plan.messages import did_you_mean, format_path, one_line, parse_path
 from replanning.plan.reading import format_of, locate_problems, read_document
+from replanning.plan.risk import detected_risk
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.tools import ToolExecutor, check_machine, check_tools
 from replanning.tools.check import check_danger, check_unused_arguments
@@ -197,7 +197,7 @@ def tools(
                 "optional": list[JsonValue](tool.optional),
                 "capability": tool.capability,
                 "dangerous": tool.dangerous,
-                "harm": danger_reason(tool) if tool.dangerous else "",
+                "harm": detected_risk(tool) if tool.dangerous else "",
                 "available": not why,
                 "why": why,
             }
@@ -271,7 +271,7 @@ def read_tools(path: Path, argument: str = "--tools", *, planning: bool = True) 
         return plan
     tools = list[ToolSpec]()
     for tool in plan.tools:  # a tool of a server that is not marked leaves it to the server
-        harmful = "dangerous" not in tool.model_fields_set and danger_reason(tool)
+        harmful = "dangerous" not in tool.model_fields_set and detected_risk(tool)
         tools.append(tool.model_copy(update={"dangerous": True}) if harmful else tool)
     return plan.model_copy(update={"tools": tuple(tools)})
 

@@ -39,8 +39,8 @@ from replanning.journal.store import FINISHED_STATUSES
 from replanning.judging import JudgedWork, LLMJudge
 from replanning.live.states import TaskState
 from replanning.llm.selection import AUTO, create_llm_provider
-from replanning.plan.commands import danger_reason, use_danger
 from replanning.plan.json_values import as_object
+from replanning.plan.risk import command_risk, detected_risk
 from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
 from replanning.planning import (
     PlanningCoordinator,
@@ -297,7 +297,7 @@ def _read_job(
         for note in check_machine(library):
             print_message(f"note: {note.message}")
         for tool in library.tools:
-            if tool.dangerous and (reason := danger_reason(tool)):
+            if tool.dangerous and (reason := detected_risk(tool)):
                 asked = f"a person is asked before tool {tool.name!r} is used: {reason}"
                 print_message(f"note: {asked}; `dangerous: false` turns that off")
     if issue is None:
@@ -466,7 +466,7 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
     described = [
         describe_tool_use(body.tool, dict(body.arguments))
         for body in bodies
-        if body.tool in tools and use_danger(tools[body.tool], body.arguments)
+        if body.tool in tools and command_risk(tools[body.tool], body.arguments)
     ]
     uses = list(dict.fromkeys(described))
     if uses:

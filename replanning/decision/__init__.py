@@ -10,7 +10,6 @@ from replanning.decision.request import (
     ReplanRequest,
     TriggerDetector,
 )
-from replanning.exports import report_module
 
 __all__ = [
     "AlternativeProvider",
@@ -20,5 +19,3 @@ __all__ = [
     "ReplanRequest",
     "TriggerDetector",
 ]
-
-report_module(__name__, __all__)

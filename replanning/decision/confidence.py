@@ -11,7 +11,6 @@ from replanning.changes import Alternative, PlanChange, target_task_ids
 from replanning.journal.records import Score
 from replanning.live.states import TaskState
 from replanning.live.view import PlanView, TaskView
-from replanning.plan.messages import checked
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonValue, TaskId
 from replanning.settings import Weights
@@ -29,7 +28,6 @@ With a `source_key`, those of a source's alternatives.
 """
 
 
-@checked
 class ConfidenceScorer:
     """Scores alternatives as the weighted sum of four parts.
 

@@ -39,10 +39,9 @@ from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.strips import ground_action
 from replanning.live.view import PlanView, TaskView, strips_problem
 from replanning.llm.quoting import is_truncated
-from replanning.plan.commands import filled_danger, use_danger
 from replanning.plan.json_values import detached, iter_strings
-from replanning.plan.messages import checked
 from replanning.plan.redaction import Redactor
+from replanning.plan.risk import command_risk, resolved_risk
 from replanning.plan.secrets import MASK
 from replanning.plan.tasks import Task, TaskBody
 from replanning.plan.types import JsonValue, TaskId
@@ -180,7 +179,7 @@ def _refused_again(task: TaskView, view: PlanView) -> str:
     if tool is None or task.failure is None or task.failure.kind != "refused":
         return ""
     try:
-        harm = filled_danger(tool, task.task.arguments, view.arguments(task.id))
+        harm = resolved_risk(tool, task.task.arguments, view.arguments(task.id))
     except ExpressionError as error:
         harm = str(error)
     return (
@@ -292,7 +291,6 @@ class Decision:
     blocks: tuple[TaskId, ...] = ()
 
 
-@checked
 class ReplanPolicy:
     """Rules of a decision: limits before any provider is asked, then approval and confidence of the candidates.
 
@@ -412,7 +410,7 @@ class ReplanPolicy:
             if (
                 tool is not None
                 and task.arguments not in stated
-                and (harm := use_danger(tool, task.arguments))
+                and (harm := command_risk(tool, task.arguments))
             ):
                 return ask(
                     "dangerous-tool", f"the tool {tool.name!r} needs a person's agreement: {harm}"

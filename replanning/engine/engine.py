@@ -7,7 +7,6 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
@@ -16,7 +15,15 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import replace
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    Protocol,
+    TypeVar,
+    get_args,
+)
 
 import anyio
 import anyio.abc
@@ -29,7 +36,7 @@ from replanning.decision.request import AlternativeProvider, Answer, HumanGate, 
 from replanning.engine.breakers import ToolBreakers
 from replanning.engine.delivery import ExporterDelivery, close_exporters
 from replanning.engine.functions import FunctionTools, ToolFunction
-from replanning.engine.generator import AlternativeGenerator, require_provider
+from replanning.engine.generator import AlternativeGenerator
 from replanning.engine.monitor import PlanMonitor
 from replanning.engine.questions import RESUMABLE_STATUSES, Questions
 from replanning.engine.replanner import Replanner
@@ -55,7 +62,7 @@ from replanning.journal.store import InboxMessage, RunStore, open_store
 from replanning.llm.provider import FallbackLLM, GuardedLLM, LLMProvider
 from replanning.llm.selection import AUTO, create_llm_provider, is_llm
 from replanning.plan.document import Plan
-from replanning.plan.messages import brief_repr, checked, join_names, require_instance, wrong_kinds
+from replanning.plan.messages import join_names
 from replanning.plan.redaction import Redactor
 from replanning.plan.tasks import Goal, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
@@ -64,7 +71,7 @@ from replanning.run.event_loop import describe_error, without_group
 from replanning.run.lifecycle import Codec, Lifecycle, ResumeState
 from replanning.run.opening import RunFactory, redactor_for, run_services
 from replanning.run.retries import IsTransient
-from replanning.run.run import PlanRun, RunResult, Work, Worker, require_async, validate_work
+from replanning.run.run import PlanRun, RunResult, Work, Worker, validate_work
 from replanning.settings import Settings
 from replanning.telemetry.exporter import Exporter, ExporterContext, build_telemetry
 
@@ -90,7 +97,6 @@ ProviderSpec = AlternativeProvider | LLMProvider | str
 Mode = Literal["act", "observe"]
 
 
-@runtime_checkable
 class _Attachable(Protocol):
     engine: ReplanningEngine | None
 
@@ -98,7 +104,6 @@ class _Attachable(Protocol):
 OrchestratorT = TypeVar("OrchestratorT", bound=_Attachable)
 
 
-@checked
 class ReplanningEngine:
     """Keeps plans alive while they run.
 
@@ -152,18 +157,8 @@ class ReplanningEngine:
         self.exporters = tuple(
             load_plugin("exporters", e)() if isinstance(e, str) else e for e in exporters
         )
-        for name, source, method in (
-            ("tracer_provider", tracer_provider, "get_tracer"),
-            ("meter_provider", meter_provider, "get_meter"),
-        ):
-            if source is not None and (isinstance(source, type) or not hasattr(source, method)):
-                raise TypeError(
-                    f"{name}: expected an OpenTelemetry provider with `{method}`, got {brief_repr(source)}"
-                )
-        if gate is not None:
-            require_async("gate.ask", gate.ask)
-        for exporter in self.exporters:
-            require_async("export", exporter.export)
+        if mode not in get_args(Mode):
+            raise ValueError(f"mode: expected 'act' or 'observe', got {mode!r}")
         self.mode: Mode = mode
         self.gate = gate
         self.monitor = monitor or PlanMonitor()
@@ -202,14 +197,7 @@ class ReplanningEngine:
         )
 
     def attach(self, orchestrator: OrchestratorT) -> OrchestratorT:
-        """Attach an orchestrator, which then opens its runs through this engine, and return it.
-
-        Raises:
-            TypeError: it has no attribute `engine`.
-        """
-        require_instance(
-            "attach", orchestrator, _Attachable, "an orchestrator, which has an attribute `engine`"
-        )
+        """Attach an orchestrator, which then opens its runs through this engine, and return it."""
         orchestrator.engine = self
         return orchestrator
 
@@ -284,15 +272,7 @@ class ReplanningEngine:
         Raises:
             RunOwned: another process is at this run.
             StoreError: it is a run of something else, or the store does not take it.
-            TypeError: arguments are of another kind; names every one.
         """
-        if wrong := wrong_kinds(
-            ("objective", objective, str | Plan, "the aim in words, or a plan"),
-            ("tools", tools, Iterable, "a list of functions and descriptions of tools"),
-            ("run_id", run_id, str | None, "the id of a run"),
-            ("passes", passes, tuple, "a tuple of classes of exceptions"),
-        ):
-            raise TypeError("; ".join(wrong))
         functions = FunctionTools(tools)
         stated = objective if isinstance(objective, Plan) else Plan(goal=Goal(objective=objective))
 
@@ -331,8 +311,7 @@ class ReplanningEngine:
             PlanError: the tasks do not fit these tools, or a task or a tool of the plan has no function.
             RunOwned: another process is at this run.
             StoreError: it is a run of another plan, or the store does not take it.
-            TypeError: this is no plan, the work is not an async function of a task and its context, or both work and
-                tools are given, or neither.
+            TypeError: the work is a function that is not async, or both work and tools are given, or neither.
             ValueError: there would be no worker.
         """
         if (work is None) is not bool(tools):
@@ -358,7 +337,6 @@ class ReplanningEngine:
             JournalCorrupt: the journal of `run_id` cannot be read.
             StoreError: the store fails.
         """
-        require_instance("run_id", run_id, str | None, "the id of a run")
         pending: list[Question] = []
         here: set[RunId] = set()
         for run, questions in list(self._open_runs.values()):
@@ -409,7 +387,6 @@ class ReplanningEngine:
             NotRunning: the run has ended for good.
             StoreError: the store of a run elsewhere fails.
         """
-        require_instance("question_id", question_id, str, "the id of a question")
         answer = validate_answer(Answer(verdict, by, choice, parse_changes(changes), comment))
         run_id = RunId(question_id.rpartition(".q")[0])
         run, questions = self._open_runs.get(run_id, (None, None))
@@ -623,7 +600,6 @@ def _handle_answer_message(life: Lifecycle, questions: Questions, message: Inbox
 
 
 @asynccontextmanager
-@checked
 async def open_run(
     plan: Plan,
     *,
@@ -689,16 +665,15 @@ class ProviderRegistry:
         Raises:
             PluginError: a plugin is missing or does not load.
             NoLLMProvider: a language model that is named cannot be used.
-            TypeError: an object is not a provider.
         """
         expanded = [
             item for spec in specs for item in ((REPAIR_PLUGIN, AUTO) if spec == AUTO else (spec,))
         ]
-        providers = []
+        providers: list[AlternativeProvider] = []
         for index, spec in enumerate(expanded):
             if isinstance(spec, str) and spec in expanded[:index]:
                 continue
-            provider: object = spec
+            provider: Any = spec
             if isinstance(spec, str) and (spec == AUTO or is_llm(spec)):
                 environment, redactor = self._environment, self._redactor
                 try:
@@ -726,7 +701,7 @@ class ProviderRegistry:
                     else GuardedLLM(spec, max_concurrency=self._settings.llm.max_concurrency)
                 )
                 provider = load_plugin("providers", LLM_PROVIDER_PLUGIN)(model)
-            providers.append(require_provider(provider))
+            providers.append(provider)
         return providers
 
     async def aclose(self) -> None:

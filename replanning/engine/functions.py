@@ -26,7 +26,7 @@ from pydantic.errors import PydanticUserError
 from replanning.errors import PlanError, Problem
 from replanning.plan.document import Plan
 from replanning.plan.json_values import detached
-from replanning.plan.messages import require_instance, validation_problems, wrong_kinds
+from replanning.plan.messages import validation_problems
 from replanning.plan.tasks import Retry, Task, ToolSpec
 from replanning.run.run import TaskContext, Work
 
@@ -79,8 +79,6 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         retry: Retry | None = None,
         **fields: Any,
     ) -> None:
-        if not callable(function):
-            raise TypeError(f"{function!r} is no function, so it cannot be a tool")
         self.function = function
         self.idempotent = idempotent
         self.retry = retry
@@ -117,20 +115,14 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
                 name for name, each in named.items() if each.default is not inspect.Parameter.empty
             ],
         }
-        problems = wrong_kinds(
-            ("idempotent", idempotent, bool, "true or false"),
-            ("retry", retry, Retry | None, "a Retry"),
-        )
         try:
             self.spec: ToolSpec = ToolSpec.__pydantic_validator__.validate_python(
                 described | fields
             )
         except ValidationError as error:
-            problems += map(str, validation_problems(error, ToolSpec))
-        if problems:
-            raise ValueError(
-                f"tool {fields.get('name', described['name'])!r}: {'; '.join(problems)}"
-            )
+            problems = "; ".join(map(str, validation_problems(error, ToolSpec)))
+            name = fields.get("name", described["name"])
+            raise ValueError(f"tool {name!r}: {problems}") from None
         only, by_both, by_name = _NAMED
         self._positional_only = [name for name, each in self._parameters() if each.kind is only]
         self._positional = [each.name for each in stated if each.kind in (only, by_both)]
@@ -323,7 +315,6 @@ class FunctionTools:
 
     def describe(self, plan: Plan) -> Plan:
         """Return the plan with these tools added; its tasks get `idempotent` and `retry` of their functions by default."""
-        require_instance("plan", plan, Plan, "a plan")
         known = {spec.name for spec in plan.tools}
         tasks = []
         for task in plan.tasks:

@@ -11,12 +11,10 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from replanning.decision.request import Answer, Question
-from replanning.plan.messages import checked
 
 AskCallback = Callable[[Question], Awaitable[Answer] | Answer]
 
 
-@checked
 class CallbackGate:
     """Asks by calling a function, sync or async, that returns the answer; one that waits must be async.
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import compress, islice
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import anyio
 
@@ -27,12 +27,11 @@ from replanning.journal.records import Candidate, Trigger, Usage
 from replanning.live.draft import Draft
 from replanning.live.view import PlanView
 from replanning.plan.json_values import detached
-from replanning.plan.messages import checked, cut, join_names
+from replanning.plan.messages import cut, join_names
 from replanning.plan.tasks import Goal
 from replanning.plugins import plugin_error, plugin_name, read_attribute
 from replanning.run.event_loop import describe_error, isolate
 from replanning.run.lifecycle import Lifecycle, RunMeter
-from replanning.run.run import require_async
 
 _MAX_NOTES: Final = 20
 
@@ -191,23 +190,6 @@ class AlternativeVetter:
         return vetted
 
 
-def require_provider(provider: object) -> AlternativeProvider:
-    """Return an object that can propose alternatives.
-
-    Raises:
-        TypeError: it cannot.
-    """
-    is_provider = isinstance(read_attribute(provider, "name"), str) and callable(
-        read_attribute(provider, "propose")
-    )
-    if isinstance(provider, type) or not is_provider:
-        raise TypeError(
-            f"{provider!r} is not a provider: it needs a `name` and an async `propose(request)`, or to be an LLMProvider"
-        )
-    require_async("propose", read_attribute(provider, "propose"))
-    return cast("AlternativeProvider", provider)
-
-
 class PathGenerator:
     """Asks providers, and ranks their proposals.
 
@@ -220,7 +202,7 @@ class PathGenerator:
     """
 
     def __init__(self, providers: Sequence[AlternativeProvider], scorer: ConfidenceScorer) -> None:
-        self.providers = tuple(map(require_provider, providers))
+        self.providers = tuple(providers)
         self.scorer = scorer
         self.last_resorts = tuple(
             p for p in self.providers if read_attribute(p, "last_resort") is True
@@ -345,7 +327,6 @@ class PathGenerator:
         )
 
 
-@checked
 class AlternativeGenerator:
     """Obtains ranked alternatives: analyse the context, ask, vet, score, rank.
 

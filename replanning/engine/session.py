@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import FunctionType, NoneType
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, overload
 
 from pydantic_core import from_json, to_json, to_jsonable_python
@@ -16,11 +15,11 @@ from replanning.journal.records import RunStatus
 from replanning.journal.store import to_plain_json
 from replanning.live.states import WAITING, TaskState
 from replanning.plan.json_values import as_object, is_redacted, map_strings
-from replanning.plan.messages import brief_repr, join_names, wrong_kinds
+from replanning.plan.messages import brief_repr, join_names
 from replanning.plan.references import has_references
 from replanning.plan.tasks import Task
 from replanning.plan.types import MAX_NAME_CHARS, AttemptId, JsonObject, JsonValue, TaskId
-from replanning.run.run import Performance, PlanRun, TaskContext, require_async, require_exceptions
+from replanning.run.run import Performance, PlanRun, TaskContext
 
 Parameters = ParamSpec("Parameters")
 
@@ -36,10 +35,6 @@ _OBJECT_KEY: Final = "$object"
 """Key that marks the placeholder in the journal for a value that is not JSON."""
 
 _NUMBER_CHARS: Final = 12
-
-_ARGUMENTS_KIND: Final[Any] = dict | Mapping
-_EXECUTE_KIND: Final[Any] = NoneType | FunctionType | Callable
-"""Frequent types first, because those of `collections.abc` take long."""
 
 
 class Session:
@@ -122,20 +117,8 @@ class Session:
 
         Raises:
             Exception: as `PlanRun.perform`.
-            TypeError: arguments are of another kind; names every one.
             ValueError: the key is that of a call of another tool, or of a finished one with other arguments; names both.
         """
-        if wrong := wrong_kinds(
-            ("tool", tool, str, "the name of a tool"),
-            ("arguments", arguments, _ARGUMENTS_KIND, "a mapping of names to values"),
-            ("execute", execute, _EXECUTE_KIND, "an async function of a name and arguments"),
-            ("key", key, str, "text"),
-            ("passes", passes, tuple, "a tuple of classes of exceptions"),
-        ):
-            raise TypeError("; ".join(wrong))
-        require_exceptions(passes)
-        if execute is not None:
-            require_async("execute", execute)
         given, begun = self._given(tool, arguments), None
         life, digest = self.run._lifecycle, key and _digest(key)
         while (task_id := self._by_key.get(digest)) is None or not (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from replanning.exports import report_module
 from replanning.history.diff import PlanDiff
 from replanning.history.events import (
     Calibration,
@@ -41,5 +40,3 @@ __all__ = [
     "text_report",
     "why_report",
 ]
-
-report_module(__name__, __all__)

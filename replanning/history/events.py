@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 
 from replanning.changes import PlanChange
 from replanning.journal.records import Candidate, DecisionKind, Trigger, Usage
-from replanning.plan.messages import checked
 from replanning.plan.tasks import Goal
 from replanning.plan.types import QuestionId, ReplanId
 
@@ -208,7 +207,6 @@ class ReplanMetrics:
         return ReplanMetrics(**sums)
 
 
-@checked
 def compute_metrics(events: Iterable[ReplanEvent]) -> ReplanMetrics:
     """Return the metrics of some replans, without edits and dropped triggers."""
     replans = executed = asked = 0
@@ -287,7 +285,6 @@ Prediction = Literal["total", "self_assessment", "claimed"]
 """Value used as the prediction: the score, the self-assessment in it, or the source's own claim."""
 
 
-@checked
 def calibrate(
     events: Iterable[ReplanEvent], *, of: Prediction = "total", bins: int = 10
 ) -> Calibration:

@@ -14,7 +14,7 @@ from replanning.history.history import MAX_EVENTS, ReplanHistory
 from replanning.history.wording import format_iso_time
 from replanning.journal.records import Candidate, Record, RunOpened, Trigger
 from replanning.journal.store import decode_body, encode_body
-from replanning.plan.messages import brief_repr, checked
+from replanning.plan.messages import brief_repr
 from replanning.plan.types import JsonObject, JsonValue
 
 FORMAT: Final = "replanning-history"
@@ -157,7 +157,6 @@ def _dropped_json(drop: DroppedTrigger) -> JsonObject:
     }
 
 
-@checked
 def export_history(history: ReplanHistory) -> str:
     """Return the whole history as JSON text.
 
@@ -166,7 +165,6 @@ def export_history(history: ReplanHistory) -> str:
     return json.dumps(history_json(history), indent=1) + "\n"
 
 
-@checked
 def import_history(text: str, *, max_events: int = MAX_EVENTS) -> ReplanHistory:
     """Return the history that `export_history` wrote, with everything that it contained.
 

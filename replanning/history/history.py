@@ -54,7 +54,6 @@ from replanning.journal.store import CurrentRunStatus, RunStore
 from replanning.live.plan import LivePlan
 from replanning.live.view import PlanView
 from replanning.plan.document import Plan
-from replanning.plan.messages import checked, require_instance
 from replanning.plan.tasks import Goal
 from replanning.plan.types import QuestionId, ReplanId, RunId, TaskId, TriggerId
 
@@ -69,7 +68,6 @@ _MOST_FREQUENT = frozenset({AttemptStarted, AttemptSucceeded})
 """Records without a meaning for the history; most records are of these kinds."""
 
 
-@checked
 class ReplanHistory:
     """Replans of a run with their reasons, and the plan at any revision.
 
@@ -145,8 +143,6 @@ class ReplanHistory:
             UnknownRun: the store has no such run.
             JournalCorrupt: its journal cannot be read.
         """
-        require_instance("store", store, RunStore, "a RunStore")
-        require_instance("run_id", run_id, str, "the id of a run")
         return cls(lambda after: store.read(RunId(run_id), after), max_events=max_events)
 
     @property
@@ -172,7 +168,6 @@ class ReplanHistory:
             self.fold(record)
         return self
 
-    @checked
     def filter(
         self,
         *,
@@ -211,7 +206,6 @@ class ReplanHistory:
                 matching.append(event)
         return tuple(matching)
 
-    @checked
     def entry(self, revision: int) -> ReplanEvent | PlanEdit | None:
         """Return the replan or edit that made a revision, or None if it is no longer kept."""
         for entry in self.entries:
@@ -219,7 +213,6 @@ class ReplanHistory:
                 return entry
         return None
 
-    @checked
     def replay(self, revision: int | None = None, *, before: bool = False) -> LivePlan:
         """Return the live plan right after a revision was applied, or the current one without one.
 
@@ -249,7 +242,6 @@ class ReplanHistory:
         """
         return PlanEvaluator().evaluate(PlanView(self.replay()))
 
-    @checked
     def plan_at(self, revision: int) -> Plan:
         """Return the plan at a revision as a document.
 
@@ -258,7 +250,6 @@ class ReplanHistory:
         """
         return self.replay(revision).document()
 
-    @checked
     def diff(self, before: int, after: int) -> PlanDiff:
         """Return the differences between any two revisions.
 

@@ -36,7 +36,7 @@ from replanning.history.wording import (
     trigger_line,
 )
 from replanning.journal.records import Candidate, PlanRevised, Score
-from replanning.plan.messages import checked, spoken_id
+from replanning.plan.messages import spoken_id
 
 _MAX_ITEMS: Final = 8
 """Largest number of items of one kind in a report."""
@@ -45,7 +45,6 @@ _MARKDOWN_SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>()#+!|~&@$^=:-])")
 _FENCE: Final = re.compile("`{3,}|~{3,}")
 
 
-@checked
 def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = None) -> str:
     """Return a history as text: a head, then each entry in the order of time.
 
@@ -149,7 +148,6 @@ def _timeline(history: ReplanHistory) -> list[ReplanEvent | PlanEdit | GoalEdit]
     return sorted(entries, key=lambda entry: entry.at)
 
 
-@checked
 def why_report(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> str:
     """Return one screen about a replan or an edit.
 
@@ -375,7 +373,6 @@ def revision_diffs(
     return diffs
 
 
-@checked
 def markdown_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = None) -> str:
     """Return a history as a document: a head, then each entry with its diff of the plan.
 

@@ -28,7 +28,6 @@ from replanning.live.stale import stale_results
 from replanning.live.states import TaskState
 from replanning.live.view import PlanView
 from replanning.plan.json_values import detached
-from replanning.plan.messages import checked
 from replanning.plan.tasks import Budget
 from replanning.plan.types import QuestionId, RunId, TaskId
 
@@ -165,7 +164,6 @@ def apply_record(record: Record, live: LivePlan, ledger: Ledger, run: RunId) -> 
         ) from error
 
 
-@checked
 def open_questions(records: Iterable[Record]) -> list[Question]:
     """Return the open questions of a run, with the diff that each candidate would make.
 
@@ -203,7 +201,6 @@ def build_question(asked: QuestionAsked, run: RunId, live: LivePlan, ledger: Led
     )
 
 
-@checked
 def run_status(store: RunStore, info: RunInfo, now: float) -> RunStatusReport:
     """Return the status of a run.
 

@@ -34,7 +34,6 @@ from replanning.integrations.frameworks import (
     tool_fields,
     withdraw_questions,
 )
-from replanning.plan.messages import checked
 
 try:
     from agent_framework import (
@@ -99,7 +98,6 @@ class Replanned(AgentMiddleware):  # type: ignore[misc] # its types may not be i
         TypeError: an argument has another type.
     """
 
-    @checked
     def __init__(
         self,
         capabilities: Mapping[str, str | Mapping[str, object]] | None = None,

@@ -28,7 +28,6 @@ from replanning.integrations.frameworks import (
 )
 from replanning.integrations.session_thread import SessionThread
 from replanning.live.states import TaskState
-from replanning.plan.messages import checked
 from replanning.plan.tasks import Task
 from replanning.plan.types import MAX_NAME_CHARS, AttemptId, TaskId
 from replanning.run.run import PlanRun
@@ -78,7 +77,6 @@ _current: ContextVar[_Attachment | None] = ContextVar("replanning_crewai", defau
 
 
 @contextmanager
-@checked
 def replanned(
     crew: CrewT,
     engine: ReplanningEngine | None = None,
@@ -104,7 +102,7 @@ def replanned(
     Raises:
         RunOwned: another process owns the session of this thread.
         StoreError: the session of this thread has another objective, or the store fails.
-        TypeError: this is neither a crew nor an agent, or an argument is of another kind.
+        TypeError: this is neither a crew nor an agent.
         ValueError: capabilities name tools that do not exist, a field is not valid for a tool, or the crew is attached
             already.
     """

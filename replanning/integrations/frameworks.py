@@ -23,7 +23,7 @@ from replanning.errors import (
     StaleAnswer,
     UnknownQuestion,
 )
-from replanning.plan.messages import did_you_mean, require_instance
+from replanning.plan.messages import did_you_mean
 
 Capabilities = Mapping[str, str | Mapping[str, object]]
 """By the name of a tool, its capability, or the fields that `replanning.tool` takes."""
@@ -135,11 +135,7 @@ def thread_run(
         thread: the id of the thread.
         part: the part of the thread that has runs of its own.
         resumes: false for a new run in any case.
-
-    Raises:
-        TypeError: the id is not text.
     """
-    require_instance("thread", thread, str, "the id of a thread")
     prefix = f"thread-{quote(thread, safe='')}{part and f'-{part}'}"
     runs = engine.store.runs() if resumes else ()
     last = next(

@@ -29,7 +29,6 @@ from replanning.integrations.frameworks import (
     tool_fields,
 )
 from replanning.journal.records import QuestionVerdict
-from replanning.plan.messages import checked
 from replanning.plan.types import RunId
 
 try:
@@ -107,7 +106,6 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
         TypeError: an argument has another type.
     """
 
-    @checked
     def __init__(
         self,
         capabilities: Mapping[str, str | Mapping[str, object]] | None = None,

@@ -44,7 +44,6 @@ from replanning.integrations.frameworks import (
     tool_fields,
 )
 from replanning.integrations.session_thread import SessionThread
-from replanning.plan.messages import checked
 
 try:
     from langchain_core.callbacks import BaseCallbackManager
@@ -75,7 +74,6 @@ _DEFAULT_NAME: Final = "LangGraph"
 """Name of a graph that was compiled without one."""
 
 
-@checked
 def replanned(
     graph: CompiledStateGraph,
     engine: ReplanningEngine | None = None,
@@ -96,7 +94,7 @@ def replanned(
         objective: the aim of a run; by default the name of the graph, if it was compiled with one.
 
     Raises:
-        TypeError: this is not a compiled graph, it is attached already, or an argument is of another kind.
+        TypeError: the graph is attached already.
         ValueError: a node and a tool have the same name, a capability names neither, a field is not valid for a tool, or
             capabilities are stated of tools that are executed without a `ReplanningMiddleware`.
     """

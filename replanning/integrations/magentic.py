@@ -27,7 +27,6 @@ from replanning.integrations.frameworks import (
     tool_fields,
 )
 from replanning.plan.document import Plan
-from replanning.plan.messages import checked
 from replanning.plan.tasks import Goal, Task
 
 try:
@@ -55,7 +54,6 @@ class NoProgress(Exception):
 
 
 @asynccontextmanager
-@checked
 async def replanned(
     manager: MagenticManagerBase,
     engine: ReplanningEngine | None = None,

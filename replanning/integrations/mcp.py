@@ -34,7 +34,6 @@ from replanning.errors import (
 from replanning.integrations.frameworks import missing_framework, unknown_names
 from replanning.plan.document import Plan
 from replanning.plan.json_values import as_object
-from replanning.plan.messages import checked
 from replanning.plan.tasks import Goal, McpServer, Retry, ToolSpec
 from replanning.tools.call import inherited_variables
 from replanning.tools.errors import (
@@ -386,7 +385,6 @@ def _text_result(text: str, *, is_error: bool) -> CallToolResult:
 
 
 @asynccontextmanager
-@checked
 async def open_proxy(
     engine: ReplanningEngine,
     plan: Plan,
@@ -452,7 +450,6 @@ async def open_proxy(
         await group.__aexit__(None, None, None)
 
 
-@checked
 def server_of_command(
     command: list[str], *, environ: Mapping[str, str], safe: tuple[str, ...] = ()
 ) -> McpServer:
@@ -472,7 +469,6 @@ def server_of_command(
     return McpServer(command=tuple(command), env=own, safe=safe)
 
 
-@checked
 async def serve_stdio(server: Server[Any]) -> None:
     """Serve a client on standard input and output until it closes them.
 

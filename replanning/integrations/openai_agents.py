@@ -23,7 +23,6 @@ from replanning.integrations.frameworks import (
     thread_run,
     tool_fields,
 )
-from replanning.plan.messages import checked
 
 try:
     from agents import (
@@ -70,7 +69,6 @@ AgentT = TypeVar("AgentT")
 
 
 @asynccontextmanager
-@checked
 async def replanned(
     agent: AgentT,
     engine: ReplanningEngine | None = None,
@@ -101,7 +99,7 @@ async def replanned(
     Raises:
         RunOwned: another process owns the session of this thread.
         StoreError: the session of this thread has another objective, or the store fails.
-        TypeError: this is not an agent, or an argument is of another kind.
+        TypeError: this is not an agent.
         ValueError: capabilities name tools that do not exist or are not attached, or a field is not valid for a tool.
     """
     copies = _Agents(context, agents, keyed=thread is not None)

@@ -29,7 +29,6 @@ from replanning.integrations.frameworks import (
 )
 from replanning.journal.records import RunOpened
 from replanning.journal.store import is_valid_run_id
-from replanning.plan.messages import checked
 from replanning.plan.types import RunId
 
 try:
@@ -87,7 +86,6 @@ class Replanned(AbstractCapability[Any]):  # type: ignore[misc]
             its tool.
     """
 
-    @checked
     def __init__(
         self,
         capabilities: Mapping[str, str | Mapping[str, object]] | None = None,

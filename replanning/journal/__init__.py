@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from replanning.exports import report_module
 from replanning.journal.memory import MemoryStore
 from replanning.journal.records import (
     AlternativesConsidered,
@@ -133,13 +132,10 @@ __all__ = [
     "open_store",
 ]
 
-report_module(__name__, __all__)
-
 
 def __getattr__(name: str) -> object:
     """Import the SQLite store when it is first used: not every Python has the module `sqlite3`."""
     if name != "SqliteStore":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     store = globals()[name] = import_module("replanning.journal.sqlite").SqliteStore
-    report_module(__name__, [name])
     return store

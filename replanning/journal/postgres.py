@@ -27,7 +27,6 @@ from replanning.journal.store import (
     status_after,
     to_json_line,
 )
-from replanning.plan.messages import checked
 from replanning.plan.types import RunId
 
 try:
@@ -133,7 +132,6 @@ _RENEW_SQL: Final = """
 """
 
 
-@checked
 class PostgresStore(SqlStore):
     """Store in a PostgreSQL database. Any number of processes on any number of hosts may use it.
 

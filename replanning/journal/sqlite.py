@@ -31,7 +31,6 @@ from replanning.journal.store import (
     status_after,
     to_json_line,
 )
-from replanning.plan.messages import checked
 from replanning.plan.types import RunId
 
 Synchronous = Literal["normal", "full", "off"]
@@ -150,7 +149,6 @@ def store_error(error: Exception, path: Path, operation: str) -> StoreError:
     return StoreError(text)
 
 
-@checked
 class SqliteStore(SqlStore):
     """Store in a SQLite file, created with its folder if it is missing, and private to its user.
 

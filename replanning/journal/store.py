@@ -37,7 +37,6 @@ from replanning.plan.messages import (
     brief_repr,
     did_you_mean,
     error_lines,
-    require_instance,
     truncate,
 )
 from replanning.plan.types import JsonObject, RunId
@@ -305,11 +304,9 @@ def open_store(place: RunStore | str | PathLike[str]) -> RunStore:
 
     Raises:
         StoreError: the place cannot be used.
-        TypeError: it is no place.
     """
     if isinstance(place, RunStore):
         return place
-    require_instance("store", place, str | PathLike, "a RunStore or a place such as 'runs.db'")
     name, path = parse_place(place)
     store: RunStore = load_plugin("stores", name)(*([path] if path else []))
     return store

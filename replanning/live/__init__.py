@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from replanning.exports import report_module
 from replanning.live.stale import StaleResult
 from replanning.live.states import TaskState
 from replanning.live.strips import Feasibility, GroundAction, StripsProblem, StripsStep
@@ -20,5 +19,3 @@ __all__ = [
     "TaskState",
     "TaskView",
 ]
-
-report_module(__name__, __all__)

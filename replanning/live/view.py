@@ -21,7 +21,6 @@ from replanning.live.stale import StaleResult, followers, stale_results
 from replanning.live.states import FINISHED, SATISFIED, STUCK, TaskState
 from replanning.live.strips import NO_FACTS, StripsProblem, StripsStep
 from replanning.plan.document import Plan
-from replanning.plan.messages import checked
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonValue, TaskId
 
@@ -123,7 +122,6 @@ class PlanView:
         """Current capacity of each resource."""
         return MappingProxyType(self._live.scheduler.pool.capacity)
 
-    @checked
     def demand(self, task: Task) -> Mapping[str, float]:
         """Return the resources that a task takes."""
         return self._live.scheduler.pool.demand(task)
@@ -159,7 +157,6 @@ class PlanView:
         """Yield the document and state of all tasks; faster than `tasks` for a large plan."""
         return ((entry.task, entry.state) for entry in self._live)
 
-    @checked
     def stuck(self, limit: int | None = None) -> tuple[TaskView, ...]:
         """Return the tasks that are FAILED or BLOCKED, at most `limit` of them."""
         return tuple(map(self.task, islice(self._live.stuck, limit)))
@@ -168,7 +165,6 @@ class PlanView:
         """Yield the tasks that are neither finished nor removed."""
         return map(self.task, [entry.id for entry in self._live if entry.state not in FINISHED])
 
-    @checked
     def context_readers(self, key: str) -> tuple[TaskView, ...]:
         """Return the tasks whose arguments or condition refer to a key of the context."""
         return tuple(map(self.task, self._live.dependency_index.context_readers.get(key, ())))
@@ -177,7 +173,6 @@ class PlanView:
         """Return the finished tasks whose results are stale, because the context has changed since they read it."""
         return stale_results(self._live)
 
-    @checked
     def followers(self, task_ids: Collection[TaskId]) -> Mapping[TaskId, Sequence[TaskId]]:
         """Return the tasks that have to wait for these if these are done again, each with the dependencies that it lacks.
 
@@ -188,7 +183,6 @@ class PlanView:
         """
         return followers(self._live, [self._live.entry(task_id).id for task_id in task_ids])
 
-    @checked
     def resource_users(self, name: str) -> Iterator[TaskView]:
         """Yield the unfinished tasks that use a tool or take a resource of this name."""
         return map(self.task, self._live.dependency_index.resource_users.get(name, ()))
@@ -217,7 +211,6 @@ class PlanView:
         """Return the tasks that a task replaced, the root first, and the task itself."""
         return tuple(self.task(entry.id) for entry in self._live.entry(task_id).lineage())
 
-    @checked
     def strips_problem(
         self,
         changes: Sequence[PlanChange] = (),
@@ -238,17 +231,14 @@ class PlanView:
             live, Draft(live, changes) if changes else None, tasks=tasks, facts=facts
         )
 
-    @checked
     def check(self, changes: Sequence[PlanChange]) -> tuple[Problem, ...]:
         """Return the reasons why changes cannot be applied; empty if they can."""
         return tuple(Draft(self._live, changes).problems)
 
-    @checked
     def with_changes(self, changes: Sequence[PlanChange]) -> DraftView:
         """Return the plan as valid changes would leave it."""
         return DraftView(self._live, changes)
 
-    @checked
     def unused_id(self, base: TaskId, taken: Container[TaskId] = ()) -> TaskId:
         """Return an id derived from another that no task has had and that is not in `taken`."""
         live, stem, number = self._live, _ID_SUFFIX.sub("", base)[:180], 2
@@ -302,7 +292,6 @@ class PlanView:
         """Number of tasks in each state, past ones included."""
         return MappingProxyType(self._live.counts)
 
-    @checked
     def evaluate(self, condition: str) -> bool:
         """Return whether a `when` expression holds now.
 
@@ -410,12 +399,10 @@ class DraftView:
         """Return the facts, the steps that would remain and the goal."""
         return strips_problem(self._base._live, self._draft)
 
-    @checked
     def check(self, changes: Sequence[PlanChange]) -> tuple[Problem, ...]:
         """Return the reasons why changes cannot be applied after the staged ones."""
         return self._base.check((*self._draft.changes, *changes))
 
-    @checked
     def unused_id(self, base: TaskId, taken: Container[TaskId] = ()) -> TaskId:
         """Return an id derived from another that no task has had or would have and that is not in `taken`."""
         used: set[TaskId] = set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from replanning.exports import report_module
 from replanning.llm.completions import (
     Completion,
     FinishReason,
@@ -27,5 +26,3 @@ __all__ = [
     "PriceTable",
     "create_llm_provider",
 ]
-
-report_module(__name__, __all__)

@@ -11,7 +11,6 @@ from typing import Final, Literal, Protocol
 from pydantic import BaseModel
 
 from replanning.journal.records import Usage
-from replanning.plan.messages import checked
 
 FinishReason = Literal["stop", "length", "refusal", "other"]
 """Why a completion ended: complete, cut off at the token limit, declined, or something else."""
@@ -103,7 +102,6 @@ UNMETERED: Final[Meter] = _NullMeter()
 """Meter for calls that belong to no run."""
 
 
-@checked
 @dataclass(frozen=True, slots=True)
 class LLMOptions:
     """Options of one call; those that are None are as the provider was configured.
@@ -129,7 +127,6 @@ class LLMOptions:
     max_attempts: int | None = None
 
 
-@checked
 @dataclass(frozen=True, slots=True)
 class Price:
     """Price of a million tokens, in the currency of the budget (published prices are in US dollars)."""
@@ -143,7 +140,6 @@ class Price:
                 raise ValueError(f"{name}: expected a price of at least 0, got {price}")
 
 
-@checked
 class PriceTable:
     """Prices by model: those given here, else the published ones, which are read without a network.
 

@@ -43,7 +43,7 @@ from replanning.llm.completions import (
 )
 from replanning.plan import JsonObject
 from replanning.plan.json_values import exceeds_depth
-from replanning.plan.messages import checked, cut, error_lines
+from replanning.plan.messages import cut, error_lines
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonValue, to_seconds
 
@@ -629,7 +629,6 @@ class GuardedLLM(_LLMWrapper):
             self._semaphore.release()
 
 
-@checked
 class FallbackLLM(_LLMWrapper):
     """Language models that are asked in order, until one gives a usable answer.
 

@@ -12,7 +12,6 @@ from replanning.environment import Environment
 from replanning.errors import NoLLMProvider, PluginError, Problem, SettingsError
 from replanning.llm.completions import Price, PriceTable
 from replanning.llm.provider import FallbackLLM, GuardedLLM, LLMProvider
-from replanning.plan.messages import checked
 from replanning.plan.redaction import Redactor
 from replanning.plugins import installed_plugins, load_plugin
 from replanning.settings import Settings
@@ -30,7 +29,6 @@ AUTO_PROVIDERS: Final = {
 """Providers that `auto` looks for, in this order, by the variables of which one must be set; Ollama comes last."""
 
 
-@checked
 def create_llm_provider(
     name: str | Sequence[str] = AUTO,
     *,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from replanning.exports import report_module
 from replanning.plan.redaction import Redactor
 from replanning.plan.tasks import Fallback, McpServer
 from replanning.plan.types import (
@@ -29,5 +28,3 @@ __all__ = [
     "TaskId",
     "TriggerId",
 ]
-
-report_module(__name__, __all__)

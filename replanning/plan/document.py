@@ -29,7 +29,6 @@ from replanning.plan.messages import (
     format_path,
     model_at,
     parse_path,
-    require_instance,
     validation_problems,
 )
 from replanning.plan.reading import (
@@ -169,10 +168,6 @@ class Plan(StrictModel):
         Raises:
             PlanError: it is not valid; places are `source:line:column field`.
         """
-        expected = (
-            "the text of a plan file; Plan.load reads a file, Plan.model_validate takes a mapping"
-        )
-        require_instance("Plan.parse", text, str, expected)
         with _paused_collector():
             document = read_document(text, format=format, source=source)
             if not isinstance(document, dict):

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import json
 import re
 import reprlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, wraps
-from inspect import Parameter
-from itertools import chain, islice
-from types import UnionType
-from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
+from itertools import islice
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -84,123 +79,6 @@ def brief_repr(value: object) -> str:
         return mask(_BRIEF_REPR.repr(value), find_secrets)
     except ValueError:  # Python writes no number of thousands of digits
         return f"<{type(value).__name__}>"
-
-
-def require_instance(name: str, value: object, kind: type | UnionType, expected: str) -> None:
-    """Check the kind of an argument; a class in the place of an object is refused.
-
-    Raises:
-        TypeError: it is of another kind; says what was expected and what was given.
-    """
-    if isinstance(value, type) or not isinstance(value, kind):
-        raise TypeError(f"{name}: expected {expected}, got {brief_repr(value)}")
-
-
-def wrong_kinds(*arguments: tuple[str, object, type | UnionType, str]) -> list[str]:
-    """Return what is wrong with the kinds of arguments.
-
-    Args:
-        arguments: of each its name, its value, its kind, and what was expected.
-    """
-    return [
-        f"{name}: expected {expected}, got {brief_repr(value)}"
-        for name, value, kind, expected in arguments
-        if not isinstance(value, kind)
-    ]
-
-
-CallableT = TypeVar("CallableT", bound=Callable[..., object])
-
-
-def checked(subject: CallableT) -> CallableT:
-    """Decorate a function or class so that it checks its arguments against its annotations when it is called.
-
-    Arguments that do not fit raise one TypeError, which says of each what was expected and what was given. Names that are
-    imported for type checkers only are not checked.
-    """
-    function: Any = vars(subject)["__init__"] if isinstance(subject, type) else subject
-    signature = inspect.signature(function)
-    by_position = [
-        name
-        for name, parameter in signature.parameters.items()
-        if parameter.kind < Parameter.KEYWORD_ONLY
-    ]
-
-    @cache
-    def kinds() -> dict[str, object]:
-        found = {}
-        for name, parameter in signature.parameters.items():
-            with suppress(NameError):  # some names are imported for type checkers only
-                if isinstance(parameter.annotation, str):
-                    found[name] = eval(parameter.annotation, function.__globals__)  # noqa: S307 # library source
-        return found
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> object:
-        wrong = []
-        # `signature.bind` takes several times as long. Python says itself which arguments are missing or unknown.
-        for name, value in chain(zip(by_position, args, strict=False), kwargs.items()):
-            kind = kinds().get(name, object)
-            if not _is_of_kind(value, kind):
-                choices = (
-                    " or ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal else None
-                )
-                wrong.append(
-                    f"{name}: expected {choices or signature.parameters[name].annotation}, got {brief_repr(value)}"
-                )
-        if wrong:
-            raise TypeError("; ".join(wrong))
-        return function(*args, **kwargs)
-
-    if isinstance(subject, type):
-        setattr(subject, "__init__", call)  # noqa: B010 - mypy does not let a method be assigned
-        return subject
-    return call  # type: ignore[return-value]  # of the same signature
-
-
-def _is_of_kind(value: object, kind: Any) -> bool:  # any kind of type expression
-    """Return whether a value, and what a collection contains, is what an annotation states."""
-    if type(value) is kind:
-        return True
-    kind = getattr(kind, "__supertype__", kind)  # of a NewType
-    origin, parts = get_origin(kind) or kind, get_args(kind)
-    if origin is Annotated:
-        return _is_of_kind(value, parts[0])
-    if origin in (Union, UnionType):
-        return any(_is_of_kind(value, part) for part in parts)
-    if origin is Literal:
-        return value in parts
-    protocol = getattr(origin, "_is_protocol", False)
-    if origin is Callable or (protocol and "__call__" in vars(origin)):
-        return callable(value)
-    if not isinstance(origin, type) or origin is Any:
-        return (
-            value is None if origin is None else True
-        )  # such as a JSON value, which is checked where it is recorded
-    if origin in (int, float):
-        return isinstance(value, int | origin) and not isinstance(value, bool)
-    if origin is type:
-        return isinstance(value, type) and issubclass(value, parts)
-    if protocol:
-        return not isinstance(value, type) and all(
-            hasattr(value, n) for n in dir(origin) if not n.startswith("_")
-        )
-    if not isinstance(value, origin):
-        return False
-    if isinstance(value, str | bytes | type):  # a text is no list of texts
-        return origin is object or issubclass(origin, str | bytes)
-    if isinstance(value, tuple) and origin is tuple and parts and parts[-1] is not Ellipsis:
-        return len(value) == len(parts) and all(map(_is_of_kind, value, parts))
-    if isinstance(value, Mapping) and len(parts) == 2:
-        return all(
-            _is_of_kind(key, parts[0]) and _is_of_kind(item, parts[1])
-            for key, item in value.items()
-        )
-    return (
-        not parts
-        or not isinstance(value, Collection)
-        or all(_is_of_kind(item, parts[0]) for item in value)
-    )
 
 
 def cut(text: str, limit: int, *, from_end: bool = False) -> str:

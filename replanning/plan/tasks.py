@@ -413,8 +413,6 @@ class ToolSpec(StrictModel):
 
 OnStale = Literal["ignore", "warn", "redo"]
 
-_set_slot: Final = object.__setattr__  # a model is frozen
-
 
 class TaskBody(StrictModel):
     """Fields of tasks and fallbacks."""
@@ -467,20 +465,6 @@ class TaskBody(StrictModel):
     metadata: JsonObject = Field(
         default_factory=dict, description="Anything you want to keep with it."
     )
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with some fields replaced, as pydantic does, in a quarter of the time: each attempt has one."""
-        if deep or self.__private_attributes__:  # which a subclass of somebody else may have
-            return super().model_copy(update=update, deep=deep)
-        kind, update, stated = type(self), update or {}, self.__pydantic_fields_set__
-        if not update.keys() <= stated:
-            stated = {*stated, *update}
-        copy = kind.__new__(kind)
-        _set_slot(copy, "__dict__", {**self.__dict__, **update})
-        _set_slot(copy, "__pydantic_fields_set__", stated)
-        _set_slot(copy, "__pydantic_extra__", None)
-        _set_slot(copy, "__pydantic_private__", None)
-        return copy
 
 
 class Fallback(TaskBody):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from replanning.exports import report_module
 from replanning.planning.coordinator import PlanningCoordinator
 from replanning.planning.decisions import Phase, ReplanDecision, ReplanLimits, ReplanType
 from replanning.planning.history import PlanningHistoryExporter, PlanningHistoryStore
@@ -39,5 +38,3 @@ __all__ = [
     "TaskRequest",
     "request_of",
 ]
-
-report_module(__name__, __all__)

@@ -21,7 +21,7 @@ from replanning.decision.request import ReplanRequest
 from replanning.journal.records import HumanRequest, Trigger
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView, TaskView
-from replanning.plan.commands import use_danger
+from replanning.plan.risk import command_risk
 from replanning.plan.tasks import Task, tool_name
 from replanning.plan.types import JsonObject, TaskId
 from replanning.planning.decisions import (
@@ -407,7 +407,7 @@ class _Recovery:
                 f"{task.id!r} was cut off and may have taken effect; running it again may do harm"
             )
         spec = self._session.tools.get(tool_name(task.task))
-        harmful = retries and spec is not None and use_danger(spec, planned_arguments(task.task))
+        harmful = retries and spec is not None and command_risk(spec, planned_arguments(task.task))
         return f"it uses {tool_name(task.task)!r} again, which may do harm" if harmful else ""
 
     def _decide_retry(

@@ -15,7 +15,6 @@ from replanning.errors import NotRunning, Problem, SettingsError
 from replanning.journal.store import RunStore
 from replanning.llm.provider import LLMProvider
 from replanning.plan.document import Plan
-from replanning.plan.messages import checked
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonObject, TaskId
 from replanning.planning.alternatives import LineagePolicy, PlanningAlternativeProvider
@@ -42,7 +41,6 @@ _POLL_SECONDS: Final = 5.0
 _Output = TypeVar("_Output", bound=BaseModel)
 
 
-@checked
 class PlanningCoordinator:
     """Plans and executes a goal: a model understands it, decomposes it, plans the actions, and judges every phase.
 

@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 from replanning.errors import LLMResponseInvalid, Problem, SettingsError
 from replanning.journal.records import normalised_cause
 from replanning.llm.provider import extract_json
-from replanning.plan.messages import checked, validation_problems
+from replanning.plan.messages import validation_problems
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.settings import PlanningSettings
 
@@ -367,7 +367,6 @@ _COUNT_NAMES: Final[Mapping[ReplanType | Phase | None, CountName]] = {
 """Counters of replans by type; full replans count by target, so that no limit is escaped under another name."""
 
 
-@checked
 @dataclass(frozen=True, slots=True)
 class ReplanLimits:
     """Maximum numbers of replans in a run, and the confidence that a decision needs.

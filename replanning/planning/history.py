@@ -46,7 +46,6 @@ from replanning.journal.records import (
 from replanning.journal.store import RunStore, check_run_id
 from replanning.live.plan import LivePlan
 from replanning.llm.quoting import truncate_value
-from replanning.plan.messages import checked
 from replanning.plan.redaction import Redactor
 from replanning.plan.tasks import tool_name
 from replanning.plan.types import JsonObject, JsonValue, RunId
@@ -410,7 +409,6 @@ class PrunedTask:
     archived: str = ""
 
 
-@checked
 class PlanningHistoryStore:
     """History of planning tasks: one file of JSON lines for each task, such as a run of planning mode.
 
@@ -792,7 +790,6 @@ class RunJournals:
             yield record
 
 
-@checked
 class PlanningHistoryExporter(Exporter):
     """Exporter that writes the runs of a coordinator into a planning history as they happen.
 

@@ -20,7 +20,7 @@ from replanning.errors import (
 from replanning.history.wording import format_iso_time
 from replanning.llm.completions import Completion, LLMOptions
 from replanning.llm.provider import LLMProvider
-from replanning.plan.messages import checked, cut
+from replanning.plan.messages import cut
 from replanning.plan.types import JsonObject
 from replanning.planning.decisions import (
     ALLOWED_REPLANS,
@@ -169,7 +169,6 @@ ApplyReplan = Callable[[ReplanDecision], Awaitable[None]]
 """Executes a replan; raises if it fails."""
 
 
-@checked
 class ReplanManager:
     """Decides on replans with a model, within limits that the model cannot escape.
 

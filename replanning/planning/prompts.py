@@ -17,7 +17,6 @@ from replanning.llm.quoting import (
     fit_sections,
     truncate_value,
 )
-from replanning.plan.messages import checked
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.planning.decisions import (
@@ -222,7 +221,6 @@ _DEPTH_INSTRUCTIONS: Final[Mapping[str, str]] = {
 _SLOT: Final = re.compile(r"\[\[(\w+)\]\]")
 
 
-@checked
 class ReplanPromptBuilder:
     """Writes the prompts of planning mode: one method for each phase, and `decision` for the decision after it.
 

@@ -29,7 +29,6 @@ from replanning.live.states import WAITING, TaskState
 from replanning.llm.quoting import truncate_text, truncate_value
 from replanning.plan.document import Plan
 from replanning.plan.json_values import as_object
-from replanning.plan.messages import checked
 from replanning.plan.tasks import Goal, Task, tool_name
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import (
@@ -150,7 +149,6 @@ class TaskRequest(RecordModel):
         }
 
 
-@checked
 def request_of(plan: Plan) -> TaskRequest | None:
     """Return the request of a run from the plan that opened it; None if the plan is not one of planning mode."""
     first = next(

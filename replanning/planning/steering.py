@@ -19,7 +19,7 @@ from replanning.journal.records import (
     RunOpened,
 )
 from replanning.llm.quoting import truncate_text
-from replanning.plan.messages import checked, spoken_id
+from replanning.plan.messages import spoken_id
 from replanning.plan.types import QuestionId, RunId
 from replanning.planning.coordinator import PlanningCoordinator
 from replanning.planning.state import TaskRequest, request_of
@@ -43,7 +43,6 @@ _LEADING_QUOTE: Final = re.compile(r"(?:[ \t]*(?:>[^\n]*)?(?:\n|\Z))*")
 _COMMENT_AUTHOR: Final = re.compile(r".* \(comment (?P<id>[\w-]+)\)", re.DOTALL)
 
 
-@checked
 @dataclass(frozen=True, slots=True)
 class SteeringComment:
     """Comment on an issue.

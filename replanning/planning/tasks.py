@@ -19,11 +19,12 @@ from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.plan.checks import TaskScope, check_graph, check_task
-from replanning.plan.commands import option_problems, use_danger
+from replanning.plan.commands import option_problems
 from replanning.plan.document import Plan
 from replanning.plan.json_values import as_object, iter_strings, map_strings
 from replanning.plan.messages import NameSuggester, brief_repr, join_names, one_line
 from replanning.plan.references import find_references, placeholders, rename_references
+from replanning.plan.risk import command_risk
 from replanning.plan.tasks import PLANNING_KEY, Fallback, Task, TaskBody, ToolSpec, planning_notes
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import Phase, keeps_finished
@@ -329,7 +330,7 @@ def describe_actions(plan: ActionPlan, tools: Mapping[str, ToolSpec]) -> str:
         spec = tools.get(action.tool)
         left = missing_arguments(spec, action.arguments) if spec is not None else ()
         later = f", {' and '.join(left)} chosen when it begins" if left else ""
-        harm = " (may do harm)" if spec is not None and use_danger(spec, action.arguments) else ""
+        harm = " (may do harm)" if spec is not None and command_risk(spec, action.arguments) else ""
         expected = (
             f" → {' '.join(action.expected_outcome.split())}" if action.expected_outcome else ""
         )

@@ -22,8 +22,8 @@ from replanning.live.plan import LivePlan
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.plan.checks import topological_order
-from replanning.plan.commands import use_danger
 from replanning.plan.references import resolve_references
+from replanning.plan.risk import command_risk
 from replanning.plan.tasks import Task, tool_name
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import (
@@ -382,7 +382,7 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
         bodies = [
             body
             for body in (action, *action.fallbacks)
-            if use_danger(tools[tool_name(body)], planned_arguments(body))
+            if command_risk(tools[tool_name(body)], planned_arguments(body))
         ]
         uses += [describe_tool_use(tool_name(body), planned_arguments(body)) for body in bodies]
     held = state.held.get(notes.accept)
@@ -923,9 +923,9 @@ async def _resolve_task(session: PlanningSession, task: Task, context: TaskConte
     if task.tool is not None:
         planned = live.entry(task.id).task.arguments  # references are resolved since then
         unapproved = PlanningTask.of(task).unapproved or (
-            before is not None and not use_danger(before, planned)
+            before is not None and not command_risk(before, planned)
         )
-        if use_danger(spec, task.arguments) and unapproved and not approved:
+        if command_risk(spec, task.arguments) and unapproved and not approved:
             _require_approval(session, task, name, task.arguments)
         return task
     planned = planned_arguments(task)
@@ -967,7 +967,7 @@ async def _resolve_task(session: PlanningSession, task: Task, context: TaskConte
     }
     session.note("call", {**noted, "comment": comment} if comment else noted)
     arguments = {**chosen, **planned}  # planned arguments take precedence over those chosen now
-    if use_danger(spec, arguments) and not approved:
+    if command_risk(spec, arguments) and not approved:
         _require_approval(session, task, name, arguments)
     return task.model_copy(update={"tool": name, "arguments": arguments})
 
@@ -1068,7 +1068,7 @@ async def run_step(session: PlanningSession, task: Task) -> JsonObject:
         _record_completion(session, output, "accepted" if accepted else "success")
     elif call is not None and all(PlanningTask.of(entry.task).by != task.id for entry in live):
         spec, base = session.tools[call.name], TaskId(f"call-{len(actions) + 1}")
-        if use_danger(spec, call.arguments) and not accepted:
+        if command_risk(spec, call.arguments) and not accepted:
             _require_approval(session, task, call.name, call.arguments)
         action = Task(
             id=PlanView(live).unused_id(base) if base in live else base,

@@ -76,11 +76,11 @@ from replanning.live.view import PlanView
 from replanning.llm.completions import Completion, LLMCall
 from replanning.llm.quoting import truncate_text
 from replanning.plan.checks import check_task
-from replanning.plan.commands import filled_danger
 from replanning.plan.json_values import detached, is_redacted
 from replanning.plan.messages import brief_repr, join_names
 from replanning.plan.redaction import Redactor
 from replanning.plan.references import has_references
+from replanning.plan.risk import resolved_risk
 from replanning.plan.secrets import MASK
 from replanning.plan.tasks import PLANNING_KEY, Task
 from replanning.plan.types import AttemptId, JsonValue, QuestionId, ReplanId, TaskId, TriggerId
@@ -987,7 +987,7 @@ class Lifecycle:
             if (
                 tool is not None
                 and not asks_itself
-                and (harm := filled_danger(tool, declared, arguments))
+                and (harm := resolved_risk(tool, declared, arguments))
             ):
                 text = f"with the arguments filled in, {harm}; state whether the tool {tool.name!r} is `dangerous`"
                 self.failed(self.start(entry), Failure("ArgumentError", text, kind="refused"))

@@ -57,7 +57,6 @@ from replanning.journal.store import (
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
 from replanning.plan.document import Plan
-from replanning.plan.messages import brief_repr, require_instance
 from replanning.plan.redaction import Redactor, redaction_warning
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
@@ -162,12 +161,7 @@ class RunFactory:
         Raises:
             PlanError: a name in the plan looks like a secret.
             StoreError: the store does not take it, or has a run of this id, or the id looks like a secret.
-            TypeError: this is not a plan but, say, the name of a file.
         """
-        if not isinstance(plan, Plan):
-            raise TypeError(
-                f"expected a Plan, got {brief_repr(plan)}; Plan.load reads a file, Plan.parse a text"
-            )
         run = self._new_run_id(run_id)
         if problems := self.redactor.name_problems(plan):
             raise PlanError(problems)
@@ -212,14 +206,12 @@ class RunFactory:
         Raises:
             RunOwned: another process owns it.
             StoreError: it is a run of another plan, or cannot be created or resumed.
-            TypeError: this is not a plan, or not an id.
         """
-        require_instance("run_id", run_id, str, "the id of a run")
         check_run_id(RunId(run_id))
         opened = None
         with suppress(UnknownRun):
             opened = next((record.body for record in self.store.read(RunId(run_id))), None)
-        if not isinstance(opened, RunOpened) or not isinstance(plan, Plan):
+        if not isinstance(opened, RunOpened):
             return await self.create(plan, run_id, mode=mode, open_ended=open_ended)
         known, given = opened.plan, self.redactor.document(plan)
         if open_ended:
@@ -239,7 +231,6 @@ class RunFactory:
             JournalCorrupt: its journal cannot be replayed.
             StoreError: it was written by a newer version, or its opening was cut off.
         """
-        require_instance("run_id", run_id, str, "the id of a run")
         run = RunId(run_id)
         now = lease_time(self.environment.clock)
         lease = await _retry_while_locked(
@@ -270,8 +261,6 @@ class RunFactory:
             UnknownRun: there is no such run.
             StoreError: the run has no such revision, the new id looks like a secret, or the store fails.
         """
-        require_instance("run_id", run_id, str, "the id of a run")
-        require_instance("revision", revision, int, "the number of a revision")
         run, old = self._new_run_id(new_id), RunId(run_id)
         records: list[Record] = []
         for _ in _read_journal(self.store, old, records):
@@ -303,7 +292,6 @@ class RunFactory:
         return run
 
     def _new_run_id(self, given: str | None) -> RunId:
-        require_instance("run_id", given, str | None, "the id of a run")
         if given and self.redactor.is_secret_name(given):
             raise StoreError(
                 "what looks like a secret cannot be the id of a run, because it is kept; choose another"

@@ -6,10 +6,9 @@ import inspect
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from contextvars import Token
 from dataclasses import dataclass, field
-from functools import lru_cache, partial, wraps
+from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, Final, Never, Self
 
@@ -67,9 +66,7 @@ from replanning.plan.json_values import detached
 from replanning.plan.messages import (
     NameSuggester,
     brief_repr,
-    checked,
     join_names,
-    require_instance,
 )
 from replanning.plan.references import fact_problem, normalise_fact
 from replanning.plan.tasks import Goal, Task, ToolSpec
@@ -239,7 +236,6 @@ class PlanRun:
             self._history = ReplanHistory.of(self._lifecycle.store, self.id)
         return self._history.refresh()
 
-    @checked
     def records(self, after: int = 0) -> Iterable[Record]:
         """Read the run's records from the journal, starting after the record of this number.
 
@@ -281,7 +277,6 @@ class PlanRun:
 
     def attempt(self, task: Task) -> Attempt:
         """Execute a task: journal, deadline, cancellation; an exception of the body is a failure."""
-        require_instance("attempt", task, Task, "a task that ready() handed out")
         return Attempt(self, task)
 
     async def perform(
@@ -312,8 +307,7 @@ class PlanRun:
                 else performs the task.
             UnknownTask: there never was such a task.
         """
-        require_async("work", work)
-        require_exceptions(passes)
+        validate_work(work)
         return await Performance(self, TaskId(task_id), passes).perform(work)
 
     @in_loop_thread
@@ -358,16 +352,11 @@ class PlanRun:
         """Report that an attempt failed; the task is run again, or a trigger follows.
 
         Raises:
-            TypeError: this is neither an exception, nor a text, nor a Failure.
             UnknownAttempt: there was no such attempt.
         """
-        require_instance(
-            "failed", error, BaseException | str | Failure, "an exception, a text or a Failure"
-        )
         self._lifecycle.failed(attempt_id, error)
         self._lifecycle.check_completion()
 
-    @checked
     @in_loop_thread
     def charge(
         self, usage: Usage, *, attempt_id: AttemptId | None = None, provider: str | None = None
@@ -402,10 +391,9 @@ class PlanRun:
         """Report facts that were seen to hold, or to hold no longer.
 
         Raises:
-            TypeError: these are not lists of texts.
-            ValueError: some of these texts are no facts; names every one.
+            ValueError: some of these texts are no facts, or a text is in the place of a list; names every one.
         """
-        _require_texts("observe", holds=holds, ceased=ceased)
+        _refuse_single_text("observe", holds=holds, ceased=ceased)
         redact, facts = self._redactor.text, self.live.world.facts
         if wrong := [
             f"{brief_repr(f)} is no fact: {problem}"
@@ -427,7 +415,7 @@ class PlanRun:
 
         Raises:
             RecordNotSerializable: a value is not JSON; a tuple becomes a list.
-            TypeError: the changes are not a mapping of names to values.
+            ValueError: a text is in the place of the list of removed names.
         """
         self._change_context(changes, removed)
 
@@ -438,11 +426,7 @@ class PlanRun:
         removed: Sequence[str],
         attempt_id: AttemptId | None = None,
     ) -> None:
-        if not isinstance(changes, Mapping):
-            raise TypeError(
-                f"change_context: expected a mapping of names to values, got {brief_repr(changes)}"
-            )
-        _require_texts("change_context", changes=list(changes), removed=removed)
+        _refuse_single_text("change_context", removed=removed)
         old = self.live.context
         clean = self._redact_object(changes)
         new: JsonObject = {
@@ -467,29 +451,20 @@ class PlanRun:
         Raises:
             ValueError: the plan has no such resource or tool, or this cannot be said of it; names everything wrong.
         """
-        require_instance("name", name, str, "the name of a resource or a tool")
         live, why, wrong, hint = self.live, self._clean("reason", reason), [], NameSuggester()
         if capacity is None and available is None:
             wrong.append("expected the `capacity` of a resource, or whether a tool is `available`")
         if capacity is not None:
-            stated: object = capacity
-            if (
-                isinstance(stated, bool)
-                or not isinstance(stated, int | float)
-                or not 0 <= stated < math.inf
-            ):
+            if not 0 <= capacity < math.inf:
                 wrong.append(
                     f"expected a number of at least 0 for `capacity`, got {brief_repr(capacity)}"
                 )
-            if name not in live.scheduler.pool.capacity:
-                wrong.append(
-                    f"the plan has no resource {name!r}{hint(str(name), live.scheduler.pool.capacity)}"
-                )
-        if available is not None:
-            if not isinstance(available, bool):
-                wrong.append(f"expected true or false for `available`, got {brief_repr(available)}")
-            if name not in live.tools and all(entry.task.tool != name for entry in live):
-                wrong.append(f"the plan has no tool {name!r}{hint(str(name), live.tools)}")
+            capacities = live.scheduler.pool.capacity
+            if name not in capacities:
+                wrong.append(f"the plan has no resource {name!r}{hint(name, capacities)}")
+        is_tool = name in live.tools or any(entry.task.tool == name for entry in live)
+        if available is not None and not is_tool:
+            wrong.append(f"the plan has no tool {name!r}{hint(name, live.tools)}")
         if wrong:
             raise ValueError(f"change_resource: {'; '.join(wrong)}")
         tool = live.tools.get(name)
@@ -523,7 +498,6 @@ class PlanRun:
         Raises:
             NotRunning: the run has ended.
             PlanError: this is not a goal; names everything that is wrong with it.
-            TypeError: the reason or the author is no text.
         """
         self._require_running("its goal cannot be changed")
         fields: JsonObject = {}
@@ -553,11 +527,11 @@ class PlanRun:
 
         Raises:
             NotRunning: the run has ended.
-            TypeError: these are not texts, and a list of ids.
             UnknownTask: there never was such a task.
+            ValueError: a text is in the place of the list of tasks.
         """
         self._require_running("there is nothing to replan")
-        _require_texts("request_replan", tasks=tasks)
+        _refuse_single_text("request_replan", tasks=tasks)
         self._request_replan(self._clean("reason", reason), self._clean("by", by), tasks)
 
     def _request_replan(self, reason: str, by: str, tasks: Sequence[str], message: int = 0) -> None:
@@ -646,12 +620,10 @@ class PlanRun:
 
     # Planning mode
 
-    @checked
     def meter(self, provider: str) -> RunMeter:
         """Return a meter that counts calls of a language model against the budget of the run, and traces them."""
         return RunMeter(self._lifecycle, provider)
 
-    @checked
     @in_loop_thread
     def note(self, type: str, data: Mapping[str, JsonValue]) -> None:  # noqa: A002 # the word of the record
         """Put a note of planning mode on record, without secrets; the plan stays as it is.
@@ -671,7 +643,6 @@ class PlanRun:
         return self._redactor.value(value)
 
     def _clean(self, name: str, text: str) -> str:
-        require_instance(name, text, str, "a text")
         return self._redactor.text(text)
 
     def _redact_object(self, value: Mapping[str, JsonValue]) -> JsonObject:
@@ -684,38 +655,11 @@ class PlanRun:
             raise NotRunning(f"the run is {self._lifecycle.end.status}; {consequence}")
 
 
-@lru_cache(maxsize=64)
-def _are_exceptions(kinds: tuple[object, ...]) -> bool:
-    return all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds)
-
-
-def require_exceptions(passes: object) -> None:
-    """Refuse what is no tuple of classes of exceptions.
-
-    Raises:
-        TypeError: it is something else.
-    """
-    try:
-        fits = isinstance(passes, tuple) and _are_exceptions(passes)
-    except TypeError:  # it cannot be hashed, and is no class
-        fits = False
-    if not fits:
-        raise TypeError(
-            f"passes: expected a tuple of classes of exceptions, got {brief_repr(passes)}"
-        )
-
-
-def _require_texts(method: str, **arguments: Collection[object]) -> None:
-    """Accept only lists of strings; a bare string would be read as a list of characters."""
+def _refuse_single_text(method: str, **arguments: Collection[str]) -> None:
+    """Refuse a text in the place of a list, which would count as a list of its characters."""
     for name, texts in arguments.items():
-        if isinstance(texts, str) or not isinstance(texts, Collection):
-            raise TypeError(
-                f"{method}: expected a list of texts for {name!r}, got {brief_repr(texts)}"
-            )
-        if wrong := [text for text in texts if not isinstance(text, str)]:
-            raise TypeError(
-                f"{method}: expected texts in {name!r}, got {', '.join(map(brief_repr, wrong))}"
-            )
+        if isinstance(texts, str):
+            raise ValueError(f"{method}: expected a list of texts for {name!r}, got {texts!r}")
 
 
 CONTINUATION_SUFFIX: Final = "#continued-"
@@ -838,59 +782,29 @@ Work = Callable[[Task, TaskContext], Awaitable[object]]
 """Executes one task: returns its output, raises when it fails."""
 
 
-def validate_work(work: object, max_concurrency: int = 1) -> None:
-    """Refuse what no worker could run, before anything runs; otherwise every task would fail of it.
-
-    A lambda, and a function annotated as returning an awaitable, are accepted.
+def validate_work(work: Callable[..., object], max_concurrency: int = 1) -> None:
+    """Refuse work that no worker could run, before anything runs: every task would fail, and be replanned.
 
     Args:
-        work: to be an async function of a task and its context.
+        work: an async function of a task and its context. A lambda, an object that can be called, and a function that
+            is annotated as returning an awaitable are taken on trust.
         max_concurrency: the number of workers.
 
     Raises:
-        TypeError: the work cannot be called with a task and its context, or is a function that is not async.
+        TypeError: the work is a function that is not async.
         ValueError: there would be no worker.
     """
-    require_instance("max_concurrency", max_concurrency, int, "a whole number")
     if max_concurrency < 1:
         raise ValueError(f"max_concurrency is {max_concurrency}; at least one worker is needed")
-    if not callable(work):
-        raise TypeError(f"work is {work!r}; expected an async function of a task and its context")
-    with suppress(ValueError):  # some callables of C do not tell their arguments
-        signature = inspect.signature(work, follow_wrapped=False)
-        try:
-            signature.bind(None, None)
-        except TypeError as error:
-            raise TypeError(
-                f"work takes {signature}; expected an async function of a task and its context"
-            ) from error
-    require_async("work", work)
-
-
-def require_async(name: str, given: object) -> None:
-    """Refuse a function that is not async, unless it is a lambda or annotated as returning an awaitable.
-
-    Raises:
-        TypeError: it is not async.
-    """
-    if getattr(getattr(given, "__code__", None), "co_flags", 0) & inspect.CO_COROUTINE:
-        return  # at once, because each call of an agent comes here
-    function: Any = inspect.unwrap(given)  # type: ignore[arg-type]  # it is callable
-    while isinstance(function, partial):
-        function = inspect.unwrap(function.func)
-    if not inspect.isroutine(function):
-        function = getattr(type(function), "__call__", function)  # noqa: B004 # a call would use it
-    function = inspect.unwrap(getattr(function, "__func__", function))
-    if (
-        not inspect.isfunction(function)
-        or inspect.iscoroutinefunction(function)
-        or function.__name__ == "<lambda>"
-    ):
-        return
+    if isinstance(work, partial):
+        work = work.func
+    function = inspect.unwrap(work)
+    is_plain = inspect.isroutine(function) and not inspect.iscoroutinefunction(function)
     returned = str(getattr(function, "__annotations__", {}).get("return", ""))
-    if not any(word in returned for word in ("Awaitable", "Coroutine", "Future")):
+    is_trusted = any(word in returned for word in ("Awaitable", "Coroutine", "Future"))
+    if is_plain and not is_trusted and function.__name__ != "<lambda>":
         raise TypeError(
-            f"{name} is {function.__qualname__!r}, which is not async; write `async def`, and run what blocks with"
+            f"work is {function.__qualname__!r}, which is not async; write `async def`, and run what blocks with"
             " `await anyio.to_thread.run_sync(…)`"
         )
 

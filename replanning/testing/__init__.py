@@ -24,7 +24,6 @@ All fakes share one small language: a step `returns` a value, `raises` an error 
 
 from __future__ import annotations
 
-from replanning.exports import report_module
 from replanning.testing.clock import VirtualClock, virtual_environment
 from replanning.testing.faults import FaultSchedule, FlakyStore
 from replanning.testing.llm import LLMReply, ScriptedLLM
@@ -61,5 +60,3 @@ __all__ = [
     "simulate",
     "virtual_environment",
 ]
-
-report_module(__name__, __all__)

@@ -17,7 +17,6 @@ import anyio.to_thread
 
 from replanning import Environment
 from replanning.environment import Clock
-from replanning.plan.messages import checked
 
 EPOCH: Final = 1_700_000_000.0
 """Default start of a virtual clock: November 2023, in seconds since the epoch."""
@@ -36,7 +35,6 @@ class _Sleeper(NamedTuple):
     is_needed: Callable[[], bool]
 
 
-@checked
 class VirtualClock:
     """Clock that stands still while the program works, and jumps to the earliest sleeper when it is idle.
 
@@ -187,7 +185,6 @@ class VirtualClock:
             heapq.heappop(self._sleepers).woken.set()
 
 
-@checked
 def virtual_environment(seed: int = 0, *, clock: Clock | None = None) -> Environment:
     """Return an environment in which a program runs in the same way every time.
 

@@ -17,7 +17,6 @@ from replanning.environment import Clock
 from replanning.errors import PlanError, Problem, StoreError
 from replanning.journal import MemoryStore, RunStore, Usage
 from replanning.plan import JsonObject
-from replanning.plan.messages import checked
 from replanning.testing.scripted import (
     ExecutorCall,
     ScriptedGate,
@@ -44,7 +43,6 @@ def _flaky(operation: str) -> Any:
     return call
 
 
-@checked
 class FlakyStore(RunStore):
     """Store that wraps another and fails on schedule, before or after that has written.
 
@@ -112,7 +110,6 @@ _OUTPUT_REFERENCE: Final = re.compile(r"\$\{([^{}]+?)\.output((?:\.[^.\[\]{}]+)*
 T = TypeVar("T")
 
 
-@checked
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FaultSchedule:
     """Faults and their probabilities. Every run draws from them with a seed of its own.

@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from replanning import Environment
 from replanning.errors import LLMError
 from replanning.llm import Completion, LLMOptions, LLMProvider, PriceTable
-from replanning.plan.messages import checked
 from replanning.plan.types import JsonValue
 from replanning.testing.scripted import ScriptStep, perform_step
 
@@ -34,7 +33,6 @@ class RecordedLLMRequest(NamedTuple):
     options: LLMOptions
 
 
-@checked
 class ScriptedLLM(LLMProvider):
     """Language model that answers from a script and records its requests.
 

@@ -14,7 +14,6 @@ from replanning import Environment, Plan, PlanRun, ReplanningEngine, journal
 from replanning.decision import HumanGate
 from replanning.engine.engine import run_workers
 from replanning.plan import JsonObject
-from replanning.plan.messages import checked
 from replanning.testing.clock import VirtualClock, virtual_environment
 from replanning.testing.faults import FaultSchedule
 from replanning.testing.scripted import ScriptedExecutor
@@ -166,7 +165,6 @@ class EngineFactory(Protocol):
         ...
 
 
-@checked
 def simulate(
     plan: Plan,
     faults: FaultSchedule | None = None,

@@ -28,7 +28,6 @@ the user, the terminal, the language, the folder for temporary files), and those
 
 from __future__ import annotations
 
-from replanning.exports import report_module
 from replanning.tools.call import Secrets, ToolCall, ToolRunner
 from replanning.tools.check import check_machine, check_tools
 from replanning.tools.errors import (
@@ -73,5 +72,3 @@ __all__ = [
     "check_machine",
     "check_tools",
 ]
-
-report_module(__name__, __all__)

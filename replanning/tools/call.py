@@ -18,7 +18,6 @@ from pydantic import JsonValue
 from replanning.plan.commands import ENV_REFERENCE, MARKED_HOLE, env_references
 from replanning.plan.json_values import as_text, exceeds_depth, iter_strings
 from replanning.plan.masking import find_known, known_texts, mask
-from replanning.plan.messages import checked
 from replanning.plan.references import fill_placeholders, placeholders
 from replanning.plan.tasks import McpServer, Task, ToolSpec
 from replanning.plan.types import JsonObject
@@ -49,7 +48,6 @@ _INHERITED_PREFIXES: Final = ("LC_", "XDG_")
 _MAX_JSON_DEPTH: Final = 100
 
 
-@checked
 @dataclass(repr=False, eq=False)
 class Secrets:
     """Variables that one use of a tool refers to: looked up late, and hidden in its output.

@@ -15,12 +15,12 @@ from replanning.plan.commands import (
     command_programs,
     leading_holes,
     leading_problems,
-    use_danger,
 )
 from replanning.plan.document import Plan
 from replanning.plan.json_values import iter_strings
-from replanning.plan.messages import brief_repr, checked, did_you_mean, first_problems, format_path
+from replanning.plan.messages import brief_repr, did_you_mean, first_problems, format_path
 from replanning.plan.references import placeholders
+from replanning.plan.risk import command_risk
 from replanning.plan.tasks import COMMAND_PREFIX, TaskBody, ToolSpec
 from replanning.plan.types import JsonPath
 from replanning.tools.call import missing_arguments, tool_templates, unset_variables
@@ -55,7 +55,6 @@ _TEMPLATE_KINDS: Final = ("shell", "http")
 """Kinds of tools that use only the arguments in their templates."""
 
 
-@checked
 def check_tools(plan: Plan, *, kinds: frozenset[str] = frozenset()) -> list[Problem]:
     """Return everything about the tools of a plan that is bound to fail.
 
@@ -152,7 +151,6 @@ def _read_commands(checks: Sequence[str]) -> tuple[list[_Command], bool, set[str
     )
 
 
-@checked
 def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[Problem]:
     """Return the programs, modules and variables that the tools of a plan need and this machine lacks.
 
@@ -237,7 +235,7 @@ def _dangerous_uses(plan: Plan) -> Iterator[Problem]:
                     "from here on, no use is judged: the commands are too long in all",
                 )
                 return
-            if harm := use_danger(tool, body.arguments):
+            if harm := command_risk(tool, body.arguments):
                 message = f"task {task.id!r}: tool {body.tool!r} may do harm: {harm}"
                 yield Problem(
                     format_path(path), f"{message}; state whether the tool is `dangerous`"

@@ -14,7 +14,6 @@ from pydantic import JsonValue
 
 from replanning.environment import Clock, SystemClock
 from replanning.plan.document import Plan
-from replanning.plan.messages import checked
 from replanning.plan.tasks import McpServer, Task, ToolSpec
 from replanning.plan.types import to_seconds
 from replanning.tools.call import (
@@ -52,7 +51,6 @@ _JSON_TYPE_NAMES: Final[Mapping[type, str]] = {
 }
 
 
-@checked
 class ToolExecutor:
     """Executor of tasks by the tools that their plan describes; pass it to an orchestrator as its work.
 

@@ -159,9 +159,3 @@ async def test_own_evaluator(answer: object, slow: bool, problem: str) -> None:
         assert (errors[0][0], problem in errors[0][1]) == ("evaluator", True)
     else:
         assert (heard, errors) == ([OWN, OWN], [])
-
-
-def test_wrong_evaluator() -> None:
-    """What is no evaluator is refused when the engine is made."""
-    with pytest.raises(TypeError, match="evaluator: expected PlanEvaluator"):
-        ReplanningEngine(evaluator=print)  # type: ignore[arg-type]

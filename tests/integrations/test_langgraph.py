@@ -810,11 +810,8 @@ async def test_what_cannot_be_attached(
     """What cannot be attached is refused at once with what to do."""
     engine = make_engine(clock=clock)
     graph = graph_of(report)
-    for wrong in (graph.builder, object(), replanned(graph, engine)):
-        with pytest.raises(
-            TypeError, match=r"graph: (expected CompiledStateGraph|it is attached already)"
-        ):
-            replanned(wrong, engine)
+    with pytest.raises(TypeError, match="graph: it is attached already"):
+        replanned(replanned(graph, engine), engine)
     with pytest.raises(ValueError, match="there is no node or tool called 'fly'"):
         replanned(graph, engine, capabilities={"fly": "air"})
     builder = StateGraph(MessagesState)

@@ -251,14 +251,6 @@ async def test_resume(tmp_path: Path) -> None:
     assert statuses(engine()) == ["succeeded"]
 
 
-async def test_wrong_arguments() -> None:
-    """Arguments of another type are refused where the manager is attached."""
-    for wrong in ({"manager": Agent(Model())}, {"engine": "engine"}, {"capabilities": ["writer"]}):
-        with pytest.raises(TypeError, match=next(iter(wrong))):
-            async with replanned(**{"manager": manager_of(), **wrong}):
-                pass
-
-
 def test_other_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the framework the module names the extra that installs it."""
     monkeypatch.delitem(sys.modules, "replanning.integrations.magentic")

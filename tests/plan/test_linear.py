@@ -39,7 +39,6 @@ from replanning.llm.quoting import encode_data, truncate_value
 from replanning.plan.commands import (
     command_problems,
     command_programs,
-    danger_reason,
     env_references,
     option_problems,
 )
@@ -54,6 +53,7 @@ from replanning.plan.references import (
     normalise_fact,
     placeholders,
 )
+from replanning.plan.risk import detected_risk
 from replanning.planning.decisions import Phase
 from replanning.planning.outputs import (
     MAX_REPLY_CHARS,
@@ -100,7 +100,7 @@ def judge_command(text: str) -> None:
     command_problems(text)
     command_programs(text)
     option_problems(text, {"x": "-v"})
-    danger_reason(tool, {"x": "rm"})
+    detected_risk(tool, {"x": "rm"})
 
 
 def read_settings(text: str) -> None:

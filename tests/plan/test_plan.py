@@ -558,15 +558,3 @@ def test_near_names_are_sought_within_bounds() -> None:
         Plan.model_validate({"goal": {"objective": "test"}, "tasks": tasks})
     hints = ["did you mean" in problem.message for problem in caught.value.problems]
     assert (len(hints), hints[0], hints[-1]) == (200, True, False)
-
-
-@pytest.mark.parametrize("deep", [False, True])
-def test_copy_of_a_task(deep: bool) -> None:
-    """A copy of a task has the replaced fields, counts them as stated, and shares objects unless it is a deep one."""
-    task = Task(id="a", tool="build", metadata={"note": [1]})
-    copy = task.model_copy(update={"arguments": {"x": 1}}, deep=deep)
-    assert copy == Task(id="a", tool="build", arguments={"x": 1}, metadata={"note": [1]})
-    assert copy.model_fields_set == {"id", "tool", "metadata", "arguments"}
-    assert task.model_fields_set == {"id", "tool", "metadata"}
-    assert (copy.metadata is task.metadata) is not deep
-    assert task.model_copy() == task
