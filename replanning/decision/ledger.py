@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from typing import Final
@@ -17,6 +17,7 @@ from replanning.journal.records import (
     AttemptSucceeded,
     ContextUpdated,
     DecisionMade,
+    ErrorContained,
     FactsObserved,
     GoalChanged,
     OutcomeRecorded,
@@ -30,6 +31,7 @@ from replanning.journal.records import (
     ResourceUpdated,
     RunEnded,
     RunPaused,
+    RunProblem,
     RunQuiescent,
     RunResumed,
     Trigger,
@@ -136,6 +138,7 @@ class Ledger:
         pending_outcomes: the applied alternatives whose outcome is open, by the roots of their lineages.
         undecided_revisions: the applied revisions whose decision is not recorded yet.
         quiescent_at: the revision at which the plan was last reported as quiescent.
+        problems: the errors that were contained, by what failed and the text of the error.
     """
 
     def __init__(
@@ -171,6 +174,7 @@ class Ledger:
         self.quiescent_at: int | None = None
         self.undecided_revisions: dict[ReplanId, PlanRevised] = {}
         self.last_message_id = 0
+        self.problems: dict[tuple[str, str], RunProblem] = {}
         self.recent_records: deque[RecordBody] = deque(maxlen=MAX_RECENT_RECORDS)
         self.pause: RunPaused | None = None
         self.run_end: RunEnded | None = None
@@ -339,6 +343,8 @@ class Ledger:
                 self.budget_tracker.spent += body.usage
                 if body.usage in self.budget_tracker.unrecorded:
                     self.budget_tracker.unrecorded.remove(body.usage)
+            case ErrorContained():
+                self._add_problem(body, at)
             case RunQuiescent():
                 self.quiescent_at = body.revision
             case RunPaused():
@@ -355,6 +361,14 @@ class Ledger:
         if kind in _REPLAN_RECORDS:
             self.recent_records.append(detached(body))
         self._update_waiting(at)
+
+    def _add_problem(self, body: ErrorContained, at: float) -> None:
+        key = (body.where, body.error)
+        known = self.problems.get(key)
+        if known is None:
+            self.problems[key] = RunProblem(body.where, body.error, at)
+        else:
+            self.problems[key] = replace(known, count=known.count + 1)
 
     def _update_waiting(self, at: float) -> None:
         """Begin or end the time in which the run only waits for people: a question is open, and no attempt runs."""
@@ -408,6 +422,7 @@ LEDGER_RECORDS: Final[frozenset[type[RecordBody]]] = frozenset(
         ContextUpdated,
         FactsObserved,
         ResourceUpdated,
+        ErrorContained,
     )
 )
 """The kinds of record that the ledger folds; while a question is open, any other may start or end an attempt."""

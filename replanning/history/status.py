@@ -14,7 +14,14 @@ from replanning.decision.request import Question
 from replanning.errors import JournalCorrupt
 from replanning.history.wording import HELD_FAILURE_TYPE
 from replanning.journal.owner import is_lease_free
-from replanning.journal.records import Failure, QuestionAsked, Record, RunOpened, Usage
+from replanning.journal.records import (
+    Failure,
+    QuestionAsked,
+    Record,
+    RunOpened,
+    RunProblem,
+    Usage,
+)
 from replanning.journal.store import (
     FINISHED_STATUSES,
     CurrentRunStatus,
@@ -63,6 +70,7 @@ class RunStatusReport:
         running_tasks: tasks that are being executed.
         failures: the last failure of each task that has failed and waits for nobody.
         stale: the finished tasks whose results are stale, each with the causes.
+        problems: errors of plugins, and others, that the run contained.
         questions: open questions to people.
         replans: number of applied replans.
         spent: usage counted by the budget; `budget` is the limit.
@@ -84,6 +92,7 @@ class RunStatusReport:
     running_tasks: tuple[RunningTask, ...]
     failures: Mapping[TaskId, Failure]
     stale: Mapping[TaskId, tuple[str, ...]]
+    problems: tuple[RunProblem, ...]
     questions: tuple[Question, ...]
     replans: int
     spent: Usage
@@ -235,6 +244,7 @@ def status_report(
             and e.failure.type != HELD_FAILURE_TYPE
         },
         stale={task_id: result.causes for task_id, result in stale_results(live).items()},
+        problems=tuple(ledger.problems.values()),
         questions=tuple(
             build_question(asked, info.run, live, ledger)
             for asked in ledger.open_questions.values()
