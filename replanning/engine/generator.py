@@ -531,7 +531,8 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
     finally:
         alarm.cancel()
         release()
-        reply.settled.set()
+    # Not where the program is ending: nothing may be decided for lack of an answer, as the process that resumes asks again.
+    reply.settle()
 
 
 async def collect_alternatives(

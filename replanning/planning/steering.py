@@ -168,7 +168,8 @@ class Steering:
     def _record_failure(self, error: Exception) -> None:
         """Record that comments cannot be read, and warn of it with the traceback."""
         run = self._planning.run
-        if run is not None and not run.ended:
+        # A store that fails is handled by the run itself.
+        if run is not None and not run.ended and not isinstance(error, StoreError):
             run._lifecycle.record_error("comments", error)
 
     async def poll(self) -> None:
