@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio  # noqa: TID251 - anyio does not tell of cancellations without a scope
 import gc
 import heapq
 import math
@@ -59,8 +60,14 @@ def without_group(error: BaseException) -> BaseException:
 
 
 def is_cancelled() -> bool:
-    """Return whether the current task is being cancelled."""
-    return anyio.get_current_task().has_pending_cancellation()
+    """Return whether the current task is being cancelled, by a scope or by an event loop that is closed."""
+    if anyio.get_current_task().has_pending_cancellation():
+        return True
+    if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
+        return False
+    # After a KeyboardInterrupt or SystemExit, `asyncio.run` cancels every task that is left, without a scope.
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def describe_error(error: BaseException) -> str:

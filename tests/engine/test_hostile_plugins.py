@@ -422,6 +422,16 @@ async def test_parts_that_wait_in_a_thread(
     assert f"{part} 'raising'" in warnings[-1]
 
 
+class Ending(Raising):
+    """Every part of an engine; one of them ends the program, once, as a Ctrl-C does."""
+
+    def _play(self, part: str, value: Any = None) -> Any:
+        if self._part == part:
+            self._part = ""
+            raise self._kind()
+        return value
+
+
 ENDING_PARTS = [
     "work",
     "gate",
@@ -451,7 +461,7 @@ def test_what_ends_a_program(part: str, kind: type[BaseException], backend: str)
             return await engine.execute(document, work, run_id=run_id)
 
     with pytest.raises(kind):
-        anyio.run(execute, Raising(part, kind), "r", backend=backend)
+        anyio.run(execute, Ending(part, kind), "r", backend=backend)
     assert [info.status for info in store.runs()] == ["paused"]
     result = anyio.run(execute, Raising(), "r", backend=backend)
     assert (result.status, result.problems) == ("succeeded", ())
