@@ -484,9 +484,11 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
             estimate(request) if estimate is not None else Usage()
         )
     except BudgetExceeded as error:
-        return reply.settle(f"was not asked: {error}")
+        reply.settle(f"was not asked: {error}")
+        return
     except Exception as error:  # noqa: BLE001 - the estimate is the provider's code
-        return reply.fail(f"failed: {describe_error(error)}", error)
+        reply.fail(f"failed: {describe_error(error)}", error)
+        return
     scope = life.scope_type()
 
     def expire() -> None:

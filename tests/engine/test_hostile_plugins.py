@@ -297,7 +297,7 @@ async def test_provider_that_is_late(clock: VirtualClock, caplog: pytest.LogCapt
 
 async def test_provider_that_returns_nonsense() -> None:
     """A provider that returns something else than alternatives is a problem of the run."""
-    engine = make_engine(lambda request: ["retry it"])  # type: ignore[list-item, arg-type, return-value]
+    engine = make_engine(lambda request: ["retry it"])  # type: ignore[list-item]
     result = await engine.execute(PLAN, failing("a"))
     (problem,) = result.problems
     assert problem.where == "provider 'scripted'"
