@@ -11,9 +11,9 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-logging.getLogger("replanning").addHandler(
-    logging.NullHandler()
-)  # the program decides what becomes of messages
+# What plugins do wrong is told on standard error even where the program has not configured
+# logging. Attempts may fail: their failures are in the result.
+logging.getLogger("replanning.run").addHandler(logging.NullHandler())
 
 if TYPE_CHECKING:
     from replanning.changes import Alternative

@@ -27,7 +27,7 @@ from replanning.plan.messages import brief_repr
 from replanning.plan.tasks import COMMAND_PREFIX, Goal, Task
 from replanning.plan.types import JsonValue
 from replanning.plugins import plugin_name
-from replanning.run.event_loop import error_message, isolate
+from replanning.run.event_loop import describe_error, isolate
 from replanning.run.lifecycle import RunMeter
 from replanning.run.run import TaskContext, Work, validate_work
 
@@ -167,8 +167,8 @@ class JudgedWork:
         request = JudgeRequest(
             task, shown, life.live.goal, context, deadline, RunMeter(life, "judge")
         )
-        reason = f"it gave no judgement within {timeout:g} s (judge.timeout_seconds)"
-        judgement = Judgement(False, unverified=True, reason=reason)
+        late = f"it gave no judgement within {timeout:g} s (judge.timeout_seconds)"
+        judgement = Judgement(False, unverified=True, reason=late)
         scope, settled = anyio.CancelScope(), anyio.Event()
 
         async def ask() -> None:
@@ -177,9 +177,9 @@ class JudgedWork:
                 try:
                     given = _validated_judgement(await isolate(judge.judge, request))
                 except Exception as error:  # noqa: BLE001 - a judge that fails leaves the attempt unverified
-                    given = replace(
-                        judgement, reason=f"{type(error).__name__}: {error_message(error)}"
-                    )
+                    given = replace(judgement, reason=describe_error(error))
+                    if not settled.is_set():
+                        life.record_error(f"judge {plugin_name(judge)!r}", error)
                 if not settled.is_set():
                     judgement = given
             settled.set()
@@ -193,6 +193,8 @@ class JudgedWork:
         finally:
             alarm.cancel()
             scope.cancel()
+        if judgement.reason == late:
+            life.record_error(f"judge {plugin_name(judge)!r}", late)
         can_retry = context.continuations + 1 < settings.judge.max_iterations
         consequence = disposition(judgement, can_retry=can_retry, can_replan=settings.enabled)
         if consequence == "done":

@@ -53,6 +53,7 @@ from replanning.history.wording import (
     format_iso_time,
     pluralise,
     printable_line,
+    problem_lines,
 )
 from replanning.journal import RunStore
 from replanning.plan.messages import spoken_id
@@ -194,6 +195,8 @@ def _print_overview(overview: RunOverview, place: str, *, everything: bool) -> N
     out.print(status_title(report), style="bold")
     out.print(f"  goal      {printable_line(report.objective)}")
     out.print(f"  progress  {evaluation_line(report.evaluation, report.obstacle)}")
+    for line in problem_lines(report.problems):
+        out.print(f"  problem   {line}", style="yellow")
     if overview.tasks:
         out.print()
         limit = len(overview.tasks) if everything else max(MIN_ROWS, out.height - 8)

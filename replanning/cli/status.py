@@ -55,6 +55,7 @@ from replanning.history.wording import (
     pluralise,
     printable_line,
     printable_lines,
+    problem_lines,
     stale_line,
     usage_words,
 )
@@ -248,6 +249,7 @@ def status_json(report: RunStatusReport, now: float) -> JsonObject:
             {"task": task_id, **asdict(failure)} for task_id, failure in report.failures.items()
         ],
         "stale": {task_id: list(causes) for task_id, causes in report.stale.items()},
+        "problems": problems_json(report.problems),
         "questions": [question.id for question in report.questions],
         "spent": {**asdict(report.spent), "wall_clock": round(report.elapsed, 3)},
         "budget": report.budget.model_dump(mode="json"),
@@ -256,6 +258,19 @@ def status_json(report: RunStatusReport, now: float) -> JsonObject:
         "owner": report.owner,
         "owner_alive": report.owner_alive,
     }
+
+
+def problems_json(problems: Sequence[journal.RunProblem]) -> list[JsonValue]:
+    """Return errors that a run contained as JSON."""
+    return [
+        {
+            "where": problem.where,
+            "error": problem.error,
+            "at": format_iso_time(problem.at),
+            "count": problem.count,
+        }
+        for problem in problems
+    ]
 
 
 def _status_lines(
@@ -301,6 +316,8 @@ def _status_lines(
         yield from (f"            {line}" for line in printable_lines(failure.traceback))
     if report.stale:
         yield f"  stale     {stale_line(report.stale)}"
+    for line in problem_lines(report.problems):
+        yield f"  problem   {line}"
     for question, answer in waiting:
         task_waits = f"{printable_line(held[question.id])} waits: " if question.id in held else ""
         answered = f" ({_posted_answer_text(answer)})" if answer else ""

@@ -18,6 +18,7 @@ from replanning.cli.app import (
 )
 from replanning.cli.lookup import command_line, is_phase_task, question_words, shown_place
 from replanning.cli.show import print_repairs, print_table
+from replanning.cli.status import problems_json
 from replanning.errors import StoreError
 from replanning.history import ReplanEvent, ReplanHistory
 from replanning.history.overview import (
@@ -30,7 +31,7 @@ from replanning.history.overview import (
 )
 from replanning.history.reports import revision_diffs
 from replanning.history.status import replay_records
-from replanning.history.wording import format_usage, pluralise, stale_line
+from replanning.history.wording import format_usage, pluralise, problem_lines, stale_line
 from replanning.journal import RunStore
 from replanning.live.plan import LivePlan
 from replanning.plan.types import JsonObject, JsonValue
@@ -139,6 +140,8 @@ class RunSummary:
         )
         if result.stale:
             out.print(f"  ! {escape_control(stale_line(result.stale))}", style="yellow")
+        for line in problem_lines(result.problems):
+            out.print(f"  ! {escape_control(line)}", style="yellow")
         if count:
             out.print("\nThe plan before and after\n", style="bold")
             print_table(out, task_table(fold_rows(self._tasks, MAX_TASKS_SHOWN)))
@@ -189,6 +192,7 @@ class RunSummary:
             "revisions": list(self._revisions_json()),
             "questions": list(result.questions),
             "stale": {task_id: list(causes) for task_id, causes in result.stale.items()},
+            "problems": problems_json(result.problems),
             "spent": {
                 "calls": result.spent.calls,
                 "tokens": result.spent.tokens,

@@ -307,6 +307,7 @@ def _follow(store: TemporalStore, run: str, options: RunOptions, seen: int) -> i
             if each.log.failure is not None
         },
         stale={task_id: found.causes for task_id, found in stale_results(live).items()},
+        problems=tuple(ledger.problems.values()),
     )
     return RunSummary(result, live, options, store, elapsed=clock.now() - started).report(
         json=options.json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -16,6 +16,7 @@ from replanning.journal.records import (
     AttemptSucceeded,
     ContextUpdated,
     DecisionMade,
+    ErrorContained,
     FactsObserved,
     GoalChanged,
     OutcomeRecorded,
@@ -29,6 +30,7 @@ from replanning.journal.records import (
     ResourceUpdated,
     RunEnded,
     RunPaused,
+    RunProblem,
     RunQuiescent,
     RunResumed,
     Trigger,
@@ -148,6 +150,7 @@ class Ledger:
             lineages.
         undecided_revisions: the applied revisions whose decision is not recorded yet.
         quiescent_at: the revision at which the plan was last reported as quiescent.
+        problems: the errors that were contained, by what failed and the text of the error.
     """
 
     def __init__(
@@ -183,6 +186,7 @@ class Ledger:
         self.quiescent_at: int | None = None
         self.undecided_revisions: dict[ReplanId, PlanRevised] = {}
         self.last_message_id = 0
+        self.problems: dict[tuple[str, str], RunProblem] = {}
         self.recent_records: deque[RecordBody] = deque(maxlen=MAX_RECENT_RECORDS)
         self.pause: RunPaused | None = None
         self.run_end: RunEnded | None = None
@@ -241,7 +245,7 @@ class Ledger:
         # Most records say that an attempt succeeded: they are not compared with every case below.
         if kind is not AttemptSucceeded and kind in LEDGER_RECORDS:
             if not self._fold_replan(at, body) and not self._fold_question(at, body):
-                self._fold_run(body)
+                self._fold_run(at, body)
             if kind in _REPLAN_RECORDS:
                 self.recent_records.append(detached(body))
             self._update_waiting(at)
@@ -290,7 +294,7 @@ class Ledger:
                 return False
         return True
 
-    def _fold_run(self, body: RecordBody) -> None:
+    def _fold_run(self, at: float, body: RecordBody) -> None:
         """Apply a record about the run as a whole: its goal, budget, pauses and end."""
         match body:
             case GoalChanged():
@@ -305,6 +309,8 @@ class Ledger:
                 # Recorded at last, so it must not count twice.
                 if body.usage in tracker.unrecorded:
                     tracker.unrecorded.remove(body.usage)
+            case ErrorContained():
+                self._add_problem(body, at)
             case RunQuiescent():
                 self.quiescent_at = body.revision
             case RunPaused():
@@ -420,6 +426,14 @@ class Ledger:
                 fingerprint = candidate.alternative.fingerprint()
                 self.declined_at[fingerprint] = at
 
+    def _add_problem(self, body: ErrorContained, at: float) -> None:
+        key = (body.where, body.error)
+        known = self.problems.get(key)
+        if known is None:
+            self.problems[key] = RunProblem(body.where, body.error, at)
+        else:
+            self.problems[key] = replace(known, count=known.count + 1)
+
     def _update_waiting(self, at: float) -> None:
         """Begin or end the time in which the run only waits for people.
 
@@ -489,6 +503,7 @@ LEDGER_RECORDS: Final[frozenset[type[RecordBody]]] = frozenset(
         ContextUpdated,
         FactsObserved,
         ResourceUpdated,
+        ErrorContained,
     )
 )
 """The kinds of record that the ledger folds."""

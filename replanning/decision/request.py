@@ -90,7 +90,8 @@ class AlternativeProvider(Protocol):
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
         """Return alternatives for a request, best first; empty if there is nothing to propose.
 
-        Any exception is contained and recorded; the answers of the other providers are used.
+        An `Exception` is contained, warned of, and told in `RunResult.problems`; the answers of the other providers
+        are used.
         """
         ...
 
@@ -163,7 +164,8 @@ class HumanGate(Protocol):
     async def ask(self, question: Question) -> Answer:
         """Ask the question and return the answer; cancelled when the question is closed.
 
-        Any exception is contained: the question stays open and can be answered from elsewhere.
+        An `Exception` is contained and told in `RunResult.problems`: the question stays open and can be answered from
+        elsewhere.
         """
         ...
 

@@ -13,9 +13,9 @@ from replanning.environment import Clock, move_on_after
 from replanning.journal.records import Record
 from replanning.plan.json_values import detached
 from replanning.plan.redaction import Redactor
-from replanning.plugins import plugin_error, plugin_name
-from replanning.run.event_loop import describe_error, isolate
-from replanning.run.lifecycle import Lifecycle
+from replanning.plugins import plugin_name
+from replanning.run.event_loop import isolate
+from replanning.run.lifecycle import Lifecycle, warn_of_error
 from replanning.telemetry.exporter import Exporter
 
 MAX_QUEUED_RECORDS: Final = 10_000
@@ -125,21 +125,20 @@ class _ExporterQueue:
                     await export(self._lifecycle.run_id, detached(record))
                 else:
                     await isolate(export, self._lifecycle.run_id, detached(record))
-            except anyio.get_cancelled_exc_class():
-                raise
-            except BaseException as error:  # noqa: BLE001 - an exporter must not harm the run
-                self._record_failure("failed", describe_error(plugin_error(error)))
+            except Exception as error:  # noqa: BLE001 - an exporter must not harm the run
+                self._record_failure("failed", error)
 
-    def _record_failure(self, kind: str, text: str) -> None:
-        """Record a kind of failure once; log it where the journal takes no more records."""
-        life, name = self._lifecycle, plugin_name(self.exporter)
+    def _record_failure(self, kind: str, error: Exception | str) -> None:
+        """Record a kind of failure once; only warn of it where the journal takes no more records."""
         if kind in self._reported_failures:
             return
         self._reported_failures.add(kind)
-        if not life.store_available or self.detached:
-            _log.warning("exporter %r: %s", name, life.redactor.text(text)[:2000])
+        life = self._lifecycle
+        where = f"exporter {plugin_name(self.exporter)!r}"
+        if life.store_available and not self.detached:
+            life.record_error(where, error)
         else:
-            life.record_error(f"exporter {name!r}", text)
+            warn_of_error(where, error, life.redactor)
 
 
 async def close_exporters(exporters: Sequence[Exporter], clock: Clock, redactor: Redactor) -> None:
@@ -150,11 +149,8 @@ async def close_exporters(exporters: Sequence[Exporter], clock: Clock, redactor:
         async with move_on_after(EXPORTER_TIMEOUT_SECONDS, clock):
             try:
                 await isolate(exporter.aclose)
-            except Exception as error:  # noqa: BLE001 - likewise
-                text = redactor.text(describe_error(error))
-                _log.warning(
-                    "exporter %r failed when it was closed: %s", plugin_name(exporter), text
-                )
+            except Exception as error:  # noqa: BLE001 - an exporter must not harm the program
+                warn_of_error(f"closing exporter {plugin_name(exporter)!r}", error, redactor)
             closed = True
         if not closed:
             _log.warning(

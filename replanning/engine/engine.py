@@ -68,7 +68,7 @@ from replanning.plan.tasks import Goal, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
 from replanning.plugins import load_plugin, plugin_name
 from replanning.run.event_loop import describe_error, without_group
-from replanning.run.lifecycle import Codec, Lifecycle, ResumeState
+from replanning.run.lifecycle import Codec, Lifecycle, ResumeState, warn_of_error
 from replanning.run.opening import RunFactory, redactor_for, run_services
 from replanning.run.retries import IsTransient
 from replanning.run.run import PlanRun, RunResult, Work, Worker, validate_work
@@ -710,8 +710,10 @@ class ProviderRegistry:
             return
         with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_SECONDS):
             for model in self._models:
-                with suppress(Exception):  # a plugin that fails to close does no harm
+                try:
                     await model.aclose()
+                except Exception as error:  # noqa: BLE001 - a plugin that fails to close does no harm
+                    warn_of_error(f"closing model {model.name!r}", error, self._redactor)
 
 
 def _set_redactor(model: LLMProvider, redactor: Redactor) -> None:

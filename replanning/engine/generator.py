@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import compress, islice
+from itertools import compress
 from typing import Any, Final, NamedTuple
 
 import anyio
@@ -29,7 +29,7 @@ from replanning.live.view import PlanView
 from replanning.plan.json_values import detached
 from replanning.plan.messages import cut, join_names
 from replanning.plan.tasks import Goal
-from replanning.plugins import plugin_error, plugin_name, read_attribute
+from replanning.plugins import plugin_name
 from replanning.run.event_loop import describe_error, isolate
 from replanning.run.lifecycle import Lifecycle, RunMeter
 
@@ -205,11 +205,11 @@ class PathGenerator:
         self.providers = tuple(providers)
         self.scorer = scorer
         self.last_resorts = tuple(
-            p for p in self.providers if read_attribute(p, "last_resort") is True
+            p for p in self.providers if getattr(p, "last_resort", False) is True
         )
         self._names = [plugin_name(provider) for provider in self.providers]
         yielding = [
-            read_attribute(provider, "yields_priority") is True for provider in self.providers
+            getattr(provider, "yields_priority", False) is True for provider in self.providers
         ]
         self._low_priority = set(compress(self._names, yielding))
 
@@ -238,12 +238,12 @@ class PathGenerator:
                 else partial(_propose, provider),
             )
             for name, provider in zip(self._names, self.providers, strict=True)
-            if not flawed or read_attribute(provider, "complete") is not None
+            if not flawed or getattr(provider, "complete", None) is not None
         ]
         rounds = [replies]
         if vetter.seeks_better_path:
             rounds = [
-                [r for r in replies if (read_attribute(r.provider, "immediate") is True) is first]
+                [r for r in replies if (getattr(r.provider, "immediate", False) is True) is first]
                 for first in (True, False)
             ]
         for together in rounds:
@@ -268,6 +268,9 @@ class PathGenerator:
                 vetter.vet(*proposal).candidate.rejected for proposal in proposals
             ):
                 break
+        for reply in replies:  # in the order of the providers, whichever failed first
+            if reply.failure is not None and vetter.life.end is None:
+                vetter.life.record_error(f"provider {reply.name!r}", reply.failure)
         for reply in replies:
             if reply.stale_error is not None and not last:
                 raise reply.stale_error
@@ -413,6 +416,7 @@ class ProviderReply:
     alternatives: list[Alternative] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     stale_error: StaleView | None = None
+    failure: Exception | str | None = None
     settled: anyio.Event = field(default_factory=anyio.Event)
 
     def add_note(self, text: str) -> None:
@@ -425,6 +429,12 @@ class ProviderReply:
         if problem and not self.settled.is_set():
             self.notes.append(cut(f"{self.name} {problem}", _MAX_NOTE_CHARS))
         self.settled.set()
+
+    def fail(self, problem: str, error: Exception | str) -> None:
+        """Settle with a failure of the provider, to be recorded once all have answered."""
+        if not self.settled.is_set():
+            self.failure = error
+        self.settle(problem)
 
 
 def _propose(
@@ -456,13 +466,16 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
             estimate(request) if estimate is not None else Usage()
         )
     except BudgetExceeded as error:
-        return reply.settle(f"was not asked: {error}")
-    except BaseException as error:  # noqa: BLE001 - the estimate is the provider's code
-        return reply.settle(f"failed: {describe_error(plugin_error(error))}")
+        reply.settle(f"was not asked: {error}")
+        return
+    except Exception as error:  # noqa: BLE001 - the estimate is the provider's code
+        reply.fail(f"failed: {describe_error(error)}", error)
+        return
     scope = life.scope_type()
 
     def expire() -> None:
-        reply.settle("did not answer in time")
+        problem = "did not answer in time"
+        reply.fail(problem, f"it {problem}")
         scope.cancel()
 
     alarm = life.timer.call_at(request.deadline, expire)
@@ -496,13 +509,14 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
     except BudgetExceeded as error:
         reply.settle(f"could ask no further: {error}")
     except LLMError as error:  # its message is meant for people
-        reply.settle(f"failed: {str(error).removeprefix(f'{name}: ')}")
+        reply.fail(f"failed: {str(error).removeprefix(f'{name}: ')}", error)
     except Exception as error:  # noqa: BLE001 - a failing provider is contained
-        reply.settle(f"failed: {describe_error(error)}")
+        reply.fail(f"failed: {describe_error(error)}", error)
     finally:
         alarm.cancel()
         release()
-        reply.settled.set()
+    # Not where the program is ending: nothing may be decided for lack of an answer, as the process that resumes asks again.
+    reply.settle()
 
 
 async def collect_alternatives(
@@ -518,11 +532,11 @@ async def collect_alternatives(
         raise TypeError("`propose` is not async; write `async def propose(self, request)`")
     given: Any = await answer
     several = isinstance(given, Iterable) and not isinstance(given, Alternative)
-    proposed = iter(given if several else [given])
-    alternatives = detached(list(islice(proposed, MAX_PROPOSALS)))  # the provider may keep its own
+    proposed = list(given) if several else [given]
+    alternatives = detached(proposed[:MAX_PROPOSALS])  # the provider may keep its own
     for alternative in alternatives:
         if not isinstance(alternative, Alternative):  # then none of them is taken
             raise TypeError(f"expected an Alternative, got {type(alternative).__name__}")
-    if next(proposed, None) is not None:
+    if len(proposed) > MAX_PROPOSALS:
         add_note(f"made more than {MAX_PROPOSALS} proposals; the others are left out")
     return alternatives

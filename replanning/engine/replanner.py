@@ -43,7 +43,6 @@ from replanning.live.entries import TaskEntry
 from replanning.live.states import SATISFIED
 from replanning.live.view import PlanView
 from replanning.plan.types import QuestionId, ReplanId, TriggerId
-from replanning.plugins import plugin_error
 from replanning.run.event_loop import isolate, yielding
 from replanning.run.lifecycle import Lifecycle
 
@@ -294,7 +293,7 @@ class Replanner:
             life.check_completion()
 
     def _drop_failed(self, triggers: Sequence[Trigger], error: Exception) -> None:
-        self._lifecycle.record_error("replanning", repr(error))
+        self._lifecycle.record_error("replanning", error)
         for failed in triggers:
             self._lifecycle.commit_or_defer(
                 TriggerDropped(failed.id, f"replanning failed: {type(error).__name__}")
@@ -413,8 +412,7 @@ class Replanner:
                     else:
                         with life.batch():
                             self._decide(replan, triggers, ranked, began)
-            except BaseException as raised:  # noqa: BLE001 - the engine never makes things worse
-                error = plugin_error(raised)
+            except Exception as error:  # noqa: BLE001 - the engine never makes things worse
                 if isinstance(error, StoreError | NotRunning) and not isinstance(
                     error, RecordNotSerializable
                 ):

@@ -14,7 +14,14 @@ from replanning.decision.request import Question
 from replanning.errors import JournalCorrupt
 from replanning.history.wording import HELD_FAILURE_TYPE
 from replanning.journal.owner import is_lease_free
-from replanning.journal.records import Failure, QuestionAsked, Record, RunOpened, Usage
+from replanning.journal.records import (
+    Failure,
+    QuestionAsked,
+    Record,
+    RunOpened,
+    RunProblem,
+    Usage,
+)
 from replanning.journal.store import (
     FINISHED_STATUSES,
     CurrentRunStatus,
@@ -65,6 +72,7 @@ class RunStatusReport:
         running_tasks: tasks that are being executed.
         failures: the last failure of each task that has failed and waits for nobody.
         stale: the finished tasks whose results are stale, each with the causes.
+        problems: errors of plugins, and others, that the run contained.
         questions: open questions to people.
         replans: number of applied replans.
         spent: usage counted by the budget; `budget` is the limit.
@@ -86,6 +94,7 @@ class RunStatusReport:
     running_tasks: tuple[RunningTask, ...]
     failures: Mapping[TaskId, Failure]
     stale: Mapping[TaskId, tuple[str, ...]]
+    problems: tuple[RunProblem, ...]
     questions: tuple[Question, ...]
     replans: int
     spent: Usage
@@ -260,6 +269,7 @@ def status_report(
         running_tasks=tuple(running),
         failures=failures,
         stale={task_id: result.causes for task_id, result in stale_results(live).items()},
+        problems=tuple(ledger.problems.values()),
         questions=tuple(_build_questions(info.run, live, ledger)),
         replans=ledger.applied_count,
         spent=budget.spent,

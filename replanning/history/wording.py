@@ -18,12 +18,15 @@ from replanning.changes import (
     SkipTask,
 )
 from replanning.decision.confidence import PlanEvaluation
-from replanning.journal.records import TaskFailed, TriggerEvent, Usage
+from replanning.journal.records import RunProblem, TaskFailed, TriggerEvent, Usage
 from replanning.plan.tasks import PLANNING_KEY, Budget, Goal, Task, planning_notes
 from replanning.plan.types import TaskId
 
 MAX_LINE_CHARS: Final = 300
 """Longest line of a report, in characters."""
+
+MAX_PROBLEMS_SHOWN: Final = 10
+"""Problems of a run that a report shows."""
 
 HELD_FAILURE_TYPE: Final = "PlanningHeld"
 """Failure type in journals of a task of planning mode that waits for a person."""
@@ -184,6 +187,15 @@ def stale_line(stale: Mapping[TaskId, Sequence[str]]) -> str:
     if len(stale) > 5:
         line += f" and {len(stale) - 5} more"
     return printable_line(line)
+
+
+def problem_lines(problems: Sequence[RunProblem]) -> list[str]:
+    """Return errors that a run contained as one line each, of many the last ones."""
+    lines = [printable_line(str(problem)) for problem in problems[-MAX_PROBLEMS_SHOWN:]]
+    left_out = len(problems) - len(lines)
+    if left_out:
+        lines.insert(0, f"… {pluralise(left_out, 'earlier problem')}")
+    return lines
 
 
 def is_held(trigger: TriggerEvent) -> bool:

@@ -46,9 +46,8 @@ from replanning.plan.document import Plan
 from replanning.plan.json_values import detached
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, JsonValue, RunId
-from replanning.plugins import read_attribute
 from replanning.run.event_loop import describe_error, gc_paused, is_cancelled, isolate
-from replanning.run.lifecycle import RunMeter
+from replanning.run.lifecycle import RunMeter, warn_of_error
 from replanning.run.opening import RunFactory, redactor_for
 from replanning.run.retries import FailedElsewhere, failure_from
 from replanning.run.run import PlanRun, TaskContext, Work
@@ -288,6 +287,10 @@ class ReplanningPlugin(SimplePlugin):
                     )
                 reply["proposed"] = [each.model_dump(mode="json") for each in proposed]
             except Exception as error:  # noqa: BLE001 - the workflow contains it, as the engine does
+                if not isinstance(
+                    error, BudgetExceeded
+                ):  # the workflow records it, without traceback
+                    warn_of_error(f"provider {provider.name!r}", error, self._redactor)
                 reply["budget" if isinstance(error, BudgetExceeded) else "error"] = (
                     self._redactor.text(
                         str(error).removeprefix(f"{provider.name}: ")
@@ -795,11 +798,11 @@ class _ActivityProvider:
 
     def __init__(self, provider: AlternativeProvider, workflow: PlanWorkflow) -> None:
         self.name, self._workflow = provider.name, workflow
-        self.last_resort = read_attribute(provider, "last_resort")
-        self.yields_priority = read_attribute(provider, "yields_priority")
-        if read_attribute(provider, "estimate") is not None:
+        self.last_resort = getattr(provider, "last_resort", None)
+        self.yields_priority = getattr(provider, "yields_priority", None)
+        if getattr(provider, "estimate", None) is not None:
             self.estimate = provider.estimate  # type: ignore[attr-defined]
-        if read_attribute(provider, "complete") is not None:
+        if getattr(provider, "complete", None) is not None:
             self.complete = self._complete
 
     async def propose(self, request: ReplanRequest) -> list[Alternative]:

@@ -742,6 +742,29 @@ class ErrorContained:
 
 
 @dataclass(frozen=True, slots=True)
+class RunProblem:
+    """An error that a run contained: the run went on without what had failed.
+
+    Attributes:
+        where: what failed, such as `provider 'repair'` or `exporter 'otlp'`.
+        error: the text of the error.
+        at: when it happened first, in seconds since the epoch.
+        count: how often it happened.
+    """
+
+    where: str
+    error: str
+    at: float
+    count: int = 1
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.error}"
+        if self.count > 1:
+            text += f" ({self.count} times)"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
 class PlanningNoted:
     """An event of planning mode: a model's understanding, plan or decision, and its result.
 

@@ -23,7 +23,7 @@ from replanning.plan.messages import spoken_id
 from replanning.plan.types import QuestionId, RunId
 from replanning.planning.coordinator import PlanningCoordinator
 from replanning.planning.state import TaskRequest, request_of
-from replanning.run.event_loop import error_message, isolate
+from replanning.run.event_loop import describe_error, isolate
 from replanning.run.run import PlanRun
 
 HANDLED_NOTE: Final = "heard"
@@ -151,10 +151,11 @@ class Steering:
                 await isolate(self.poll)
             except Exception as error:  # noqa: BLE001 - the issue is not part of the run
                 failures += 1
-                problem = f"comments cannot be read: {error_message(error)}"
+                problem = f"comments cannot be read: {describe_error(error)}"
                 if problem != self._last_problem:
                     self._last_problem = problem
                     self._on_message(problem)
+                    self._record_failure(error)
                 if getattr(error, "final", False):
                     return
                 retry_after = getattr(error, "retry_after", None) or 0.0
@@ -162,6 +163,13 @@ class Steering:
             else:
                 failures, self._last_problem = 0, ""
             await clock.sleep(wait)
+
+    def _record_failure(self, error: Exception) -> None:
+        """Record that comments cannot be read, and warn of it with the traceback."""
+        run = self._planning.run
+        # A store that fails is handled by the run itself.
+        if run is not None and not run.ended and not isinstance(error, StoreError):
+            run._lifecycle.record_error("comments", error)
 
     async def poll(self) -> None:
         """Handle the comments written since the last poll.
@@ -293,7 +301,7 @@ class Steering:
         except ReplanningError as error:
             if isinstance(error, StoreError) and not isinstance(error, RecordNotSerializable):
                 raise  # it is handled as soon as the store works
-            return self._ignore(comment, error_message(error))
+            return self._ignore(comment, describe_error(error))
         return self._mark_handled(
             comment, f"{comment.author} has answered {spoken_id(question.id)}"
         )

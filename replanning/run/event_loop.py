@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio  # noqa: TID251 - anyio does not tell of cancellations without a scope
 import gc
 import heapq
 import math
@@ -18,7 +19,6 @@ import anyio.lowlevel
 
 from replanning.environment import Clock
 from replanning.errors import NotRunning, ReplanningError
-from replanning.plugins import is_interruption, plugin_error
 
 ResultT = TypeVar("ResultT")
 
@@ -41,7 +41,6 @@ async def isolate(
     Raises:
         CancelledWithin: it raised a cancellation although this task is not being cancelled. Let through, that would
             end everything beside it as well.
-        RuntimeError: it raised what would end the program, such as SystemExit.
     """
     try:
         return await function(*args)
@@ -49,10 +48,6 @@ async def isolate(
         if is_cancelled():
             raise
         raise CancelledWithin(CancelledWithin.MESSAGE) from error
-    except Exception:
-        raise
-    except BaseException as error:
-        raise plugin_error(error) from error
 
 
 def without_group(error: BaseException) -> BaseException:
@@ -65,28 +60,21 @@ def without_group(error: BaseException) -> BaseException:
 
 
 def is_cancelled() -> bool:
-    """Return whether the current task is being cancelled."""
-    return anyio.get_current_task().has_pending_cancellation()
+    """Return whether the current task is being cancelled, by a scope or by an event loop that is closed."""
+    if anyio.get_current_task().has_pending_cancellation():
+        return True
+    if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
+        return False
+    # After a KeyboardInterrupt or SystemExit, `asyncio.run` cancels every task that is left, without a scope.
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the message of an error of the library, and the `repr` of any other, even one whose `repr` fails."""
-    try:
-        return str(error) if isinstance(error, ReplanningError) else repr(error)
-    except BaseException as problem:
-        if is_interruption(problem):
-            raise
-        return f"{type(error).__name__}, which cannot be shown"
-
-
-def error_message(error: BaseException) -> str:
-    """Return the message of an error, or its description where the message is empty or fails."""
-    try:
-        return str(error) or describe_error(error)
-    except BaseException as problem:
-        if is_interruption(problem):
-            raise
-        return describe_error(error)
+    """Return the text of an error: the message of an error of the library, and the `repr` of any other."""
+    if isinstance(error, ReplanningError):
+        return str(error)
+    return repr(error)
 
 
 class LoopThread:

@@ -84,7 +84,6 @@ from replanning.plan.risk import resolved_risk
 from replanning.plan.secrets import MASK
 from replanning.plan.tasks import PLANNING_KEY, Task
 from replanning.plan.types import AttemptId, JsonValue, QuestionId, ReplanId, TaskId, TriggerId
-from replanning.plugins import plugin_error
 from replanning.run.event_loop import LoopThread, Timer, describe_error
 from replanning.run.retries import (
     MAX_MESSAGE_CHARS,
@@ -123,6 +122,8 @@ _REDACTED_ARGUMENT_MESSAGE: Final = (
 )
 
 _log: Final = logging.getLogger("replanning.run")
+
+_plugin_log: Final = logging.getLogger("replanning")
 
 _READY, _RUNNING = TaskState.READY, TaskState.RUNNING
 
@@ -379,18 +380,12 @@ class Lifecycle:
             self._deferred.append(body)
 
     def record_error(self, where: str, error: BaseException | str) -> None:
-        """Record an error that was contained, without secrets."""
-        text, traceback = (
-            (error, "")
-            if isinstance(error, str)
-            else (describe_error(error), format_traceback(error))
-        )
-        where, text = self.redactor.text(where), self.redactor.text(text)[:_MAX_ERROR_CHARS]
-        _log_problem(
-            logging.ERROR,
-            f"{where}: {text}",
-            redact_bounded(traceback, MAX_TRACEBACK_CHARS, self.redactor),
-        )
+        """Record an error that was contained, and warn of it with its traceback, both without secrets.
+
+        Whoever wrote the plugin that failed must learn of it at once: from the log, and from `RunResult.problems`.
+        """
+        where = self.redactor.text(where)
+        text = warn_of_error(where, error, self.redactor)
         self.commit_or_defer(ErrorContained(where, text))
 
     def past_outcomes(self, tool: str) -> Sequence[bool]:
@@ -447,9 +442,9 @@ class Lifecycle:
                         f"it took {took:g} s, and {MAX_EVALUATION_SECONDS:g} s are allowed"
                     )
                 return evaluation
-            except BaseException as error:  # noqa: BLE001 - an evaluator must not harm the run
+            except Exception as error:  # noqa: BLE001 - an evaluator must not harm the run
                 self.evaluator = PlanEvaluator()
-                self.record_error("evaluator", plugin_error(error))
+                self.record_error("evaluator", error)
         return self.evaluator.evaluate(view, past)
 
     def start_plugin(
@@ -1129,7 +1124,7 @@ class Lifecycle:
         message = redact_bounded(message, MAX_MESSAGE_CHARS, self.redactor)
         traceback = redact_bounded(failure.traceback, MAX_TRACEBACK_CHARS, self.redactor)
         failure = Failure(failure.type, message, failure.transient, kind, traceback)
-        _log_problem(logging.WARNING, f"attempt {attempt_id} failed: {failure}", failure.traceback)
+        _log_warning(_log, f"attempt {attempt_id} failed: {failure}", failure.traceback)
         now, chance = self.clock.now(), self._chance()
         retry_at, exhausted = schedule_retry(entry, failure, self.settings, now=now, chance=chance)
         if retry_at is not None:
@@ -1403,9 +1398,25 @@ class Lifecycle:
         self.after_observation()
 
 
-def _log_problem(level: int, text: str, traceback: str) -> None:
-    """Log what a run has met; the journal has it as well."""
-    _log.log(level, "%s", f"{text}\n{traceback}".rstrip())
+def warn_of_error(where: str, error: BaseException | str, redactor: Redactor) -> str:
+    """Warn of an error that was contained, on the logger `replanning`, with its traceback.
+
+    Returns:
+        The text of the error. It has no secrets, as the warning has none.
+    """
+    if isinstance(error, str):
+        text = error
+        traceback = ""
+    else:
+        text = describe_error(error)
+        traceback = redact_bounded(format_traceback(error), MAX_TRACEBACK_CHARS, redactor)
+    text = redactor.text(text)[:_MAX_ERROR_CHARS]
+    _log_warning(_plugin_log, f"{where}: {text}", traceback)
+    return text
+
+
+def _log_warning(log: logging.Logger, text: str, traceback: str) -> None:
+    log.warning("%s", f"{text}\n{traceback}".rstrip())
 
 
 _UNSTORABLE_PLACEHOLDER: Final = "[its text cannot be kept as JSON and was left out]"
@@ -1442,8 +1453,8 @@ def _serialise_output(
     if codec is not None:
         try:
             output = codec(output)
-        except BaseException as error:  # every error of a codec is a failure of the attempt
-            problem = describe_error(plugin_error(error))
+        except Exception as error:  # every error of a codec is a failure of the attempt
+            problem = describe_error(error)
             raise OutputError(f"the codec failed for {type(output).__name__}: {problem}") from error
     if (plain := redactor.plain_value(output, max_bytes)) is not None:
         return plain, True

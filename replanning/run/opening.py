@@ -60,7 +60,6 @@ from replanning.plan.document import Plan
 from replanning.plan.redaction import Redactor, redaction_warning
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
-from replanning.plugins import plugin_error
 from replanning.run.event_loop import (
     ResultT,
     StepWrapper,
@@ -698,10 +697,11 @@ def process_messages(
     life = run._lifecycle
     try:
         messages = life.store.inbox(run.id)
-    except BaseException as error:  # noqa: BLE001 - a third party's store may raise anything; read again at the next poll
-        if (problem := describe_error(plugin_error(error))) != life.inbox_problem:
+    except Exception as error:  # noqa: BLE001 - a third party's store may raise anything; read again at the next poll
+        problem = describe_error(error)
+        if problem != life.inbox_problem:
             life.inbox_problem = problem
-            life.record_error("inbox", problem)
+            life.record_error("inbox", error)
         return
     if (
         not messages

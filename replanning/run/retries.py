@@ -18,8 +18,7 @@ from replanning.errors import NotAccepted, ReplanningError, StoreError, Transien
 from replanning.journal.records import Failure
 from replanning.live.entries import TaskEntry
 from replanning.plan.redaction import Redactor
-from replanning.plugins import plugin_error
-from replanning.run.event_loop import describe_error, error_message
+from replanning.run.event_loop import describe_error
 from replanning.settings import Settings
 
 IsTransient = Callable[[Exception], bool]
@@ -149,7 +148,7 @@ def failure_from(
         return Failure("Error", error)
     if isinstance(error, FailedElsewhere):
         return error.failure
-    message = error_message(error)
+    message = str(error) or describe_error(error)
     if isinstance(error, NotAccepted):
         return Failure("NotAccepted", message, kind=error.kind)
     if isinstance(error, BaseExceptionGroup):
@@ -160,8 +159,8 @@ def failure_from(
         ):  # a key says little without its KeyError
             message = f"{type(error).__name__}: {message}"
         transient = _may_pass(error, retry_on, idempotent, is_transient)
-    except BaseException as problem:  # noqa: BLE001 - the predicate and the attributes of exceptions are users' code
-        told = describe_error(plugin_error(problem))
+    except Exception as problem:  # noqa: BLE001 - the predicate is the user's code
+        told = describe_error(problem)
         transient, message = False, f"{message} (whether it may pass cannot be told: {told})"
     return Failure(type(error).__name__, message, transient, traceback=format_traceback(error))
 

@@ -51,6 +51,7 @@ from replanning.journal.records import (
     ReplanRequested,
     ResourceUpdated,
     RunPaused,
+    RunProblem,
     RunStatus,
     Usage,
 )
@@ -71,7 +72,6 @@ from replanning.plan.messages import (
 from replanning.plan.references import fact_problem, normalise_fact
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
-from replanning.plugins import is_interruption
 from replanning.run.event_loop import CancelledWithin, Parameters, ResultT, is_cancelled
 from replanning.run.lifecycle import GIVEN_UP, Lifecycle, RunMeter, TaskOffer
 from replanning.run.processes import host_id, process_start_time
@@ -92,6 +92,9 @@ class RunResult:
         failures: by task, the last failure of each one that ended FAILED or BLOCKED.
         stale: by task, the causes of each stale result: `context.KEY`, which the task has read and which has changed
             since, or the id of a task that it followed.
+        problems: the errors of plugins, and others, that the run contained, oldest first: a provider that raised or
+            did not answer in time, an exporter that sent nothing. The logger `replanning` warns of each with its
+            traceback.
     """
 
     run: RunId
@@ -104,6 +107,7 @@ class RunResult:
     unjournaled: bool = False
     failures: Mapping[TaskId, Failure] = field(default_factory=dict)
     stale: Mapping[TaskId, tuple[str, ...]] = field(default_factory=dict)
+    problems: tuple[RunProblem, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -218,6 +222,7 @@ class PlanRun:
                 if e.log.failure is not None
             },
             {task_id: result.causes for task_id, result in stale_results(self.live).items()},
+            tuple(ledger.problems.values()),
         )
 
     @property
@@ -1044,13 +1049,13 @@ class Performance:
 
     def _report_failure(self, error: BaseException) -> bool:
         """Report an exception of the work; return whether it is a failure."""
-        if not _is_failure(error) or isinstance(error, self._passes):
+        if not isinstance(error, Exception) or isinstance(error, self._passes):
             self._lifecycle.interrupted(
                 self.id, f"{type(error).__name__} in the worker", again=True
             )
             return False
         self._lifecycle.failed(self.id, error)
-        self.last = error if isinstance(error, Exception) else None
+        self.last = error
         if self.task.tool == self.root.task.tool:
             self.error = self.last
         return True
@@ -1150,19 +1155,12 @@ class Attempt:
             if not self.cancelled:
                 life.succeeded(self.id, self.output)
             return True
-        if _is_failure(error):
+        if isinstance(error, Exception):
             if not self._not_started:
                 life.failed(self.id, error)
             return True
         life.interrupted(self.id, f"{type(error).__name__} in the worker")
         return False
-
-
-def _is_failure(error: BaseException) -> bool:
-    """Return whether work failed with an exception; a GeneratorExit counts if the work raised it itself."""
-    return isinstance(error, Exception) or (
-        isinstance(error, GeneratorExit) and not is_interruption(error)
-    )
 
 
 class ReadyTasks:
@@ -1286,7 +1284,7 @@ class Worker:
 
     def _report_failure(self, error: BaseException) -> bool:
         """Report an exception of work; false where it is not a failure of the work but a cancellation from outside."""
-        if _is_failure(error):
+        if isinstance(error, Exception):
             self._lifecycle.failed(self.id, error)
             return True
         if (

@@ -61,7 +61,7 @@ class Exporter(ABC):
         """Prepare for use by an engine; called once per engine, before any run is opened."""
 
     async def export(self, run: RunId, record: journal.Record) -> None:
-        """Send a committed record. Any exception is contained and recorded."""
+        """Send a committed record. An `Exception` is contained, and the first is told in `RunResult.problems`."""
 
     async def aclose(self) -> None:
         """Send pending records and close connections."""

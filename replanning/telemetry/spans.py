@@ -102,14 +102,14 @@ class SpanWriter:
         capture_content: put arguments, outputs, prompts, reasons and questions on spans.
 
     Attributes:
-        on_error: called with the redacted error when a span processor raises.
+        on_error: called with the error when a span processor raises.
     """
 
     def __init__(
         self, tracer: Tracer, clock: Clock, redactor: Redactor, *, capture_content: bool = False
     ) -> None:
         self.capture_content = capture_content
-        self.on_error: Callable[[str], None] = lambda text: None
+        self.on_error: Callable[[Exception], None] = lambda error: None
         self._ids = _SpanIds(getattr(tracer, "id_generator", None))
         if (
             self._ids.others is not None
@@ -142,7 +142,7 @@ class SpanWriter:
         try:
             return self._tracer.start_span(name, context, kind, attributes, links, at)
         except Exception as error:  # noqa: BLE001 - a span processor may raise anything
-            self.on_error(self.redact_text(repr(error)))
+            self.on_error(error)
             return INVALID_SPAN
 
     def restore(
@@ -169,7 +169,7 @@ class SpanWriter:
         try:
             span.end(self.now() if at is None else at)
         except Exception as error:  # noqa: BLE001 - a span processor may raise anything
-            self.on_error(self.redact_text(repr(error)))
+            self.on_error(error)
 
     @contextmanager
     def use_span(self, span: Span, *, current: bool = True) -> Iterator[None]:
@@ -454,11 +454,11 @@ class OTelRunTracer(RunTracer):
             ]
         return attributes
 
-    def _report_error(self, text: str) -> None:
+    def _report_error(self, error: Exception) -> None:
         """Record the first error of a span processor; the run continues without those spans."""
         if self._run is not None and not self._error_reported and self._run.store_available:
             self._error_reported = True
-            self._run.commit_or_defer(journal.ErrorContained("tracing", text))
+            self._run.record_error("tracing", error)
 
     def _end_open_spans(self, at: int) -> None:
         for span in self._attempt_spans.values():

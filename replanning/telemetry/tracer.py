@@ -48,8 +48,8 @@ class WatchedRun(Protocol):
         """Return the progress and health of the plan now."""
         ...
 
-    def commit_or_defer(self, body: RecordBody) -> None:
-        """Commit a record, or keep it until the store works again."""
+    def record_error(self, where: str, error: BaseException | str) -> None:
+        """Record an error that was contained, and warn of it."""
         ...
 
 

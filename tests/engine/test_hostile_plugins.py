@@ -1,9 +1,10 @@
-"""Parts of an engine that flood, hang or try to end the program."""
+"""Parts of an engine that raise, flood or hang, and what ends the program meanwhile."""
 
-import itertools
 import logging
-import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -21,6 +22,7 @@ from replanning import (
     PlanRun,
     ReplanningEngine,
     ReplanRequest,
+    RunResult,
     Task,
     TaskContext,
 )
@@ -37,17 +39,27 @@ from replanning.journal import (
     MemoryStore,
     Record,
     RecordBody,
+    SqliteStore,
     TaskFailed,
     Trigger,
     Usage,
 )
 from replanning.judging import JudgedWork, Judgement, JudgeRequest
 from replanning.live import PlanView
+from replanning.orchestrators import SwarmOrchestrator
 from replanning.plan import JsonValue
 from replanning.telemetry import Exporter
 from replanning.testing import VirtualClock
 from tests.support.invariants import invariant_violations
-from tests.support.runs import alternative, bodies, environment, failing, make_engine, plan
+from tests.support.runs import (
+    Proposer,
+    alternative,
+    bodies,
+    environment,
+    failing,
+    make_engine,
+    plan,
+)
 
 PLAN = plan(Task(id="a"))
 
@@ -65,17 +77,9 @@ async def considered(engine: ReplanningEngine) -> AlternativesConsidered:
     return found
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: (skip(f"reason {n}") for n in itertools.count()),
-        lambda: [skip(f"reason {n}") for n in range(20_000)],
-    ],
-    ids=["endless", "many"],
-)
-async def test_flood_of_proposals(make: Callable[[], Any]) -> None:
-    """Of many proposals, and of a generator without end, the first hundred are considered, which is noted."""
-    engine = make_engine(lambda request: make())
+async def test_flood_of_proposals() -> None:
+    """Of many proposals the first hundred are considered, which is noted."""
+    engine = make_engine(lambda request: [skip(f"reason {n}") for n in range(200)])
     body = await considered(engine)
     assert len(body.candidates) == 100
     assert body.notes == ("scripted: made more than 100 proposals; the others are left out",)
@@ -150,8 +154,9 @@ class Raising(PlanEvaluator):
 
     async def work(self, task: Task, context: TaskContext) -> object:
         """Fail at one task."""
-        self._play("work")
+        await anyio.lowlevel.checkpoint()  # all workers have begun
         if task.id == "a":
+            self._play("work")
             raise ValueError("a is broken")
         await self.clock.sleep(1.0)  # the inbox is read meanwhile
         return task.id
@@ -195,46 +200,26 @@ class RaisingStore(MemoryStore):
 
 
 PLACES = {
-    "provider": "",
-    "generator": "",
-    "estimate": "",
+    "provider": "provider 'raising'",
+    "generator": "provider 'raising'",
+    "estimate": "provider 'raising'",
     "gate": "gate",
     "detector": "detector 'raising'",
     "listener": "listener 'Raising.listen'",
     "handler": "listener 'Raising.hear'",
     "evaluator": "evaluator",
     "exporter": "exporter 'RaisingExporter'",
-    "closing": "",
-    "predicate": "",
     "path generator": "replanning",
-    "judge": "",
+    "judge": "judge 'raising'",
     "inbox": "inbox",
-    "codec": "",
-    "work": "",
 }
-"""The parts of an engine, and where their errors are reported if not in notes, failures or the log."""
-
-KINDS = (
-    SystemExit,
-    KeyboardInterrupt,
-    GeneratorExit,
-    StopIteration,
-    StopAsyncIteration,
-    RecursionError,
-    MemoryError,
-)
+"""The parts of an engine whose errors are problems of the run, each with the name under which they are told."""
 
 
-@pytest.mark.parametrize("kind", [*KINDS, lambda: BaseExceptionGroup("", [KeyboardInterrupt()])])
-@pytest.mark.parametrize("part", PLACES)
-async def test_parts_that_raise(
-    part: str, kind: Any, clock: VirtualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whatever a part of an engine raises is contained and reported, and the run goes on."""
-    if part == "work" and kind not in KINDS[2:]:
-        return  # those of work end the program, see `test_exits_go_through`
-    raising, store = Raising(part, kind), RaisingStore()
-    store.part, raising.clock = raising, clock
+def engine_with(raising: Raising, clock: VirtualClock, store: RaisingStore) -> ReplanningEngine:
+    """An engine of which every part is this one."""
+    store.part = raising
+    raising.clock = clock
     engine = ReplanningEngine(
         RaisingGenerator([raising]),
         gate=raising,
@@ -250,29 +235,112 @@ async def test_parts_that_raise(
     engine.monitor.on(TaskFailed, raising.listen)
     engine.monitor.on(TaskFailed, raising.hear)
     engine.monitor.on(PlanEvaluation, lambda evaluation: None)
+    return engine
+
+
+@pytest.mark.parametrize("part", PLACES)
+async def test_parts_that_raise(
+    part: str, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An Exception of a part is contained, warned of with its traceback, and a problem in the result."""
+    raising = Raising(part, lambda: OSError("out of paper"))
+    engine = engine_with(raising, clock, RaisingStore())
     result = await engine.execute(
         plan(Task(id="a"), Task(id="b")), JudgedWork(raising.work, raising)
     )
-    await engine.aclose()
-    reported = {body.where: body.error for body in bodies(store, result.run, ErrorContained)}
-    notes = [str(body) for body in bodies(store, result.run, AlternativesConsidered, AttemptFailed)]
-    told = reported.get(PLACES[part], "") if PLACES[part] else "".join(notes) + caplog.text
-    assert type(kind()).__name__ in told
     assert result.status in ("succeeded", "failed", "needs_human")
+    told = [problem for problem in result.problems if problem.where == PLACES[part]]
+    assert told[0].error == "OSError('out of paper')"
+    reports = bodies(engine.store, result.run, ErrorContained)
+    assert ErrorContained(told[0].where, told[0].error) in reports
+    (warning, *_) = [record for record in caplog.records if record.name == "replanning"]
+    first_line, *traceback = warning.getMessage().splitlines()
+    assert (warning.levelname, first_line) == ("WARNING", f"{PLACES[part]}: {told[0].error}")
+    assert any("in _play" in line for line in traceback)
 
 
-async def test_detector_without_end() -> None:
-    """A detector that makes triggers without end fires none, which is reported."""
+async def test_closing_that_raises(clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """An exporter that raises when it is closed, after the run, is warned of with the traceback."""
+    engine = engine_with(Raising("closing", lambda: OSError("jam")), clock, RaisingStore())
+    await engine.aclose()
+    assert "closing exporter 'RaisingExporter': OSError('jam')" in caplog.text
+    assert "in _play" in caplog.text
 
-    class Endless(Raising):
-        def detect(self, observation: object, view: PlanView) -> Any:
-            """Make triggers without end."""
-            return (TaskFailed(tasks=("a",), cause=f"cause {n}") for n in itertools.count())
 
-    engine = ReplanningEngine(["repair"], monitor=PlanMonitor([Endless()]))
+@pytest.mark.parametrize("part", ["predicate", "codec"])
+async def test_helpers_of_attempts_that_raise(part: str, clock: VirtualClock) -> None:
+    """An Exception of a codec, or of a predicate for transient errors, is told in the failure of the attempt."""
+    raising = Raising(part, lambda: OSError("out of paper"))
+    engine = engine_with(raising, clock, RaisingStore())
+    result = await engine.execute(plan(Task(id="a"), Task(id="b")), raising.work)
+    failed = bodies(engine.store, result.run, AttemptFailed)
+    assert "OSError('out of paper')" in "".join(str(body) for body in failed)
+
+
+async def test_provider_that_is_late(clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """A provider that does not answer in time is a problem of the run, and the log warns of it."""
+
+    class Late:
+        name = "late"
+
+        async def propose(self, request: ReplanRequest) -> list[Alternative]:
+            await clock.sleep(1e6)
+            return []
+
+    engine = ReplanningEngine([Late()], environment=environment(clock))
     result = await engine.execute(PLAN, failing("a"))
-    (report,) = bodies(engine.store, result.run, ErrorContained)
-    assert "it made more than 1000 triggers of one record" in report.error
+    assert [str(problem) for problem in result.problems] == [
+        "provider 'late': it did not answer in time"
+    ]
+    assert "provider 'late': it did not answer in time" in caplog.text
+
+
+async def test_provider_that_returns_nonsense() -> None:
+    """A provider that returns something else than alternatives is a problem of the run."""
+    engine = make_engine(lambda request: ["retry it"])  # type: ignore[list-item]
+    result = await engine.execute(PLAN, failing("a"))
+    (problem,) = result.problems
+    assert problem.where == "provider 'scripted'"
+    assert "expected an Alternative, got str" in problem.error
+
+
+async def test_providers_that_do_not_fail() -> None:
+    """A provider with nothing to propose, and one that the budget refuses, are no problems."""
+
+    class Dear:
+        name = "dear"
+
+        def estimate(self, request: ReplanRequest) -> Usage:
+            return Usage(calls=10)
+
+        async def propose(self, request: ReplanRequest) -> list[Alternative]:
+            raise AssertionError("it was asked")
+
+    engine = ReplanningEngine(
+        [Dear(), Proposer(lambda request: [])], settings={"budget": {"calls": 1}}
+    )
+    result = await engine.execute(PLAN, failing("a"))
+    assert (result.status, result.problems) == ("failed", ())
+
+
+async def test_problems_after_a_resume(clock: VirtualClock) -> None:
+    """A problem is told once with its count, and a run that is resumed keeps those of earlier processes."""
+    store = MemoryStore()
+
+    def fail(request: ReplanRequest) -> list[Alternative]:
+        raise OSError("busy")
+
+    engine = make_engine(fail, store=store, clock=clock)
+    async with engine.open(plan(Task(id="a"), Task(id="b"), Task(id="c"))) as run:
+        ready = run.ready()
+        for _ in range(2):
+            run.failed(run.started((await anext(ready)).id), "no")
+            await clock.sleep(60)
+    async with engine.resume(run.id) as resumed:
+        pass
+    assert [str(problem) for problem in resumed.result.problems] == [
+        "provider 'scripted': OSError('busy') (2 times)"
+    ]
 
 
 async def test_detector_of_failures_that_fails() -> None:
@@ -354,32 +422,112 @@ async def test_parts_that_wait_in_a_thread(
     assert f"{part} 'raising'" in warnings[-1]
 
 
+class Ending(Raising):
+    """Every part of an engine; one of them ends the program, once, as a Ctrl-C does."""
+
+    def _play(self, part: str, value: Any = None) -> Any:
+        if self._part == part:
+            self._part = ""
+            raise self._kind()
+        return value
+
+
+ENDING_PARTS = [
+    "work",
+    "gate",
+    "provider",
+    "detector",
+    "exporter",
+    "listener",
+    "judge",
+    "evaluator",
+]
+
+
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-@pytest.mark.parametrize("part", ["provider", "work", "detector", "exporter"])
-def test_interrupt_while_a_part_runs(part: str, backend: str) -> None:
-    """Ctrl-C while a part runs is no fault of it: it ends the program, and the run can be resumed."""
-    pressed = iter([signal.SIGINT])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("part", ENDING_PARTS)
+def test_what_ends_a_program(part: str, kind: type[BaseException], backend: str) -> None:
+    """A KeyboardInterrupt or SystemExit leaves `execute` unwrapped, whichever part raises it; the run can be resumed."""
+    store = RaisingStore()
+    document = plan(Task(id="a", idempotent=True), Task(id="b", idempotent=True))
 
-    def press() -> RuntimeError:
-        for number in pressed:
-            signal.raise_signal(number)
-        return (
-            RuntimeError()
-        )  # on asyncio, the first Ctrl-C cancels the main task and raises nothing
+    async def execute(raising: Raising, run_id: str) -> RunResult:
+        async with VirtualClock() as clock:
+            engine = engine_with(raising, clock, store)
+            work = JudgedWork(raising.work, raising)
+            if store.runs():
+                return await engine.attach(SwarmOrchestrator(work)).resume(run_id)
+            return await engine.execute(document, work, run_id=run_id)
 
-    raising, store = Raising(part, press), MemoryStore()
-    exporter, monitor = RaisingExporter(raising), PlanMonitor(["task-failed", raising])
-
-    async def work(task: Task, context: TaskContext) -> object:
-        return await (anyio.sleep_forever() if task.id == "b" else raising.work(task, context))
-
-    async def main() -> None:
-        engine = ReplanningEngine([raising], monitor=monitor, store=store, exporters=[exporter])
-        await engine.execute(plan(Task(id="b"), Task(id="a")), work)
-
-    with pytest.raises(KeyboardInterrupt):
-        anyio.run(main, backend=backend)
+    with pytest.raises(kind):
+        anyio.run(execute, Ending(part, kind), "r", backend=backend)
     assert [info.status for info in store.runs()] == ["paused"]
+    result = anyio.run(execute, Raising(), "r", backend=backend)
+    assert (result.status, result.problems) == ("succeeded", ())
+
+
+PROGRAM = """
+import signal, sys
+import anyio
+from replanning import Plan, ReplanningEngine
+
+class Pressing:
+    name = "pressing"
+
+    async def propose(self, request):
+        await press()
+        return []
+
+async def press():
+    signal.raise_signal(signal.SIGINT)
+    await anyio.sleep_forever()
+
+async def work(task, context):
+    if sys.argv[1] == "work":
+        await press()
+    raise ValueError("no")
+
+async def main():
+    engine = ReplanningEngine([Pressing()], store=sys.argv[3])
+    plan = Plan.parse("goal: {objective: o}\\ntasks: [{id: a, retry: {max_attempts: 1}}]")
+    await engine.execute(plan, work, run_id="r")
+
+anyio.run(main, backend=sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("part", ["work", "provider"])
+def test_signal_ends_a_program(part: str, backend: str, tmp_path: Path) -> None:
+    """A real SIGINT while work or a provider runs ends the program with KeyboardInterrupt, and pauses the run."""
+    place = tmp_path / "runs.db"
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, part, backend, str(place)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.stderr.rstrip().endswith("KeyboardInterrupt")
+    store = SqliteStore(place)
+    assert [info.status for info in store.runs()] == ["paused"]
+    store.close()
+
+
+def test_problem_of_a_plain_script() -> None:
+    """A script that has not configured logging shows on standard error what a provider raised, and no failed attempts."""
+    program = PROGRAM.replace("signal.raise_signal(signal.SIGINT)", "raise OSError('out of paper')")
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "provider", "asyncio", ":memory:"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    first, *_, last = ended.stderr.splitlines()
+    assert (first, last) == (
+        "provider 'pressing': OSError('out of paper')",
+        "OSError: out of paper",
+    )
 
 
 class Canceller(Raising):

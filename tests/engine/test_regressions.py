@@ -19,19 +19,14 @@ from replanning import (
 from replanning.changes import ModifyTask, RetryTask, SkipTask
 from replanning.errors import NotRunning
 from replanning.journal import (
-    AlternativesConsidered,
     AttemptFenced,
-    AttemptSucceeded,
     DecisionMade,
-    ErrorContained,
     MemoryStore,
     QuestionAnswered,
     QuestionReminded,
-    Record,
     TriggerDropped,
     TriggerFired,
 )
-from replanning.telemetry import Exporter
 from replanning.testing import (
     FlakyStore,
     ScriptedExecutor,
@@ -47,12 +42,10 @@ from replanning.testing import (
 from tests.support.invariants import invariant_violations
 from tests.support.resume import RUN, cut
 from tests.support.runs import (
-    Proposer,
     again,
     alternative,
     bodies,
     chain,
-    environment,
     failing,
     kinds,
     make_engine,
@@ -292,66 +285,3 @@ async def test_view_that_is_stale_when_the_run_is_left(clock: VirtualClock) -> N
         run.apply([RetryTask(task_id="a", delay=5)])
         edited.set()
     assert [body.kind for body in bodies(store, run.id)][-2:] == ["revised", "run-ended"]
-
-
-class Hostile:
-    """A plugin whose attributes raise, its name once it is in use."""
-
-    observes = (AttemptSucceeded,)
-
-    def __init__(self) -> None:
-        self.in_use = False
-
-    @property
-    def name(self) -> str:
-        """The name, at first."""
-        if self.in_use:
-            raise SystemExit("no name")
-        return "hostile"
-
-    def __getattr__(self, name: str) -> object:
-        raise RuntimeError(f"no {name}")
-
-    async def propose(self, request: ReplanRequest) -> list[Alternative]:
-        """Fail."""
-        raise RuntimeError("no proposal")
-
-    def detect(self, observation: object, view: object) -> list[object]:
-        """Fail."""
-        raise RuntimeError("no detection")
-
-
-class HostileExporter(Exporter):
-    """An exporter without a name, which fails."""
-
-    @property
-    def name(self) -> str:  # type: ignore[override]  # a class that is wrong
-        """Raise."""
-        raise RuntimeError("no name")
-
-    async def export(self, run_id: str, record: Record) -> None:
-        """Fail."""
-        raise RuntimeError("no export")
-
-    async def aclose(self) -> None:
-        """Fail."""
-        raise RuntimeError("no end")
-
-
-async def test_plugins_whose_attributes_raise(clock: VirtualClock) -> None:
-    """A provider, a detector and an exporter whose attributes raise, even their names, are noted and do no harm."""
-    provider, detector = Hostile(), Hostile()
-    skipping = Proposer(lambda request: [alternative(SkipTask(task_id="b"))])
-    engine = ReplanningEngine(
-        [provider, skipping],  # type: ignore[list-item]  # a class that is wrong
-        monitor=PlanMonitor(["task-failed", detector]),  # type: ignore[list-item]  # likewise
-        exporters=[HostileExporter()],
-        environment=environment(clock),
-    )
-    provider.in_use = detector.in_use = True
-    result = await engine.execute(chain("a", "b"), failing("b"))
-    assert result.status == "succeeded"
-    (considered,) = bodies(engine.store, result.run, AlternativesConsidered)
-    assert considered.notes == ("hostile failed: RuntimeError('no estimate')",)
-    contained = {body.where for body in bodies(engine.store, result.run, ErrorContained)}
-    assert contained == {"detector 'Hostile'", "exporter 'HostileExporter'"}

@@ -434,7 +434,8 @@ async def test_how_often_is_asked(fake, clock, error, asked):
     )
     assert await scene.play()
     assert len(looks) == asked
-    assert scene.told == [f"comments cannot be read: {error}"]
+    text = str(error) if isinstance(error, ForgeError) else repr(error)
+    assert scene.told == [f"comments cannot be read: {text}"]
 
 
 @github

@@ -177,7 +177,7 @@ async def test_a_failing_forge_harms_nobody(caplog: pytest.LogCaptureFixture) ->
     assert isinstance(records[-1].body, RunEnded)
     assert records[-1].body.status == "succeeded"
     (warning,) = [
-        record.message for record in caplog.records if "when it was closed" in record.message
+        record.message for record in caplog.records if record.message.startswith("closing exporter")
     ]
     assert "notices and the latest checklist could not be posted to fake" in warning
     assert issue.kept == []
