@@ -22,6 +22,7 @@ from replanning.journal.store import (
     RunStore,
     mean_durations,
 )
+from replanning.journal.values import with_value
 from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
 from replanning.live.states import TaskState
@@ -146,7 +147,7 @@ def apply_record(record: Record, live: LivePlan, ledger: Ledger, run: RunId) -> 
         JournalCorrupt: it does not fit the records before it.
     """
     try:
-        live.fold(record)
+        live.fold(with_value(record))
         ledger.fold(record)
     except Exception as error:  # a journal that was edited can be wrong in any way
         raise JournalCorrupt(

@@ -81,7 +81,6 @@ class LivePlan(TaskGraph):
         tool_durations: the same for each tool.
         busy_seconds: seconds in which some attempt ran, until the last one ended; interruptions do not count.
         shown_tools: the tools as readers of views have them.
-        unkept: the tasks of which some output could not be kept as JSON.
         recent_ends: whether each of the last attempts succeeded; a replan that was applied counts as a failure.
     """
 
@@ -94,7 +93,6 @@ class LivePlan(TaskGraph):
         "shown_tools",
         "success_durations",
         "tool_durations",
-        "unkept",
     )
 
     def __init__(self, plan: Plan, *, empty: bool = False) -> None:
@@ -104,7 +102,6 @@ class LivePlan(TaskGraph):
         self.tool_durations: dict[str, tuple[int, float]] = {}
         self.busy_seconds = self._busy_since = 0.0
         self.recent_ends: deque[bool] = deque(maxlen=_MAX_RECENT_ENDS)
-        self.unkept: dict[TaskId, None] = {}
         self.shown_tools: dict[str, ToolSpec] = {}
         self._holds_by_question: dict[str, tuple[TaskId, ...]] = {}
 
@@ -326,11 +323,9 @@ class LivePlan(TaskGraph):
         self.transition(entry, _SUCCEED)
         effects = entry.effects
         self.end_attempt(entry, succeeded=True)
-        if body.recoverable:
-            entry.output = body.output
-        else:
-            self.unkept[entry.id] = None
+        entry.output = body.output if body.recoverable else None
         entry.recoverable = body.recoverable
+        entry.unstored = body.unstored
         if entry.failure is not None:
             entry.failure, entry.failures = None, 0
         reads = entry.reads = body.reads

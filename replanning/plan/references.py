@@ -13,6 +13,7 @@ from typing import Final, cast
 from pydantic import JsonValue
 
 from replanning.errors import ExpressionError
+from replanning.plan.json_form import json_form
 from replanning.plan.json_values import (
     as_text,
     copy_json,
@@ -22,7 +23,6 @@ from replanning.plan.json_values import (
     measure_json,
 )
 from replanning.plan.messages import truncate
-from replanning.plan.secrets import MASK
 from replanning.plan.types import MAX_NAME_CHARS, JsonPath, TaskId
 
 _PLACEHOLDER: Final = re.compile(
@@ -161,7 +161,7 @@ MAX_FILLED_CHARS: Final = 10_000_000
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
 _PATH_STEP: Final = re.compile(r"""\.([^.\[\]]+)|\[(-?\d{1,9})\]|\["([^"]+)"\]|\['([^']+)'\]""")
 _OUTPUT: Final = re.compile(r"\.output(?=$|[.\[])")
-_REDACTED_MESSAGE: Final = "there was what looks like a secret, and no record keeps one; let the tool take it itself, as {env:NAME}"
+_NO_FORM_ADVICE: Final = "read it in the work, from context.results, or return a value that has one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ def resolve_references(
     arguments: Mapping[str, JsonValue],
     *,
     context: Mapping[str, JsonValue],
-    result_of: Callable[[TaskId], JsonValue],
+    result_of: Callable[[TaskId], object],
 ) -> dict[str, JsonValue]:
     """Return the arguments with every reference replaced by a copy of its value.
 
@@ -288,15 +288,17 @@ def resolve_references(
                     value = get_item(value, step)
                 except LookupError as error:
                     raise ExpressionError(f"{reference}: {step!r} {error.args[0]}") from None
-            if isinstance(value, str) and value == MASK:
-                raise ExpressionError(f"{reference}: {_REDACTED_MESSAGE}")
-            size += measure_json(cast("JsonValue", value), MAX_FILLED_CHARS - size)
+            try:
+                form = json_form(value)
+            except ValueError as error:
+                raise ExpressionError(f"{reference}: {error}; {_NO_FORM_ADVICE}") from None
+            size += measure_json(form, MAX_FILLED_CHARS - size)
             if size > MAX_FILLED_CHARS:
                 raise ExpressionError(
                     f"{reference}: the arguments would have more than {MAX_FILLED_CHARS} characters; "
                     "refer to a smaller part, or pass on the name of a file"
                 )
-            return copy_json(cast("JsonValue", value))
+            return form
         if readings:
             raise ExpressionError(f"{readings[-1]}: {missing}")
         return "${"
