@@ -248,6 +248,7 @@ def status_json(report: RunStatusReport, now: float) -> JsonObject:
             {"task": task_id, **asdict(failure)} for task_id, failure in report.failures.items()
         ],
         "stale": {task_id: list(causes) for task_id, causes in report.stale.items()},
+        "unstored": dict(report.unstored),
         "questions": [question.id for question in report.questions],
         "spent": {**asdict(report.spent), "wall_clock": round(report.elapsed, 3)},
         "budget": report.budget.model_dump(mode="json"),
@@ -301,6 +302,8 @@ def _status_lines(
         yield from (f"            {line}" for line in printable_lines(failure.traceback))
     if report.stale:
         yield f"  stale     {stale_line(report.stale)}"
+    for task_id, why in list(report.unstored.items())[:_MAX_FAILURES]:
+        yield f"  unstored  the output of {printable_line(task_id)}: {printable_line(why)}"
     for question, answer in waiting:
         task_waits = f"{printable_line(held[question.id])} waits: " if question.id in held else ""
         answered = f" ({_posted_answer_text(answer)})" if answer else ""

@@ -18,6 +18,7 @@ from replanning.decision.policy import (
     find_futile_call,
     find_objection,
     relative_saving,
+    restore_masks,
 )
 from replanning.decision.request import AlternativeProvider, ReplanRequest
 from replanning.decision.staleness import without_begun

@@ -69,8 +69,10 @@ def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = N
         f"  progress: {evaluation_line(history.evaluate())}",
         f"  replans:  {_metrics_line(history.metrics)}",
         *([f"  stale:    {stale_line(history.stale)}"] if history.stale else []),
-        "",
     ]
+    for task_id, why in list(history.unstored.items())[:5]:
+        lines.append(f"  unstored: the output of {printable_line(task_id)}: {printable_line(why)}")
+    lines.append("")
     entries: Sequence[ReplanEvent | PlanEdit | GoalEdit] = (
         events if events is not None else _timeline(history)
     )

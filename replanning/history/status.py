@@ -64,6 +64,7 @@ class RunStatusReport:
         running_tasks: tasks that are being executed.
         failures: the last failure of each task that has failed and waits for nobody.
         stale: the finished tasks whose results are stale, each with the causes.
+        unstored: the finished tasks whose outputs were not stored, each with the reason.
         questions: open questions to people.
         replans: number of applied replans.
         spent: usage counted by the budget; `budget` is the limit.
@@ -85,6 +86,7 @@ class RunStatusReport:
     running_tasks: tuple[RunningTask, ...]
     failures: Mapping[TaskId, Failure]
     stale: Mapping[TaskId, tuple[str, ...]]
+    unstored: Mapping[TaskId, str]
     questions: tuple[Question, ...]
     replans: int
     spent: Usage
@@ -236,6 +238,7 @@ def status_report(
             and e.failure.type != HELD_FAILURE_TYPE
         },
         stale={task_id: result.causes for task_id, result in stale_results(live).items()},
+        unstored=unstored_outputs(live),
         questions=tuple(
             build_question(asked, info.run, live, ledger)
             for asked in ledger.open_questions.values()
@@ -252,6 +255,18 @@ def status_report(
     if report.obstacle or report.status in FINISHED_STATUSES:
         return replace(report, evaluation=replace(report.evaluation, remaining_seconds=None))
     return report
+
+
+def unstored_outputs(live: LivePlan) -> dict[TaskId, str]:
+    """Return the finished tasks whose outputs, or parts of them, the journal lacks, each with the reason."""
+    unstored: dict[TaskId, str] = {}
+    for entry in live:
+        if entry.state is TaskState.DONE and not entry.removed:
+            if entry.unstored:
+                unstored[entry.id] = entry.unstored
+            elif not entry.recoverable:
+                unstored[entry.id] = "it was no JSON"  # as journals of older versions say
+    return unstored
 
 
 def is_owner_alive(info: RunInfo) -> bool | None:

@@ -399,6 +399,7 @@ def new_attempt_succeeded(
     output: JsonValue,
     recoverable: bool,
     reads: dict[str, int] | None,
+    *,
     unstored: str = "",
 ) -> AttemptSucceeded:
     """Return `AttemptSucceeded(attempt, task, output, recoverable, reads, unstored)`, faster."""

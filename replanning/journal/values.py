@@ -92,7 +92,7 @@ def encode(value: object, redactor: Redactor | None) -> StoredOutput:
     return StoredOutput(stored, encoder.size, encoder.is_plain, encoder.is_masked)
 
 
-def encode_annotated(value: object, document: JsonValue, redactor: Redactor) -> StoredOutput:
+def encode_annotated(document: JsonValue, redactor: Redactor) -> StoredOutput:
     """Return the stored form of an output that the annotation of its function turned into a JSON document."""
     encoded = encode(document, redactor)
     stored = {TAG: "annotated", "value": encoded.value}
@@ -158,7 +158,7 @@ class _Encoder:
                 return value
             return self.tagged("int", f"{value:x}")
         if kind is float:
-            if value - value == 0:  # noqa: PLR0124 - neither infinite nor NaN
+            if value - value == 0:
                 return value
             return self.tagged("float", repr(value))
         if kind in _CONSTANTS:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
-from typing import Final, cast
+from typing import Final
 
 from pydantic import JsonValue
 

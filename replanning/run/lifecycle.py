@@ -8,7 +8,15 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -1195,12 +1203,17 @@ class Lifecycle:
         live = self.live
         reads = entry.reads or None
         body = new_attempt_succeeded(
-            attempt_id, entry.id, taken.value, True, reads, taken.unstored
+            attempt_id, entry.id, taken.value, True, reads, unstored=taken.unstored
         )
         journaled = body
         if taken.stored is not taken.value or taken.unstored:
             journaled = new_attempt_succeeded(
-                attempt_id, entry.id, taken.stored, not taken.unstored, reads, taken.unstored
+                attempt_id,
+                entry.id,
+                taken.stored,
+                not taken.unstored,
+                reads,
+                unstored=taken.unstored,
             )
         if taken.unstored and not entry.unstored:
             _log.warning(
@@ -1270,7 +1283,7 @@ class Lifecycle:
             document = adapter.dump_python(output, mode="json", warnings="error")
             if adapter.validate_python(document) != output:
                 return None
-            return encode_annotated(output, document, self.redactor)
+            return encode_annotated(document, self.redactor)
         except Exception:  # noqa: BLE001 - classes of users may raise anything; the output is not stored then
             return None
 
