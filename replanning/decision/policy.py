@@ -140,7 +140,7 @@ def _restore_value(shown: JsonValue, known: Sequence[JsonValue], redactor: Redac
         for key, item in shown.items():
             # With the key, because its name may be why the value is masked.
             inner = [{key: each[key]} for each in known if isinstance(each, dict) and key in each]
-            wrapped = next((each for each in inner if redactor.value(each) == {key: item}), None)  # type: ignore[arg-type]
+            wrapped = next((each for each in inner if redactor.value(each) == {key: item}), None)
             if wrapped is not None:
                 restored[key] = wrapped[key]
             else:

@@ -46,7 +46,19 @@ _JSON_TYPES: Final[Sequence[tuple[type, str]]] = (
     (set, "array"),
 )
 
-_VAGUE_HINTS: Final = (inspect.Signature.empty, Any, object, None, NoneType, str, int, float, bool, dict, list)
+_VAGUE_HINTS: Final = (
+    inspect.Signature.empty,
+    Any,
+    object,
+    None,
+    NoneType,
+    str,
+    int,
+    float,
+    bool,
+    dict,
+    list,
+)
 """Return annotations that name no class of which an output could be."""
 
 _NAMED: Final = (

@@ -166,9 +166,7 @@ class Questions:
             answer = replace(answer, changes=stated)
             answer_changes(answer, asked, life.live)
         except (ChangeRejected, StaleAnswer) as error:
-            life.commit(
-                AnswerRefused(question_id, str(getattr(answer, "by", "")), str(error))
-            )
+            life.commit(AnswerRefused(question_id, str(getattr(answer, "by", "")), str(error)))
             if isinstance(error, StaleAnswer):
                 with life.batch():
                     self._withdraw(asked)

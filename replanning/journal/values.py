@@ -29,7 +29,7 @@ from replanning.plan.types import JsonObject, JsonValue
 TAG: Final = "$replanning"
 """Key of a tagged value; its value is the name of the tag."""
 
-_MAX_DEPTH: Final = 180
+_MAX_DEPTH: Final = 199
 """Levels of arrays and objects that a record may have are 200, for every store."""
 
 CONTAINERS: Final = frozenset({dict, list, tuple, set})
@@ -171,9 +171,11 @@ class _Encoder:
             self.size += _SHORT_BYTES * len(value)
             return [self.encode(item, depth - 1) for item in value]
         encoder = _ENCODERS.get(kind)
-        if encoder is not None:
-            return encoder(self, value, depth)
-        return self.other(value, depth)
+        if encoder is None:
+            encoded: JsonValue = self.other(value, depth)
+        else:
+            encoded = encoder(self, value, depth)
+        return encoded
 
     def text(self, text: str) -> JsonValue:
         if len(text) > _SHORT_CHARS:
@@ -275,7 +277,8 @@ class _Encoder:
         self.is_plain = False
         for base in (str, int, float, dict, list):
             if isinstance(value, base):
-                return self.encode(_base_value(base, value), depth)
+                plain: JsonValue = self.encode(_base_value(base, value), depth)
+                return plain
         if isinstance(value, tuple):
             return self.items("tuple", value, depth)
         raise NotStorable(storage_problem(value))
@@ -300,7 +303,10 @@ def _base_value(base: type, value: Any) -> Any:
         return int.__int__(value)
     if base is float:
         return float.__float__(value)
-    return base(value)
+    try:
+        return base(value)
+    except Exception as error:
+        raise NotStorable(f"its {type(value).__name__} cannot be read ({error})") from error
 
 
 def _copied(value: Any) -> Any:

@@ -153,9 +153,7 @@ class Condition:
         except ValueError as error:
             raise ExpressionError(f"{_name(self.text)}: {ast.unparse(node)}: {error}") from None
 
-    def _lookup(
-        self, node: ast.Attribute | ast.Subscript, roots: Mapping[str, object]
-    ) -> object:
+    def _lookup(self, node: ast.Attribute | ast.Subscript, roots: Mapping[str, object]) -> object:
         """Return the value that a lookup finds, before it takes its JSON form."""
         key = cast("str | int", _literal_key(node))
         if isinstance(node.value, ast.Attribute | ast.Subscript):

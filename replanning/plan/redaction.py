@@ -390,7 +390,9 @@ def _around_references(spans: Sequence[Span], text: str) -> list[Span]:
             continue
         for match in _WORD_BESIDE_REFERENCE.finditer(text, start, end):
             word = match[0]
-            in_reference = any(first < match.end() and match.start() < last for first, last in inside)
+            in_reference = any(
+                first < match.end() and match.start() < last for first, last in inside
+            )
             looks_random = len(word) >= _MIN_RANDOM_CHARS and any(map(str.isdigit, word))
             if looks_random and not in_reference:
                 found.append(match.span())

@@ -143,7 +143,9 @@ _COPIED_FIELDS: Final = ("metadata", "resources", "fallbacks", "undo")
 _TOOL_TEMPLATES: Final = {"command", "url", "headers", "body", "env"}
 """Fields of a tool that are sent or executed."""
 
-_MASK_CURE: Final = "refer to it as {env:NAME}, or resume the run with the plan that it was opened with"
+_MASK_CURE: Final = (
+    "refer to it as {env:NAME}, or resume the run with the plan that it was opened with"
+)
 
 _new_tuple = tuple.__new__
 
@@ -1307,7 +1309,9 @@ class Lifecycle:
             except Exception as error:  # noqa: BLE001 - validators of users may raise anything
                 entry.output = None
                 entry.recoverable = False
-                entry.unstored = f"it does not fit the return annotation any more: {describe_error(error)}"
+                entry.unstored = (
+                    f"it does not fit the return annotation any more: {describe_error(error)}"
+                )
 
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
         """Take the failure of an attempt, see `PlanRun.failed`."""
@@ -1633,7 +1637,7 @@ class _TakenOutput(NamedTuple):
         is_too_large: whether that is its size.
     """
 
-    value: object
+    value: Any
     stored: Any
     unstored: str = ""
     is_too_large: bool = False
@@ -1649,7 +1653,9 @@ _MAX_INTEGER: Final = 2**63
 def _unawaited(output: object, task_id: TaskId) -> str:
     """Return what is wrong with an output that is still to be awaited or iterated; empty for any other."""
     if not (
-        inspect.isawaitable(output) or inspect.isasyncgen(output) or isinstance(output, AsyncIterator)
+        inspect.isawaitable(output)
+        or inspect.isasyncgen(output)
+        or isinstance(output, AsyncIterator)
     ):
         return ""
     name = getattr(output, "__qualname__", "")

@@ -96,8 +96,9 @@ class Secrets:
 
     def report_to(self, report: Callable[[str], object] | None) -> None:
         """Report the values that are known already to another run."""
-        for value in self._values if report is not None else ():
-            report(value)
+        if report is not None:
+            for value in self._values:
+                report(value)
 
     def redact(self, text: str, *, wrapped: bool = False) -> str:
         """Return a text with every known secret replaced by a mark, also in lines, escapes and encodings."""

@@ -64,7 +64,10 @@ async def test_every_form_of_a_secret_header_is_sent(tmp_path: Path) -> None:
         plan = Plan.model_validate({**ORDER, "tools": [tool], "tasks": tasks})
         environ = {"SHOP_TOKEN": TOKEN}
         engine = ReplanningEngine(store=JsonlStore(tmp_path))
-        async with ToolExecutor(plan, environ=environ) as work, engine.open(plan, run_id="r") as run:
+        async with (
+            ToolExecutor(plan, environ=environ) as work,
+            engine.open(plan, run_id="r") as run,
+        ):
             async for task in run.ready():
                 async with run.attempt(task) as attempt:
                     attempt.output = await work(task, attempt.context)
@@ -310,8 +313,8 @@ async def test_session_has_true_arguments_before_and_after_a_resume(tmp_path: Pa
             raise EOFError
         return "sent"
 
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "r.db"))
     with pytest.raises(EOFError):
-        engine = ReplanningEngine(store=SqliteStore(tmp_path / "r.db"))
         async with engine.session("send", tools=[send], run_id="r", passes=(EOFError,)) as session:
             await session.invoke("send", {"password": PASSWORD}, key="k")
     await engine.aclose()

@@ -35,7 +35,7 @@ READER = Plan.model_validate(
 VALUES = (
     date(2026, 1, 31),
     time(12, 30, tzinfo=UTC),
-    datetime(2026, 1, 31, 12),
+    datetime(2026, 1, 31, 12),  # noqa: DTZ001 - values without a zone as well
     datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=1),
     datetime(2026, 1, 31, tzinfo=timezone(timedelta(hours=5, minutes=30))),
     timedelta(days=-1, seconds=3, microseconds=7),
@@ -226,14 +226,17 @@ class Part:
 
 
 def make_report() -> Report:
+    """Return a model."""
     return Report(title="January", at=datetime(2026, 1, 31, tzinfo=UTC))
 
 
 def make_parts() -> list[Part]:
+    """Return dataclasses with an Enum."""
     return [Part(1, Level.LOW)]
 
 
 def read(value: object = None) -> str:
+    """Return a text."""
     return "read"
 
 
@@ -255,7 +258,7 @@ async def test_annotated_objects_come_back(function: Any, tmp_path: Path) -> Non
         return function() if task.id == "make" else context.results["make"]
 
     engine = ReplanningEngine(store=SqliteStore(tmp_path / "r.db"))
-    with pytest.raises(EOFError):
+    with pytest.raises(EOFError):  # noqa: PT012 - the session must be left by it
         async with engine.session(plan, tools=[function, read], run_id="r") as session:
             await session.run.perform("make", work)
             assert engine.history("r").unstored == {}

@@ -382,8 +382,8 @@ CALLS = [
     ),
     (
         lambda run: run.change_goal(objective={5: 5}),
-        RecordNotSerializable,
-        "5 cannot name a member of a JSON object",
+        PlanError,
+        "Goal.objective: expected text, got {5: 5}",
     ),
     (lambda run: run.note("why", 5), TypeError, "data: expected Mapping[str, JsonValue], got 5"),
     (lambda run: run.records("all"), TypeError, "after: expected int, got 'all'"),
