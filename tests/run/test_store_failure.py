@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from queue import SimpleQueue
 from threading import get_ident
+from typing import Never
 
 import anyio
 import anyio.abc
