@@ -459,15 +459,20 @@ class CopyOnRead(Mapping[str, Any]):
     Args:
         shared: the values.
         on_read: called with each key that is read, also where it has no value.
+        lost: keys whose values a resumed run lacks.
     """
 
-    __slots__ = ("_copies", "_on_read", "_shared")
+    __slots__ = ("_copies", "_lost", "_on_read", "_shared")
 
     def __init__(
-        self, shared: Mapping[str, Any], on_read: Callable[[str], object] = lambda key: None
+        self,
+        shared: Mapping[str, Any],
+        on_read: Callable[[str], object] = lambda key: None,
+        lost: Container[str] = (),
     ) -> None:
         self._shared = shared
         self._on_read = on_read
+        self._lost = lost
         self._copies: dict[str, tuple[Any, Any]] = {}
 
     def __repr__(self) -> str:
@@ -475,6 +480,8 @@ class CopyOnRead(Mapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         self._on_read(key)
+        if key in self._lost:
+            raise KeyError(f"{key!r} holds a secret, which the journal does not keep")
         value = self._shared[key]
         if type(value) not in CONTAINERS:
             return value

@@ -96,7 +96,7 @@ from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.llm.completions import Completion, LLMCall
 from replanning.llm.quoting import truncate_text
-from replanning.plan.checks import check_task
+from replanning.plan.checks import check_task, nested_bodies
 from replanning.plan.commands import filled_danger
 from replanning.plan.document import Plan
 from replanning.plan.json_values import detached, is_redacted
@@ -1016,6 +1016,8 @@ class Lifecycle:
         """Evaluate the condition of a task, journal the result, and return whether the task may run."""
         value, error = None, ""
         try:
+            if self.masked_context and (lost := self._masked_part(entry)):
+                raise ExpressionError(lost)
             value = self.live.evaluate(entry.task.when or "")
         except ExpressionError as problem:
             error = str(problem)
@@ -1071,8 +1073,10 @@ class Lifecycle:
         complete = {task.id: task for task in given}
         for entry in self.live:
             task = entry.task
-            if complete.get(task.id) is not task and is_redacted(task.arguments):
-                self.masked_tasks.add(task.id)
+            if complete.get(task.id) is not task:
+                bodies = [body.arguments for _, body in nested_bodies(task)]
+                if any(map(is_redacted, bodies)):
+                    self.masked_tasks.add(task.id)
         for tool in self.live.tools.values() if plan is None else ():
             document = tool.model_dump(mode="json", include=_TOOL_TEMPLATES)
             if is_redacted(document):

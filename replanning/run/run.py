@@ -467,6 +467,7 @@ class PlanRun:
         }
         gone = tuple(key for key in removed if key in old)
         if new or gone:
+            self._lifecycle.masked_context.difference_update(new)
             attempt = attempt_id if attempt_id in self._lifecycle.running else None
             self._record_observation(ContextUpdated(new, gone, attempt))
 
@@ -792,7 +793,9 @@ class TaskContext:
             ):  # of an attempt that is not current, nothing is kept
                 reads = entry.reads = reads if entry.reads is None else entry.reads
             self._context = CopyOnRead(
-                live.context, lambda key: reads.setdefault(str(key), live.context_history.version)
+                live.context,
+                lambda key: reads.setdefault(str(key), live.context_history.version),
+                self._run._lifecycle.masked_context,
             )
         return self._context
 
