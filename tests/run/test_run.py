@@ -49,7 +49,7 @@ async def test_pull_and_report() -> None:
             async with run.attempt(task) as attempt:
                 attempt.output = dict(attempt.context.results) | {task.id: 1}
     assert run.result.status == "succeeded"
-    assert list(run.result.outputs["c"]) == ["a", "b", "c"]  # type: ignore[arg-type]
+    assert list(run.result.outputs["c"]) == ["a", "b", "c"]
 
 
 async def test_no_tasks_and_no_outputs() -> None:
