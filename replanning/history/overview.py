@@ -216,6 +216,8 @@ def task_rows(
             else None
         )
         note = entry.reason
+        if entry.state is TaskState.DONE and entry.unstored:
+            note = f"output not stored: {entry.unstored}"
         if entry.state is TaskState.RUNNING and entry.deadline is not None:
             note = f"of {format_duration(entry.deadline - entry.started_at)}"
         if entry.state is TaskState.BACKOFF and entry.not_before is not None:

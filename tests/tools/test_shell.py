@@ -383,7 +383,7 @@ async def test_secrets_in_other_forms(value: str, command: str, shown: str):
     redactor.add(value)
     environ = {"PATH": os.environ["PATH"], "TOKEN": value}
     output = await use(shell(command, env={"T": "{env:TOKEN}"}), environ=environ)
-    assert redactor.text(output["stdout"]) == shown
+    assert redactor.text(str(output["stdout"])) == shown
 
 
 @pytest.mark.parametrize(("depth", "read"), [(100, True), (101, False), (100_000, False)])
