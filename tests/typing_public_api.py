@@ -8,7 +8,7 @@ silence, which pyright and mypy report.
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import ClassVar, Literal, assert_never, assert_type
+from typing import Any, ClassVar, Literal, assert_never, assert_type
 
 from opentelemetry.sdk.trace import TracerProvider
 from pydantic import BaseModel
@@ -85,7 +85,7 @@ async def orchestrators() -> None:
     assert_type(swarm, SwarmOrchestrator)
     result = await swarm.run(PLAN)
     assert_type(result, rp.RunResult)
-    assert_type(result.outputs, Mapping[str, JsonValue])
+    assert_type(result.outputs, Mapping[str, Any])
     assert_type(result.spent, journal.Usage)
     for revision in result.revisions:
         assert_type(revision, journal.PlanRevised)

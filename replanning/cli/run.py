@@ -286,6 +286,7 @@ def _carry_out(
             store,
             elapsed,
             exporters=exporters,
+            redact=run.redact_value,
             interrupted=interrupted,
         )
 

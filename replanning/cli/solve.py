@@ -39,6 +39,7 @@ from replanning.journal.store import FINISHED_STATUSES
 from replanning.judging import JudgedWork, LLMJudge
 from replanning.live.states import TaskState
 from replanning.llm.selection import AUTO, create_llm_provider
+from replanning.plan.json_form import shown_form
 from replanning.plan.json_values import as_object
 from replanning.plan.risk import command_risk, detected_risk
 from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
@@ -503,7 +504,7 @@ def _solve_and_report(
                 "task": entry.id,
                 "phase": str(phase_of(entry.task)),
                 "state": str(entry.state),
-                "output": entry.output if entry.state is TaskState.DONE else None,
+                "output": shown_form(entry.output) if entry.state is TaskState.DONE else None,
             }
             for entry in live
             if phase_of(entry.task) is not None
@@ -655,6 +656,7 @@ def _run_planning(
             store,
             elapsed,
             exporters=exporters,
+            redact=run.redact_value,
             interrupted=interrupted,
         )
         request = request_of(run.live.plan)

@@ -250,6 +250,7 @@ def status_json(report: RunStatusReport, now: float) -> JsonObject:
         ],
         "stale": {task_id: list(causes) for task_id, causes in report.stale.items()},
         "problems": problems_json(report.problems),
+        "unstored": dict(report.unstored),
         "questions": [question.id for question in report.questions],
         "spent": {**asdict(report.spent), "wall_clock": round(report.elapsed, 3)},
         "budget": report.budget.model_dump(mode="json"),
@@ -318,6 +319,8 @@ def _status_lines(
         yield f"  stale     {stale_line(report.stale)}"
     for line in problem_lines(report.problems):
         yield f"  problem   {line}"
+    for task_id, why in list(report.unstored.items())[:_MAX_FAILURES]:
+        yield f"  unstored  the output of {printable_line(task_id)}: {printable_line(why)}"
     for question, answer in waiting:
         task_waits = f"{printable_line(held[question.id])} waits: " if question.id in held else ""
         answered = f" ({_posted_answer_text(answer)})" if answer else ""

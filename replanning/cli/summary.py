@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -34,6 +34,7 @@ from replanning.history.status import replay_records
 from replanning.history.wording import format_usage, pluralise, problem_lines, stale_line
 from replanning.journal import RunStore
 from replanning.live.plan import LivePlan
+from replanning.plan.json_form import shown_form
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.telemetry import Exporter
 
@@ -68,6 +69,7 @@ class RunSummary:
         store: of the run.
         elapsed: seconds that it took in this process.
         exporters: that the run was shown to.
+        redact: masks the secrets that the run knows, in what is printed.
         interrupted: it was stopped at once.
 
     Attributes:
@@ -86,8 +88,10 @@ class RunSummary:
         elapsed: float,
         *,
         exporters: Sequence[Exporter] = (),
+        redact: Callable[[JsonValue], JsonValue] = lambda value: value,
         interrupted: bool = False,
     ) -> None:
+        self._redact = redact
         self.result, self.live = result, live
         self.exit_code = ExitCode.INTERRUPTED if interrupted else _EXIT_CODES[self.result.status]
         self.notes: Sequence[str] = ()
@@ -133,7 +137,8 @@ class RunSummary:
         mark, style = _STATUS_LOOKS.get(result.status, ("✗", "bold red"))
         count = len(self._repairs)
         out.print()
-        out.print(f"{mark} {result.status}: {escape_control(result.reason)}", style=style)
+        reason = str(self._redact(result.reason))
+        out.print(f"{mark} {result.status}: {escape_control(reason)}", style=style)
         spent = f" · {format_usage(result.spent)}" if result.spent.calls else ""
         out.print(
             f"  run {result.run} · {pluralise(count, 'revision')} · {self._elapsed:.1f} s{spent}"
@@ -184,10 +189,12 @@ class RunSummary:
         document: JsonObject = {
             "run": result.run,
             "status": result.status,
-            "reason": result.reason,
+            "reason": self._redact(result.reason),
             "exit_code": int(self.exit_code),
             "elapsed": round(self._elapsed, 3),
-            "outputs": dict(result.outputs),
+            "outputs": {
+                name: self._redact(shown_form(output)) for name, output in result.outputs.items()
+            },
             "tasks": {entry.id: str(entry.state) for entry in self.live},
             "revisions": list(self._revisions_json()),
             "questions": list(result.questions),

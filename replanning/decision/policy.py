@@ -14,6 +14,7 @@ from replanning.changes import (
     AbortRun,
     Alternative,
     CancelTask,
+    ModifyTask,
     PlanChange,
     RemoveTask,
     ReplaceTask,
@@ -39,7 +40,7 @@ from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.strips import ground_action
 from replanning.live.view import PlanView, TaskView, strips_problem
 from replanning.llm.quoting import is_truncated
-from replanning.plan.json_values import detached, iter_strings
+from replanning.plan.json_values import detached, is_redacted, iter_strings
 from replanning.plan.redaction import Redactor
 from replanning.plan.risk import command_risk, resolved_risk
 from replanning.plan.secrets import MASK
@@ -53,30 +54,105 @@ INFEASIBLE: Final = "the plan could not be carried out"
 """Beginning of the reason for which an alternative is rejected on the facts."""
 
 
-def redact_changes(changes: Sequence[PlanChange], redactor: Redactor) -> tuple[PlanChange, ...]:
-    """Return changes without secrets, as a record holds them.
+def accept_changes(
+    changes: Sequence[PlanChange], live: LivePlan, redactor: Redactor
+) -> tuple[PlanChange, ...]:
+    """Return changes of a person with true values in the places where the person was shown a mask.
 
     Raises:
-        ChangeRejected: an argument that a task needs would be missing, or a name looks like a secret.
+        ChangeRejected: a mask stands where there was none, or a name looks like a secret.
     """
     if problems := redactor.name_problems(changes):
         raise ChangeRejected(problems)
-    clean = detached(tuple(map(redactor.document, changes)))  # those who gave them may keep them
-    if lost := check_secrets(clean, changes):
+    restored = restore_masks(changes, live, redactor)
+    if lost := masked_arguments(restored):
         raise ChangeRejected([Problem("", lost)])
-    return clean
+    return detached(restored)  # those who gave them may keep them
 
 
-def check_secrets(clean: Sequence[PlanChange], proposed: Sequence[PlanChange]) -> str:
-    """Return why redacted changes cannot be executed as they were proposed; empty if nothing was redacted."""
-    uses = zip(_change_arguments(clean), _change_arguments(proposed), strict=True)
-    names = ", ".join(
-        dict.fromkeys(repr(name) for (name, kept), (_, stated) in uses if kept != stated)
+def masked_arguments(changes: Sequence[PlanChange]) -> str:
+    """Return why changes cannot be executed: their arguments hold masks; empty if they hold none."""
+    names = [
+        repr(task_id)
+        for task_id, arguments in _change_arguments(changes)
+        if any(MASK in text for text in iter_strings(arguments))
+    ]
+    if not names:
+        return ""
+    return (
+        f"{MASK} stands for a value that is not shown: leave it where it was, or let a tool refer to the value as "
+        f"{{env:NAME}}, in the arguments of {', '.join(dict.fromkeys(names))}"
     )
-    advice = (
-        f"do without it in the arguments of {names}, or let a tool refer to it, as {{env:NAME}}"
-    )
-    return f"what looks like a secret cannot be kept: {advice}" if names else ""
+
+
+def restore_masks(
+    changes: Sequence[PlanChange], live: LivePlan, redactor: Redactor
+) -> tuple[PlanChange, ...]:
+    """Return changes in which masks are replaced by what they stand for, where that is known.
+
+    A mask is restored where the task, a task of its lineage, or the task that is replaced has a value at the same path of
+    its arguments that is shown with this mask.
+    """
+    restored: list[PlanChange] = []
+    for change in changes:
+        fixed: PlanChange = change
+        if isinstance(change, ReplaceTask):
+            known = _known_arguments(change.task_id, live)
+            tasks = [_restore_task(task, known, redactor) for task in change.tasks]
+            if any(new is not old for new, old in zip(tasks, change.tasks, strict=True)):
+                fixed = change.model_copy(update={"tasks": tuple(tasks)})
+        elif isinstance(change, ModifyTask):
+            stated = change.fields.get("arguments")
+            if is_redacted(stated):
+                known = _known_arguments(change.task_id, live)
+                arguments = _restore_value(stated, known, redactor)
+                fields = {**change.fields, "arguments": arguments}
+                fixed = change.model_copy(update={"fields": fields})
+        restored.append(fixed)
+    return tuple(restored)
+
+
+def _known_arguments(task_id: TaskId, live: LivePlan) -> list[JsonValue]:
+    """Return the arguments of a task, and of those that it replaced, the latest first."""
+    entry = live.entries.get(task_id)
+    if entry is None:
+        return []
+    return [each.task.arguments for each in reversed(entry.lineage())]
+
+
+def _restore_task(task: Task, known: Sequence[JsonValue], redactor: Redactor) -> Task:
+    if not is_redacted(task.arguments):
+        return task
+    arguments = _restore_value(task.arguments, known, redactor)
+    return task.model_copy(update={"arguments": arguments})
+
+
+def _restore_value(shown: JsonValue, known: Sequence[JsonValue], redactor: Redactor) -> JsonValue:
+    """Return a value with the masks replaced for which one of the known values is shown like this."""
+    if not is_redacted(shown):
+        return shown
+    for original in known:
+        if redactor.value(original) == shown:
+            return original
+    if isinstance(shown, dict):
+        restored: dict[str, JsonValue] = {}
+        for key, item in shown.items():
+            # With the key, because its name may be why the value is masked.
+            inner = [{key: each[key]} for each in known if isinstance(each, dict) and key in each]
+            wrapped = next((each for each in inner if redactor.value(each) == {key: item}), None)
+            if wrapped is not None:
+                restored[key] = wrapped[key]
+            else:
+                restored[key] = _restore_value(item, [each[key] for each in inner], redactor)
+        return restored
+    if isinstance(shown, list):
+        lists = [each for each in known if isinstance(each, list)]
+        items = []
+        for index, item in enumerate(shown):
+            inner_items = [each[index] for each in lists if index < len(each)]
+            items.append(_restore_value(item, inner_items, redactor))
+        return items
+    return shown
 
 
 def find_objection(

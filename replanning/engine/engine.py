@@ -31,7 +31,7 @@ import anyio.abc
 from replanning.changes import PlanChange, dump_change, parse_changes
 from replanning.decision.answers import answer_changes, closed_error, validate_answer
 from replanning.decision.confidence import ConfidenceScorer, PlanEvaluator
-from replanning.decision.policy import ReplanPolicy, redact_changes
+from replanning.decision.policy import ReplanPolicy
 from replanning.decision.request import AlternativeProvider, Answer, HumanGate, Question
 from replanning.engine.breakers import ToolBreakers
 from replanning.engine.delivery import ExporterDelivery, close_exporters
@@ -56,6 +56,7 @@ from replanning.errors import (
 )
 from replanning.history.history import ReplanHistory
 from replanning.history.status import open_questions, replay_records
+from replanning.journal.masked import masked
 from replanning.journal.memory import MemoryStore
 from replanning.journal.records import QuestionVerdict
 from replanning.journal.store import InboxMessage, RunStore, open_store
@@ -283,6 +284,7 @@ class ReplanningEngine:
             return await factory.create_or_resume(plan, run_id, mode=self.mode, open_ended=True)
 
         async with self._managed_run(start) as run:
+            run._lifecycle.restore_outputs(functions.return_types)
             session = Session(run, functions, passes)
             yield session
             session.end()
@@ -316,8 +318,8 @@ class ReplanningEngine:
         """
         if (work is None) is not bool(tools):
             raise TypeError("execute: expected either `work` or `tools`, which execute the tasks")
+        functions = FunctionTools(tools)
         if work is None:
-            functions = FunctionTools(tools)
             plan, work = functions.describe(plan), functions.work
             functions.require_functions(plan)
         validate_work(work, max_concurrency)
@@ -325,6 +327,7 @@ class ReplanningEngine:
         if not replanning:
             source = open_run(plan, store=self.store, run_id=run_id, factory=self._run_factory)
         async with source as run:
+            run._lifecycle.restore_outputs(functions.return_types)
             await run_workers(run, work, max_concurrency)
         return run.result
 
@@ -424,11 +427,13 @@ class ReplanningEngine:
             raise UnknownQuestion(question_id, _ANSWERED_ALREADY)
         answer_changes(answer, asked, live)
         redactor = self._run_factory.redactor
+        if problems := redactor.name_problems(answer.changes):
+            raise ChangeRejected(problems)
         payload: JsonObject = {
             "question": question_id,
             "verdict": answer.verdict,
             "choice": answer.choice,
-            "changes": list(map(dump_change, redact_changes(answer.changes, redactor))),
+            "changes": list(map(dump_change, masked(answer.changes, redactor))),
             "comment": redactor.text(answer.comment),
         }
         message = InboxMessage(

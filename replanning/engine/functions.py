@@ -46,6 +46,21 @@ _JSON_TYPES: Final[Sequence[tuple[type, str]]] = (
     (set, "array"),
 )
 
+_VAGUE_HINTS: Final = (
+    inspect.Signature.empty,
+    Any,
+    object,
+    None,
+    NoneType,
+    str,
+    int,
+    float,
+    bool,
+    dict,
+    list,
+)
+"""Return annotations that name no class of which an output could be."""
+
 _NAMED: Final = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -65,6 +80,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
 
     Attributes:
         spec: its description.
+        return_type: validates and dumps what its return annotation names; None without a useful one.
 
     Raises:
         TypeError: this is not a function, or its parameters are not known.
@@ -130,6 +146,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         self._required = frozenset(
             name for name, each in named.items() if each.default is inspect.Parameter.empty
         )
+        self.return_type = _type_adapter(hints.get("return", inspect.Signature.empty))
         self._is_async = any(
             map(inspect.iscoroutinefunction, (inspect.unwrap(function), type(function).__call__))
         )
@@ -216,6 +233,16 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         except PydanticUserError:  # a model, which has a configuration of its own
             adapter = TypeAdapter(hint)
         return adapter.validate_python(value)
+
+
+def _type_adapter(hint: Any) -> TypeAdapter[Any] | None:
+    """Return the adapter of a return annotation; None where it names nothing that pydantic knows."""
+    if hint in _VAGUE_HINTS:
+        return None
+    try:
+        return TypeAdapter(hint)
+    except Exception:  # noqa: BLE001 - an annotation may be anything
+        return None
 
 
 def _type_name(hint: object) -> str:
@@ -358,6 +385,15 @@ class FunctionTools:
         ]
         if problems:
             raise PlanError(problems)
+
+    @property
+    def return_types(self) -> dict[str, TypeAdapter[Any]]:
+        """The return annotations of the functions, by the names of their tools."""
+        return {
+            name: function.return_type
+            for name, function in self.functions.items()
+            if function.return_type is not None
+        }
 
     @property
     def work(self) -> Work:

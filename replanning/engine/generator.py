@@ -15,10 +15,10 @@ from replanning.decision.confidence import ConfidenceScorer, OutcomeHistory
 from replanning.decision.policy import (
     INFEASIBLE,
     check_feasible,
-    check_secrets,
     find_futile_call,
     find_objection,
     relative_saving,
+    restore_masks,
 )
 from replanning.decision.request import AlternativeProvider, ReplanRequest
 from replanning.decision.staleness import drop_started
@@ -142,16 +142,14 @@ class AlternativeVetter:
             current = proposed.model_copy(
                 update={"changes": rest, "reason": reason, "expected_cost": None}
             )
-        alternative = life.redactor.document(current)
-        if problem := "; ".join(map(str, life.redactor.name_problems(current.changes)[:5])):
-            alternative = alternative.model_copy(
-                update={"changes": ()}
-            )  # which are kept even if they are rejected
-        elif alternative is not current:
-            problem = check_secrets(alternative.changes, current.changes)
-        problem = problem or find_objection(
-            alternative, request, live, life.ledger, settings.limits
-        )
+        problem = "; ".join(map(str, life.redactor.name_problems(current.changes)[:5]))
+        if problem:
+            # Names are not masked, and alternatives are on record even if they are rejected.
+            alternative = current.model_copy(update={"changes": ()})
+        else:
+            changes = restore_masks(current.changes, live, life.redactor)
+            alternative = current.model_copy(update={"changes": changes})
+            problem = find_objection(alternative, request, live, life.ledger, settings.limits)
         if not problem:
             draft = Draft(live, alternative.changes)
             left_out = [

@@ -244,9 +244,7 @@ class RunWatch:
         # While the store fails, triggers wait to be recorded, and the ledger does not know them.
         self._last_number = max(self._last_number, len(life.ledger.triggers)) + 1
         fields = {"id": f"t{self._last_number}", "run": life.run_id, "at": at}
-        trigger = detached(life.redactor.document(detected)).model_copy(
-            update={**fields, "revision": life.live.revision}
-        )
+        trigger = detached(detected).model_copy(update={**fields, "revision": life.live.revision})
         same = life.ledger.find_open_trigger(trigger.fingerprint)
         life.commit_or_defer(TriggerFired(trigger))
         if same is not None:

@@ -21,7 +21,7 @@ from replanning.decision.answers import (
     is_stale,
     validate_answer,
 )
-from replanning.decision.policy import Decision, redact_changes
+from replanning.decision.policy import Decision, accept_changes
 from replanning.decision.request import Answer, HumanGate, Question
 from replanning.decision.staleness import relevant_triggers
 from replanning.errors import (
@@ -35,6 +35,7 @@ from replanning.errors import (
     UnknownQuestion,
 )
 from replanning.history.status import build_question
+from replanning.journal.masked import masked
 from replanning.journal.records import (
     AnswerRefused,
     Candidate,
@@ -137,10 +138,9 @@ class Questions:
         )
 
     def question(self, asked: QuestionAsked) -> Question:
-        """Return a question as gates and people see it."""
-        return build_question(
-            asked, self._lifecycle.run_id, self._lifecycle.live, self._lifecycle.ledger
-        )
+        """Return a question as gates and people see it: without secrets."""
+        life = self._lifecycle
+        return masked(build_question(asked, life.run_id, life.live, life.ledger), life.redactor)
 
     def answer(self, question_id: QuestionId, answer: Answer) -> None:
         """Take an answer and carry it out.
@@ -153,7 +153,6 @@ class Questions:
             StoreError: the journal does not take it; nothing has changed.
         """
         life = self._lifecycle
-        redact = life.redactor.text
         if life.end is not None:
             raise NotRunning(
                 f"the run is {life.end.status}; resume it to have {spoken_id(question_id)} answered"
@@ -163,19 +162,16 @@ class Questions:
             raise closed_error(question_id, life.ledger)
         try:
             answer = validate_answer(answer)
-            answer = replace(answer, changes=redact_changes(answer.changes, life.redactor))
+            stated = accept_changes(answer.changes, life.live, life.redactor)
+            answer = replace(answer, changes=stated)
             answer_changes(answer, asked, life.live)
         except (ChangeRejected, StaleAnswer) as error:
-            life.commit(
-                AnswerRefused(
-                    question_id, redact(str(getattr(answer, "by", ""))), redact(str(error))
-                )
-            )
+            life.commit(AnswerRefused(question_id, str(getattr(answer, "by", "")), str(error)))
             if isinstance(error, StaleAnswer):
                 with life.batch():
                     self._withdraw(asked)
             raise
-        by, comment = redact(answer.by), redact(answer.comment)
+        by, comment = answer.by, answer.comment
         self._close_and_carry_out(
             asked,
             QuestionAnswered(

@@ -427,7 +427,7 @@ class Replanner:
     ) -> None:
         life, candidates, view = self._lifecycle, ranked.candidates, ranked.view
         ids = tuple(trigger.id for trigger in triggers)
-        notes = tuple(life.redactor.text(note) for note in ranked.notes)
+        notes = tuple(ranked.notes)
         life.commit(AlternativesConsidered(replan, ids, view.revision, candidates, notes))
         declined = any(c.alternative.fingerprint() in life.ledger.declined_at for c in candidates)
         gate = self._questions.gate is not None and not declined

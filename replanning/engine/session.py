@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, overload
 
 from pydantic_core import from_json, to_json, to_jsonable_python
@@ -13,6 +13,7 @@ from replanning.engine.functions import FunctionTools, ToolFunction
 from replanning.errors import ChangeRejected, RecordNotSerializable, StoreError
 from replanning.journal.records import RunStatus
 from replanning.journal.store import to_plain_json
+from replanning.journal.values import NotStorable, encode
 from replanning.live.states import WAITING, TaskState
 from replanning.plan.json_values import as_object, is_redacted, map_strings
 from replanning.plan.messages import brief_repr, join_names
@@ -226,6 +227,10 @@ class Session:
             for each, value in given.items()
         )
         if tool == name and (not other or life.is_unsettled(task_id)):
+            if life.redactor.value(given) == recorded:
+                # The journal has masks in their place; the caller has the true values.
+                life.live.entry(task_id).set_task(task.model_copy(update={"arguments": given}))
+                life.masked_tasks.discard(task_id)
             return
         revisions = (revised.changes for _, revised in life.ledger.revisions)
         if not any(
@@ -253,8 +258,10 @@ class Session:
 
         named, life = {str(name): value for name, value in arguments.items()}, self.run._lifecycle
         most = life.settings.max_output
-        if (plain := life.redactor.plain_value(named, most)) is not None:
-            return as_object(plain)
+        with suppress(NotStorable):
+            plain = encode(named, None)
+            if plain.is_plain and plain.size <= most:
+                return as_object(plain.value)
         try:  # all at once, unless a null stands for a number that is not finite
             text = to_json(named, fallback=reference, inf_nan_mode="constants")
             journaled: JsonObject = from_json(text, allow_inf_nan=False)
@@ -270,7 +277,7 @@ class Session:
                 except (RecordNotSerializable, ValueError, RecursionError):
                     kept, size = None, most + 1
                 journaled[name] = kept if size <= most else reference(value)
-        return as_object(self.run.redact_value(journaled))
+        return journaled
 
     def end(self) -> None:
         """End the run unless it has ended or is to pause; it succeeds if no question, task of a plan or fact is open."""

@@ -57,6 +57,7 @@ def summary_json(history: ReplanHistory, events: Iterable[ReplanEvent]) -> JsonO
         "status": history.status,
         "reason": history.reason,
         "stale": {task_id: list(causes) for task_id, causes in history.stale.items()},
+        "unstored": dict(history.unstored),
         "started": format_iso_time(history.started),
         "updated": format_iso_time(history.updated),
         "revision": history.revision,

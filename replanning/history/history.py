@@ -87,6 +87,7 @@ class ReplanHistory:
         forked_from: the run and revision it was forked from.
         status: `running`, or the status with which the run ended.
         reason: why it ended.
+        unstored: the tasks whose last outputs were not stored, each with the reason.
         stale: the finished tasks whose results are stale, each with the causes, as they were last
             recorded.
         started, updated: times of the first and the last record, in seconds since the epoch.
@@ -113,6 +114,7 @@ class ReplanHistory:
         self.status: CurrentRunStatus = "running"
         self.reason = ""
         self.stale: Mapping[TaskId, tuple[str, ...]] = {}
+        self.unstored: dict[TaskId, str] = {}
         self.started = 0.0
         self.updated = 0.0
         self.seq = 0
@@ -302,6 +304,10 @@ class ReplanHistory:
             return
         self.seq, at, body = record
         self.updated = at
+        if type(body) is AttemptSucceeded and (body.unstored or not body.recoverable):
+            self.unstored[body.task] = body.unstored or "it was no JSON"
+        elif type(body) is AttemptSucceeded and self.unstored:
+            self.unstored.pop(body.task, None)
         if type(body) in _MOST_FREQUENT:
             return
         match body:

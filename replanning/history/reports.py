@@ -105,6 +105,8 @@ def _report_head(history: ReplanHistory) -> list[str]:
     ]
     if history.stale:
         lines.append(f"  stale:    {stale_line(history.stale)}")
+    for task_id, why in list(history.unstored.items())[:_MAX_ITEMS]:
+        lines.append(f"  unstored: the output of {printable_line(task_id)}: {printable_line(why)}")
     lines.append("")
     return lines
 

@@ -29,6 +29,7 @@ from replanning.journal.store import (
     RunStore,
     mean_durations,
 )
+from replanning.journal.values import with_value
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
@@ -73,6 +74,7 @@ class RunStatusReport:
         failures: the last failure of each task that has failed and waits for nobody.
         stale: the finished tasks whose results are stale, each with the causes.
         problems: errors of plugins, and others, that the run contained.
+        unstored: the finished tasks whose outputs were not stored, each with the reason.
         questions: open questions to people.
         replans: number of applied replans.
         spent: usage counted by the budget; `budget` is the limit.
@@ -95,6 +97,7 @@ class RunStatusReport:
     failures: Mapping[TaskId, Failure]
     stale: Mapping[TaskId, tuple[str, ...]]
     problems: tuple[RunProblem, ...]
+    unstored: Mapping[TaskId, str]
     questions: tuple[Question, ...]
     replans: int
     spent: Usage
@@ -163,7 +166,7 @@ def apply_record(record: Record, live: LivePlan, ledger: Ledger, run: RunId) -> 
         JournalCorrupt: it does not fit the records before it.
     """
     try:
-        live.fold(record)
+        live.fold(with_value(record))
         ledger.fold(record)
     except Exception as error:  # a journal that was edited can be wrong in any way
         which = f"record {record.seq} ({record.body.kind}) of run {run!r}"
@@ -270,6 +273,7 @@ def status_report(
         failures=failures,
         stale={task_id: result.causes for task_id, result in stale_results(live).items()},
         problems=tuple(ledger.problems.values()),
+        unstored=unstored_outputs(live),
         questions=tuple(_build_questions(info.run, live, ledger)),
         replans=ledger.applied_count,
         spent=budget.spent,
@@ -285,6 +289,18 @@ def status_report(
         evaluation = replace(report.evaluation, remaining_seconds=None)
         return replace(report, evaluation=evaluation)
     return report
+
+
+def unstored_outputs(live: LivePlan) -> dict[TaskId, str]:
+    """Return the finished tasks whose outputs, or parts of them, the journal lacks, each with the reason."""
+    unstored: dict[TaskId, str] = {}
+    for entry in live:
+        if entry.state is TaskState.DONE and not entry.removed:
+            if entry.unstored:
+                unstored[entry.id] = entry.unstored
+            elif not entry.recoverable:
+                unstored[entry.id] = "it was no JSON"  # as journals of older versions say
+    return unstored
 
 
 def is_owner_alive(info: RunInfo) -> bool | None:

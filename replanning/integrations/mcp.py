@@ -313,8 +313,8 @@ class McpProxy:
                     raise self._failure(
                         tool, f"its answer is not one that {name!r} may give: {'; '.join(problems)}"
                     )
-            plain = as_object(result.model_dump(mode="json", by_alias=True, exclude_none=True))
-            output = served.session.secrets.redact_json(plain)
+            output = as_object(result.model_dump(mode="json", by_alias=True, exclude_none=True))
+            served.session.secrets.report_to(self.session.run.add_secret)
             results.append((output, result))
             return output
 

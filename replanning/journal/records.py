@@ -157,9 +157,10 @@ class AttemptStarted:
 
 @dataclass(frozen=True, slots=True)
 class AttemptSucceeded:
-    """An attempt succeeded. `recoverable` is false when its output could not be stored.
+    """An attempt succeeded. `recoverable` is false when its output, or a part of it, could not be stored.
 
-    `reads` are the keys of the context that its work read, each with the number of changes to the context before.
+    `output` is the stored form, see `replanning.journal.values`. `unstored` is the reason why a resumed run lacks the
+    output; what was masked in it is `[redacted]` here. `reads` are the keys of the context that its work read, each with the number of changes to the context before.
     """
 
     kind: ClassVar = "attempt-succeeded"
@@ -168,6 +169,7 @@ class AttemptSucceeded:
     output: JsonValue = None
     recoverable: bool = True
     reads: dict[str, int] | None = None
+    unstored: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -333,6 +333,11 @@ class Draft:
         ):
             self._add_problem(f"task {task_id!r} was skipped and {started} have started since")
             return
+        if state is TaskState.DONE and not (
+            task_id in graph and not graph.entry(task_id).recoverable
+        ):
+            self._add_problem(f"task {task_id!r} is {state}: it cannot be retried")
+            return
         if not self._stage_event(task_id, TaskEvent.REVIVE, "be retried"):
             return
         self.removed.pop(task_id, None)
@@ -684,7 +689,7 @@ class Draft:
     def _retry(self, task_id: TaskId, delay: float) -> None:
         graph = self._graph
         entry = graph.entries[task_id]
-        if entry.state is TaskState.SKIPPED:
+        if entry.state in SATISFIED:
             graph.unsatisfy_dependents(entry)
         graph.transition(entry, TaskEvent.REVIVE)
         graph.dependency_index.add(entry.task)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from replanning.journal.records import Failure
 from replanning.live.states import SATISFIED, TaskState
 from replanning.plan.tasks import Task
-from replanning.plan.types import AttemptId, JsonValue, TaskId
+from replanning.plan.types import AttemptId, TaskId
 
 CONDITION_NOT_MET = -1
 """Value of `TaskEntry.condition_revision` of a task that was skipped because of its condition."""
@@ -119,7 +120,9 @@ class TaskEntry:
         iteration: number of replacements between the root and this task.
         dependents: the tasks that name this one in their `depends_on`.
         sink_of: the replaced task whose dependents wait for this one.
-        recoverable: whether the output survives the process.
+        output: the output as the work returned it, or as it was stored.
+        recoverable: whether the output is at hand.
+        unstored: why the journal lacks the output, or a part of it; empty if it has all of it.
         condition_revision: revision at which the condition held, or `CONDITION_NOT_MET`.
     """
 
@@ -136,8 +139,9 @@ class TaskEntry:
     sink_of: TaskEntry | None = None
     removed: bool = False
     counts_as_unsatisfied: bool = False
-    output: JsonValue = None
+    output: Any = None
     recoverable: bool = True
+    unstored: str = ""
     reason: str = ""
     condition_revision: int | None = None
     log: AttemptLog = field(default_factory=AttemptLog)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from replanning.errors import NoResult, UnknownTask
+from replanning.journal.values import CONTAINERS, AnnotatedJson, copy_containers
 from replanning.live.context import Staleness
 from replanning.live.entries import TaskEntry
 from replanning.live.facts import DependencyIndex, FactIndex, World
@@ -25,16 +26,15 @@ from replanning.live.strips import uses_facts
 from replanning.plan.checks import TaskScope
 from replanning.plan.conditions import Condition
 from replanning.plan.document import Plan
-from replanning.plan.json_values import copy_json
-from replanning.plan.references import resolve_references
+from replanning.plan.references import find_references, resolve_references
 from replanning.plan.tasks import Task, ToolSpec
-from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId
+from replanning.plan.types import AttemptId, JsonObject, TaskId
 
 _READY: Final = TaskState.READY
 _PENDING: Final = TaskState.PENDING
 
 
-class TaskResults(Mapping[str, JsonValue]):
+class TaskResults(Mapping[str, Any]):
     """Results of finished tasks by the id of their lineage's root; any other id of the lineage is found as well."""
 
     __slots__ = ("_entries",)
@@ -45,11 +45,22 @@ class TaskResults(Mapping[str, JsonValue]):
     def __repr__(self) -> str:
         return f"<TaskResults of {list(self)}>"
 
-    def __getitem__(self, key: str) -> JsonValue:
+    def __getitem__(self, key: str) -> Any:
         try:
             return self.output_of(TaskId(key))
         except UnknownTask as error:
             raise KeyError(str(error)) from None
+
+    def __contains__(self, key: object) -> bool:
+        """Return whether a task has a result.
+
+        Raises:
+            NoResult: the task is done, and its result was not stored.
+        """
+        entry = self._entries.get(TaskId(str(key)))
+        if entry is not None and entry.state is TaskState.DONE and not entry.recoverable:
+            self.output_of(entry.id)
+        return super().__contains__(key)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.outputs())
@@ -57,7 +68,7 @@ class TaskResults(Mapping[str, JsonValue]):
     def __len__(self) -> int:
         return len(self.outputs())
 
-    def output_of(self, task_id: TaskId) -> JsonValue:
+    def output_of(self, task_id: TaskId) -> Any:
         """Return the output found through the lineage of a task; a mapping if several sinks replaced it.
 
         The output of a finished task that is done again counts until that is done.
@@ -81,55 +92,86 @@ class TaskResults(Mapping[str, JsonValue]):
         if entry.state is TaskState.SKIPPED:
             return None
         if entry.state is not TaskState.DONE and not entry.replacement.redone:
-            raise NoResult(task_id, f"it is {entry.state}")
-        if not entry.recoverable:
+            why = entry.log.failure or entry.reason
+            raise NoResult(task_id, f"it is {entry.state}" + (f": {why}" if why else ""))
+        if isinstance(entry.output, AnnotatedJson):
             raise NoResult(
-                task_id, "it could not be kept as JSON; return JSON, or give the engine a codec"
+                task_id,
+                f"it is an object of the function of the tool {entry.task.tool!r}; "
+                "give that function to the engine again, as one of its `tools`",
             )
+        if not entry.recoverable:
+            raise NoResult(task_id, f"it is done, and its output was not stored{_because(entry)}")
         return entry.output
 
-    def outputs(self) -> dict[str, JsonValue]:
+    def outputs(self) -> dict[str, Any]:
         """Return the results that exist, by the ids of the roots."""
-        outputs: dict[str, JsonValue] = {}
+        outputs: dict[str, Any] = {}
         for entry in self._entries.values():
             if entry.parent is not None:
                 continue
-            if entry.state is TaskState.DONE and entry.recoverable:
+            if (
+                entry.state is TaskState.DONE
+                and entry.recoverable
+                and not isinstance(entry.output, AnnotatedJson)
+            ):
                 outputs[entry.id] = entry.output
             elif entry.satisfied or entry.replacement.redone:
                 with suppress(NoResult):
                     outputs[entry.id] = self.output_of(entry.id)
         return outputs
 
+    def missing(self, known: Container[str] = ()) -> dict[str, str]:
+        """Return the reasons why tasks have no result, by the ids of the roots; those with a known result are left out."""
+        reasons: dict[str, str] = {}
+        for entry in self._entries.values():
+            if entry.parent is None and entry.id not in known:
+                try:
+                    self.output_of(entry.id)
+                except NoResult as error:
+                    reasons[entry.id] = str(error)
+        return reasons
 
-class CopyOnRead(Mapping[str, JsonValue]):
+
+def _because(entry: TaskEntry) -> str:
+    return f": {entry.unstored}" if entry.unstored else ""
+
+
+class CopyOnRead(Mapping[str, Any]):
     """View of shared values that copies arrays and objects on first access, so that an attempt may change its own.
 
     Args:
         shared: the values.
         on_read: called with each key that is read, also where it has no value.
+        lost: keys whose values a resumed run lacks.
     """
 
-    __slots__ = ("_copies", "_on_read", "_shared")
+    __slots__ = ("_copies", "_lost", "_on_read", "_shared")
 
     def __init__(
-        self, shared: Mapping[str, JsonValue], on_read: Callable[[str], object] = lambda key: None
+        self,
+        shared: Mapping[str, Any],
+        on_read: Callable[[str], object] = lambda key: None,
+        lost: Container[str] = (),
     ) -> None:
         self._shared = shared
         self._on_read = on_read
-        self._copies: dict[str, tuple[JsonValue, JsonValue]] = {}
+        self._lost = lost
+        self._copies: dict[str, tuple[Any, Any]] = {}
 
     def __repr__(self) -> str:
         return repr(self._shared)
 
-    def __getitem__(self, key: str) -> JsonValue:
+    def __getitem__(self, key: str) -> Any:
         self._on_read(key)
+        if key in self._lost:
+            raise KeyError(f"{key!r} holds a secret, which the journal does not keep")
         value = self._shared[key]
-        if not isinstance(value, list | dict):
+        if type(value) not in CONTAINERS:
             return value
         cached = self._copies.get(key)
         if cached is None or cached[0] is not value:
-            cached = self._copies[key] = value, copy_json(value)
+            cached = self._copies[key] = value, copy_containers(value)
         return cached[1]
 
     def __iter__(self) -> Iterator[str]:
@@ -333,6 +375,22 @@ class TaskGraph:
             for task_id in reversed(entry.replacement.tasks):
                 stack.append(self.entries[task_id])
         return leaves
+
+    def read_results(self, entry: TaskEntry) -> list[TaskEntry]:
+        """Return the finished tasks whose outputs a task may read: those that it refers to or depends on."""
+        task = entry.task
+        ids = dict.fromkeys(task.depends_on)
+        for reference in find_references(task.arguments, self.entries):
+            if reference.task is not None:
+                ids[reference.task] = None
+        if task.when is not None:
+            ids.update(dict.fromkeys(sorted(Condition.parse(task.when).names("results"))))
+        read: list[TaskEntry] = []
+        for task_id in ids:
+            known = self.entries.get(TaskId(task_id))
+            if known is not None:
+                read += [each for each in self.leaves(known) if each.state is TaskState.DONE]
+        return read
 
     def arguments(self, entry: TaskEntry) -> JsonObject:
         """Return the arguments of a task with every `${...}` reference replaced by its value.

@@ -69,15 +69,13 @@ class LivePlan(TaskGraph):
 
     Attributes:
         goal: the current goal.
-        unkept: the tasks of which some output could not be kept as JSON.
     """
 
-    __slots__ = ("_holds_by_question", "goal", "unkept")
+    __slots__ = ("_holds_by_question", "goal")
 
     def __init__(self, plan: Plan, *, empty: bool = False) -> None:
         super().__init__(plan, empty=empty)
         self.goal = plan.goal
-        self.unkept: dict[TaskId, None] = {}
         self._holds_by_question: dict[str, tuple[TaskId, ...]] = {}
 
     def __repr__(self) -> str:
@@ -301,11 +299,9 @@ class LivePlan(TaskGraph):
         self.transition(entry, TaskEvent.SUCCEED)
         effects = entry.log.effects
         self.end_attempt(entry, succeeded=True)
+        entry.output = body.output if body.recoverable else None
         entry.recoverable = body.recoverable
-        if body.recoverable:
-            entry.output = body.output
-        else:
-            self.unkept[entry.id] = None
+        entry.unstored = body.unstored
         entry.log.failure = None
         entry.log.failures = 0
         entry.log.duration = at - entry.log.started_at

@@ -79,7 +79,15 @@ _EVENTS: Final = (
     (
         _E.REVIVE,
         _S.PENDING,
-        (_S.BACKOFF, _S.FAILED, _S.BLOCKED, _S.SKIPPED, _S.CANCELLED, _S.REPLACED_BY_REPLAN),
+        (
+            _S.BACKOFF,
+            _S.FAILED,
+            _S.BLOCKED,
+            _S.SKIPPED,
+            _S.CANCELLED,
+            _S.REPLACED_BY_REPLAN,
+            _S.DONE,  # only where its output is lost, see `Draft`
+        ),
     ),
 )
 """Events, each with the state that it leads to and the states in which it may happen."""

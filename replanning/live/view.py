@@ -21,6 +21,7 @@ from replanning.live.stale import StaleResult, followers, stale_results
 from replanning.live.states import FINISHED, SATISFIED, STUCK, TaskState
 from replanning.live.strips import NO_FACTS, StripsProblem, StripsStep
 from replanning.plan.document import Plan
+from replanning.plan.json_form import shown_form
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonValue, TaskId
 
@@ -205,7 +206,7 @@ class PlanView:
         Raises:
             NoResult: there is none yet.
         """
-        return self._live.results.output_of(self._live.entry(task_id).id)
+        return shown_form(self._live.results.output_of(self._live.entry(task_id).id))
 
     def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
         """Return the tasks that a task replaced, the root first, and the task itself."""

@@ -18,7 +18,8 @@ from typing import Any, Final, Literal, cast
 
 from pydantic import JsonValue
 
-from replanning.errors import ExpressionError
+from replanning.errors import ExpressionError, NoResult
+from replanning.plan.json_form import json_form
 from replanning.plan.json_values import get_item, json_type_name
 from replanning.plan.messages import truncate
 
@@ -88,7 +89,7 @@ class Condition:
         _validate_node(tree, text, start, MAX_CONDITION_DEPTH)
         return cls(text, tree)
 
-    def evaluate(self, context: Mapping[str, JsonValue], results: Mapping[str, JsonValue]) -> bool:
+    def evaluate(self, context: Mapping[str, JsonValue], results: Mapping[str, object]) -> bool:
         """Return the truth of the condition.
 
         Raises:
@@ -142,9 +143,22 @@ class Condition:
                 return self._compare(node, roots)
         # `_validate_node` let nothing else pass.
         lookup = cast("ast.Attribute | ast.Subscript", node)
-        key = cast("str | int", _literal_key(lookup))
         try:
-            return get_item(self._value(lookup.value, roots), key)
+            return json_form(self._lookup(lookup, roots))
+        except ValueError as error:
+            raise ExpressionError(f"{_name(self.text)}: {ast.unparse(node)}: {error}") from None
+
+    def _lookup(self, node: ast.Attribute | ast.Subscript, roots: Mapping[str, object]) -> object:
+        """Return the value that a lookup finds, before it takes its JSON form."""
+        key = cast("str | int", _literal_key(node))
+        if isinstance(node.value, ast.Attribute | ast.Subscript):
+            container = self._lookup(node.value, roots)
+        else:
+            container = self._value(node.value, roots)
+        try:
+            return get_item(container, key)
+        except NoResult as error:
+            raise ExpressionError(f"{_name(self.text)}: {error}") from None
         except LookupError as error:
             reason = f"{ast.unparse(node)} {error.args[0]}"
             raise ExpressionError(f"{_name(self.text)}: {reason}") from None

@@ -157,6 +157,13 @@ def _detached_members(state: Mapping[str, object]) -> dict[str, Any]:
     return {name: copy for name, item, copy in members if copy is not item}
 
 
+def members(value: object) -> dict[str, object]:
+    """Return the fields of a dataclass or of a pydantic model by name."""
+    if isinstance(value, BaseModel):
+        return dict(value)
+    return {each.name: getattr(value, each.name) for each in fields(value)}  # type: ignore[arg-type]
+
+
 def as_text(value: JsonValue) -> str:
     """Return a value as it appears inside text: a string as it is, anything else as JSON."""
     if isinstance(value, str):
@@ -186,6 +193,8 @@ def get_item(value: object, key: str | int) -> object:
     Raises:
         LookupError: it does not exist; the message is the end of a sentence.
     """
+    if isinstance(value, BaseModel) or (is_dataclass(value) and not isinstance(value, type)):
+        value = members(value)
     if isinstance(value, Mapping) and isinstance(key, str):
         if key in value:
             return value[key]
@@ -195,7 +204,7 @@ def get_item(value: object, key: str | int) -> object:
         raise LookupError(
             f"does not exist; there is {names}" if names else "does not exist; there is nothing yet"
         )
-    if isinstance(value, Sequence) and not isinstance(value, str) and isinstance(key, int):
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes) and isinstance(key, int):
         if -len(value) <= key < len(value):
             return value[key]
         raise LookupError(f"does not exist; the array has {len(value)} items")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from pydantic import BaseModel
 
 from replanning.errors import Problem, RecordNotSerializable
 from replanning.plan.checks import nested_bodies
+from replanning.plan.commands import ENV_REFERENCE
 from replanning.plan.document import Plan
 from replanning.plan.masking import find_known, known_texts, mask
 from replanning.plan.messages import first_problems, format_path, join_names
@@ -34,6 +34,9 @@ from replanning.plan.types import JsonPath, JsonValue
 
 _MIN_SECRET_CHARS: Final = 6
 """Shorter known secrets are passed over, because they would match everywhere."""
+
+_MIN_ADDED_CHARS: Final = 4
+"""Shorter values of variables are flags rather than secrets."""
 
 _CLEAN_CACHE_SIZE: Final = 1024
 _MAX_CACHED_CHARS: Final = 256
@@ -72,64 +75,14 @@ _PARTS_WITH_NAMES: Final = frozenset(
 _ASSIGNMENT: Final = re.compile("[=\"'|>`]")
 """What an ordinary name does not have, but a text that assigns a value to a name."""
 
+_WORD_BESIDE_REFERENCE: Final = re.compile(r"""[^\s=;:,&"'/{}]+""")
+_MIN_RANDOM_CHARS: Final = 8
+
 _COMPARISON: Final = re.compile("[=<>!]+")
 
 _TEXTLESS_TYPES: Final = frozenset({int, float, bool, NoneType})
 
-_MAX_CHAR_BYTES: Final = 6
-"""Bytes of a character of a text as JSON: of one that is escaped."""
-
-_MAX_ITEM_BYTES: Final = _MAX_CHAR_BYTES * _MAX_CACHED_CHARS + 4
-"""Bytes of an item of an array, if it is no number but a short text, and of what separates it from the next one."""
-
-_NUMBER_TYPES: Final = frozenset({int, float, bool})
-_MIN_NUMBER, _MAX_NUMBER = -(2**63), 2**63
-"""Numbers between them are JSON for every reader."""
-
-_MAX_PLAIN_DEPTH: Final = 64
-
 PartT = TypeVar("PartT")
-
-
-class _NotPlain(Exception):
-    """A value may be no JSON, or may be too large."""
-
-
-class _Limits:
-    """Size and depth that are left while a value is walked; a value that is known to be JSON has no limits.
-
-    Args:
-        size: bytes of JSON text.
-        levels: nested arrays and objects.
-    """
-
-    __slots__ = ("_is_limited", "_size", "levels")
-
-    def __init__(self, size: float = math.inf, levels: float = math.inf) -> None:
-        self._size = size
-        self.levels = levels
-        self._is_limited = levels < math.inf
-
-    def take(self, size: int, levels: int = 0) -> None:
-        """Count a part of the value.
-
-        Raises:
-            _NotPlain: it is too large.
-        """
-        self._size -= size
-        self.levels -= levels
-        if self._size < 0 or self.levels < 0:
-            raise _NotPlain
-
-    def other(self, value: object) -> object:
-        """Return a value that needs a closer look if its size is limited, such as one of a subclass of `str`.
-
-        Raises:
-            _NotPlain: it is limited.
-        """
-        if self._is_limited:
-            raise _NotPlain
-        return value
 
 
 class Redactor:
@@ -142,9 +95,18 @@ class Redactor:
     """
 
     def __init__(self, values: Iterable[str] = (), patterns: Iterable[str] = ()) -> None:
+        self._values = set[str]()
         self._known = known_texts(values, _MIN_SECRET_CHARS)
         self._patterns = [_compile(pattern) for pattern in patterns]
         self._clean_texts: set[str] = set()
+
+    def add(self, value: str) -> None:
+        """Mask a value from now on; one of fewer than 4 characters is passed over."""
+        if value in self._values or len(value.strip()) < _MIN_ADDED_CHARS:
+            return
+        self._values.add(value)
+        self._known = tuple(sorted({*self._known, *known_texts([value], _MIN_ADDED_CHARS)}))
+        self._clean_texts.clear()
 
     def text(self, text: str, *, wrapped: bool = False) -> str:
         """Return the text without secrets and without lone surrogates; if `wrapped`, also without those across line ends."""
@@ -152,7 +114,7 @@ class Redactor:
             return text
         if not text.isascii():  # UTF-8 cannot encode lone surrogates
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        if len(text) < _MIN_SECRET_CHARS:
+        if len(text) < _MIN_SECRET_CHARS and not self._values:
             return text
         simple = not self._known and not self._patterns and is_simple(text)
         clean = text if simple else mask(text, self._find, wrapped=wrapped)
@@ -203,6 +165,8 @@ class Redactor:
             spans += find_known(text, self._known)
         for pattern in self._patterns:
             spans += _matches(pattern, text)
+        if spans and "{env:" in text:
+            return _around_references(spans, text)
         return spans
 
     def value(self, value: JsonValue) -> JsonValue:
@@ -212,23 +176,9 @@ class Redactor:
             RecordNotSerializable: it is nested too deeply for JSON.
         """
         try:
-            clean: JsonValue = self._redact_value(value, _Limits())
+            clean: JsonValue = self._redact_value(value)
         except RecursionError:
             raise RecordNotSerializable("a value is nested too deeply to be kept as JSON") from None
-        return clean
-
-    def plain_value(self, value: object, max_bytes: int) -> JsonValue:
-        """Return a value without secrets that is JSON already, except that it may have tuples for arrays.
-
-        Returns:
-            None if it may be no JSON, have more than `max_bytes` bytes, or be nested too deeply: a closer look tells.
-        """
-        limits = _Limits(max_bytes, _MAX_PLAIN_DEPTH)
-        try:
-            limits.take(_MAX_ITEM_BYTES)
-            clean: JsonValue = self._redact_value(value, limits)
-        except (_NotPlain, RuntimeError):  # of what another thread changes
-            return None
         return clean
 
     def document(self, document: PartT) -> PartT:
@@ -265,58 +215,30 @@ class Redactor:
             clean = part if value == part else value
         return cast("PartT", clean)
 
-    def _redact_value(self, value: Any, limits: _Limits) -> Any:
-        kind, clean_texts = type(value), self._clean_texts
-        if kind is str:
-            if len(value) > _MAX_CACHED_CHARS:
-                limits.take(_MAX_CHAR_BYTES * len(value))
-            return value if value in clean_texts else self.text(value)
-        if kind in _TEXTLESS_TYPES:
-            if (kind is float and value - value != 0) or (
-                kind is int and not _MIN_NUMBER < value < _MAX_NUMBER
-            ):
-                return limits.other(value)
-            return value
-        if kind is not dict and kind is not list and kind is not tuple:
-            value = limits.other(value)
+    def _redact_value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.text(value)
         if isinstance(value, dict):
-            limits.take(2 * _MAX_ITEM_BYTES * len(value), 1)
             found: dict[str, JsonValue] = {}
             for key, item in value.items():
-                if type(key) is not str and not isinstance(limits.other(key), str):
+                if not isinstance(key, str):
                     raise RecordNotSerializable(
                         f"{key!r} cannot name a member of a JSON object, which a text does"
                     )
-                short = len(key) < _MIN_SECRET_CHARS and key.isascii()  # as most names are
-                name = clean = (
-                    key if short or key in clean_texts else self._redact_value(key, limits)
-                )
+                clean = self.text(key)
+                name = clean
                 number = 1
                 while name in found:  # what differed in a secret alone
                     number += 1
                     name = f"{clean} {number}"
-                if (accepts := secret_predicate(key)) is not None:
-                    item = _mask_member(key, limits.other(item), accepts)  # noqa: PLW2901 - the item as it may be recorded
-                kind = type(item)  # no call for most items, which are clean as they are
-                known = (
-                    item in clean_texts
-                    if kind is str
-                    else kind in _NUMBER_TYPES and _MIN_NUMBER < item < _MAX_NUMBER
-                )
-                found[name] = item if known else self._redact_value(item, limits)
-            limits.levels += 1
+                accepts = secret_predicate(key)
+                if accepts is not None:
+                    item = _mask_member(key, item, accepts)  # noqa: PLW2901 - the item as it may be recorded
+                found[name] = self._redact_value(item)
             return found
         if isinstance(value, (list, tuple)):
-            limits.take(_MAX_ITEM_BYTES * len(value), 1)
-            items = [
-                item
-                if type(item) in _NUMBER_TYPES and _MIN_NUMBER < item < _MAX_NUMBER
-                else self._redact_value(item, limits)
-                for item in value
-            ]
-            limits.levels += 1
-            return items
-        return self.text(value) if isinstance(value, str) else value
+            return [self._redact_value(item) for item in value]
+        return value
 
 
 @cache
@@ -366,7 +288,7 @@ def _is_textless(annotation: object) -> bool:
 
 
 def redaction_warning(clean: Plan, plan: Plan) -> str:
-    """Return a warning about the secrets that were redacted from a plan and so will not reach its tools; "" if none."""
+    """Return a warning about the secrets in a plan that its journal does not keep; "" if none."""
     tools = [
         f"tool {new.name!r}"
         for new, old in zip(clean.tools, plan.tools, strict=True)
@@ -395,8 +317,8 @@ def redaction_warning(clean: Plan, plan: Plan) -> str:
         return ""
     where = join_names(places, _MAX_LISTED_PLACES)
     return (
-        f"what looks like a secret was taken out of {where}, and will be missing there; "
-        "let a tool refer to it instead, as {env:NAME}"
+        f"what looks like a secret stands in {where}; this run uses it, and its journal does not keep it: "
+        "after a resume it is missing unless the plan is given again; refer to it as {env:NAME} instead"
     )
 
 
@@ -454,10 +376,35 @@ def _matches(pattern: Any, text: str) -> Iterator[Span]:
             yield first, characters
 
 
+def _around_references(spans: Sequence[Span], text: str) -> list[Span]:
+    """Return spans without the references `{env:NAME}` in them: a reference is no secret.
+
+    Of a span with a reference, such as a header `session={env:SESSION}`, the other words stay unless they look random.
+    """
+    references = [match.span() for match in ENV_REFERENCE.finditer(text)]
+    found: list[Span] = []
+    for start, end in spans:
+        inside = [each for each in references if each[0] < end and each[1] > start]
+        if not inside:
+            found.append((start, end))
+            continue
+        for match in _WORD_BESIDE_REFERENCE.finditer(text, start, end):
+            word = match[0]
+            in_reference = any(
+                first < match.end() and match.start() < last for first, last in inside
+            )
+            looks_random = len(word) >= _MIN_RANDOM_CHARS and any(map(str.isdigit, word))
+            if looks_random and not in_reference:
+                found.append(match.span())
+    return found
+
+
 def _mask_member(key: str, item: Any, accepts: Callable[[str], bool]) -> Any:
     """Return the value of a member whose name is that of a secret, masked unless it cannot be one."""
     if isinstance(item, list):
         return [_mask_member(key, part, accepts) for part in item]
+    if isinstance(item, str) and ENV_REFERENCE.search(item):
+        return item if not _around_references([(0, len(item))], item) else MASK
     if isinstance(item, str):
         word = key.lower() == "token" and is_plain_word(item)  # of a language model
         return MASK if accepts(item) and not word else item

@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
-from typing import Final, cast
+from typing import Final
 
 from pydantic import JsonValue
 
 from replanning.errors import ExpressionError
+from replanning.plan.json_form import json_form
 from replanning.plan.json_values import (
     as_text,
     copy_json,
@@ -22,7 +23,6 @@ from replanning.plan.json_values import (
     measure_json,
 )
 from replanning.plan.messages import truncate
-from replanning.plan.secrets import MASK
 from replanning.plan.types import MAX_NAME_CHARS, JsonPath, TaskId
 
 _PLACEHOLDER: Final = re.compile(
@@ -206,10 +206,7 @@ MAX_FILLED_CHARS: Final = 10_000_000
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
 _PATH_STEP: Final = re.compile(r"""\.([^.\[\]]+)|\[(-?\d{1,9})\]|\["([^"]+)"\]|\['([^']+)'\]""")
 _OUTPUT: Final = re.compile(r"\.output(?=$|[.\[])")
-_REDACTED_MESSAGE: Final = (
-    "there was what looks like a secret, and no record keeps one; let the tool take it itself, as "
-    "{env:NAME}"
-)
+_NO_FORM_ADVICE: Final = "read it in the work, from context.results, or return a value that has one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +312,7 @@ def resolve_references(
     arguments: Mapping[str, JsonValue],
     *,
     context: Mapping[str, JsonValue],
-    result_of: Callable[[TaskId], JsonValue],
+    result_of: Callable[[TaskId], object],
 ) -> dict[str, JsonValue]:
     """Return the arguments with every reference replaced by a copy of its value.
 
@@ -343,15 +340,17 @@ def resolve_references(
             return "${"
         reference, root = _referenced_root(readings, context, result_of)
         value = _value_at(root, reference)
-        if isinstance(value, str) and value == MASK:
-            raise ExpressionError(f"{reference}: {_REDACTED_MESSAGE}")
-        size += measure_json(value, MAX_FILLED_CHARS - size)
+        try:
+            form = json_form(value)
+        except ValueError as error:
+            raise ExpressionError(f"{reference}: {error}; {_NO_FORM_ADVICE}") from None
+        size += measure_json(form, MAX_FILLED_CHARS - size)
         if size > MAX_FILLED_CHARS:
             raise ExpressionError(
                 f"{reference}: the arguments would have more than {MAX_FILLED_CHARS} characters; "
                 "refer to a smaller part, or pass on the name of a file"
             )
-        return copy_json(value)
+        return form
 
     def text_of(match: re.Match[str]) -> str:
         return as_text(value_of(match))
@@ -370,7 +369,7 @@ def resolve_references(
 def _referenced_root(
     readings: Sequence[Reference],
     context: Mapping[str, JsonValue],
-    result_of: Callable[[TaskId], JsonValue],
+    result_of: Callable[[TaskId], object],
 ) -> tuple[Reference, object]:
     """Return the first reading that exists, with the context or the output that it refers to."""
     missing = ""
@@ -384,14 +383,14 @@ def _referenced_root(
     raise ExpressionError(f"{readings[-1]}: {missing}")
 
 
-def _value_at(root: object, reference: Reference) -> JsonValue:
+def _value_at(root: object, reference: Reference) -> object:
     value = root
     for step in reference.path:
         try:
             value = get_item(value, step)
         except LookupError as error:
             raise ExpressionError(f"{reference}: {step!r} {error.args[0]}") from None
-    return cast("JsonValue", value)
+    return value
 
 
 def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:

@@ -5,20 +5,31 @@ A failing store is waited for.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Final, NamedTuple, Protocol
+from types import NoneType
+from typing import Any, Final, NamedTuple, Protocol
 from weakref import WeakSet
 
 import anyio
 import anyio.lowlevel
+from pydantic import TypeAdapter
 
-from replanning.changes import PlanChange, target_task_ids
+from replanning.changes import PlanChange, RetryTask, target_task_ids
 from replanning.decision.confidence import PlanEvaluation, PlanEvaluator, source_key
 from replanning.decision.ledger import LEDGER_RECORDS, Ledger
 from replanning.decision.staleness import stale_reason
@@ -36,6 +47,7 @@ from replanning.errors import (
     StoreError,
     UnknownAttempt,
 )
+from replanning.journal.masked import masked_body
 from replanning.journal.records import (
     AttemptFailed,
     AttemptFenced,
@@ -64,7 +76,16 @@ from replanning.journal.records import (
     Usage,
     UsageCharged,
 )
-from replanning.journal.store import Lease, RunStore, ToolOutcome, mean_durations, to_plain_json
+from replanning.journal.store import Lease, RunStore, ToolOutcome, mean_durations
+from replanning.journal.values import (
+    AnnotatedJson,
+    NotStorable,
+    StoredOutput,
+    copy_containers,
+    encode,
+    encode_annotated,
+    measure,
+)
 from replanning.live.draft import Draft
 from replanning.live.entries import TaskEntry
 from replanning.live.facts import context_keys
@@ -75,14 +96,15 @@ from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.llm.completions import Completion, LLMCall
 from replanning.llm.quoting import truncate_text
-from replanning.plan.checks import check_task
+from replanning.plan.checks import check_task, nested_bodies
+from replanning.plan.document import Plan
 from replanning.plan.json_values import detached, is_redacted
 from replanning.plan.messages import brief_repr, join_names
 from replanning.plan.redaction import Redactor
 from replanning.plan.references import has_references
 from replanning.plan.risk import resolved_risk
 from replanning.plan.secrets import MASK
-from replanning.plan.tasks import PLANNING_KEY, Task
+from replanning.plan.tasks import PLANNING_KEY, Task, is_repeatable
 from replanning.plan.types import AttemptId, JsonValue, QuestionId, ReplanId, TaskId, TriggerId
 from replanning.run.event_loop import LoopThread, Timer, describe_error
 from replanning.run.retries import (
@@ -117,8 +139,11 @@ _MAX_ERROR_CHARS: Final = 2_000
 _COPIED_FIELDS: Final = ("metadata", "resources", "fallbacks", "undo")
 """Fields of a task, beside its arguments, with objects or arrays that whoever executes it may change."""
 
-_REDACTED_ARGUMENT_MESSAGE: Final = (
-    f"a secret was removed from a value that they refer to; the mark {MASK} replaces it in"
+_TOOL_TEMPLATES: Final = {"command", "url", "headers", "body", "env"}
+"""Fields of a tool that are sent or executed."""
+
+_MASK_CURE: Final = (
+    "refer to it as {env:NAME}, or resume the run with the plan that it was opened with"
 )
 
 _log: Final = logging.getLogger("replanning.run")
@@ -226,6 +251,10 @@ class Lifecycle:
         pullers: those who pull tasks for others to start.
         plugin_tasks: the plugins whose code runs in tasks of the run, see `start_plugin`.
         open_ended: whether the run goes on when all of its tasks are done, because more are added.
+        return_types: the return annotations of functions, by the names of their tools.
+        masked_tasks: in a resumed run, the tasks with arguments that are masked in the journal.
+        masked_tools: in a resumed run, the tools with templates that are masked in the journal.
+        masked_context: in a resumed run, the keys of the context with values that are masked in the journal.
         is_asked: whether a question is put to somebody now, so that an answer may be waited for.
         start_task: starts a coroutine function in the task group of the run, while that is open.
     """
@@ -292,6 +321,10 @@ class Lifecycle:
         self._budget_exceeded_reason = ledger.budget_tracker.exceeded_reason()
         self._chance = environment.chance
         self._codec = codec
+        self.return_types: dict[str, TypeAdapter[Any]] = {}
+        self.masked_tasks: set[TaskId] = set()
+        self.masked_tools: set[str] = set()
+        self.masked_context: set[str] = set()
         self._is_transient = is_transient
         self.pullers: WeakSet[TaskPuller] = WeakSet()
         self._waiters: deque[anyio.Event] = deque()
@@ -299,7 +332,7 @@ class Lifecycle:
         self._claims_since_checkpoint = 0
         self._last_record_at = records[-1].at
         self._failing_seconds = 0.0
-        self._deferred: list[RecordBody] = []
+        self._deferred: list[tuple[RecordBody, RecordBody | None]] = []
         self._store_recovered: anyio.Event | None = None
         self._owns_run = True
         self._end_unjournaled = False
@@ -311,12 +344,21 @@ class Lifecycle:
 
     # Records
 
-    def commit(self, body: RecordBody, draft: Draft | None = None) -> Record:
+    def commit(
+        self,
+        body: RecordBody,
+        draft: Draft | None = None,
+        *,
+        journaled: RecordBody | None = None,
+    ) -> Record:
         """Journal a record and let it take effect, in one step.
+
+        The live plan and the observers get true values. The store and the listeners get the form without secrets.
 
         Args:
             body: the record.
             draft: for a revision, its changes as `LivePlan.prepare` has staged them.
+            journaled: the record as it leaves the run, if that is not the record with its secrets masked.
 
         Raises:
             LeaseLost: another process has taken the run over.
@@ -330,9 +372,12 @@ class Lifecycle:
             at = self._last_record_at
         seq = self.seq + 1
         record = Record(seq, at, body)
+        if journaled is None:
+            journaled = masked_body(body, self.redactor)
+        leaving = record if journaled is body else Record(seq, at, journaled)
         if not self.unjournaled:
             try:
-                self.store.append(self.lease, record)
+                self.store.append(self.lease, leaving)
                 self._failing_seconds = 0.0
             except RecordNotSerializable:
                 raise  # the store works, and trying again would not help
@@ -351,14 +396,14 @@ class Lifecycle:
         self.live.fold(record, draft)
         # Before the observers, which commit records that follow from this one: listeners hear them in order.
         for listener in self.listeners:
-            listener(record)
+            listener(leaving)
         for observer in self.observers.get(type(body), ()):
             observer(record)
         if self._performers:
             self.wake_performers(body)
         return record
 
-    def commit_or_defer(self, body: RecordBody) -> None:
+    def commit_or_defer(self, body: RecordBody, journaled: RecordBody | None = None) -> None:
         """Commit an event that has happened; while the store fails it is kept and committed later.
 
         Values that no store can keep are left out of the record.
@@ -367,17 +412,17 @@ class Lifecycle:
             RecordNotSerializable: nothing would be left of it; nothing has changed.
         """
         if not self.store_available:
-            self._deferred.append(body)
+            self._deferred.append((body, journaled))
             return
         try:
-            self.commit(body)
+            self.commit(body, journaled=journaled)
         except RecordNotSerializable:
-            rest = _strip_unstorable(body)
-            if rest is None or rest == body:
+            rest = _strip_unstorable(journaled or body)
+            if rest is None or rest == (journaled or body):
                 raise
-            self.commit_or_defer(rest)
+            self.commit_or_defer(body, rest)
         except StoreError:
-            self._deferred.append(body)
+            self._deferred.append((body, journaled))
 
     def record_error(self, where: str, error: BaseException | str) -> None:
         """Record an error that was contained, and warn of it with its traceback, both without secrets.
@@ -487,7 +532,7 @@ class Lifecycle:
         """Apply changes to the plan: all or none, as one revision.
 
         Args:
-            changes: the changes, without secrets.
+            changes: the changes.
             reason: why, for the record.
             by: who decided.
             expected_revision: the revision that the changes were made for, if that matters.
@@ -542,6 +587,31 @@ class Lifecycle:
         if due is not None:
             self.timer.notify_deadline(due)
         return parent + 1
+
+    def retry_unstored(self) -> None:
+        """Run tasks again whose outputs a resumed run lacks, where unfinished tasks read them and repeating does no harm."""
+        live = self.live
+        readers = [e for e in live if e.state in WAITING or e.state in STUCK]
+        again: dict[TaskId, None] = {}
+        for reader in readers:  # grows: what runs again reads outputs as well
+            for entry in live.read_results(reader):
+                if entry.recoverable or entry.id in again:
+                    continue
+                tool = live.tools.get(entry.task.tool or "")
+                if is_repeatable(entry.task, tool):
+                    again[entry.id] = None
+                    readers.append(entry)
+        if not again:
+            return
+        changes = tuple([RetryTask(task_id=task_id) for task_id in again])
+        names = join_names([repr(task_id) for task_id in again], 5)
+        reason = f"unfinished tasks read the output of {names}, which was not stored"
+        try:
+            self.revise(changes, reason, "resume")
+        except StoreError:
+            return  # the readers say what they lack
+        except ChangeRejected as error:
+            self.record_error("the outputs that were not stored", error)
 
     def add_call(self, task: Task, *, may_time_out: bool = True) -> AttemptId | None:
         """Add a task that an agent calls now, and start an attempt at it unless something stands in its way.
@@ -633,7 +703,7 @@ class Lifecycle:
         waiting, self._deferred = self._deferred, []
         while waiting:
             try:
-                self._commit_storable_part(waiting[0])
+                self._commit_storable_part(*waiting[0])
             except StoreError:
                 # Records that followed from the written ones go before those that were not written.
                 self._deferred += waiting
@@ -641,14 +711,16 @@ class Lifecycle:
             waiting.pop(0)
         return True
 
-    def _commit_storable_part(self, body: RecordBody) -> None:
+    def _commit_storable_part(self, body: RecordBody, journaled: RecordBody | None = None) -> None:
         """Commit a record that must not be lost, or as much of it as a store can keep."""
         try:
-            self.commit(body)
+            self.commit(body, journaled=journaled)
         except RecordNotSerializable as error:
-            self.commit(
-                _strip_unstorable(body) or ErrorContained(f"record {body.kind!r}", str(error))
-            )
+            rest = _strip_unstorable(journaled or body)
+            if rest is None:
+                self.commit(ErrorContained(f"record {body.kind!r}", str(error)))
+            else:
+                self.commit(body, journaled=rest)
 
     def _signal_store(self) -> None:
         if self._store_recovered is not None:
@@ -938,6 +1010,8 @@ class Lifecycle:
         """Evaluate the condition of a task, journal the result, and return whether the task may run."""
         value, error = None, ""
         try:
+            if self.masked_context and (lost := self._masked_part(entry)):
+                raise ExpressionError(lost)
             value = self.live.evaluate(entry.task.when or "")
         except ExpressionError as problem:
             error = str(problem)
@@ -947,7 +1021,8 @@ class Lifecycle:
     def _resolve_arguments(self, entry: TaskEntry, *, copied: bool) -> Task | None:
         """Return the task with its references replaced by values; None where they have none, and it has failed."""
         task = entry.task
-        if not copied and not has_references(task.arguments):
+        resumed = self.resume_state is not None
+        if not copied and not resumed and not has_references(task.arguments):
             return task
         changed: dict[str, object] = {}
         if task.metadata or task.resources or task.fallbacks or task.undo:
@@ -956,6 +1031,9 @@ class Lifecycle:
                 if value or type(value) is dict:  # also empty objects, which can be filled
                     changed[name] = detached(value) if value else {}
         declared = task.arguments
+        if self.resume_state is not None and (lost := self._masked_part(entry)):
+            self.failed(self.start(entry), Failure("ArgumentError", lost, kind="arguments"))
+            return None
         if not declared:
             return entry.task.model_copy(update=changed) if changed else entry.task
         if not has_references(declared):
@@ -967,16 +1045,6 @@ class Lifecycle:
             self.failed(self.start(entry), Failure("ArgumentError", str(error), kind="arguments"))
             return None
         if arguments != declared:
-            redacted = [
-                name
-                for name, value in arguments.items()
-                if is_redacted(value) and not is_redacted(declared[name])
-            ]
-            if redacted:
-                names = ", ".join(map(repr, redacted))
-                self.record_error(
-                    f"the arguments of task {entry.id!r}", f"{_REDACTED_ARGUMENT_MESSAGE} {names}"
-                )
             tool = self.live.tools.get(entry.task.tool or "")
             asks_itself = PLANNING_KEY in entry.task.metadata
             if (
@@ -988,6 +1056,45 @@ class Lifecycle:
                 self.failed(self.start(entry), Failure("ArgumentError", text, kind="refused"))
                 return None
         return entry.task.model_copy(update={**changed, "arguments": arguments})
+
+    def find_masked_parts(self, plan: Plan | None) -> None:
+        """Find what a resumed run lacks, because its journal has a mask in its place.
+
+        Args:
+            plan: the plan that the caller has given again, whose tasks, tools and context are complete.
+        """
+        given = () if plan is None else plan.tasks
+        complete = {task.id: task for task in given}
+        for entry in self.live:
+            task = entry.task
+            if complete.get(task.id) is not task:
+                bodies = [body.arguments for _, body in nested_bodies(task)]
+                if any(map(is_redacted, bodies)):
+                    self.masked_tasks.add(task.id)
+        for tool in self.live.tools.values() if plan is None else ():
+            document = tool.model_dump(mode="json", include=_TOOL_TEMPLATES)
+            if is_redacted(document):
+                self.masked_tools.add(tool.name)
+        for key, value in self.live.context.items():
+            is_given = plan is not None and plan.context.get(key) == value
+            if is_redacted(value) and not is_given:
+                self.masked_context.add(key)
+
+    def _masked_part(self, entry: TaskEntry) -> str:
+        """Return why a task of a resumed run cannot run: a part that it uses is masked in the journal; else empty."""
+        places = []
+        tool = entry.task.tool
+        is_masked = any(each.id in self.masked_tasks for each in entry.lineage())
+        if is_masked and is_redacted(entry.task.arguments):
+            places.append("its arguments")
+        if tool is not None and tool in self.masked_tools:
+            places.append(f"its tool {tool!r}")
+        if self.masked_context:
+            keys = [key for key in context_keys(entry.task) if key in self.masked_context]
+            places += [f"the context {key!r}" for key in keys]
+        if not places:
+            return ""
+        return f"the journal has {MASK} for a secret in {join_names(places, 5)}; {_MASK_CURE}"
 
     # Attempts
 
@@ -1075,25 +1182,45 @@ class Lifecycle:
             output: its output.
             keep_if_possible: whether an output that cannot be kept is left out, instead of being a failure.
         """
-        try:
-            value, recoverable = (
-                (None, True)
-                if output is None
-                else _serialise_output(output, self._codec, self.redactor, self.settings.max_output)
-            )
-        except OutputError as error:
-            if not keep_if_possible:
+        kind = type(output)
+        taken = _TakenOutput(output, output)
+        if kind not in _SIMPLE_TYPES:
+            task_id = TaskId(str(attempt_id).rpartition("#")[0])
+            try:
+                taken = self._take_output(task_id, output)
+            except OutputError as error:
                 self.failed(attempt_id, Failure("OutputError", str(error), kind="output"))
                 return
-            self.record_error(f"the output of attempt {attempt_id}", error)
-            value, recoverable = None, False
+            if taken.is_too_large and not keep_if_possible:
+                self.failed(attempt_id, Failure("OutputError", taken.unstored, kind="output"))
+                return
+        elif kind is int and not _MIN_INTEGER < output < _MAX_INTEGER:  # type: ignore[operator]
+            taken = self._take_output(TaskId(""), output)
         entry = self._end_attempt(attempt_id, "succeeded")
         if entry is None:
             return
         live = self.live
-        self.commit_or_defer(
-            AttemptSucceeded(attempt_id, entry.id, value, recoverable, entry.reads.keys or None)
+        reads = entry.reads.keys or None
+        body = AttemptSucceeded(
+            attempt_id, entry.id, taken.value, True, reads, unstored=taken.unstored
         )
+        journaled = body
+        if taken.stored is not taken.value or taken.unstored:
+            journaled = AttemptSucceeded(
+                attempt_id,
+                entry.id,
+                taken.stored,
+                not taken.unstored,
+                reads,
+                unstored=taken.unstored,
+            )
+        if taken.unstored and not entry.unstored:
+            _log.warning(
+                "the output of task %r is not stored: %s; the tasks of this process get it, and a resumed run lacks it",
+                entry.id,
+                self.redactor.text(taken.unstored),
+            )
+        self.commit_or_defer(body, journaled)
         if live.staleness.redoes and (live.staleness.history.version or live.staleness.redone):
             needed = map(live.entries.__getitem__, entry.task.depends_on)
             if outdated_keys(live, entry) or any(
@@ -1101,6 +1228,87 @@ class Lifecycle:
             ):
                 self.record_stale_results()
         self.after_observation()
+
+    def _take_output(self, task_id: TaskId, output: object) -> _TakenOutput:
+        """Return an output as the live plan has it and as the journal does.
+
+        Raises:
+            OutputError: it is something to be awaited, or the codec failed.
+        """
+        if problem := _unawaited(output, task_id):
+            raise OutputError(problem)
+        if self._codec is not None:
+            try:
+                output = self._codec(output)
+            except Exception as error:  # every error of a codec is a failure of the attempt
+                problem = describe_error(error)
+                raise OutputError(
+                    f"the codec failed for {type(output).__name__}: {problem}"
+                ) from error
+        value = output
+        try:
+            encoded = encode(output, self.redactor)
+        except NotStorable as error:
+            annotated = self._encode_annotated(task_id, output)
+            if annotated is None:
+                return _TakenOutput(copy_containers(output), None, str(error))
+            encoded = annotated
+        most = self.settings.max_output
+        if encoded.size > most:
+            size = measure(encoded.value)
+            if size > most:
+                problem = (
+                    f"the output is too large: it has {size} bytes as JSON, and max_output allows {most}; "
+                    "store it elsewhere and return a reference to it, or raise the setting"
+                )
+                return _TakenOutput(copy_containers(value), None, problem, is_too_large=True)
+        if encoded.is_plain:
+            return _TakenOutput(encoded.value, encoded.value)
+        unstored = ""
+        if encoded.is_masked:
+            unstored = f"a part of it looks like a secret, in whose place the journal has {MASK}"
+        return _TakenOutput(copy_containers(value), encoded.value, unstored)
+
+    def _encode_annotated(self, task_id: TaskId, output: object) -> StoredOutput | None:
+        """Return the stored form of an output that the return annotation of its function describes; None otherwise."""
+        entry = self.live.entries.get(task_id)
+        if entry is None:
+            return None
+        name = entry.task.tool or entry.task.name or ""
+        adapter = self.return_types.get(name)
+        if adapter is None:
+            return None
+        try:
+            document = adapter.dump_python(output, mode="json", warnings="error")
+            if adapter.validate_python(document) != output:
+                return None
+            return encode_annotated(document, self.redactor)
+        except Exception:  # noqa: BLE001 - classes of users may raise anything; the output is not stored then
+            return None
+
+    def restore_outputs(self, return_types: Mapping[str, TypeAdapter[Any]]) -> None:
+        """Turn the outputs of a resumed run into what the return annotations of these tools name.
+
+        Args:
+            return_types: by the name of the tool.
+        """
+        self.return_types.update(return_types)
+        for entry in self.live:
+            output = entry.output
+            if not isinstance(output, AnnotatedJson):
+                continue
+            name = entry.task.tool or entry.task.name or ""
+            adapter = return_types.get(name)
+            if adapter is None:
+                continue
+            try:
+                entry.output = adapter.validate_python(output.value)
+            except Exception as error:  # noqa: BLE001 - validators of users may raise anything
+                entry.output = None
+                entry.recoverable = False
+                entry.unstored = (
+                    f"it does not fit the return annotation any more: {describe_error(error)}"
+                )
 
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
         """Take the failure of an attempt, see `PlanRun.failed`."""
@@ -1160,8 +1368,7 @@ class Lifecycle:
     ) -> None:
         """Count usage against the budget, and hand out nothing more once it is exceeded; running attempts may finish."""
         recorded = self.seq
-        name = provider and self.redactor.text(provider)
-        self.commit_or_defer(UsageCharged(usage, attempt_id, name))
+        self.commit_or_defer(UsageCharged(usage, attempt_id, provider))
         if self.seq == recorded:
             self.ledger.budget_tracker.unrecorded.append(usage)
         self._budget_exceeded_reason = self.ledger.budget_tracker.exceeded_reason()
@@ -1317,13 +1524,6 @@ class Lifecycle:
         """Record the end of the run and stop everything that still runs."""
         if self.end is not None:
             return
-        if status == "succeeded" and self.live.unkept:
-            entries = map(self.live.entry, self.live.unkept)
-            unkept = [
-                repr(e.id) for e in entries if e.state is TaskState.DONE and not e.recoverable
-            ]
-            advice = "could not be kept as JSON; return JSON, or give the engine a codec"
-            reason += f", but the output of {join_names(unkept, 5)} {advice}" if unkept else ""
         body = RunEnded(status, reason, cancelled)
         try:
             self.record_stale_results()
@@ -1425,7 +1625,9 @@ _UNSTORABLE_PLACEHOLDER: Final = "[its text cannot be kept as JSON and was left 
 def _strip_unstorable(body: RecordBody) -> RecordBody | None:
     """Return a record without the values that a store cannot keep; None if nothing would be left of it."""
     if isinstance(body, AttemptSucceeded):
-        return replace(body, output=None, recoverable=False, reads=None)
+        return replace(
+            body, output=None, recoverable=False, reads=None, unstored=_UNSTORABLE_PLACEHOLDER
+        )
     if isinstance(body, AttemptFailed):
         failure = Failure(
             "Error", _UNSTORABLE_PLACEHOLDER, body.failure.transient, body.failure.kind
@@ -1440,34 +1642,45 @@ def _strip_unstorable(body: RecordBody) -> RecordBody | None:
     return None
 
 
-def _serialise_output(
-    output: object, codec: Codec | None, redactor: Redactor, max_bytes: int
-) -> tuple[JsonValue, bool]:
-    """Return an output as JSON without secrets, and true; None and false if it is no JSON, and not kept.
+class _TakenOutput(NamedTuple):
+    """An output of an attempt.
 
-    Raises:
-        OutputError: the codec failed, or the JSON is larger than `max_bytes`.
+    Attributes:
+        value: as the live plan has it.
+        stored: as the journal has it.
+        unstored: the reason why a resumed run will lack it; empty if it will not.
+        is_too_large: whether that is its size.
     """
-    if isinstance(output, bool) or (type(output) is int and output.bit_length() < 64):
-        return output, True
-    if codec is not None:
-        try:
-            output = codec(output)
-        except Exception as error:  # every error of a codec is a failure of the attempt
-            problem = describe_error(error)
-            raise OutputError(f"the codec failed for {type(output).__name__}: {problem}") from error
-    if (plain := redactor.plain_value(output, max_bytes)) is not None:
-        return plain, True
-    try:
-        value, size = to_plain_json(output)
-    except RecordNotSerializable:
-        return None, False
-    if size > max_bytes:
-        raise OutputError(
-            f"the output has {size} bytes as JSON, the limit is {max_bytes};"
-            " store it elsewhere and return a reference to it"
-        )
-    return redactor.value(value), True
+
+    value: Any
+    stored: Any
+    unstored: str = ""
+    is_too_large: bool = False
+
+
+_SIMPLE_TYPES: Final = frozenset({NoneType, bool, int})
+"""Types of outputs that are JSON and hold no secrets."""
+
+_MIN_INTEGER: Final = -(2**63)
+_MAX_INTEGER: Final = 2**63
+
+
+def _unawaited(output: object, task_id: TaskId) -> str:
+    """Return what is wrong with an output that is still to be awaited or iterated; empty for any other."""
+    if not (
+        inspect.isawaitable(output)
+        or inspect.isasyncgen(output)
+        or isinstance(output, AsyncIterator)
+    ):
+        return ""
+    name = getattr(output, "__qualname__", "")
+    named = f" of {name!r}" if name else ""
+    if inspect.iscoroutine(output):
+        output.close()  # otherwise Python warns that it was never awaited
+    return (
+        f"task {task_id!r} returned a {type(output).__name__}{named}, which nobody has awaited; "
+        "was `await` forgotten, or `async for`?"
+    )
 
 
 _UNBILLED_ERRORS: Final = (LLMRequestRejected, LLMUnavailable)

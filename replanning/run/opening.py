@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import is_not
+from operator import is_
 from typing import Final
 
 import anyio
@@ -134,7 +134,7 @@ class RunFactory:
         store: keeps the journals.
         settings: of the runs.
         environment: time, chance and ids.
-        redactor: takes secrets out of plans, observations and outputs.
+        redactor: takes secrets out of what leaves the runs.
         codec: turns outputs that are not JSON into JSON.
         is_transient: says of an exception that is not recognised whether it may pass.
         telemetry: makes spans and metrics.
@@ -164,19 +164,7 @@ class RunFactory:
         run = self._new_run_id(run_id)
         if problems := self.redactor.name_problems(plan):
             raise PlanError(problems)
-        redact = self.redactor.document
-        tasks: list[Task] = []
-
-        def redact_tasks(original: Sequence[Task]) -> Iterator[None]:
-            for start in range(0, len(original), _BATCH_SIZE):
-                tasks.extend(map(redact, original[start : start + _BATCH_SIZE]))
-                yield
-
-        await yielding(redact_tasks(plan.tasks), self.environment.clock)
-        rest, original = plan.model_copy(update={"tasks": ()}), plan
-        clean = redact(rest)
-        if clean is not rest or any(map(is_not, tasks, plan.tasks)):
-            plan = clean.model_copy(update={"tasks": tuple(tasks)})
+        clean = await self._masked_plan(plan)
         settings: JsonObject = self.settings.model_dump(
             mode="json", exclude_defaults=True, exclude={"redaction"}
         )
@@ -189,8 +177,9 @@ class RunFactory:
             with gc_paused() as settled:
                 live, ledger = await self._rebuild_state(records, settled)
             lease = await _retry_while_locked(partial(self._acquire_new_run, run))
-            made = self._build_run(lease, records, live, ledger, spans, new=True)
-            if plan is not original and (warning := redaction_warning(plan, original)):
+            leaving = replace(opened, plan=clean)
+            made = self._build_run(lease, records, live, ledger, spans, leaving=leaving)
+            if clean is not plan and (warning := redaction_warning(clean, plan)):
                 made._lifecycle.record_error("the plan", warning)
             return made
         except BaseException as error:
@@ -212,17 +201,41 @@ class RunFactory:
             opened = next((record.body for record in self.store.read(RunId(run_id))), None)
         if not isinstance(opened, RunOpened):
             return await self.create(plan, run_id, mode=mode, open_ended=open_ended)
-        known, given = opened.plan, self.redactor.document(plan)
+        known = opened.plan
+        given = await self._masked_plan(plan)
         if open_ended:
-            known, given = (each.model_copy(update={"tools": ()}) for each in (known, given))
+            known = known.model_copy(update={"tools": ()})
+            given = given.model_copy(update={"tools": ()})
+            plan = plan.model_copy(update={"tools": opened.plan.tools})
         if opened.open_ended != open_ended or known.content_hash() != given.content_hash():
             raise StoreError(
                 f"run {run_id!r} is a run of another plan; resume that one, or open this plan as another run"
             )
-        return await self.resume(run_id)
+        return await self.resume(run_id, plan)
 
-    async def resume(self, run_id: str) -> PlanRun:
+    async def _masked_plan(self, plan: Plan) -> Plan:
+        """Return a plan as the journal keeps it; the same object if it holds no secrets."""
+        tasks: list[Task] = []
+
+        def mask_tasks() -> Iterator[None]:
+            for start in range(0, len(plan.tasks), _BATCH_SIZE):
+                tasks.extend(map(self.redactor.document, plan.tasks[start : start + _BATCH_SIZE]))
+                yield
+
+        await yielding(mask_tasks(), self.environment.clock)
+        rest = plan.model_copy(update={"tasks": ()})
+        clean = self.redactor.document(rest)
+        if clean is rest and all(map(is_, tasks, plan.tasks)):
+            return plan
+        return clean.model_copy(update={"tasks": tuple(tasks)})
+
+    async def resume(self, run_id: str, plan: Plan | None = None) -> PlanRun:
         """Take a run over: own it, replay its journal, and kill the processes that it left running.
+
+        Args:
+            run_id: the run.
+            plan: the plan that it was opened with, where the caller has it; secrets in it that the journal does not
+                keep are at hand then.
 
         Raises:
             UnknownRun: there is no such run.
@@ -243,8 +256,12 @@ class RunFactory:
                     settled(_read_journal(self.store, run, records)), self.environment.clock
                 )
                 spans = self._create_spans(run, records)
+                if plan is not None and isinstance(records[0].body, RunOpened):
+                    opened = replace(records[0].body, plan=plan)
+                    records[0] = records[0]._replace(body=opened)
                 live, ledger = await self._rebuild_state(records, settled)
                 made = self._build_run(lease, records, live, ledger, spans)
+                made._lifecycle.find_masked_parts(plan)
             kill_orphaned_processes(run, records)
         except BaseException as error:
             spans.close(error)
@@ -342,12 +359,13 @@ class RunFactory:
         ledger: Ledger,
         spans: RunTracer,
         *,
-        new: bool = False,
+        leaving: RunOpened | None = None,
     ) -> PlanRun:
-        """Build the run of these records."""
-        if new:
+        """Build the run of these records; for a new one, its opening is journaled in the form that leaves it."""
+        opening = records[0] if leaving is None else records[0]._replace(body=leaving)
+        if leaving is not None:
             try:
-                self.store.append(lease, records[0])
+                self.store.append(lease, opening)
             except BaseException:
                 with suppress(Exception):
                     self.store.release(lease)
@@ -375,8 +393,8 @@ class RunFactory:
         life.open_ended = isinstance(opened, RunOpened) and opened.open_ended
         spans.watch(life)
         self.telemetry.watch_metrics(life)
-        if new:
-            life.opening_record = records[0]
+        if leaving is not None:
+            life.opening_record = opening
         else:
             life.resume_state = _resume_state(records)
             ended = ledger.run_end
@@ -578,6 +596,7 @@ async def run_services(
                         entry.log.current, entry.id, past.interruption_reason, retry_at
                     )
                 )
+            life.retry_unstored()
         if (
             life.end is None
         ):  # tasks that need a tool that is unavailable from the start are considered at once
@@ -729,7 +748,7 @@ def process_messages(
 
 
 def _handle_message(run: PlanRun, message: InboxMessage, on_message: MessageHandler | None) -> None:
-    payload, life, text = message.payload, run._lifecycle, run._redactor.text
+    payload, life = message.payload, run._lifecycle
     if message.kind == "pause":
         run.pause(str(payload.get("reason") or "asked to pause"), by=message.by)
     elif message.kind != "request":
@@ -745,11 +764,11 @@ def _handle_message(run: PlanRun, message: InboxMessage, on_message: MessageHand
         )
         if isinstance(goal, dict):
             try:
-                run._change_goal(goal, text(reason), text(message.by), message.id)
+                run._change_goal(goal, reason, message.by, message.id)
             except PlanError as error:
                 life.record_error(f"a request of {message.by or 'somebody'}", error)
         else:
             existing = (
                 [str(t) for t in tasks if str(t) in run.live] if isinstance(tasks, list) else []
             )
-            run._request_replan(text(reason), text(message.by), existing, message.id)
+            run._request_replan(reason, message.by, existing, message.id)

@@ -26,7 +26,7 @@ from replanning.changes import (
     parse_changes,
 )
 from replanning.decision.confidence import PlanEvaluation
-from replanning.decision.policy import redact_changes
+from replanning.decision.policy import accept_changes
 from replanning.errors import (
     CallFailed,
     CallSkipped,
@@ -56,6 +56,7 @@ from replanning.journal.records import (
     Usage,
 )
 from replanning.journal.store import FINISHED_STATUSES, to_plain_json
+from replanning.journal.values import copy_containers
 from replanning.live.entries import TaskEntry
 from replanning.live.graph import CopyOnRead
 from replanning.live.plan import LivePlan
@@ -77,6 +78,22 @@ from replanning.run.lifecycle import GIVEN_UP, Lifecycle, RunMeter, TaskOffer
 from replanning.run.processes import host_id, process_start_time
 
 
+class Outputs(dict[str, Any]):
+    """Results by task; the `KeyError` for a task that has none says why.
+
+    Args:
+        values: the results.
+        reasons: by task, why it has no result.
+    """
+
+    def __init__(self, values: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
+        super().__init__(values)
+        self._reasons = reasons
+
+    def __missing__(self, key: str) -> Never:
+        raise KeyError(self._reasons.get(key) or f"the plan has no task {key!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """The result of a run.
@@ -84,7 +101,7 @@ class RunResult:
     Attributes:
         status: `succeeded`, `failed`, `aborted`, `paused` or `needs_human`.
         reason: the reason, in one sentence.
-        outputs: results by the ids of the original tasks.
+        outputs: results by the ids of the original tasks; the `KeyError` for a task without one says why.
         revisions: the revisions of the plan with their reasons, in order.
         questions: the ids of the questions that a person must answer.
         spent: the usage that budgets counted.
@@ -100,7 +117,7 @@ class RunResult:
     run: RunId
     status: RunStatus
     reason: str
-    outputs: Mapping[str, JsonValue]
+    outputs: Mapping[str, Any]
     revisions: tuple[PlanRevised, ...]
     questions: tuple[str, ...] = ()
     spent: Usage = field(default_factory=Usage)
@@ -211,7 +228,7 @@ class PlanRun:
             self.id,
             end.status,
             end.reason,
-            detached(self.live.results.outputs()),
+            self._outputs(),
             detached(tuple(revised for _, revised in ledger.revisions)),
             tuple(ledger.open_questions),
             ledger.budget_tracker.spent,
@@ -224,6 +241,11 @@ class PlanRun:
             {task_id: result.causes for task_id, result in stale_results(self.live).items()},
             tuple(ledger.problems.values()),
         )
+
+    def _outputs(self) -> Outputs:
+        results = self.live.results
+        values = {name: copy_containers(value) for name, value in results.outputs().items()}
+        return Outputs(values, results.missing(values))
 
     @property
     def spent(self) -> Usage:
@@ -399,17 +421,15 @@ class PlanRun:
             ValueError: some of these texts are no facts, or a text is in the place of a list; names every one.
         """
         _refuse_single_text("observe", holds=holds, ceased=ceased)
-        redact, facts = self._redactor.text, self.live.world.facts
+        facts = self.live.world.facts
         if wrong := [
             f"{brief_repr(f)} is no fact: {problem}"
             for f in (*holds, *ceased)
             if (problem := fact_problem(f))
         ]:
             raise ValueError(f"observe: {'; '.join(wrong)}")
-        new = tuple(
-            fact for fact in (normalise_fact(redact(f)) for f in holds) if fact not in facts
-        )
-        gone = tuple(fact for fact in (normalise_fact(redact(f)) for f in ceased) if fact in facts)
+        new = tuple(fact for fact in map(normalise_fact, holds) if fact not in facts)
+        gone = tuple(fact for fact in map(normalise_fact, ceased) if fact in facts)
         if new or gone:
             self._record_observation(FactsObserved(new, gone))
 
@@ -433,12 +453,13 @@ class PlanRun:
     ) -> None:
         _refuse_single_text("change_context", removed=removed)
         old = self.live.context
-        clean = self._redact_object(changes)
+        plain = _plain_object(changes)
         new: JsonObject = {
-            key: value for key, value in clean.items() if key not in old or old[key] != value
+            key: value for key, value in plain.items() if key not in old or old[key] != value
         }
         gone = tuple(key for key in removed if key in old)
         if new or gone:
+            self._lifecycle.masked_context.difference_update(new)
             attempt = attempt_id if attempt_id in self._lifecycle.running else None
             self._record_observation(ContextUpdated(new, gone, attempt))
 
@@ -517,9 +538,7 @@ class PlanRun:
 
     def _change_goal(self, fields: JsonObject, reason: str, by: str, message: int = 0) -> None:
         old = self.live.goal
-        goal = old.with_fields(
-            {name: self._redactor.value(value) for name, value in fields.items()}
-        )
+        goal = old.with_fields(fields)
         changed = tuple(
             name for name in Goal.model_fields if getattr(goal, name) != getattr(old, name)
         )
@@ -591,13 +610,11 @@ class PlanRun:
             NotRunning: the run has ended.
             StoreError: the journal does not take it; nothing has changed.
         """
-        clean, why = (
-            redact_changes(parse_changes(changes), self._redactor),
-            self._clean("reason", reason),
-        )
-        if not clean:
+        why = self._clean("reason", reason)
+        stated = accept_changes(parse_changes(changes), self.live, self._redactor)
+        if not stated:
             raise ChangeRejected([Problem("changes", "there are none")])
-        return self._lifecycle.revise(clean, why, "edit", expected_revision=expected_revision)
+        return self._lifecycle.revise(stated, why, "edit", expected_revision=expected_revision)
 
     def add_task(self, task: Task, *, before: Sequence[str] = (), reason: str = "") -> int:
         """Add a task; the tasks in `before` will wait for it. Raises as `apply`, like all edits."""
@@ -631,7 +648,7 @@ class PlanRun:
 
     @in_loop_thread
     def note(self, type: str, data: Mapping[str, JsonValue]) -> None:  # noqa: A002 # the word of the record
-        """Put a note of planning mode on record, without secrets; the plan stays as it is.
+        """Put a note of planning mode on record; the plan stays as it is.
 
         Raises:
             NotRunning: the run has ended.
@@ -640,24 +657,29 @@ class PlanRun:
         """
         self._require_running("nothing more is noted")
         self._lifecycle.commit_or_defer(
-            PlanningNoted(self._clean("type", type), self._redact_object(data))
+            PlanningNoted(self._clean("type", type), _plain_object(data))
         )
+
+    def add_secret(self, value: str) -> None:
+        """Mask a value in everything that leaves the run from now on, unless it has fewer than four characters."""
+        self._redactor.add(value)
 
     def redact_value(self, value: JsonValue) -> JsonValue:
         """Return a value without secrets, as the run records it."""
         return self._redactor.value(value)
 
     def _clean(self, name: str, text: str) -> str:
-        return self._redactor.text(text)
-
-    def _redact_object(self, value: Mapping[str, JsonValue]) -> JsonObject:
-        clean = self._redactor.value(to_plain_json(dict(value))[0])
-        assert isinstance(clean, dict)
-        return clean
+        return text
 
     def _require_running(self, consequence: str) -> None:
         if self._lifecycle.end is not None:
             raise NotRunning(f"the run is {self._lifecycle.end.status}; {consequence}")
+
+
+def _plain_object(value: Mapping[str, JsonValue]) -> JsonObject:
+    plain = to_plain_json(dict(value))[0]
+    assert isinstance(plain, dict)
+    return plain
 
 
 def _refuse_single_text(method: str, **arguments: Collection[str]) -> None:
@@ -688,7 +710,7 @@ class TaskContext:
         self._task = task
         self.attempt_id = attempt_id
         self.arguments: JsonObject = task.arguments
-        self._results: Mapping[str, JsonValue] | None = None
+        self._results: Mapping[str, Any] | None = None
         self._context: Mapping[str, JsonValue] | None = None
 
     def __repr__(self) -> str:
@@ -700,10 +722,10 @@ class TaskContext:
         return self._run.id
 
     @property
-    def results(self) -> Mapping[str, JsonValue]:
+    def results(self) -> Mapping[str, Any]:
         """Outputs of finished tasks by id; the output of a replacement is found under the id of the original task.
 
-        Arrays and objects are this attempt's own copies.
+        Containers are this attempt's own copies, other objects are shared. A `KeyError` says why there is no output.
         """
         if self._results is None:
             self._results = CopyOnRead(self._run.live.results)
@@ -725,7 +747,9 @@ class TaskContext:
                     entry.reads.keys = reads
                 reads = entry.reads.keys
             self._context = CopyOnRead(
-                live.context, lambda key: reads.setdefault(str(key), live.staleness.history.version)
+                live.context,
+                lambda key: reads.setdefault(str(key), live.staleness.history.version),
+                self._run._lifecycle.masked_context,
             )
         return self._context
 
@@ -752,6 +776,10 @@ class TaskContext:
         """
         continued = self.continuations
         return f"{self._run.id}/{self._task.id}{f'{CONTINUATION_SUFFIX}{continued}' if continued else ''}"
+
+    def add_secret(self, value: str) -> None:
+        """Mask a value in everything that leaves the run from now on, such as a token that the work has received."""
+        self._run.add_secret(value)
 
     def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:
         """Count usage against the budget."""
@@ -956,7 +984,7 @@ class Performance:
         if leaf.state is TaskState.SKIPPED:
             raise CallSkipped(f"task {root.id!r} was skipped{leaf.reason and f': {leaf.reason}'}")
         try:
-            return detached(self._lifecycle.live.results.output_of(root.id))
+            return copy_containers(self._lifecycle.live.results.output_of(root.id))
         except NoResult as error:
             raise CallFailed(
                 f"task {root.id!r} was done before, and its output was not kept: {error}"

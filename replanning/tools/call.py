@@ -50,16 +50,20 @@ _MAX_JSON_DEPTH: Final = 100
 
 @dataclass(repr=False, eq=False)
 class Secrets:
-    """Variables that one use of a tool refers to: looked up late, and hidden in its output.
+    """Variables that one use of a tool refers to: looked up late, and hidden in the messages of its errors.
+
+    Its output has true values. What leaves the run is masked by the run, which is told of each value.
 
     Values of fewer than four characters are not hidden: they are flags rather than secrets, and hiding
     every `1` would spoil the output.
 
     Args:
         environ: the environment variables.
+        report: called with each value, such as `TaskContext.add_secret`.
     """
 
     environ: Mapping[str, str]
+    report: Callable[[str], object] | None = None
     _values: set[str] = field(default_factory=set, init=False)
 
     def __repr__(self) -> str:
@@ -85,6 +89,14 @@ class Secrets:
         """Hide this value from now on."""
         if len(value.strip()) >= _MIN_SECRET_CHARS:
             self._values.add(value)
+            if self.report is not None:
+                self.report(value)
+
+    def report_to(self, report: Callable[[str], object] | None) -> None:
+        """Report the values that are known already to another run."""
+        if report is not None:
+            for value in self._values:
+                report(value)
 
     def redact(self, text: str, *, wrapped: bool = False) -> str:
         """Return a text with every known secret replaced by a mark, also in lines, escapes and encodings."""
@@ -92,18 +104,6 @@ class Secrets:
             return text
         known = known_texts(self._values, _MIN_SECRET_CHARS)
         return mask(text, lambda part: find_known(part, known), wrapped=wrapped)
-
-    def redact_json(self, value: JsonValue) -> JsonValue:
-        """Redact every text within a value."""
-        if not self._values:
-            return value
-        if isinstance(value, str):
-            return self.redact(value)
-        if isinstance(value, list):
-            return [self.redact_json(item) for item in value]
-        if isinstance(value, dict):
-            return {self.redact(key): self.redact_json(item) for key, item in value.items()}
-        return value
 
 
 def inherited_variables(environ: Mapping[str, str]) -> dict[str, str]:

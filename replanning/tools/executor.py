@@ -60,7 +60,7 @@ class ToolExecutor:
     ```
 
     It knows the kinds `shell`, `http`, `python` and `mcp`. Variables `{env:NAME}` in the description of a tool are
-    looked up when it is run, and their values are hidden in what comes back.
+    looked up when it is run. Their values are hidden in errors, and the run masks them in everything that leaves it.
 
     Args:
         tools: the plan, or the tools themselves. A tool of the live plan takes precedence over one of the same name.
@@ -257,7 +257,7 @@ class ToolExecutor:
             task=task,
             arguments=task.arguments,
             context=context,
-            secrets=Secrets(self._environ),
+            secrets=Secrets(self._environ, getattr(context, "add_secret", None)),
             environ=inherited_variables(self._environ),
             cwd=cwd,
             output_limit=self._output_limit,
@@ -272,7 +272,7 @@ class ToolExecutor:
         self._running[key] = over = anyio.Event()
         try:
             with anyio.move_on_after(limit):
-                return call.secrets.redact_json(await runner(call))
+                return await runner(call)
         finally:
             del self._running[key]
             over.set()

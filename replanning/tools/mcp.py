@@ -341,7 +341,8 @@ class McpToolRunner:
         output = {**find_artifacts(tool, call.arguments, said), "text": text}
         output |= {"json": said} if said is not None else {}
         output |= {"content": others} if others else {}
-        return session.secrets.redact_json(output)
+        session.secrets.report_to(getattr(call.context, "add_secret", None))
+        return output
 
     def _get_session(self, name: str, tool: str = "") -> McpSession:
         if name not in self._sessions:

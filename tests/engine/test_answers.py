@@ -513,7 +513,7 @@ async def test_unstorable_message_is_skipped() -> None:
         resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
     assert resumed.status == "succeeded"
     assert [body.where for body in bodies(store, result.run, ErrorContained)] == [
-        "a message of eve"
+        "a request of eve"
     ]
     assert list(store.inbox(RunId(result.run))) == []
 

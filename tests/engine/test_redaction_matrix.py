@@ -368,7 +368,7 @@ async def test_run(
         "reports": reports,
         "terminal": shown,
         "logs": [caplog.text, said.out, said.err],
-        "records": [repr(exporter.records), repr(run.result)],
+        "records": [repr(exporter.records)],
     }
     assert [name for name, texts in artefacts.items() if "end of " not in "".join(texts)] == []
     assert {
@@ -626,7 +626,7 @@ async def test_calls(
                         await session.invoke(
                             "fails", {"text": text, told(each, "name"): object()}, execute=echo
                         )
-            reports = [text_report(session.run.history), repr(session.run.result)]
+            reports = [text_report(session.run.history)]
     finished = [span.to_json() for span in spans.finished]
     assert "end of call" in "".join(files(tmp_path))
     assert leaks(chosen, *files(tmp_path), *reports, *finished, caplog.text)[:5] == []

@@ -47,9 +47,7 @@ def test_unrecoverable_results() -> None:
     run = journaled("a")
     run.start("a")
     run.fold(AttemptSucceeded("a#1", "a", None, recoverable=False))
-    with pytest.raises(
-        NoResult, match="could not be kept as JSON; return JSON, or give the engine a codec"
-    ):
+    with pytest.raises(NoResult, match="it is done, and its output was not stored"):
         run.live.results.output_of("a")
     assert run.live.results.outputs() == {}
 

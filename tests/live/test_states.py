@@ -34,9 +34,12 @@ def test_every_transition(state: TaskState, event: TaskEvent) -> None:
 
 
 def test_shape_of_the_table() -> None:
-    """DONE is left only for a replacement, running tasks only end, only a retry revives a stuck or finished one, and every state is reached."""
+    """DONE is left only for a replacement or because its output is lost, running tasks only end, only a retry revives a stuck or finished one, and every state is reached."""
     alive = {*WAITING, TaskState.RUNNING}
-    assert [event for state, event in TRANSITIONS if state is TaskState.DONE] == [TaskEvent.REDO]
+    assert [event for state, event in TRANSITIONS if state is TaskState.DONE] == [
+        TaskEvent.REDO,
+        TaskEvent.REVIVE,
+    ]
     ends = {
         TaskEvent.SUCCEED,
         TaskEvent.FAIL,

@@ -76,19 +76,19 @@ async def test_kind_of_ones_own():
     assert await call(spec(kind="mine"), {"x": "hello"}, kinds={"mine": shout}) == "T HELLO KEY-1"
 
 
-async def test_secrets_of_a_kind_of_ones_own_are_hidden():
-    """What a kind of one's own looks up is hidden in all of its output."""
+async def test_output_of_a_kind_of_ones_own_is_true():
+    """The output of a kind of one's own has the values that it looked up."""
 
     async def tell(given: ToolCall) -> JsonValue:
         secret = given.secrets.resolve("{env:TOKEN}")
         return {secret: [secret, 1, None, f"<{secret}>"]}
 
     output = await call(spec(kind="mine"), kinds={"mine": tell}, environ={"TOKEN": "s3cr3t"})
-    assert output == {"[redacted]": ["[redacted]", 1, None, "<[redacted]>"]}
+    assert output == {"s3cr3t": ["s3cr3t", 1, None, "<s3cr3t>"]}
 
 
 async def test_short_values_are_no_secrets():
-    """A variable of fewer than four characters is a flag, and is not hidden."""
+    """A variable of fewer than four characters is a flag, and is not masked."""
     output = await call(
         shell("echo $V", env={"V": "{env:V}"}), environ={"V": "123", "PATH": "/bin:/usr/bin"}
     )

@@ -232,7 +232,7 @@ async def test_text_is_the_answer_of_others():
             await executor(use("web.wipe", path="p"), Attempt("5"))
     assert plain == {"text": "hello"}
     assert spoken["json"] == {"a": [1]}
-    assert hidden["text"] == "[redacted]"
+    assert hidden["text"] == "s3cr3t-value"  # what leaves the run is masked there
     assert unknown["text"] == ""
     assert str(caught.value) == (
         "tool 'web.wipe': the MCP server 'web' reports an error: "

@@ -1,0 +1,369 @@
+"""Secrets: work, dependents and results have true values, and nothing that leaves the run holds one."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replanning import Alternative, Plan, ReplanningEngine, Task, TaskContext, ToolSpec
+from replanning.changes import ModifyTask, ReplaceTask
+from replanning.decision import ReplanRequest
+from replanning.errors import ChangeRejected
+from replanning.journal import PlanRevised, SqliteStore
+from replanning.plan import Redactor
+from replanning.testing import ScriptedLLM
+from replanning.tools import ToolExecutor
+from tests.support.cli import cli
+from tests.support.http_server import HttpServer, Request
+from tests.support.runs import Proposer, bodies
+from tests.support.tracing import Spans
+
+TOKEN = "tok-9f8e7d6c5b4a"
+PASSWORD = "correct-horse-7-battery"
+
+FORMS = {
+    "Authorization": ("Bearer {env:SHOP_TOKEN}", f"Bearer {TOKEN}"),
+    "Cookie": ("theme=dark; session={env:SHOP_TOKEN}", f"theme=dark; session={TOKEN}"),
+    "X-Api-Key": ("key {env:SHOP_TOKEN}", f"key {TOKEN}"),
+    "Proxy-Authorization": ("Basic {env:SHOP_TOKEN}", f"Basic {TOKEN}"),
+    "X-Token": ("{env:SHOP_TOKEN}", TOKEN),
+}
+
+ORDER: dict[str, Any] = {
+    "goal": {"objective": "order"},
+    "tools": [{"name": "order", "kind": "http", "method": "POST", "url": "URL/order"}],
+    "tasks": [{"id": "a", "tool": "order"}],
+}
+
+
+def echo(request: Request) -> tuple[int, dict[str, str], bytes]:
+    """Answer with the header that a server would repeat."""
+    text = request.headers.get("authorization") or request.headers.get("cookie") or ""
+    return 200, {"content-type": "text/plain"}, f"you sent {text}".encode()
+
+
+def leaks(folder: Path) -> list[str]:
+    """The files of a folder that hold one of the secrets."""
+    return [
+        path.name
+        for path in folder.rglob("*")
+        if path.is_file()
+        and any(secret.encode() in path.read_bytes() for secret in (TOKEN, PASSWORD))
+    ]
+
+
+@pytest.mark.anyio
+async def test_every_form_of_a_secret_header_is_sent(tmp_path: Path) -> None:
+    """Each documented form of a header with `{env:NAME}` arrives complete, also after a resume, and is stored nowhere."""
+    headers = {name: template for name, (template, _) in FORMS.items()}
+    expected = {name.lower(): text for name, (_, text) in FORMS.items()}
+    with HttpServer(echo) as server:
+        tool = {**ORDER["tools"][0], "url": f"{server.url}/order", "headers": headers}
+        tasks = [{"id": "a", "tool": "order"}, {"id": "b", "tool": "order", "depends_on": ["a"]}]
+        plan = Plan.model_validate({**ORDER, "tools": [tool], "tasks": tasks})
+        environ = {"SHOP_TOKEN": TOKEN}
+        engine = ReplanningEngine(store=SqliteStore(tmp_path / "runs.db"))
+        async with (
+            ToolExecutor(plan, environ=environ) as work,
+            engine.open(plan, run_id="r") as run,
+        ):
+            async for task in run.ready():
+                async with run.attempt(task) as attempt:
+                    attempt.output = output = await work(task, attempt.context)
+                    assert TOKEN in str(output)
+                break
+        async with engine.resume("r") as run, ToolExecutor(run.plan, environ=environ) as work:
+            async for task in run.ready():
+                async with run.attempt(task) as attempt:
+                    attempt.output = await work(task, attempt.context)
+        await engine.aclose()
+    assert run.result.ok, run.result.reason
+    assert len(server.requests) == 2
+    for request in server.requests:
+        assert {name: request.headers[name] for name in expected} == expected
+    assert leaks(tmp_path) == []
+
+
+def test_command_line_sends_the_header_and_prints_no_secret(tmp_path: Path) -> None:
+    """A plan file that the command runs sends the header, and what is printed and stored has a mask."""
+    with HttpServer(echo) as server:
+        (tmp_path / "plan.yaml").write_text(
+            "goal: {objective: one}\n"
+            "tools:\n"
+            "  - {name: order, kind: http, method: POST, url: '" + server.url + "/x',"
+            " headers: {Authorization: 'Bearer {env:SHOP_TOKEN}'}}\n"
+            "tasks: [{id: a, tool: order}]\n"
+        )
+        done = cli(tmp_path, "run", "plan.yaml", "--store", "runs.db", SHOP_TOKEN=TOKEN)
+        told = cli(
+            tmp_path, "run", "plan.yaml", "--store", "runs.db", "--json", SHOP_TOKEN=TOKEN
+        ).stdout
+    assert server.requests[0].headers["authorization"] == f"Bearer {TOKEN}"
+    assert "you sent [redacted]" in told
+    assert TOKEN not in done.stdout + done.stderr + told
+    assert leaks(tmp_path) == []
+
+
+LOGIN = Plan.model_validate(
+    {
+        "goal": {"objective": "log in and use the token"},
+        "tasks": [
+            {"id": "login", "tool": "login"},
+            {
+                "id": "use",
+                "tool": "use",
+                "depends_on": ["login"],
+                "arguments": {"token": "${login.output.access_token}"},
+            },
+        ],
+    }
+)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("repeatable", [True, False])
+async def test_token_of_one_task_reaches_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, repeatable: bool
+) -> None:
+    """A token that a task returns reaches the next task and the result; after a resume the login is repeated or missed."""
+    used: list[str] = []
+    logins: list[str] = []
+
+    def login() -> dict[str, str]:
+        logins.append("login")
+        return {"access_token": TOKEN, "user": "eve"}
+
+    def use(token: str) -> str:
+        used.append(token)
+        return f"used password={PASSWORD}"
+
+    spans = Spans()
+    plan = LOGIN
+    if repeatable:
+        tasks = [LOGIN.tasks[0].model_copy(update={"idempotent": True}), LOGIN.tasks[1]]
+        plan = LOGIN.model_copy(update={"tasks": tuple(tasks)})
+    settings = {"capture_content": True}
+    engine = ReplanningEngine(
+        store=SqliteStore(tmp_path / "runs.db"), settings=settings, tracer_provider=spans.provider
+    )
+    with caplog.at_level(logging.DEBUG, "replanning"):
+        result = await engine.execute(plan, tools=[login, use], run_id="whole")
+    assert result.ok, result.reason
+    assert used == [TOKEN]
+    assert result.outputs["login"] == {"access_token": TOKEN, "user": "eve"}
+    assert result.outputs["use"] == f"used password={PASSWORD}"
+    assert TOKEN not in caplog.text
+    assert PASSWORD not in caplog.text
+    assert TOKEN not in repr(spans.flat)
+    assert leaks(tmp_path) == []
+    async with engine.open(plan, run_id="cut") as run:
+        async for task in run.ready():
+            async with run.attempt(task) as attempt:
+                attempt.output = login()
+            break
+    logins.clear()
+    resumed = ReplanningEngine(store=engine.store)
+    async with resumed.resume("cut") as run:
+        async for task in run.ready():
+            async with run.attempt(task) as attempt:
+                attempt.output = login() if task.id == "login" else use(**task.arguments)  # type: ignore[arg-type]
+    if repeatable:
+        assert logins == ["login"]
+        assert used == [TOKEN, TOKEN]
+        assert run.result.ok
+    else:
+        assert logins == []
+        assert used == [TOKEN]
+        assert "looks like a secret" in run.result.failures["use"].message
+    await engine.aclose()
+
+
+SECRET_PLAN = Plan.model_validate(
+    {
+        "goal": {"objective": "send"},
+        "context": {"login": {"password": PASSWORD}},
+        "tools": [{"name": "send", "headers": {"Authorization": f"Bearer {TOKEN}"}}],
+        "tasks": [
+            {"id": "first"},
+            {"id": "argument", "depends_on": ["first"], "arguments": {"password": PASSWORD}},
+            {"id": "tool", "tool": "send", "depends_on": ["first"]},
+            {
+                "id": "context",
+                "depends_on": ["first"],
+                "arguments": {"login": "${context.login}"},
+            },
+        ],
+    }
+)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("given", [True, False])
+async def test_literal_secrets_of_a_plan_after_a_resume(tmp_path: Path, *, given: bool) -> None:
+    """A resumed run has the literal secrets of a plan that is given again; else their tasks fail before their work."""
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "runs.db"))
+    async with engine.open(SECRET_PLAN, run_id="r") as run:
+        async for task in run.ready():
+            async with run.attempt(task):
+                pass
+            break
+    seen: dict[str, object] = {}
+    source = engine.run_or_resume(SECRET_PLAN, run_id="r") if given else engine.resume("r")
+    async with source as run:
+        async for task in run.ready():
+            async with run.attempt(task) as attempt:
+                tool = attempt.context.tool
+                seen[task.id] = [task.arguments, None if tool is None else dict(tool.headers)]
+    await engine.aclose()
+    if given:
+        assert seen == {
+            "argument": [{"password": PASSWORD}, None],
+            "tool": [{}, {"Authorization": f"Bearer {TOKEN}"}],
+            "context": [{"login": {"password": PASSWORD}}, None],
+        }
+    else:
+        assert seen == {}
+        messages = {name: failure.message for name, failure in run.result.failures.items()}
+        assert messages.keys() == {"argument", "tool", "context"}
+        assert all("{env:NAME}" in message for message in messages.values())
+    assert leaks(tmp_path) == []
+
+
+@pytest.mark.anyio
+async def test_first_run_has_the_literal_secrets_of_its_plan() -> None:
+    """A run uses the literal secrets of its plan, and warns that its journal does not keep them."""
+    seen: list[object] = []
+
+    async def work(task: Task, context: TaskContext) -> object:
+        tool = context.tool
+        seen.append([task.arguments, None if tool is None else dict(tool.headers)])
+        return None
+
+    result = await ReplanningEngine().execute(SECRET_PLAN, work, max_concurrency=1)
+    assert result.ok
+    assert [{"password": PASSWORD}, None] in seen
+    assert [{}, {"Authorization": f"Bearer {TOKEN}"}] in seen
+
+
+def replacing(arguments: dict[str, Any]) -> Any:
+    """A provider that replaces the failed task by one with these arguments."""
+
+    def propose(request: ReplanRequest) -> list[Alternative]:
+        task = Task(id="b", arguments=arguments)
+        change = ReplaceTask(task_id="a", tasks=(task,))
+        return [Alternative(changes=(change,), reason="r", confidence=0.9)]
+
+    return propose
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("place", ["password", "elsewhere"])
+async def test_mask_in_a_proposal(place: str) -> None:
+    """A mask in a proposal stands for the value at the same place of the replaced task; any other is rejected."""
+    seen: list[object] = []
+
+    async def work(task: Task, context: TaskContext) -> object:
+        if task.id == "a":
+            raise OSError("no")
+        seen.append(task.arguments)
+        return None
+
+    arguments = {"deep": [{"password": PASSWORD, "size": 1}]}
+    plan = Plan.model_validate(
+        {"goal": {"objective": "g"}, "tasks": [{"id": "a", "arguments": arguments}]}
+    )
+    proposed = {"deep": [{place: "[redacted]", "size": 2}]}
+    engine = ReplanningEngine(providers=[Proposer(replacing(proposed))])
+    result = await engine.execute(plan, work, run_id="r")
+    if place == "password":
+        assert seen == [{"deep": [{"password": PASSWORD, "size": 2}]}], result.reason
+    else:
+        assert seen == []
+        (event,) = engine.history("r").events[:1]
+        assert "[redacted]" in event.rejected[0].rejected
+    assert all(PASSWORD not in repr(body) for body in bodies(engine.store, "r", PlanRevised))
+    await engine.aclose()
+
+
+@pytest.mark.anyio
+async def test_mask_in_an_edit() -> None:
+    """An edit may repeat a mask where the task has a secret; elsewhere it is rejected with the reason."""
+    plan = Plan.model_validate(
+        {
+            "goal": {"objective": "g"},
+            "tasks": [{"id": "a", "arguments": {"password": PASSWORD, "size": 1}}],
+        }
+    )
+    async with ReplanningEngine().open(plan) as run:
+        fields: Any = {"arguments": {"password": "[redacted]", "size": 2}}
+        run.apply([ModifyTask(task_id="a", fields=fields)])
+        async for task in run.ready():
+            assert task.arguments == {"password": PASSWORD, "size": 2}
+            with pytest.raises(ChangeRejected, match="stands for a value that is not shown"):
+                run.modify_task("a", arguments={"name": "[redacted]"})
+            async with run.attempt(task):
+                pass
+
+
+@pytest.mark.anyio
+async def test_session_has_true_arguments_before_and_after_a_resume(tmp_path: Path) -> None:
+    """A call of a session gets its true arguments, also where it is continued in another process."""
+    calls: list[str] = []
+
+    async def send(password: str) -> str:
+        calls.append(password)
+        if len(calls) == 1:
+            raise EOFError
+        return "sent"
+
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "r.db"))
+    with pytest.raises(EOFError):
+        async with engine.session("send", tools=[send], run_id="r", passes=(EOFError,)) as session:
+            await session.invoke("send", {"password": PASSWORD}, key="k")
+    await engine.aclose()
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "r.db"))
+    async with engine.session("send", tools=[send], run_id="r") as session:
+        assert await session.invoke("send", {"password": PASSWORD}, key="k") == "sent"
+    await engine.aclose()
+    assert calls == [PASSWORD, PASSWORD]
+    assert leaks(tmp_path) == []
+
+
+@pytest.mark.anyio
+async def test_added_secret_is_masked_from_then_on(tmp_path: Path) -> None:
+    """A value that work adds as a secret is masked in outputs, errors and prompts, whatever it looks like."""
+    llm = ScriptedLLM(["I do not know."] * 4)
+    word = "sesame"
+    prompts: list[str] = []
+
+    async def work(task: Task, context: TaskContext) -> object:
+        context.add_secret(word)
+        if task.id == "b":
+            raise OSError(f"{word} was refused")
+        return f"open {word}"
+
+    plan = Plan.model_validate(
+        {"goal": {"objective": "g"}, "tasks": [{"id": "a"}, {"id": "b", "depends_on": ["a"]}]}
+    )
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "runs.db"), providers=[llm])
+    result = await engine.execute(plan, work, run_id="r")
+    prompts = [str(request) for request in llm.requests]
+    await engine.aclose()
+    assert result.outputs["a"] == "open sesame"
+    stored = "".join(path.read_text() for path in tmp_path.rglob("*.jsonl"))
+    assert "open [redacted]" in stored
+    assert word not in stored
+    assert prompts
+    assert word not in "".join(prompts)
+
+
+def test_references_are_no_secrets() -> None:
+    """A reference `{env:NAME}` stays where a secret would be masked, and a secret beside it is masked."""
+    redactor = Redactor()
+    for name, (template, _) in FORMS.items():
+        assert redactor.value({name: template}) == {name: template}
+    tool = ToolSpec(name="t", headers={"Authorization": "Bearer {env:A}"})
+    assert redactor.document(tool) is tool
+    beside = redactor.value({"Authorization": "{env:A} hunter2hunter2"})
+    assert beside == {"Authorization": "[redacted]"}

@@ -1,0 +1,483 @@
+"""Outputs that are no JSON: they come back as they were, in this process and after a resume, or say why they do not."""
+
+import json
+import logging
+import warnings
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from replanning import Plan, ReplanningEngine, Task, TaskContext
+from replanning.errors import CallFailed
+from replanning.journal import AttemptSucceeded, PlanRevised, SqliteStore
+from replanning.journal.values import decode, encode
+from replanning.plan import Redactor
+from tests.support.runs import bodies
+
+READER = Plan.model_validate(
+    {
+        "goal": {"objective": "read a value"},
+        "tasks": [{"id": "make"}, {"id": "read", "depends_on": ["make"]}],
+    }
+)
+
+VALUES = (
+    date(2026, 1, 31),
+    time(12, 30, tzinfo=UTC),
+    datetime(2026, 1, 31, 12),  # noqa: DTZ001 - values without a zone as well
+    datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=1),
+    datetime(2026, 1, 31, tzinfo=timezone(timedelta(hours=5, minutes=30))),
+    timedelta(days=-1, seconds=3, microseconds=7),
+    Decimal("1.10"),
+    UUID(int=7),
+    Path("reports/january.pdf"),
+    PurePosixPath("/srv"),
+    PureWindowsPath("C:\\srv"),
+    {1, "a", (2, 3)},
+    frozenset({Decimal(1)}),
+    (1, [2, (3,)]),
+    b"\x00\xff",
+    float("inf"),
+    10**400,
+    {1: "one", None: "none", (1, 2): "pair"},
+    "half \ud800 a character",
+    {"\ud800": 1},
+    {"$replanning": "date", "value": "2026-01-31"},
+    {"deep": [{"$replanning": {"at": date(2026, 1, 1)}}]},
+)
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+TABLE = (
+    st.dates()
+    | st.times()
+    | st.datetimes()
+    | st.timedeltas()
+    | st.decimals(allow_nan=False)
+    | st.uuids()
+    | st.binary(max_size=20)
+    | st.frozensets(st.integers() | st.text(), max_size=4)
+)
+ANY = st.recursive(
+    JSON | TABLE,
+    lambda inner: (
+        st.tuples(inner, inner)
+        | st.lists(inner, max_size=3)
+        | st.dictionaries(st.integers() | st.text() | st.dates(), inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["$replanning", "value"]), inner)
+    ),
+    max_leaves=6,
+)
+
+
+class Connection:
+    """An object that nothing can store."""
+
+
+async def stop_after(store: Path, plan: Plan, outputs: Mapping[str, object]) -> None:
+    """Run the tasks that have outputs, and leave the run before the others."""
+    engine = ReplanningEngine(store=SqliteStore(store))
+    async with engine.open(plan, run_id="r") as run:
+        left = set(outputs)
+        async for task in run.ready():
+            async with run.attempt(task) as attempt:
+                attempt.output = outputs[task.id]
+            left.discard(task.id)
+            if not left:
+                break
+    await engine.aclose()
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.anyio
+async def test_value_comes_back_as_it_was(value: object, tmp_path: Path) -> None:
+    """A value of the standard library reaches dependents as it was, in its process and after a resume."""
+    seen: list[object] = []
+
+    async def work(task: Task, context: TaskContext) -> object:
+        if task.id == "make":
+            return value
+        seen.append(context.results["make"])
+        return "read"
+
+    result = await ReplanningEngine().execute(READER, work)
+    await stop_after(tmp_path / "r.db", READER, {"make": value})
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "r.db"))
+    resumed = await engine.execute(READER, work, run_id="r")
+    await engine.aclose()
+    for found in (*seen, result.outputs["make"], resumed.outputs["make"]):
+        assert found == value
+        assert type(found) is type(value)
+    assert len(seen) == 2
+
+
+@given(ANY)
+def test_every_value_of_the_table_survives_the_store(value: object) -> None:
+    """Decoding the JSON text of an encoded value gives an equal value of the same kinds."""
+    stored = json.loads(json.dumps(encode(value, Redactor()).value))
+    found = decode(stored)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@given(JSON)
+def test_plain_json_has_no_tags(value: Any) -> None:
+    """What is JSON already is stored as it is, so older journals read the same."""
+    encoded = encode(value, None)
+    if encoded.is_plain:
+        assert encoded.value == value == decode(value)
+
+
+@pytest.mark.anyio
+async def test_reference_and_condition_see_the_json_form() -> None:
+    """References and conditions see dates as ISO texts, sets as sorted lists, and objects as their fields."""
+
+    @dataclass
+    class Order:
+        due: date
+        tags: set[str]
+        state: Enum
+
+    class State(Enum):
+        OPEN = "open"
+
+    plan = Plan.model_validate(
+        {
+            "goal": {"objective": "g"},
+            "tasks": [
+                {"id": "make"},
+                {
+                    "id": "read",
+                    "depends_on": ["make"],
+                    "when": 'results.make.due == "2026-01-31" and "a" in results.make.tags',
+                    "arguments": {
+                        "order": "${make.output}",
+                        "due": "by ${make.output.due}",
+                        "tag": "${make.output.tags}",
+                    },
+                },
+            ],
+        }
+    )
+    arguments: list[object] = []
+
+    async def work(task: Task, context: TaskContext) -> object:
+        if task.id == "make":
+            return Order(date(2026, 1, 31), {"b", "a"}, State.OPEN)
+        arguments.append(task.arguments)
+        return None
+
+    result = await ReplanningEngine().execute(plan, work)
+    order = {"due": "2026-01-31", "tags": ["a", "b"], "state": "open"}
+    assert result.ok, result.reason
+    assert arguments == [{"order": order, "due": "by 2026-01-31", "tag": ["a", "b"]}]
+
+
+@pytest.mark.anyio
+async def test_reference_to_what_has_no_json_form_says_so() -> None:
+    """A reference to an object without a JSON form fails its task before the work, and names the reference and the type."""
+    plan = Plan.model_validate(
+        {
+            "goal": {"objective": "g"},
+            "tasks": [
+                {"id": "make"},
+                {"id": "read", "depends_on": ["make"], "arguments": {"x": "${make.output}"}},
+            ],
+        }
+    )
+
+    async def work(task: Task, context: TaskContext) -> object:
+        assert task.id == "make"
+        return Connection()
+
+    result = await ReplanningEngine().execute(plan, work)
+    assert result.status == "failed"
+    assert "${make.output}" in result.failures["read"].message
+    assert "Connection has no JSON form" in result.failures["read"].message
+
+
+class Level(Enum):
+    LOW = 1
+
+
+class Report(BaseModel):
+    title: str
+    at: datetime
+
+
+@dataclass
+class Part:
+    number: int
+    level: Level
+
+
+def make_report() -> Report:
+    """Return a model."""
+    return Report(title="January", at=datetime(2026, 1, 31, tzinfo=UTC))
+
+
+def make_parts() -> list[Part]:
+    """Return dataclasses with an Enum."""
+    return [Part(1, Level.LOW)]
+
+
+def read(value: object = None) -> str:
+    """Return a text."""
+    return "read"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("function", [make_report, make_parts])
+async def test_annotated_objects_come_back(function: Any, tmp_path: Path) -> None:
+    """An object that the return annotation of its function names comes back after a resume."""
+    plan = Plan.model_validate(
+        {
+            "goal": {"objective": "g"},
+            "tasks": [
+                {"id": "make", "tool": function.__name__},
+                {"id": "read", "tool": "read", "depends_on": ["make"]},
+            ],
+        }
+    )
+
+    async def work(task: Task, context: TaskContext) -> object:
+        return function() if task.id == "make" else context.results["make"]
+
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "r.db"))
+    with pytest.raises(EOFError):  # noqa: PT012 - the session must be left by it
+        async with engine.session(plan, tools=[function, read], run_id="r") as session:
+            await session.run.perform("make", work)
+            assert engine.history("r").unstored == {}
+            raise EOFError
+    await engine.aclose()
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "r.db"))
+    async with engine.session(plan, tools=[function, read], run_id="r") as session:
+        assert await session.run.perform("make", work) == function()
+        assert await session.run.perform("read", work) == function()
+    await engine.aclose()
+
+
+@pytest.mark.anyio
+async def test_other_objects_reach_dependents_and_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An object that cannot be stored reaches dependents and the result; one warning names it, and the journal says so."""
+    connection = Connection()
+    seen: list[object] = []
+
+    async def work(task: Task, context: TaskContext) -> object:
+        if task.id == "make":
+            return {"connection": connection}
+        seen.append(context.results["make"]["connection"])
+        return "read"
+
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "runs.db"))
+    with caplog.at_level(logging.WARNING, "replanning"):
+        result = await engine.execute(READER, work, run_id="r")
+    told = [record.getMessage() for record in caplog.records]
+    assert seen == [connection]
+    assert result.outputs["make"] == {"connection": connection}
+    assert result.reason == "every required task is done"
+    assert len(told) == 1
+    assert "'make' is not stored" in told[0]
+    (made, _) = bodies(engine.store, "r", AttemptSucceeded)
+    assert isinstance(made, AttemptSucceeded)
+    assert not made.recoverable
+    assert "holds a Connection" in made.unstored
+    assert engine.history("r").unstored == {"make": made.unstored}
+    await engine.aclose()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("refers", [True, False])
+@pytest.mark.parametrize("repeatable", [True, False])
+async def test_resume_of_an_output_that_was_not_stored(
+    tmp_path: Path, *, refers: bool, repeatable: bool
+) -> None:
+    """After a resume, a task whose output is needed runs again if that does no harm; else its readers are told why."""
+    arguments = {"x": "${make.output.name}"} if refers else {}
+    plan = Plan.model_validate(
+        {
+            "goal": {"objective": "g"},
+            "tasks": [
+                {"id": "source", "idempotent": True},
+                {
+                    "id": "make",
+                    "depends_on": ["source"],
+                    "idempotent": repeatable,
+                },
+                {"id": "other", "idempotent": True},
+                {"id": "read", "depends_on": ["make"], "arguments": arguments},
+            ],
+        }
+    )
+    lost = Connection()
+    given_up = {"source": lost, "make": {"name": "n", "lost": lost}, "other": lost}
+    await stop_after(tmp_path / "r.db", plan, given_up)
+    done: list[str] = []
+    told: list[str] = []
+
+    async def work(task: Task, context: TaskContext) -> object:
+        done.append(task.id)
+        if task.id != "read":
+            return given_up[task.id]
+        try:
+            assert context.results["make"]["lost"] is lost
+        except KeyError as error:
+            told.append(str(error))
+        return "read"
+
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "r.db"))
+    result = await engine.execute(plan, work, run_id="r")
+    revised = bodies(engine.store, "r", PlanRevised)
+    await engine.aclose()
+    if repeatable:
+        assert done == ["source", "make", "read"]
+        assert [body.by for body in revised if isinstance(body, PlanRevised)] == ["resume"]
+        assert not told
+    elif refers:
+        assert done == []
+        assert result.status == "failed"
+        assert "its output was not stored" in result.failures["read"].message
+    else:
+        assert done == ["read"]
+        assert "its output was not stored: it holds a Connection" in told[0]
+        with pytest.raises(KeyError, match="was not stored"):
+            result.outputs["make"]
+
+
+@pytest.mark.anyio
+async def test_second_kill_before_the_repeated_task_runs(tmp_path: Path) -> None:
+    """A task that is to run again because its output was lost does so after another kill as well."""
+    plan = Plan.model_validate(
+        {
+            "goal": {"objective": "g"},
+            "tasks": [{"id": "make", "effect": "none"}, {"id": "read", "depends_on": ["make"]}],
+        }
+    )
+    await stop_after(tmp_path / "r.db", plan, {"make": Connection()})
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "r.db"))
+    async with engine.resume("r"):
+        pass
+    await engine.aclose()
+    done = []
+
+    async def work(task: Task, context: TaskContext) -> object:
+        done.append(task.id)
+        return Connection() if task.id == "make" else type(context.results["make"]).__name__
+
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "r.db"))
+    result = await engine.execute(plan, work, run_id="r")
+    await engine.aclose()
+    assert done == ["make", "read"]
+    assert result.outputs["read"] == "Connection"
+
+
+@pytest.mark.anyio
+async def test_forgotten_await_is_a_failure() -> None:
+    """A coroutine or an async generator as output fails the attempt, which asks whether `await` was forgotten."""
+
+    async def fetch() -> int:
+        return 1
+
+    async def stream() -> AsyncIterator[int]:
+        yield 1
+
+    for made in (fetch, stream):
+
+        async def work(task: Task, context: TaskContext, made: Any = made) -> object:
+            return made()
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            result = await ReplanningEngine().execute(
+                Plan.model_validate({"goal": {"objective": "g"}, "tasks": [{"id": "a"}]}), work
+            )
+        failure = result.failures["a"]
+        assert failure.kind == "output"
+        assert "was `await` forgotten" in failure.message
+        assert made.__name__ in failure.message
+
+
+@pytest.mark.anyio
+async def test_result_says_why_there_is_no_output() -> None:
+    """The KeyError for a task without an output says what became of the task."""
+
+    async def work(task: Task, context: TaskContext) -> object:
+        raise OSError("disk full")
+
+    result = await ReplanningEngine().execute(READER, work)
+    with pytest.raises(KeyError, match=r"'make'.*FAILED.*disk full"):
+        result.outputs["make"]
+    with pytest.raises(KeyError, match=r"'read'.*PENDING"):
+        result.outputs["read"]
+    with pytest.raises(KeyError, match="no task 'nothing'"):
+        result.outputs["nothing"]
+    assert result.outputs.get("make") is None
+
+
+@pytest.mark.anyio
+async def test_what_is_too_large_is_called_so() -> None:
+    """An output beyond `max_output` fails with its size, the limit and the setting."""
+
+    async def work(task: Task, context: TaskContext) -> object:
+        return "x" * 2000
+
+    result = await ReplanningEngine(settings={"max_output": 1000}).execute(READER, work)
+    message = result.failures["make"].message
+    assert "2002 bytes" in message
+    assert "max_output allows 1000" in message
+
+
+@pytest.mark.anyio
+async def test_work_may_change_its_output_afterwards() -> None:
+    """An output is copied when it is reported, so later changes by the work reach nobody."""
+    kept: dict[str, list[object]] = {"items": [(1,)]}
+
+    async def work(task: Task, context: TaskContext) -> object:
+        if task.id == "make":
+            return kept
+        kept["items"].append("later")
+        return context.results["make"]
+
+    result = await ReplanningEngine().execute(READER, work)
+    assert result.outputs["make"] == result.outputs["read"] == {"items": [(1,)]}
+
+
+@pytest.mark.anyio
+async def test_call_of_a_session_is_never_repeated_for_a_lost_output(tmp_path: Path) -> None:
+    """A call that was done under its key is not executed again because its output was not stored."""
+    calls = []
+
+    async def pay() -> Connection:
+        calls.append(1)
+        return Connection()
+
+    for _ in range(2):
+        engine = ReplanningEngine(store=SqliteStore(tmp_path / "r.db"))
+        try:
+            async with engine.session("pay", tools=[pay], run_id="r") as session:
+                if calls:
+                    with pytest.raises(CallFailed, match="was done before, and its output"):
+                        await session.invoke("pay", {}, key="k")
+                else:
+                    await session.invoke("pay", {}, key="k")
+                    raise EOFError
+        except EOFError:
+            pass
+        await engine.aclose()
+    assert calls == [1]
