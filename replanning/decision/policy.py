@@ -42,10 +42,9 @@ from replanning.llm.quoting import is_truncated
 from replanning.plan.commands import filled_danger, use_danger
 from replanning.plan.json_values import detached, iter_strings
 from replanning.plan.messages import checked
-from replanning.plan.redaction import Redactor
-from replanning.plan.secrets import MASK
 from replanning.plan.tasks import Task, TaskBody
 from replanning.plan.types import JsonValue, TaskId
+from replanning.secrets import MASK, Redactor
 from replanning.settings import LimitSettings, Settings
 
 # Vetting of alternatives

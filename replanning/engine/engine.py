@@ -56,7 +56,6 @@ from replanning.llm.provider import FallbackLLM, GuardedLLM, LLMProvider
 from replanning.llm.selection import AUTO, create_llm_provider, is_llm
 from replanning.plan.document import Plan
 from replanning.plan.messages import brief_repr, checked, join_names, require_instance, wrong_kinds
-from replanning.plan.redaction import Redactor
 from replanning.plan.tasks import Goal, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
 from replanning.plugins import load_plugin, plugin_name
@@ -65,6 +64,7 @@ from replanning.run.lifecycle import Codec, Lifecycle, ResumeState
 from replanning.run.opening import RunFactory, redactor_for, run_services
 from replanning.run.retries import IsTransient
 from replanning.run.run import PlanRun, RunResult, Work, Worker, require_async, validate_work
+from replanning.secrets import Redactor
 from replanning.settings import Settings
 from replanning.telemetry.exporter import Exporter, ExporterContext, build_telemetry
 

@@ -22,8 +22,8 @@ from replanning.plan.json_values import (
     measure_json,
 )
 from replanning.plan.messages import truncate
-from replanning.plan.secrets import MASK
 from replanning.plan.types import MAX_NAME_CHARS, JsonPath, TaskId
+from replanning.secrets import MASK
 
 _PLACEHOLDER: Final = re.compile(
     r"(?<![${])\{([A-Za-z_][A-Za-z0-9_-]*)\}|\{\{([A-Za-z_][A-Za-z0-9_-]*)\}\}"

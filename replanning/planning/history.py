@@ -48,7 +48,6 @@ from replanning.journal.store import RunStore, check_run_id
 from replanning.live.plan import LivePlan
 from replanning.llm.quoting import truncate_value
 from replanning.plan.messages import checked
-from replanning.plan.redaction import Redactor
 from replanning.plan.tasks import tool_name
 from replanning.plan.types import JsonObject, JsonValue, RunId
 from replanning.planning.decisions import DecisionRecord, Phase
@@ -56,6 +55,7 @@ from replanning.planning.manager import ReplanNote
 from replanning.planning.outputs import Action
 from replanning.planning.state import PlanningState, PlanVersion, request_of
 from replanning.planning.tasks import PlanningTask, is_action, phase_of
+from replanning.secrets import Redactor
 from replanning.telemetry.exporter import Exporter, ExporterContext
 
 LineType = Literal["plan", "revision", "reflection", "execution", "replan_decision", "completion"]

@@ -79,9 +79,7 @@ from replanning.plan.checks import check_task
 from replanning.plan.commands import filled_danger
 from replanning.plan.json_values import detached, is_redacted
 from replanning.plan.messages import brief_repr, join_names
-from replanning.plan.redaction import Redactor
 from replanning.plan.references import has_references
-from replanning.plan.secrets import MASK
 from replanning.plan.tasks import PLANNING_KEY, Task
 from replanning.plan.types import AttemptId, JsonValue, QuestionId, ReplanId, TaskId, TriggerId
 from replanning.plugins import plugin_error
@@ -95,6 +93,7 @@ from replanning.run.retries import (
     redact_bounded,
     schedule_retry,
 )
+from replanning.secrets import MASK, Redactor
 from replanning.settings import Settings
 from replanning.telemetry.tracer import RunTracer
 

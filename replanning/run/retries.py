@@ -17,9 +17,9 @@ import anyio
 from replanning.errors import NotAccepted, ReplanningError, StoreError, TransientError
 from replanning.journal.records import Failure
 from replanning.live.graph import TaskEntry
-from replanning.plan.redaction import Redactor
 from replanning.plugins import plugin_error
 from replanning.run.event_loop import describe_error, error_message
+from replanning.secrets import Redactor
 from replanning.settings import Settings
 
 IsTransient = Callable[[Exception], bool]

@@ -17,11 +17,11 @@ from pydantic import JsonValue
 
 from replanning.plan.commands import ENV_REFERENCE, MARKED_HOLE, env_references
 from replanning.plan.json_values import as_text, exceeds_depth, iter_strings
-from replanning.plan.masking import find_known, known_texts, mask
 from replanning.plan.messages import checked
 from replanning.plan.references import fill_placeholders, placeholders
 from replanning.plan.tasks import McpServer, Task, ToolSpec
 from replanning.plan.types import JsonObject
+from replanning.secrets import find_known, known_texts, mask
 
 _MIN_SECRET_CHARS: Final = 4
 _INHERITED_VARIABLES: Final = frozenset(
@@ -88,12 +88,12 @@ class Secrets:
         if len(value.strip()) >= _MIN_SECRET_CHARS:
             self._values.add(value)
 
-    def redact(self, text: str, *, wrapped: bool = False) -> str:
-        """Return a text with every known secret replaced by a mark, also in lines, escapes and encodings."""
+    def redact(self, text: str) -> str:
+        """Return a text with every known secret replaced by a mark, also behind escapes."""
         if not self._values:
             return text
         known = known_texts(self._values, _MIN_SECRET_CHARS)
-        return mask(text, lambda part: find_known(part, known), wrapped=wrapped)
+        return mask(text, lambda part: find_known(part, known))
 
     def redact_json(self, value: JsonValue) -> JsonValue:
         """Redact every text within a value."""
