@@ -32,26 +32,10 @@ _MIN_SECRET_CHARS: Final = 6
 _MAX_NAME_PROBLEMS: Final = 1000
 _MAX_PLAIN_DEPTH: Final = 64
 
-_IDENTIFIER_FIELDS: Final = frozenset(
-    [
-        "id",
-        "task_id",
-        "depends_on",
-        "before",
-        "order",
-        "run",
-        "tool",
-        "kind",
-        "capability",
-        "when",
-        "server",
-        "parameters",
-        "optional",
-        "objects",
-        "resources",
-        "callable",
-    ]
-)
+_IDENTIFIER_FIELDS: Final = frozenset((
+    "id", "task_id", "depends_on", "before", "order", "run", "tool", "kind", "capability",
+    "when", "server", "parameters", "optional", "objects", "resources", "callable",
+))  # fmt: skip
 """Fields with names and conditions, which stay as they are: other parts refer to them."""
 
 _PARTS_WITH_NAMES: Final = _IDENTIFIER_FIELDS | {

@@ -77,25 +77,10 @@ _CODE: Final = re.compile(
 """Expressions of programs that are assigned to a name."""
 
 _NUMBER: Final = re.compile(r"[\d.,:%/ -]{1,12}")
-_NON_SECRET_WORDS: Final = frozenset(
-    [
-        "none",
-        "null",
-        "true",
-        "false",
-        "required",
-        "missing",
-        "invalid",
-        "incorrect",
-        "wrong",
-        "expired",
-        "empty",
-        "undefined",
-        "unknown",
-        "unset",
-        "unrecognized",
-    ]
-)
+_NON_SECRET_WORDS: Final = frozenset((
+    "none", "null", "true", "false", "required", "missing", "invalid", "incorrect", "wrong",
+    "expired", "empty", "undefined", "unknown", "unset", "unrecognized",
+))  # fmt: skip
 _MAX_WORD_CHARS: Final = 15
 """Letters up to which a word in prose is taken for a word."""
 
@@ -146,32 +131,13 @@ def _not_after(texts: Iterable[str], hint: str) -> str:
 
 
 _KINDS_OF_KEYS: Final = (
-    "api",
-    "access",
-    "secret",
-    "private",
-    "encryption",
-    "signing",
-    "account",
-    "master",
-    "storage",
-    "subscription",
-)
+    "api", "access", "secret", "private", "encryption", "signing", "account", "master",
+    "storage", "subscription",
+)  # fmt: skip
 _KINDS_OF_OTHER_TOKENS: Final = (
-    "page",
-    "cursor",
-    "continuation",
-    "next",
-    "sync",
-    "stop",
-    "eos",
-    "bos",
-    "pad",
-    "sep",
-    "unk",
-    "mask",
-    "cls",
-)
+    "page", "cursor", "continuation", "next", "sync", "stop", "eos", "bos", "pad", "sep", "unk",
+    "mask", "cls",
+)  # fmt: skip
 _KEY_NAMES: Final = [f"{kind}{sign}" for kind in _KINDS_OF_KEYS for sign in ("", "[ _-]")]
 _OTHER_TOKENS: Final = [f"{kind}{sign}" for kind in _KINDS_OF_OTHER_TOKENS for sign in ("", "[_-]")]
 
