@@ -1,4 +1,4 @@
-"""Masking of secrets in a text, also of those behind terminal colours and the escapes of JSON."""
+"""Masking of secrets in a text, also of those behind terminal colours and the escapes of JSON and of `repr`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _ESCAPE: Final = re.compile(
     r"""
     (
         \x1b (?: \[[0-?]*[ -/]*[@-~] | \][^\x07\x1b]*(?:\x07|\x1b\\)? | [ -/]*[0-~] )
-      | \\ (?: u[dD][89abAB][0-9A-Fa-f]{2}\\u[dD][c-fC-F][0-9A-Fa-f]{2} | u[0-9A-Fa-f]{4} | ["/\\bfnrt] )
+      | \\ (?: u[dD][89abAB][0-9A-Fa-f]{2}\\u[dD][c-fC-F][0-9A-Fa-f]{2} | u[0-9A-Fa-f]{4}
+            | x[0-9A-Fa-f]{2} | ["'/\\bfnrt] )
     )
     """,
     re.VERBOSE,
@@ -123,7 +124,7 @@ def _unescape(escape: str) -> str:
     if escape[0] == "\x1b":
         return ""
     rest = escape[1:]
-    if rest[0] == "u":
-        pair = bytes.fromhex("".join(rest[1:].split("\\u")))
+    if rest[0] in "ux":
+        pair = bytes.fromhex("".join(rest[1:].split("\\u")).zfill(4))
         return pair.decode("utf-16-be", "replace")
     return _LETTERS.get(rest, rest)

@@ -259,10 +259,11 @@ def _is_plain(value: object, levels: int) -> bool:
 
 
 def _names_of(kind: type[BaseModel]) -> frozenset[str]:
-    """Return the fields that are names; a part without an id has its `name` for one, as a tool has."""
-    if "id" in kind.model_fields:
-        return _IDENTIFIER_FIELDS
-    return _IDENTIFIER_FIELDS | {"name"}
+    """Return the fields that are names. A `name` is one where it is required, as of a tool; others are for people."""
+    name = kind.model_fields.get("name")
+    if name is not None and name.is_required():
+        return _IDENTIFIER_FIELDS | {"name"}
+    return _IDENTIFIER_FIELDS
 
 
 @cache

@@ -19,7 +19,7 @@ from replanning.providers._prompt import CUT_ORDER, MAX_TASKS, MIN_PROMPT_CHARS,
 from replanning.providers.llm import MAX_CANDIDATES, MAX_CHANGES, LLMAlternatives
 from replanning.secrets import Redactor
 from replanning.testing import ScriptedLLM, hangs
-from tests.plan.test_redaction import BY_NAME, BY_SHAPE
+from tests.secrets.test_redactor import BY_NAME, BY_SHAPE
 from tests.support.models import PLAN, candidate, change, played, replaced, reply
 
 

@@ -351,7 +351,10 @@ REFERENCES = [
 def test_references(text: str) -> None:
     """A reference to a value is no secret, wherever it stands."""
     assert REDACT.text(text) == text
-    member = {"authorization": text.rpartition(": ")[2], "cookie": text.rpartition(": ")[2]}
+    member: JsonObject = {
+        "authorization": text.rpartition(": ")[2],
+        "cookie": text.rpartition(": ")[2],
+    }
     assert REDACT.value(member) == member
 
 

@@ -535,7 +535,7 @@ class _InvariantChecker:
             return
         if not isinstance(body, journal.AttemptFailed) or body.failure.kind == "interrupted":
             self._require(
-                known.task.idempotent,
+                bool(known.task.idempotent),
                 f"{body.task!r} is run again after {body.kind}, and is not idempotent",
             )
         elif not body.exhausted:

@@ -87,6 +87,7 @@ WRAPPINGS: Mapping[str, Callable[[str], str]] = {
     "JSON in JSON": lambda text: json.dumps(json.dumps([text])),
     "coloured": _colour,
     "coloured in JSON": lambda text: json.dumps(_colour(text)),
+    "coloured in a repr": lambda text: repr(_colour(text)),
     "in a file name": lambda text: f"/tmp/{text}.txt",
 }
 """Ways in which a text with a secret stands in another one."""
@@ -94,6 +95,6 @@ WRAPPINGS: Mapping[str, Callable[[str], str]] = {
 
 def tells(clean: str, secret: str) -> bool:
     """Whether a redacted text still tells a secret, in any of the wrappings."""
-    bare = re.sub(r"\x1b\[[0-9;]*m|\\+u001b\[[0-9;]*m", "", clean)
+    bare = re.sub(r"\x1b\[[0-9;]*m|\\+(?:u001b|x1b)\[[0-9;]*m", "", clean)
     inner = json.dumps(secret)[1:-1]
     return any(form in bare for form in (secret, inner, json.dumps(inner)[1:-1]))
