@@ -28,11 +28,12 @@ from replanning.journal import (
     RunOpened,
     RunResumed,
 )
-from replanning.plan import JsonObject, Redactor, RunId
+from replanning.plan import JsonObject, RunId
 from replanning.planning import Phase, ReplanType
 from replanning.planning.decisions import LEVEL_DESCRIPTIONS
 from replanning.planning.manager import ReplanNote
 from replanning.planning.state import PlanningProgress, PlanProgress, PlanStep
+from replanning.secrets import Redactor
 
 _ZERO_WIDTH_SPACE: Final = "\u200b"
 """Invisible separator that keeps forges from creating links, emoji and mentions."""

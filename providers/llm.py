@@ -42,7 +42,6 @@ from replanning.llm.provider import validation_message
 from replanning.plan import JsonObject
 from replanning.plan.json_values import exceeds_depth
 from replanning.plan.messages import truncate
-from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonValue
 from replanning.providers._prompt import (
     DEFAULT_PROMPT_CHARS,
@@ -51,6 +50,7 @@ from replanning.providers._prompt import (
     PromptBuilder,
     change_document,
 )
+from replanning.secrets import Redactor
 
 MAX_CANDIDATES: Final = 20
 

@@ -31,8 +31,8 @@ from replanning.errors import PlanError, Problem, SettingsError
 from replanning.plan.json_values import exceeds_depth
 from replanning.plan.messages import brief_repr, did_you_mean, format_path
 from replanning.plan.reading import find_positions, read_document, read_text_file
-from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, JsonPath, JsonValue
+from replanning.secrets import Redactor
 from replanning.settings import DEFAULT_TRIGGERS, OverrideSettings, Settings
 
 __all__ = ["LoadedSettings", "load_settings"]

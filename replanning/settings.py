@@ -17,10 +17,10 @@ from pydantic import (
 from replanning.errors import SettingsError
 from replanning.journal.records import trigger_types
 from replanning.plan.messages import did_you_mean, validation_problems
-from replanning.plan.redaction import pattern_problem
 from replanning.plan.tasks import Budget, Retry, StrictModel
 from replanning.plan.types import to_seconds
 from replanning.plugins import installed_plugins
+from replanning.secrets import pattern_problem
 
 __all__ = ["Settings", "Weights"]
 
@@ -359,7 +359,10 @@ class RedactionSettings(Section):
         default=(), description="Names of environment variables whose values are secrets."
     )
     patterns: tuple[str, ...] = Field(
-        default=(), max_length=100, description="Regular expressions that match secrets."
+        default=(),
+        max_length=100,
+        description="Regular expressions that match secrets, in the syntax of Python's `re`. They are trusted: one that"
+        " takes long makes every run wait.",
     )
 
     @model_validator(mode="after")

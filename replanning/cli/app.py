@@ -31,7 +31,7 @@ from replanning.version import __version__
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from replanning.plan.redaction import Redactor
+    from replanning.secrets import Redactor
 
 COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
     "Run plans": {
@@ -140,8 +140,8 @@ def redactor() -> Redactor:
     """Return the redactor that the settings of the command describe; with the rules alone if they are not valid."""
     if (found := _redactor.get()) is None:
         from replanning.config import load_settings  # help needs none of these
-        from replanning.plan.redaction import Redactor
         from replanning.run.opening import redactor_for
+        from replanning.secrets import Redactor
 
         try:
             loaded = load_settings(

@@ -41,11 +41,10 @@ from replanning.live.strips import ground_action
 from replanning.live.view import PlanView, TaskView, strips_problem
 from replanning.llm.quoting import is_truncated
 from replanning.plan.json_values import detached, is_redacted, iter_strings
-from replanning.plan.redaction import Redactor
 from replanning.plan.risk import command_risk, resolved_risk
-from replanning.plan.secrets import MASK
 from replanning.plan.tasks import Task, TaskBody
 from replanning.plan.types import JsonValue, TaskId
+from replanning.secrets import MASK, Redactor
 from replanning.settings import LimitSettings, Settings
 
 # Vetting of alternatives

@@ -12,10 +12,10 @@ import anyio
 from replanning.environment import Clock, move_on_after
 from replanning.journal.records import Record
 from replanning.plan.json_values import detached
-from replanning.plan.redaction import Redactor
 from replanning.plugins import plugin_name
 from replanning.run.event_loop import isolate
 from replanning.run.lifecycle import Lifecycle, warn_of_error
+from replanning.secrets import Redactor
 from replanning.telemetry.exporter import Exporter
 
 MAX_QUEUED_RECORDS: Final = 10_000

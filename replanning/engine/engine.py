@@ -64,7 +64,6 @@ from replanning.llm.provider import FallbackLLM, GuardedLLM, LLMProvider
 from replanning.llm.selection import AUTO, create_llm_provider, is_llm
 from replanning.plan.document import Plan
 from replanning.plan.messages import join_names
-from replanning.plan.redaction import Redactor
 from replanning.plan.tasks import Goal, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
 from replanning.plugins import load_plugin, plugin_name
@@ -73,6 +72,7 @@ from replanning.run.lifecycle import Codec, Lifecycle, ResumeState, warn_of_erro
 from replanning.run.opening import RunFactory, redactor_for, run_services
 from replanning.run.retries import IsTransient
 from replanning.run.run import PlanRun, RunResult, Work, Worker, validate_work
+from replanning.secrets import Redactor
 from replanning.settings import Settings
 from replanning.telemetry.exporter import Exporter, ExporterContext, build_telemetry
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from replanning.decision.answers import footprint_hash
 from replanning.decision.confidence import PlanEvaluation, PlanEvaluator
 from replanning.decision.ledger import Ledger
 from replanning.decision.request import Question
@@ -167,6 +168,8 @@ def apply_record(record: Record, live: LivePlan, ledger: Ledger, run: RunId) -> 
     """
     try:
         live.fold(with_value(record))
+        if isinstance(record.body, QuestionAsked):
+            record = record._replace(body=_with_current_footprint(record.body, live))
         ledger.fold(record)
     except Exception as error:  # a journal that was edited can be wrong in any way
         which = f"record {record.seq} ({record.body.kind}) of run {run!r}"
@@ -174,6 +177,15 @@ def apply_record(record: Record, live: LivePlan, ledger: Ledger, run: RunId) -> 
             f"{which} does not fit the records before it: {error}; restore the journal from a "
             "copy, or fork the run from a revision before this record"
         ) from error
+
+
+def _with_current_footprint(asked: QuestionAsked, live: LivePlan) -> QuestionAsked:
+    """Return a question with the footprint that this version computes of the plan at that time.
+
+    The recorded one covers the fields that tasks had in the version that asked. Compared with a
+    footprint over other fields, it would say that the tasks have changed, and refuse every answer.
+    """
+    return replace(asked, footprint=footprint_hash(live, asked.holds))
 
 
 def open_questions(records: Iterable[Record]) -> list[Question]:

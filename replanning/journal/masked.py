@@ -34,7 +34,7 @@ from replanning.journal.records import (
     TriggerFired,
     UsageCharged,
 )
-from replanning.plan.redaction import Redactor
+from replanning.secrets import Redactor
 
 BodyT = TypeVar("BodyT")
 

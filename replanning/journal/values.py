@@ -22,9 +22,8 @@ from pydantic import BaseModel
 from pydantic_core import TzInfo, to_json
 
 from replanning.journal.records import AttemptSucceeded, Record
-from replanning.plan.redaction import Redactor
-from replanning.plan.secrets import secret_predicate
 from replanning.plan.types import JsonObject, JsonValue
+from replanning.secrets import Redactor, secret_predicate
 
 TAG: Final = "$replanning"
 """Key of a tagged value; its value is the name of the tag."""

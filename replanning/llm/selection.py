@@ -12,8 +12,8 @@ from replanning.environment import Environment
 from replanning.errors import NoLLMProvider, PluginError, Problem, SettingsError
 from replanning.llm.completions import Price, PriceTable
 from replanning.llm.provider import FallbackLLM, GuardedLLM, LLMProvider
-from replanning.plan.redaction import Redactor
 from replanning.plugins import installed_plugins, load_plugin
+from replanning.secrets import Redactor
 from replanning.settings import Settings
 
 if TYPE_CHECKING:

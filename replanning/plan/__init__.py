@@ -1,8 +1,7 @@
-"""The plan document: tasks, tools, conditions, references, checks, reading, redaction."""
+"""The plan document: tasks, tools, conditions, references, checks, reading."""
 
 from __future__ import annotations
 
-from replanning.plan.redaction import Redactor
 from replanning.plan.tasks import Fallback, McpServer
 from replanning.plan.types import (
     AttemptId,
@@ -22,7 +21,6 @@ __all__ = [
     "JsonValue",
     "McpServer",
     "QuestionId",
-    "Redactor",
     "ReplanId",
     "RunId",
     "TaskId",

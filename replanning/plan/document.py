@@ -20,13 +20,14 @@ from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic.json_schema import GenerateJsonSchema
 
 from replanning.errors import PlanError, Problem, UnknownTask
-from replanning.plan.checks import check_plan
+from replanning.plan.checks import check_plan, nested_bodies
 from replanning.plan.json_values import json_type_name
 from replanning.plan.messages import (
     FURTHER_PROBLEMS,
     MAX_PROBLEMS,
     did_you_mean,
     format_path,
+    join_names,
     model_at,
     parse_path,
     validation_problems,
@@ -40,6 +41,7 @@ from replanning.plan.reading import (
     write_yaml,
 )
 from replanning.plan.tasks import (
+    COMMAND_PREFIX,
     Budget,
     Fact,
     Goal,
@@ -61,6 +63,8 @@ MAX_PLAN_TASKS: Final = 100_000
 
 _MAX_ERRORS: Final = 10 * MAX_PROBLEMS
 _TASKS_PER_CHUNK: Final = 500
+_MAX_WARNED_PLACES: Final = 8
+"""Most places in one message."""
 """Tasks in one chunk of the canonical JSON."""
 
 _canonical_json: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
@@ -409,3 +413,39 @@ def _closest_name(name: str, names: frozenset[str]) -> str:
         if did_you_mean(name, [near]):
             return near
     return ""
+
+
+def redaction_warning(clean: Plan, plan: Plan) -> str:
+    """Return a warning about the secrets in a plan that its journal does not keep; "" if none."""
+    tools = [
+        f"tool {new.name!r}"
+        for new, old in zip(clean.tools, plan.tools, strict=True)
+        if new is not old
+    ]
+    servers = [
+        f"MCP server {name!r}" for name, server in clean.mcp.items() if server != plan.mcp.get(name)
+    ]
+    context = [
+        f"the context {name!r}"
+        for name, value in clean.context.items()
+        if value != plan.context.get(name)
+    ]
+    tasks = []
+    for new, old in zip(clean.tasks, plan.tasks, strict=True):
+        parts = []
+        for (_, part), (_, before) in (
+            zip(nested_bodies(new), nested_bodies(old), strict=True) if new is not old else ()
+        ):
+            parts += ["arguments"] if part.arguments is not before.arguments else []
+            checks = [text for text in part.acceptance if text.startswith(COMMAND_PREFIX)]
+            parts += ["checks"] if set(checks) - set(before.acceptance) else []
+        tasks += [f"the {part} of task {new.id!r}" for part in dict.fromkeys(parts)]
+    places = servers + tools + tasks + context
+    if not places:
+        return ""
+    where = join_names(places, _MAX_WARNED_PLACES)
+    return (
+        f"what looks like a secret stands in {where}; this run uses it, and its journal does not "
+        "keep it: after a resume it is missing unless the plan is given again; refer to it as "
+        "{env:NAME} instead"
+    )

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, cast
 from pydantic import BaseModel, JsonValue
 
 from replanning.plan.messages import join_names
-from replanning.plan.secrets import MASK
+from replanning.secrets import MASK
 
 _MAX_LISTED_KEYS = 10
 _CHARS_PER_ITEM = 10

@@ -14,9 +14,8 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 
 from replanning.errors import Problem
-from replanning.plan.masking import mask
-from replanning.plan.secrets import find_secrets
 from replanning.plan.types import JsonPath
+from replanning.secrets import mask_secrets
 
 MAX_PROBLEMS: Final = 1_000
 """Most problems that an error lists; nobody reads more of them."""
@@ -40,7 +39,7 @@ class _SafeRepr(reprlib.Repr):
         """Return the repr of a text, whose middle is left out if it is long."""
         if len(x) > 2 * _CUT_MARGIN:
             x = x[:_CUT_MARGIN] + x[-_CUT_MARGIN:]
-        return super().repr_str(mask(x, find_secrets), level)
+        return super().repr_str(mask_secrets(x), level)
 
 
 _BRIEF_REPR: Final = _SafeRepr()
@@ -76,7 +75,7 @@ def parse_path(text: str) -> JsonPath:
 def brief_repr(value: object) -> str:
     """Return the repr of a value without secrets, shortened if it is long."""
     try:
-        return mask(_BRIEF_REPR.repr(value), find_secrets)
+        return mask_secrets(_BRIEF_REPR.repr(value))
     except ValueError:  # Python writes no number of thousands of digits
         return f"<{type(value).__name__}>"
 
@@ -87,7 +86,7 @@ def cut(text: str, limit: int, *, from_end: bool = False) -> str:
         return text
     most, step = limit + _CUT_MARGIN, -1 if from_end else 1
     part = text if len(text) <= most else text[-most:] if from_end else text[:most]
-    clean = mask(part, find_secrets)[::step]
+    clean = mask_secrets(part)[::step]
     return (clean if part is text else clean[:-_CUT_MARGIN])[:limit][::step]
 
 
@@ -218,7 +217,7 @@ def validation_problems(
                 message = f"{limits['error']}{got}"
             case _:
                 message = f"{details['msg']}{got}"
-        place = mask(format_path((root, *path) if root else path), find_secrets)
+        place = mask_secrets(format_path((root, *path) if root else path))
         problems.append(Problem(place, message))
     return first_problems(problems)
 

@@ -46,7 +46,6 @@ from replanning.journal.records import (
 from replanning.journal.store import RunStore, check_run_id
 from replanning.live.plan import LivePlan
 from replanning.llm.quoting import truncate_value
-from replanning.plan.redaction import Redactor
 from replanning.plan.tasks import tool_name
 from replanning.plan.types import JsonObject, JsonValue, RunId
 from replanning.planning.decisions import DecisionRecord, Phase
@@ -55,6 +54,7 @@ from replanning.planning.manager import ReplanNote
 from replanning.planning.outputs import Action
 from replanning.planning.state import PlanningState, PlanVersion, request_of
 from replanning.planning.tasks import PlanningTask, is_action, phase_of
+from replanning.secrets import Redactor
 from replanning.telemetry.exporter import Exporter, ExporterContext
 
 LineType = Literal["plan", "revision", "reflection", "execution", "replan_decision", "completion"]

@@ -14,7 +14,6 @@ from replanning.llm.completions import LLMOptions
 from replanning.llm.provider import LLMProvider
 from replanning.llm.quoting import is_truncated
 from replanning.plan.json_values import is_redacted
-from replanning.plan.secrets import MASK
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import (
@@ -46,6 +45,7 @@ from replanning.planning.state import (
 )
 from replanning.planning.tasks import PlanningTask, is_tool_loop
 from replanning.run.run import PlanRun
+from replanning.secrets import MASK
 from replanning.settings import Settings
 
 MAX_REPAIRS: Final = 3

@@ -100,10 +100,8 @@ from replanning.plan.checks import check_task, nested_bodies
 from replanning.plan.document import Plan
 from replanning.plan.json_values import detached, is_redacted
 from replanning.plan.messages import brief_repr, join_names
-from replanning.plan.redaction import Redactor
 from replanning.plan.references import has_references
 from replanning.plan.risk import resolved_risk
-from replanning.plan.secrets import MASK
 from replanning.plan.tasks import PLANNING_KEY, Task, is_repeatable
 from replanning.plan.types import AttemptId, JsonValue, QuestionId, ReplanId, TaskId, TriggerId
 from replanning.run.event_loop import LoopThread, Timer, describe_error
@@ -116,6 +114,7 @@ from replanning.run.retries import (
     redact_bounded,
     schedule_retry,
 )
+from replanning.secrets import MASK, Redactor
 from replanning.settings import Settings
 from replanning.telemetry.tracer import RunTracer
 

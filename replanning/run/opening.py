@@ -56,8 +56,7 @@ from replanning.journal.store import (
 )
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
-from replanning.plan.document import Plan
-from replanning.plan.redaction import Redactor, redaction_warning
+from replanning.plan.document import Plan, redaction_warning
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.run.event_loop import (
@@ -72,6 +71,7 @@ from replanning.run.lifecycle import Codec, Lifecycle, OutcomeCollector, ResumeS
 from replanning.run.processes import kill_orphaned_processes
 from replanning.run.retries import IsTransient
 from replanning.run.run import PlanRun
+from replanning.secrets import Redactor
 from replanning.settings import Settings
 from replanning.telemetry.exporter import Telemetry
 from replanning.telemetry.tracer import NOOP_TRACER, RunTracer

@@ -17,8 +17,8 @@ import anyio
 from replanning.errors import NotAccepted, ReplanningError, StoreError, TransientError
 from replanning.journal.records import Failure
 from replanning.live.entries import TaskEntry
-from replanning.plan.redaction import Redactor
 from replanning.run.event_loop import describe_error
+from replanning.secrets import Redactor
 from replanning.settings import Settings
 
 IsTransient = Callable[[Exception], bool]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 from replanning import journal
 from replanning.environment import Clock
 from replanning.errors import Problem, SettingsError
-from replanning.plan.redaction import Redactor
 from replanning.plan.types import RunId
 from replanning.plugins import plugin_name
+from replanning.secrets import Redactor
 from replanning.telemetry import names
 from replanning.telemetry.tracer import NOOP_TRACER, RunTracer, WatchedRun
 from replanning.version import __version__

@@ -33,8 +33,8 @@ from replanning.decision.confidence import count_progress
 from replanning.environment import Clock
 from replanning.live.entries import TaskEntry
 from replanning.llm.completions import Completion, LLMCall
-from replanning.plan.redaction import Redactor
 from replanning.plan.types import AttemptId, JsonValue, QuestionId, ReplanId, RunId, TaskId
+from replanning.secrets import Redactor
 from replanning.telemetry import names
 from replanning.telemetry.tracer import ReportCompletion, ReportProposals, RunTracer, WatchedRun
 

@@ -17,10 +17,10 @@ from pydantic import JsonValue
 
 from replanning.plan.commands import ENV_REFERENCE, MARKED_HOLE, env_references
 from replanning.plan.json_values import as_text, exceeds_depth, iter_strings
-from replanning.plan.masking import find_known, known_texts, mask
 from replanning.plan.references import fill_placeholders, placeholders
 from replanning.plan.tasks import McpServer, Task, ToolSpec
 from replanning.plan.types import JsonObject
+from replanning.secrets import find_known, known_texts, mask
 
 _MIN_SECRET_CHARS: Final = 4
 _INHERITED_VARIABLES: Final = frozenset(
@@ -98,12 +98,12 @@ class Secrets:
             for value in self._values:
                 report(value)
 
-    def redact(self, text: str, *, wrapped: bool = False) -> str:
-        """Return a text with every known secret replaced by a mark, also in lines, escapes and encodings."""
+    def redact(self, text: str) -> str:
+        """Return a text with every known secret replaced by a mark, also behind escapes."""
         if not self._values:
             return text
         known = known_texts(self._values, _MIN_SECRET_CHARS)
-        return mask(text, lambda part: find_known(part, known), wrapped=wrapped)
+        return mask(text, lambda part: find_known(part, known))
 
 
 def inherited_variables(environ: Mapping[str, str]) -> dict[str, str]:

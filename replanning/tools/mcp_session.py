@@ -35,9 +35,9 @@ from mcp.types import (
 )
 
 from replanning.environment import Clock
-from replanning.plan.redaction import Redactor
 from replanning.plan.tasks import McpServer
 from replanning.run.processes import kill_processes_with_variable
+from replanning.secrets import Redactor
 from replanning.tools.call import Secrets, unset_variables
 
 for _name in ("mcp", "client"):  # keep log messages of the SDK off stderr
@@ -146,8 +146,8 @@ class _Connection:
 
     def _log_stderr(self, said: bytearray) -> None:
         if said and _log.isEnabledFor(logging.DEBUG):
-            text = self.secrets.redact(said.decode(errors="replace"), wrapped=True)
-            text = _REDACTOR.text(text, wrapped=True)
+            text = self.secrets.redact(said.decode(errors="replace"))
+            text = _REDACTOR.text(text)
             _log.debug("%s: %s", self.name, text.rstrip())
 
     async def watch_exit(self) -> None:

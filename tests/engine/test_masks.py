@@ -11,7 +11,7 @@ from replanning.changes import ModifyTask, ReplaceTask
 from replanning.decision import ReplanRequest
 from replanning.errors import ChangeRejected
 from replanning.journal import PlanRevised, SqliteStore
-from replanning.plan import Redactor
+from replanning.secrets import Redactor
 from replanning.testing import ScriptedLLM
 from replanning.tools import ToolExecutor
 from tests.support.cli import cli

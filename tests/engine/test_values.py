@@ -22,7 +22,7 @@ from replanning import Plan, ReplanningEngine, Task, TaskContext
 from replanning.errors import CallFailed
 from replanning.journal import AttemptSucceeded, PlanRevised, SqliteStore
 from replanning.journal.values import decode, encode
-from replanning.plan import Redactor
+from replanning.secrets import Redactor
 from tests.support.runs import bodies
 
 READER = Plan.model_validate(

@@ -15,11 +15,11 @@ from replanning.errors import LLMUnavailable
 from replanning.journal import AlternativesConsidered, DecisionMade, QuestionAsked, TaskFailed
 from replanning.llm.quoting import encode_data, truncate_value
 from replanning.plan import JsonObject, TaskId
-from replanning.plan.redaction import Redactor
 from replanning.providers._prompt import CUT_ORDER, MAX_TASKS, MIN_PROMPT_CHARS, PromptBuilder
 from replanning.providers.llm import MAX_CANDIDATES, MAX_CHANGES, LLMAlternatives
+from replanning.secrets import Redactor
 from replanning.testing import ScriptedLLM, hangs
-from tests.plan.test_redaction import BY_NAME, BY_SHAPE
+from tests.secrets.test_redactor import BY_NAME, BY_SHAPE
 from tests.support.models import PLAN, candidate, change, played, replaced, reply
 
 

@@ -256,15 +256,16 @@ async def test_what_servers_log_has_no_secrets(caplog: pytest.LogCaptureFixture)
     assert not any(part in caplog.text for part in ("s3cr3t", "t-value", "ghp_", token[5:]))
 
 
-async def test_what_servers_wrap_is_logged_without_secrets(caplog: pytest.LogCaptureFixture):
-    """A name and its value on two lines, a private key, and a token that is broken in two, are masked in the log."""
+async def test_what_servers_write_is_logged_without_secrets(caplog: pytest.LogCaptureFixture):
+    """A value beside its name, a private key of several lines, and a token are masked in the log."""
     caplog.set_level(logging.DEBUG, "replanning.mcp")
     token = "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"
-    said = f"password:\nhunter2x\n-----BEGIN PRIVATE KEY-----\nMIIEow\n-----END PRIVATE KEY-----\nis {token[:9]}\n   {token[9:]}\n"
+    key = "-----BEGIN PRIVATE KEY-----\nMIIEow\n-----END PRIVATE KEY-----"
+    said = f"password: hunter2x\n{key}\nis {token}\n"
     async with open_executor(plan()) as (executor, _):
         await executor(use("web.search", query=f"this {said}. the end"), Attempt("a"))
     assert "the end" in caplog.text
-    assert not any(part in caplog.text for part in ("hunter2x", "MIIE", token[:9], token[9:]))
+    assert not any(part in caplog.text for part in ("hunter2x", "MIIE", token))
 
 
 async def test_arguments_and_answers_are_checked():

@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from replanning.errors import OutputError, ToolError, TransientError
-from replanning.plan import JsonObject, Redactor
+from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.run.retries import failure_from
+from replanning.secrets import Redactor
 from replanning.tools import (
     CommandFailed,
     InvalidArguments,
@@ -363,21 +364,13 @@ SERVICE = '{\n  "type": "service",\n  "private": "first-half\\nsecond-half"\n}\n
         ("s3cr3t\n", 'printf "<%s>" $T', "<[redacted]>"),
         ("s3cr3t", "printf s3c; printf r3t", "[redacted]"),
         ('pass"word', r"""printf '{"key": "pass\\"word"}'""", '{"key": "[redacted]"}'),
-        (
-            "p@ss/word",
-            "echo 'https://bob:p%40ss%2Fword@example.org'",
-            "https://bob:[redacted]@example.org",
-        ),
-        ("p@ss/word", "echo cEBzcy93b3JkIGlzIGl0", "[redacted]"),
-        ("s3cr3t-key", "echo 7333637233742d6b6579 7333637233742D6B6579", "[redacted] [redacted]"),
-        ("s3cr3t", r"printf 's\0003\000c\000r\0003\000t\000'", "[redacted]\0"),
-        (SERVICE, 'echo "$T" | grep private', "  [redacted]"),
+        (SERVICE, 'printf "%s" "$T" | grep private', "  [redacted]"),
         (SERVICE, 'echo "$T" | head -n 1', "{"),
         (" \n", 'echo "a $T b"', "a  \n b"),
     ],
 )
 async def test_secrets_in_other_forms(value: str, command: str, shown: str):
-    """A run that knows a value masks it without the line end at its end, line by line, in two pieces, and behind escapes."""
+    """A value is hidden without the line end at its end, line by line, in two pieces, and behind the escapes of JSON."""
     redactor = Redactor()
     redactor.add(value)
     environ = {"PATH": os.environ["PATH"], "TOKEN": value}

@@ -4,9 +4,13 @@ import base64
 import errno
 import json
 import os
-import re
+import pydoc_data.topics
+import random
 import sys
-from importlib import import_module
+import uuid
+from collections.abc import Callable
+from importlib import resources
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -17,60 +21,19 @@ from pydantic import JsonValue
 from replanning import Goal, Plan, PlanError, Task
 from replanning.changes import ModifyTask
 from replanning.errors import RecordNotSerializable
-from replanning.plan import secrets as _secrets
-from replanning.plan.masking import mask
-from replanning.plan.redaction import Redactor, pattern_problem
-from replanning.plan.secrets import MASK
 from replanning.plan.types import JsonObject, TaskId
+from replanning.secrets import MASK, Redactor, pattern_problem
 from tests.support.cost import calls, ordinary_seconds
-from tests.support.secret_examples import collection
+from tests.support.secret_examples import JWT, PEM, TOKENS, WRAPPINGS, tells
 
 REDACT = Redactor()
 BEARER = "mF_9.B5f-4.1JqM"
-JWT = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9P"
-PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA\nq83J\n-----END RSA PRIVATE KEY-----"
-
-# The bars are taken out below: programs that look for leaked secrets read tests as well.
-BARRED = [
-    "sk-proj-|Ab3dEf6hIj9kLmNoPqRsTuVwXyZ",
-    "sk-ant-|api03-Zx8-Yw7_Vu6Ts5Rq4Po3Nm2",
-    "sk-|abcdefghijklmnopqrstuvwx",
-    "sk_live_|4eC39HqLyjWDarjtT1zdp7dc",
-    "whsec_|MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
-    "ghp_|16C7e42F292c6912E7710c838347Ae178B4a",
-    "ghs_|16C7e42F292c6912E7710c838347Ae178B4a",
-    "github_pat_|11ABCDEFG0aBcDeFgHiJkL_mNoPqRsTuVwXyZ",
-    "glpat-|Ab1Cd2Ef3Gh4Ij5Kl6Mn",
-    "xoxb-|123456789012-abcdefGHIJKL",
-    "hooks.slack.com/|services/T00000000/B00000000/XXXXXXXXXXXXXXXXXXXXXXXX",
-    "AKIA|IOSFODNN7EXAMPLE",
-    "ASIA|IOSFODNN7EXAMPLE",
-    "AIza|SyD-9tSrke72PouQMnMX-a7eZSW0jkFMBWY",
-    "ya29.|a0AfH6SMBx-Zq3_example1234567890",
-    "hf_|AbCdEfGhIjKlMnOpQrStUvWx",
-    "npm_|AbCdEfGhIjKlMnOpQrStUvWxYz0123456789",
-    "pypi-|AgEIcHlwaS5vcmcCJGFiY2RlZmdoLWlqa2wtbW5vcC1xcnN0",
-    "gsk_|x8Ab3dEf6hIj9kLmNoPqRsTuVwXyZAb3dEf6hIj9kLmNoPqRsTuVw",
-    "dckr_pat_|Ab3dEf6hIj9kLmNoPqRsTuVwXyZ",
-    "hvs.|CAESIAb3dEf6hIj9kLmNoPqRsTuVwXyZ",
-    "xapp-|1-A0B1C2D3E4F-1234567890123-0123456789abcdef0123456789abcdef",
-    "SG.|ngeVfQFYQlKU0ufo8x5d1A.TwL2iGABf9DHoTf-09kqeF8tAmbihYzrnopKc-1s5cr",
-    "dop_v1_|0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
-    "shpat_|0123456789abcdef0123456789abcdef",
-    "AGE-SECRET-KEY-|1QL3Z7HJY54PW3HYWW5AYYFG7ZQGVC7W3J2ELW8ZMRJ2KG5SFN9AQMCAC8P",
-    JWT,
-    "-----BEGIN PGP PRIVATE KEY BLOCK-----\n\nlQOYBF\n=aBcD\n-----END PGP PRIVATE KEY BLOCK-----",
-    PEM,
-]
-BY_SHAPE = [secret.replace("|", "") for secret in BARRED]
+BY_SHAPE = TOKENS
 
 BY_NAME = [
     # prose and logs
     ("login failed, password: hunter2", "hunter2"),
     ("passwd = s3cr3t", "s3cr3t"),
-    ("cat /etc/passwd: hunter2x", "hunter2x"),
-    ("'passwd': swordfish, for you", "swordfish"),
-    ("password: no", "no"),
     ("the passphrase is set: passphrase='correct horse battery'", "correct horse battery"),
     ("token: 9f86d081884c7d65", "9f86d081884c7d65"),
     ("Incorrect API key: ab12cd34ef56", "ab12cd34ef56"),
@@ -87,8 +50,6 @@ BY_NAME = [
     ("SECRET_KEY=changeme python manage.py", "changeme"),
     ("mysql --user bob --password hunter2 -h db", "hunter2"),
     ("tool --api-key abc123def --verbose", "abc123def"),
-    ("curl -u bob:hunter2 https://example.org", "hunter2"),
-    ("curl --proxy-user bob:hunter2 https://example.org", "hunter2"),
     ("dbPassword=hunter2", "hunter2"),
     # JSON, YAML, Python, XML, connection strings
     ('{"password": "hunter2", "user": "bob"}', "hunter2"),
@@ -104,22 +65,6 @@ BY_NAME = [
         "AccountName=bob;AccountKey=lJzRc1YdHaAA2KCNJJ1tkYwF/+mKK6Ygw0NGe170Xu592euJv2wYUtBlV8z==;",
         "lJzRc1YdHaAA2KCN",
     ),
-    ("machine example.org login bob password hunter2", "hunter2"),
-    ("machine example.org\n\tlogin bob\n\tpassword hunter2\n", "hunter2"),
-    ("login bob\n\tpassword hunter2\n", "hunter2"),
-    ("default login bob password hunter2", "hunter2"),
-    # commands
-    ("sshpass -p hunter2 ssh bob@example.org", "hunter2"),
-    ("sshpass -e -p 'hunter 2' ssh bob@example.org", "hunter 2"),
-    ("mysql -u root -phunter2 app", "hunter2"),
-    ("redis-cli -h db -a hunter2 ping", "hunter2"),
-    ("docker login -u bob -p hunter2 example.org", "hunter2"),
-    (r"net use \\srv\share hunter2 /user:bob", "hunter2"),
-    (r"NET USE Z: \\srv\share /USER:DOM\bob 'hunter 2'", "hunter 2"),
-    ("smbclient //srv/share -U bob%hunter2 -c ls", "hunter2"),
-    ("smbget --user='bob%hunter 2' smb://srv", "hunter 2"),
-    ("rpcclient -Ubob%hunter2 srv", "hunter2"),
-    ("sig=lJzRc1YdHaAA2KCNJJ1tkYwF%2FmKK6Y%3D&se=2030-01-01", "lJzRc1YdHaAA2KCNJJ1tkYwF"),
     # headers
     (f"Authorization: Bearer {BEARER}", BEARER),
     ("authorization: basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
@@ -157,22 +102,9 @@ BY_NAME = [
     ("GET /v1?key=abcd1234&page=2", "abcd1234"),
     ("https://blob.example.org/c?sv=2022&sig=aB3%2Fd9Z&se=1", "aB3%2Fd9Z"),
     ("https://s3.example.org/o?X-Amz-Signature=fe5f80f77d5fa3be", "fe5f80f77d5fa3be"),
-    ("jdbc:oracle:thin:scott/hunter2@//db:1521/x", "hunter2"),
     # prose and pairs
-    ("Logging in as 'bob' with password 'hunter2'", "hunter2"),
-    ("Your temporary password is: hunter22", "hunter22"),
-    ("Password for 'https://bob@example.org': hunter22", "hunter22"),
     ("authenticating: {user: bob, pass: hunter2}", "hunter2"),
-    ('<add key="ApiSecret" value="hunter2"/>', "hunter2"),
-    ('{"name": "DB_PASSWORD", "value": "hunter2"}', "hunter2"),
     ("secret_key_base: 0a1b2c3d4e", "0a1b2c3d4e"),
-    # further options
-    ("ldapsearch -D cn=admin -w hunter2 -b dc=x", "hunter2"),
-    ("openssl enc -aes-256-cbc -k hunter2 -in a", "hunter2"),
-    ("openssl rsa -passin pass:hunter2 -in k.pem", "hunter2"),
-    ("keytool -list -storepass hunter2", "hunter2"),
-    ("vault login hunter22", "hunter22"),
-    ("echo hunter2 | docker login --password-stdin", "hunter2"),
 ]
 
 ERRORS = "EPERM ENOENT EIO EACCES EBUSY EEXIST ENOTDIR EISDIR EINVAL EMFILE ETXTBSY ENOSPC EROFS EPIPE ENAMETOOLONG ELOOP"
@@ -278,12 +210,6 @@ WORDS = st.sampled_from(
 )  # fmt: skip
 
 
-RULE_PATTERNS = [rule.pattern.pattern for rule in (*_secrets.FORMAT_RULES, *_secrets.NAME_RULES)]
-RULE_WORDS = re.findall(
-    r"\w{1,13}", " ".join([*RULE_PATTERNS, *(rule["regex"] for rule in collection()["rules"])])
-)
-
-
 class Word(str):
     """A text of a class of users."""
 
@@ -295,16 +221,6 @@ def test_text_of_a_class_of_users() -> None:
     assert REDACT.value({"a": Word(f"Authorization: Bearer {BEARER}")}) == {
         "a": f"Authorization: Bearer {MASK}"
     }
-
-
-@given(
-    st.lists(st.sampled_from(sorted({*RULE_WORDS})) | st.from_regex(r"\w{1,13}", fullmatch=True)),
-    st.sampled_from([" ", ". ", "! ", "? ", ".", "-", ", ", "\n"]),
-)
-def test_simple_text(words: list[str], sign: str) -> None:
-    """A text that is taken to be simple has no secret that a rule would find, whatever words of rules it has."""
-    text = sign.join(words)
-    assert not _secrets.is_simple(text) or mask(text, _secrets.find_secrets) is text
 
 
 @given(st.lists(WORDS, max_size=12).map("".join) | st.text())
@@ -330,41 +246,83 @@ def test_secrets_of_users() -> None:
     )
 
 
-NESTED = (
-    r"(a+)+ (?:{}+)* ([(]a+[)])+ (a*)*b (?:\d+-)+x (a{1,3})+ ((a|b)*c){2,} (?:x(?:y|z+))* (a*){40}"
-)
-BEYOND = r"(?=(a+?))* (?<!a)b (?P<a>x)(?P=a) (a)\1 (?>a+) a++ ((a{100}){100}){100}"
-USABLE = r"INT-\d{4} (?:ab)+ (?:\d{4}-){3}\d+ (ab?)+ \w+\d+ (a+){2} a|b* [^[]"
-MALFORMED = "x( [a [[ * (?P<a>x)(?P<a>y) x{99999999999999999999}"
-AMBIGUOUS = "[[:alpha:]]{20} a[[b] [a||b]"
-
-
 @pytest.mark.parametrize(
     ("pattern", "problem"),
     [
-        *((pattern, "") for pattern in [*NESTED.split(), *USABLE.split(), ""]),
-        *((pattern, "cannot be matched in linear time") for pattern in BEYOND.split()),
-        *((pattern, "is no regular expression: ") for pattern in MALFORMED.split()),
-        *((pattern, "does not mean what it seems to (possible ") for pattern in AMBIGUOUS.split()),
-        ("x" * 1001, "has 1001 characters; at most 1000 are allowed"),
-        ("(?x)(a+ # )\n)+", "cannot be matched in linear time"),
+        *((pattern, "") for pattern in (r"INT-\d{4}", r"(?<!a)b", r"(?P<a>x)(?P=a)", "")),
+        *((pattern, "is no regular expression: ") for pattern in ("x(", "[a", "*", "x{2}{3}")),
     ],
 )
-def test_patterns_that_cannot_be_used(pattern: str, problem: str) -> None:
-    """Patterns that take more than linear time, are malformed, or mean something else elsewhere are refused."""
-    told = pattern_problem(pattern)
-    assert told.startswith(problem)
-    assert bool(told) == bool(problem)
-    if "seems to" in told:
-        assert pattern_problem(pattern.replace("[[", r"[\[").replace("||", r"\|\|")) == ""
+def test_patterns_of_users(pattern: str, problem: str) -> None:
+    """A pattern is one of Python's `re`; one that is malformed is refused with the reason."""
+    found = pattern_problem(pattern)
+    assert found.startswith(problem)
+    assert bool(found) == bool(problem)
 
 
-@pytest.mark.parametrize("pattern", NESTED.split())
-def test_patterns_of_users_take_linear_time(pattern: str) -> None:
-    """A pattern that repeats a repetition is matched like any other, whatever the text."""
-    redact = Redactor(patterns=[pattern])
-    assert redact.text("a" * 100_000 + "!").endswith("!")
-    assert redact.text("1-" * 50_000 + "!").endswith("!")
+def test_added_values() -> None:
+    """A value that is added is masked from then on, beside those that were known."""
+    redact = Redactor(["hunter2"])
+    assert redact.text("swordfish") == "swordfish"
+    redact.add("swordfish")
+    assert redact.text("swordfish hunter2") == f"{MASK} {MASK}"
+
+
+KNOWN = 's3cr3t "words" of mine'
+
+
+@pytest.mark.parametrize("secret", [*TOKENS, KNOWN])
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
+def test_every_wrapping(wrapping: str, secret: str) -> None:
+    """Tokens and known values are masked in plain text, behind colours and behind the escapes of JSON; once is enough."""
+    redact = Redactor([KNOWN])
+    clean = redact.text(WRAPPINGS[wrapping](secret))
+    assert MASK in clean
+    assert not tells(clean, secret)
+    assert redact.text(clean) == clean
+
+
+def test_lines_of_known_values() -> None:
+    """A known value of several lines is also masked line by line; short lines are not."""
+    redact = Redactor(["{\n  line-of-a-secret\n}"])
+    assert redact.text("{ line-of-a-secret }") == f"{{ {MASK} }}"
+
+
+REFERENCES = [
+    "Authorization: Bearer {env:SHOP_TOKEN}",
+    "Authorization: key {env:KEY}",
+    "Bearer {env:SHOP_TOKEN}",
+    "Cookie: session={env:SESSION}",
+    "Cookie: session={env:SESSION}; theme={env:THEME}",
+    "password={env:DB_PASSWORD}",
+    "password=${login.output.password}",
+    '{"token": "{env:TOKEN}", "api_key": "${build.output.key}"}',
+    "https://bob:{env:PASSWORD}@example.org/",
+    "curl --token {env:TOKEN} --password ${context.password}",
+]
+
+
+@pytest.mark.parametrize("text", REFERENCES)
+def test_references(text: str) -> None:
+    """A reference to a value is no secret, wherever it stands."""
+    assert REDACT.text(text) == text
+    member: JsonObject = {
+        "authorization": text.rpartition(": ")[2],
+        "cookie": text.rpartition(": ")[2],
+    }
+    assert REDACT.value(member) == member
+
+
+def test_literal_parts_beside_references() -> None:
+    """Beside a reference, the literal parts that look like secrets are masked."""
+    assert (
+        REDACT.text("Cookie: id=31d4d96e407a; session={env:SESSION}")
+        == f"Cookie: id={MASK}; session={{env:SESSION}}"
+    )
+    assert REDACT.text(f"password={TOKENS[9]}${{a.output}}") == f"password={MASK}${{a.output}}"
+    assert REDACT.value({"cookie": "id=31d4d96e407a; s={env:S}"}) == {
+        "cookie": f"id={MASK}; s={{env:S}}"
+    }
 
 
 def test_document() -> None:
@@ -403,9 +361,7 @@ PLACES: dict[str, JsonObject] = {
     "tasks[0].undo.tool": {"tasks": [{"id": "a", "undo": {"tool": SHAPED}}]},
     "tasks[0].fallbacks[0].tool": {"tasks": [{"id": "a", "fallbacks": [{"tool": SHAPED}]}]},
     "tools[0].name": {"tools": [{"name": SHAPED}]},
-    "tools[0].capability": {
-        "tools": [{"name": "a", "capability": base64.b64encode(SHAPED.encode()).decode()}]
-    },
+    "tools[0].capability": {"tools": [{"name": "a", "capability": SHAPED}]},
     'tools[0].parameters["[redacted]"]': {
         "tools": [{"name": "a", "parameters": {SHAPED: "string"}}]
     },
@@ -591,26 +547,59 @@ def test_time_for_a_megabyte(part: str) -> None:
     assert ordinary_seconds(lambda: REDACT.text(text)) < 3
 
 
-@pytest.mark.parametrize("rule", _secrets.NAME_RULES, ids=lambda rule: rule.hint)
-def test_rules_by_name_are_bounded(rule: _secrets.SecretRule) -> None:
-    """A rule that fails has read a bounded piece of text; those by shape fail on short runs of characters alone."""
-    widest = import_module("re._parser").parse(rule.pattern.pattern).getwidth()[1]
-    assert widest < 10_000
+def test_the_manual_of_python() -> None:
+    """In the manual of Python, 65,000 words of prose and code, nothing is taken for a secret."""
+    manual = "\n".join(pydoc_data.topics.topics.values())
+    assert len(manual.split()) > 50_000
+    assert REDACT.text(manual) == manual
 
 
-def test_wrapped_at_blanks_and_within_words():
-    """A secret that a logger has wrapped both at a blank and within a word is masked, and bars that belong to it are no frame."""
-    lines = [
-        "12:30 INFO  Tool failed: sent  server.py:453",
-        "            bitbucket",
-        "            ||'67abefzf8ebclqa              ",
-        "            nc6kpl8ankbqra8ggv              ",
-        "            hokj4ckyxxh6xb0tce              ",
-        "            bz3mopfhu5xyz to a",
-        "            server",
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("token\\u003dab12cd34ef\\nnext", f"token\\u003d{MASK}\\nnext"),
+        (
+            "\x1b[1mpassword\x1b[0m: \x1b[31mhunter2\x1b[0m, x",
+            f"\x1b[1mpassword\x1b[0m: \x1b[31m{MASK}\x1b[0m, x",
+        ),
+        ("\x1b]0;title\x07pass\x1b(Bword=hunter2", f"\x1b]0;title\x07pass\x1b(Bword={MASK}"),
+    ],
+)
+def test_what_is_masked_behind_escapes(text: str, clean: str) -> None:
+    """What is found behind escapes is masked where it came from, and what surrounds it stays as it was written."""
+    assert REDACT.text(text) == clean
+
+
+def test_patterns_of_users_beyond_ascii() -> None:
+    """A pattern finds its matches where they are, also behind other letters and far into a text."""
+    redact = Redactor(patterns=["INT-[0-9]{4}", "Schlüssel: [a-z]+"])
+    text = "ünïcödé INT-1234, Schlüssel: geheim. " * 1_000
+    assert redact.text(text) == f"ünïcödé {MASK}, {MASK}. " * 1_000
+    assert redact.text("x" * 20_000 + "INT-1234") == "x" * 20_000 + MASK
+
+
+@pytest.mark.deep
+def test_hashes_and_images() -> None:
+    """Of ten thousand hashes and ids as lock files hold them, and 5 MB of an image in base64, none is taken for a secret."""
+    chance = random.Random(4)
+    forms: list[Callable[[bytes], str]] = [
+        lambda data: data[:20].hex(),
+        lambda data: f"sha256:{data[:32].hex()}",
+        lambda data: str(uuid.UUID(bytes=data[:16])),
+        lambda data: f"sha512-{base64.b64encode(data).decode()}",
+        lambda data: f"h1:{base64.b64encode(data[:32]).decode()}",
     ]
-    wrapped = "\n".join(lines)
-    assert Redactor().text(wrapped) == wrapped
-    clean = Redactor().text(wrapped, wrapped=True)
-    assert not any(part in clean for part in ("67abefzf", "nc6kpl8a", "hokj4cky", "bz3mop"))
-    assert clean.endswith("server")
+    text = "\n".join(f"name {form(chance.randbytes(64))}" for form in forms for _ in range(2_000))
+    assert REDACT.text(text) == text
+    image = base64.b64encode(chance.randbytes(4_000_000)).decode()
+    assert REDACT.text(image) == image
+
+
+@pytest.mark.deep
+def test_sources() -> None:
+    """Of half a million words of source, few are taken for secrets: values that are assigned to passwords and tokens."""
+    folder = resources.files("json").parent  # type: ignore[attr-defined]
+    files = islice(sorted(folder.glob("*.py")), 200)
+    text = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
+    assert len(text) > 3_000_000, sys.version
+    assert REDACT.text(text).count(MASK) < 40

@@ -1,0 +1,18 @@
+"""What counts as a secret, and the one masker. Its scope is stated in docs/concepts/security.md."""
+
+from __future__ import annotations
+
+from replanning.secrets.masking import MASK, find_known, known_texts, mask, mask_secrets
+from replanning.secrets.redactor import Redactor, pattern_problem
+from replanning.secrets.rules import secret_predicate
+
+__all__ = [
+    "MASK",
+    "Redactor",
+    "find_known",
+    "known_texts",
+    "mask",
+    "mask_secrets",
+    "pattern_problem",
+    "secret_predicate",
+]
