@@ -364,7 +364,13 @@ class NoLLMProvider(ReplanningError):
 
 
 class ToolError(ReplanningError):
-    """A tool could not do its work."""
+    """A tool could not do its work.
+
+    Attributes:
+        in_doubt: whether the tool may have had its effect all the same.
+    """
+
+    in_doubt: bool = False
 
 
 class TransientError(ReplanningError):

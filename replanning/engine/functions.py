@@ -59,9 +59,9 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
     Args:
         function: the function. One that is not async is executed in a thread, which a cancellation does not stop. A
             parameter annotated as `TaskContext` receives the context of the task.
-        idempotent: whether executing it twice does no harm.
         retry: what to do after an error that may pass.
-        fields: fields of its `ToolSpec`, such as `capability`; they override the signature and the docstring.
+        fields: fields of its `ToolSpec`, such as `capability`, `effect` and `idempotent`; they override the signature and
+            the docstring.
 
     Attributes:
         spec: its description.
@@ -75,14 +75,12 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         self,
         function: Callable[Parameters, ReturnedT],
         *,
-        idempotent: bool = False,
         retry: Retry | None = None,
         **fields: Any,
     ) -> None:
         if not callable(function):
             raise TypeError(f"{function!r} is no function, so it cannot be a tool")
         self.function = function
-        self.idempotent = idempotent
         self.retry = retry
         update_wrapper(self, function)
         try:
@@ -117,10 +115,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
                 name for name, each in named.items() if each.default is not inspect.Parameter.empty
             ],
         }
-        problems = wrong_kinds(
-            ("idempotent", idempotent, bool, "true or false"),
-            ("retry", retry, Retry | None, "a Retry"),
-        )
+        problems = wrong_kinds(("retry", retry, Retry | None, "a Retry"))
         try:
             self.spec: ToolSpec = ToolSpec.__pydantic_validator__.validate_python(
                 described | fields
@@ -248,15 +243,15 @@ ToolFunction = Callable[..., Any]
 def tool(function: Callable[Parameters, ReturnedT], /) -> FunctionTool[Parameters, ReturnedT]: ...
 @overload
 def tool(
-    *, idempotent: bool = False, retry: Retry | None = None, **fields: Any
+    *, retry: Retry | None = None, **fields: Any
 ) -> Callable[[Callable[Parameters, ReturnedT]], FunctionTool[Parameters, ReturnedT]]: ...
 def tool(function: Any = None, /, **fields: Any) -> Any:
     """Turn a function into a tool: a decorator with or without fields.
 
     Args:
         function: the function.
-        fields: as `FunctionTool` takes them: `idempotent`, `retry`, and the fields of a `ToolSpec`, such as `capability`,
-            `requires`, `adds`, `cost`, `timeout` and `dangerous`.
+        fields: as `FunctionTool` takes them: `retry`, and the fields of a `ToolSpec`, such as `capability`, `effect`,
+            `idempotent`, `requires`, `adds`, `cost`, `timeout` and `dangerous`.
     """
     return (
         partial(tool, **fields) if function is None and fields else FunctionTool(function, **fields)
@@ -322,23 +317,16 @@ class FunctionTools:
         return known
 
     def describe(self, plan: Plan) -> Plan:
-        """Return the plan with these tools added; its tasks get `idempotent` and `retry` of their functions by default."""
+        """Return the plan with these tools added; its tasks get the `retry` of their functions by default."""
         require_instance("plan", plan, Plan, "a plan")
         known = {spec.name for spec in plan.tools}
         tasks = []
         for task in plan.tasks:
             function = self.functions.get(task.tool or "")
-            stated: dict[str, object] = (
-                {}
-                if function is None
-                else {"idempotent": function.idempotent, "retry": function.retry}
-            )
-            update = {
-                name: value
-                for name, value in stated.items()
-                if value and name not in task.model_fields_set
-            }
-            tasks.append(task.model_copy(update=update) if update else task)
+            retry = None if function is None else function.retry
+            if retry is not None and "retry" not in task.model_fields_set:
+                task = task.model_copy(update={"retry": retry})
+            tasks.append(task)
         tools = (*plan.tools, *(spec for spec in self.specs if spec.name not in known))
         fields = {name: getattr(plan, name) for name in plan.model_fields_set}
         return Plan.model_validate({**fields, "tools": tools, "tasks": tasks})

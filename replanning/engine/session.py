@@ -206,7 +206,9 @@ class Session:
                 id=task_id,
                 tool=name,
                 arguments={},
-                idempotent=function is not None and function.idempotent,
+                # Stated here as well, because the plan may not describe the tool.
+                effect=None if function is None else function.spec.effect,
+                idempotent=None if function is None else function.spec.idempotent,
                 retry=None if function is None else function.retry,
                 metadata={},
             )

@@ -41,7 +41,6 @@ from replanning.tools.errors import (
     McpServerLost,
     McpToolFailed,
     ToolUnavailable,
-    TransientMcpServerLost,
 )
 from replanning.tools.mcp import CLOSE_TIMEOUT, mcp_tool_spec, schema_problems
 
@@ -223,15 +222,10 @@ class McpProxy:
             given = ToolSpec.model_validate(fields)
             spec = mcp_tool_spec(session.name, session.server, tool, given, session.secrets.redact)
             if spec is not None:
-                hints = tool.annotations
-                idempotent = hints is not None and bool(
-                    hints.read_only_hint or hints.idempotent_hint
-                )
-                retry = (
-                    self._retry.model_copy(update={"on": (_RETRIED_ERROR,)})
-                    if self._retry is not None
-                    else None
-                )
+                retry = None
+                is_harmless = spec.effect == "none" or spec.idempotent is True
+                if self._retry is not None and is_harmless:
+                    retry = self._retry.model_copy(update={"on": (_RETRIED_ERROR,)})
 
                 async def call(**arguments: object) -> object:
                     return await session.call(tool.name, arguments)
@@ -239,9 +233,7 @@ class McpProxy:
                 described = {
                     key: getattr(spec, key) for key in spec.model_fields_set - _SERVER_FIELDS
                 }
-                return FunctionTool(
-                    call, idempotent=idempotent, retry=retry if idempotent else None, **described
-                )
+                return FunctionTool(call, retry=retry, **described)
         return None
 
     def _on_change(self, session: McpSession) -> None:
@@ -353,7 +345,7 @@ class McpProxy:
         served = self._tools.get(name)
         if served is None:
             raise ToolUnavailable(name, "a server that has it", "no server has it any more")
-        session, function = served.session, served.function
+        session = served.session
         meta = _without_reserved(context.meta)
         try:
             result = await session.call(
@@ -366,12 +358,7 @@ class McpProxy:
                 raise ToolUnavailable(
                     name, f"the MCP server {session.name!r}", f"which is not there: {gone}"
                 ) from None
-            lost = (
-                TransientMcpServerLost
-                if function is not None and function.idempotent
-                else McpServerLost
-            )
-            raise lost(name, session.name, str(gone)) from None
+            raise McpServerLost(name, session.name, str(gone)) from None
 
 
 def _without_reserved(meta: Mapping[str, Any] | None) -> Any:

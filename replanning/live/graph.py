@@ -92,6 +92,8 @@ class TaskEntry:
         start_number: the number of attempts in the run that had ended when its last attempt began.
         end_number: the same when its last attempt ended.
         context_version: the number of changes to the context when its last attempt began.
+        in_doubt: whether an attempt may have had its effect, without being known to have succeeded.
+        call_changes: how often a change has given it another tool or other arguments.
         reads: the keys of the context that its attempt has read later, or earlier, with their versions.
         changed_context: whether its attempt has changed the context.
         redone: whether it was finished when it was replaced, because its result was stale.
@@ -134,6 +136,8 @@ class TaskEntry:
     output: JsonValue = None
     recoverable: bool = True
     failure: Failure | None = None
+    in_doubt: bool = False
+    call_changes: int = 0
     reason: str = ""
     condition_revision: int | None = None
     claim: int = 0

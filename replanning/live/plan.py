@@ -367,6 +367,9 @@ class LivePlan(TaskGraph):
         self._count_failure(entry, failure)
         self.end_attempt(entry, succeeded=False)
         entry.failure = failure
+        ended_by_itself = isinstance(body, AttemptInterrupted) and not body.in_doubt
+        if failure.in_doubt and not ended_by_itself:
+            entry.in_doubt = True
         entry.duration = at - entry.started_at
         if not isinstance(body, AttemptInterrupted):  # the process may have been gone for long
             self.busy_seconds += at - self._busy_since

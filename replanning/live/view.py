@@ -43,6 +43,7 @@ class TaskView(NamedTuple):
         duration: seconds that its last attempt took.
         condition_not_met: whether it was skipped because its condition did not hold.
         is_held: whether it is held back by a question to a person.
+        in_doubt: whether one of its attempts may have had its effect, without being known to have succeeded.
     """
 
     id: TaskId
@@ -58,6 +59,7 @@ class TaskView(NamedTuple):
     duration: float
     condition_not_met: bool
     is_held: bool
+    in_doubt: bool = False
 
 
 def _shown(entry: TaskEntry) -> Task:
@@ -167,6 +169,7 @@ class PlanView:
             entry.duration,
             entry.state is TaskState.SKIPPED and entry.condition_revision == CONDITION_NOT_MET,
             entry.hold_count > 0,
+            entry.in_doubt,
         )
 
     def tasks(self) -> Iterator[TaskView]:

@@ -92,6 +92,7 @@ from replanning.run.retries import (
     IsTransient,
     failure_from,
     format_traceback,
+    may_repeat,
     redact_bounded,
     schedule_retry,
 )
@@ -1112,11 +1113,10 @@ class Lifecycle:
         entry = self._end_attempt(attempt_id, "failed")
         if entry is None:
             return
-        on, idempotent = (entry.task.retry or self.settings.retry).on, entry.task.idempotent
+        tool = self.live.tools.get(entry.task.tool or "")
+        on = (entry.task.retry or self.settings.retry).on
         failure = (
-            error
-            if isinstance(error, Failure)
-            else failure_from(error, on, bool(idempotent), self._is_transient)
+            error if isinstance(error, Failure) else failure_from(error, on, self._is_transient)
         )
         message, kind = failure.message, failure.kind
         if kind == "unfinished" and entry.continuations + 1 >= (
@@ -1128,10 +1128,12 @@ class Lifecycle:
             )
         message = redact_bounded(message, MAX_MESSAGE_CHARS, self.redactor)
         traceback = redact_bounded(failure.traceback, MAX_TRACEBACK_CHARS, self.redactor)
-        failure = Failure(failure.type, message, failure.transient, kind, traceback)
+        failure = replace(failure, message=message, kind=kind, traceback=traceback)
         _log_problem(logging.WARNING, f"attempt {attempt_id} failed: {failure}", failure.traceback)
         now, chance = self.clock.now(), self._chance()
-        retry_at, exhausted = schedule_retry(entry, failure, self.settings, now=now, chance=chance)
+        retry_at, exhausted = schedule_retry(
+            entry, tool, failure, self.settings, now=now, chance=chance
+        )
         if retry_at is not None:
             self.timer.notify_deadline(retry_at)
         exhausted, trace = exhausted and retry_at is not None, self.spans.attempt_trace(attempt_id)
@@ -1141,16 +1143,20 @@ class Lifecycle:
         self.after_observation()
 
     def interrupted(self, attempt_id: AttemptId, reason: str, *, again: bool = False) -> None:
-        """Record that an attempt was cut off from outside; `again` if the task may be executed again in any case."""
+        """Record that an attempt was cut off from outside; `again` if its work says that it is to be executed again."""
         entry = self._end_attempt(attempt_id, "interrupted")
         if entry is not None and self.end is None:
             now, failure = self.clock.now(), Failure("Interrupted", reason, kind="interrupted")
-            retry_at, _ = schedule_retry(
-                entry, failure, self.settings, now=now, chance=self._chance()
-            )
-            retry_at = now if again else retry_at
+            tool = self.live.tools.get(entry.task.tool or "")
+            retry_at: float | None = now
+            if not again and not may_repeat(entry.task, tool, failure):
+                retry_at = None
             trace = self.spans.attempt_trace(attempt_id)
-            self.commit_or_defer(AttemptInterrupted(attempt_id, entry.id, reason, retry_at, trace))
+            self.commit_or_defer(
+                AttemptInterrupted(
+                    attempt_id, entry.id, reason, retry_at, trace, in_doubt=not again
+                )
+            )
             # The caller may be leaving the run, so its end is looked for a little later.
             self.timer.call_at(retry_at or now, self.after_observation)
 
@@ -1390,8 +1396,9 @@ class Lifecycle:
             ):  # otherwise it has ended; while the store fails, the plan does not know yet
                 timeout = round((entry.deadline or 0.0) - entry.started_at, 3)
                 failure = Failure("TimedOut", "", kind="timeout")
+                tool = self.live.tools.get(entry.task.tool or "")
                 retry_at, _ = schedule_retry(
-                    entry, failure, self.settings, now=now, chance=self._chance()
+                    entry, tool, failure, self.settings, now=now, chance=self._chance()
                 )
                 self._cancel_attempt(attempt_id)
                 trace = self.spans.attempt_trace(attempt_id)
@@ -1414,9 +1421,7 @@ def _strip_unstorable(body: RecordBody) -> RecordBody | None:
     if isinstance(body, AttemptSucceeded):
         return replace(body, output=None, recoverable=False, reads=None)
     if isinstance(body, AttemptFailed):
-        failure = Failure(
-            "Error", _UNSTORABLE_PLACEHOLDER, body.failure.transient, body.failure.kind
-        )
+        failure = replace(body.failure, type="Error", message=_UNSTORABLE_PLACEHOLDER, traceback="")
         return replace(body, failure=failure)
     if isinstance(body, AttemptInterrupted | RunPaused | RunEnded):
         return replace(body, reason=_UNSTORABLE_PLACEHOLDER)

@@ -72,7 +72,7 @@ from replanning.run.event_loop import (
 )
 from replanning.run.lifecycle import Codec, Lifecycle, OutcomeCollector, ResumeState
 from replanning.run.processes import kill_orphaned_processes
-from replanning.run.retries import IsTransient
+from replanning.run.retries import IsTransient, may_repeat
 from replanning.run.run import PlanRun
 from replanning.settings import Settings
 from replanning.telemetry.exporter import Telemetry
@@ -585,10 +585,11 @@ async def run_services(
             outcomes.recheck(past.last_cause)
             for entry in [e for e in life.live if e.state is TaskState.RUNNING]:
                 assert entry.attempt is not None
-                retry_at = life.clock.now() if entry.task.idempotent else None
-                life.commit_or_defer(
-                    AttemptInterrupted(entry.attempt, entry.id, past.interruption_reason, retry_at)
-                )
+                tool = life.live.tools.get(entry.task.tool or "")
+                ended = AttemptInterrupted(entry.attempt, entry.id, past.interruption_reason)
+                if may_repeat(entry.task, tool, ended.failure):
+                    ended = replace(ended, retry_at=life.clock.now())
+                life.commit_or_defer(ended)
         if (
             life.end is None
         ):  # tasks that need a tool that is unavailable from the start are considered at once

@@ -1104,7 +1104,8 @@ class Performance:
         if self._is_awaited:
             return
         if self._lifecycle.running.get(self.id, (None, None))[1] is self:
-            self._lifecycle.interrupted(self.id, "the call was cut off", again=True)
+            # Work that was not begun had no effect.
+            self._lifecycle.interrupted(self.id, "the call was cut off", again=self.is_begun)
         self._release()
 
     def _release(self) -> None:
@@ -1125,9 +1126,11 @@ class Performance:
 
     def _report_failure(self, error: BaseException) -> bool:
         """Report an exception of the work; return whether it is a failure."""
-        if not _is_failure(error) or isinstance(error, self._passes):
+        is_control_flow = isinstance(error, self._passes)
+        if is_control_flow or not _is_failure(error):
+            # A cancelled call is in doubt: what it has sent may arrive, and a thread that it left behind goes on.
             self._lifecycle.interrupted(
-                self.id, f"{type(error).__name__} in the worker", again=True
+                self.id, f"{type(error).__name__} in the worker", again=is_control_flow
             )
             return False
         self._lifecycle.failed(self.id, error)

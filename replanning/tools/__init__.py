@@ -33,6 +33,7 @@ from replanning.tools.call import Secrets, ToolCall, ToolRunner
 from replanning.tools.check import check_machine, check_tools
 from replanning.tools.errors import (
     CommandFailed,
+    HttpConnectionLost,
     HttpStatusFailed,
     HttpUnreachable,
     InvalidArguments,
@@ -45,13 +46,13 @@ from replanning.tools.errors import (
     ToolUnavailable,
     TransientCommandFailed,
     TransientHttpStatusFailed,
-    TransientMcpServerLost,
     UnknownTool,
 )
 from replanning.tools.executor import ToolExecutor
 
 __all__ = [
     "CommandFailed",
+    "HttpConnectionLost",
     "HttpStatusFailed",
     "HttpUnreachable",
     "InvalidArguments",
@@ -68,7 +69,6 @@ __all__ = [
     "ToolUnavailable",
     "TransientCommandFailed",
     "TransientHttpStatusFailed",
-    "TransientMcpServerLost",
     "UnknownTool",
     "check_machine",
     "check_tools",

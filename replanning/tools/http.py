@@ -28,9 +28,10 @@ from replanning.plan.json_values import iter_strings, map_strings
 from replanning.plan.references import placeholders
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject
-from replanning.run.retries import is_transient_status
+from replanning.run.retries import status_verdict
 from replanning.tools.call import Secrets, ToolCall, find_artifacts, parse_json, render
 from replanning.tools.errors import (
+    HttpConnectionLost,
     HttpStatusFailed,
     HttpUnreachable,
     InvalidArguments,
@@ -242,7 +243,8 @@ class HttpToolRunner:
             InvalidTool: the description makes no request.
             InvalidArguments: an argument does not fit where it stands.
             HttpStatusFailed: the status is no success.
-            HttpUnreachable: no answer came.
+            HttpUnreachable: the server could not be reached.
+            HttpConnectionLost: the connection broke before the answer was there.
             ToolUnavailable: the certificate of the server is not trusted.
             ToolOutputTooLarge: the answer is too large.
         """
@@ -263,7 +265,8 @@ class HttpToolRunner:
         except (LookupError, ValueError):
             text, is_decodable = body.decode(errors="replace"), False
         if not response.is_success and status not in call.tool.accepted:
-            is_transient = is_transient_status(status) or status in call.tool.transient
+            is_declared = status in call.tool.transient
+            is_transient = is_declared or status_verdict(status) == "may-pass"
             advice = ""
             if response.has_redirect_location:
                 target = call.secrets.redact(response.headers["location"])
@@ -324,7 +327,7 @@ class HttpToolRunner:
                 if is_too_large:
                     raise ToolOutputTooLarge(call.tool.name, call.output_limit, "the answer")
                 if problem:
-                    raise HttpUnreachable(call.tool.name, request.redacted, problem)
+                    raise HttpConnectionLost(call.tool.name, request.redacted, problem)
                 is_redirect = request.method in _SAFE_METHODS and response.has_redirect_location
                 target = same_origin_url(url, response.headers["location"]) if is_redirect else ""
                 if not target or hops == _MAX_REDIRECTS:
@@ -342,7 +345,12 @@ class HttpToolRunner:
                 raise ToolUnavailable(
                     call.tool.name, f"a server it can trust ({request.redacted})", reason
                 ) from error
-            raise HttpUnreachable(call.tool.name, request.redacted, reason) from error
+            never_sent = isinstance(
+                error,
+                httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.ProxyError,
+            )
+            lost = HttpUnreachable if never_sent else HttpConnectionLost
+            raise lost(call.tool.name, request.redacted, reason) from error
 
 
 def _retry_after(response: httpx.Response) -> float | None:
