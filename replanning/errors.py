@@ -244,6 +244,11 @@ class NeedsHuman(CallFailed):
         self.task = task
         super().__init__(message)
 
+    @property
+    def own_error(self) -> BaseException:
+        """The error of the task itself, for those who cannot put the questions to anybody."""
+        return self.__cause__ or self
+
 
 class SettingsError(_ProblemsError):
     """A setting or argument has a value that cannot be used."""

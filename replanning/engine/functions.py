@@ -323,10 +323,11 @@ class FunctionTools:
         tasks = []
         for task in plan.tasks:
             function = self.functions.get(task.tool or "")
-            retry = None if function is None else function.retry
-            if retry is not None and "retry" not in task.model_fields_set:
-                task = task.model_copy(update={"retry": retry})
-            tasks.append(task)
+            states_retry = function is not None and function.retry is not None
+            if function is not None and states_retry and "retry" not in task.model_fields_set:
+                tasks.append(task.model_copy(update={"retry": function.retry}))
+            else:
+                tasks.append(task)
         tools = (*plan.tools, *(spec for spec in self.specs if spec.name not in known))
         fields = {name: getattr(plan, name) for name in plan.model_fields_set}
         return Plan.model_validate({**fields, "tools": tools, "tasks": tasks})

@@ -25,6 +25,7 @@ from replanning.environment import SystemClock
 from replanning.errors import (
     CallFailed,
     CallSkipped,
+    NeedsHuman,
     NotRunning,
     PlanError,
     Problem,
@@ -323,7 +324,10 @@ class McpProxy:
             failure = failures.get(name)
             if isinstance(failure, MCPError):
                 raise failure from None
-            return failure or _text_result(str(given_up), is_error=True)
+            told: BaseException = given_up
+            if isinstance(given_up, NeedsHuman):  # the client can answer no question
+                told = given_up.own_error
+            return failure or _text_result(str(told), is_error=True)
         kept = next((result for value, result in results if value is output), None)
         return kept or _text_result(f"several tools stood in: {json.dumps(output)}", is_error=True)
 

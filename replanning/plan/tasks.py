@@ -359,6 +359,10 @@ class ToolSpec(StrictModel):
     url: str | None = Field(default=None, description="http: where to; {name} is the argument.")
     headers: Mapping[str, str] = Field(default_factory=dict, description="http: request headers.")
     body: JsonValue = Field(default=None, description="http: what is sent as JSON.")
+    idempotency_header: Name | None = Field(
+        default=None,
+        description="http: the header for the idempotency key; Idempotency-Key by default for changing requests.",
+    )
     callable: Name | None = Field(default=None, description="python: module:function.")
     server: Name | None = Field(
         default=None, description="mcp: which server of the section `mcp` has it."

@@ -229,6 +229,7 @@ class Lifecycle:
         plugin_tasks: the plugins whose code runs in tasks of the run, see `start_plugin`.
         open_ended: whether the run goes on when all of its tasks are done, because more are added.
         is_asked: whether a question is put to somebody now, so that an answer may be waited for.
+        can_ask: whether a person can be asked about a call: by a gate, from a durable store or by the framework.
         start_task: starts a coroutine function in the task group of the run, while that is open.
     """
 
@@ -288,6 +289,7 @@ class Lifecycle:
         self.plugin_tasks: list[str] = []
         self.open_ended = False
         self.is_asked: Callable[[QuestionId], bool] = lambda question: False
+        self.can_ask = True
         self.running: dict[AttemptId, tuple[TaskEntry, AttemptBody | None]] = {}
         # The scope class of the backend in use: calling it directly is twice as fast as anyio.CancelScope().
         self.scope_type: type[anyio.CancelScope] = type(anyio.CancelScope())

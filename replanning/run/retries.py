@@ -364,7 +364,7 @@ def _only_reads(chain: Sequence[BaseException]) -> bool:
 
 def _is_named(part: BaseException, retry_on: Collection[int | str]) -> bool:
     _, every_name = _class_names(type(part))  # type: ignore[arg-type]  # a class can be hashed
-    return _status(part) in retry_on or not every_name.isdisjoint(retry_on)  # type: ignore[arg-type]
+    return _status(part) in retry_on or not every_name.isdisjoint(retry_on)
 
 
 def may_repeat(task: TaskBody, tool: ToolSpec | None, failure: Failure) -> bool:

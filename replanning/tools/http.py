@@ -26,7 +26,7 @@ from replanning.plan.commands import (
 )
 from replanning.plan.json_values import iter_strings, map_strings
 from replanning.plan.references import placeholders
-from replanning.plan.tasks import ToolSpec
+from replanning.plan.tasks import READING_METHODS, ToolSpec
 from replanning.plan.types import JsonObject
 from replanning.run.retries import status_verdict
 from replanning.tools.call import Secrets, ToolCall, find_artifacts, parse_json, render
@@ -53,7 +53,9 @@ _BASE_PLACEHOLDER: Final = re.compile(rf"{MARKED_HOLE.pattern}|{{env:\w+}}")
 _SECRET_HEADERS: Final = frozenset(
     {"authorization", "cookie", "proxy-authorization", "x-api-key", "api-key"}
 )
-_SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
+_SAFE_METHODS: Final = frozenset(READING_METHODS)
+_DEFAULT_KEY_HEADER: Final = "Idempotency-Key"
+"""Header for the idempotency key of a request that changes something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,10 @@ def request_problems(tool: ToolSpec) -> list[str]:
             problems.append(f"{name!r} cannot be the name of a header")
         if _CONTROL_CHARS.search(template):
             problems.append(f"its header {name!r} holds control characters")
+    if tool.idempotency_header is not None and not _HEADER_NAME.fullmatch(tool.idempotency_header):
+        problems.append(
+            f"its idempotency_header {tool.idempotency_header!r} cannot be the name of a header"
+        )
     if any(HOLE_DELIMITER in text for text in iter_strings(tool.body)):
         problems.append("its body holds the character NUL")
     problems += [
@@ -151,8 +157,11 @@ def build_request(
         ).encode()
         if "content-type" not in names:
             headers["Content-Type"] = "application/json"
-    if method not in _SAFE_METHODS and "idempotency-key" not in names:
-        headers["Idempotency-Key"] = quote(idempotency_key, safe="/:")
+    key_header = tool.idempotency_header
+    if key_header is None and method not in _SAFE_METHODS:
+        key_header = _DEFAULT_KEY_HEADER
+    if key_header is not None and key_header.lower() not in names:
+        headers[key_header] = quote(idempotency_key, safe="/:#")
     url = _build_url(tool.url or "", arguments, secrets)
     return Request(method, url, headers, content, secrets.redact(f"{method} {url}"))
 
