@@ -121,7 +121,7 @@ async def test_what_is_no_tool(clock: VirtualClock) -> None:
     wrong: dict[str, Any] = {"capabilty": "x", "cost": -1, "retry": 3, "idempotent": "yes"}
     with pytest.raises(
         ValueError,
-        match=r"tool 'forward': idempotent: .*'yes'; retry: .* 3; cost: .*; .*mean 'capability'",
+        match=r"tool 'forward': retry: .* 3; cost: .*; idempotent: .*; .*mean 'capability'",
     ):
         tool(**wrong)(forward)
 
