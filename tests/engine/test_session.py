@@ -303,7 +303,7 @@ async def test_nobody_can_be_asked(clock: VirtualClock) -> None:
     async def hang(value: int) -> None:
         await anyio.sleep_forever()
 
-    tools = [tool(capability="pay")(pay), tool(capability="pay", timeout=5)(hang)]
+    tools: list[Any] = [tool(capability="pay")(pay), tool(capability="pay", timeout=5)(hang)]
     async with engine_of(clock).session("pay", tools=tools) as session:
         with pytest.raises(ConnectionResetError) as lost:
             await session.call(pay, 1)

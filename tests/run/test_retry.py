@@ -280,14 +280,20 @@ def test_threshold() -> None:
 def test_what_is_in_doubt(failure: Failure) -> None:
     """What may have taken effect is repeated only where that is harmless or a retry is stated; an interruption at once."""
     assert after(failure, threshold=9) == (None, True)
-    for stated in ({"idempotent": True}, {"effect": "none"}, {"retry": {"max_attempts": 3}}):
+    harmless: list[dict[str, Any]] = [
+        {"idempotent": True},
+        {"effect": "none"},
+        {"retry": {"max_attempts": 3}},
+    ]
+    for stated in harmless:
         assert after(failure, **stated)[0] is not None
-    for stated in (
+    doubtful: list[dict[str, Any]] = [
         {"retry": {"max_attempts": 3}, "idempotent": False},
         {"retry": {"delay": 2}},
         {"retry": {"max_attempts": 3, "on": ["KeyError"]}},
         {"effect": "irreversible"},
-    ):
+    ]
+    for stated in doubtful:
         assert after(failure, **stated) == (None, True)
     assert after(CUT_OFF, 99, idempotent=True) == (100.0, False)
 

@@ -291,7 +291,7 @@ async def test_a_slow_call_is_cancelled(pulse):
 
 async def test_a_server_that_is_killed_is_started_again(pulse):
     """The call fails and says why, the tools are unavailable until the server is back, and then it answers again."""
-    reports, caught = Reports(), list[Exception]()
+    reports, caught = Reports(), list[McpServerLost]()
     async with (
         open_executor(plan("--pulse", pulse.path)) as (executor, _),
         anyio.create_task_group() as group,
