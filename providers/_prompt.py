@@ -315,7 +315,11 @@ def _error_fields(failure: Failure | None) -> JsonObject:
     if failure is None:
         return {}
     return _non_empty(
-        kind=failure.kind, type=failure.type, message=failure.message, may_pass=failure.transient
+        kind=failure.kind,
+        type=failure.type,
+        message=failure.message,
+        may_pass=failure.transient,
+        may_have_taken_effect=failure.in_doubt,
     )
 
 

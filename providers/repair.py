@@ -393,7 +393,7 @@ class RepairCase:
     def _retry(self, failure: Failure) -> StrategyResult:
         """Retry later if the error may be transient and the task does not declare its own retries."""
         task = self.task
-        may_pass = failure.transient or failure.kind in ("timeout", "interrupted")
+        may_pass = failure.transient or failure.in_doubt
         if not may_pass and "context-changed" not in self.trigger_kinds:
             return NotApplicable("the error will not pass by itself")
         if task.task.retry is not None:

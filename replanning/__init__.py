@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from replanning.live.view import PlanView
     from replanning.plan.document import Plan
     from replanning.plan.tasks import Budget, Goal, Retry, Task, ToolSpec
-    from replanning.run.run import Attempt, PlanRun, RunResult, TaskContext
+    from replanning.run.run import Attempt, PlanRun, RunResult, TaskContext, current_attempt
     from replanning.settings import Settings
     from replanning.version import __version__
 
@@ -51,6 +51,7 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "RunResult",
     "Attempt",
     "TaskContext",
+    "current_attempt",
     "open_run",
     "Session",
     "tool",
@@ -98,7 +99,7 @@ _HOMES: Final = {
     "live.view": ("PlanView",),
     "plan.document": ("Plan",),
     "plan.tasks": ("Budget", "Goal", "Retry", "Task", "ToolSpec"),
-    "run.run": ("Attempt", "PlanRun", "RunResult", "TaskContext"),
+    "run.run": ("Attempt", "PlanRun", "RunResult", "TaskContext", "current_attempt"),
     "settings": ("Settings",),
     "version": ("__version__",),
 }

@@ -244,6 +244,11 @@ class NeedsHuman(CallFailed):
         self.task = task
         super().__init__(message)
 
+    @property
+    def own_error(self) -> BaseException:
+        """The error of the task itself, for those who cannot put the questions to anybody."""
+        return self.__cause__ or self
+
 
 class SettingsError(_ProblemsError):
     """A setting or argument has a value that cannot be used."""
@@ -364,7 +369,13 @@ class NoLLMProvider(ReplanningError):
 
 
 class ToolError(ReplanningError):
-    """A tool could not do its work."""
+    """A tool could not do its work.
+
+    Attributes:
+        in_doubt: whether the tool may have had its effect all the same.
+    """
+
+    in_doubt: bool = False
 
 
 class TransientError(ReplanningError):

@@ -41,11 +41,18 @@ from replanning.live.strips import ground_action
 from replanning.live.view import PlanView, TaskView, strips_problem
 from replanning.llm.quoting import is_truncated
 from replanning.plan.json_values import detached, is_redacted, iter_strings
+from replanning.plan.messages import join_names
 from replanning.plan.risk import command_risk, resolved_risk
-from replanning.plan.tasks import Task, TaskBody
+from replanning.plan.tasks import Task, TaskBody, has_no_effect, is_repeatable
 from replanning.plan.types import JsonValue, TaskId
 from replanning.secrets import MASK, Redactor
 from replanning.settings import LimitSettings, Settings
+
+DOUBT_ADVICE: Final = (
+    "to have it repeated without asking, state `idempotent: true` if that is harmless, or `effect: none` if it only"
+    " reads; a declared fallback is taken in any case"
+)
+"""How a task or tool declares that nobody need be asked about a call in doubt."""
 
 # Vetting of alternatives
 
@@ -464,10 +471,8 @@ class ReplanPolicy:
             return ask("always-ask", f"a person decides whenever the trigger is {always_ask}")
         if alternative.ask:
             return ask("provider-asks", alternative.ask)
-        if repeated := _unsafe_retry(alternative, triggers, view):
-            done = view.task(repeated).state is TaskState.DONE
-            why = "has taken effect" if done else "was cut off and may have taken effect"
-            return ask("not-idempotent", f"{repeated!r} {why}; running it again may do harm")
+        if repeated := _unsafe_repetition(alternative, triggers, view):
+            return ask("in-doubt", _doubt(repeated, view))
         changed = {
             *target_task_ids(alternative.changes),
             *(task_id for t in triggers for task_id in t.tasks),
@@ -514,36 +519,71 @@ def _divides_rejected(alternative: Alternative, view: PlanView) -> bool:
     return all(map(is_division, alternative.changes))
 
 
-def _unsafe_retry(
+def _unsafe_repetition(
     alternative: Alternative, triggers: Sequence[Trigger], view: PlanView
-) -> TaskId | None:
-    """Return the task that has or may have taken effect and would be executed again, by its own or another tool."""
+) -> list[TaskId]:
+    """Return the tasks that have or may have taken effect and whose effect an alternative might have a second time.
+
+    A call in doubt may be repeated by its own tool if it is idempotent. Another tool would have an effect of its own, so
+    it may stand in only for one that has no effect. A fallback that the plan declares may take its place in any case.
+    """
     new = set(new_task_ids(alternative.changes))
     added = [change.task for change in alternative.changes if change.kind == "add"]
     again = {c.task_id: c for c in alternative.changes if isinstance(c, RetryTask | ReplaceTask)}
-    left = [
-        c.task_id for c in alternative.changes if isinstance(c, RemoveTask | SkipTask | CancelTask)
-    ]
-    others = (
-        [*left, *(task_id for trigger in triggers for task_id in trigger.tasks)] if added else []
-    )
-    for task in (
-        view.task(task_id) for task_id in dict.fromkeys([*again, *others]) if task_id not in new
-    ):
-        change = again.get(task.id)
-        if change is not None and task.state is TaskState.DONE and not task.task.idempotent:
-            return task.id
-        if (
-            task.failure is None
-            or task.failure.kind not in ("timeout", "interrupted")
-            or task.task.idempotent
-        ):
+    others: list[TaskId] = []
+    if added:
+        others += [
+            change.task_id
+            for change in alternative.changes
+            if isinstance(change, RemoveTask | SkipTask | CancelTask)
+        ]
+        others += [task_id for trigger in triggers for task_id in trigger.tasks]
+    unsafe: list[TaskId] = []
+    for task_id in dict.fromkeys([*again, *others]):
+        if task_id in new:
             continue
-        if change is not None and not _is_declared_fallback(change, task.task):
-            return task.id
-        if task.id in others and any(_is_equivalent(task.task, other, view) for other in added):
-            return task.id
-    return None
+        task, change = view.task(task_id), again.get(task_id)
+        if task.state is TaskState.DONE:
+            if change is not None and not is_repeatable(task.task, view.tool(task.task.tool)):
+                unsafe.append(task_id)
+            continue
+        if change is not None and _is_declared_fallback(change, task.task):
+            continue
+        for part in view.lineage(task_id):
+            if not part.in_doubt or has_no_effect(part.task, view.tool(part.task.tool)):
+                continue
+            if change is not None:
+                is_unsafe = not _is_harmless(change, part, view)
+            else:
+                is_unsafe = task_id in others and any(
+                    _is_equivalent(part.task, other, view) for other in added
+                )
+            if is_unsafe and part.id not in unsafe:
+                unsafe.append(part.id)
+    return unsafe
+
+
+def _is_harmless(change: RetryTask | ReplaceTask, task: TaskView, view: PlanView) -> bool:
+    """Return whether a change only repeats the call of a task, which is idempotent."""
+    if not is_repeatable(task.task, view.tool(task.task.tool)):
+        return False
+    if isinstance(change, RetryTask):
+        return change.task_id == task.id
+    call = task.task.tool, task.task.arguments
+    return all((new.tool, new.arguments) == call for new in change.tasks)
+
+
+def _doubt(tasks: Sequence[TaskId], view: PlanView) -> str:
+    """Return the reason for asking about tasks whose effects might be had twice, with the ways not to be asked."""
+    done = [repr(task_id) for task_id in tasks if view.task(task_id).state is TaskState.DONE]
+    doubtful = [repr(task_id) for task_id in tasks if repr(task_id) not in done]
+    parts = []
+    if done:
+        verb = "has" if len(done) == 1 else "have"
+        parts.append(f"{join_names(done, 5)} {verb} taken effect")
+    if doubtful:
+        parts.append(f"{join_names(doubtful, 5)} may have taken effect")
+    return f"{' and '.join(parts)}; running it again may do harm ({DOUBT_ADVICE})"
 
 
 def _is_equivalent(old: Task, new: Task, view: PlanView) -> bool:

@@ -258,6 +258,7 @@ class ReplanningEngine:
         tools: Sequence[ToolFunction | ToolSpec] = (),
         run_id: str | None = None,
         passes: tuple[type[BaseException], ...] = (),
+        asks: bool = False,
     ) -> AsyncIterator[Session]:
         """A run of an agent that decides call by call: `async with engine.session(…) as session: await session.call(…)`.
 
@@ -269,6 +270,8 @@ class ReplanningEngine:
                 can stand in for one another.
             run_id: the id of the run, which is resumed where it exists.
             passes: exceptions that are control flow of the agent and no failures of its calls.
+            asks: whether the body puts the questions of a `NeedsHuman` to a person. Without that, a gate or a durable
+                store, nobody can be asked about a call, and it fails with its own error.
 
         Raises:
             RunOwned: another process is at this run.
@@ -283,7 +286,7 @@ class ReplanningEngine:
                 return await factory.create(plan, None, mode=self.mode, open_ended=True)
             return await factory.create_or_resume(plan, run_id, mode=self.mode, open_ended=True)
 
-        async with self._managed_run(start) as run:
+        async with self._managed_run(start, asks=asks) as run:
             run._lifecycle.restore_outputs(functions.return_types)
             session = Session(run, functions, passes)
             yield session
@@ -511,12 +514,15 @@ class ReplanningEngine:
             self.store.close()
 
     @asynccontextmanager
-    async def _managed_run(self, start: Callable[[], Awaitable[PlanRun]]) -> AsyncIterator[PlanRun]:
+    async def _managed_run(
+        self, start: Callable[[], Awaitable[PlanRun]], *, asks: bool = False
+    ) -> AsyncIterator[PlanRun]:
         run = await start()
         life = run._lifecycle
         life.evaluator = self.evaluator
         questions = Questions(life, self.gate, durable=self.store.durable)
         life.is_asked = questions.conversations.__contains__
+        life.can_ask = asks or self.gate is not None or self.store.durable
         replanner = Replanner(
             life, self.generator, self.policy, questions, observe_only=self.mode == "observe"
         )

@@ -74,9 +74,9 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
     Args:
         function: the function. One that is not async is executed in a thread, which a cancellation does not stop. A
             parameter annotated as `TaskContext` receives the context of the task.
-        idempotent: whether executing it twice does no harm.
         retry: what to do after an error that may pass.
-        fields: fields of its `ToolSpec`, such as `capability`; they override the signature and the docstring.
+        fields: fields of its `ToolSpec`, such as `capability`, `effect` and `idempotent`; they override the signature and
+            the docstring.
 
     Attributes:
         spec: its description.
@@ -91,12 +91,10 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         self,
         function: Callable[Parameters, ReturnedT],
         *,
-        idempotent: bool = False,
         retry: Retry | None = None,
         **fields: Any,
     ) -> None:
         self.function = function
-        self.idempotent = idempotent
         self.retry = retry
         update_wrapper(self, function)
         try:
@@ -267,15 +265,15 @@ ToolFunction = Callable[..., Any]
 def tool(function: Callable[Parameters, ReturnedT], /) -> FunctionTool[Parameters, ReturnedT]: ...
 @overload
 def tool(
-    *, idempotent: bool = False, retry: Retry | None = None, **fields: Any
+    *, retry: Retry | None = None, **fields: Any
 ) -> Callable[[Callable[Parameters, ReturnedT]], FunctionTool[Parameters, ReturnedT]]: ...
 def tool(function: Any = None, /, **fields: Any) -> Any:
     """Turn a function into a tool: a decorator with or without fields.
 
     Args:
         function: the function.
-        fields: as `FunctionTool` takes them: `idempotent`, `retry`, and the fields of a `ToolSpec`, such as `capability`,
-            `requires`, `adds`, `cost`, `timeout` and `dangerous`.
+        fields: as `FunctionTool` takes them: `retry`, and the fields of a `ToolSpec`, such as `capability`, `effect`,
+            `idempotent`, `requires`, `adds`, `cost`, `timeout` and `dangerous`.
     """
     return (
         partial(tool, **fields) if function is None and fields else FunctionTool(function, **fields)
@@ -341,22 +339,16 @@ class FunctionTools:
         return known
 
     def describe(self, plan: Plan) -> Plan:
-        """Return the plan with these tools added; its tasks get `idempotent` and `retry` of their functions by default."""
+        """Return the plan with these tools added; its tasks get the `retry` of their functions by default."""
         known = {spec.name for spec in plan.tools}
         tasks = []
         for task in plan.tasks:
             function = self.functions.get(task.tool or "")
-            stated: dict[str, object] = (
-                {}
-                if function is None
-                else {"idempotent": function.idempotent, "retry": function.retry}
-            )
-            update = {
-                name: value
-                for name, value in stated.items()
-                if value and name not in task.model_fields_set
-            }
-            tasks.append(task.model_copy(update=update) if update else task)
+            states_retry = function is not None and function.retry is not None
+            if function is not None and states_retry and "retry" not in task.model_fields_set:
+                tasks.append(task.model_copy(update={"retry": function.retry}))
+            else:
+                tasks.append(task)
         tools = (*plan.tools, *(spec for spec in self.specs if spec.name not in known))
         fields = {name: getattr(plan, name) for name in plan.model_fields_set}
         return Plan.model_validate({**fields, "tools": tools, "tasks": tasks})

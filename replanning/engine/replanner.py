@@ -20,6 +20,7 @@ from replanning.decision.policy import Decision, ReplanPolicy
 from replanning.decision.staleness import PERSISTENT_KINDS, relevant_triggers, stale_reason
 from replanning.engine.generator import AlternativeGenerator, RankedCandidates
 from replanning.engine.questions import Questions
+from replanning.engine.session import CALL_KEY
 from replanning.errors import (
     ChangeRejected,
     NotRunning,
@@ -435,6 +436,9 @@ class Replanner:
         if decision.blocks and notes:  # a person who has to act must know what was tried in vain
             decision = replace(decision, reason=f"{decision.reason} ({'; '.join(notes)})"[:4_000])
         settled: Sequence[Trigger] = triggers
+        if decision.kind == "ask" and not life.can_ask and self._concern_calls(triggers):
+            reason = f"{decision.reason}; nobody can be asked"
+            decision = Decision("keep", decision.rule, reason)
         if decision.kind == "ask" and not self._observe_only:
             # Only about the triggers that candidates concern; the others are considered apart.
             usable = [
@@ -465,6 +469,13 @@ class Replanner:
         for trigger in triggers:
             if trigger.id not in done:
                 self._queue(trigger)
+
+    def _concern_calls(self, triggers: Sequence[Trigger]) -> bool:
+        """Return whether triggers are about calls of an agent and nothing else; a plan waits for its person."""
+        live = self._lifecycle.live
+        tasks = [live.entry(task_id) for trigger in triggers for task_id in trigger.tasks]
+        roots = [live.entry(entry.root) for entry in tasks]
+        return bool(roots) and all(CALL_KEY in root.task.metadata for root in roots)
 
     def _record_decision(
         self, replan: ReplanId, triggers: Sequence[Trigger], decision: Decision, began: float

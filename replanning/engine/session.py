@@ -10,10 +10,11 @@ from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, overload
 from pydantic_core import from_json, to_json, to_jsonable_python
 
 from replanning.engine.functions import FunctionTools, ToolFunction
-from replanning.errors import ChangeRejected, RecordNotSerializable, StoreError
+from replanning.errors import ChangeRejected, NoResult, RecordNotSerializable, StoreError
 from replanning.journal.records import RunStatus
 from replanning.journal.store import to_plain_json
 from replanning.journal.values import NotStorable, encode
+from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.plan.json_values import as_object, is_redacted, map_strings
 from replanning.plan.messages import brief_repr, join_names
@@ -29,13 +30,22 @@ ReturnedT = TypeVar("ReturnedT")
 Execute = Callable[[str, Mapping[str, object]], Awaitable[object]]
 """Executes a tool, given its name and its arguments."""
 
-_CALL_KEY: Final = "call"
+CALL_KEY: Final = "call"
 """Key in the metadata of a task that is a call; its value is the digest of the key of the call, or empty."""
 
 _OBJECT_KEY: Final = "$object"
 """Key that marks the placeholder in the journal for a value that is not JSON."""
 
 _NUMBER_CHARS: Final = 12
+
+
+def finished_call(live: LivePlan, key: str) -> TaskId | None:
+    """Return the task of the call with a key, if it is done or skipped; None otherwise."""
+    digest = _digest(key)
+    for entry in live:
+        if entry.parent is None and entry.satisfied and entry.task.metadata.get(CALL_KEY) == digest:
+            return entry.id
+    return None
 
 
 class Session:
@@ -57,7 +67,7 @@ class Session:
         self._by_key = {
             str(key): entry.id
             for entry in run.live
-            if entry.parent is None and (key := entry.task.metadata.get(_CALL_KEY))
+            if entry.parent is None and (key := entry.task.metadata.get(CALL_KEY))
         }
 
     def __repr__(self) -> str:
@@ -165,6 +175,18 @@ class Session:
             call.attach()
         return call
 
+    def is_recorded(self, key: str) -> bool:
+        """Return whether a call with this key is done and the journal has its output."""
+        live = self.run.live
+        task_id = self._by_key.get(_digest(key))
+        if task_id is None or not live.entry(task_id).satisfied:
+            return False
+        try:
+            live.results.output_of(task_id)
+        except NoResult:
+            return False
+        return True
+
     def is_timed(self, tool: str) -> bool:
         """Return whether a call of this tool is being executed that has a deadline."""
         running = self.run._lifecycle.running.values()
@@ -190,14 +212,16 @@ class Session:
                 id=task_id,
                 tool=name,
                 arguments={},
-                idempotent=function is not None and function.idempotent,
+                # Stated here as well, because the plan may not describe the tool.
+                effect=None if function is None else function.spec.effect,
+                idempotent=None if function is None else function.spec.idempotent,
                 retry=None if function is None else function.retry,
                 metadata={},
             )
             if name in live.tools:
                 self._models[name, function is None] = model
         task = model.model_copy(
-            update={"id": task_id, "arguments": arguments, "metadata": {_CALL_KEY: digest}}
+            update={"id": task_id, "arguments": arguments, "metadata": {CALL_KEY: digest}}
         )
         try:
             begun = self.run._lifecycle.add_call(task, may_time_out=may_time_out)
@@ -287,7 +311,7 @@ class Session:
         left = [
             entry.id
             for entry in live
-            if entry.counts_as_unsatisfied and _CALL_KEY not in entry.task.metadata
+            if entry.counts_as_unsatisfied and CALL_KEY not in entry.task.metadata
         ]
         if questions := life.ledger.open_questions:
             life.finish("needs_human", f"a person must answer {join_names(questions, 5)} first")

@@ -173,7 +173,11 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
                 )
             self._asks = asks and self._agent_session is not None
             opened = self._engine.session(
-                self._objective, tools=described, run_id=self._run_id, passes=_PASSES
+                self._objective,
+                tools=described,
+                run_id=self._run_id,
+                passes=_PASSES,
+                asks=self._asks,
             )
             self._task = SessionTask(opened)
         session = await self._task.session()
@@ -269,7 +273,7 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
             )
         except NeedsHuman as error:
             if not self._asks:
-                raise error.__cause__ or error  # noqa: B904 - as the tool raised it
+                raise error.own_error  # noqa: B904 - as the tool raised it
             context.result = self._request(session, context, arguments, error.questions)
         except CallSkipped as skipped:
             context.arguments, context.result = arguments, FunctionTool.parse_result(str(skipped))

@@ -13,7 +13,7 @@ import anyio
 
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
-from replanning.engine.session import Execute, Session
+from replanning.engine.session import Execute, Session, finished_call
 from replanning.errors import (
     CallFailed,
     CallSkipped,
@@ -23,6 +23,7 @@ from replanning.errors import (
     StaleAnswer,
     UnknownQuestion,
 )
+from replanning.history.status import replay_records
 from replanning.plan.messages import did_you_mean
 
 Capabilities = Mapping[str, str | Mapping[str, object]]
@@ -146,6 +147,34 @@ def thread_run(
     return f"{prefix}.{uuid.uuid4().hex[:8]}"
 
 
+def earlier_output(engine: ReplanningEngine, run_id: str, key: str) -> tuple[object] | None:
+    """Return the output of a call that an earlier run of the same thread has finished; None if none has.
+
+    Args:
+        engine: has the store of the runs.
+        run_id: the present run of the thread, see `thread_run`.
+        key: the key of the call.
+
+    Raises:
+        CallFailed: the call was done, and its output was not recorded.
+    """
+    prefix = run_id.rpartition(".")[0]
+    for each in engine.store.runs():
+        if each.run == run_id or each.run.rpartition(".")[0] != prefix:
+            continue
+        live = replay_records(engine.store.read(each.run)).live
+        task_id = finished_call(live, key)
+        if task_id is None:
+            continue
+        try:
+            return (live.results.output_of(task_id),)
+        except NoResult as error:
+            raise CallFailed(
+                f"call {task_id!r} was done before, and its output was not kept: {error}"
+            ) from error
+    return None
+
+
 def shown_questions(
     engine: ReplanningEngine, run_id: str, questions: Sequence[str]
 ) -> list[dict[str, object]]:
@@ -246,7 +275,7 @@ def reported_result(error: ReportedFailure | NeedsHuman) -> Any:
     Raises:
         Exception: what the tool raised, if it reported nothing.
     """
-    original = (error.__cause__ or error) if isinstance(error, NeedsHuman) else error
+    original = error.own_error if isinstance(error, NeedsHuman) else error
     if isinstance(original, ReportedFailure):
         return original.result
     raise original

@@ -282,7 +282,11 @@ class _Run:
         if (task := self._task) is None:
             run_id, objective = self._identity()
             opened = self._owner.engine.session(
-                objective, tools=self._described, run_id=run_id, passes=_PASSES
+                objective,
+                tools=self._described,
+                run_id=run_id,
+                passes=_PASSES,
+                asks=self._owner.approvals,
             )
             task = self._task = (self._around or contextvars.copy_context()).run(
                 SessionTask, opened

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final
 
+import anyio
+
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
 from replanning.engine.session import Call, Execute, Session
@@ -69,6 +71,12 @@ _PASSES: Final = (GraphBubbleUp,)
 
 _KEY: Final = "__replanning"
 """Key in the configuration for the run of the graph; keys that begin with `__` are not stored in checkpoints."""
+
+_CHECKPOINTER: Final = "__pregel_checkpointer"
+"""Key in the configuration for the checkpointer that a graph passes on to the graphs within it."""
+
+_MESSAGE: Final = "message"
+"""Key of a message in the recorded output of a tool."""
 
 _DEFAULT_NAME: Final = "LangGraph"
 """Name of a graph that was compiled without one."""
@@ -182,10 +190,21 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
     ignore_retry = True
 
     def __init__(
-        self, engine: ReplanningEngine, session: Session, thread: SessionThread | None = None
+        self,
+        engine: ReplanningEngine,
+        session: Session,
+        thread: SessionThread | None = None,
+        *,
+        asks: bool,
     ) -> None:
-        self.engine, self.session, self.thread = engine, session, thread
+        self.engine = engine
+        self.session = session
+        self.thread = thread
+        self._asks = asks
         self.pause_reason = ""  # empty unless the run will be resumed
+        self._executing: dict[str, int] = {}
+        self._idle: dict[str, anyio.Event] = {}
+        self._answers: dict[str, Mapping[str, Any]] = {}
 
     def added_to(self, config: Any) -> Any:
         """Return the configuration of a graph, with this run in it."""
@@ -222,15 +241,44 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             GraphBubbleUp: control flow of the graph.
             Exception: of the node or the tool; no alternative is left.
         """
-        info, key = get_runtime().execution_info, _call_key(call_id)
+        node = get_runtime().execution_info.task_id
+        try:
+            return await self._call(name, arguments, execute, call_id, begun)
+        except Exception:
+            # The graph cuts off the other calls of this node, and would execute them again when it is resumed.
+            while self._executing.get(node):
+                event = self._idle.setdefault(node, anyio.Event())
+                await event.wait()
+            raise
+
+    async def _call(
+        self,
+        name: str,
+        arguments: Mapping[str, object],
+        execute: Execute,
+        call_id: str,
+        begun: Call | None,
+    ) -> object:
+        key = _call_key(call_id)
+        node = get_runtime().execution_info.task_id
+        messages = _Messages()
+
+        async def encoded(tool: str, values: Mapping[str, object]) -> object:
+            return messages.encode(await execute(tool, values))
+
         answered = False
         while True:
+            self._executing[node] = self._executing.get(node, 0) + 1
             try:
                 if begun is not None:
                     call, begun = begun, None
-                    return await call.finish(execute)
-                return await self.session.invoke(
-                    name, arguments, execute=execute, key=key, once=answered, passes=_PASSES
+                    return messages.decode(await call.finish(encoded))
+                # A node of tools makes all of its calls again; one that is done is answered from the journal.
+                once = answered or (bool(call_id) and self.session.is_recorded(key))
+                return messages.decode(
+                    await self.session.invoke(
+                        name, arguments, execute=encoded, key=key, once=once, passes=_PASSES
+                    )
                 )
             except ReportedFailure as error:
                 return error.result
@@ -239,14 +287,19 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
                     ToolMessage(str(skipped), name=name, tool_call_id=call_id) if call_id else None
                 )
             except NeedsHuman as error:
-                if info.thread_id is None:  # without a checkpointer nobody could answer
-                    raise error.__cause__ or error from None
-                answered = self._ask(error.questions[0])
+                if not self._asks:  # without a checkpointer nobody could answer
+                    raise error.own_error from None
+                question = error.questions[0]
             except GraphInterrupt as error:
                 if answered:  # when resumed, it would take the answer to the question for its own
                     text = f"{name!r} was put to a person before, and cannot interrupt the graph after that"
                     raise RuntimeError(text) from error
                 raise
+            finally:
+                self._executing[node] -= 1
+                if not self._executing[node] and (idle := self._idle.pop(node, None)) is not None:
+                    idle.set()
+            answered = self._ask(question)
 
     def _ask(self, question_id: str) -> bool:
         """Interrupt the graph with a question, and carry out the answer once the graph is resumed with it."""
@@ -254,9 +307,12 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         if payload is None:  # it was answered elsewhere
             return True
         while True:
-            # The first ones may be answers to interrupts of the node itself, or were refused.
-            answer = interrupt(payload)
-            if not isinstance(answer, Mapping) or answer.get("question") != question_id:
+            # The first ones may be answers to interrupts of the node itself or about its other calls, or were refused.
+            answer = self._answers.pop(question_id, None) or interrupt(payload)
+            if not isinstance(answer, Mapping):
+                continue
+            if answer.get("question") != question_id:
+                self._answers[str(answer.get("question"))] = answer
                 continue
             fields = {
                 str(name): value
@@ -284,16 +340,22 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             raise RuntimeError(
                 f"{name!r} is executed synchronously in a graph that runs asynchronously, which cannot be waited for"
             )
-        return self.thread.invoke(
+        messages = _Messages()
+
+        def encoded(tool: str, values: Mapping[str, object]) -> object:
+            return messages.encode(execute(tool, values))
+
+        output = self.thread.invoke(
             name,
             arguments,
-            execute,
+            encoded,
             key=_call_key(call_id),
             passes=_PASSES,
             rest=lambda hand_over, begun: self.call(
                 name, arguments, hand_over, call_id, begun=begun
             ),
         )
+        return messages.decode(output)
 
     def in_event_loop(
         self, function: Callable[..., Coroutine[Any, Any, Any]]
@@ -308,6 +370,33 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         return execute
 
 
+class _Messages:
+    """Messages of tools as the journal keeps them, and back; what was executed in this process comes back as it was."""
+
+    def __init__(self) -> None:
+        self._executed: list[tuple[object, object]] = []
+
+    def encode(self, output: object) -> object:
+        """Return an object of JSON for a message; anything else, and one whose artifact is no JSON, stays as it is."""
+        if not isinstance(output, ToolMessage):
+            return output
+        try:
+            encoded = {_MESSAGE: output.model_dump(mode="json")}
+        except ValueError:  # of pydantic, whose error is one
+            return output
+        self._executed.append((encoded, output))
+        return encoded
+
+    def decode(self, output: object) -> object:
+        """Return the message behind the output of a call."""
+        for encoded, message in self._executed:
+            if encoded is output:
+                return message
+        if isinstance(output, Mapping) and output.keys() == {_MESSAGE}:
+            return ToolMessage.model_validate(output[_MESSAGE])
+        return output
+
+
 @dataclass(frozen=True)
 class _Attachment:
     """Opens a session of the engine for each run of a graph."""
@@ -318,9 +407,7 @@ class _Attachment:
 
     def _session(self, graph: Any, given: Any, config: Any) -> Any:
         """Return the unfinished session of the thread if the graph is resumed, or else a new session."""
-        configurable = merge_configs(graph.config, config).get("configurable", {})
-        if "thread_id" not in configurable:  # within a node of another graph, which has the thread
-            configurable = {**ensure_config()["configurable"], **configurable}
+        configurable = self._configurable(graph, config)
         run_id = None
         if thread := configurable.get("thread_id"):
             inner = configurable.get(
@@ -333,14 +420,28 @@ class _Attachment:
                 or (isinstance(given, Command) and given.resume is not None)
             )
             run_id = thread_run(self.engine, str(thread), part=part, resumes=resumes)
-        return self.engine.session(self.objective, tools=self.tools, run_id=run_id)
+        return self.engine.session(
+            self.objective, tools=self.tools, run_id=run_id, asks=self._asks(graph, config)
+        )
+
+    def _configurable(self, graph: Any, config: Any) -> Mapping[str, Any]:
+        configurable: dict[str, Any] = merge_configs(graph.config, config).get("configurable", {})
+        if "thread_id" not in configurable:  # within a node of another graph, which has the thread
+            configurable = {**ensure_config()["configurable"], **configurable}
+        return configurable
+
+    def _asks(self, graph: Any, config: Any) -> bool:
+        """Return whether the graph has a checkpointer, without which nobody could answer an interrupt."""
+        if graph.checkpointer is False:
+            return False
+        return bool(graph.checkpointer or self._configurable(graph, config).get(_CHECKPOINTER))
 
     @asynccontextmanager
     async def open(self, graph: Any, given: Any, config: Any) -> AsyncIterator[Any]:
         """Open a session in a task of its own, because any task may close a stream; yield the configuration."""
         task = SessionTask(self._session(graph, given, config))
         try:
-            run = _Run(self.engine, await task.session())
+            run = _Run(self.engine, await task.session(), asks=self._asks(graph, config))
             yield run.added_to(config)
         except BaseException as error:
             with suppress(ReplanningError):  # the exception of the graph is the one to raise
@@ -352,7 +453,7 @@ class _Attachment:
     def open_in_thread(self, graph: Any, given: Any, config: Any) -> Iterator[Any]:
         """Open a session in an event loop in a thread of its own."""
         with SessionThread.open(self._session(graph, given, config)) as thread:
-            run = _Run(self.engine, thread.session, thread)
+            run = _Run(self.engine, thread.session, thread, asks=self._asks(graph, config))
             yield run.added_to(config)
             if run.pause_reason:
                 run.session.run.pause(run.pause_reason)

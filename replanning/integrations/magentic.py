@@ -86,6 +86,10 @@ async def replanned(
     await made.leave()
 
 
+class _GivenUp(Exception):
+    """The manager gives a round up: it does not ask the participant, or does not wait for it."""
+
+
 class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not be installed
     """Manager that gives its plans and rounds to a session."""
 
@@ -109,6 +113,7 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         ]()  # a participant and its instruction; None at the end
         self._replies = asyncio.Queue[str | NoProgress]()
         self._saved: dict[str, Any] = {}
+        self._gives_up = False
         self._reason = ""
         self._failure: Exception | None = None
         self._ended = False
@@ -238,13 +243,20 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
 
         async def execute(name: str, arguments: Mapping[str, object]) -> object:
             self._requests.put_nowait((name, str(arguments["instruction"])))
-            reply = await self._replies.get()
+            try:
+                reply = await self._replies.get()
+            except asyncio.CancelledError:
+                if self._gives_up:
+                    raise _GivenUp from None
+                raise
             if isinstance(reply, NoProgress):
                 raise reply
             return reply
 
         try:
-            await session.invoke(speaker, {"instruction": instruction}, execute=execute)
+            await session.invoke(
+                speaker, {"instruction": instruction}, execute=execute, passes=(_GivenUp,)
+            )
         except (NotRunning, StoreError) as error:
             self._failure = error
         except Exception:  # noqa: BLE001, S110 - no alternative is left, and the manager decides
@@ -263,9 +275,11 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
     async def _end_round(self) -> None:
         """Give up the round that goes on: the orchestrator does not ask the participant, or does not wait for it."""
         if self._round is not None:
+            self._gives_up = True
             self._round.cancel()
             with suppress(asyncio.CancelledError):
                 await self._round
+            self._gives_up = False
             self._round = None
             self._requests, self._replies = asyncio.Queue(), asyncio.Queue()
 

@@ -25,6 +25,7 @@ from replanning.environment import SystemClock
 from replanning.errors import (
     CallFailed,
     CallSkipped,
+    NeedsHuman,
     NotRunning,
     PlanError,
     Problem,
@@ -40,7 +41,6 @@ from replanning.tools.errors import (
     McpServerLost,
     McpToolFailed,
     ToolUnavailable,
-    TransientMcpServerLost,
 )
 from replanning.tools.mcp import CLOSE_TIMEOUT, mcp_tool_spec, schema_problems
 
@@ -222,15 +222,10 @@ class McpProxy:
             given = ToolSpec.model_validate(fields)
             spec = mcp_tool_spec(session.name, session.server, tool, given, session.secrets.redact)
             if spec is not None:
-                hints = tool.annotations
-                idempotent = hints is not None and bool(
-                    hints.read_only_hint or hints.idempotent_hint
-                )
-                retry = (
-                    self._retry.model_copy(update={"on": (_RETRIED_ERROR,)})
-                    if self._retry is not None
-                    else None
-                )
+                retry = None
+                is_harmless = spec.effect == "none" or spec.idempotent is True
+                if self._retry is not None and is_harmless:
+                    retry = self._retry.model_copy(update={"on": (_RETRIED_ERROR,)})
 
                 async def call(**arguments: object) -> object:
                     return await session.call(tool.name, arguments)
@@ -238,9 +233,7 @@ class McpProxy:
                 described = {
                     key: getattr(spec, key) for key in spec.model_fields_set - _SERVER_FIELDS
                 }
-                return FunctionTool(
-                    call, idempotent=idempotent, retry=retry if idempotent else None, **described
-                )
+                return FunctionTool(call, retry=retry, **described)
         return None
 
     def _on_change(self, session: McpSession) -> None:
@@ -330,7 +323,10 @@ class McpProxy:
             failure = failures.get(name)
             if isinstance(failure, MCPError):
                 raise failure from None
-            return failure or _text_result(str(given_up), is_error=True)
+            told: BaseException = given_up
+            if isinstance(given_up, NeedsHuman):  # the client can answer no question
+                told = given_up.own_error
+            return failure or _text_result(str(told), is_error=True)
         kept = next((result for value, result in results if value is output), None)
         return kept or _text_result(f"several tools stood in: {json.dumps(output)}", is_error=True)
 
@@ -352,7 +348,7 @@ class McpProxy:
         served = self._tools.get(name)
         if served is None:
             raise ToolUnavailable(name, "a server that has it", "no server has it any more")
-        session, function = served.session, served.function
+        session = served.session
         meta = _without_reserved(context.meta)
         try:
             result = await session.call(
@@ -365,12 +361,7 @@ class McpProxy:
                 raise ToolUnavailable(
                     name, f"the MCP server {session.name!r}", f"which is not there: {gone}"
                 ) from None
-            lost = (
-                TransientMcpServerLost
-                if function is not None and function.idempotent
-                else McpServerLost
-            )
-            raise lost(name, session.name, str(gone)) from None
+            raise McpServerLost(name, session.name, str(gone)) from None
 
 
 def _without_reserved(meta: Mapping[str, Any] | None) -> Any:

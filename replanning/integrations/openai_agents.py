@@ -19,6 +19,7 @@ from replanning.engine.session import Session
 from replanning.errors import CallSkipped, NeedsHuman, NotRunning, StoreError
 from replanning.integrations.frameworks import (
     describe_tools,
+    earlier_output,
     missing_framework,
     thread_run,
     tool_fields,
@@ -93,7 +94,7 @@ async def replanned(
         agents: agents that are reached through `handoff(…)`, so that their tools are known from the start.
         objective: what the agent is for; by default its name.
         thread: the id of a conversation; its last session is resumed unless it has ended. Calls that a person approved and
-            that were done return their recorded output.
+            that were done in any of its sessions return their recorded output.
         context: the context of the run, for the filters of MCP servers.
 
     Raises:
@@ -102,15 +103,13 @@ async def replanned(
         TypeError: this is not an agent.
         ValueError: capabilities name tools that do not exist or are not attached, or a field is not valid for a tool.
     """
-    copies = _Agents(context, agents, keyed=thread is not None)
+    engine = engine or ReplanningEngine()
+    copies = _Agents(engine, context, agents, keyed=thread is not None)
     wrapped = await copies.wrap(agent)
     for each in agents:
         await copies.wrap(each)
     tools = describe_tools(copies.described, capabilities, noun="attached function tool")
-    engine, objective = (
-        engine or ReplanningEngine(),
-        objective or f"Run of the agent {wrapped.name}",
-    )
+    objective = objective or f"Run of the agent {wrapped.name}"
     run_id = None if thread is None else thread_run(engine, thread)
     async with engine.session(objective, tools=tools, run_id=run_id, passes=_PASSES) as session:
         copies.session = session
@@ -147,7 +146,10 @@ class _Hooks(AgentHooks):  # type: ignore[misc] # its types may not be installed
 class _Agents:
     """Copies of agents, and the descriptions of their tools."""
 
-    def __init__(self, context: object, agents: Sequence[Any], *, keyed: bool) -> None:
+    def __init__(
+        self, engine: ReplanningEngine, context: object, agents: Sequence[Any], *, keyed: bool
+    ) -> None:
+        self.engine = engine
         self.session: Session | None = None
         self.finished = not keyed  # a resumed conversation has no final output yet
         self.described: dict[str, dict[str, object]] = {}
@@ -157,7 +159,6 @@ class _Agents:
         self._copies: dict[
             int, tuple[Any, Any]
         ] = {}  # both are kept, so that an id names one agent
-        self.done = {""}
 
     async def wrap(self, agent: Any) -> Any:
         """Return the copy of an agent."""
@@ -267,13 +268,16 @@ class _Tool:
                 context, values, called == name
             )
 
-        key = (
-            f"{context.tool_call_id} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-            if self._keyed
-            else ""
-        )
-        key = "" if key in agents.done else key
+        key = ""
+        if self._keyed:
+            item = getattr(context.tool_call, "id", None) or ""
+            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+            key = f"{context.tool_call_id} {item} {digest}"
         try:
+            if key and not agents.session.is_recorded(key):
+                earlier = earlier_output(agents.engine, agents.session.run.id, key)
+                if earlier is not None:
+                    return earlier[0]
             output = await agents.session.invoke(name, arguments, execute=execute, key=key)
         except CallSkipped as skipped:
             output = str(skipped)
@@ -282,9 +286,10 @@ class _Tool:
         except _Halted as halted:
             raise halted.__cause__ or halted from None
         except Exception as error:  # noqa: BLE001 - of the tool
-            asked = isinstance(error, NeedsHuman) and isinstance(error.__cause__, Exception)
-            return await self._give_up(context, error.__cause__ if asked else error)
-        agents.done.add(key)
+            own: BaseException = error
+            if isinstance(error, NeedsHuman):  # the framework cannot put the question
+                own = error.own_error
+            return await self._give_up(context, own)
         return output
 
     async def _execute(self, context: Any, text: str) -> Any:

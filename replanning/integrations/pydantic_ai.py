@@ -174,7 +174,9 @@ class _AgentRun:
         if not is_valid_run_id(RunId(run_id)):
             run_id = str(uuid5(NAMESPACE_URL, run_id))
         self._task = SessionTask(
-            self._engine.session(self._objective(ctx, run_id), tools=described, run_id=run_id)
+            self._engine.session(
+                self._objective(ctx, run_id), tools=described, run_id=run_id, asks=self._asks(ctx)
+            )
         )
 
     async def end(self, pause_reason: str) -> None:
@@ -229,7 +231,7 @@ class _AgentRun:
             )
         except NeedsHuman as error:
             if not self._asks(ctx):
-                raise error.__cause__ or error  # noqa: B904 - as the tool raised it, with its own cause
+                raise error.own_error  # noqa: B904 - as the tool raised it, with its own cause
             self._asked = True
             shown = shown_questions(self._engine, session.run.id, error.questions)
             raise ApprovalRequired(metadata={METADATA: {"questions": shown}}) from error

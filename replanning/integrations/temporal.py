@@ -214,9 +214,7 @@ class ReplanningPlugin(SimplePlugin):
             return {**cast("dict[str, Any]", reported), "reads": context.reads}
         except (Exception, asyncio.CancelledError) as error:
             if not isinstance(error, asyncio.CancelledError):
-                failure = failure_from(
-                    error, (task.retry or self.settings.retry).on, bool(task.idempotent)
-                )
+                failure = failure_from(error, (task.retry or self.settings.retry).on)
             elif activity.is_cancelled():
                 raise
             else:  # the program of the worker was stopped in the midst of it

@@ -82,6 +82,9 @@ class Failure:
     call of what is not there) or stored its result (`output`). A judge's verdict is
     `unfinished` (the task is run again, with the message as feedback), `rejected` (an alternative is needed) or
     `blocked` (a person must act). `traceback` shows the last frames outside of this library, without secrets.
+
+    `transient` says that the work had no effect and that its cause may pass. `in_doubt` says that nobody knows whether the
+    work had its effect, as after a timeout, an interruption or a lost connection.
     """
 
     type: str
@@ -89,8 +92,11 @@ class Failure:
     transient: bool = False
     kind: FailureKind = "error"
     traceback: str = field(default="", compare=False)
+    in_doubt: bool = False
 
     def __post_init__(self) -> None:
+        if self.kind in ("timeout", "interrupted"):
+            object.__setattr__(self, "in_doubt", True)
         texts = (self.type, self.message, self.traceback)
         if self.kind not in _FAILURE_KINDS or not all(isinstance(text, str) for text in texts):
             raise ValueError(
@@ -210,7 +216,10 @@ class AttemptTimedOut:
 
 @dataclass(frozen=True, slots=True)
 class AttemptInterrupted:
-    """An attempt was interrupted: its worker was cancelled, or its process ended."""
+    """An attempt was interrupted: its worker was cancelled, or its process ended.
+
+    It is in doubt, unless its work said itself that it is to be executed again.
+    """
 
     kind: ClassVar = "attempt-interrupted"
     attempt: AttemptId
@@ -218,6 +227,7 @@ class AttemptInterrupted:
     reason: str
     retry_at: float | None = None
     trace: str | None = None
+    in_doubt: bool = True
 
     @property
     def failure(self) -> Failure:

@@ -648,6 +648,8 @@ class Draft:
     def _edit(self, task: Task) -> None:
         graph = self._graph
         entry = graph.entries[task.id]
+        if (task.tool, task.arguments) != (entry.task.tool, entry.task.arguments):
+            entry.log.call_changes += 1
         if entry.state not in FINISHED:
             graph.dependency_index.discard(entry.task)
             graph.dependency_index.add(task)

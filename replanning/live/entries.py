@@ -34,6 +34,8 @@ class AttemptLog:
         deadline: end of the time that the running attempt has, in seconds since the epoch.
         failure: the last failure; None once an attempt has succeeded.
         effects: the facts that the running attempt changes when it succeeds.
+        in_doubt: whether an attempt may have had its effect without being known to have succeeded.
+        call_changes: how often a change has given the task another tool or other arguments.
     """
 
     current: AttemptId | None = None
@@ -47,6 +49,8 @@ class AttemptLog:
     deadline: float | None = None
     failure: Failure | None = None
     effects: Effects | None = None
+    in_doubt: bool = False
+    call_changes: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -335,6 +335,9 @@ class LivePlan(TaskGraph):
         self._count_failure(entry, failure)
         self.end_attempt(entry, succeeded=False)
         log.failure = failure
+        ended_by_itself = isinstance(body, AttemptInterrupted) and not body.in_doubt
+        if failure.in_doubt and not ended_by_itself:
+            log.in_doubt = True
         log.duration = at - log.started_at
         if isinstance(body, AttemptInterrupted):
             # The process may have been gone for long, so these seconds say nothing.

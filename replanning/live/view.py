@@ -43,6 +43,7 @@ class TaskView(NamedTuple):
         duration: seconds that its last attempt took.
         condition_not_met: whether it was skipped because its condition did not hold.
         is_held: whether it is held back by a question to a person.
+        in_doubt: whether one of its attempts may have had its effect, without being known to have succeeded.
     """
 
     id: TaskId
@@ -58,6 +59,7 @@ class TaskView(NamedTuple):
     duration: float
     condition_not_met: bool
     is_held: bool
+    in_doubt: bool = False
 
 
 class PlanView:
@@ -148,6 +150,7 @@ class PlanView:
             entry.log.duration,
             entry.state is TaskState.SKIPPED and entry.condition_revision == CONDITION_NOT_MET,
             entry.place.holds > 0,
+            entry.log.in_doubt,
         )
 
     def tasks(self) -> Iterator[TaskView]:

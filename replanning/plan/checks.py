@@ -16,7 +16,13 @@ from replanning.errors import ExpressionError, Problem
 from replanning.plan.conditions import Condition
 from replanning.plan.json_values import iter_strings, json_type_name
 from replanning.plan.messages import NameSuggester, brief_repr, first_problems, format_path
-from replanning.plan.references import Reference, find_references, has_references, placeholders
+from replanning.plan.references import (
+    IDEMPOTENCY_KEY,
+    Reference,
+    find_references,
+    has_references,
+    placeholders,
+)
 from replanning.plan.tasks import McpServer, Task, TaskBody, ToolSpec
 from replanning.plan.types import JsonPath
 
@@ -373,7 +379,8 @@ class TaskScope:
                 texts = value
             for text in texts:
                 for placeholder in placeholders(text):
-                    fields.setdefault(placeholder, field_name)
+                    if placeholder != IDEMPOTENCY_KEY:
+                        fields.setdefault(placeholder, field_name)
         self._placeholders[tool.name] = fields
         return fields
 

@@ -33,6 +33,10 @@ _MAX_MATCH_STEPS: Final = 1_000
 """Limit of steps of the search for the values of a pattern, which bounds the time of a match."""
 
 
+IDEMPOTENCY_KEY: Final = "idempotency_key"
+"""Placeholder that stands for the idempotency key of the attempt, where a task has no argument of that name."""
+
+
 def placeholders(text: str) -> tuple[str, ...]:
     """Return the names of the placeholders in a text, each once, in order."""
     if "{" not in text:

@@ -16,9 +16,11 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     JsonValue,
+    SerializerFunctionWrapHandler,
     StringConstraints,
     ValidationError,
     WithJsonSchema,
+    model_serializer,
 )
 from pydantic_core import CoreSchema
 
@@ -242,7 +244,11 @@ _Retryable = Annotated[
 
 
 class Retry(StrictModel):
-    """Attempts at a task after transient errors, and the delay between them."""
+    """Attempts at a task after transient errors, and the delay between them.
+
+    A task or tool that states `max_attempts` is also tried again where nobody knows whether a failed attempt had its
+    effect, unless it says `idempotent: false`. If it states `on`, too, only the errors named there are.
+    """
 
     max_attempts: Annotated[int, Field(strict=True, ge=1)] = Field(
         default=3, description="Attempts, the first included."
@@ -259,6 +265,19 @@ class Retry(StrictModel):
         default=(),
         description="Further errors that may pass: classes of exceptions by name (httpx.ReadTimeout), HTTP statuses.",
     )
+
+    @property
+    def states_attempts(self) -> bool:
+        """Whether `max_attempts` was stated and is not merely the default."""
+        return "max_attempts" in self.model_fields_set
+
+    @model_serializer(mode="wrap")
+    def _keep_stated_attempts(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Journals leave out defaults, but a stated default says more than an omitted one.
+        fields: dict[str, Any] = serialize(self)
+        if self.states_attempts:
+            fields["max_attempts"] = self.max_attempts
+        return fields
 
 
 class Budget(StrictModel):
@@ -340,6 +359,10 @@ class ToolSpec(StrictModel):
     url: str | None = Field(default=None, description="http: where to; {name} is the argument.")
     headers: Mapping[str, str] = Field(default_factory=dict, description="http: request headers.")
     body: JsonValue = Field(default=None, description="http: what is sent as JSON.")
+    idempotency_header: Name | None = Field(
+        default=None,
+        description="http: the header for the idempotency key; Idempotency-Key by default for changing requests.",
+    )
     callable: Name | None = Field(default=None, description="python: module:function.")
     server: Name | None = Field(
         default=None, description="mcp: which server of the section `mcp` has it."
@@ -471,22 +494,49 @@ class Fallback(TaskBody):
     """Task without an id that may replace the task that declares it."""
 
 
+READING_METHODS: Final = ("GET", "HEAD", "OPTIONS")
+"""HTTP methods that change nothing."""
+
+
 def has_no_effect(task: TaskBody, tool: ToolSpec | None) -> bool:
     """Return whether a task only reads; what the task states beats what its tool states."""
     effect = task.effect
     if effect is None and tool is not None:
         effect = tool.effect
+        says_nothing = effect is None and tool.idempotent is None
+        if says_nothing and tool.kind == "http" and _http_method(tool) in READING_METHODS:
+            effect = "none"
     return effect == "none"
 
 
 def is_repeatable(task: TaskBody, tool: ToolSpec | None) -> bool:
-    """Return whether running a task twice does no more than once: it only reads, or is idempotent."""
+    """Return whether running a task twice does no more than once: it only reads, or is idempotent.
+
+    What the task states about its effect or idempotence beats everything that its tool states.
+    """
+    if task.effect == "none":
+        return True
+    if task.idempotent is not None:
+        return task.idempotent
     if has_no_effect(task, tool):
         return True
+    if tool is None:
+        return False
+    if tool.idempotent is not None:
+        return tool.idempotent
+    return tool.kind == "http" and _http_method(tool) in ("PUT", "DELETE")
+
+
+def is_declared_unrepeatable(task: TaskBody, tool: ToolSpec | None) -> bool:
+    """Return whether a task, or else its tool, says `idempotent: false`."""
     idempotent = task.idempotent
     if idempotent is None and tool is not None:
         idempotent = tool.idempotent
-    return bool(idempotent)
+    return idempotent is False
+
+
+def _http_method(tool: ToolSpec) -> str:
+    return (tool.method or "GET").upper()
 
 
 PLANNING_KEY: Final = "planning"

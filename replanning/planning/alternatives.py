@@ -22,7 +22,7 @@ from replanning.journal.records import HumanRequest, Trigger
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView, TaskView
 from replanning.plan.risk import command_risk
-from replanning.plan.tasks import Task, tool_name
+from replanning.plan.tasks import Task, is_repeatable, tool_name
 from replanning.plan.types import JsonObject, TaskId
 from replanning.planning.decisions import (
     ExecutionDecision,
@@ -398,15 +398,9 @@ class _Recovery:
 
     def _risk_of(self, task: TaskView, *, retries: bool) -> str:
         """Return the harm that running a failed action again may do; empty if there is none."""
-        if (
-            task.failure is not None
-            and task.failure.kind in ("timeout", "interrupted")
-            and not task.task.idempotent
-        ):
-            return (
-                f"{task.id!r} was cut off and may have taken effect; running it again may do harm"
-            )
         spec = self._session.tools.get(tool_name(task.task))
+        if task.in_doubt and not is_repeatable(task.task, spec):
+            return f"{task.id!r} may have taken effect before failing; running it again may do harm"
         harmful = retries and spec is not None and command_risk(spec, planned_arguments(task.task))
         return f"it uses {tool_name(task.task)!r} again, which may do harm" if harmful else ""
 

@@ -148,7 +148,7 @@ def phase_task(
         id=task_id,
         goal=_PHASE_GOALS[phase],
         depends_on=tuple(depends_on),
-        idempotent=True,
+        effect="none",
         metadata=metadata,
     )
 

@@ -111,6 +111,7 @@ from replanning.run.retries import (
     IsTransient,
     failure_from,
     format_traceback,
+    may_repeat,
     redact_bounded,
     schedule_retry,
 )
@@ -255,6 +256,7 @@ class Lifecycle:
         masked_tools: in a resumed run, the tools with templates that are masked in the journal.
         masked_context: in a resumed run, the keys of the context with values that are masked in the journal.
         is_asked: whether a question is put to somebody now, so that an answer may be waited for.
+        can_ask: whether a person can be asked about a call: by a gate, from a durable store or by the framework.
         start_task: starts a coroutine function in the task group of the run, while that is open.
     """
 
@@ -314,6 +316,7 @@ class Lifecycle:
         self.plugin_tasks: list[str] = []
         self.open_ended = False
         self.is_asked: Callable[[QuestionId], bool] = lambda question: False
+        self.can_ask = True
         self.running: dict[AttemptId, tuple[TaskEntry, AttemptBody | None]] = {}
         # The scope class of the backend in use: calling it directly is twice as fast as anyio.CancelScope().
         self.scope_type: type[anyio.CancelScope] = type(anyio.CancelScope())
@@ -1314,11 +1317,10 @@ class Lifecycle:
         entry = self._end_attempt(attempt_id, "failed")
         if entry is None:
             return
-        on, idempotent = (entry.task.retry or self.settings.retry).on, entry.task.idempotent
+        tool = self.live.tools.get(entry.task.tool or "")
+        on = (entry.task.retry or self.settings.retry).on
         failure = (
-            error
-            if isinstance(error, Failure)
-            else failure_from(error, on, bool(idempotent), self._is_transient)
+            error if isinstance(error, Failure) else failure_from(error, on, self._is_transient)
         )
         message, kind = failure.message, failure.kind
         if kind == "unfinished" and entry.log.continuations + 1 >= (
@@ -1330,10 +1332,12 @@ class Lifecycle:
             )
         message = redact_bounded(message, MAX_MESSAGE_CHARS, self.redactor)
         traceback = redact_bounded(failure.traceback, MAX_TRACEBACK_CHARS, self.redactor)
-        failure = Failure(failure.type, message, failure.transient, kind, traceback)
+        failure = replace(failure, message=message, kind=kind, traceback=traceback)
         _log_warning(_log, f"attempt {attempt_id} failed: {failure}", failure.traceback)
         now, chance = self.clock.now(), self._chance()
-        retry_at, exhausted = schedule_retry(entry, failure, self.settings, now=now, chance=chance)
+        retry_at, exhausted = schedule_retry(
+            entry, tool, failure, self.settings, now=now, chance=chance
+        )
         if retry_at is not None:
             self.timer.notify_deadline(retry_at)
         exhausted, trace = exhausted and retry_at is not None, self.spans.attempt_trace(attempt_id)
@@ -1343,16 +1347,20 @@ class Lifecycle:
         self.after_observation()
 
     def interrupted(self, attempt_id: AttemptId, reason: str, *, again: bool = False) -> None:
-        """Record that an attempt was cut off from outside; `again` if the task may be executed again in any case."""
+        """Record that an attempt was cut off from outside; `again` if its work says that it is to be executed again."""
         entry = self._end_attempt(attempt_id, "interrupted")
         if entry is not None and self.end is None:
             now, failure = self.clock.now(), Failure("Interrupted", reason, kind="interrupted")
-            retry_at, _ = schedule_retry(
-                entry, failure, self.settings, now=now, chance=self._chance()
-            )
-            retry_at = now if again else retry_at
+            tool = self.live.tools.get(entry.task.tool or "")
+            retry_at: float | None = now
+            if not again and not may_repeat(entry.task, tool, failure):
+                retry_at = None
             trace = self.spans.attempt_trace(attempt_id)
-            self.commit_or_defer(AttemptInterrupted(attempt_id, entry.id, reason, retry_at, trace))
+            self.commit_or_defer(
+                AttemptInterrupted(
+                    attempt_id, entry.id, reason, retry_at, trace, in_doubt=not again
+                )
+            )
             # The caller may be leaving the run, so its end is looked for a little later.
             self.timer.call_at(retry_at or now, self.after_observation)
 
@@ -1586,8 +1594,9 @@ class Lifecycle:
             ):  # otherwise it has ended; while the store fails, the plan does not know yet
                 timeout = round((entry.log.deadline or 0.0) - entry.log.started_at, 3)
                 failure = Failure("TimedOut", "", kind="timeout")
+                tool = self.live.tools.get(entry.task.tool or "")
                 retry_at, _ = schedule_retry(
-                    entry, failure, self.settings, now=now, chance=self._chance()
+                    entry, tool, failure, self.settings, now=now, chance=self._chance()
                 )
                 self._cancel_attempt(attempt_id)
                 trace = self.spans.attempt_trace(attempt_id)
@@ -1628,9 +1637,7 @@ def _strip_unstorable(body: RecordBody) -> RecordBody | None:
             body, output=None, recoverable=False, reads=None, unstored=_UNSTORABLE_PLACEHOLDER
         )
     if isinstance(body, AttemptFailed):
-        failure = Failure(
-            "Error", _UNSTORABLE_PLACEHOLDER, body.failure.transient, body.failure.kind
-        )
+        failure = replace(body.failure, type="Error", message=_UNSTORABLE_PLACEHOLDER, traceback="")
         return replace(body, failure=failure)
     if isinstance(body, AttemptInterrupted | RunPaused | RunEnded):
         return replace(body, reason=_UNSTORABLE_PLACEHOLDER)

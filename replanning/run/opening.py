@@ -69,7 +69,7 @@ from replanning.run.event_loop import (
 )
 from replanning.run.lifecycle import Codec, Lifecycle, OutcomeCollector, ResumeState
 from replanning.run.processes import kill_orphaned_processes
-from replanning.run.retries import IsTransient
+from replanning.run.retries import IsTransient, may_repeat
 from replanning.run.run import PlanRun
 from replanning.secrets import Redactor
 from replanning.settings import Settings
@@ -590,12 +590,11 @@ async def run_services(
             outcomes.recheck(past.last_cause)
             for entry in [e for e in life.live if e.state is TaskState.RUNNING]:
                 assert entry.log.current is not None
-                retry_at = life.clock.now() if entry.task.idempotent else None
-                life.commit_or_defer(
-                    AttemptInterrupted(
-                        entry.log.current, entry.id, past.interruption_reason, retry_at
-                    )
-                )
+                tool = life.live.tools.get(entry.task.tool or "")
+                ended = AttemptInterrupted(entry.log.current, entry.id, past.interruption_reason)
+                if may_repeat(entry.task, tool, ended.failure):
+                    ended = replace(ended, retry_at=life.clock.now())
+                life.commit_or_defer(ended)
             life.retry_unstored()
         if (
             life.end is None

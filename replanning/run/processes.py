@@ -88,7 +88,7 @@ def _kill_group(run: RunId, process: ProcessStarted) -> bool:
     if not (process.born and process_start_time(group) == process.born):
         key = f"{run}/{process.attempt.rpartition('#')[0]}"
         mark = f"{IDEMPOTENCY_KEY_VARIABLE}={key}".encode()
-        pattern = re.compile(re.escape(mark) + rb"(#continued-\d+)?")
+        pattern = re.compile(re.escape(mark) + rb"(#changed-\d+)?(#continued-\d+)?")
         members = _group_members(group)
         if not any(
             pattern.fullmatch(variable) for pid in members for variable in _process_environ(pid)

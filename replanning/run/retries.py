@@ -6,17 +6,25 @@ import errno
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from traceback import FrameSummary, TracebackException, walk_tb
-from typing import Final
+from typing import Final, Literal
 
 import anyio
 
-from replanning.errors import NotAccepted, ReplanningError, StoreError, TransientError
+from replanning.errors import NotAccepted, ReplanningError, StoreError, ToolError, TransientError
 from replanning.journal.records import Failure
 from replanning.live.entries import TaskEntry
+from replanning.plan.tasks import (
+    READING_METHODS,
+    TaskBody,
+    ToolSpec,
+    is_declared_unrepeatable,
+    is_repeatable,
+)
 from replanning.run.event_loop import describe_error
 from replanning.secrets import Redactor
 from replanning.settings import Settings
@@ -44,56 +52,90 @@ _MAX_WRAPPED_ERRORS: Final = 5
 _STATUS_FIELDS: Final = ("status_code", "status", "code", "http_status")
 
 TRANSIENT_ERRNOS: Final = (
-    *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT),
+    *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH),
     *(errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS),
 )
 """Errors of the operating system that may pass: of the network, and a lack of descriptors, processes or memory."""
 
-_VERDICTS: Final[dict[str, str]] = {
-    f"{package}.{name}": verdict
-    for verdict, packages, names in (
-        ("transient", "builtins requests botocore redis", "ConnectionError ConnectionClosedError"),
-        ("transient", "http requests", "IncompleteRead ChunkedEncodingError RetryError"),
-        (
-            "transient",
-            "urllib3",
-            "NewConnectionError ConnectTimeoutError EmptyPoolError ProtocolError ResponseError",
-        ),
-        (
-            "transient",
-            "httpx httpx2 httpcore httpcore2",
-            "NetworkError ConnectTimeout PoolTimeout RemoteProtocolError",
-        ),
-        ("transient", "aiohttp", "ClientConnectionError ClientPayloadError ConnectionTimeoutError"),
-        (
-            "transient",
-            "socket psycopg psycopg2 openai anthropic",
-            "gaierror OperationalError APIConnectionError",
-        ),
-        (
-            "timeout",
-            "builtins requests urllib3 botocore redis",
-            "TimeoutError Timeout ReadTimeoutError",
-        ),
-        (
-            "timeout",
-            "httpx httpx2 httpcore httpcore2 aiohttp",
-            "TimeoutException ServerTimeoutError",
-        ),
-        (
-            "permanent",
-            "aiohttp requests urllib3 botocore",
-            "ClientSSLError SSLError ServerFingerprintMismatch",
-        ),
-        ("permanent", "psycopg psycopg2 redis", "InvalidPassword AuthenticationError"),
-    )
-    for package in packages.split()
-    for name in names.split()
-}
-"""What the classes of common clients say, by top-level package and name; the nearest base class decides.
+Verdict = Literal["may-pass", "definite", "in-doubt"]
+"""What an exception says about the effect of the work that raised it.
 
-After a timeout the request may have been carried out, so only an idempotent task is run again. A request to a language
-model may be repeated."""
+`may-pass`: it had none, and the cause may pass. `definite`: it had none, and trying again would not help.
+`in-doubt`: nobody knows whether it had its effect.
+"""
+
+_MAY_PASS_CLASSES: Final = {
+    "builtins": ("ConnectionError", "ConnectionRefusedError"),
+    "socket": ("gaierror",),
+    "httpx": ("ConnectError", "ConnectTimeout", "PoolTimeout"),
+    "httpx2": ("ConnectError", "ConnectTimeout", "PoolTimeout"),
+    "httpcore": ("ConnectError", "ConnectTimeout", "PoolTimeout"),
+    "httpcore2": ("ConnectError", "ConnectTimeout", "PoolTimeout"),
+    "requests": ("ConnectTimeout",),
+    "urllib3": ("NewConnectionError", "ConnectTimeoutError", "EmptyPoolError"),
+    "aiohttp": ("ClientConnectorError", "ConnectionTimeoutError"),
+    "botocore": ("EndpointConnectionError", "ConnectTimeoutError"),
+    "psycopg": (
+        *("ConnectionTimeout", "CannotConnectNow"),
+        *("SerializationFailure", "DeadlockDetected", "TransactionRollback"),
+    ),
+    "psycopg2": ("TransactionRollbackError", "CannotConnectNow", "SerializationFailure"),
+    # A request to a language model changes nothing.
+    "openai": ("APIConnectionError",),
+    "anthropic": ("APIConnectionError",),
+}
+"""Classes of errors that were raised before anything was sent, by top-level package."""
+
+_IN_DOUBT_CLASSES: Final = {
+    "builtins": (
+        *("TimeoutError", "ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError"),
+    ),
+    "http": ("IncompleteRead", "RemoteDisconnected"),
+    "httpx": ("NetworkError", "RemoteProtocolError", "TimeoutException"),
+    "httpx2": ("NetworkError", "RemoteProtocolError", "TimeoutException"),
+    "httpcore": ("NetworkError", "RemoteProtocolError", "TimeoutException"),
+    "httpcore2": ("NetworkError", "RemoteProtocolError", "TimeoutException"),
+    "requests": ("ConnectionError", "Timeout", "ChunkedEncodingError", "RetryError"),
+    "urllib3": ("ProtocolError", "ResponseError", "ReadTimeoutError", "TimeoutError"),
+    "aiohttp": ("ClientConnectionError", "ClientPayloadError", "ServerTimeoutError"),
+    "botocore": ("ConnectionError", "ConnectionClosedError", "ReadTimeoutError"),
+    "redis": ("ConnectionError", "TimeoutError"),
+    "psycopg": ("OperationalError",),
+    "psycopg2": ("OperationalError",),
+}
+"""Classes of errors that are raised after something was sent, or by clients that do not tell the two apart."""
+
+_DEFINITE_CLASSES: Final = {
+    "aiohttp": ("ClientSSLError", "ServerFingerprintMismatch"),
+    "requests": ("SSLError",),
+    "urllib3": ("SSLError",),
+    "botocore": ("SSLError",),
+    "psycopg": ("InvalidPassword",),
+    "psycopg2": ("InvalidPassword",),
+    "redis": ("AuthenticationError",),
+}
+"""Classes of errors that are derived from one of the above and will not pass by themselves."""
+
+
+def _verdicts_by_class() -> dict[str, Verdict]:
+    tables: tuple[tuple[Verdict, Mapping[str, Sequence[str]]], ...] = (
+        ("may-pass", _MAY_PASS_CLASSES),
+        ("in-doubt", _IN_DOUBT_CLASSES),
+        ("definite", _DEFINITE_CLASSES),
+    )
+    verdicts: dict[str, Verdict] = {}
+    for verdict, table in tables:
+        for package, names in table.items():
+            for name in names:
+                verdicts[f"{package}.{name}"] = verdict
+    return verdicts
+
+
+_VERDICTS: Final = _verdicts_by_class()
+"""Verdicts of classes by top-level package and name; the nearest base class decides."""
+
+_UNCLEAR_CLASSES: Final = ("requests.ConnectionError", "requests.RetryError")
+"""Classes for which the error that they wrap says more."""
 
 _AWS_TRANSIENT: Final = re.compile(
     "Throttl|TooManyRequests|ThroughputExceeded|(?:Request|Bandwidth)LimitExceeded|LimitExceededException|SlowDown"
@@ -122,27 +164,27 @@ class FailedElsewhere(ReplanningError):
         self.failure = failure
 
 
-def is_transient_status(status: int) -> bool:
-    """Return whether the cause of an HTTP status may pass: 408, 409, 425, 429 and 5xx."""
-    return status in (408, 409, 425, 429) or status >= 500
+def status_verdict(status: int) -> Verdict:
+    """Return what an HTTP status says: 408, 425, 429 and 503 refuse a request, after other 5xx it may have been carried out."""
+    if status in (408, 425, 429, 503):
+        return "may-pass"
+    return "in-doubt" if status >= 500 else "definite"
 
 
 def failure_from(
     error: BaseException | str,
     retry_on: Collection[int | str] = (),
-    idempotent: bool = False,
     is_transient: IsTransient | None = None,
 ) -> Failure:
-    """Return the record of an exception; a group of exceptions is one failure, transient if all its parts are.
+    """Return the record of an exception; a group of exceptions is one failure.
 
-    Transient are TransientError, connection errors, HTTP 408, 409, 425, 429 and 5xx, a failing store, and the errors of
-    common clients that say the same. They are recognised by class and attributes, without an import of the client.
+    A group is transient if all its parts are, and in doubt if one of them is. Classes and attributes are looked at,
+    without an import of the clients that define them.
 
     Args:
         error: the exception, or a message.
         retry_on: further classes of exceptions by name, and HTTP statuses, that may pass.
-        idempotent: whether the task may be run again after a timeout.
-        is_transient: decides about the rest.
+        is_transient: decides about exceptions that are not recognised.
     """
     if isinstance(error, str):
         return Failure("Error", error)
@@ -158,11 +200,18 @@ def failure_from(
             error.args[0]
         ):  # a key says little without its KeyError
             message = f"{type(error).__name__}: {message}"
-        transient = _may_pass(error, retry_on, idempotent, is_transient)
+        transient, in_doubt = _classify(error, retry_on, is_transient)
     except Exception as problem:  # noqa: BLE001 - the predicate is the user's code
         told = describe_error(problem)
-        transient, message = False, f"{message} (whether it may pass cannot be told: {told})"
-    return Failure(type(error).__name__, message, transient, traceback=format_traceback(error))
+        message = f"{message} (whether it may pass cannot be told: {told})"
+        transient, in_doubt = False, False
+    return Failure(
+        type(error).__name__,
+        message,
+        transient,
+        traceback=format_traceback(error),
+        in_doubt=in_doubt,
+    )
 
 
 def format_traceback(error: BaseException) -> str:
@@ -206,69 +255,148 @@ def _class_names(kind: type) -> tuple[tuple[str, ...], frozenset[str]]:
     return names, frozenset((*names, *map(".".join, classes), *(name for _, name in classes)))
 
 
-def _may_pass(
-    error: BaseException,
-    retry_on: Collection[int | str],
-    idempotent: bool,
-    is_transient: IsTransient | None,
-) -> bool:
+def _classify(
+    error: BaseException, retry_on: Collection[int | str], is_transient: IsTransient | None
+) -> tuple[bool, bool]:
+    """Return whether an exception may pass, and whether its work is in doubt.
+
+    Both are true of an exception in doubt that `retry_on` names.
+    """
     if isinstance(error, BaseExceptionGroup):
-        return all(_may_pass(part, retry_on, idempotent, is_transient) for part in error.exceptions)
-    verdict: str | None = None
-    wrapped: object = error
+        parts = [_classify(part, retry_on, is_transient) for part in error.exceptions]
+        may_pass = all(transient or in_doubt for transient, in_doubt in parts)
+        in_doubt = any(in_doubt for _, in_doubt in parts)
+        is_named = all(transient for transient, _ in parts)
+        if in_doubt:
+            return is_named, True
+        return may_pass, False
+    chain = _wrapped_errors(error)
+    verdict: Verdict | None = None
+    for part in chain:
+        names, _ = _class_names(type(part))  # type: ignore[arg-type]  # a class can be hashed
+        found = _verdict(part, names)
+        is_unclear = any(name in _UNCLEAR_CLASSES for name in names[:1])
+        if found is not None and not is_unclear:
+            verdict = found
+            break
+        verdict = verdict or found
+    if verdict == "in-doubt" and _only_reads(chain):
+        verdict = "may-pass"
+    in_doubt = verdict == "in-doubt"
+    if retry_on and any(_is_named(part, retry_on) for part in chain):
+        return True, in_doubt
+    if verdict == "definite" or verdict is None:
+        asked = is_transient is not None and isinstance(error, Exception)
+        if asked and is_transient is not None and is_transient(error):  # type: ignore[arg-type]
+            return True, False
+    return verdict == "may-pass", in_doubt
+
+
+def _wrapped_errors(error: BaseException) -> list[BaseException]:
+    """Return an exception and those that it wraps, outermost first."""
     chain: list[BaseException] = []
+    wrapped: object = error
     while isinstance(wrapped, BaseException) and len(chain) < _MAX_WRAPPED_ERRORS:
         chain.append(wrapped)
-        wrapped = getattr(wrapped, "orig", None) or getattr(
-            wrapped, "reason", None
-        )  # of SQLAlchemy; urllib, urllib3
+        inner = getattr(wrapped, "orig", None)  # of SQLAlchemy
+        if inner is None:
+            inner = getattr(wrapped, "reason", None)  # of urllib and urllib3
+        names, _ = _class_names(type(wrapped))  # type: ignore[arg-type]  # a class can be hashed
+        if inner is None and names[0] in _UNCLEAR_CLASSES and wrapped.args:
+            inner = wrapped.args[0]
+        wrapped = inner
+    return chain
+
+
+def _verdict(part: BaseException, names: Sequence[str]) -> Verdict | None:
+    """Return the verdict on one exception, without those that it wraps; None if it is not recognised."""
+    if isinstance(part, ToolError) and part.in_doubt:
+        return "in-doubt"
+    if isinstance(part, TransientError | StoreError):
+        return "may-pass"
+    number = getattr(part, "errno", None)
+    if number in TRANSIENT_ERRNOS:
+        return "may-pass"
+    response = getattr(part, "response", None)
+    if isinstance(response, dict):  # of botocore
+        code = str(response.get("Error", {}).get("Code"))
+        if _AWS_TRANSIENT.search(code):
+            return "may-pass"
+    status = _status(part)
+    if status is not None:
+        return status_verdict(status)
+    if "sqlite3.OperationalError" in names:
+        text = getattr(part, "sqlite_errorname", None) or str(part)
+        return "may-pass" if text.startswith(_SQLITE_BUSY) else "definite"
+    for name in names:
+        if name in _VERDICTS:
+            return _VERDICTS[name]
+    return None
+
+
+def _status(part: BaseException) -> int | None:
+    """Return the HTTP status that an exception tells; None if it tells none."""
+    response = getattr(part, "response", None)
+    if isinstance(response, dict):  # of botocore
+        statuses = [response.get("ResponseMetadata", {}).get("HTTPStatusCode")]
+    else:
+        statuses = [
+            getattr(owner, field, None) for owner in (part, response) for field in _STATUS_FIELDS
+        ]
+    for status in statuses:
+        if isinstance(status, int) and 400 <= status <= 599:
+            return status
+    return None
+
+
+def _only_reads(chain: Sequence[BaseException]) -> bool:
+    """Return whether the request behind an exception is on it, and changes nothing."""
     for part in chain:
-        names, every_name = _class_names(type(part))  # type: ignore[arg-type]  # a class can be hashed
-        response = getattr(part, "response", None)
-        if isinstance(response, dict):  # of botocore
-            statuses = [response.get("ResponseMetadata", {}).get("HTTPStatusCode")]
-        else:
-            statuses = [
-                getattr(owner, field, None)
-                for owner in (part, response)
-                for field in _STATUS_FIELDS
-            ]
-        status = next(
-            (status for status in statuses if isinstance(status, int) and 400 <= status <= 599),
-            None,
-        )
-        if retry_on and (status in retry_on or not every_name.isdisjoint(retry_on)):
+        request: object = None
+        for field in ("request", "request_info"):
+            with suppress(RuntimeError):  # of httpx, where the exception has no request
+                request = request or getattr(part, field, None)
+        if getattr(request, "method", None) in READING_METHODS:
             return True
-        if verdict is not None:
-            pass  # an error says more than the one that it wraps
-        elif (
-            isinstance(part, TransientError | StoreError)
-            or getattr(part, "errno", None) in TRANSIENT_ERRNOS
-            or (
-                isinstance(response, dict)
-                and _AWS_TRANSIENT.search(str(response.get("Error", {}).get("Code")))
-            )
-        ):
-            verdict = "transient"
-        elif status is not None:
-            verdict = "transient" if is_transient_status(status) else "permanent"
-        elif "sqlite3.OperationalError" in names:
-            text = getattr(part, "sqlite_errorname", None) or str(part)
-            verdict = "transient" if text.startswith(_SQLITE_BUSY) else "permanent"
-        else:
-            verdict = next((_VERDICTS[name] for name in names if name in _VERDICTS), None)
-    if verdict == "transient" or (verdict == "timeout" and idempotent):
+    return False
+
+
+def _is_named(part: BaseException, retry_on: Collection[int | str]) -> bool:
+    _, every_name = _class_names(type(part))  # type: ignore[arg-type]  # a class can be hashed
+    return _status(part) in retry_on or not every_name.isdisjoint(retry_on)
+
+
+def may_repeat(task: TaskBody, tool: ToolSpec | None, failure: Failure) -> bool:
+    """Return whether a task may be run again by itself after a failure.
+
+    A failure that had no effect may be followed by another attempt if its cause may pass. After one in doubt, the call is
+    repeated only where that is harmless, or where retries are stated for it.
+    """
+    if not failure.in_doubt:
+        return failure.transient
+    if is_repeatable(task, tool):
         return True
-    return is_transient is not None and isinstance(error, Exception) and is_transient(error)
+    if is_declared_unrepeatable(task, tool):
+        return False
+    if failure.transient:  # `on` names it
+        return True
+    return task.retry is not None and task.retry.states_attempts and not task.retry.on
 
 
 def schedule_retry(
-    entry: TaskEntry, failure: Failure, settings: Settings, *, now: float, chance: float
+    entry: TaskEntry,
+    tool: ToolSpec | None,
+    failure: Failure,
+    settings: Settings,
+    *,
+    now: float,
+    chance: float,
 ) -> tuple[float | None, bool]:
     """Decide when a task is run again after a failed attempt.
 
     Args:
         entry: the task, whose attempt has failed.
+        tool: its tool, if the plan describes it.
         failure: the failure.
         settings: the retries of tasks that declare none, and the number of failures in a row at which one is given up.
         now: seconds since the epoch.
@@ -279,23 +407,20 @@ def schedule_retry(
     """
     if failure.kind == "unfinished":
         return now, False
-    if failure.kind in (
-        "rejected",
-        "blocked",
-    ):  # a judge's verdict, which says that the task is not run again
-        return None, True
-    if failure.kind == "interrupted":
-        return (now, False) if entry.task.idempotent else (None, True)
+    if failure.kind in ("rejected", "blocked"):
+        return None, True  # a judge's verdict, which says that the task is not run again
+    repeatable = may_repeat(entry.task, tool, failure)
+    if failure.kind == "interrupted":  # no fault of the task, so it is run again at once
+        return (now, False) if repeatable else (None, True)
     policy = entry.task.retry or settings.retry
-    repeatable = failure.transient or (failure.kind == "timeout" and entry.task.idempotent)
-    delay = policy.delay * (
-        2 ** min(entry.log.in_round - 1, _MAX_DOUBLINGS) if policy.exponential else 1
-    )
+    delay = policy.delay
+    if policy.exponential:
+        delay *= 2 ** min(entry.log.in_round - 1, _MAX_DOUBLINGS)
     if policy.jitter:
         delay *= 0.5 + chance
     due = now + min(delay, _MAX_DELAY_SECONDS)
     if repeatable and entry.log.in_round < policy.max_attempts:
         return due, False
-    if entry.log.failures + 1 < settings.failure_threshold and failure.kind != "timeout":
+    if entry.log.failures + 1 < settings.failure_threshold and (repeatable or not failure.in_doubt):
         return due, True
     return None, True

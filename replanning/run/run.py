@@ -6,7 +6,7 @@ import inspect
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextvars import Token
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from types import TracebackType
@@ -26,7 +26,7 @@ from replanning.changes import (
     parse_changes,
 )
 from replanning.decision.confidence import PlanEvaluation
-from replanning.decision.policy import accept_changes
+from replanning.decision.policy import DOUBT_ADVICE, accept_changes
 from replanning.errors import (
     CallFailed,
     CallSkipped,
@@ -329,7 +329,8 @@ class PlanRun:
             CallSkipped: the engine or a person decided to skip the task, or its condition does not hold.
             Exception: no alternative is left; what the tool of the task raised last, not what another one raised that stood
                 in for it.
-            NeedsHuman: a person must answer first, and the engine has no gate; perform it again after the answer.
+            NeedsHuman: a person must answer first, and the engine has no gate; perform it again after the answer. Its
+                cause is the error of the task. A call of a session about which nobody can be asked raises that error.
             NotRunning: the run ended before the task was done or given up, or another process has taken it over; or somebody
                 else performs the task.
             UnknownTask: there never was such a task.
@@ -692,6 +693,9 @@ def _refuse_single_text(method: str, **arguments: Collection[str]) -> None:
 CONTINUATION_SUFFIX: Final = "#continued-"
 """Precedes, in an idempotency key, the number of times that a judge has had the task run again."""
 
+CHANGE_SUFFIX: Final = "#changed-"
+"""Precedes, in an idempotency key, the number of times that the task got another tool or other arguments."""
+
 _NOT_STARTED: Final = AttemptId("")
 
 
@@ -720,6 +724,11 @@ class TaskContext:
     def run_id(self) -> str:
         """The run that this attempt belongs to."""
         return self._run.id
+
+    @property
+    def task_id(self) -> TaskId:
+        """The task that is executed."""
+        return self._task.id
 
     @property
     def results(self) -> Mapping[str, Any]:
@@ -770,12 +779,18 @@ class TaskContext:
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every attempt at the task in this run, so that a service can recognise a repetition.
+        """The same for every attempt at the same call in this run, so that a service can recognise a repetition.
 
-        It changes after each feedback of a judge: unfinished work is to be done anew.
+        It changes where the task gets another tool or other arguments, and after each feedback of a judge: unfinished work
+        is to be done anew.
         """
-        continued = self.continuations
-        return f"{self._run.id}/{self._task.id}{f'{CONTINUATION_SUFFIX}{continued}' if continued else ''}"
+        entry = self._run.live.entry(self._task.id)
+        key = f"{self._run.id}/{self._task.id}"
+        if entry.log.call_changes:
+            key += f"{CHANGE_SUFFIX}{entry.log.call_changes}"
+        if entry.log.continuations:
+            key += f"{CONTINUATION_SUFFIX}{entry.log.continuations}"
+        return key
 
     def add_secret(self, value: str) -> None:
         """Mask a value in everything that leaves the run from now on, such as a token that the work has received."""
@@ -809,6 +824,18 @@ class TaskContext:
     def record_process(self, group: int) -> None:
         """Journal a process group that the work started, to be killed if this process dies."""
         self._run._record_process(self.attempt_id, group)
+
+
+_current_attempt: Final = ContextVar[TaskContext | None]("replanning.current_attempt", default=None)
+
+
+def current_attempt() -> TaskContext | None:
+    """Return the context of the attempt that this code is executed for; None outside of one.
+
+    It is known in the work of a task and in the functions that it calls, also in threads that anyio or asyncio start for
+    them. Its `idempotency_key` lets a service recognise a repeated call.
+    """
+    return _current_attempt.get()
 
 
 Work = Callable[[Task, TaskContext], Awaitable[object]]
@@ -941,17 +968,15 @@ class Performance:
                 await self._attempt(*claimed, work)
             if root.satisfied:
                 return self._output()
-            error, last = self.error, self.last
             if questions := life.questions_about(root):
                 asked = join_names(questions, 5)
                 text = f"a person must answer {asked} before task {self._asked!r} can go on; perform it again after that"
-                raise NeedsHuman(text, questions, root.id) from error or last
-            given_up = [
-                entry for entry in life.needed_for(root).values() if entry.state in GIVEN_UP
-            ]
+                raise NeedsHuman(text, questions, root.id) from self._own_error()
+            needed = life.needed_for(root).values()
+            is_given_up = any(entry.state in GIVEN_UP for entry in needed)
             end = life.end
             if (
-                not given_up
+                not is_given_up
                 or life.ledger.pause is not None
                 or (end is not None and end.status == "paused")
             ):
@@ -959,19 +984,44 @@ class Performance:
                     life.stopping if end is None else f"the run is {end.status} ({end.reason})"
                 )
                 raise NotRunning(f"task {self._asked!r} cannot be performed: {stopping}") from (
-                    error or last
+                    self.error or self.last
                 )
-            if error is not None:
-                raise error
-            reasons = [
-                f"{entry.id!r} {entry.state.lower()} ({entry.log.failure or entry.reason})"
-                for entry in given_up
-            ]
-            raise CallFailed(
-                f"there is no way on for task {self._asked!r}: {'; '.join(reasons)}"
-            ) from last
+            raise self._own_error()
         finally:
             self._release()
+
+    def _own_error(self) -> Exception:
+        """Return the error of a call that goes no further: what its own tool raised last, or else the reasons.
+
+        If the call may have had its effect, the error says so and how to declare that it may be repeated.
+        """
+        life = self._lifecycle
+        needed = life.needed_for(self.root).values()
+        doubtful = dict[str, None]()
+        for leaf in needed:
+            for entry in leaf.lineage():
+                if entry.log.in_doubt:
+                    doubtful[repr(entry.task.tool or entry.id)] = None
+        doubt = ""
+        if doubtful:
+            names = join_names(doubtful, 5)
+            doubt = f"whether {names} took effect is unknown, so it is not executed again; {DOUBT_ADVICE}"
+        if self.error is not None:
+            notes = getattr(self.error, "__notes__", ())
+            if doubt and doubt not in notes:
+                self.error.add_note(doubt)
+            return self.error
+        reasons = [
+            f"{entry.id!r} {entry.state.lower()} ({entry.log.failure or entry.reason})"
+            for entry in needed
+            if entry.state in GIVEN_UP
+        ]
+        text = f"there is no way on for task {self._asked!r}: {'; '.join(reasons)}"
+        if doubt:
+            text += f"; {doubt}"
+        failed = CallFailed(text)
+        failed.__cause__ = self.last
+        return failed
 
     def _output(self) -> object:
         """Return the output of a lineage as the work returned it, or else the recorded output."""
@@ -1007,13 +1057,14 @@ class Performance:
         if self._cancelled:
             return
         self._token, self._scope = life.spans.attach_attempt(self.id), life.scope_type()
+        context = TaskContext(self._run, task, self.id)
+        before = _current_attempt.set(context)
         try:
             try:
                 with self._scope:
-                    output = self.outputs[task.id] = await work(
-                        task, TaskContext(self._run, task, self.id)
-                    )
+                    output = self.outputs[task.id] = await work(task, context)
             finally:
+                _current_attempt.reset(before)
                 self._stopped()
         except BaseException as error:
             if not self._report_failure(error):
@@ -1028,6 +1079,7 @@ class Performance:
         `succeed`, `fail` or `leave` must follow.
         """
         self._token = self._lifecycle.spans.attach_attempt(self.id)
+        _current_attempt.set(TaskContext(self._run, self.task, self.id))
 
     def succeed(self, output: object) -> bool:
         """Take the output of the attempt that the caller has executed; return whether the lineage is done with it."""
@@ -1050,13 +1102,17 @@ class Performance:
         token, self._token = self._token, None
         if token is not None:
             self._lifecycle.spans.detach(token)
+        attempt = _current_attempt.get()
+        if attempt is not None and attempt.attempt_id == self.id:
+            _current_attempt.set(None)
 
     def leave(self) -> None:
         """Leave the lineage to others, because the call was cut off; `perform` does so itself, once it has begun."""
         if self._is_awaited:
             return
         if self._lifecycle.running.get(self.id, (None, None))[1] is self:
-            self._lifecycle.interrupted(self.id, "the call was cut off", again=True)
+            # Work that was not begun had no effect.
+            self._lifecycle.interrupted(self.id, "the call was cut off", again=self.is_begun)
         self._release()
 
     def _release(self) -> None:
@@ -1077,9 +1133,11 @@ class Performance:
 
     def _report_failure(self, error: BaseException) -> bool:
         """Report an exception of the work; return whether it is a failure."""
-        if not isinstance(error, Exception) or isinstance(error, self._passes):
+        is_control_flow = isinstance(error, self._passes)
+        if is_control_flow or not isinstance(error, Exception):
+            # A cancelled call is in doubt: what it has sent may arrive, and a thread that it left behind goes on.
             self._lifecycle.interrupted(
-                self.id, f"{type(error).__name__} in the worker", again=True
+                self.id, f"{type(error).__name__} in the worker", again=is_control_flow
             )
             return False
         self._lifecycle.failed(self.id, error)
@@ -1165,6 +1223,8 @@ class Attempt:
             self._not_started = True
             self.cancel()
         self._token = life.spans.attach_attempt(self.id)
+        if started:
+            _current_attempt.set(self.context)
         return self
 
     async def __aexit__(
@@ -1176,6 +1236,7 @@ class Attempt:
         life = self._lifecycle
         if self._token is not None:
             life.spans.detach(self._token)
+        _current_attempt.set(None)
         swallowed = self._scope.__exit__(kind, error, trace)
         if self.cancelled:
             life.body_ended(self.id)
@@ -1295,10 +1356,13 @@ class Worker:
                     ):
                         continue
                     token = spans.attach_attempt(self.id)
+                    context = TaskContext(run, self.task, self.id)
+                    _current_attempt.set(context)
                     try:
                         try:
-                            output = await work(self.task, TaskContext(run, self.task, self.id))
+                            output = await work(self.task, context)
                         finally:
+                            _current_attempt.set(None)
                             if token is not None:
                                 spans.detach(token)
                             if self._cancelled:

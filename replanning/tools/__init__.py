@@ -32,6 +32,7 @@ from replanning.tools.call import Secrets, ToolCall, ToolRunner
 from replanning.tools.check import check_machine, check_tools
 from replanning.tools.errors import (
     CommandFailed,
+    HttpConnectionLost,
     HttpStatusFailed,
     HttpUnreachable,
     InvalidArguments,
@@ -44,13 +45,13 @@ from replanning.tools.errors import (
     ToolUnavailable,
     TransientCommandFailed,
     TransientHttpStatusFailed,
-    TransientMcpServerLost,
     UnknownTool,
 )
 from replanning.tools.executor import ToolExecutor
 
 __all__ = [
     "CommandFailed",
+    "HttpConnectionLost",
     "HttpStatusFailed",
     "HttpUnreachable",
     "InvalidArguments",
@@ -67,7 +68,6 @@ __all__ = [
     "ToolUnavailable",
     "TransientCommandFailed",
     "TransientHttpStatusFailed",
-    "TransientMcpServerLost",
     "UnknownTool",
     "check_machine",
     "check_tools",

@@ -10,14 +10,15 @@
     ├── HttpStatusFailed               a server answered with an error
     │   └── TransientHttpStatusFailed  ... which may pass
     ├── McpToolFailed                  a tool of an MCP server, or the server itself, reports an error
-    ├── McpServerLost                  an MCP server went away while it was at work
-    │   └── TransientMcpServerLost     ... on something that may be done again
+    ├── McpServerLost                  an MCP server went away while it was at work; in doubt
     ├── McpNotInstalled                there are MCP servers, and no package that speaks with them
-    ├── HttpUnreachable                a server did not answer; may pass
-    ├── ToolTimedOut                   a tool took longer than the executor allows
+    ├── HttpUnreachable                a server could not be reached; may pass
+    ├── HttpConnectionLost             a connection broke before the answer to a request was there; in doubt
+    ├── ToolTimedOut                   a tool took longer than the executor allows; in doubt
     └── ToolOutputTooLarge             a tool printed or answered more than may be kept (also an OutputError)
 
-Those that may pass are `TransientError`s as well, so a task's `retry` applies to them.
+Those that may pass are `TransientError`s as well, so they are tried again. `in_doubt` is set on those whose tool may have
+had its effect.
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ class CommandFailed(ToolError):
         ended = f"exit code {exit_code}"
         with suppress(ValueError):  # no signal has this number
             ended += f" ({signal.Signals(exit_code - 128).name})"
+            self.in_doubt = True
         if self.stderr:
             ended += f": {self.stderr}"
         elif not self.stdout:
@@ -119,6 +121,12 @@ class CommandFailed(ToolError):
 
 class TransientCommandFailed(CommandFailed, TransientError):
     """A command ended with an exit code that its tool lists under `transient`."""
+
+    def __init__(
+        self, tool: str, command: str, exit_code: int, stderr: str, stdout: str = ""
+    ) -> None:
+        super().__init__(tool, command, exit_code, stderr, stdout)
+        self.in_doubt = False  # the tool says that it had no effect
 
 
 class HttpStatusFailed(ToolError):
@@ -157,11 +165,21 @@ class HttpStatusFailed(ToolError):
 
 
 class TransientHttpStatusFailed(HttpStatusFailed, TransientError):
-    """A server answered with a status that may pass: 408, 409, 425, 429, 5xx, or one under `transient`."""
+    """A server answered with a status that may pass: 408, 425, 429, 503, or one under `transient`."""
 
 
 class HttpUnreachable(ToolError, TransientError):
-    """A server could not be reached, or the connection broke."""
+    """A server could not be reached, so it has not received the request."""
+
+    def __init__(self, tool: str, request: str, cause: str) -> None:
+        self.tool, self.request = tool, request
+        super().__init__(f"tool {tool!r}: {request} got no answer: {cause}")
+
+
+class HttpConnectionLost(ToolError):
+    """A connection broke before the answer was there; whether the server has carried out the request is not known."""
+
+    in_doubt = True
 
     def __init__(self, tool: str, request: str, cause: str) -> None:
         self.tool, self.request = tool, request
@@ -179,15 +197,13 @@ class McpToolFailed(ToolError):
 class McpServerLost(ToolError):
     """An MCP server went away while it was at work; whether the work was done is not known."""
 
+    in_doubt = True
+
     def __init__(self, tool: str, server: str, reason: str) -> None:
         self.tool, self.server, self.reason = tool, server, reason
         super().__init__(
             f"tool {tool!r}: the MCP server {server!r} went away while it was at work: {head(reason)}"
         )
-
-
-class TransientMcpServerLost(McpServerLost, TransientError):
-    """An MCP server went away while it was at work on something that may be done again."""
 
 
 class McpNotInstalled(ToolError):
@@ -202,6 +218,8 @@ class McpNotInstalled(ToolError):
 
 class ToolTimedOut(ToolError):
     """A tool took longer than the executor allows where neither task nor tool states a timeout."""
+
+    in_doubt = True
 
     def __init__(self, tool: str, limit: float) -> None:
         self.tool, self.timeout = tool, limit

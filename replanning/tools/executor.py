@@ -14,6 +14,7 @@ from pydantic import JsonValue
 
 from replanning.environment import Clock, SystemClock
 from replanning.plan.document import Plan
+from replanning.plan.references import IDEMPOTENCY_KEY
 from replanning.plan.tasks import McpServer, Task, ToolSpec
 from replanning.plan.types import to_seconds
 from replanning.tools.call import (
@@ -228,7 +229,11 @@ class ToolExecutor:
         limit: float | None,
     ) -> JsonValue:
         """Run a tool that fits the arguments and this machine, in at most `limit` seconds."""
-        missing = missing_arguments(tool_templates(tool), task.arguments)
+        arguments = task.arguments
+        missing = missing_arguments(tool_templates(tool), arguments)
+        if IDEMPOTENCY_KEY in missing:
+            arguments = {**arguments, IDEMPOTENCY_KEY: context.idempotency_key}
+            missing.remove(IDEMPOTENCY_KEY)
         problems = (
             [f"it needs the arguments {missing}, given are {list(task.arguments)}"]
             if missing
@@ -255,7 +260,7 @@ class ToolExecutor:
         call = ToolCall(
             tool=tool,
             task=task,
-            arguments=task.arguments,
+            arguments=arguments,
             context=context,
             secrets=Secrets(self._environ, getattr(context, "add_secret", None)),
             environ=inherited_variables(self._environ),

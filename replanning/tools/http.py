@@ -26,11 +26,12 @@ from replanning.plan.commands import (
 )
 from replanning.plan.json_values import iter_strings, map_strings
 from replanning.plan.references import placeholders
-from replanning.plan.tasks import ToolSpec
+from replanning.plan.tasks import READING_METHODS, ToolSpec
 from replanning.plan.types import JsonObject
-from replanning.run.retries import is_transient_status
+from replanning.run.retries import status_verdict
 from replanning.tools.call import Secrets, ToolCall, find_artifacts, parse_json, render
 from replanning.tools.errors import (
+    HttpConnectionLost,
     HttpStatusFailed,
     HttpUnreachable,
     InvalidArguments,
@@ -52,7 +53,9 @@ _BASE_PLACEHOLDER: Final = re.compile(rf"{MARKED_HOLE.pattern}|{{env:\w+}}")
 _SECRET_HEADERS: Final = frozenset(
     {"authorization", "cookie", "proxy-authorization", "x-api-key", "api-key"}
 )
-_SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
+_SAFE_METHODS: Final = frozenset(READING_METHODS)
+_DEFAULT_KEY_HEADER: Final = "Idempotency-Key"
+"""Header for the idempotency key of a request that changes something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,10 @@ def request_problems(tool: ToolSpec) -> list[str]:
             problems.append(f"{name!r} cannot be the name of a header")
         if _CONTROL_CHARS.search(template):
             problems.append(f"its header {name!r} holds control characters")
+    if tool.idempotency_header is not None and not _HEADER_NAME.fullmatch(tool.idempotency_header):
+        problems.append(
+            f"its idempotency_header {tool.idempotency_header!r} cannot be the name of a header"
+        )
     if any(HOLE_DELIMITER in text for text in iter_strings(tool.body)):
         problems.append("its body holds the character NUL")
     problems += [
@@ -150,8 +157,11 @@ def build_request(
         ).encode()
         if "content-type" not in names:
             headers["Content-Type"] = "application/json"
-    if method not in _SAFE_METHODS and "idempotency-key" not in names:
-        headers["Idempotency-Key"] = quote(idempotency_key, safe="/:")
+    key_header = tool.idempotency_header
+    if key_header is None and method not in _SAFE_METHODS:
+        key_header = _DEFAULT_KEY_HEADER
+    if key_header is not None and key_header.lower() not in names:
+        headers[key_header] = quote(idempotency_key, safe="/:#")
     url = _build_url(tool.url or "", arguments, secrets)
     return Request(method, url, headers, content, secrets.redact(f"{method} {url}"))
 
@@ -242,7 +252,8 @@ class HttpToolRunner:
             InvalidTool: the description makes no request.
             InvalidArguments: an argument does not fit where it stands.
             HttpStatusFailed: the status is no success.
-            HttpUnreachable: no answer came.
+            HttpUnreachable: the server could not be reached.
+            HttpConnectionLost: the connection broke before the answer was there.
             ToolUnavailable: the certificate of the server is not trusted.
             ToolOutputTooLarge: the answer is too large.
         """
@@ -263,7 +274,8 @@ class HttpToolRunner:
         except (LookupError, ValueError):
             text, is_decodable = body.decode(errors="replace"), False
         if not response.is_success and status not in call.tool.accepted:
-            is_transient = is_transient_status(status) or status in call.tool.transient
+            is_declared = status in call.tool.transient
+            is_transient = is_declared or status_verdict(status) == "may-pass"
             advice = ""
             if response.has_redirect_location:
                 target = call.secrets.redact(response.headers["location"])
@@ -324,7 +336,7 @@ class HttpToolRunner:
                 if is_too_large:
                     raise ToolOutputTooLarge(call.tool.name, call.output_limit, "the answer")
                 if problem:
-                    raise HttpUnreachable(call.tool.name, request.redacted, problem)
+                    raise HttpConnectionLost(call.tool.name, request.redacted, problem)
                 is_redirect = request.method in _SAFE_METHODS and response.has_redirect_location
                 target = same_origin_url(url, response.headers["location"]) if is_redirect else ""
                 if not target or hops == _MAX_REDIRECTS:
@@ -342,7 +354,12 @@ class HttpToolRunner:
                 raise ToolUnavailable(
                     call.tool.name, f"a server it can trust ({request.redacted})", reason
                 ) from error
-            raise HttpUnreachable(call.tool.name, request.redacted, reason) from error
+            never_sent = isinstance(
+                error,
+                httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.ProxyError,
+            )
+            lost = HttpUnreachable if never_sent else HttpConnectionLost
+            raise lost(call.tool.name, request.redacted, reason) from error
 
 
 def _retry_after(response: httpx.Response) -> float | None:

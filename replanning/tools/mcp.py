@@ -30,7 +30,6 @@ from replanning.tools.errors import (
     McpToolFailed,
     ToolOutputTooLarge,
     ToolUnavailable,
-    TransientMcpServerLost,
     head,
 )
 
@@ -99,6 +98,10 @@ def mcp_tool_spec(
         "input_schema": schema if isinstance(schema, dict) else None,
         "dangerous": tool.name not in server.safe and not harmless,
     }
+    if hints is not None and hints.read_only_hint:
+        fields["effect"] = "none"
+    if hints is not None and hints.idempotent_hint:
+        fields["idempotent"] = True
     fields |= (
         {key: getattr(stated, key) for key in stated.model_fields_set} if stated is not None else {}
     )
@@ -313,8 +316,7 @@ class McpToolRunner:
                 raise ToolUnavailable(
                     tool.name, f"the MCP server {name!r}", f"which is not there: {error}"
                 ) from None
-            lost = TransientMcpServerLost if call.task.idempotent else McpServerLost
-            raise lost(tool.name, name, str(error)) from None
+            raise McpServerLost(tool.name, name, str(error)) from None
         except (
             Exception
         ) as error:  # whatever a server makes the SDK raise is a failure of this task alone

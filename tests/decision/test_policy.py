@@ -224,11 +224,21 @@ def cut_off(timeout: bool, **fields: object) -> JournaledPlan:
     ],
 )
 def test_cut_off_tasks_need_approval(timeout: bool, changes: list[PlanChange]) -> None:
-    """A task that was cut off is not executed again in any form without approval, unless it is idempotent."""
+    """A task in doubt is not executed again in any form without approval; a reading one is replaced at once."""
     found = decided(cut_off(timeout), candidate(*changes))
-    assert (found.kind, found.rule) == ("ask", "not-idempotent")
-    assert found.reason.startswith("'a' was cut off and may have taken effect")
-    assert decided(cut_off(timeout, idempotent=True), candidate(*changes)).kind == "execute"
+    assert (found.kind, found.rule) == ("ask", "in-doubt")
+    assert found.reason.startswith("'a' may have taken effect; running it again may do harm")
+    assert "`idempotent: true`" in found.reason
+    assert decided(cut_off(timeout, effect="none"), candidate(*changes)).kind == "execute"
+
+
+@pytest.mark.parametrize("timeout", [True, False])
+def test_a_stand_in_has_an_effect_of_its_own(timeout: bool) -> None:
+    """An idempotent task in doubt is repeated without asking, and never given to another tool."""
+    run = cut_off(timeout, idempotent=True)
+    assert decided(run, candidate(RETRY)).kind == "execute"
+    other = instead(tasks=(task("n", tool="uv"),))
+    assert decided(run, candidate(other)).rule == "in-doubt"
 
 
 FALLBACK = {"tool": "uv", "arguments": {"out": "x"}}

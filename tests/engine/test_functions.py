@@ -119,7 +119,7 @@ async def test_what_is_no_tool(clock: VirtualClock) -> None:
     wrong: dict[str, Any] = {"capabilty": "x", "cost": -1}
     with pytest.raises(
         ValueError,
-        match=r"tool 'forward': cost: .*; .*mean 'capability'",
+        match=r"tool 'forward': cost: .*; idempotent: .*; .*mean 'capability'",
     ):
         tool(**wrong)(forward)
 

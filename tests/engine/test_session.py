@@ -1,17 +1,20 @@
 """Sessions: calls of an agent as tasks of an open-ended run, over failures, questions, threads and resumes."""
 
 import math
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 from pydantic import BaseModel
 
-from replanning import Goal, Plan, ReplanningEngine, Task, ToolSpec, tool
+from replanning import Goal, Plan, ReplanningEngine, Task, ToolSpec, current_attempt, tool
 from replanning.errors import (
     CallFailed,
     NeedsHuman,
@@ -212,6 +215,10 @@ async def test_key_of_another_call(tmp_path: Path, clock: VirtualClock) -> None:
     assert calls == 2
 
 
+class Halted(Exception):
+    """Control flow of an agent."""
+
+
 async def test_key_of_a_call_that_was_changed(clock: VirtualClock) -> None:
     """A key finds its call again, also if another tool or other arguments were chosen for it meanwhile."""
     async with engine_of(clock).session("find", tools=[search, search_slowly, echo]) as session:
@@ -220,11 +227,11 @@ async def test_key_of_a_call_that_was_changed(clock: VirtualClock) -> None:
 
         async def execute(name: str, arguments: Mapping[str, object]) -> object:
             if arguments["value"] == 1:
-                raise KeyboardInterrupt
+                raise Halted
             return arguments["value"]
 
-        with pytest.raises(KeyboardInterrupt):
-            await session.invoke("echo", {"value": 1}, execute=execute, key="2")
+        with pytest.raises(Halted):
+            await session.invoke("echo", {"value": 1}, execute=execute, key="2", passes=(Halted,))
         session.run.modify_task("echo-3", arguments={"value": 2})
         for _ in range(2):
             assert await session.invoke("echo", {"value": 1}, execute=execute, key="2") == 2
@@ -271,13 +278,13 @@ async def test_other_tools_at_a_resume(clock: VirtualClock) -> None:
 
 
 async def test_question(clock: VirtualClock) -> None:
-    """Without a gate a call says which question a person must answer; the session needs a human as long as it is open."""
+    """A caller who asks people is told the question; the session needs a human as long as it is open."""
     engine = asking(clock)
 
     async def full(value: int) -> int:
         raise OSError("disk full")
 
-    async with engine.session("save", tools=[full, echo]) as session:
+    async with engine.session("save", tools=[full, echo], asks=True) as session:
         with pytest.raises(NeedsHuman) as raised:
             await session.call(full, 1)
         assert isinstance(raised.value.__cause__, OSError)
@@ -285,6 +292,70 @@ async def test_question(clock: VirtualClock) -> None:
         assert await session.call(echo, 2) == 2
     assert session.run.result.status == "needs_human"
     assert list(session.run.result.questions) == list(raised.value.questions)
+
+
+async def test_nobody_can_be_asked(clock: VirtualClock) -> None:
+    """Without a gate, a durable store or a caller who asks people, a call fails with its own error and leaves no question."""
+
+    async def pay(value: int) -> int:
+        raise ConnectionResetError("the connection was lost")
+
+    async def hang(value: int) -> None:
+        await anyio.sleep_forever()
+
+    tools: list[Any] = [tool(capability="pay")(pay), tool(capability="pay", timeout=5)(hang)]
+    async with engine_of(clock).session("pay", tools=tools) as session:
+        with pytest.raises(ConnectionResetError) as lost:
+            await session.call(pay, 1)
+        with pytest.raises(
+            CallFailed, match=r"deadline after 5 s.*whether 'hang' took effect is unknown"
+        ):
+            await session.call(hang, 1)
+    assert "whether 'pay' took effect is unknown" in lost.value.__notes__[0]
+    assert "`idempotent: true`" in lost.value.__notes__[0]
+    assert (session.run.result.status, session.run.result.questions) == ("succeeded", ())
+
+
+async def test_a_thread_that_was_left_behind_is_not_executed_again(clock: VirtualClock) -> None:
+    """A call that was cancelled while a thread executed it may still take effect: it is not repeated by itself."""
+    began, go_on = threading.Event(), threading.Event()
+    executed: list[int] = []
+
+    def pay(value: int) -> None:
+        executed.append(value)
+        began.set()
+        go_on.wait(10)
+
+    async with engine_of(clock).session("pay", tools=[pay]) as session:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as group:
+                group.start_soon(partial(session.invoke, "pay", {"value": 1}, key="1"))
+                await anyio.to_thread.run_sync(began.wait)
+                scope.cancel()
+        with pytest.raises(CallFailed, match="whether 'pay' took effect is unknown"):
+            await session.invoke("pay", {"value": 1}, key="1")
+        go_on.set()
+    assert executed == [1]
+
+
+async def test_a_function_finds_its_attempt(clock: VirtualClock) -> None:
+    """A tool finds the key of its call, in a thread too: the same when it is repeated, and none outside of a call."""
+    keys: list[str] = []
+
+    @tool(idempotent=True)
+    def pay(value: int) -> int:
+        attempt = current_attempt()
+        assert attempt is not None
+        keys.append(attempt.idempotency_key)
+        if len(keys) == 1:
+            raise ConnectionResetError
+        return value
+
+    async with engine_of(clock).session("pay", tools=[pay], run_id="r") as session:
+        assert await session.call(pay, 1) == 1
+        assert await session.call(pay, 1) == 1
+        assert current_attempt() is None
+    assert keys == ["r/pay-1", "r/pay-1", "r/pay-2"]
 
 
 async def test_stated_plan(clock: VirtualClock) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import anyio
+import anyio.lowlevel
 import pytest
 from opentelemetry import trace
 
@@ -473,7 +474,7 @@ def test_synchronous_node_that_hangs() -> None:
     builder.add_node("archive", lambda state: {"log": ["archive"]})
     builder.add_edge(START, "search")
     stated: Any = {
-        "search": {"capability": "web", "timeout": 0.05, "idempotent": True},
+        "search": {"capability": "web", "timeout": 0.05, "effect": "none"},
         "archive": "web",
     }
     assert replanned(builder.compile(), make_engine("repair"), capabilities=stated).invoke(
@@ -897,3 +898,71 @@ async def test_capabilities_in_metadata(clock: VirtualClock) -> None:
     builder.add_edge(START, "search")
     graph = replanned(builder.compile(), make_engine("repair", clock=clock))
     assert (await graph.ainvoke({"query": "a"}))["log"] == ["a from the archive"]
+
+
+def tool_node(calls: list[str], saver: Any, engine: ReplanningEngine | None) -> Any:
+    """A graph of one's own with one node of tools, which are called at once: quick, slow, lost after its effect."""
+
+    @tool
+    async def quick(query: str) -> str:
+        """Answer at once."""
+        calls.append("quick")
+        return f"{query}, quickly"
+
+    @tool
+    async def slow(query: str) -> str:
+        """Answer late."""
+        calls.append("slow")
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        return f"{query}, slowly"
+
+    @tool
+    async def lost(query: str) -> str:
+        """Take effect, and lose the connection the first time."""
+        calls.append("lost")
+        if calls.count("lost") == 1:
+            raise ConnectionResetError("the connection was lost")
+        return f"{query}, at last"
+
+    asked = [
+        {"name": name, "args": {"query": "a"}, "id": name} for name in ("quick", "slow", "lost")
+    ]
+
+    async def model(state: MessagesState) -> Any:
+        return {"messages": [AIMessage("", tool_calls=asked)]}
+
+    options: Any = (
+        {} if engine is None else {"awrap_tool_call": ReplanningMiddleware().awrap_tool_call}
+    )
+    builder = StateGraph(MessagesState)
+    builder.add_node("model", model)
+    builder.add_node("tools", ToolNode([quick, slow, lost], **options))
+    builder.add_edge(START, "model")
+    builder.add_edge("model", "tools")
+    graph = builder.compile(checkpointer=saver)
+    return graph if engine is None else replanned(graph, engine)
+
+
+async def test_finished_calls_are_answered_from_the_journal() -> None:
+    """A question about one call of a node of tools executes none of the others again, and leads to no further question."""
+    executed: list[str] = []
+    engine = make_engine("repair")
+    graph = tool_node(executed, InMemorySaver(), engine)
+    result = await graph.ainvoke({"messages": [("user", "go")]}, on_thread())
+    [question] = result["__interrupt__"]
+    assert "may have taken effect" in question.value["text"]
+    answer = {"question": question.value["question"], "verdict": "approve", "by": "ada"}
+    result = await graph.ainvoke(Command(resume=answer), on_thread())
+    texts = [message.text for message in result["messages"] if message.type == "tool"]
+    assert texts == ["a, quickly", "a, slowly", "a, at last"]
+    assert sorted(executed) == ["lost", "lost", "quick", "slow"]
+    assert "__interrupt__" not in result
+
+
+async def test_thread_id_without_checkpointer() -> None:
+    """A graph that is called with a thread and has no checkpointer raises the exception: nobody could resume it."""
+    engine = make_engine("repair")
+    with pytest.raises(ConnectionResetError):
+        await tool_node([], None, engine).ainvoke({"messages": [("user", "go")]}, on_thread())
+    assert engine.pending() == []

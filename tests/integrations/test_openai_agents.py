@@ -509,8 +509,8 @@ async def test_substitute_that_needs_approval(clock: VirtualClock) -> None:
         ) as agent:
             [output] = outputs(await Runner.run(agent, "x?"))
             assert output.startswith(expected)
-            assert len(engine.pending()) == (gate is None)
-        assert statuses(engine) == ["succeeded" if gate else "needs_human"]
+            assert engine.pending() == []
+        assert statuses(engine) == ["succeeded"]
 
 
 async def test_approval_by_a_function(clock: VirtualClock) -> None:
@@ -808,3 +808,34 @@ def test_other_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "agents", None)
     with pytest.raises(ImportError, match=r"replanning\[openai-agents\]"):
         import_module("replanning.integrations.openai_agents")
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+async def test_state_that_is_approved_twice(blocks: int, tmp_path: Path) -> None:
+    """An approved state that is run twice executes its call once, in one block and in two of the same thread."""
+    paid: list[str] = []
+
+    @function_tool(needs_approval=True)
+    async def pay(query: str) -> str:
+        paid.append(query)
+        return "paid"
+
+    def agent(*turns: Any) -> Agent:
+        return Agent("payer", model=ScriptedModel(list(turns)), tools=[pay])
+
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "runs.db"))
+    call, done = [function_call("pay", {"query": "x"}, call_id="c1")], [assistant_message("done")]
+    async with replanned(agent(call), engine, thread="t") as attached:
+        saved = (await Runner.run(attached, "go")).to_state().to_string()
+
+    async def approve(attached: Agent) -> list[Any]:
+        state = await RunState.from_string(attached, saved)
+        state.approve(state.get_interruptions()[0])
+        return outputs(await Runner.run(attached, state))
+
+    told: list[Any] = []
+    for _ in range(blocks):
+        async with replanned(agent(done, done), engine, thread="t") as attached:
+            for _ in range(3 - blocks):
+                told += await approve(attached)
+    assert (told, paid) == (["paid", "paid"], ["x"])

@@ -324,11 +324,11 @@ async def test_question_as_an_approval(clock: VirtualClock, tmp_path: Path, verd
 
 
 async def test_question_without_approvals(clock: VirtualClock) -> None:
-    """An agent that takes no requests for approvals sees the exception of its tool, and the question stays open."""
+    """An agent that takes no requests for approvals sees the exception of its tool, and leaves no question."""
     engine = asking(clock, doubtful)
     with pytest.raises(Down):
         await agent_of(calling(ONE_SEARCH), [search, search_archive], engine).run("find x")
-    assert len(engine.pending(only_run(engine))) == 1
+    assert engine.pending(only_run(engine)) == []
 
 
 async def test_approval_at_once(clock: VirtualClock) -> None:

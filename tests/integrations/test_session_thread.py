@@ -78,7 +78,7 @@ def test_tools_with_a_timeout_are_left_behind() -> None:
     def execute(name: str, _: Mapping[str, object]) -> object:
         return woken.wait(20) and "too late" if name == "search" else name
 
-    with searching(timeout=0.05, idempotent=True) as thread:
+    with searching(timeout=0.05, effect="none") as thread:
         assert search_in(thread, execute) == "archive"
         woken.set()
 

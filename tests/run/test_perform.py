@@ -87,7 +87,7 @@ async def test_exception_of_the_tool_that_was_called(clock: VirtualClock, hangs:
 
     tools = [ToolSpec(name=name, capability="web", timeout=5) for name in ("own", "other")]
     document = plan(
-        Task(id="a", tool="own", idempotent=True, retry=Retry(max_attempts=1)), tools=tools
+        Task(id="a", tool="own", effect="none", retry=Retry(max_attempts=1)), tools=tools
     )
     async with make_engine("repair", clock=clock).open(document) as run:
         with pytest.raises(
@@ -148,21 +148,24 @@ async def test_exceptions_that_pass(clock: VirtualClock) -> None:
 
 
 async def test_cancelled_caller(clock: VirtualClock) -> None:
-    """A caller that is cancelled leaves its task to be performed again, whatever the task says of repetitions."""
+    """A caller that is cancelled leaves an idempotent task to be performed again; about another one a person is asked."""
 
     async def hang(task: Task, context: TaskContext) -> object:
         await anyio.sleep_forever()
         return None
 
     async with make_engine("repair", clock=clock).open(
-        plan(Task(id="a", tool="big"), tools=TOOLS)
+        plan(Task(id="a", tool="big", idempotent=True), Task(id="b", tool="big"), tools=TOOLS)
     ) as run:
-        with anyio.CancelScope() as scope:
-            async with anyio.create_task_group() as group:
-                group.start_soon(run.perform, "a", hang)
-                await anyio.wait_all_tasks_blocked()
-                scope.cancel()
+        for name in ("a", "b"):
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as group:
+                    group.start_soon(run.perform, name, hang)
+                    await anyio.wait_all_tasks_blocked()
+                    scope.cancel()
         assert await run.perform("a", work) == {"big", "nobody"}
+        with pytest.raises(NeedsHuman):
+            await run.perform("b", work)
 
 
 async def test_nobody_else_executes_it(clock: VirtualClock) -> None:

@@ -20,13 +20,25 @@ from replanning.errors import PlanError, TransientError
 from replanning.journal import AttemptFailed, Failure
 from replanning.plan import TaskId
 from replanning.plan.document import plan_schema
-from replanning.run.retries import failure_from, schedule_retry
+from replanning.plan.tasks import ToolSpec
+from replanning.run.retries import failure_from, may_repeat, schedule_retry
+from replanning.tools import (
+    CommandFailed,
+    HttpConnectionLost,
+    HttpStatusFailed,
+    HttpUnreachable,
+    McpServerLost,
+    ToolTimedOut,
+    TransientCommandFailed,
+    TransientHttpStatusFailed,
+)
 from tests.support.live import journaled
 from tests.support.runs import bodies, plan
 
 PASSING = Failure("OSError", "reset", transient=True)
 LASTING = Failure("ValueError", "wrong")
 LATE = Failure("TimedOut", "late", kind="timeout")
+LOST = Failure("ConnectionResetError", "reset", in_doubt=True)
 CUT_OFF = Failure("Interrupted", "killed", kind="interrupted")
 
 
@@ -43,7 +55,7 @@ def after(
     entry = journaled(Task.model_validate({"id": "t", **task})).live.entry(TaskId("t"))
     entry.log.in_round, entry.log.failures = round_, failures
     settings = Settings(retry=Retry(delay=0.5, jitter=False), failure_threshold=threshold)
-    return schedule_retry(entry, failure, settings, now=100.0, chance=chance)
+    return schedule_retry(entry, None, failure, settings, now=100.0, chance=chance)
 
 
 def test_what_may_pass_is_tried_again() -> None:
@@ -79,13 +91,20 @@ def sqlite_busy() -> Exception:
     raise AssertionError("the table is not locked")
 
 
-TRANSIENT = [
+MAY_PASS = [
     TransientError("busy"),
-    ConnectionResetError(),
+    ConnectionError("no route"),
+    ConnectionRefusedError(),
+    httpx.ReadTimeout("late", request=httpx.Request("GET", "http://x")),
+    httpx.HTTPStatusError(
+        "", request=httpx.Request("GET", "http://x"), response=httpx.Response(500)
+    ),
+    TransientCommandFailed("t", "work", 137, ""),
+    HttpUnreachable("t", "POST http://x", "refused"),
+    TransientHttpStatusFailed("t", "POST http://x", 500, ""),
     OSError(errno.ENETUNREACH, "no route"),
     OSError(errno.EMFILE, "too many open files"),
     BlockingIOError(errno.EAGAIN, "no more processes"),
-    TimeoutError(errno.ETIMEDOUT, "no connection"),
     socket.gaierror(-3, "try again"),
     URLError(ConnectionRefusedError()),
     HTTPError("http://x", 503, "", None, None),  # type: ignore[arg-type]
@@ -101,26 +120,48 @@ TRANSIENT = [
         "aiohttp.client_exceptions.ClientConnectorError",
         "aiohttp.client_exceptions.ClientConnectionError",
     ),
-    error("aiohttp.client_exceptions.ClientResponseError", status=502),
     error("requests.exceptions.ConnectTimeout", "requests.exceptions.ConnectionError"),
-    error("requests.exceptions.HTTPError", response=SimpleNamespace(status_code=500)),
     error(
         "urllib3.exceptions.MaxRetryError", reason=error("urllib3.exceptions.NewConnectionError")
     ),
     error("psycopg.errors.SerializationFailure", "psycopg.OperationalError"),
-    error("psycopg2.OperationalError"),
     error("botocore.exceptions.EndpointConnectionError", "botocore.exceptions.ConnectionError"),
     error("botocore.exceptions.ClientError", response={"Error": {"Code": "ThrottlingException"}}),
-    error(
-        "botocore.exceptions.ClientError", response={"ResponseMetadata": {"HTTPStatusCode": 500}}
-    ),
     error("openai.APITimeoutError", "openai.APIConnectionError"),
     error("anthropic.APIConnectionError"),
     error("openai.RateLimitError", "openai.APIStatusError", status_code=429),
     error("google.api_core.exceptions.ServiceUnavailable", code=503),
 ]
 
-TIMEOUTS = [
+IN_DOUBT = [
+    ConnectionResetError(),
+    TimeoutError(errno.ETIMEDOUT, "no connection"),
+    error("aiohttp.client_exceptions.ClientResponseError", status=502),
+    error("requests.exceptions.HTTPError", response=SimpleNamespace(status_code=500)),
+    error("psycopg2.OperationalError"),
+    error(
+        "botocore.exceptions.ClientError", response={"ResponseMetadata": {"HTTPStatusCode": 500}}
+    ),
+    ConnectionAbortedError(),
+    BrokenPipeError(),
+    HTTPError("http://x", 500, "", None, None),  # type: ignore[arg-type]
+    URLError(ConnectionResetError()),
+    httpx.ReadError("reset"),
+    httpx.WriteError("reset"),
+    httpx.RemoteProtocolError("Server disconnected without sending a response"),
+    httpx.ReadError("reset", request=httpx.Request("POST", "http://x")),
+    httpx.HTTPStatusError(
+        "", request=httpx.Request("PUT", "http://x"), response=httpx.Response(504)
+    ),
+    error("requests.exceptions.ConnectionError"),
+    error("urllib3.exceptions.ProtocolError"),
+    error("aiohttp.ServerDisconnectedError", "aiohttp.ClientConnectionError"),
+    error("redis.exceptions.ConnectionError"),
+    CommandFailed("t", "sleep 9", 137, ""),
+    McpServerLost("t", "s", "it ended"),
+    ToolTimedOut("t", 60),
+    HttpConnectionLost("t", "POST http://x", "reset"),
+    HttpStatusFailed("t", "POST http://x", 500, ""),
     TimeoutError(),
     httpx.ReadTimeout("late"),
     error("aiohttp.ServerTimeoutError", "aiohttp.ClientConnectionError"),
@@ -128,9 +169,12 @@ TIMEOUTS = [
     error("botocore.exceptions.ReadTimeoutError"),
 ]
 
-PERMANENT = [
+DEFINITE = [
     KeyError("url"),
     TypeError("no"),
+    HTTPError("http://x", 409, "", None, None),  # type: ignore[arg-type]
+    CommandFailed("t", "work", 1, ""),
+    CommandFailed("t", "ssh", 255, ""),
     type("Hostile", (Exception,), {"response": property(lambda self: 1 / 0)})(),
     URLError("unknown url type: x"),
     HTTPError("http://x", 404, "", None, None),  # type: ignore[arg-type]
@@ -151,13 +195,22 @@ PERMANENT = [
 ]
 
 
+def test_unclear_errors_are_told_by_what_they_wrap() -> None:
+    """A client's class for every lost connection says what the error within says: nothing was sent, or it is unknown."""
+    refused = error("urllib3.exceptions.NewConnectionError")
+    unclear = error("requests.exceptions.ConnectionError")
+    unclear.args = (error("urllib3.exceptions.MaxRetryError", reason=refused),)
+    assert (failure_from(unclear).transient, failure_from(unclear).in_doubt) == (True, False)
+
+
 @pytest.mark.parametrize(
-    "raised", [*TRANSIENT, *TIMEOUTS, *PERMANENT], ids=lambda e: f"{type(e).__module__}-{e!r}"
+    "raised", [*MAY_PASS, *IN_DOUBT, *DEFINITE], ids=lambda e: f"{type(e).__module__}-{e!r}"
 )
-def test_which_errors_may_pass(raised: Exception) -> None:
-    """Errors of the common clients are told by class, code and status; after a timeout the task must be idempotent."""
-    assert failure_from(raised).transient is (raised in TRANSIENT)
-    assert failure_from(raised, idempotent=True).transient is (raised not in PERMANENT)
+def test_what_an_error_says_about_the_effect(raised: Exception) -> None:
+    """Errors of the common clients are told by class, code, status and method: nothing happened, or nobody knows."""
+    failure = failure_from(raised)
+    assert failure.transient is (raised in MAY_PASS)
+    assert failure.in_doubt is (raised in IN_DOUBT)
 
 
 def test_further_errors_that_may_pass() -> None:
@@ -223,12 +276,58 @@ def test_threshold() -> None:
     assert after(PASSING, 3, threshold=2) == (102.0, True)
 
 
-@pytest.mark.parametrize("failure", [LATE, CUT_OFF])
-def test_what_may_have_taken_effect(failure: Failure) -> None:
-    """After a timeout or an interruption only an idempotent task is run again, after the latter at once and always."""
+@pytest.mark.parametrize("failure", [LATE, CUT_OFF, LOST], ids=lambda failure: failure.type)
+def test_what_is_in_doubt(failure: Failure) -> None:
+    """What may have taken effect is repeated only where that is harmless or a retry is stated; an interruption at once."""
     assert after(failure, threshold=9) == (None, True)
-    assert after(failure, threshold=9, idempotent=True)[0] is not None
+    harmless: list[dict[str, Any]] = [
+        {"idempotent": True},
+        {"effect": "none"},
+        {"retry": {"max_attempts": 3}},
+    ]
+    for stated in harmless:
+        assert after(failure, **stated)[0] is not None
+    doubtful: list[dict[str, Any]] = [
+        {"retry": {"max_attempts": 3}, "idempotent": False},
+        {"retry": {"delay": 2}},
+        {"retry": {"max_attempts": 3, "on": ["KeyError"]}},
+        {"effect": "irreversible"},
+    ]
+    for stated in doubtful:
+        assert after(failure, **stated) == (None, True)
     assert after(CUT_OFF, 99, idempotent=True) == (100.0, False)
+
+
+@pytest.mark.parametrize(
+    ("tool", "task", "repeated"),
+    [
+        ({"effect": "none"}, {}, True),
+        ({"idempotent": True}, {}, True),
+        ({"idempotent": True}, {"idempotent": False}, False),
+        ({"effect": "none"}, {"effect": "irreversible"}, False),
+        ({"idempotent": False}, {"idempotent": True}, True),
+        ({"kind": "http", "url": "http://x"}, {}, True),
+        ({"kind": "http", "url": "http://x", "method": "put"}, {}, True),
+        ({"kind": "http", "url": "http://x", "method": "POST"}, {}, False),
+        ({"kind": "http", "url": "http://x", "idempotent": False}, {}, False),
+        ({"kind": "http", "url": "http://x", "method": "DELETE", "idempotent": False}, {}, False),
+    ],
+)
+def test_who_says_that_a_repetition_is_harmless(
+    tool: dict[str, Any], task: dict[str, Any], repeated: bool
+) -> None:
+    """A tool says what it changes, an HTTP tool by its method; a task's word beats its tool's."""
+    spec = ToolSpec.model_validate({"name": "tool", **tool})
+    body = Task.model_validate({"id": "t", "tool": "tool", **task})
+    assert may_repeat(body, spec, LOST) is repeated
+
+
+def test_a_stated_number_of_attempts_survives_the_journal() -> None:
+    """A stated `max_attempts` is kept where it is the default, too, because stating it allows repetitions."""
+    stated = Task.model_validate({"id": "t", "retry": {"max_attempts": 3}})
+    restored = Task.model_validate(stated.model_dump(mode="json", exclude_defaults=True))
+    assert restored.retry is not None
+    assert restored.retry.states_attempts
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1e6), st.floats(0, 1, exclude_max=True), st.booleans())

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
-from replanning import PlanRun, ReplanningError, Settings, Task, TaskState, journal
+from replanning import PlanRun, ReplanningError, Settings, Task, TaskState, ToolSpec, journal
 from replanning.changes import ModifyTask, PlanChange, ReplaceTask
 from replanning.decision.ledger import Ledger
 from replanning.history.status import replay_records
@@ -536,12 +536,13 @@ class _InvariantChecker:
         )
         if isinstance(body, journal.AttemptSucceeded) or body.retry_at is None:
             return
-        if not isinstance(body, journal.AttemptFailed) or body.failure.kind == "interrupted":
+        asks_itself = isinstance(body, journal.AttemptInterrupted) and not body.in_doubt
+        if body.failure.in_doubt and not asks_itself:
             self._require(
-                bool(known.task.idempotent),
-                f"{body.task!r} is run again after {body.kind}, and is not idempotent",
+                self._may_have_effect_twice(known.task),
+                f"{body.task!r} is run again after {body.kind}, and may have its effect twice",
             )
-        elif not body.exhausted:
+        elif isinstance(body, journal.AttemptFailed) and not body.exhausted:
             most = (known.task.retry or self.settings.retry).max_attempts
             self._require(
                 body.failure.transient,
@@ -550,6 +551,16 @@ class _InvariantChecker:
             self._require(
                 known.tries_since_reset < most, f"{body.task!r} is tried more than {most} times"
             )
+
+    def _may_have_effect_twice(self, task: Task) -> bool:
+        """Return whether a task or its tool says that a repetition is harmless, or states retries."""
+        tool = self.model.plan.tool(task.tool)
+        words: list[Task | ToolSpec] = [task]
+        if tool is not None:
+            words.append(tool)
+        if any(word.effect == "none" or word.idempotent for word in words):
+            return True
+        return task.retry is not None and task.idempotent is not False
 
     def _check_revision(self, body: journal.PlanRevised) -> None:
         model = self.model

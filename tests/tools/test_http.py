@@ -21,6 +21,7 @@ from anyio.streams.tls import TLSStream
 from replanning.errors import TransientError
 from replanning.plan.types import JsonObject
 from replanning.tools import (
+    HttpConnectionLost,
     HttpStatusFailed,
     HttpUnreachable,
     InvalidArguments,
@@ -129,6 +130,17 @@ async def test_idempotency_key(
     assert server.requests[0].headers.get("idempotency-key") == key
 
 
+async def test_idempotency_header(server: HttpServer):
+    """A tool names another header for the key, or puts the key where it wants it, also for a reading request."""
+    attempt = Attempt(idempotency_key="run/pay")
+    await use(http(server.url, method="POST", idempotency_header="X-Request-Key"), attempt=attempt)
+    body = {"key": "{idempotency_key}"}
+    await use(http(server.url, method="POST", body=body), attempt=attempt)
+    assert server.requests[0].headers["x-request-key"] == "run/pay"
+    assert "idempotency-key" not in server.requests[0].headers
+    assert json.loads(server.requests[1].body) == {"key": "run/pay"}
+
+
 async def test_secrets_travel_late(server: HttpServer):
     """Variables are looked up in headers, address and body, and the output has what the server answered."""
     server.answer = lambda request: (
@@ -226,9 +238,9 @@ async def test_header_injection():
 @pytest.mark.parametrize(
     ("statuses", "declared", "transient"),
     [
-        ((304, 400, 401, 404), [], False),
-        ((404,), [404], True),
-        ((408, 409, 425, 429, 500, 503), [], True),
+        ((304, 400, 401, 404, 409, 500), [], False),
+        ((404, 500), [404, 500], True),
+        ((408, 425, 429, 503), [], True),
     ],
 )
 async def test_statuses(
@@ -324,16 +336,16 @@ async def test_redirects_that_are_not_followed(server: HttpServer, method: str, 
 
 
 async def test_nobody_there(server: HttpServer):
-    """A server that cannot be reached, or breaks its answer off, is an error that may pass, and names the request."""
+    """A server that cannot be reached is an error that may pass; one that breaks its answer off leaves doubt."""
     server.answer = lambda request: (200, {"content-length": "100"}, b"only this")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
-    for url in (f"{nobody}/x", f"{server.url}/x"):
-        with pytest.raises(HttpUnreachable) as caught:
+    for url, kind in ((f"{nobody}/x", HttpUnreachable), (f"{server.url}/x", HttpConnectionLost)):
+        with pytest.raises(kind) as caught:
             await use(http(url))
         assert f"tool 't': GET {url} got no answer: " in str(caught.value)
-        assert isinstance(caught.value, TransientError)
+        assert isinstance(caught.value, TransientError) is not caught.value.in_doubt
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
@@ -393,10 +405,10 @@ async def test_packed_answers(server: HttpServer, encoding: str, body: bytes):
 
 
 async def test_answers_that_cannot_be_unpacked(server: HttpServer):
-    """An answer in an encoding that was not asked for is an error that may pass."""
+    """An answer in an encoding that was not asked for is an error that leaves doubt."""
     server.answer = lambda request: (200, {"content-encoding": "br"}, b"text")
     with pytest.raises(
-        HttpUnreachable, match="its answer is compressed with 'br' and cannot be decompressed"
+        HttpConnectionLost, match="its answer is compressed with 'br' and cannot be decompressed"
     ):
         await use(http(server.url))
 
