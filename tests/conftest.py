@@ -11,7 +11,7 @@ from replanning.testing import VirtualClock
 
 # Derandomized: a test that fails here fails everywhere, and nothing is stored on disk.
 settings.register_profile("quick", derandomize=True, deadline=None, database=None, max_examples=25)
-settings.register_profile("deep", derandomize=True, deadline=None, database=None)
+settings.register_profile("many", derandomize=True, deadline=None, database=None, max_examples=100)
 # New examples in every run, to look for bugs: pytest --hypothesis-profile=explore
 settings.register_profile("explore", max_examples=2_000, deadline=None)
 settings.load_profile("quick")

@@ -11,7 +11,7 @@ import pytest
 from replanning import Plan
 from tests.support.cli import answer, cli, process
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.deep
 
 REPAIRS = (
     ["context-changed", "timeout"]

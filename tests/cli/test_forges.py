@@ -107,7 +107,7 @@ def test_an_issue_that_is_named_twice(folder: Path) -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @both
 def test_a_reply_is_heard(folder: Path, kind: type[FakeForge], issue: str) -> None:
     """A question that the model has is asked below the issue, and the run waits for the reply there and uses it."""

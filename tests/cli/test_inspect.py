@@ -514,7 +514,7 @@ def asking(folder: Path) -> Iterator[Started]:
         yield run
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_modify_from_elsewhere(asking: Started, folder: Path) -> None:
     """A person's own changes are applied instead of what was proposed."""
     (folder / "changes.yaml").write_text(
@@ -538,7 +538,7 @@ def test_modify_from_elsewhere(asking: Started, folder: Path) -> None:
     assert (event["by"], event["rule"], event["reason"]) == ("person:eve", "person-modify", "go")
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_request_from_elsewhere(asking: Started) -> None:
     """A request for replanning is heard by the process that carries out the run, and a rejection ends it unchanged."""
     assert "the run considers it" in call(
@@ -550,7 +550,7 @@ def test_request_from_elsewhere(asking: Started) -> None:
     assert len(data("history", "--trigger", "human-request")["events"]) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 async def test_stale_answer_from_elsewhere() -> None:
     """An answer about tasks that have changed since is refused, said to be, and the run asks anew."""
     with closing(SqliteStore(STORE)) as store:

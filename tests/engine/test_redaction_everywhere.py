@@ -385,7 +385,7 @@ tasks:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_command_line(tmp_path: Path) -> None:
     """A whole run from the command line writes no secret to files, standard output or standard error."""
     names = ("plan", "objective", "context", "goal", "out", "err")

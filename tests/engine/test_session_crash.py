@@ -75,7 +75,7 @@ def check(records: Sequence[Record], before: Sequence[Record], folder: Path) -> 
     )
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     """Killed again and again, a session loses no finished call, executes none again, and in the end has made every call.
 
@@ -122,7 +122,7 @@ def live_a_while(process: Process, rng: Random) -> None:
     spin(rng.choice([0.0, 0.0001, 0.001]) * rng.random())
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_suspended_and_taken_over(tmp_path: Path) -> None:
     """A session whose run another process has taken over executes nothing more, and its calls say so with one error."""
     with started(tmp_path, lease="0.2") as process:

@@ -24,6 +24,8 @@ from replanning.journal.records import (
     AlternativesConsidered,
     AttemptFailed,
     ContextUpdated,
+    QuestionAsked,
+    RecordBody,
     RunOpened,
     RunPaused,
     RunResumed,
@@ -99,6 +101,15 @@ async def runs(
             )
 
         yield start
+
+
+async def recorded(run: TemporalRun, kind: type[RecordBody]) -> list[Any]:
+    """The records of a kind, once there are any; between two questions the server has time for its work."""
+    while True:
+        found = [each.body for each in await run.records() if isinstance(each.body, kind)]
+        if found:
+            return found
+        await asyncio.sleep(0.05)
 
 
 async def replay(run: TemporalRun, plugin: ReplanningPlugin) -> None:
@@ -196,12 +207,7 @@ async def test_a_person_answers(address: str) -> None:
     plugin = ReplanningPlugin(work)
     async with runs(address, plugin) as start:
         run = await start(dangerous)
-        while not (
-            asked := [
-                each.body for each in await run.records() if each.body.kind == "question-asked"
-            ]
-        ):
-            pass
+        asked = await recorded(run, QuestionAsked)
         with pytest.raises(WorkflowUpdateFailedError) as refused:
             await run.answer("no-such-question", "approve")
         assert "no-such-question" in str(refused.value.cause)
@@ -389,8 +395,7 @@ async def test_a_pause_before_it_is_continued(address: str) -> None:
     plan = Plan.model_validate({"goal": {"objective": "wait"}, "tasks": [{"id": "long"}, *chain]})
     async with runs(address, ReplanningPlugin(slow, max_history=60)) as start:
         run = await start(plan)
-        while not any(isinstance(record.body, RunPaused) for record in await run.records()):
-            pass
+        await recorded(run, RunPaused)
         await run.pause("stop here", by="eve")
         go.set()
         result = await run.result()
@@ -410,14 +415,12 @@ async def test_an_update_that_is_sent_again(address: str) -> None:
     plan = Plan.model_validate({"goal": {"objective": "wait"}, "tasks": tasks})
     async with runs(address, ReplanningPlugin(slow, max_history=60)) as start:
         run = await start(plan)
-        while not any(isinstance(record.body, RunPaused) for record in await run.records()):
-            pass
+        await recorded(run, RunPaused)
         await run.handle.execute_update(
             "change_context", args=[{"region": "eu"}, []], id="sent twice"
         )
         go.set()
-        while not any(isinstance(record.body, RunResumed) for record in await run.records()):
-            pass
+        await recorded(run, RunResumed)
         await run.handle.execute_update(
             "change_context", args=[{"region": "eu"}, []], id="sent twice"
         )
@@ -465,10 +468,7 @@ async def test_what_is_too_large(address: str, monkeypatch: pytest.MonkeyPatch) 
 
     async with runs(address, ReplanningPlugin(write)) as start:
         run = await start(plan)
-        while not (
-            failed := [r.body for r in await run.records() if isinstance(r.body, AttemptFailed)]
-        ):
-            pass
+        failed = await recorded(run, AttemptFailed)
         await run.pause("enough")
         result = await run.result()
     assert failed[0].failure.type == "TooLarge"

@@ -130,8 +130,7 @@ def test_other_changes(tmp_path: Path, on: str) -> None:
             tmp_path, "modify", run, "1", "--changes", "changes.yaml", "--by", "eve", on
         ).stdout
         assert taken.startswith(f"run {run} has taken it: ")
-        while not (tmp_path / "log").exists():
-            pass
+        first.until("last started")
         for asked in (["it is late", "--task", "last"], ["another aim", "--goal", "Be on time"]):
             assert f"run {run} has taken it: " in cli(tmp_path, "request", run, *asked, on).stdout
         assert (
@@ -160,8 +159,7 @@ def test_pause_and_resume(tmp_path: Path, on: str) -> None:
     run = f"run-{uuid.uuid4().hex}"
     with worker(tmp_path, on) as serving:
         with Started(tmp_path, "run", "plan.yaml", on, "--run-id", run) as first:
-            while not (tmp_path / "log").exists():
-                pass
+            first.until("first started")
             cli(tmp_path, "pause", run, on, "--reason", "lunch")
             (tmp_path / "go").touch()
             assert "‖ paused: lunch" in first.end(3)
@@ -203,8 +201,7 @@ def test_a_worker_that_is_stopped(tmp_path: Path, on: str) -> None:
         tmp_path, "run", "plan.yaml", on, "--run-id", run, "--ask", "never", "--json"
     ) as following:
         with worker(tmp_path, on, "other.yaml") as stopped:
-            while not (tmp_path / "log").exists():
-                pass
+            following.until("first started")
             stopped.process.send_signal(signal.SIGINT)
             stopped.until("running tasks are finished first")
             stopped.process.send_signal(signal.SIGINT)

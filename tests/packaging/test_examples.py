@@ -119,7 +119,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize(("name", "module"), [("patience", "plugin"), ("oracle", "llm_plugin")])
 def test_plugin_is_found(name: str, module: str, elsewhere: Path, tmp_path: Path) -> None:
     """A provider and a language model, each a package of ten lines, are installed, found, and reported with their package."""
@@ -136,7 +136,7 @@ def test_plugin_is_found(name: str, module: str, elsewhere: Path, tmp_path: Path
     )
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_plugin_is_used(elsewhere: Path, tmp_path: Path) -> None:
     """What an installed provider proposes, and what an installed language model answers, is considered or done."""
     (tmp_path / "plan.yaml").write_text(BROKEN)

@@ -23,7 +23,7 @@ SOURCES = (
 )
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.deep,
     pytest.mark.skipif(
         not (ROOT / "LICENSE").exists(), reason="needs the checkout: there is nothing to build here"
     ),

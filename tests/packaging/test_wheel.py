@@ -42,7 +42,7 @@ def test_script_says_what_it_can_do(tmp_path: Path) -> None:
     assert "demo" in run(tmp_path, SCRIPT, "--help")
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_demo_runs_anywhere(tmp_path: Path) -> None:
     """After a plain installation `replanning demo` runs to its end in an empty folder."""
     run(tmp_path, SCRIPT, "demo")

@@ -223,7 +223,7 @@ def retries(records: Sequence[Record]) -> tuple[int, int]:
     return followed, failed
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     """A run that is killed repeatedly keeps counts, budget, question and plan, repeats nothing, and ends as usual."""
     left, rng, calm = KILLS, Random(20_240_229), tmp_path / "undisturbed"

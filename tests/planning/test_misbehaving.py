@@ -47,7 +47,7 @@ from tests.support.invariants import invariant_violations
 from tests.support.planning import GOAL, TOOLS, Desk, action, go_on, kind_of, revision, summary
 from tests.support.resume import RUN, cut
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.deep
 
 SEEDS = 1_000
 BLOCK = 100

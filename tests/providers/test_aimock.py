@@ -16,7 +16,7 @@ from tests.support.cli import REPAIRED, REPAIRED_TASKS, answer, cli, write_plan
 from tests.support.llm_server import services_environ
 from tests.support.npm import PATIENCE, npm_program
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.deep]
 
 NEW: JsonObject = {"id": "pack2", "tool": "present", "arguments": {"what": "it"}}
 CHANGE: JsonObject = {"kind": "replace", "task_id": "pack", "tasks": [NEW]}

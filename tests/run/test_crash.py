@@ -56,7 +56,7 @@ def anyio_backend() -> str:
 # Processes that are killed at any moment
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     """Killed again and again at moments of chance, a run loses and repeats nothing, and ends as if nothing had been.
 

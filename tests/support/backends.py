@@ -20,7 +20,7 @@ import tenacity
 from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
-from tests.support.tracing import Flat, Node, received, tree
+from tests.support.tracing import Collector, Flat, Node, received, tree
 
 BUILT: Final = Path(__file__).parents[2] / "scripts" / "jaeger"
 PATIENCE: Final = 300.0
@@ -63,11 +63,9 @@ class Jaeger(NamedTuple):
         """Return a trace once it is complete; Jaeger must have nothing to object to, such as a parent that is missing."""
         self.spans(traceparent, complete)
         spans = self._read(traceparent)
-        ids = [span.id for span in spans]
-        orphans = [span for span in spans if span.parent not in (None, *ids)]
         warnings = [span.attributes[WARNINGS] for span in spans if WARNINGS in span.attributes]
-        assert (len(set(ids)), orphans, warnings) == (len(ids), [], []), (spans, orphans, warnings)
-        return tree(spans)
+        assert warnings == [], spans
+        return complete_tree(spans)
 
     def _read(self, traceparent: str, **options: bool) -> list[Flat]:
         answer = httpx.get(
@@ -88,6 +86,48 @@ class Jaeger(NamedTuple):
     def text(self, traceparent: str) -> str:
         """Return all that it tells of a trace."""
         return read_text(f"{self.query}/api/traces/{traceparent.split('-')[1]}")
+
+
+class Received(NamedTuple):
+    """What a collector in this process has received, asked as Jaeger is; it has room for one trace."""
+
+    collector: Collector
+
+    @property
+    def endpoint(self) -> str:
+        return self.collector.url
+
+    def spans(self, traceparent: str, complete: Callable[[list[Flat]], bool]) -> list[Flat]:
+        """Return the spans of a trace once they are complete."""
+
+        def read() -> list[Flat] | None:
+            spans = self.collector.spans
+            return spans if complete(spans) else None
+
+        found: list[Flat] = eventually(read)
+        for message in self.collector.messages:
+            for group in message.resource_spans:
+                for scope in group.scope_spans:
+                    traces = {span.trace_id.hex() for span in scope.spans}
+                    assert traces == {traceparent.split("-")[1]}
+        return found
+
+    def tree(self, traceparent: str, complete: Callable[[list[Flat]], bool]) -> tuple[Node, ...]:
+        """Return a trace once it is complete; no span may have a parent that is missing."""
+        return complete_tree(self.spans(traceparent, complete))
+
+    def text(self, traceparent: str) -> str:
+        """Return all that it was told."""
+        return "".join(map(str, self.collector.messages))
+
+
+def complete_tree(spans: list[Flat]) -> tuple[Node, ...]:
+    """Return spans as trees; each must be there once, and so must its parent."""
+    ids = [span.id for span in spans]
+    orphans = [span for span in spans if span.parent not in (None, *ids)]
+    assert len(set(ids)) == len(ids), spans
+    assert orphans == [], spans
+    return tree(spans)
 
 
 def _with_base64(value: Any, key: str = "") -> Any:

@@ -7,11 +7,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1 import trace_pb2
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from tests.support.http_server import HttpServer
 
 
 class Flat(NamedTuple):
@@ -67,6 +70,36 @@ class Spans:
 
     def text(self) -> str:
         return "".join(span.to_json() for span in self.finished)
+
+
+class Collector(HttpServer):
+    """A receiver of OTLP/HTTP that keeps what it gets."""
+
+    @property
+    def resources(self) -> list[dict[str, object]]:
+        """The attributes of the resources that spans came from."""
+        return [
+            plain(group.resource.attributes)
+            for message in self.messages
+            for group in message.resource_spans
+        ]
+
+    @property
+    def spans(self) -> list[Flat]:
+        """The spans, in the order in which they came."""
+        found: list[Flat] = []
+        for message in self.messages:
+            for group in message.resource_spans:
+                for scope in group.scope_spans:
+                    assert scope.scope.name in ("replanning", "mine")
+                    found += map(received, scope.spans)
+        return found
+
+    @property
+    def messages(self) -> list[ExportTraceServiceRequest]:
+        """What was sent about spans."""
+        found = [request.body for request in self.requests if request.path == "/v1/traces"]
+        return [ExportTraceServiceRequest.FromString(body) for body in found]
 
 
 def recorded(span: ReadableSpan) -> Flat:

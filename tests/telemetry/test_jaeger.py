@@ -1,4 +1,4 @@
-"""Traces of runs and sessions in a real Jaeger, asked through its API."""
+"""Traces of runs and sessions as they arrive: at a collector in this process, and at a real Jaeger, asked through its API."""
 
 import json
 import signal
@@ -23,24 +23,37 @@ from replanning.exporters.otlp import OtlpExporter
 from replanning.journal import RunOpened, RunStore, SqliteStore
 from replanning.providers.llm import LLMAlternatives
 from replanning.providers.openai import OpenAIProvider
-from tests.support.backends import Jaeger, jaeger
+from tests.support.backends import Jaeger, Received, jaeger
 from tests.support.cli import REPAIRED, REPAIRED_TASKS, Gate, Started, write_plan
 from tests.support.llm_server import ScriptedLLMServer
 from tests.support.models import candidate, replaced, reply
 from tests.support.runs import bodies, plan
-from tests.support.tracing import Flat, outline
-
-pytestmark = [pytest.mark.slow, pytest.mark.integration]
+from tests.support.tracing import Collector, Flat, outline
 
 SECRET = "sk-planted0000000000000000000000"
 REPAIRED_BY = ("plan replanning", ["propose repair", "replanning.score", "replanning.apply"])
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jaeger]:
+def running_jaeger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jaeger]:
     """A real Jaeger."""
     with jaeger(tmp_path_factory.mktemp("jaeger")) as running:
         yield running
+
+
+@pytest.fixture(
+    params=[
+        "collector",
+        pytest.param("jaeger", marks=[pytest.mark.slow, pytest.mark.integration]),
+    ]
+)
+def server(request: pytest.FixtureRequest) -> Iterator[Jaeger | Received]:
+    """Where spans are sent: a collector in this process, or a real Jaeger."""
+    if request.param == "jaeger":
+        yield request.getfixturevalue("running_jaeger")
+        return
+    with Collector() as collector:
+        yield Received(collector)
 
 
 def trace_of(store: RunStore, run: str) -> str:
@@ -57,7 +70,7 @@ def ended(spans: list[Flat]) -> bool:
     )
 
 
-async def test_run(server: Jaeger) -> None:
+async def test_run(server: Jaeger | Received) -> None:
     """A run with a failure, a model, and an approval is one tree: errors and links where they belong, and no secret."""
 
     async def work(task: Task, context: TaskContext) -> str:
@@ -122,7 +135,7 @@ async def test_run(server: Jaeger) -> None:
     assert SECRET[:12] not in server.text(trace)
 
 
-def test_killed_run(server: Jaeger, tmp_path: Path) -> None:
+def test_killed_run(server: Jaeger | Received, tmp_path: Path) -> None:
     """A run that was killed is one tree with what resumed it: no span of either hangs on one that was lost."""
     gate = Gate(tmp_path / "gate")
     write_plan(
@@ -159,7 +172,7 @@ def test_killed_run(server: Jaeger, tmp_path: Path) -> None:
     assert (resumed.error, resumed.children[0].links) == (None, (("hold#1", "retries"),))
 
 
-async def test_session(server: Jaeger) -> None:
+async def test_session(server: Jaeger | Received) -> None:
     """Calls of an agent are attempts below the session, and spans of the agent's own work are below the call."""
     exporter = OtlpExporter(server.endpoint, service_name="agent")
     tracer = exporter.tracer_provider().get_tracer("mine")

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from replanning import ReplanningEngine, Retry, RunResult, Settings, __version__
 from replanning.errors import SettingsError
@@ -24,38 +23,9 @@ from replanning.testing import (
 )
 from tests.support.http_server import Answer, HttpServer, Request
 from tests.support.runs import again, chain
-from tests.support.tracing import Flat, Spans, output_of, plain, received, tree
+from tests.support.tracing import Collector, Spans, output_of, plain, tree
 
 LOG = "replanning.exporters.otlp"
-
-
-class Collector(HttpServer):
-    """A receiver of OTLP/HTTP that keeps what it gets."""
-
-    @property
-    def resources(self) -> list[dict[str, object]]:
-        """The attributes of the resources that spans came from."""
-        return [
-            plain(group.resource.attributes)
-            for request in self._traces()
-            for group in request.resource_spans
-        ]
-
-    @property
-    def spans(self) -> list[Flat]:
-        """The spans, in the order in which they came."""
-        scopes = [
-            s
-            for request in self._traces()
-            for group in request.resource_spans
-            for s in group.scope_spans
-        ]
-        assert {scope.scope.name for scope in scopes} <= {"replanning", "mine"}
-        return [received(span) for scope in scopes for span in scope.spans]
-
-    def _traces(self) -> list[ExportTraceServiceRequest]:
-        found = [request.body for request in self.requests if request.path == "/v1/traces"]
-        return [ExportTraceServiceRequest.FromString(body) for body in found]
 
 
 @pytest.fixture

@@ -592,8 +592,13 @@ def test_some_random_runs(scene: Scene) -> None:
     check(scene, range(3), "trio" if scene is run_random_order else "asyncio")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 800, 100))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(0, marks=pytest.mark.deep),
+        *(pytest.param(first, marks=pytest.mark.slow) for first in range(100, 1_600, 100)),
+    ],
+)
 def test_random_runs(first: int) -> None:
     """Hundreds of random runs keep every promise."""
     check(run_anything, range(first, first + 100))
@@ -614,7 +619,7 @@ def test_real_shapes() -> None:
     check(partial(run_random_order, real=True), range(40_000, 40_060))
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_same_journal_in_another_process() -> None:
     """A seed gives the same journal in every process, whatever order its sets have."""
     command = [sys.executable, "-m", "tests.testing.test_simulation", "0", "30", "--journals"]
