@@ -185,7 +185,7 @@ class JudgedWork:
             settled.set()
 
         alarm = life.timer.call_at(deadline, settled.set)
-        life.start_plugin(
+        life.plugins.run(
             f"judge {plugin_name(judge)!r}", ask
         )  # one that waits in a thread is left at the deadline
         try:

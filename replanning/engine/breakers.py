@@ -42,8 +42,8 @@ class ToolBreakers:
         self._lifecycle = life
         self._threshold = threshold
         if threshold and life.live.tools:
-            for kind in (AttemptFailed, AttemptTimedOut, AttemptSucceeded, ResourceUpdated):
-                life.observers.setdefault(kind, []).append(self.on_record)
+            kinds = (AttemptFailed, AttemptTimedOut, AttemptSucceeded, ResourceUpdated)
+            life.journal.subscribe(self.on_record, kinds)
         for name, breaker in life.live.scheduler.breakers.items():
             if breaker.openings:
                 self._schedule_trial(name, breaker.retry_at)
@@ -58,7 +58,7 @@ class ToolBreakers:
             case AttemptSucceeded(task=task_id) if live.scheduler.breakers:
                 name = live.entry(task_id).task.tool or ""
                 if name in live.scheduler.breakers:
-                    self._lifecycle.commit_or_defer(
+                    self._lifecycle.journal.append_soon(
                         ResourceUpdated(name, available=True, reason="it works again")
                     )
             case AttemptFailed() | AttemptTimedOut():
@@ -95,7 +95,7 @@ class ToolBreakers:
         many = f"{len(breaker.roots)} tasks in a row failed for one cause, the last"
         cause = one_line(str(failure), _MAX_CAUSE_CHARS)
         reason = f"{'a trial failed' if breaker.openings else many}: {cause}; tried again after {format_duration(delay)}"
-        life.commit_or_defer(
+        life.journal.append_soon(
             ResourceUpdated(name, available=False, reason=reason, retry_at=at + delay)
         )
 
@@ -106,7 +106,7 @@ class ToolBreakers:
         life, breaker = self._lifecycle, self._lifecycle.live.scheduler.breakers.get(name)
         if life.end is None and breaker is not None and breaker.retry_at == retry_at:
             trial = retry_at if self._threshold else None
-            life.commit_or_defer(
+            life.journal.append_soon(
                 ResourceUpdated(name, None, True, "one task tries it again", trial)
             )
             life.after_observation()

@@ -42,12 +42,13 @@ class ExporterDelivery:
             for exporter in exporters
             if type(exporter).export is not Exporter.export
         ]
-        self._lifecycle.listeners += [queue.enqueue for queue in self._queues]
+        for queue in self._queues:
+            life.journal.subscribe(queue.enqueue)
 
     def start(self) -> None:
         """Hand over in tasks of the run from now on, including the records that are queued already."""
         for queue in self._queues:
-            self._lifecycle.start_plugin(f"exporter {plugin_name(queue.exporter)!r}", queue.deliver)
+            self._lifecycle.plugins.run(f"exporter {plugin_name(queue.exporter)!r}", queue.deliver)
 
     async def close(self) -> None:
         """Wait until all queued records have been handed over, within a time limit on the run's clock."""
@@ -87,8 +88,8 @@ class _ExporterQueue:
         self._reported_failures: set[str] = set()
         self._wakeup = anyio.Event()
         self._queue: deque[Record] = deque()
-        if life.opening_record is not None and life.seq == 1:
-            self.enqueue(life.opening_record)
+        if life.opening.record is not None and life.journal.seq == 1:
+            self.enqueue(life.opening.record)
 
     def enqueue(self, record: Record) -> None:
         """Queue a record."""
@@ -135,7 +136,7 @@ class _ExporterQueue:
         self._reported_failures.add(kind)
         life = self._lifecycle
         where = f"exporter {plugin_name(self.exporter)!r}"
-        if life.store_available and not self.detached:
+        if life.journal.state == "open" and not self.detached:
             life.record_error(where, error)
         else:
             warn_of_error(where, error, life.redactor)

@@ -68,8 +68,9 @@ from replanning.plan.tasks import Goal, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
 from replanning.plugins import load_plugin, plugin_name
 from replanning.run.event_loop import describe_error, without_group
-from replanning.run.lifecycle import Codec, Lifecycle, ResumeState, warn_of_error
+from replanning.run.lifecycle import Lifecycle, ResumeState, warn_of_error
 from replanning.run.opening import RunFactory, redactor_for, run_services
+from replanning.run.outputs import Codec
 from replanning.run.retries import IsTransient
 from replanning.run.run import PlanRun, RunResult, Work, Worker, validate_work
 from replanning.secrets import Redactor
@@ -287,7 +288,7 @@ class ReplanningEngine:
             return await factory.create_or_resume(plan, run_id, mode=self.mode, open_ended=True)
 
         async with self._managed_run(start, asks=asks) as run:
-            run._lifecycle.restore_outputs(functions.return_types)
+            run._lifecycle.outputs.restore(functions.return_types)
             session = Session(run, functions, passes)
             yield session
             session.end()
@@ -330,7 +331,7 @@ class ReplanningEngine:
         if not replanning:
             source = open_run(plan, store=self.store, run_id=run_id, factory=self._run_factory)
         async with source as run:
-            run._lifecycle.restore_outputs(functions.return_types)
+            run._lifecycle.outputs.restore(functions.return_types)
             await run_workers(run, work, max_concurrency)
         return run.result
 
@@ -519,10 +520,10 @@ class ReplanningEngine:
     ) -> AsyncIterator[PlanRun]:
         run = await start()
         life = run._lifecycle
-        life.evaluator = self.evaluator
+        life.evaluation.evaluator = self.evaluator
         questions = Questions(life, self.gate, durable=self.store.durable)
-        life.is_asked = questions.conversations.__contains__
-        life.can_ask = asks or self.gate is not None or self.store.durable
+        life.people.is_asked = questions.conversations.__contains__
+        life.people.can_ask = asks or self.gate is not None or self.store.durable
         replanner = Replanner(
             life, self.generator, self.policy, questions, observe_only=self.mode == "observe"
         )
@@ -536,7 +537,7 @@ class ReplanningEngine:
                 questions.resume(group)
                 replanner.reload()
             group.start_soon(replanner.run)
-            life.start_plugin("a listener", self.monitor.deliver, watch, delivered)
+            life.plugins.run("a listener", self.monitor.deliver, watch, delivered)
             delivery.start()
 
         async def close() -> None:
@@ -548,7 +549,7 @@ class ReplanningEngine:
         breakers = ToolBreakers(life, self.settings.breaker_threshold if breaks else 0)
         self._open_runs[run.id] = (run, questions)
         if self.settings.enabled:
-            life.is_replanning = lambda: replanner.busy
+            life.busy.watch("replanning", lambda: replanner.busy)
         watch = self.monitor.watch(life, self.settings.triggers if self.settings.enabled else ())
         try:
             on_message = partial(_handle_answer_message, life, questions)

@@ -249,7 +249,7 @@ class PathGenerator:
                 if len(together) == 1 and getattr(reply.provider, "immediate", False):
                     await _ask_provider(reply, vetter)
                 else:  # a provider that waits in a thread goes on after its deadline, and its answer is ignored
-                    vetter.life.start_plugin(
+                    vetter.life.plugins.run(
                         f"provider {reply.name!r}", _ask_provider, reply, vetter
                     )
             for reply in together:
@@ -386,7 +386,7 @@ class AlternativeGenerator:
             )
             return ranked
         request = self.analyzer.analyse(triggers, life, began)
-        time_left, past = life.wall_clock_left(began), cache(life.past_outcomes)
+        time_left, past = life.wall_clock_left(began), cache(life.evaluation.past_outcomes)
         vetter = AlternativeVetter(request, life, paths.scorer, past, time_left, life.clock.now())
         replies = await paths.generate(vetter, last=last)
         ranked = paths.rank(replies, vetter)
@@ -469,7 +469,7 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
     except Exception as error:  # noqa: BLE001 - the estimate is the provider's code
         reply.fail(f"failed: {describe_error(error)}", error)
         return
-    scope = life.scope_type()
+    scope = anyio.CancelScope()
 
     def expire() -> None:
         problem = "did not answer in time"

@@ -160,6 +160,7 @@ class RunWatch:
         self._lifecycle = life
         self._monitor = monitor
         self._overflow = False
+        self._emits_records = False
         self._last_number = 0
         self._send: MemoryObjectSendStream[object]
         self.receive: MemoryObjectReceiveStream[object]
@@ -168,15 +169,14 @@ class RunWatch:
         for detector in detectors:
             for kind in detector.observes:
                 self._detectors_by_type.setdefault(kind, []).append(detector)
-        for kind in self._detectors_by_type:
-            life.observers.setdefault(kind, []).append(self.detect)
+        life.journal.subscribe(self.detect, list(self._detectors_by_type))
 
     def subscribe(self) -> None:
         """Emit every record, and evaluations, from now on."""
-        if self._on_record not in self._lifecycle.listeners:
-            self._lifecycle.listeners.append(self._on_record)
-            for kind in _EVALUATED:
-                self._lifecycle.observers.setdefault(kind, []).append(self._evaluate)
+        if not self._emits_records:
+            self._emits_records = True
+            self._lifecycle.journal.subscribe(self._on_record)
+            self._lifecycle.journal.subscribe(self._evaluate, _EVALUATED)
 
     def enqueue(self, event: object) -> None:
         """Queue an event, if it has handlers."""
@@ -198,19 +198,14 @@ class RunWatch:
 
     def record_failure(self, where: str, error: BaseException) -> None:
         """Record a failure that goes no further."""
-        if (
-            self._lifecycle.store_available
-        ):  # also after the end of the run: its journal is ours until it is closed
+        # Also after the end of the run: its journal is ours until it is closed.
+        if self._lifecycle.journal.state == "open":
             self._lifecycle.record_error(where, error)
 
     def close(self) -> None:
         """Stop detecting, and take no more events."""
-        for observers in self._lifecycle.observers.values():
-            observers[:] = [
-                observer for observer in observers if observer not in (self.detect, self._evaluate)
-            ]
-        if self._on_record in self._lifecycle.listeners:
-            self._lifecycle.listeners.remove(self._on_record)
+        for function in (self.detect, self._evaluate, self._on_record):
+            self._lifecycle.journal.unsubscribe(function)
         self._send.close()
 
     def _on_record(self, record: Record) -> None:
@@ -219,7 +214,7 @@ class RunWatch:
 
     def _evaluate(self, record: Record) -> None:
         if self._monitor.handlers(PlanEvaluation):
-            self.enqueue(self._lifecycle.evaluate())
+            self.enqueue(self._lifecycle.evaluation.evaluate())
 
     def detect(self, record: Record, fired: Collection[tuple[str, str, str]] = ()) -> None:
         """Fire the triggers that follow from a record, except those with fingerprints that were fired before."""
@@ -246,6 +241,8 @@ class RunWatch:
         fields = {"id": f"t{self._last_number}", "run": life.run_id, "at": at}
         trigger = detached(detected).model_copy(update={**fields, "revision": life.live.revision})
         same = life.ledger.find_open_trigger(trigger.fingerprint)
-        life.commit_or_defer(TriggerFired(trigger))
+        life.journal.append_soon(TriggerFired(trigger))
         if same is not None:
-            life.commit_or_defer(TriggerDropped(trigger.id, "the same trigger is waiting already"))
+            life.journal.append_soon(
+                TriggerDropped(trigger.id, "the same trigger is waiting already")
+            )

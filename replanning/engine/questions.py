@@ -85,13 +85,9 @@ class Questions:
         """Carry out the answers on record of a resumed run, and put its open questions to the gate again."""
         self._group = group
         if self._lifecycle.ledger.answers_by_replan:
-            self._lifecycle.checks_deferred = (
-                True  # the run is not at its end before all of it is taken up again
-            )
-            try:
+            # The run is not at its end before all of it is taken up again.
+            with self._lifecycle.busy("the answers on record", then_check=False):
                 self._carry_out_answers()
-            finally:
-                self._lifecycle.checks_deferred = False
         if self._lifecycle.ledger.open_questions:
             self.withdraw_stale()
             for asked in list(self._lifecycle.ledger.open_questions.values()):
@@ -126,7 +122,7 @@ class Questions:
             deadline=None if timeout is None else now + timeout,
             remind_at=None if timeout is None else now + timeout * approval.remind_after,
         )
-        life.commit(asked)
+        life.journal.append(asked)
         self._present(asked)
 
     def pending(self) -> list[Question]:
@@ -166,9 +162,11 @@ class Questions:
             answer = replace(answer, changes=stated)
             answer_changes(answer, asked, life.live)
         except (ChangeRejected, StaleAnswer) as error:
-            life.commit(AnswerRefused(question_id, str(getattr(answer, "by", "")), str(error)))
+            life.journal.append(
+                AnswerRefused(question_id, str(getattr(answer, "by", "")), str(error))
+            )
             if isinstance(error, StaleAnswer):
-                with life.batch():
+                with life.busy("an answer"):
                     self._withdraw(asked)
             raise
         by, comment = answer.by, answer.comment
@@ -183,14 +181,14 @@ class Questions:
 
     def _close_and_carry_out(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
         """Record an answer, then carry it out; should the process end in between, a resume does so."""
-        with self._lifecycle.batch():
+        with self._lifecycle.busy("an answer"):
             self._close(asked, closing)
             self._carry_out_answers()
 
     def _carry_out_answers(self) -> None:
         """Carry out the answers on record, now or when the store works again."""
         try:
-            with self._lifecycle.batch():
+            with self._lifecycle.busy("an answer"):
                 for asked, closing in list(self._lifecycle.ledger.answers_by_replan.values()):
                     self._carry_out_answer(asked, closing)
         except StoreError:
@@ -232,7 +230,7 @@ class Questions:
         ):  # a person who approves of one candidate decides nothing about the other triggers
             triggers = [ledger.triggers[trigger_id] for trigger_id in asked.triggers]
             settled = tuple(trigger.id for trigger in relevant_triggers(triggers, [changes]))
-        life.commit(DecisionMade(asked.replan, settled, decision, rule, reason, chosen, by))
+        life.journal.append(DecisionMade(asked.replan, settled, decision, rule, reason, chosen, by))
 
     def _withdraw(self, asked: QuestionAsked) -> None:
         """Close a question that has become stale; its triggers are considered again."""
@@ -242,7 +240,7 @@ class Questions:
         )
 
     def _close(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
-        self._lifecycle.commit(closing)
+        self._lifecycle.journal.append(closing)
         conversation = self.conversations.pop(asked.question, None)
         if conversation is not None:
             conversation.cancel()
@@ -273,7 +271,7 @@ class Questions:
         ):
             self.conversations[asked.question] = scope = anyio.CancelScope()
             gate = f"gate {plugin_name(self.gate)!r}"
-            self._lifecycle.start_plugin(gate, self._converse, asked, self.gate, scope)
+            self._lifecycle.plugins.run(gate, self._converse, asked, self.gate, scope)
 
     async def _converse(
         self, asked: QuestionAsked, gate: HumanGate, scope: anyio.CancelScope
@@ -293,7 +291,7 @@ class Questions:
 
         def expire() -> None:  # a gate that waits in a thread goes on, and its answer is ignored
             scope.cancel()
-            life.start_task(self._expire, asked)
+            life.plugins.start(self._expire, asked)
 
         alarms = (
             [] if question.deadline is None else [life.timer.call_at(question.deadline, expire)]
@@ -315,7 +313,7 @@ class Questions:
         finally:
             if not scope.cancel_called:
                 self.conversations.pop(asked.question, None)
-        life.wake_performers()  # where the gate has failed, nobody is asked any more
+        life.dispatcher.wake_lineages()  # where the gate has failed, nobody is asked any more
         life.check_completion()
 
     async def _expire(self, asked: QuestionAsked) -> None:
@@ -332,10 +330,10 @@ class Questions:
         while asked.question in life.ledger.open_questions and life.end is None:
             try:
                 if is_stale(asked, life.live):
-                    with life.batch():
+                    with life.busy("an answer"):
                         self._withdraw(asked)
                 elif outcome == "pause":
-                    life.commit(RunPaused(reason, "timeout"))
+                    life.journal.append(RunPaused(reason, "timeout"))
                     return
                 else:
                     changes: tuple[PlanChange, ...] = (
@@ -400,7 +398,7 @@ class Questions:
         life = self._lifecycle
         if life.end is not None or question.id not in life.ledger.open_questions:
             return
-        life.commit_or_defer(QuestionReminded(question.id))
+        life.journal.append_soon(QuestionReminded(question.id))
         try:
             await isolate(gate.remind, question)
         except Exception as error:  # noqa: BLE001 - likewise

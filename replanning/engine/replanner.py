@@ -93,8 +93,8 @@ class Replanner:
         self._deferred: dict[Fingerprint, Trigger] = {}
         self._held_tasks: dict[TriggerId, tuple[TaskEntry, ...]] = {}
         self._nonempty = anyio.Event()
-        for kind in (TriggerFired, TriggerDropped, QuestionAnswered, DecisionMade, PlanRevised):
-            life.observers[kind].append(self._on_record)
+        kinds = (TriggerFired, TriggerDropped, QuestionAnswered, DecisionMade, PlanRevised)
+        life.journal.subscribe(self._on_record, kinds)
 
     def __repr__(self) -> str:
         waiting, deferred = len(self._waiting), len(self._deferred)
@@ -184,7 +184,7 @@ class Replanner:
         if len(current) > 1 or open_questions:
             groups, parked = group_triggers(current, life.live, open_questions)
         for trigger, question in parked:
-            life.commit(TriggerAttached(question, trigger.id))
+            life.journal.append(TriggerAttached(question, trigger.id))
             del self._waiting[trigger.id]
         taken = []
         for group in (
@@ -213,7 +213,7 @@ class Replanner:
             return True
         reason = stale_reason(trigger, self._lifecycle.live)
         if reason:
-            self._lifecycle.commit(TriggerDropped(trigger.id, reason))
+            self._lifecycle.journal.append(TriggerDropped(trigger.id, reason))
         return bool(reason)
 
     def _drop_or_defer_repetition(self, trigger: Trigger) -> bool:
@@ -232,7 +232,7 @@ class Replanner:
                 and not asks
             )
             if in_vain or mark in ledger.last_decided:
-                life.commit(
+                life.journal.append(
                     TriggerDropped(
                         trigger.id, "the same was decided before, and nothing has changed since"
                     )
@@ -243,7 +243,7 @@ class Replanner:
         if not ledger.was_decided(trigger, since=life.clock.now() - cooldown):
             return False
         if mark in self._deferred:
-            life.commit(
+            life.journal.append(
                 TriggerDropped(trigger.id, "the same trigger waits for its cooldown already")
             )
             return True
@@ -290,13 +290,13 @@ class Replanner:
                     trigger_id for trigger_id in self._held_tasks if trigger_id not in self._waiting
                 ]:
                     life.live.scheduler.release(self._held_tasks.pop(trigger_id))
-                    life.wake_waiters()
+                    life.dispatcher.wake()
             life.check_completion()
 
     def _drop_failed(self, triggers: Sequence[Trigger], error: Exception) -> None:
         self._lifecycle.record_error("replanning", error)
         for failed in triggers:
-            self._lifecycle.commit_or_defer(
+            self._lifecycle.journal.append_soon(
                 TriggerDropped(failed.id, f"replanning failed: {type(error).__name__}")
             )
 
@@ -317,7 +317,7 @@ class Replanner:
                 settled = triggers if aborts else self._resolved_triggers(triggers, revised.changes)
                 ids = tuple(trigger.id for trigger in settled)
                 how = kind, "confident", revised.reason, revised.chosen, revised.by
-                self._lifecycle.commit(DecisionMade(replan, ids, *how))
+                self._lifecycle.journal.append(DecisionMade(replan, ids, *how))
 
     async def _replan(self, groups: Sequence[list[Trigger]]) -> None:
         """Decide about groups of triggers whose footprints are disjoint.
@@ -411,7 +411,7 @@ class Replanner:
                             triggers
                         )  # the change of an earlier group is in the way: ask again
                     else:
-                        with life.batch():
+                        with life.busy("a decision"):
                             self._decide(replan, triggers, ranked, began)
             except Exception as error:  # noqa: BLE001 - the engine never makes things worse
                 if isinstance(error, StoreError | NotRunning) and not isinstance(
@@ -429,14 +429,14 @@ class Replanner:
         life, candidates, view = self._lifecycle, ranked.candidates, ranked.view
         ids = tuple(trigger.id for trigger in triggers)
         notes = tuple(ranked.notes)
-        life.commit(AlternativesConsidered(replan, ids, view.revision, candidates, notes))
+        life.journal.append(AlternativesConsidered(replan, ids, view.revision, candidates, notes))
         declined = any(c.alternative.fingerprint() in life.ledger.declined_at for c in candidates)
         gate = self._questions.gate is not None and not declined
         decision = self._policy.decide(triggers, candidates, view, gate=gate)
         if decision.blocks and notes:  # a person who has to act must know what was tried in vain
             decision = replace(decision, reason=f"{decision.reason} ({'; '.join(notes)})"[:4_000])
         settled: Sequence[Trigger] = triggers
-        if decision.kind == "ask" and not life.can_ask and self._concern_calls(triggers):
+        if decision.kind == "ask" and not life.people.can_ask and self._concern_calls(triggers):
             reason = f"{decision.reason}; nobody can be asked"
             decision = Decision("keep", decision.rule, reason)
         if decision.kind == "ask" and not self._observe_only:
@@ -492,7 +492,7 @@ class Replanner:
                 by,
                 decision.blocks,
             )
-            life.commit(DecisionMade(replan, ids, *how, duration=life.clock.now() - began))
+            life.journal.append(DecisionMade(replan, ids, *how, duration=life.clock.now() - began))
 
     def _resolved_triggers(
         self, triggers: Sequence[Trigger], changes: Sequence[PlanChange]

@@ -254,7 +254,8 @@ class Session:
             if life.redactor.value(given) == recorded:
                 # The journal has masks in their place; the caller has the true values.
                 life.live.entry(task_id).set_task(task.model_copy(update={"arguments": given}))
-                life.masked_tasks.discard(task_id)
+                if life.opening.masks is not None:
+                    life.opening.masks.tasks.discard(task_id)
             return
         revisions = (revised.changes for _, revised in life.ledger.revisions)
         if not any(

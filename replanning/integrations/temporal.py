@@ -264,7 +264,10 @@ class ReplanningPlugin(SimplePlugin):
                 meter=RunMeter(life, provider.name, notes.append),
                 add_note=notes.append,
             )
-            scorer, past = self._generator.path_generator.scorer, cache(life.past_outcomes)
+            scorer, past = (
+                self._generator.path_generator.scorer,
+                cache(life.evaluation.past_outcomes),
+            )
             vetter = AlternativeVetter(asked, life, scorer, past, life.wall_clock_left(now), now)
             asked = replace(
                 asked,

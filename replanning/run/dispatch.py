@@ -150,6 +150,14 @@ class Dispatcher:
         self.pullers.add(puller)
         return puller
 
+    def share(self, puller: Puller, claim: Claim) -> None:
+        """Let others start a task that a puller has claimed and left."""
+        claim.shared = True
+        for other in self.pullers:
+            if other is not puller:
+                other.left_by_others.append(claim)
+        self.wake()
+
     @property
     def turn_is_due(self) -> bool:
         """Whether so many tasks were handed out at once that the event loop needs a turn first."""

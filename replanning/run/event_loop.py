@@ -238,7 +238,7 @@ class Timer:
         next_deadline: Callable[[], float | None],
         on_deadline: Callable[[float], None],
     ) -> None:
-        self._clock = clock
+        self.clock = clock
         self._next_deadline = next_deadline
         self._on_deadline = on_deadline
         self._alarms: list[tuple[float, int, Alarm]] = []
@@ -275,7 +275,7 @@ class Timer:
         """Sleep and call back, until cancelled."""
         while True:
             when = self._next_due()
-            if when is None and 0 < self.next_wakeup - self._clock.now() <= _LAZY_CANCEL_SECONDS:
+            if when is None and 0 < self.next_wakeup - self.clock.now() <= _LAZY_CANCEL_SECONDS:
                 when = (
                     self.next_wakeup
                 )  # it was cancelled; waking up in vain is less work than being woken for each
@@ -283,13 +283,13 @@ class Timer:
                 self.next_wakeup = math.inf
                 self._changed = changed = anyio.Event()
                 await changed.wait()
-            elif (delay := when - self._clock.now()) > 0:
+            elif (delay := when - self.clock.now()) > 0:
                 self.next_wakeup = when
                 with anyio.CancelScope() as self._scope:
                     await self._sleep(delay)
                 self._scope = None
             else:
-                now = self._clock.now()
+                now = self.clock.now()
                 deadline = self._next_deadline()
                 if deadline is not None and deadline <= now:
                     self._on_deadline(now)

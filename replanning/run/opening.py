@@ -67,7 +67,8 @@ from replanning.run.event_loop import (
     without_group,
     yielding,
 )
-from replanning.run.lifecycle import Codec, Lifecycle, OutcomeCollector, ResumeState
+from replanning.run.lifecycle import Lifecycle, OutcomeCollector, ResumeState
+from replanning.run.outputs import Codec, MaskedParts
 from replanning.run.processes import kill_orphaned_processes
 from replanning.run.retries import IsTransient, may_repeat
 from replanning.run.run import PlanRun
@@ -105,7 +106,7 @@ class LeaseRenewer:
         with self._lock:
             if not self._lives:
                 self._left = threading.Event()
-                args = self._left, life.store, life.clock, life.lease_ttl
+                args = self._left, life.journal.store, life.clock, life.lease_ttl
                 threading.Thread(target=self._renew, args=args, daemon=True).start()
             self._lives.add(life)
 
@@ -261,7 +262,7 @@ class RunFactory:
                     records[0] = records[0]._replace(body=opened)
                 live, ledger = await self._rebuild_state(records, settled)
                 made = self._build_run(lease, records, live, ledger, spans)
-                made._lifecycle.find_masked_parts(plan)
+                made._lifecycle.opening.masks = MaskedParts(live, plan)
             kill_orphaned_processes(run, records)
         except BaseException as error:
             spans.close(error)
@@ -390,13 +391,13 @@ class RunFactory:
             lease_ttl=self.lease_ttl,
         )
         opened = records[0].body
-        life.open_ended = isinstance(opened, RunOpened) and opened.open_ended
+        life.opening.open_ended = isinstance(opened, RunOpened) and opened.open_ended
         spans.watch(life)
         self.telemetry.watch_metrics(life)
         if leaving is not None:
-            life.opening_record = opening
+            life.opening.record = opening
         else:
-            life.resume_state = _resume_state(records)
+            life.opening.past = _resume_state(records)
             ended = ledger.run_end
             if ended is not None and (ended.status == "succeeded" or live.aborted is not None):
                 life.restore_end(ended)
@@ -572,17 +573,17 @@ async def run_services(
         on_resume: detects triggers that may have been missed when the run stopped.
         before_close: called before the services end.
     """
-    life, past = run._lifecycle, run._lifecycle.resume_state
+    life, past = run._lifecycle, run._lifecycle.opening.past
     failure: BaseException | None = None
     outcomes = OutcomeCollector(life)
-    program = "agent" if life.open_ended else "orchestrator"
+    program = "agent" if life.opening.open_ended else "orchestrator"
     try:
         if (
             life.end is None and past is not None
         ):  # finish what the end of the earlier process has cut off
             waited = max(0.0, life.clock.now() - past.stopped_at)
-            life.commit_or_defer(
-                RunResumed(life.lease.owner, waited, life.spans.traceparent, __version__)
+            life.journal.append_soon(
+                RunResumed(life.journal.lease.owner, waited, life.spans.traceparent, __version__)
             )
             on_resume(past)
             if life.live.staleness.redoes:
@@ -594,7 +595,7 @@ async def run_services(
                 ended = AttemptInterrupted(entry.log.current, entry.id, past.interruption_reason)
                 if may_repeat(entry.task, tool, ended.failure):
                     ended = replace(ended, retry_at=life.clock.now())
-                life.commit_or_defer(ended)
+                life.journal.append_soon(ended)
             life.retry_unstored()
         if (
             life.end is None
@@ -603,12 +604,12 @@ async def run_services(
             users = life.live.dependency_index.resource_users
             for tool in life.live.plan.tools:
                 if not tool.available and tool.name not in announced and users.get(tool.name):
-                    life.commit_or_defer(ResourceUpdated(tool.name, available=False))
+                    life.journal.append_soon(ResourceUpdated(tool.name, available=False))
         async with anyio.create_task_group() as group:
-            life.start_task = group.start_soon
+            life.plugins.start = group.start_soon
             if life.end is None:
                 group.start_soon(life.timer.run)
-                if life.store.durable:
+                if life.journal.store.durable:
                     if isinstance(life.clock, SystemClock):
                         renewer.add(life)
                     else:
@@ -642,7 +643,7 @@ async def run_services(
                     # Set within the scope, because an event loop that is going away refuses it.
                     scope.deadline = anyio.current_time() + _CLOSE_SECONDS
                     await before_close()
-            if life.plugin_tasks:
+            if life.plugins.names:
                 group.start_soon(_warn_of_threads, life)
             group.cancel_scope.cancel()
     except BaseExceptionGroup as group_error:
@@ -655,7 +656,7 @@ async def run_services(
         with anyio.CancelScope(shield=True), suppress(Exception):
             await _retry_while_locked(outcomes.save)
         with anyio.CancelScope(shield=True), suppress(Exception):
-            await _retry_while_locked(partial(life.store.release, life.lease))
+            await _retry_while_locked(partial(life.journal.store.release, life.journal.lease))
     if failure is not None:
         raise failure
 
@@ -663,10 +664,9 @@ async def run_services(
 def _leave(life: Lifecycle, reason: str) -> None:
     """Leave a run in order: running attempts are interrupted, and the run is paused."""
     if life.end is None:
-        life.checks_deferred = True
-        for attempt_id in list(life.running):
-            life.interrupted(attempt_id, reason)
-        life.checks_deferred = False
+        with life.busy("leaving", then_check=False):
+            for attempt_id in list(life.running):
+                life.interrupted(attempt_id, reason)
     life.close(reason if life.ledger.pause is None else life.ledger.pause.reason)
 
 
@@ -675,9 +675,9 @@ async def _warn_of_threads(life: Lifecycle) -> None:
     with anyio.CancelScope(shield=True):
         for pause in (0, 0, 0, *[0.05] * 20):
             await anyio.sleep(pause)  # noqa: TID251 - a thread works in real time
-            if not life.plugin_tasks:
+            if not life.plugins.names:
                 return
-    names = ", ".join(dict.fromkeys(life.plugin_tasks))
+    names = ", ".join(dict.fromkeys(life.plugins.names))
     advice = "a thread must be started with abandon_on_cancel=True to be left"
     _log.warning("run %s cannot end yet: it waits for %s; %s", life.run_id, names, advice)
 
@@ -689,7 +689,7 @@ async def _repeat(clock: Clock, seconds: float, action: Callable[[], None]) -> N
 
 
 def _renew_lease(life: Lifecycle) -> None:
-    for lost in _lost_leases([life], life.store, life.clock, life.lease_ttl):
+    for lost in _lost_leases([life], life.journal.store, life.clock, life.lease_ttl):
         _lease_lost(*lost)
 
 
@@ -699,13 +699,13 @@ def _lost_leases(
     """Renew the leases of runs, and return those that are lost."""
     lost: Mapping[Lease, LeaseLost] = {}
     with suppress(Exception):  # appends notice as well that the store fails, and handle it
-        lost = store.renew_all([life.lease for life in lives], lease_time(clock), ttl)
-    return [(life, lost[life.lease]) for life in lives if life.lease in lost]
+        lost = store.renew_all([life.journal.lease for life in lives], lease_time(clock), ttl)
+    return [(life, lost[life.journal.lease]) for life in lives if life.journal.lease in lost]
 
 
 def _lease_lost(life: Lifecycle, error: LeaseLost) -> None:
     with suppress(NotRunning):
-        life.loop.call(life.handle_lease_lost, error)
+        life.loop.call(life.journal.lose, error)
 
 
 def process_messages(
@@ -714,22 +714,21 @@ def process_messages(
     """Handle messages from other processes. Those after the end are left for the process that resumes the run."""
     life = run._lifecycle
     try:
-        messages = life.store.inbox(run.id)
+        messages = life.journal.store.inbox(run.id)
     except Exception as error:  # noqa: BLE001 - a third party's store may raise anything; read again at the next poll
         problem = describe_error(error)
-        if problem != life.inbox_problem:
-            life.inbox_problem = problem
+        if problem != life.opening.inbox_problem:
+            life.opening.inbox_problem = problem
             life.record_error("inbox", error)
         return
     if (
         not messages
     ):  # the run may have come to its end, and be edited by the caller that has resumed it
         return
-    with (
-        life.batch()
-    ):  # the run may end only after all are handled, because each may answer a question
+    # The run may end only after all are handled, because each may answer a question.
+    with life.busy("messages"):
         for message in messages:
-            if life.end is not None or not life.store_available:
+            if life.end is not None or life.journal.state != "open":
                 return
             if message.kind != skip_kind:
                 try:
@@ -741,7 +740,7 @@ def process_messages(
                 except StoreError:
                     return
             try:
-                life.store.discard(life.lease, [message.id])
+                life.journal.store.discard(life.journal.lease, [message.id])
             except Exception:  # noqa: BLE001 - as above
                 return
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
@@ -57,7 +56,6 @@ from replanning.journal.records import (
 )
 from replanning.journal.store import FINISHED_STATUSES, to_plain_json
 from replanning.journal.values import copy_containers
-from replanning.live.entries import TaskEntry
 from replanning.live.graph import CopyOnRead
 from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
@@ -73,8 +71,9 @@ from replanning.plan.messages import (
 from replanning.plan.references import fact_problem, normalise_fact
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
+from replanning.run.dispatch import Claim, Handed
 from replanning.run.event_loop import CancelledWithin, Parameters, ResultT, is_cancelled
-from replanning.run.lifecycle import GIVEN_UP, Lifecycle, RunMeter, TaskOffer
+from replanning.run.lifecycle import GIVEN_UP, Lifecycle, RunMeter
 from replanning.run.processes import host_id, process_start_time
 
 
@@ -232,7 +231,7 @@ class PlanRun:
             detached(tuple(revised for _, revised in ledger.revisions)),
             tuple(ledger.open_questions),
             ledger.budget_tracker.spent,
-            self._lifecycle.unjournaled,
+            self._lifecycle.journal.unjournaled,
             {
                 e.id: e.log.failure
                 for e in map(self.live.entry, self.live.stuck)
@@ -260,7 +259,7 @@ class PlanRun:
             StoreError: the journal cannot be read.
         """
         if self._history is None:
-            self._history = ReplanHistory.of(self._lifecycle.store, self.id)
+            self._history = ReplanHistory.of(self._lifecycle.journal.store, self.id)
         return self._history.refresh()
 
     def records(self, after: int = 0) -> Iterable[Record]:
@@ -269,7 +268,7 @@ class PlanRun:
         Raises:
             StoreError: the journal cannot be read.
         """
-        return self._lifecycle.store.read(self.id, after)
+        return self._lifecycle.journal.store.read(self.id, after)
 
     @read_in_loop_thread
     def replanning_info(self, task_id: str) -> ReplanningInfo:
@@ -358,9 +357,8 @@ class PlanRun:
                 raise NotRunning(f"no attempt at task {task_id!r} can start: {obstacle}")
             return life.start(entry)
         except (NotRunning, StoreError):
-            life.requeue(
-                TaskOffer(entry, entry.place.claim)
-            )  # it is handed out again when it may start
+            # It is handed out again when it may start.
+            life.dispatcher.requeue([Claim(entry, entry.place.claim)])
             raise
 
     @in_loop_thread
@@ -395,7 +393,7 @@ class PlanRun:
     @in_loop_thread
     def evaluate(self) -> PlanEvaluation:
         """Return progress, expected remaining time, health and advice, as the plan stands now."""
-        return self._lifecycle.evaluate()
+        return self._lifecycle.evaluation.evaluate()
 
     async def wait(self) -> RunResult:
         """Wait for the end of the run, for those who report from elsewhere."""
@@ -407,7 +405,7 @@ class PlanRun:
     def pause(self, reason: str = "asked to pause", *, by: str = "") -> None:
         """Hand out nothing more; the run ends as `paused` when all running attempts have finished."""
         if self._lifecycle.end is None and self._lifecycle.ledger.pause is None:
-            self._lifecycle.commit_or_defer(
+            self._lifecycle.journal.append_soon(
                 RunPaused(self._clean("reason", reason), self._clean("by", by))
             )
             self._lifecycle.check_completion()
@@ -460,7 +458,9 @@ class PlanRun:
         }
         gone = tuple(key for key in removed if key in old)
         if new or gone:
-            self._lifecycle.masked_context.difference_update(new)
+            masks = self._lifecycle.opening.masks
+            if masks is not None:
+                masks.context.difference_update(new)
             attempt = attempt_id if attempt_id in self._lifecycle.running else None
             self._record_observation(ContextUpdated(new, gone, attempt))
 
@@ -575,7 +575,7 @@ class PlanRun:
             raise NotRunning(
                 f"run {self.id!r} was left, so nothing more is recorded; resume it to go on"
             )
-        self._lifecycle.commit_or_defer(body)
+        self._lifecycle.journal.append_soon(body)
         if (
             isinstance(body, ContextUpdated)
             and self.live.staleness.redoes
@@ -587,7 +587,7 @@ class PlanRun:
     @in_loop_thread
     def _record_process(self, attempt_id: AttemptId, group: int) -> None:
         if attempt_id in self._lifecycle.running:
-            self._lifecycle.commit(
+            self._lifecycle.journal.append(
                 ProcessStarted(attempt_id, host_id(), group, process_start_time(group))
             )
 
@@ -657,7 +657,7 @@ class PlanRun:
             TypeError: the type is no text.
         """
         self._require_running("nothing more is noted")
-        self._lifecycle.commit_or_defer(
+        self._lifecycle.journal.append_soon(
             PlanningNoted(self._clean("type", type), _plain_object(data))
         )
 
@@ -755,10 +755,11 @@ class TaskContext:
                 if entry.reads.keys is None:
                     entry.reads.keys = reads
                 reads = entry.reads.keys
+            masks = self._run._lifecycle.opening.masks
             self._context = CopyOnRead(
                 live.context,
                 lambda key: reads.setdefault(str(key), live.staleness.history.version),
-                self._run._lifecycle.masked_context,
+                () if masks is None else masks.context,
             )
         return self._context
 
@@ -963,9 +964,10 @@ class Performance:
                 await self._execute(self.task, work)
             while (
                 not root.satisfied
-                and (claimed := await life.next_task(root=root, copied=not is_own)) is not None
+                and (claimed := await life.dispatcher.next_task(root=root, copied=not is_own))
+                is not None
             ):
-                await self._attempt(*claimed, work)
+                await self._attempt(claimed, work)
             if root.satisfied:
                 return self._output()
             if questions := life.questions_about(root):
@@ -1040,10 +1042,12 @@ class Performance:
                 f"task {root.id!r} was done before, and its output was not kept: {error}"
             ) from error
 
-    async def _attempt(self, entry: TaskEntry, task: Task, work: Work) -> None:
+    async def _attempt(self, handed: Handed, work: Work) -> None:
         """Start an attempt at a task that was claimed, and execute it."""
+        task = handed.task
         self._prepare(task)
-        if self._lifecycle.start_now(entry, self) or await self._lifecycle.start_pulled(self):
+        started = self._lifecycle.start_now(handed.claim.entry, self)
+        if started or await self._lifecycle.start_pulled(self):
             await self._execute(task, work)
 
     async def _execute(self, task: Task, work: Work) -> None:
@@ -1056,7 +1060,7 @@ class Performance:
         self.is_begun = False
         if self._cancelled:
             return
-        self._token, self._scope = life.spans.attach_attempt(self.id), life.scope_type()
+        self._token, self._scope = life.spans.attach_attempt(self.id), anyio.CancelScope()
         context = TaskContext(self._run, task, self.id)
         before = _current_attempt.set(context)
         try:
@@ -1184,7 +1188,7 @@ class Attempt:
         self.cancelled = False
         self.context: TaskContext
         self._not_started = False
-        self._scope = self._lifecycle.scope_type()
+        self._scope = anyio.CancelScope()
 
     def __repr__(self) -> str:
         return f"<Attempt {self.id or 'not started'} at {self.task.id!r}>"
@@ -1260,15 +1264,11 @@ class ReadyTasks:
     iterators that have nothing else to do, and returns to the queue when this object is dropped.
     """
 
-    __slots__ = ("__weakref__", "_lifecycle", "left_by_others", "offers")
+    __slots__ = ("__weakref__", "_lifecycle", "_puller")
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
-        self.offers: deque[TaskOffer] = deque()
-        self.left_by_others = deque(
-            o for other in lifecycle.pullers for o in other.offers if o.was_left
-        )
-        lifecycle.pullers.add(self)
+        self._puller = lifecycle.dispatcher.add_puller()
 
     def __repr__(self) -> str:
         return f"<ReadyTasks of {self._lifecycle.run_id!r}>"
@@ -1277,27 +1277,26 @@ class ReadyTasks:
         return self
 
     async def __anext__(self) -> Task:
-        life, offers = self._lifecycle, self.offers
-        while offers and not offers[0].is_open:
-            offers.popleft()
-        if offers and not (left := offers[-1]).was_left and left.is_open:
-            left.was_left = True
-            for other in life.pullers:
-                if other is not self:
-                    other.left_by_others.append(left)
-            life.wake_waiters()
-        others_left = self.left_by_others
-        claimed = await life.next_task(others_left)
-        if claimed is None:
+        dispatcher = self._lifecycle.dispatcher
+        claims = self._puller.claims
+        while claims and not claims[0].is_open:
+            claims.popleft()
+        if claims:
+            last = claims[-1]
+            if last.is_open and not last.shared:
+                dispatcher.share(self._puller, last)
+        handed = await dispatcher.next_task(self._puller)
+        if handed is None:
             raise StopAsyncIteration
-        entry, task = claimed
-        taken_over = others_left and others_left[0].entry is entry and others_left[0].is_open
-        offers.append(others_left.popleft() if taken_over else TaskOffer(entry, entry.place.claim))
-        return task
+        claims.append(handed.claim)
+        return handed.task
 
     def __del__(self) -> None:
-        if any(offer.is_open for offer in self.offers):
-            self._lifecycle.loop.post(partial(self._lifecycle.requeue, *self.offers))
+        claims = list(self._puller.claims)
+        if any(claim.is_open for claim in claims):
+            # A finalizer may run in any thread.
+            requeue = self._lifecycle.dispatcher.requeue
+            self._lifecycle.loop.post(partial(requeue, claims))
 
 
 class Worker:
@@ -1346,12 +1345,18 @@ class Worker:
         run, life, spans, work = self._run, self._lifecycle, self._lifecycle.spans, self._work
         while life.end is None:
             self._cancelled = False
-            self._scope = life.scope_type()
+            self._scope = anyio.CancelScope()
             with self._scope:
-                while not self._cancelled and (claimed := await life.next_task()) is not None:
-                    entry, self.task = claimed
+                while (
+                    not self._cancelled
+                    and (claimed := await life.dispatcher.next_task()) is not None
+                ):
+                    self.task = claimed.task
                     if (
-                        not (life.start_now(entry, self) or await life.start_pulled(self))
+                        not (
+                            life.start_now(claimed.claim.entry, self)
+                            or await life.start_pulled(self)
+                        )
                         or self._cancelled
                     ):
                         continue

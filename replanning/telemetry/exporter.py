@@ -110,13 +110,10 @@ class Instruments:
 
     def watch(self, run: WatchedRun) -> None:
         """Measure a run from now on."""
-        observers = run.observers
-        for kind in _OUTCOME_ATTRIBUTES:
-            observers.setdefault(kind, []).append(self._on_attempt)
-        observers.setdefault(journal.AlternativesConsidered, []).append(self._on_considered)
-        observers.setdefault(journal.DecisionMade, []).append(
-            lambda record: self._on_decided(record, run)
-        )
+        subscribe = run.journal.subscribe
+        subscribe(self._on_attempt, list(_OUTCOME_ATTRIBUTES))
+        subscribe(self._on_considered, [journal.AlternativesConsidered])
+        subscribe(lambda record: self._on_decided(record, run), [journal.DecisionMade])
 
     def _on_attempt(self, record: journal.Record) -> None:
         self._attempts.add(1, _OUTCOME_ATTRIBUTES[type(record.body)])

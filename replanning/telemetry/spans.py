@@ -322,8 +322,7 @@ class OTelRunTracer(RunTracer):
             self._span.set_attribute(
                 names.PLAN_OBJECTIVE, writer.redact_text(plan.goal.objective, MAX_CONTENT_CHARS)
             )
-        for kind in _OBSERVED:
-            run.observers.setdefault(kind, []).append(self._on_record)
+        run.journal.subscribe(self._on_record, _OBSERVED)
         for question in run.ledger.open_questions.values():
             triggers = [
                 run.ledger.triggers[t] for t in question.triggers if t in run.ledger.triggers
@@ -441,7 +440,7 @@ class OTelRunTracer(RunTracer):
 
     def _evaluation_attributes(self) -> dict[str, str | float | Sequence[str]]:
         assert self._run is not None
-        found = self._run.evaluate()
+        found = self._run.evaluation.evaluate()
         attributes: dict[str, str | float | Sequence[str]] = {
             names.PROGRESS: found.progress,
             names.HEALTH: found.health,
@@ -456,7 +455,9 @@ class OTelRunTracer(RunTracer):
 
     def _report_error(self, error: Exception) -> None:
         """Record the first error of a span processor; the run continues without those spans."""
-        if self._run is not None and not self._error_reported and self._run.store_available:
+        if self._run is None or self._error_reported:
+            return
+        if self._run.journal.state == "open":
             self._error_reported = True
             self._run.record_error("tracing", error)
 

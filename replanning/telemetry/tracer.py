@@ -27,25 +27,50 @@ ReportCompletion = Callable[[Completion], None]
 """Called with the completion of a language model."""
 
 
+class WatchedJournal(Protocol):
+    """The parts of a run's journal that tracing and metrics use."""
+
+    @property
+    def state(self) -> str:
+        """`open` while it takes records."""
+        ...
+
+    def subscribe(
+        self, function: Callable[[Record], None], kinds: Sequence[type[RecordBody]] = ()
+    ) -> None:
+        """Call a function with each record of these kinds after it took effect."""
+        ...
+
+
+class WatchedEvaluation(Protocol):
+    """Evaluates the plan of a run."""
+
+    def evaluate(self) -> PlanEvaluation:
+        """Return the progress and health of the plan now."""
+        ...
+
+
 class WatchedRun(Protocol):
     """The parts of a run that tracing and metrics read.
 
     Attributes:
         live: the plan as it runs.
         ledger: the triggers, open questions and budget of the run.
-        observers: called with each record of a kind after it took effect.
         end: the last record of the run, once it has ended.
-        store_available: true while the journal takes records.
     """
 
     live: LivePlan
     ledger: Ledger
-    observers: dict[type[RecordBody], list[Callable[[Record], None]]]
     end: RunEnded | None
-    store_available: bool
 
-    def evaluate(self) -> PlanEvaluation:
-        """Return the progress and health of the plan now."""
+    @property
+    def journal(self) -> WatchedJournal:
+        """Its journal."""
+        ...
+
+    @property
+    def evaluation(self) -> WatchedEvaluation:
+        """Evaluates its plan."""
         ...
 
     def record_error(self, where: str, error: BaseException | str) -> None:

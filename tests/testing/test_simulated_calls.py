@@ -161,7 +161,7 @@ async def run_agents(seed: int, coverage: Counter[str]) -> list[str]:
             around.cancel_scope.cancel()
         with suppress(StoreError):
             await stack.aclose()
-        journaled = list(records.read(RUN))[: world.run._lifecycle.seq]
+        journaled = list(records.read(RUN))[: world.run._lifecycle.journal.seq]
         coverage.update(["in a session" if in_session else "of a plan"])
         broken = [
             line

@@ -64,7 +64,7 @@ async def play(world: World, records: journal.RunStore) -> list[str]:
         world.life += 1
         problems = await live(world, records)
     journaled = list(records.read(world.run_id))
-    problems += problems_of(world, journaled[: world.run._lifecycle.seq])
+    problems += problems_of(world, journaled[: world.run._lifecycle.journal.seq])
     world.coverage.update(["runs", *world.features | features_of(journaled)])
     return problems
 
@@ -121,7 +121,7 @@ async def live(world: World, records: journal.RunStore, *, leave_at: int = 0) ->
         journaled = list(records.read(run_id))
         problems = ["it has not come to an end"] if stuck else []
         del journaled[
-            world.run._lifecycle.seq :
+            world.run._lifecycle.journal.seq :
         ]  # the store may have taken one more before it failed
         problems += replay_differences(world.run, journaled, clock.now())
         problems += [*_disturbed(world, journaled), *inconsistencies(world.run.live)]
@@ -177,7 +177,7 @@ async def _drive(
             (outer if how == "all" else group.cancel_scope).cancel()
 
     if leave_at:
-        run._lifecycle.listeners.append(tap)
+        run._lifecycle.journal.subscribe(tap)
     async with anyio.create_task_group() as group:
         group.start_soon(give_up)
         group.start_soon(world.happen, engine, run)

@@ -1,0 +1,256 @@
+"""Outputs of attempts: what the plan gets, what the journal keeps, and what a resumed run lacks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import NoneType
+from typing import Any, Final, NamedTuple
+
+from pydantic import TypeAdapter
+
+from replanning.errors import OutputError
+from replanning.journal.values import (
+    AnnotatedJson,
+    NotStorable,
+    StoredOutput,
+    copy_containers,
+    encode,
+    encode_annotated,
+    measure,
+)
+from replanning.live.entries import TaskEntry
+from replanning.live.facts import context_keys
+from replanning.live.plan import LivePlan
+from replanning.plan.checks import nested_bodies
+from replanning.plan.document import Plan
+from replanning.plan.json_values import is_redacted
+from replanning.plan.messages import join_names
+from replanning.plan.types import JsonValue, TaskId
+from replanning.run.event_loop import describe_error
+from replanning.secrets import MASK, Redactor
+
+Codec = Callable[[object], JsonValue]
+"""Turns an output that is not JSON into JSON."""
+
+_SIMPLE_TYPES: Final = frozenset({NoneType, bool, int})
+"""Types of outputs that are JSON and hold no secrets."""
+
+_MIN_INTEGER: Final = -(2**63)
+_MAX_INTEGER: Final = 2**63
+
+_TOOL_TEMPLATES: Final = {"command", "url", "headers", "body", "env"}
+"""Fields of a tool that are sent or executed."""
+
+_MASK_CURE: Final = (
+    "refer to it as {env:NAME}, or resume the run with the plan that it was opened with"
+)
+
+
+class TakenOutput(NamedTuple):
+    """An output of an attempt.
+
+    Attributes:
+        value: as the live plan has it.
+        stored: as the journal has it.
+        unstored: why a resumed run will lack it, or a part of it; empty if it will not.
+        is_too_large: whether that is its size.
+    """
+
+    value: Any
+    stored: Any
+    unstored: str = ""
+    is_too_large: bool = False
+
+
+class OutputKeeper:
+    """Takes the outputs of attempts, and gives those of a resumed run their types again.
+
+    Its state is what it knows of return annotations (`return_types`), which sessions add to.
+
+    Args:
+        live: the plan, whose tasks the outputs belong to.
+        redactor: masks secrets.
+        codec: turns outputs that are not JSON into JSON.
+        max_bytes: the limit of an output as JSON.
+    """
+
+    def __init__(
+        self, live: LivePlan, redactor: Redactor, codec: Codec | None, max_bytes: int
+    ) -> None:
+        self._live = live
+        self._redactor = redactor
+        self._codec = codec
+        self._max_bytes = max_bytes
+        self.return_types: dict[str, TypeAdapter[Any]] = {}
+
+    def __repr__(self) -> str:
+        return f"<OutputKeeper of {self._live!r}>"
+
+    def take(self, task_id: TaskId, output: object) -> TakenOutput:
+        """Return an output as the live plan has it and as the journal does.
+
+        Raises:
+            OutputError: it is something to be awaited, or the codec failed.
+        """
+        kind = type(output)
+        if kind in _SIMPLE_TYPES:
+            is_small = kind is not int or _MIN_INTEGER < output < _MAX_INTEGER  # type: ignore[operator]
+            if is_small:
+                return TakenOutput(output, output)
+        problem = _unawaited(output, task_id)
+        if problem:
+            raise OutputError(problem)
+        value = self._encoded_by_codec(output)
+        try:
+            encoded = encode(value, self._redactor)
+        except NotStorable as error:
+            annotated = self._encode_annotated(task_id, value)
+            if annotated is None:
+                return TakenOutput(copy_containers(value), None, str(error))
+            encoded = annotated
+        too_large = self._size_problem(encoded)
+        if too_large:
+            return TakenOutput(copy_containers(value), None, too_large, is_too_large=True)
+        if encoded.is_plain:
+            return TakenOutput(encoded.value, encoded.value)
+        unstored = ""
+        if encoded.is_masked:
+            unstored = f"a part of it looks like a secret, in whose place the journal has {MASK}"
+        return TakenOutput(copy_containers(value), encoded.value, unstored)
+
+    def _encoded_by_codec(self, output: object) -> object:
+        if self._codec is None:
+            return output
+        try:
+            return self._codec(output)
+        except Exception as error:
+            # Every error of a codec is a failure of the attempt, told with its output's type.
+            name = type(output).__name__
+            raise OutputError(f"the codec failed for {name}: {describe_error(error)}") from error
+
+    def _size_problem(self, encoded: StoredOutput) -> str:
+        if encoded.size <= self._max_bytes:
+            return ""
+        # The first size is a quick estimate that is never too small.
+        size = measure(encoded.value)
+        if size <= self._max_bytes:
+            return ""
+        return (
+            f"the output is too large: it has {size} bytes as JSON, and max_output allows "
+            f"{self._max_bytes}; store it elsewhere and return a reference to it, or raise the "
+            "setting"
+        )
+
+    def _encode_annotated(self, task_id: TaskId, output: object) -> StoredOutput | None:
+        """Return the stored form of an output that its function's return annotation describes."""
+        entry = self._live.entries.get(task_id)
+        if entry is None:
+            return None
+        adapter = self.return_types.get(_function_name(entry))
+        if adapter is None:
+            return None
+        try:
+            document = adapter.dump_python(output, mode="json", warnings="error")
+            if adapter.validate_python(document) != output:
+                return None
+            return encode_annotated(document, self._redactor)
+        except Exception:  # noqa: BLE001 - classes of users may raise anything; then it is not stored
+            return None
+
+    def restore(self, return_types: Mapping[str, TypeAdapter[Any]]) -> None:
+        """Turn the outputs of a resumed run into what return annotations name.
+
+        Args:
+            return_types: the annotations, by the names of the tools.
+        """
+        self.return_types.update(return_types)
+        for entry in self._live:
+            output = entry.output
+            adapter = return_types.get(_function_name(entry))
+            if adapter is None or not isinstance(output, AnnotatedJson):
+                continue
+            try:
+                entry.output = adapter.validate_python(output.value)
+            except Exception as error:  # noqa: BLE001 - validators of users may raise anything
+                entry.output = None
+                entry.recoverable = False
+                reason = describe_error(error)
+                entry.unstored = f"it does not fit the return annotation any more: {reason}"
+
+
+def _function_name(entry: TaskEntry) -> str:
+    return entry.task.tool or entry.task.name or ""
+
+
+def _unawaited(output: object, task_id: TaskId) -> str:
+    """Return what is wrong with an output that is still to be awaited or iterated; else empty."""
+    is_iterator = inspect.isasyncgen(output) or isinstance(output, AsyncIterator)
+    if not is_iterator and not inspect.isawaitable(output):
+        return ""
+    name = getattr(output, "__qualname__", "")
+    named = f" of {name!r}" if name else ""
+    if inspect.iscoroutine(output):
+        output.close()  # otherwise Python warns that it was never awaited
+    return (
+        f"task {task_id!r} returned a {type(output).__name__}{named}, which nobody has awaited; "
+        "was `await` forgotten, or `async for`?"
+    )
+
+
+class MaskedParts:
+    """Parts of a resumed run that its journal lacks, because it has a mask in their place.
+
+    A mask must never reach a tool: a task that would use one fails before its work.
+
+    Args:
+        live: the plan, as it was read from the journal.
+        plan: the plan that the caller has given again; its tasks, tools and context are complete.
+
+    Attributes:
+        tasks: the tasks with masked arguments.
+        tools: the tools with masked templates.
+        context: the keys of the context with masked values.
+    """
+
+    def __init__(self, live: LivePlan, plan: Plan | None) -> None:
+        self.tasks: set[TaskId] = set()
+        self.tools: set[str] = set()
+        self.context: set[str] = set()
+        complete = {}
+        if plan is not None:
+            complete = {task.id: task for task in plan.tasks}
+        for entry in live:
+            if complete.get(entry.id) is entry.task:
+                continue
+            bodies = [body.arguments for _, body in nested_bodies(entry.task)]
+            if any(map(is_redacted, bodies)):
+                self.tasks.add(entry.id)
+        if plan is None:
+            for tool in live.tools.values():
+                if is_redacted(tool.model_dump(mode="json", include=_TOOL_TEMPLATES)):
+                    self.tools.add(tool.name)
+        for key, value in live.context.items():
+            is_given = plan is not None and plan.context.get(key) == value
+            if is_redacted(value) and not is_given:
+                self.context.add(key)
+
+    def __bool__(self) -> bool:
+        return bool(self.tasks or self.tools or self.context)
+
+    def problem_of(self, entry: TaskEntry) -> str:
+        """Return why a task cannot run: it would use a masked part; empty if it would not."""
+        places = []
+        is_masked = any(ancestor.id in self.tasks for ancestor in entry.lineage())
+        if is_masked and is_redacted(entry.task.arguments):
+            places.append("its arguments")
+        if entry.task.tool in self.tools:
+            places.append(f"its tool {entry.task.tool!r}")
+        if self.context:
+            for key in context_keys(entry.task):
+                if key in self.context:
+                    places.append(f"the context {key!r}")
+        if not places:
+            return ""
+        where = join_names(places, 5)
+        return f"the journal has {MASK} for a secret in {where}; {_MASK_CURE}"
