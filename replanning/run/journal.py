@@ -15,7 +15,6 @@ from replanning.journal.records import (
     AttemptInterrupted,
     AttemptSucceeded,
     ErrorContained,
-    Failure,
     PlanningNoted,
     Record,
     RecordBody,
@@ -297,9 +296,9 @@ class RunJournal:
 def _storable_part(body: RecordBody) -> RecordBody | None:
     """Return a record without the values that a store cannot keep; None if nothing is left."""
     if isinstance(body, AttemptSucceeded):
-        return replace(body, output=None, recoverable=False, reads=None)
+        return replace(body, output=None, recoverable=False, reads=None, unstored=_PLACEHOLDER)
     if isinstance(body, AttemptFailed):
-        failure = Failure("Error", _PLACEHOLDER, body.failure.transient, body.failure.kind)
+        failure = replace(body.failure, type="Error", message=_PLACEHOLDER, traceback="")
         return replace(body, failure=failure)
     if isinstance(body, AttemptInterrupted | RunPaused | RunEnded):
         return replace(body, reason=_PLACEHOLDER)
