@@ -17,7 +17,7 @@ FRAMEWORKS ?= google-adk crewai
 unexport PYTHONDONTWRITEBYTECODE
 
 # The tests that reach every line of the core.
-CORE_TESTS := $(addprefix tests/,plan live decision settings engine run)
+CORE_TESTS := $(addprefix tests/,secrets plan live decision settings engine run tools planning triggers judging)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-deep test-slow cover lint format bench test-all test-local test-frameworks docs jaeger temporal-demo

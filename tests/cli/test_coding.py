@@ -55,7 +55,10 @@ def assert_in_order(shown: str, *texts: str) -> None:
         assert found, f"{text!r} is not shown, or not in its place:\n{shown}"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed",
+    [0, pytest.param(1, marks=pytest.mark.deep), pytest.param(2, marks=pytest.mark.deep)],
+)
 def test_a_bug_is_mended_from_what_the_tools_print(tmp_path: Path, seed: int) -> None:
     """The terminal shows the plan, the failing test, each choice with its reason, and the result, also of long files."""
     more = "".join(f"# Line {number} is about something else.\n" for number in range(seed * 300))
@@ -83,6 +86,7 @@ def test_a_bug_is_mended_from_what_the_tools_print(tmp_path: Path, seed: int) ->
     assert text.endswith(more)
 
 
+@pytest.mark.deep
 def test_the_recording_of_a_coding_task_is_current(tmp_path: Path) -> None:
     """A bug that appears once the first is mended leads to a decision and a revised plan, as the documentation shows.
 

@@ -102,7 +102,7 @@ async def stop_after(store: Path, plan: Plan, outputs: Mapping[str, object]) -> 
     await engine.aclose()
 
 
-@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 @pytest.mark.anyio
 async def test_value_comes_back_as_it_was(value: object, tmp_path: Path) -> None:
     """A value of the standard library reaches dependents as it was, in its process and after a resume."""

@@ -60,9 +60,6 @@ class Server:
         ]
         command += ["--port", str(self._port), "--db-filename", str(self._database)]
         command += ["--sqlite-pragma", "synchronous=off", *self._options]
-        # Else workers leave it to the server to end their polls when they stop, and a poll that begins just then lasts
-        # for a minute (https://github.com/temporalio/temporal/issues/9545).
-        command += ["--dynamic-config-value", "frontend.enableCancelWorkerPollsOnShutdown=false"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout
         assert any(line.startswith("Temporal Server") for line in self._process.stdout), (
