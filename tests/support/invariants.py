@@ -9,11 +9,12 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
-from replanning import PlanRun, ReplanningError, Settings, Task, TaskState, journal
+from replanning import PlanRun, ReplanningError, Settings, Task, TaskState, ToolSpec, journal
 from replanning.changes import ModifyTask, PlanChange, ReplaceTask
 from replanning.decision.ledger import Ledger
 from replanning.history.status import replay_records
 from replanning.live.plan import LivePlan
+from replanning.plan.tasks import TaskBody
 from tests.support.live import replayable_state
 
 
@@ -552,7 +553,7 @@ class _InvariantChecker:
     def _may_have_effect_twice(self, task: Task) -> bool:
         """Return whether a task or its tool says that a repetition is harmless, or states retries."""
         tool = self.model.plan.tool(task.tool)
-        words = [task] if tool is None else [task, tool]
+        words: list[TaskBody | ToolSpec] = [task] if tool is None else [task, tool]
         if any(word.effect == "none" or word.idempotent for word in words):
             return True
         return task.retry is not None and task.idempotent is not False
