@@ -82,7 +82,7 @@ from replanning.plan.messages import brief_repr, join_names
 from replanning.plan.redaction import Redactor
 from replanning.plan.references import has_references
 from replanning.plan.secrets import MASK
-from replanning.plan.tasks import PLANNING_KEY, Task
+from replanning.plan.tasks import PLANNING_KEY, Task, ToolSpec, has_no_effect
 from replanning.plan.types import AttemptId, JsonValue, QuestionId, ReplanId, TaskId, TriggerId
 from replanning.plugins import plugin_error
 from replanning.run.event_loop import LoopThread, Timer, describe_error
@@ -1136,6 +1136,8 @@ class Lifecycle:
         retry_at, exhausted = schedule_retry(
             entry, tool, failure, self.settings, now=now, chance=chance
         )
+        if retry_at is not None and self._is_taken_over(entry.task, tool):
+            retry_at = None
         if retry_at is not None:
             self.timer.notify_deadline(retry_at)
         exhausted, trace = exhausted and retry_at is not None, self.spans.attempt_trace(attempt_id)
@@ -1143,6 +1145,15 @@ class Lifecycle:
             AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted, trace)
         )
         self.after_observation()
+
+    def _is_taken_over(self, task: Task, tool: ToolSpec | None) -> bool:
+        """Return whether a reading task need not wait for its tool, which is unavailable now: another one does the same."""
+        if tool is None or tool.available or tool.capability is None:
+            return False
+        if not has_no_effect(task, tool):
+            return False
+        others = self.live.tools.values()
+        return any(other.available and other.capability == tool.capability for other in others)
 
     def interrupted(self, attempt_id: AttemptId, reason: str, *, again: bool = False) -> None:
         """Record that an attempt was cut off from outside; `again` if its work says that it is to be executed again."""
