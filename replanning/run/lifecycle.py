@@ -68,7 +68,7 @@ from replanning.plan.json_values import detached
 from replanning.plan.messages import brief_repr, join_names
 from replanning.plan.references import has_references
 from replanning.plan.risk import resolved_risk
-from replanning.plan.tasks import PLANNING_KEY, Task, is_repeatable
+from replanning.plan.tasks import PLANNING_KEY, Task, has_no_effect, is_repeatable
 from replanning.plan.types import (
     AttemptId,
     JsonObject,
@@ -954,6 +954,8 @@ class Lifecycle:
         failure = self._failure_of(entry, error)
         _log_warning(_log, f"attempt {attempt_id} failed: {failure}", failure.traceback)
         retry_at, exhausted = self._schedule_retry(entry, failure)
+        if self._is_taken_over(entry.task):
+            retry_at = None
         if retry_at is None:
             exhausted = False
         else:
@@ -963,6 +965,21 @@ class Lifecycle:
             AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted, trace)
         )
         self.after_observation()
+
+    def _is_taken_over(self, task: Task) -> bool:
+        """Return whether a reading task need not wait for its tool, which is unavailable now.
+
+        Another tool does the same, and the first has no effect that could be had twice.
+        """
+        tool = self.live.tools.get(task.tool or "")
+        if tool is None or tool.available or tool.capability is None:
+            return False
+        if not has_no_effect(task, tool):
+            return False
+        for other in self.live.tools.values():
+            if other.available and other.capability == tool.capability:
+                return True
+        return False
 
     def _failure_of(self, entry: TaskEntry, error: BaseException | str | Failure) -> Failure:
         """Return the failure to record: bounded, and masked before anything is cut off."""

@@ -58,7 +58,7 @@ async def test_a_replacement_inherits_what_a_model_has_no_say_in():
     (revised,) = found.result.revisions
     (new,) = revised.changes[0].tasks
     assert (found.result.status, revised.reason) == ("succeeded", "cmake is there")
-    assert (new.timeout, new.priority, new.retry.max_attempts, new.idempotent) == (9, 3, 1, False)
+    assert (new.timeout, new.priority, new.retry.max_attempts, new.idempotent) == (9, 3, 1, None)
     assert [fallback.arguments for fallback in new.fallbacks] == [{"out": "other"}]
 
 
@@ -215,7 +215,7 @@ async def test_what_may_have_taken_effect_is_not_done_again_under_another_name(t
     )
     assert found.result.status == status
     assert found.bodies(DecisionMade)[0].rule == (
-        "not-idempotent" if status == "needs_human" else "confident"
+        "in-doubt" if status == "needs_human" else "confident"
     )
 
 

@@ -356,8 +356,8 @@ async def test_no_retry(fields: str, error: Exception, tries: int, verdict: str,
 
 
 async def test_timeout_takes_another_tool() -> None:
-    """A task that ran into its deadline is done by another tool rather than by the same one again."""
-    task = "  - {id: get, tool: a, timeout: 5, idempotent: true, retry: {max_attempts: 1}}"
+    """A reading task that ran into its deadline is done by another tool rather than by the same one again."""
+    task = "  - {id: get, tool: a, timeout: 5, effect: none, retry: {max_attempts: 1}}"
     result, _, _, clock = await executed(made(task, PAIR), {"a": hangs()})
     assert (result.status, clock.elapsed) == ("succeeded", 5)
     assert reasons(result) == ["do 'get' with 'b', of the same capability 'c'"]

@@ -151,7 +151,10 @@ BROKEN: list[tuple[list[RecordBody], str]] = [
     ),
     ([begin("a"), failed("a", retry_at=3.0)], "run again after an error that does not pass"),
     (THREE_TRIES, "record 7: 'a' is tried more than 3 times"),
-    ([begin("a"), TIMED_OUT], "'a' is run again after attempt-timed-out, and is not idempotent"),
+    (
+        [begin("a"), TIMED_OUT],
+        "'a' is run again after attempt-timed-out, and may have its effect twice",
+    ),
     ([begin("a"), done("a", 2)], "attempt-succeeded of 'a#2', but the current attempt is 'a#1'"),
     ([CROWDED, begin("a"), begin("b")], "'b' takes 1 of 'cpu' while 1 of 1 are in use"),
     (
