@@ -44,6 +44,7 @@ from replanning.errors import (
     OutputError,
     Problem,
     RecordNotSerializable,
+    ReplanningError,
     StoreError,
     UnknownAttempt,
 )
@@ -427,7 +428,7 @@ class Lifecycle:
             self._deferred.append((body, journaled))
 
     def record_error(self, where: str, error: BaseException | str) -> None:
-        """Record an error that was contained, and warn of it with its traceback, both without secrets.
+        """Record an error that was contained, and warn of it, both without secrets.
 
         Whoever wrote the plugin that failed must learn of it at once: from the log, and from `RunResult.problems`.
         """
@@ -1609,11 +1610,17 @@ class Lifecycle:
 def warn_of_error(where: str, error: BaseException | str, redactor: Redactor) -> str:
     """Warn of an error that was contained, on the logger `replanning`, with its traceback.
 
+    An error of this library, such as a forge's refusal, was written for its reader: its text says what
+    is wrong and what to do, and a traceback would only hide it.
+
     Returns:
         The text of the error. It has no secrets, as the warning has none.
     """
     if isinstance(error, str):
         text = error
+        traceback = ""
+    elif isinstance(error, ReplanningError):
+        text = describe_error(error)
         traceback = ""
     else:
         text = describe_error(error)
