@@ -6,7 +6,13 @@ import math
 from collections.abc import Iterable
 from typing import ClassVar
 
-from replanning.journal import Observation, RecordBody, ResourceChanged, ResourceUpdated
+from replanning.journal import (
+    AttemptFailed,
+    Observation,
+    RecordBody,
+    ResourceChanged,
+    ResourceUpdated,
+)
 from replanning.live import PlanView
 from replanning.live.states import WAITING
 from replanning.plan.messages import join_names
@@ -19,34 +25,54 @@ class ResourceChangedDetector:
     """
 
     name = "resource-changed"
-    observes: ClassVar[tuple[type[RecordBody], ...]] = (ResourceUpdated,)
+    observes: ClassVar[tuple[type[RecordBody], ...]] = (ResourceUpdated, AttemptFailed)
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[ResourceChanged]:
         """Yield one trigger that names every waiting task that lacks the tool or the capacity."""
-        if not isinstance(observation, ResourceUpdated):
-            return
-        name = observation.name
-        gone = observation.available is False
-        capacity = view.capacity.get(name, math.inf)
-        lacking = [
-            task
-            for task in view.resource_users(name)
-            if task.state in WAITING
-            and (
-                (gone and task.task.tool == name)
-                or view.demand(task.task).get(name, 0.0) > capacity
+        if isinstance(observation, ResourceUpdated):
+            gone = observation.available is False
+            yield from _lacking(
+                view, observation.name, gone, observation.reason, observation.capacity
             )
-        ]
-        if not lacking:
-            return
-        why = f" ({observation.reason})" if observation.reason else ""
-        lost = "is unavailable" if gone else f"is down to {view.capacity.get(name, 0.0):g}"
-        need = "1 waiting task needs" if len(lacking) == 1 else f"{len(lacking)} waiting tasks need"
-        yield ResourceChanged(
-            tasks=tuple(task.id for task in lacking),
-            cause=f"{name}:{'unavailable' if gone else 'capacity'}",
-            reason=f"{name!r} {lost}{why}, and {need} it: {join_names([repr(task.id) for task in lacking], 5)}",
-            name=name,
-            capacity=observation.capacity,
-            available=observation.available,
-        )
+        elif isinstance(observation, AttemptFailed) and observation.retry_at is not None:
+            # A server that dies takes its tool with it while the task still runs. Only now, after the
+            # failure, does the task wait for the tool.
+            tool = view.tool(view.task(observation.task).task.tool)
+            if tool is not None and not tool.available:
+                yield from _lacking(view, tool.name, gone=True)
+
+
+def _lacking(
+    view: PlanView, name: str, gone: bool, reason: str = "", new_capacity: float | None = None
+) -> Iterable[ResourceChanged]:
+    """Yield the trigger about the tasks that lack a tool or resource; `gone` says that the tool is unavailable."""
+    capacity = view.capacity.get(name, math.inf)
+    lacking = []
+    for task in view.resource_users(name):
+        lacks_tool = gone and task.task.tool == name
+        lacks_capacity = view.demand(task.task).get(name, 0.0) > capacity
+        if task.state in WAITING and (lacks_tool or lacks_capacity):
+            lacking.append(task)
+    if not lacking:
+        return
+
+    why = f" ({reason})" if reason else ""
+    lost = f"is down to {view.capacity.get(name, 0.0):g}"
+    cause = f"{name}:capacity"
+    available = None
+    if gone:
+        lost = "is unavailable"
+        cause = f"{name}:unavailable"
+        available = False
+    need = f"{len(lacking)} waiting tasks need"
+    if len(lacking) == 1:
+        need = "1 waiting task needs"
+    names = join_names([repr(task.id) for task in lacking], 5)
+    yield ResourceChanged(
+        tasks=tuple(task.id for task in lacking),
+        cause=cause,
+        reason=f"{name!r} {lost}{why}, and {need} it: {names}",
+        name=name,
+        capacity=new_capacity,
+        available=available,
+    )

@@ -25,6 +25,7 @@ from replanning.errors import (
     NotRunning,
     OutputError,
     Problem,
+    ReplanningError,
     StoreError,
     UnknownAttempt,
 )
@@ -1239,11 +1240,17 @@ def _copied_fields(task: Task) -> dict[str, object]:
 def warn_of_error(where: str, error: BaseException | str, redactor: Redactor) -> str:
     """Warn of an error that was contained, on the logger `replanning`, with its traceback.
 
+    An error of this library, such as a forge's refusal, was written for its reader: its text says what
+    is wrong and what to do, and a traceback would only hide it.
+
     Returns:
         The text of the error. It has no secrets, as the warning has none.
     """
     if isinstance(error, str):
         text = error
+        traceback = ""
+    elif isinstance(error, ReplanningError):
+        text = describe_error(error)
         traceback = ""
     else:
         text = describe_error(error)

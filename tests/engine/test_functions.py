@@ -116,7 +116,7 @@ async def test_what_is_no_tool(clock: VirtualClock) -> None:
         async with make_engine(clock=clock).session("x", tools=[forward, ToolSpec(name="forward")]):
             pass
     assert tool(forward)(1, b=2) == (1, 2)
-    wrong: dict[str, Any] = {"capabilty": "x", "cost": -1}
+    wrong: dict[str, Any] = {"capabilty": "x", "cost": -1, "idempotent": "yes"}
     with pytest.raises(
         ValueError,
         match=r"tool 'forward': cost: .*; idempotent: .*; .*mean 'capability'",

@@ -35,11 +35,11 @@ def test_description() -> None:
     with pytest.raises(ValueError, match="capabilities") as raised:
         describe_tools(
             {"search": fields, "look": {}},
-            {"serach": "web", "look": {"capabilty": "web", "retry": 3}},
+            {"serach": "web", "look": {"capabilty": "web", "cost": -1}},
         )
     assert str(raised.value) == (
-        "capabilities: there is no tool called 'serach'; did you mean 'search'?; tool 'look': retry: expected a Retry, "
-        "got 3; capabilty: there is no field 'capabilty' here; did you mean 'capability'?"
+        "capabilities: there is no tool called 'serach'; did you mean 'search'?; tool 'look': cost: must be at least 0, "
+        "got -1; capabilty: there is no field 'capabilty' here; did you mean 'capability'?"
     )
 
 

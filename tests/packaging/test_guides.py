@@ -67,8 +67,9 @@ def test_web_application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         wait_for("/runs/r1", lambda status: status == {"status": "succeeded", "revision": 1})
 
 
-async def test_messages() -> None:
+async def test_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A question is posted with buttons; a click with the right signature answers it, and one with another does not."""
+    monkeypatch.chdir(tmp_path)  # the program of the page keeps its runs there
     names = program("slack.md")
     refused = []
 

@@ -629,7 +629,7 @@ def killing(pulse, down):
 
 
 async def test_a_tool_of_equal_capability_takes_over(tmp_path, pulse):
-    """A server that dies mid-plan is a resource that is gone: `repair` has the task done by another tool, and the run ends well."""
+    """A server that dies mid-plan is a resource that is gone: `repair` has a task that only reads done by another tool, and the run ends well."""
     down = tmp_path / "down"
     look = {
         "name": "look",
@@ -680,7 +680,13 @@ async def test_the_rest_learns_that_a_server_is_gone(tmp_path, pulse):
     }
     echo = {"name": "echo", "kind": "shell", "command": "echo {text}", "capability": "talk"}
     tasks = [
-        {"id": "a", "tool": "web.hang", "optional": True, "idempotent": False},
+        {
+            "id": "a",
+            "tool": "web.hang",
+            "optional": True,
+            "effect": "none",
+            "retry": {"max_attempts": 1},
+        },
         {"id": "b", "tool": "say", "arguments": {"text": "hi"}, "depends_on": ["a"]},
     ]
     wanted = plan("--pulse", pulse.path, "--down", down, described=[say, echo], tasks=tasks)

@@ -363,6 +363,32 @@ async def test_resource_that_shrinks() -> None:
     assert gone.reason == "'b' is unavailable, and 1 waiting task needs it: 'u'"
 
 
+@pytest.mark.parametrize(
+    ("stated", "used"), [({"effect": "none"}, ["a", "b"]), ({"idempotent": True}, ["a"])]
+)
+async def test_tool_that_goes_during_its_attempt(
+    stated: dict[str, object], used: list[str]
+) -> None:
+    """A tool that becomes unavailable while its task runs is replaced once the attempt failed, if the task only reads."""
+    plan = Plan.model_validate(
+        {
+            "goal": {"objective": "o"},
+            "tools": [{"name": "a", "capability": "c"}, {"name": "b", "capability": "c"}],
+            "tasks": [{"id": "x", "tool": "a", **stated}],
+        }
+    )
+    seen: list[str] = []
+    async with VirtualClock(), ReplanningEngine(["repair"]).open(plan) as run:
+        async for task in run.ready():
+            async with run.attempt(task):
+                seen.append(task.tool or "")
+                if task.tool == "a":
+                    run.change_resource("a", available=False)
+                    raise ConnectionResetError("the server has ended")
+    assert seen == used
+    assert run.result.ok == ("b" in used)
+
+
 @given(st.lists(st.sampled_from(["waits", "done", "running", "revived"]), min_size=1, max_size=8))
 def test_resource_change_invariant(ends: list[str]) -> None:
     """Exactly the waiting users of a lost tool are named, whichever have finished, also after a retry."""
