@@ -173,11 +173,12 @@ def test_no_loop_to_hand_over_to(anyio_backend_name: str) -> None:
 
 async def test_call_while_the_run_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that a thread is handing over when the run is left is refused, and waits for no loop that has ended."""
-    begun, left, hand_over, store = Event(), Event(), anyio.from_thread.run_sync, MemoryStore()
+    begun, pause, hand_over, store = Event(), Event(), anyio.from_thread.run_sync, MemoryStore()
 
     def late(*arguments: Any, **options: Any) -> Any:
         begun.set()
-        left.wait()
+        while "closed" not in repr(run._lifecycle.loop):
+            pause.wait(0.001)
         return hand_over(*arguments, **options)
 
     async with open_run(chain("a"), store=store) as run:
@@ -185,7 +186,6 @@ async def test_call_while_the_run_is_left(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(anyio.from_thread, "run_sync", late)
         call = ThreadPoolExecutor(1).submit(run.observe, ["seen(x)"])
         begun.wait()
-    left.set()
     assert [body.kind for body in bodies(store, run.id)][-2:] == ["attempt-succeeded", "run-ended"]
     with pytest.raises(NotRunning):
         call.result()
