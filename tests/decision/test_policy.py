@@ -9,8 +9,9 @@ import pytest
 
 from replanning import Alternative, Budget, Settings, Task, journal
 from replanning.changes import AbortRun, PlanChange, ReplaceTask
+from replanning.decision.checks import relative_saving
 from replanning.decision.ledger import Ledger
-from replanning.decision.policy import Decision, ReplanPolicy, relative_saving
+from replanning.decision.policy import Decision, ReplanPolicy
 from replanning.decision.staleness import relevant_triggers, stale_reason
 from replanning.live import PlanView
 from replanning.live.draft import Draft
