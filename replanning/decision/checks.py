@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from replanning.changes import AbortRun, ReplaceTask, RetryTask
+from replanning.changes import AbortRun, ReplaceTask, RetryTask, new_task_ids
 from replanning.decision.ledger import Ledger
 from replanning.decision.proposal import Proposal, task_arguments
 from replanning.errors import ExpressionError
@@ -37,17 +37,14 @@ _MAX_PROBLEMS: Final = 5
 # Checks of the changes alone
 
 
-def check_names(proposal: Proposal) -> str:
-    """Reject names that look like secrets."""
-    return "; ".join(map(str, proposal.name_problems[:_MAX_PROBLEMS]))
-
-
 def check_masks(proposal: Proposal) -> str:
-    """Reject arguments that hold a mask or a truncation mark instead of a value.
+    """Reject names that look like secrets, and arguments that hold a mark instead of a value.
 
-    A tool would get the mark itself. A replacement may repeat a text with such a mark if the
-    original task already had it.
+    A tool would get the mask or the truncation mark itself. A replacement may repeat a text with
+    such a mark if the original task already had it.
     """
+    if proposal.name_problems:
+        return "; ".join(map(str, proposal.name_problems[:_MAX_PROBLEMS]))
     masked: list[tuple[TaskId, list[str]]] = []
     for task_id, arguments in proposal.arguments:
         texts = _masked_texts(arguments)
@@ -71,48 +68,62 @@ def check_masks(proposal: Proposal) -> str:
 
 
 def _masked_texts(arguments: JsonValue) -> list[str]:
-    return [text for text in iter_strings(arguments) if MASK in text or is_truncated(text)]
+    texts = []
+    for text in iter_strings(arguments):
+        if MASK in text or is_truncated(text):
+            texts.append(text)
+    return texts
 
 
 def check_changes_anything(proposal: Proposal) -> str:
     """Reject an alternative without changes, such as the verdict that the goal is unreachable."""
     if proposal.changes:
         return ""
-    return proposal.alternative.unreachable or "it changes nothing"
+    verdict = proposal.alternative.unreachable
+    if verdict is not None:
+        return verdict
+    return "it changes nothing"
 
 
-def check_repeats(proposal: Proposal, tried: Collection[str], ledger: Ledger) -> str:
-    """Reject changes that were applied for these lineages before, and did not help.
+def check_repeats(
+    proposal: Proposal, tried: Collection[str], triggers: Sequence[Trigger], ledger: Ledger
+) -> str:
+    """Reject changes that did not help before, or that a person declined.
 
     Args:
         proposal: the proposal.
-        tried: hashes of the changes that were applied.
-        ledger: the ledger, which knows the tasks that others stand for.
+        tried: hashes of the changes that were applied before for these lineages.
+        triggers: why replanning is considered.
+        ledger: knows the tasks that others stand for, and what was declined.
     """
-    if not tried:
-        return ""
-    # A retry may succeed where the last one failed.
-    if all(isinstance(change, RetryTask) for change in proposal.changes):
-        return ""
-    # A finished task is done again with other values of the context each time.
-    if any(entry.state is TaskState.DONE for entry in proposal.entries):
-        return ""
-    if ledger.hash_of(proposal.changes) in tried:
+    if _was_tried(proposal, tried, ledger):
         return "the same was tried before and did not help"
-    return ""
 
-
-def check_declined(proposal: Proposal, triggers: Sequence[Trigger], ledger: Ledger) -> str:
-    """Reject changes that a person declined, if the plan is stuck because the person kept it."""
     declined_at = ledger.declined_at.get(proposal.fingerprint)
     if declined_at is None:
         return ""
-    if any(trigger.kind != "goal-unreachable" for trigger in triggers):
-        return ""
-    # An attempt since then is news that the person has not seen.
-    if any(entry.log.started_at > declined_at for entry in proposal.entries):
-        return ""
+    # The person kept the plan, and it is stuck for that reason. Any other trigger is news.
+    for trigger in triggers:
+        if trigger.kind != "goal-unreachable":
+            return ""
+    # So is an attempt since then.
+    for entry in proposal.entries:
+        if entry.log.started_at > declined_at:
+            return ""
     return "a person was asked about the same already"
+
+
+def _was_tried(proposal: Proposal, tried: Collection[str], ledger: Ledger) -> bool:
+    if not tried:
+        return False
+    # A retry may succeed where the last one failed.
+    if all(isinstance(change, RetryTask) for change in proposal.changes):
+        return False
+    # A finished task is done again with other values of the context each time.
+    for entry in proposal.entries:
+        if entry.state is TaskState.DONE:
+            return False
+    return ledger.hash_of(proposal.changes) in tried
 
 
 def check_limits(proposal: Proposal, limits: LimitSettings, ledger: Ledger) -> str:
@@ -151,7 +162,9 @@ def check_waiting_callers(proposal: Proposal) -> str:
     reserved = proposal.live.scheduler.queue.reserved
     left_out = []
     for change in proposal.changes:
-        if change.kind == "remove" and change.task_id in reserved:
+        if change.kind != "remove":
+            continue
+        if change.task_id in reserved:
             left_out.append(change.task_id)
     if not left_out:
         return ""
@@ -170,7 +183,10 @@ def check_available_tools(proposal: Proposal) -> str:
         if task.id in rewired:
             continue
         tool = proposal.view.tool(task.tool)
-        if tool is not None and not tool.available:
+        # The caller's own functions need no description, and are always available.
+        if tool is None:
+            continue
+        if not tool.available:
             return f"the tool {tool.name!r} is unavailable"
     return ""
 
@@ -193,29 +209,26 @@ def check_futile_calls(proposal: Proposal) -> str:
 
 
 def _futile_replacement(change: ReplaceTask, view: PlanView) -> str:
-    new = {task.id for task in change.tasks}
-    # The others run after a new task, which may have removed the cause of the failure.
-    first = [task for task in change.tasks if task.tool and new.isdisjoint(task.depends_on)]
+    new = set(new_task_ids((change,)))
+    # The others run after a new task, which may remove the cause of the failure.
+    first = []
+    for task in change.tasks:
+        if task.tool and new.isdisjoint(task.depends_on):
+            first.append(task)
     if not first:
         return ""
     for old in view.lineage(change.task_id):
         if old.failure is None:
             continue
-        repeated = _find_same_call(old.task, first)
-        if repeated is None:
-            continue
-        reason = _repeated_failure(old, old.failure.kind, repeated, view)
-        if reason:
-            return reason
+        call = (old.task.tool, old.task.arguments, old.task.metadata)
+        for task in first:
+            if (task.tool, task.arguments, task.metadata) != call:
+                continue
+            reason = _repeated_failure(old, old.failure.kind, task, view)
+            if reason:
+                return reason
+            break
     return ""
-
-
-def _find_same_call(old: Task, tasks: Sequence[Task]) -> Task | None:
-    call = (old.tool, old.arguments, old.metadata)
-    for task in tasks:
-        if (task.tool, task.arguments, task.metadata) == call:
-            return task
-    return None
 
 
 def _repeated_failure(old: TaskView, kind: str, new: Task, view: PlanView) -> str:
@@ -238,8 +251,10 @@ def _refused_again(task: TaskView, view: PlanView) -> str:
 
     Empty if it was not refused, or if its arguments have harmless values now.
     """
+    if task.failure is None or task.failure.kind != "refused":
+        return ""
     tool = view.tool(task.task.tool)
-    if tool is None or task.failure is None or task.failure.kind != "refused":
+    if tool is None:
         return ""
     try:
         harm = resolved_risk(tool, task.task.arguments, view.arguments(task.id))
@@ -251,15 +266,16 @@ def _refused_again(task: TaskView, view: PlanView) -> str:
 
 
 def check_feasible(proposal: Proposal, triggers: Sequence[Trigger]) -> str:
-    """Reject changes that leave a plan with stated facts unable to run, or to reach its goal.
+    """Reject changes that leave a plan unable to run, or to reach its goal.
 
-    Faults elsewhere, which have nothing to do with the triggers, are not held against the changes.
+    Only a plan that states its facts can be checked. Faults elsewhere, which have nothing to do
+    with the triggers, are not held against the changes.
     """
     live = proposal.live
-    if not live.world.closed:
-        return ""
-    if any(isinstance(change, AbortRun) for change in proposal.changes):
-        return ""
+    # A run that ends need not reach its goal.
+    for change in proposal.changes:
+        if isinstance(change, AbortRun):
+            return ""
     named: set[TaskId] = set()
     lost: set[str] = set()
     # Triggers about one part of the plan allow faults in another part.
@@ -291,10 +307,8 @@ def check_feasible(proposal: Proposal, triggers: Sequence[Trigger]) -> str:
     return f"{INFEASIBLE}: {remaining.explain()}"
 
 
-def check_saving(proposal: Proposal, triggers: Sequence[Trigger], min_gain: float) -> str:
-    """Reject a path that is hardly better, if the plan could go on as it is."""
-    if not seeks_better_path(triggers):
-        return ""
+def check_saving(proposal: Proposal, min_gain: float) -> str:
+    """Reject a path that is hardly cheaper, where the plan could go on as it is."""
     saving = relative_saving(proposal.draft, proposal.live)
     if saving <= 0 or saving < min_gain:
         return f"it saves {saving:.0%} of the remaining cost, which is too little"
@@ -319,8 +333,11 @@ def relative_saving(draft: Draft, live: LivePlan) -> float:
             saved += _cost(entry.task, live)
         if draft.state(task_id) in unfinished:
             saved -= _cost(draft.task(task_id), live)
-    # Where nothing is left to do, each new task costs its own price.
-    return saved / (PlanView(live).remaining_cost or 1.0)
+    remaining = PlanView(live).remaining_cost
+    if not remaining:
+        # Where nothing is left to do, the cost is compared with that of one task.
+        remaining = 1.0
+    return saved / remaining
 
 
 def _cost(task: Task, live: LivePlan) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from replanning.changes import (
@@ -110,106 +111,66 @@ class ReplanPolicy:
             view: the plan.
             gate: whether a person can be asked when there is no alternative.
         """
-        chosen = _first_usable(candidates)
-        if chosen is None:
-            return self._decide_without_candidate(triggers, candidates, view, gate=gate)
-
-        best = candidates[chosen]
-        rule, reason = self._reason_to_ask(best, triggers, view)
-        if rule:
-            return Decision("ask", rule, reason, chosen)
-
-        alternative = best.alternative
-        if any(change.kind == "abort" for change in alternative.changes):
-            return Decision("abort", "confident", alternative.reason, chosen)
-
-        total = _total_score(best)
         settings = self.settings.alternatives
-        least = settings.human_approval_threshold
-        if total < least:
-            # A division that a judge has asked for needs no more than any candidate.
-            least = settings.min_confidence
-        reason = f"confidence {total:.2f} is at least {least:g}"
-        return Decision("execute", "confident", reason, chosen)
+        always_asked = ""
+        for trigger in triggers:
+            if trigger.kind in self.settings.approval.always_for:
+                always_asked = trigger.kind
+                break
 
-    def _decide_without_candidate(
-        self,
-        triggers: Sequence[Trigger],
-        candidates: Sequence[Candidate],
-        view: PlanView,
-        *,
-        gate: bool,
-    ) -> Decision:
-        reason = _no_alternative_reason(candidates)
-        if gate and self._always_asked_kind(triggers):
-            return Decision("ask", "no-alternative", reason)
-        # The output that a judge rejected must not be used: nothing else would hold it back.
-        rejected = []
-        for task_id in _trigger_tasks(triggers):
-            task = view.task(task_id)
-            if task.state is TaskState.FAILED and _was_rejected(task):
-                rejected.append(task_id)
-        return Decision("keep", "no-alternative", reason, blocks=tuple(rejected))
+        usable = [i for i, candidate in enumerate(candidates) if not candidate.rejected]
+        if not usable:
+            reason = _no_alternative_reason(candidates)
+            if gate and always_asked:
+                return Decision("ask", "no-alternative", reason)
+            blocks = _rejected_results(triggers, view)
+            return Decision("keep", "no-alternative", reason, blocks=blocks)
 
-    def _reason_to_ask(
-        self, best: Candidate, triggers: Sequence[Trigger], view: PlanView
-    ) -> tuple[str, str]:
-        """Return the first rule by which a person must agree, with the reason; empty texts if none.
-
-        The order decides which reason the person reads. Whatever the settings and the provider
-        state comes first, then the harm that the changes may do, and doubt about their use last.
-        """
-        alternative = best.alternative
+        # The order of the rules decides which reason the person reads: first whatever settings
+        # and providers state, then the harm that the changes may do, last doubt about their use.
+        chosen = usable[0]
+        alternative = candidates[chosen].alternative
+        ask = partial(Decision, "ask", chosen=chosen)
 
         # Whoever sets this up wants to see every change, however harmless it is.
-        if self.settings.alternatives.require_approval:
-            return "approval-required", "the settings require approval of every change"
+        if settings.require_approval:
+            return ask("approval-required", "the settings require approval of every change")
 
-        # Some events are so serious that a person must know of them before anything is changed.
-        kind = self._always_asked_kind(triggers)
-        if kind:
-            return "always-ask", f"a person decides whenever the trigger is {kind}"
+        # A person must know of some events before anything is changed.
+        if always_asked:
+            reason = f"a person decides whenever the trigger is {always_asked}"
+            return ask("always-ask", reason)
 
         # The provider knows more than the score says, such as that a person has to act first.
         if alternative.ask:
-            return "provider-asks", alternative.ask
+            return ask("provider-asks", alternative.ask)
 
-        # An effect that is had twice cannot be undone: a payment, or a message.
+        # A second payment, or a second message, cannot be taken back.
         repeated = _unsafe_repetition(alternative, triggers, view)
         if repeated:
-            return "in-doubt", _doubt(repeated, view)
+            return ask("in-doubt", _doubt(repeated, view))
 
         # No confidence makes up for a command that may destroy something.
         danger = _danger(alternative, triggers, view)
         if danger:
-            return "dangerous-tool", danger
+            return ask("dangerous-tool", danger)
 
-        # A judge that rejected a result has asked for its division, so the score does not matter.
-        total = _total_score(best)
-        threshold = self.settings.alternatives.human_approval_threshold
-        if total < threshold and not _divides_rejected(alternative, view):
-            return "low-confidence", f"confidence {total:.2f} is below {threshold:g}"
-        return "", ""
+        # A judge that rejected a result has asked for its division, whatever that scores.
+        score = candidates[chosen].score
+        total = 0.0
+        if score is not None:
+            total = score.total
+        least = settings.human_approval_threshold
+        if total < least:
+            if not _divides_rejected(alternative, view):
+                reason = f"confidence {total:.2f} is below {least:g}"
+                return ask("low-confidence", reason)
+            least = settings.min_confidence
 
-    def _always_asked_kind(self, triggers: Sequence[Trigger]) -> str:
-        """Return the first kind of trigger about which a person decides by the settings."""
-        for trigger in triggers:
-            if trigger.kind in self.settings.approval.always_for:
-                return trigger.kind
-        return ""
-
-
-def _first_usable(candidates: Sequence[Candidate]) -> int | None:
-    for index, candidate in enumerate(candidates):
-        if not candidate.rejected:
-            return index
-    return None
-
-
-def _total_score(candidate: Candidate) -> float:
-    if candidate.score is None:
-        return 0.0
-    return candidate.score.total
+        if any(change.kind == "abort" for change in alternative.changes):
+            return Decision("abort", "confident", alternative.reason, chosen)
+        reason = f"confidence {total:.2f} is at least {least:g}"
+        return Decision("execute", "confident", reason, chosen)
 
 
 def _trigger_tasks(triggers: Iterable[Trigger]) -> list[TaskId]:
@@ -234,6 +195,16 @@ def _lineages(triggers: Iterable[Trigger], view: PlanView) -> list[TaskId]:
         for task_id in trigger.tasks:
             roots[view.task(task_id).root] = None
     return list(roots)
+
+
+def _rejected_results(triggers: Iterable[Trigger], view: PlanView) -> tuple[TaskId, ...]:
+    """Return the tasks whose results a judge rejected: nothing but a block holds these back."""
+    rejected = []
+    for task_id in _trigger_tasks(triggers):
+        task = view.task(task_id)
+        if task.state is TaskState.FAILED and _was_rejected(task):
+            rejected.append(task_id)
+    return tuple(rejected)
 
 
 def _was_rejected(task: TaskView) -> bool:

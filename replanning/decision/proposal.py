@@ -80,13 +80,23 @@ def analyse(
         redactor: recognises names that look like secrets, and masks.
         asked_at: time of the request in seconds since the epoch; what has begun since is left out.
     """
-    alternative = _without_started(proposed, live, asked_at)
+    alternative = proposed
+    rest = drop_started(proposed.changes, live, asked_at)
+    if rest and len(rest) < len(proposed.changes):
+        # The estimate was made for all of the changes.
+        update = {
+            "changes": rest,
+            "reason": f"{proposed.reason} (without what has begun meanwhile)",
+            "expected_cost": None,
+        }
+        alternative = proposed.model_copy(update=update)
     name_problems = redactor.name_problems(alternative.changes)
     if name_problems:
         alternative = alternative.model_copy(update={"changes": ()})
 
     arguments = tuple(change_arguments(alternative.changes))
-    if _holds_mask(arguments):
+    if any(is_redacted(value) for _, value in arguments):
+        # Providers see masks in place of secrets, and repeat them.
         changes = restore_masks(alternative.changes, live, redactor)
         alternative = alternative.model_copy(update={"changes": changes})
         arguments = tuple(change_arguments(changes))
@@ -118,20 +128,6 @@ def analyse(
     )
 
 
-def _without_started(proposed: Alternative, live: LivePlan, asked_at: float) -> Alternative:
-    """Return an alternative without changes that come too late; all of it if none would be left."""
-    rest = drop_started(proposed.changes, live, asked_at)
-    if not rest or len(rest) == len(proposed.changes):
-        return proposed
-    # The estimate was made for all of the changes.
-    update = {
-        "changes": rest,
-        "reason": f"{proposed.reason} (without what has begun meanwhile)",
-        "expected_cost": None,
-    }
-    return proposed.model_copy(update=update)
-
-
 # Arguments
 
 
@@ -148,8 +144,10 @@ def change_arguments(changes: Sequence[PlanChange]) -> Iterator[TaskArguments]:
             case "add":
                 tasks = (change.task,)
         for task in tasks:
-            for arguments in task_arguments(task):
-                yield task.id, arguments
+            # Most tasks have none of these, and then there is nothing to look at.
+            if task.arguments or task.fallbacks or task.undo is not None:
+                for arguments in task_arguments(task):
+                    yield task.id, arguments
 
 
 def task_arguments(body: TaskBody) -> Iterator[JsonValue]:
@@ -198,13 +196,6 @@ def accept_changes(
         raise ChangeRejected([Problem("", f"{why}, in the arguments of {', '.join(masked)}")])
     # Whoever supplied the changes may keep them, and change what they refer to.
     return detached(restored)
-
-
-def _holds_mask(arguments: Sequence[TaskArguments]) -> bool:
-    for _, value in arguments:
-        if is_redacted(value):
-            return True
-    return False
 
 
 def restore_masks(

@@ -15,13 +15,11 @@ from replanning.decision.checks import (
     check_available_tools,
     check_changes_anything,
     check_confidence,
-    check_declined,
     check_feasible,
     check_fits_plan,
     check_futile_calls,
     check_limits,
     check_masks,
-    check_names,
     check_repeats,
     check_saving,
     check_waiting_callers,
@@ -139,11 +137,6 @@ class AlternativeVetter:
     asked_at: float
     _vetted: dict[str, VettedAlternative] = field(default_factory=dict)
 
-    @property
-    def seeks_better_path(self) -> bool:
-        """Whether the plan could go on as it is, and only a cheaper one is sought."""
-        return seeks_better_path(self.request.triggers)
-
     def vet(self, proposed: Alternative, source: str) -> VettedAlternative:
         """Return the verdict on an alternative as the plan is now.
 
@@ -155,15 +148,24 @@ class AlternativeVetter:
         fingerprint = proposed.fingerprint()
         vetted = self._vetted.get(fingerprint)
         # Two alternatives with the same changes may differ in their reasons.
-        if vetted is not None and vetted.proposal.proposed == proposed:
-            if vetted.proposal.version == live.version:
+        if vetted is not None and vetted.proposal.version == live.version:
+            if vetted.proposal.proposed == proposed:
                 return vetted
 
         proposal = analyse(proposed, live, self.life.redactor, asked_at=self.asked_at)
         score = None
         rejected = self._rejection(proposal)
         if not rejected:
-            score = self._score(proposal)
+            tasks: set[TaskId] = set()
+            for trigger in self.request.triggers:
+                tasks.update(trigger.tasks)
+            score = self.scorer.score(
+                proposal.alternative,
+                proposal.view,
+                self.past,
+                time_left=self.time_left,
+                tasks=tasks,
+            )
             settings = self.life.settings.alternatives
             rejected = check_confidence(proposal, score, settings)
         candidate = Candidate(proposal.alternative, score, rejected)
@@ -180,35 +182,28 @@ class AlternativeVetter:
         """
         life = self.life
         settings = life.settings
+        ledger = life.ledger
         triggers = self.request.triggers
         tried = self.request.tried_fingerprints
-        checks: tuple[Callable[[Proposal], str], ...] = (
-            check_names,
+        checks: list[Callable[[Proposal], str]] = [
             check_masks,
             check_changes_anything,
-            partial(check_repeats, tried=tried, ledger=life.ledger),
-            partial(check_declined, triggers=triggers, ledger=life.ledger),
-            partial(check_limits, limits=settings.limits, ledger=life.ledger),
+            partial(check_repeats, tried=tried, triggers=triggers, ledger=ledger),
+            partial(check_limits, limits=settings.limits, ledger=ledger),
             check_fits_plan,
             check_waiting_callers,
             check_available_tools,
             check_futile_calls,
-            partial(check_feasible, triggers=triggers),
-            partial(check_saving, triggers=triggers, min_gain=settings.better_path.min_gain),
-        )
+        ]
+        if life.live.world.closed:
+            checks.append(partial(check_feasible, triggers=triggers))
+        if seeks_better_path(triggers):
+            checks.append(partial(check_saving, min_gain=settings.better_path.min_gain))
         for check in checks:
             rejected = check(proposal)
             if rejected:
                 return rejected
         return ""
-
-    def _score(self, proposal: Proposal) -> Score:
-        tasks: set[TaskId] = set()
-        for trigger in self.request.triggers:
-            tasks.update(trigger.tasks)
-        return self.scorer.score(
-            proposal.alternative, proposal.view, self.past, time_left=self.time_left, tasks=tasks
-        )
 
 
 class PathGenerator:
@@ -254,7 +249,7 @@ class PathGenerator:
             StaleView: one of them read the plan after it had moved on.
         """
         replies = self._new_replies(flawed)
-        if vetter.seeks_better_path:
+        if seeks_better_path(vetter.request.triggers):
             immediate = [reply for reply in replies if _declares(reply.provider, "immediate")]
             others = [reply for reply in replies if reply not in immediate]
             await _ask_providers(immediate, vetter)
@@ -342,13 +337,13 @@ class PathGenerator:
         live = vetter.life.live
         threshold = vetter.life.settings.alternatives.human_approval_threshold
         needs_person = total < threshold or bool(alternative.ask)
-        if vetter.seeks_better_path:
+        if seeks_better_path(vetter.request.triggers):
             # All of them are sure to work, so the cheapest path is the best.
             return needs_person, -relative_saving(vetted.proposal.draft, live)
         first_source, _, _ = alternative.source.partition("+")
-        yields = first_source in self._low_priority
-        is_verifiable = live.plan.facts is not None
-        return not is_verifiable or needs_person or yields, -total
+        if live.plan.facts is None or first_source in self._low_priority:
+            return True, -total
+        return needs_person, -total
 
 
 def _declares(provider: AlternativeProvider, attribute: str) -> bool:
@@ -377,8 +372,12 @@ class AlternativeGenerator:
         analyzer: ContextAnalyzer | None = None,
         scorer: ConfidenceScorer | None = None,
     ) -> None:
-        self.analyzer = analyzer or ContextAnalyzer()
-        self.path_generator = PathGenerator(providers, scorer or ConfidenceScorer())
+        if analyzer is None:
+            analyzer = ContextAnalyzer()
+        if scorer is None:
+            scorer = ConfidenceScorer()
+        self.analyzer = analyzer
+        self.path_generator = PathGenerator(providers, scorer)
 
     def __repr__(self) -> str:
         names = [plugin_name(provider) for provider in self.path_generator.providers]
@@ -517,8 +516,9 @@ async def _complete(
         made = await complete(request, detached(other.alternative), other.rejected)
         if made is not None:
             # A proposal that needed a person still needs one.
-            ask = made.ask or other.alternative.ask
-            completed.append(made.model_copy(update={"ask": ask}))
+            if not made.ask:
+                made = made.model_copy(update={"ask": other.alternative.ask})
+            completed.append(made)
     return completed
 
 
@@ -555,7 +555,9 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
         vetter.request,
         charge=partial(life.charge, provider=reply.name),
         meter=RunMeter(life, reply.name, reply.add_note),
-        rejection_reason=partial(_rejection_reason, vetter, reply.name),
+        rejection_reason=lambda alternative: (
+            vetter.vet(detached(alternative), reply.name).candidate.rejected
+        ),
         add_note=reply.add_note,
     )
     scope = life.scope_type()
@@ -610,11 +612,6 @@ def _reserve_budget(reply: ProviderReply, vetter: AlternativeVetter) -> Callable
     except Exception as error:  # noqa: BLE001 - the estimate is the provider's code
         reply.fail(f"failed: {describe_error(error)}", error)
     return None
-
-
-def _rejection_reason(vetter: AlternativeVetter, name: str, alternative: Alternative) -> str:
-    """Return why an alternative of a provider would be rejected now; empty if it would not."""
-    return vetter.vet(detached(alternative), name).candidate.rejected
 
 
 async def collect_alternatives(
