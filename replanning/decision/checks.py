@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from replanning.changes import AbortRun, ReplaceTask, RetryTask, new_task_ids
+from replanning.changes import AbortRun, ReplaceTask, RetryTask
 from replanning.decision.ledger import Ledger
 from replanning.decision.proposal import Proposal, task_arguments
 from replanning.errors import ExpressionError
@@ -209,7 +209,7 @@ def check_futile_calls(proposal: Proposal) -> str:
 
 
 def _futile_replacement(change: ReplaceTask, view: PlanView) -> str:
-    new = set(new_task_ids((change,)))
+    new = {task.id for task in change.tasks}
     # The others run after a new task, which may remove the cause of the failure.
     first = []
     for task in change.tasks:

@@ -33,8 +33,8 @@ from replanning.plan.types import TaskId
 from replanning.settings import Settings
 
 DOUBT_ADVICE: Final = (
-    "to have it repeated without asking, state `idempotent: true` if that is harmless, or `effect: none` if it only"
-    " reads; a declared fallback is taken in any case"
+    "to have it repeated without asking, state `idempotent: true` if that is harmless, or"
+    " `effect: none` if it only reads; a declared fallback is taken in any case"
 )
 """How a task or tool declares that nobody need be asked about a call in doubt."""
 
@@ -66,7 +66,7 @@ class ReplanPolicy:
     def check_limits(
         self, triggers: Sequence[Trigger], view: PlanView, ledger: Ledger
     ) -> Decision | None:
-        """Return the decision that limits force before any provider is asked; None if there is none."""
+        """Return the decision that limits force before any provider is asked, or None."""
         limits = self.settings.limits
         per_run = limits.replans_per_run
         if per_run is not None and ledger.applied_count >= per_run:
@@ -216,7 +216,7 @@ def _was_rejected(task: TaskView) -> bool:
 
 
 def _danger(alternative: Alternative, triggers: Sequence[Trigger], view: PlanView) -> str:
-    """Return why a person must agree to a call that the changes make; empty if none is dangerous."""
+    """Return why a person must agree to a call that the changes make; empty if not."""
     changes = alternative.changes
     concerned = {*target_task_ids(changes), *_trigger_tasks(triggers)}
     existing = concerned.difference(new_task_ids(changes))

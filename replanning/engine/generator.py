@@ -1,4 +1,4 @@
-"""Generation of alternatives: providers are asked, each proposal is vetted against the live plan, scored and ranked."""
+"""Generation of alternatives: providers are asked; proposals are vetted, scored and ranked."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class VettedAlternative(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankedCandidates:
-    """Candidates, best first, the rejected ones last, with the drafts of their changes; and notes of providers.
+    """Candidates, best first, the rejected ones last; with their drafts and providers' notes.
 
     `rank` ranks them anew when the plan has another `version`.
     """
@@ -468,7 +468,7 @@ def _earlier_candidates(triggers: Sequence[Trigger], life: Lifecycle) -> RankedC
 
 @dataclass(slots=True, eq=False)
 class ProviderReply:
-    """Reply of one provider: its alternatives and notes, to which nothing is added once the reply is settled."""
+    """Reply of one provider: its alternatives and notes. It stays as it is once it is settled."""
 
     name: str
     provider: AlternativeProvider
@@ -485,7 +485,7 @@ class ProviderReply:
             self.notes.append(cut(f"{self.name}: {text}", _MAX_NOTE_CHARS))
 
     def settle(self, problem: str = "") -> None:
-        """Accept nothing more from the provider; note the problem unless the reply was settled before."""
+        """Accept nothing more from the provider; note the problem unless settled before."""
         if problem and not self.settled.is_set():
             self.notes.append(cut(f"{self.name} {problem}", _MAX_NOTE_CHARS))
         self.settled.set()

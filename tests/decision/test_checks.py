@@ -50,7 +50,7 @@ MASKS_REASON = (
 
 
 def build_plan() -> JournaledPlan:
-    """Return a plan whose first task has failed, with tools that could do it and one that cannot."""
+    """Return a plan whose first task has failed, and the tools that could do it."""
     tools = [tool("pip", cost=2), tool("uv", cost=1), tool("gone", available=False)]
     run = journaled(task("a", tool="pip", arguments=PASSWORD), task("b", "a"), tools=tools)
     run.fail("a")
@@ -77,7 +77,7 @@ def ledger_after(*applied: PlanChange) -> Ledger:
 
 
 def test_what_a_proposal_answers() -> None:
-    """A proposal has the tasks that changes concern, their arguments, the draft, and what would run."""
+    """A proposal has the tasks that changes concern, their arguments, and what would run."""
     run = build_plan()
     new = task("c", tool="uv", arguments={"x": 1})
     found = proposed(run, replace("a", new), retry("b"), skip("zz"))
@@ -114,7 +114,7 @@ def test_what_has_begun_is_left_out() -> None:
 
 
 def test_names_that_look_like_secrets() -> None:
-    """An alternative with a secret as a name is rejected, and keeps no changes that would be recorded."""
+    """A secret as a name rejects an alternative, and its changes are not kept for the record."""
     found = proposed(build_plan(), replace("a", SECRET))
     assert found.changes == ()
     assert check_masks(found).startswith("[0].tasks[0].id: what looks like a secret")
@@ -190,7 +190,7 @@ def test_limits() -> None:
 
 
 def test_feasible() -> None:
-    """In a plan that states its facts, changes must leave the goal within reach, unless they end the run."""
+    """With stated facts, changes must leave the goal within reach, unless they end the run."""
     tools = [tool("pip", adds=["built"]), tool("send", requires=["built"], adds=["sent"])]
     run = journaled(
         Task(id="a", tool="pip"),
