@@ -1,34 +1,48 @@
-"""Generation of alternatives: providers are asked, each proposal is vetted against the live plan, scored and ranked."""
+"""Generation of alternatives: providers are asked; proposals are vetted, scored and ranked."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import compress
 from typing import Any, Final, NamedTuple
 
 import anyio
 
 from replanning.changes import Alternative
-from replanning.decision.confidence import ConfidenceScorer, OutcomeHistory
-from replanning.decision.policy import (
+from replanning.decision.checks import (
     INFEASIBLE,
+    check_available_tools,
+    check_changes_anything,
+    check_confidence,
     check_feasible,
-    find_futile_call,
-    find_objection,
+    check_fits_plan,
+    check_futile_calls,
+    check_limits,
+    check_masks,
+    check_repeats,
+    check_saving,
+    check_waiting_callers,
     relative_saving,
-    restore_masks,
+    seeks_better_path,
 )
+from replanning.decision.confidence import ConfidenceScorer, OutcomeHistory
+from replanning.decision.proposal import Proposal, analyse
 from replanning.decision.request import AlternativeProvider, ReplanRequest
-from replanning.decision.staleness import drop_started
 from replanning.errors import BudgetExceeded, LLMError, StaleView
-from replanning.journal.records import Candidate, Trigger, Usage
+from replanning.journal.records import (
+    AlternativesConsidered,
+    Candidate,
+    Score,
+    Trigger,
+    Usage,
+)
 from replanning.live.draft import Draft
 from replanning.live.view import PlanView
 from replanning.plan.json_values import detached
-from replanning.plan.messages import cut, join_names
+from replanning.plan.messages import cut
 from replanning.plan.tasks import Goal
+from replanning.plan.types import ReplanId, TaskId
 from replanning.plugins import plugin_name
 from replanning.run.event_loop import describe_error, isolate
 from replanning.run.lifecycle import Lifecycle, RunMeter
@@ -42,17 +56,15 @@ MAX_PROPOSALS: Final = 100
 
 
 class VettedAlternative(NamedTuple):
-    """An alternative with the verdict on it: its score or the reason of its rejection, and its staged changes."""
+    """A proposal with the verdict on it: its score, or the reason why it is rejected."""
 
-    proposed: Alternative
+    proposal: Proposal
     candidate: Candidate
-    draft: Draft | None
-    version: int
 
 
 @dataclass(frozen=True, slots=True)
 class RankedCandidates:
-    """Candidates, best first, the rejected ones last, with the drafts of their changes; and notes of providers.
+    """Candidates, best first, the rejected ones last; with their drafts and providers' notes.
 
     `rank` ranks them anew when the plan has another `version`.
     """
@@ -75,21 +87,26 @@ class ContextAnalyzer:
 
     def analyse(self, triggers: Sequence[Trigger], life: Lifecycle, began: float) -> ReplanRequest:
         """Return the request that follows from triggers, considered since `began`."""
-        live, ledger, settings = life.live, life.ledger, life.settings
-        roots = sorted(
-            {live.entry(task_id).root for trigger in triggers for task_id in trigger.tasks}
-        )
+        ledger = life.ledger
+        settings = life.settings
+
         patience = settings.timeout.replan
-        if all(trigger.kind == "better-path-found" for trigger in triggers):
-            patience = min(patience, settings.better_path.time_cap)  # the plan can go on as it is
+        if seeks_better_path(triggers):
+            # The plan goes on as it is, so a late answer would find little left to improve.
+            patience = min(patience, settings.better_path.time_cap)
+
+        tried: set[str] = set()
+        for trigger in triggers:
+            for task_id in trigger.tasks:
+                root = life.live.entry(task_id).root
+                tried.update(ledger.tried_by_root.get(root, ()))
+
         return ReplanRequest(
             triggers=detached(tuple(triggers)),
-            view=PlanView(live),
+            view=PlanView(life.live),
             max_alternatives=settings.alternatives.max_count,
             deadline=began + patience,
-            tried_fingerprints=frozenset(
-                tried for root in roots for tried in ledger.tried_by_root.get(root, ())
-            ),
+            tried_fingerprints=frozenset(tried),
             charge=life.charge,
             history=tuple(ledger.recent_records),
         )
@@ -120,212 +137,223 @@ class AlternativeVetter:
     asked_at: float
     _vetted: dict[str, VettedAlternative] = field(default_factory=dict)
 
-    @property
-    def seeks_better_path(self) -> bool:
-        """Whether the plan could go on as it is, and only a cheaper one is sought."""
-        return all(trigger.kind == "better-path-found" for trigger in self.request.triggers)
-
     def vet(self, proposed: Alternative, source: str) -> VettedAlternative:
-        """Return the verdict on an alternative as the plan is now; it gets this source if it names none."""
+        """Return the verdict on an alternative as the plan is now.
+
+        It gets this source if it names none.
+        """
         if not proposed.source:
             proposed = proposed.model_copy(update={"source": source})
-        version, fingerprint = self.life.live.version, proposed.fingerprint()
+        live = self.life.live
+        fingerprint = proposed.fingerprint()
         vetted = self._vetted.get(fingerprint)
-        if vetted is not None and vetted.version == version and vetted.proposed == proposed:
-            return vetted
-        life, request = self.life, self.request
-        live, settings = life.live, life.settings
-        draft, score, current = None, None, proposed
-        rest = drop_started(proposed.changes, live, self.asked_at)
-        if rest and len(rest) < len(proposed.changes):
-            reason = f"{proposed.reason} (without what has begun meanwhile)"
-            current = proposed.model_copy(
-                update={"changes": rest, "reason": reason, "expected_cost": None}
-            )
-        problem = "; ".join(map(str, life.redactor.name_problems(current.changes)[:5]))
-        if problem:
-            # Names are not masked, and alternatives are on record even if they are rejected.
-            alternative = current.model_copy(update={"changes": ()})
-        else:
-            changes = restore_masks(current.changes, live, life.redactor)
-            alternative = current.model_copy(update={"changes": changes})
-            problem = find_objection(alternative, request, live, life.ledger, settings.limits)
-        if not problem:
-            draft = Draft(live, alternative.changes)
-            left_out = [
-                c.task_id
-                for c in alternative.changes
-                if c.kind == "remove" and c.task_id in live.scheduler.queue.reserved
-            ]
-            if draft.problems:
-                problem = "it does not fit the plan: " + "; ".join(map(str, draft.problems[:5]))
-            elif left_out:
-                problem = f"a caller waits for the result of {join_names(left_out, 5)}, which it leaves out"
-            elif (
-                not (problem := find_futile_call(alternative.changes, PlanView(live)))
-                and live.world.closed
-            ):
-                problem = check_feasible(draft, request.triggers, live)
-            if not problem and self.seeks_better_path:
-                saving = relative_saving(draft, live)
-                if saving <= 0 or saving < settings.better_path.min_gain:
-                    problem = f"it saves {saving:.0%} of the remaining cost, which is too little"
-        if not problem:
-            tasks = {task_id for trigger in request.triggers for task_id in trigger.tasks}
+        # Two alternatives with the same changes may differ in their reasons.
+        if vetted is not None and vetted.proposal.version == live.version:
+            if vetted.proposal.proposed == proposed:
+                return vetted
+
+        proposal = analyse(proposed, live, self.life.redactor, asked_at=self.asked_at)
+        score = None
+        rejected = self._rejection(proposal)
+        if not rejected:
+            tasks: set[TaskId] = set()
+            for trigger in self.request.triggers:
+                tasks.update(trigger.tasks)
             score = self.scorer.score(
-                alternative, PlanView(live), self.past, time_left=self.time_left, tasks=tasks
+                proposal.alternative,
+                proposal.view,
+                self.past,
+                time_left=self.time_left,
+                tasks=tasks,
             )
-            minimum = settings.alternatives
-            if (
-                alternative.confidence is not None
-                and alternative.confidence < minimum.min_llm_confidence
-            ):
-                problem = f"its own confidence {alternative.confidence:g} is below {minimum.min_llm_confidence:g}"
-            elif score.total < minimum.min_confidence:
-                problem = f"confidence {score.total:.2f} is below {minimum.min_confidence:g}"
-        candidate = Candidate(alternative, score, problem)
-        vetted = self._vetted[fingerprint] = VettedAlternative(proposed, candidate, draft, version)
+            settings = self.life.settings.alternatives
+            rejected = check_confidence(proposal, score, settings)
+        candidate = Candidate(proposal.alternative, score, rejected)
+        vetted = VettedAlternative(proposal, candidate)
+        self._vetted[fingerprint] = vetted
         return vetted
+
+    def _rejection(self, proposal: Proposal) -> str:
+        """Return why a proposal is not worth a score; empty if nothing speaks against it.
+
+        The first reason counts, and it is on record. So what is wrong with the changes themselves
+        comes first, then the history of the run, then the plan as they would leave it. Each check
+        relies on those before it: later ones look at tasks that only changes that fit have.
+        """
+        life = self.life
+        settings = life.settings
+        ledger = life.ledger
+        triggers = self.request.triggers
+        tried = self.request.tried_fingerprints
+        checks: list[Callable[[Proposal], str]] = [
+            check_masks,
+            check_changes_anything,
+            partial(check_repeats, tried=tried, triggers=triggers, ledger=ledger),
+            partial(check_limits, limits=settings.limits, ledger=ledger),
+            check_fits_plan,
+            check_waiting_callers,
+            check_available_tools,
+            check_futile_calls,
+        ]
+        if life.live.world.closed:
+            checks.append(partial(check_feasible, triggers=triggers))
+        if seeks_better_path(triggers):
+            checks.append(partial(check_saving, min_gain=settings.better_path.min_gain))
+        for check in checks:
+            rejected = check(proposal)
+            if rejected:
+                return rejected
+        return ""
 
 
 class PathGenerator:
     """Asks providers, and ranks their proposals.
 
     Args:
-        providers: asked at the same time, with one deadline for all; a failing one is left out and noted.
+        providers: asked at the same time, with one deadline; failing ones are left out and noted.
         scorer: scores valid proposals.
 
     Attributes:
-        last_resorts: the providers that are asked even if nothing can run any more and they found nothing before.
+        last_resorts: the providers that are asked even if nothing can run any more and they found
+            nothing before.
     """
 
     def __init__(self, providers: Sequence[AlternativeProvider], scorer: ConfidenceScorer) -> None:
         self.providers = tuple(providers)
         self.scorer = scorer
-        self.last_resorts = tuple(
-            p for p in self.providers if getattr(p, "last_resort", False) is True
-        )
-        self._names = [plugin_name(provider) for provider in self.providers]
-        yielding = [
-            getattr(provider, "yields_priority", False) is True for provider in self.providers
-        ]
-        self._low_priority = set(compress(self._names, yielding))
+        self.last_resorts = tuple(p for p in self.providers if _declares(p, "last_resort"))
+        self._names: list[str] = []
+        self._low_priority: set[str] = set()
+        for provider in self.providers:
+            name = plugin_name(provider)
+            self._names.append(name)
+            if _declares(provider, "yields_priority"):
+                self._low_priority.add(name)
 
     async def generate(
         self, vetter: AlternativeVetter, *, last: bool, flawed: Sequence[Candidate] = ()
     ) -> list[ProviderReply]:
-        """Ask all providers for proposals at the same time, and return their replies in the order of the providers.
+        """Ask all providers for proposals, and return their replies in the order of the providers.
 
-        For a better path, providers with `immediate` are asked first, and the others only if these find none: the plan
-        goes on while a slow provider is awaited, so that little may remain to be improved.
+        They are asked at the same time. For a better path, providers with `immediate` are asked
+        first, and the others only if these find none: the plan goes on while a slow provider is
+        awaited, so that little may remain to be improved.
 
         Args:
-            vetter: holds the request and the run, and vets proposals that providers want to know about.
+            vetter: holds the request and the run, and vets proposals on behalf of providers.
             last: leave out a provider whose view of the plan is stale, with a note.
-            flawed: proposals that could not be executed; if given, only providers that can complete them are asked.
+            flawed: proposals that could not be executed; if given, only providers that can
+                complete them are asked.
 
         Raises:
             StaleView: one of them read the plan after it had moved on.
         """
-        replies = [
-            ProviderReply(
-                name,
-                provider,
-                partial(_complete, provider, name, flawed)
-                if flawed
-                else partial(_propose, provider),
-            )
-            for name, provider in zip(self._names, self.providers, strict=True)
-            if not flawed or getattr(provider, "complete", None) is not None
-        ]
-        rounds = [replies]
-        if vetter.seeks_better_path:
-            rounds = [
-                [r for r in replies if (getattr(r.provider, "immediate", False) is True) is first]
-                for first in (True, False)
-            ]
-        for together in rounds:
-            for reply in together:
-                if len(together) == 1 and getattr(reply.provider, "immediate", False):
-                    await _ask_provider(reply, vetter)
-                else:  # a provider that waits in a thread goes on after its deadline, and its answer is ignored
-                    vetter.life.plugins.run(
-                        f"provider {reply.name!r}", _ask_provider, reply, vetter
-                    )
-            for reply in together:
-                if (
-                    not reply.settled.is_set()
-                ):  # waiting for what has happened takes a turn of the event loop
-                    await reply.settled.wait()
-            proposals = [
-                (alternative, reply.name)
-                for reply in together
-                for alternative in reply.alternatives
-            ]
-            if len(rounds) > 1 and not all(
-                vetter.vet(*proposal).candidate.rejected for proposal in proposals
-            ):
-                break
-        for reply in replies:  # in the order of the providers, whichever failed first
+        replies = self._new_replies(flawed)
+        if seeks_better_path(vetter.request.triggers):
+            immediate = [reply for reply in replies if _declares(reply.provider, "immediate")]
+            others = [reply for reply in replies if reply not in immediate]
+            await _ask_providers(immediate, vetter)
+            if not _has_acceptable(immediate, vetter):
+                await _ask_providers(others, vetter)
+        else:
+            await _ask_providers(replies, vetter)
+
+        # All failures are on record before a stale view makes the caller ask again.
+        for reply in replies:
             if reply.failure is not None and vetter.life.end is None:
                 vetter.life.record_error(f"provider {reply.name!r}", reply.failure)
         for reply in replies:
-            if reply.stale_error is not None and not last:
+            if reply.stale_error is None:
+                continue
+            if not last:
                 raise reply.stale_error
-            if reply.stale_error is not None:
-                reply.notes.append(f"{reply.name}: the plan changed each time that it was asked")
+            reply.notes.append(f"{reply.name}: the plan changed each time that it was asked")
+        return replies
+
+    def _new_replies(self, flawed: Sequence[Candidate]) -> list[ProviderReply]:
+        """Return an empty reply for each provider to be asked, with the way to ask it."""
+        replies = []
+        for name, provider in zip(self._names, self.providers, strict=True):
+            if not flawed:
+                replies.append(ProviderReply(name, provider, partial(_propose, provider)))
+            elif getattr(provider, "complete", None) is not None:
+                ask = partial(_complete, provider, name, flawed)
+                replies.append(ProviderReply(name, provider, ask))
         return replies
 
     def rank(self, replies: Sequence[ProviderReply], vetter: AlternativeVetter) -> RankedCandidates:
-        """Vet and rank the alternatives of replies, best first; ties go by provider, then by its order."""
+        """Vet and rank the alternatives of replies, best first.
+
+        Ties go by provider, then by the order in which a provider made its proposals.
+        """
         life = vetter.life
-        limit = life.settings.alternatives.max_count
         fingerprints: set[str] = set()
-        good: list[tuple[Candidate, Draft | None]] = []
-        bad: list[tuple[Candidate, Draft | None]] = []
+        good: list[VettedAlternative] = []
+        bad: list[VettedAlternative] = []
+        notes: list[str] = []
         with life.spans.scoring_span():
-            for alternative, source in (
-                (proposed, reply.name) for reply in replies for proposed in reply.alternatives
-            ):
-                _, candidate, draft, _ = vetter.vet(alternative, source)
-                fingerprint = candidate.alternative.fingerprint()
-                if candidate.alternative.changes and fingerprint in fingerprints:
-                    candidate = Candidate(
-                        candidate.alternative, None, "the same was proposed already"
-                    )
-                fingerprints.add(fingerprint)
-                (bad if candidate.rejected else good).append((candidate, draft))
-        verifiable = life.live.plan.facts is not None
-        threshold = life.settings.alternatives.human_approval_threshold
+            for reply in replies:
+                notes += reply.notes
+                for alternative in reply.alternatives:
+                    vetted = vetter.vet(alternative, reply.name)
+                    # The changes may be empty, and verdicts without changes are no duplicates.
+                    if vetted.proposal.changes and vetted.proposal.fingerprint in fingerprints:
+                        vetted = _reject(vetted, "the same was proposed already", score=None)
+                    fingerprints.add(vetted.proposal.fingerprint)
+                    if vetted.candidate.rejected:
+                        bad.append(vetted)
+                    else:
+                        good.append(vetted)
 
-        def order(ranked: tuple[Candidate, Draft | None]) -> tuple[bool, float]:
-            """Proposals that facts have verified, and that need no person, precede those of providers that yield."""
-            alternative, score, draft = ranked[0].alternative, ranked[0].score, ranked[1]
-            total = score.total if score else 0.0
-            if draft is not None and vetter.seeks_better_path:
-                return total < threshold or bool(alternative.ask), -relative_saving(
-                    draft, life.live
-                )
-            needs_person = not verifiable or total < threshold or bool(alternative.ask)
-            leading, _, _ = alternative.source.partition(
-                "+"
-            )  # of a proposal that another completed
-            return needs_person or leading in self._low_priority, -total
-
-        good.sort(key=order)
-        spare = [
-            (replace(c, rejected=f"only {limit} are considered"), draft)
-            for c, draft in good[limit:]
-        ]
-        ranked = [*good[:limit], *spare, *bad]
+        good.sort(key=partial(self._rank_key, vetter=vetter))
+        limit = life.settings.alternatives.max_count
+        ranked = good[:limit]
+        for vetted in good[limit:]:
+            reason = f"only {limit} are considered"
+            ranked.append(_reject(vetted, reason, score=vetted.candidate.score))
+        ranked += bad
         return RankedCandidates(
-            tuple(candidate for candidate, _ in ranked),
-            tuple(draft for _, draft in ranked),
-            tuple(note for reply in replies for note in reply.notes),
-            PlanView(life.live),
-            life.live.version,
-            partial(self.rank, replies, vetter),
+            candidates=tuple(vetted.candidate for vetted in ranked),
+            drafts=tuple(vetted.proposal.draft for vetted in ranked),
+            notes=tuple(notes),
+            view=PlanView(life.live),
+            version=life.live.version,
+            rank=partial(self.rank, replies, vetter),
         )
+
+    def _rank_key(
+        self, vetted: VettedAlternative, *, vetter: AlternativeVetter
+    ) -> tuple[bool, float]:
+        """Return a sort key: proposals that need no person come first, then those that score more.
+
+        Without facts nothing is verified, so a person may be needed in any case. Providers that
+        yield priority come after the others, also where another provider completed the proposal.
+        """
+        alternative = vetted.proposal.alternative
+        score = vetted.candidate.score
+        total = 0.0
+        if score is not None:
+            total = score.total
+        live = vetter.life.live
+        threshold = vetter.life.settings.alternatives.human_approval_threshold
+        needs_person = total < threshold or bool(alternative.ask)
+        if seeks_better_path(vetter.request.triggers):
+            # All of them are sure to work, so the cheapest path is the best.
+            return needs_person, -relative_saving(vetted.proposal.draft, live)
+        first_source, _, _ = alternative.source.partition("+")
+        if live.plan.facts is None or first_source in self._low_priority:
+            return True, -total
+        return needs_person, -total
+
+
+def _declares(provider: AlternativeProvider, attribute: str) -> bool:
+    """Return whether a provider sets an optional attribute to True."""
+    return getattr(provider, attribute, False) is True
+
+
+def _reject(vetted: VettedAlternative, reason: str, *, score: Score | None) -> VettedAlternative:
+    """Return a vetted alternative that is rejected after all, because of the others."""
+    return vetted._replace(candidate=Candidate(vetted.proposal.alternative, score, reason))
 
 
 class AlternativeGenerator:
@@ -344,18 +372,21 @@ class AlternativeGenerator:
         analyzer: ContextAnalyzer | None = None,
         scorer: ConfidenceScorer | None = None,
     ) -> None:
-        self.analyzer = analyzer or ContextAnalyzer()
-        self.path_generator = PathGenerator(providers, scorer or ConfidenceScorer())
+        if analyzer is None:
+            analyzer = ContextAnalyzer()
+        if scorer is None:
+            scorer = ConfidenceScorer()
+        self.analyzer = analyzer
+        self.path_generator = PathGenerator(providers, scorer)
 
     def __repr__(self) -> str:
-        return (
-            f"<AlternativeGenerator of {[plugin_name(p) for p in self.path_generator.providers]}>"
-        )
+        names = [plugin_name(provider) for provider in self.path_generator.providers]
+        return f"<AlternativeGenerator of {names}>"
 
     async def generate(
         self, triggers: Sequence[Trigger], life: Lifecycle, *, began: float, last: bool
     ) -> RankedCandidates:
-        """Return ranked candidates, vetted against the plan as it is when the last provider answers.
+        """Return ranked candidates, vetted against the plan when the last provider answers.
 
         Args:
             triggers: why replanning is considered.
@@ -364,49 +395,80 @@ class AlternativeGenerator:
             last: do without a provider whose view of the plan is stale, instead of raising.
 
         Raises:
-            StaleView: a provider read the plan after it had moved on to another revision, and must be asked again.
+            StaleView: a provider read the plan after it had moved on to another revision, and must
+                be asked again.
         """
-        paths, in_vain = self.path_generator, life.ledger.fruitless_searches
-        stuck = {
-            task_id
-            for trigger in triggers
-            for task_id in trigger.tasks
-            if trigger.kind == "goal-unreachable"
-        }
-        again = stuck and len(triggers) == 1 and in_vain.keys() >= stuck
-        if again and not paths.last_resorts:  # providers have said already what they know
-            earlier = {
-                body.replan: body for body in (in_vain[task_id] for task_id in triggers[0].tasks)
-            }.values()
-            candidates = tuple(candidate for body in earlier for candidate in body.candidates)
-            notes = tuple(note for body in earlier for note in body.notes)
-            view, version = PlanView(life.live), life.live.version
-            ranked = RankedCandidates(
-                candidates, (None,) * len(candidates), notes, view, version, lambda: ranked
-            )
-            return ranked
+        paths = self.path_generator
+        # Providers have said already what they know; only a last resort is asked once more.
+        if not paths.last_resorts and _was_fruitless(triggers, life):
+            return _earlier_candidates(triggers, life)
+
         request = self.analyzer.analyse(triggers, life, began)
-        time_left, past = life.wall_clock_left(began), cache(life.evaluation.past_outcomes)
-        vetter = AlternativeVetter(request, life, paths.scorer, past, time_left, life.clock.now())
+        vetter = AlternativeVetter(
+            request=request,
+            life=life,
+            scorer=paths.scorer,
+            past=cache(life.evaluation.past_outcomes),
+            time_left=life.wall_clock_left(began),
+            asked_at=life.clock.now(),
+        )
         replies = await paths.generate(vetter, last=last)
         ranked = paths.rank(replies, vetter)
-        flawed = [
-            candidate
-            for candidate in ranked.candidates
-            if candidate.rejected.startswith(INFEASIBLE)
-        ]
-        if flawed:
-            completions = await paths.generate(
-                vetter, last=last, flawed=flawed[: request.max_alternatives]
-            )
-            if any(reply.alternatives or reply.notes for reply in completions):
-                ranked = paths.rank([*replies, *completions], vetter)
+
+        # What only the facts forbid may be completed by a provider that plans over facts.
+        flawed = []
+        for candidate in ranked.candidates:
+            if candidate.rejected.startswith(INFEASIBLE):
+                flawed.append(candidate)
+        if not flawed:
+            return ranked
+        flawed = flawed[: request.max_alternatives]
+        completions = await paths.generate(vetter, last=last, flawed=flawed)
+        if any(reply.alternatives or reply.notes for reply in completions):
+            return paths.rank([*replies, *completions], vetter)
         return ranked
+
+
+def _was_fruitless(triggers: Sequence[Trigger], life: Lifecycle) -> bool:
+    """Return whether a stuck plan is all that is considered, and was searched for in vain."""
+    if len(triggers) != 1 or triggers[0].kind != "goal-unreachable":
+        return False
+    tasks = set(triggers[0].tasks)
+    return bool(tasks) and life.ledger.fruitless_searches.keys() >= tasks
+
+
+def _earlier_candidates(triggers: Sequence[Trigger], life: Lifecycle) -> RankedCandidates:
+    """Return the candidates of the searches that found nothing, each search once."""
+    searches: dict[ReplanId, AlternativesConsidered] = {}
+    for task_id in triggers[0].tasks:
+        search = life.ledger.fruitless_searches[task_id]
+        searches[search.replan] = search
+    candidates: list[Candidate] = []
+    notes: list[str] = []
+    for search in searches.values():
+        candidates += search.candidates
+        notes += search.notes
+
+    def again() -> RankedCandidates:
+        return ranked
+
+    ranked = RankedCandidates(
+        candidates=tuple(candidates),
+        drafts=(None,) * len(candidates),
+        notes=tuple(notes),
+        view=PlanView(life.live),
+        version=life.live.version,
+        rank=again,
+    )
+    return ranked
+
+
+# Asking
 
 
 @dataclass(slots=True, eq=False)
 class ProviderReply:
-    """Reply of one provider: its alternatives and notes, to which nothing is added once the reply is settled."""
+    """Reply of one provider: its alternatives and notes. It stays as it is once it is settled."""
 
     name: str
     provider: AlternativeProvider
@@ -423,7 +485,7 @@ class ProviderReply:
             self.notes.append(cut(f"{self.name}: {text}", _MAX_NOTE_CHARS))
 
     def settle(self, problem: str = "") -> None:
-        """Accept nothing more from the provider; note the problem unless the reply was settled before."""
+        """Accept nothing more from the provider; note the problem unless settled before."""
         if problem and not self.settled.is_set():
             self.notes.append(cut(f"{self.name} {problem}", _MAX_NOTE_CHARS))
         self.settled.set()
@@ -448,27 +510,56 @@ async def _complete(
     complete = getattr(provider, "complete")  # noqa: B009 - not every provider has it
     completed = []
     for other in flawed:
-        if other.alternative.source != name:
-            made = await complete(request, detached(other.alternative), other.rejected)
-            if made is not None:  # a proposal that needed a person still needs one
-                completed.append(made.model_copy(update={"ask": made.ask or other.alternative.ask}))
+        # A provider that could complete its own proposal would have done so.
+        if other.alternative.source == name:
+            continue
+        made = await complete(request, detached(other.alternative), other.rejected)
+        if made is not None:
+            # A proposal that needed a person still needs one.
+            if not made.ask:
+                made = made.model_copy(update={"ask": other.alternative.ask})
+            completed.append(made)
     return completed
+
+
+def _has_acceptable(replies: Sequence[ProviderReply], vetter: AlternativeVetter) -> bool:
+    """Return whether a reply has an alternative that is not rejected."""
+    for reply in replies:
+        for alternative in reply.alternatives:
+            if not vetter.vet(alternative, reply.name).candidate.rejected:
+                return True
+    return False
+
+
+async def _ask_providers(replies: Sequence[ProviderReply], vetter: AlternativeVetter) -> None:
+    """Ask providers at the same time, and wait until all replies are settled."""
+    if len(replies) == 1 and _declares(replies[0].provider, "immediate"):
+        await _ask_provider(replies[0], vetter)
+        return
+    for reply in replies:
+        # A provider that waits in a thread goes on after its deadline; its answer is ignored.
+        vetter.life.plugins.run(f"provider {reply.name!r}", _ask_provider, reply, vetter)
+    for reply in replies:
+        # Waiting for what has happened would take a turn of the event loop.
+        if not reply.settled.is_set():
+            await reply.settled.wait()
 
 
 async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None:
     """Ask one provider within budget and deadline; a failure is contained and noted."""
-    name, request, life = reply.name, vetter.request, vetter.life
-    try:
-        estimate = getattr(reply.provider, "estimate", None)
-        release = life.ledger.budget_tracker.reserve(
-            estimate(request) if estimate is not None else Usage()
-        )
-    except BudgetExceeded as error:
-        reply.settle(f"was not asked: {error}")
+    life = vetter.life
+    release = _reserve_budget(reply, vetter)
+    if release is None:
         return
-    except Exception as error:  # noqa: BLE001 - the estimate is the provider's code
-        reply.fail(f"failed: {describe_error(error)}", error)
-        return
+    request = replace(
+        vetter.request,
+        charge=partial(life.charge, provider=reply.name),
+        meter=RunMeter(life, reply.name, reply.add_note),
+        rejection_reason=lambda alternative: (
+            vetter.vet(detached(alternative), reply.name).candidate.rejected
+        ),
+        add_note=reply.add_note,
+    )
     scope = anyio.CancelScope()
 
     def expire() -> None:
@@ -477,28 +568,13 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
         scope.cancel()
 
     alarm = life.timer.call_at(request.deadline, expire)
-    # As `replace` would make it, which takes several times as long.
-    request = ReplanRequest(
-        triggers=request.triggers,
-        view=request.view,
-        max_alternatives=request.max_alternatives,
-        deadline=request.deadline,
-        tried_fingerprints=request.tried_fingerprints,
-        charge=partial(life.charge, provider=name),
-        meter=RunMeter(life, name, reply.add_note),
-        history=request.history,
-        rejection_reason=lambda alternative: (
-            vetter.vet(detached(alternative), name).candidate.rejected
-        ),
-        add_note=reply.add_note,
-    )
     try:
-        with life.spans.provider_span(name) as answered:
+        with life.spans.provider_span(reply.name) as answered:
             alternatives: list[Alternative] = []
             with scope:
-                alternatives = await isolate(
-                    collect_alternatives, lambda: reply.ask(request), reply.add_note
-                )
+                ask = partial(reply.ask, request)
+                alternatives = await isolate(collect_alternatives, ask, reply.add_note)
+            # An answer after the deadline is ignored.
             if not reply.settled.is_set():
                 reply.alternatives = alternatives
             answered(len(reply.alternatives), scope.cancelled_caught)
@@ -506,15 +582,36 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
         reply.stale_error = error
     except BudgetExceeded as error:
         reply.settle(f"could ask no further: {error}")
-    except LLMError as error:  # its message is meant for people
-        reply.fail(f"failed: {str(error).removeprefix(f'{name}: ')}", error)
+    except LLMError as error:
+        # Its message is meant for people, and begins with the name that the note has already.
+        message = str(error).removeprefix(f"{reply.name}: ")
+        reply.fail(f"failed: {message}", error)
     except Exception as error:  # noqa: BLE001 - a failing provider is contained
         reply.fail(f"failed: {describe_error(error)}", error)
     finally:
         alarm.cancel()
         release()
-    # Not where the program is ending: nothing may be decided for lack of an answer, as the process that resumes asks again.
+    # Not where the program is ending: nothing may be decided for lack of an answer, because the
+    # process that resumes asks again.
     reply.settle()
+
+
+def _reserve_budget(reply: ProviderReply, vetter: AlternativeVetter) -> Callable[[], None] | None:
+    """Reserve what a provider may use, and return how to release it.
+
+    Returns None, with the reply settled, if the budget does not suffice.
+    """
+    try:
+        usage = Usage()
+        estimate = getattr(reply.provider, "estimate", None)
+        if estimate is not None:
+            usage = estimate(vetter.request)
+        return vetter.life.ledger.budget_tracker.reserve(usage)
+    except BudgetExceeded as error:
+        reply.settle(f"was not asked: {error}")
+    except Exception as error:  # noqa: BLE001 - the estimate is the provider's code
+        reply.fail(f"failed: {describe_error(error)}", error)
+    return None
 
 
 async def collect_alternatives(
@@ -523,17 +620,21 @@ async def collect_alternatives(
     """Return the proposals of a provider that is asked, which may come from a generator.
 
     Raises:
-        TypeError: one of them is no alternative, or the provider is not async.
+        TypeError: one of them is not an alternative, or the provider is not async.
     """
     answer: Any = ask()
     if not isinstance(answer, Awaitable):
         raise TypeError("`propose` is not async; write `async def propose(self, request)`")
     given: Any = await answer
-    several = isinstance(given, Iterable) and not isinstance(given, Alternative)
-    proposed = list(given) if several else [given]
-    alternatives = detached(proposed[:MAX_PROPOSALS])  # the provider may keep its own
+    proposed = [given]
+    # A model can be iterated over, field by field.
+    if isinstance(given, Iterable) and not isinstance(given, Alternative):
+        proposed = list(given)
+    # The provider may keep its own, and change what they refer to.
+    alternatives = detached(proposed[:MAX_PROPOSALS])
     for alternative in alternatives:
-        if not isinstance(alternative, Alternative):  # then none of them is taken
+        # One of another type says that the provider is broken, so none of them is taken.
+        if not isinstance(alternative, Alternative):
             raise TypeError(f"expected an Alternative, got {type(alternative).__name__}")
     if len(proposed) > MAX_PROPOSALS:
         add_note(f"made more than {MAX_PROPOSALS} proposals; the others are left out")

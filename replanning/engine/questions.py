@@ -21,7 +21,8 @@ from replanning.decision.answers import (
     is_stale,
     validate_answer,
 )
-from replanning.decision.policy import Decision, accept_changes
+from replanning.decision.policy import Decision
+from replanning.decision.proposal import accept_changes
 from replanning.decision.request import Answer, HumanGate, Question
 from replanning.decision.staleness import relevant_triggers
 from replanning.errors import (

@@ -25,7 +25,8 @@ from replanning.changes import (
     parse_changes,
 )
 from replanning.decision.confidence import PlanEvaluation
-from replanning.decision.policy import DOUBT_ADVICE, accept_changes
+from replanning.decision.policy import DOUBT_ADVICE
+from replanning.decision.proposal import accept_changes
 from replanning.errors import (
     CallFailed,
     CallSkipped,

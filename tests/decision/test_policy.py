@@ -10,10 +10,9 @@ import pytest
 from replanning import Alternative, Budget, Settings, Task, journal
 from replanning.changes import AbortRun, PlanChange, ReplaceTask
 from replanning.decision.ledger import Ledger
-from replanning.decision.policy import Decision, ReplanPolicy, relative_saving
+from replanning.decision.policy import Decision, ReplanPolicy
 from replanning.decision.staleness import relevant_triggers, stale_reason
 from replanning.live import PlanView
-from replanning.live.draft import Draft
 from tests.support.live import (
     JournaledPlan,
     add,
@@ -117,30 +116,6 @@ def test_abort() -> None:
 def test_no_alternative(candidates: list[journal.Candidate], reason: str) -> None:
     """Without a usable candidate the plan is kept, with the reason."""
     assert decided(one(), *candidates) == Decision("keep", "no-alternative", reason)
-
-
-@pytest.mark.parametrize(
-    ("changes", "saving"),
-    [
-        ([], 0.0),
-        ([skip("a")], 0.4),
-        ([replace("a", task("c", tool="uv"))], 0.2),
-        ([replace("a", "c", "g")], 0.0),
-        ([add("c", tool="pip")], -0.4),
-        ([cancel("e")], 0.0),
-    ],
-)
-def test_relative_saving(changes: list[PlanChange], saving: float) -> None:
-    """Changes save a share of the cost of what is unfinished: of each task that of its tool, 1 if none is declared."""
-    tools = [tool("pip", cost=2), tool("uv", cost=1), tool("echo")]
-    run = journaled(task("a", tool="pip"), task("b"), "d", task("e", tool="echo"), "f", tools=tools)
-    run.run("d")
-    run.start("e")
-    assert relative_saving(Draft(run.live, changes), run.live) == pytest.approx(saving)
-    run.apply(*map(cancel, "abef"))
-    assert (
-        relative_saving(Draft(run.live, [add("c")]), run.live) == -1
-    )  # where nothing is left, the plan costs 1 more
 
 
 # Approval

@@ -1,0 +1,247 @@
+# Ids are written as plain text here.
+# mypy: disable-error-code="arg-type"
+"""Proposals: what is computed about an alternative, and the checks that read it."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from replanning import Alternative, Budget, Task, journal
+from replanning.changes import AbortRun, PlanChange
+from replanning.decision.checks import (
+    check_available_tools,
+    check_changes_anything,
+    check_confidence,
+    check_feasible,
+    check_fits_plan,
+    check_futile_calls,
+    check_limits,
+    check_masks,
+    check_repeats,
+    check_saving,
+    relative_saving,
+)
+from replanning.decision.ledger import Ledger
+from replanning.decision.proposal import Proposal, analyse
+from replanning.live.draft import Draft
+from replanning.secrets import Redactor
+from replanning.settings import AlternativeSettings, LimitSettings
+from tests.support.live import (
+    JournaledPlan,
+    add,
+    cancel,
+    journaled,
+    modify,
+    replace,
+    retry,
+    skip,
+    task,
+    tool,
+)
+
+SECRET = "ghp_" + "0123456789abcdefghij" + "ABCDEFGHIJ012345"
+PASSWORD = {"password": "hunter2hunter2"}
+MASKED = {"password": "[redacted]"}
+MASKS_REASON = (
+    "[redacted] and [cut: …] stand for text that is not shown: do without them in the arguments"
+    " of 'c'"
+)
+
+
+def build_plan() -> JournaledPlan:
+    """Return a plan whose first task has failed, and the tools that could do it."""
+    tools = [tool("pip", cost=2), tool("uv", cost=1), tool("gone", available=False)]
+    run = journaled(task("a", tool="pip", arguments=PASSWORD), task("b", "a"), tools=tools)
+    run.fail("a")
+    return run
+
+
+def proposed(run: JournaledPlan, *changes: PlanChange, asked_at: float = 0.0) -> Proposal:
+    """Return the proposal of these changes, as the plan is now."""
+    alternative = Alternative(changes=changes, reason="a way", expected_cost=1)
+    return analyse(alternative, run.live, Redactor(), asked_at=asked_at)
+
+
+def ledger_after(*applied: PlanChange) -> Ledger:
+    """Return a ledger in which the changes were applied to the lineage of `a`."""
+    ledger = Ledger(Budget(), lambda task_id: task_id, lambda: 0)
+    trigger = journal.TaskFailed(id="t1", tasks=("a",), root="a")
+    ledger.fold(journal.Record(1, 1.0, journal.TriggerFired(trigger)))
+    revised = journal.PlanRevised(1, 0, tuple(applied), "", "policy", ("t1",), replan="r1")
+    ledger.fold(journal.Record(2, 2.0, revised))
+    return ledger
+
+
+# Analysis
+
+
+def test_what_a_proposal_answers() -> None:
+    """A proposal has the tasks that changes concern, their arguments, and what would run."""
+    run = build_plan()
+    new = task("c", tool="uv", arguments={"x": 1})
+    found = proposed(run, replace("a", new), retry("b"), skip("zz"))
+    assert found.targets == ("a", "b", "zz")
+    assert [entry.id for entry in found.entries] == ["a", "b"]
+    assert found.arguments == (("c", {"x": 1}),)
+    assert found.draft.problems
+    assert found.tasks_to_run == ()
+
+    fitting = proposed(run, replace("a", new))
+    assert not fitting.draft.problems
+    assert fitting.tasks_to_run == (new,)
+    assert fitting.version == run.live.version
+    assert fitting.fingerprint == proposed(run, replace("a", new)).fingerprint
+
+
+def test_masks_are_restored() -> None:
+    """A mask that the provider was shown is replaced by the value of the task."""
+    run = build_plan()
+    found = proposed(run, replace("a", task("c", tool="uv", arguments=MASKED)))
+    assert found.arguments == (("c", PASSWORD),)
+    assert found.proposed.changes[0].tasks[0].arguments == MASKED
+
+
+def test_what_has_begun_is_left_out() -> None:
+    """Changes of a task that has started since the request are left out, with a note."""
+    run = build_plan()
+    run.apply(retry("a"))
+    run.start("a")
+    found = proposed(run, skip("a"), modify("b", timeout=5), asked_at=run.now - 1)
+    assert found.targets == ("b",)
+    assert found.alternative.reason == "a way (without what has begun meanwhile)"
+    assert found.alternative.expected_cost is None
+
+
+def test_names_that_look_like_secrets() -> None:
+    """A secret as a name rejects an alternative, and its changes are not kept for the record."""
+    found = proposed(build_plan(), replace("a", SECRET))
+    assert found.changes == ()
+    assert check_masks(found).startswith("[0].tasks[0].id: what looks like a secret")
+
+
+# Checks
+
+
+@pytest.mark.parametrize(
+    ("check", "changes", "reason"),
+    [
+        (
+            check_masks,
+            [replace("a", task("c", arguments={"x": "[redacted]"}))],
+            MASKS_REASON,
+        ),
+        (check_changes_anything, [], "it changes nothing"),
+        (
+            check_fits_plan,
+            [skip("zz")],
+            "it does not fit the plan: changes[0]: there is no task 'zz'",
+        ),
+        (
+            check_available_tools,
+            [replace("a", task("c", tool="gone"))],
+            "the tool 'gone' is unavailable",
+        ),
+        (
+            check_futile_calls,
+            [replace("a", task("c", tool="pip", arguments=PASSWORD))],
+            "'a' has failed with the same tool and arguments",
+        ),
+        (
+            partial(check_saving, min_gain=0.1),
+            [add("c", tool="pip")],
+            "it saves -67% of the remaining cost, which is too little",
+        ),
+    ],
+    ids=["masks", "empty", "fits", "available", "futile", "saving"],
+)
+def test_rejected(check: Callable[[Proposal], str], changes: list[PlanChange], reason: str) -> None:
+    """A check rejects a proposal with its reason, and accepts one without the fault."""
+    run = build_plan()
+    assert check(proposed(run, *changes)) == reason
+    assert check(proposed(run, replace("a", task("c", tool="uv")))) == ""
+
+
+def test_repeats() -> None:
+    """Changes that were applied before are rejected, but for a retry, which may succeed now."""
+    run = build_plan()
+    change = replace("a", task("c", tool="uv"))
+    ledger = ledger_after(change)
+    tried = ledger.tried_by_root["a"]
+    again = proposed(run, replace("a", task("other", tool="uv")))
+    reason = "the same was tried before and did not help"
+    assert check_repeats(again, tried, (), ledger) == reason
+    assert check_repeats(again, (), (), ledger) == ""
+    assert check_repeats(proposed(run, retry("a")), tried, (), ledger) == ""
+
+
+def test_limits() -> None:
+    """No more replans are accepted than the limits of the run and of the lineage allow."""
+    run = build_plan()
+    change = replace("a", task("c", tool="uv"))
+    ledger = ledger_after(change)
+    found = proposed(run, change)
+    per_run = LimitSettings(replans_per_run=1)
+    assert check_limits(found, per_run, ledger) == "the limit of 1 replans per run is reached"
+    per_lineage = LimitSettings(replans_per_lineage=1)
+    reason = "the limit of 1 replans per lineage is reached for 'a'"
+    assert check_limits(found, per_lineage, ledger) == reason
+    assert check_limits(found, LimitSettings(), ledger) == ""
+
+
+def test_feasible() -> None:
+    """With stated facts, changes must leave the goal within reach, unless they end the run."""
+    tools = [tool("pip", adds=["built"]), tool("send", requires=["built"], adds=["sent"])]
+    run = journaled(
+        Task(id="a", tool="pip"),
+        task("b", "a", tool="send"),
+        tools=tools,
+        facts=[],
+        goal={"objective": "release", "facts": ["sent"]},
+    )
+    run.fail("a")
+    trigger = journal.TaskFailed(id="t1", tasks=("a",), root="a")
+    reason = check_feasible(proposed(run, skip("a")), [trigger])
+    assert reason.startswith("the plan could not be carried out: ")
+    assert check_feasible(proposed(run, retry("a")), [trigger]) == ""
+    assert check_feasible(proposed(run, AbortRun()), [trigger]) == ""
+
+
+def test_confidence() -> None:
+    """Both the confidence of the source and the score must reach their thresholds."""
+    run = build_plan()
+    unsure = Alternative(changes=[retry("a")], reason="a way", confidence=0.2)
+    settings = AlternativeSettings()
+    good = journal.Score(0.9, 1, 1, 1, 1)
+    poor = journal.Score(0.4, 1, 1, 1, 1)
+    found = analyse(unsure, run.live, Redactor(), asked_at=0.0)
+    assert check_confidence(found, good, settings) == "its own confidence 0.2 is below 0.3"
+    sure = proposed(run, retry("a"))
+    assert check_confidence(sure, poor, settings) == "confidence 0.40 is below 0.5"
+    assert check_confidence(sure, good, settings) == ""
+
+
+# Saving
+
+
+@pytest.mark.parametrize(
+    ("changes", "saving"),
+    [
+        ([], 0.0),
+        ([skip("a")], 0.4),
+        ([replace("a", task("c", tool="uv"))], 0.2),
+        ([replace("a", "c", "g")], 0.0),
+        ([add("c", tool="pip")], -0.4),
+        ([cancel("e")], 0.0),
+    ],
+)
+def test_relative_saving(changes: list[PlanChange], saving: float) -> None:
+    """Changes save a share of the cost of unfinished tasks: that of their tools, or else 1."""
+    tools = [tool("pip", cost=2), tool("uv", cost=1), tool("echo")]
+    run = journaled(task("a", tool="pip"), task("b"), "d", task("e", tool="echo"), "f", tools=tools)
+    run.run("d")
+    run.start("e")
+    assert relative_saving(Draft(run.live, changes), run.live) == pytest.approx(saving)
+    run.apply(*map(cancel, "abef"))
+    # Where nothing is left, the plan costs 1 more.
+    assert relative_saving(Draft(run.live, [add("c")]), run.live) == -1
