@@ -193,11 +193,11 @@ def find_objection(
         not retries
         and not redoes
         and request.tried_fingerprints
-        and ledger.hash_of(tuple(alternative.changes)) in request.tried_fingerprints
+        and ledger.lineages.hash_of(tuple(alternative.changes)) in request.tried_fingerprints
     ):
         return "the same was tried before and did not help"
     fingerprint = alternative.fingerprint()
-    declined = ledger.declined_at.get(fingerprint)
+    declined = ledger.questions.declined_at.get(fingerprint)
     stuck = all(trigger.kind == "goal-unreachable" for trigger in request.triggers)
     if declined is not None and stuck and all(entry.log.started_at <= declined for entry in known):
         return "a person was asked about the same already"  # and kept the plan, which is stuck for that reason
@@ -207,7 +207,7 @@ def find_objection(
     for root in (
         live.entries[task_id].root if task_id in live.entries else task_id for task_id in targets
     ):
-        if ledger.replans_by_root.get(root, 0) >= limits.replans_per_lineage:
+        if ledger.lineages.replans.get(root, 0) >= limits.replans_per_lineage:
             return f"the limit of {limits.replans_per_lineage} replans per lineage is reached for {root!r}"
     return ""
 
@@ -407,7 +407,7 @@ class ReplanPolicy:
         spent = [
             root
             for root in roots
-            if ledger.replans_by_root.get(root, 0) >= limits.replans_per_lineage
+            if ledger.lineages.replans.get(root, 0) >= limits.replans_per_lineage
         ]
         if not spent:
             return None

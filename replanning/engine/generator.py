@@ -88,7 +88,7 @@ class ContextAnalyzer:
             max_alternatives=settings.alternatives.max_count,
             deadline=began + patience,
             tried_fingerprints=frozenset(
-                tried for root in roots for tried in ledger.tried_by_root.get(root, ())
+                tried for root in roots for tried in ledger.lineages.tried.get(root, ())
             ),
             charge=life.charge,
             history=tuple(ledger.recent_records),

@@ -443,7 +443,7 @@ class Lifecycle:
         """
         live = self.live
         own = list(
-            live.statistics.outcomes.get(tool, ()) or self.ledger.outcomes_by_source.get(tool, ())
+            live.statistics.outcomes.get(tool, ()) or self.ledger.outcomes.by_source.get(tool, ())
         )
         if len(own) < MAX_OUTCOMES_PER_TOOL:
             earlier = [
@@ -908,9 +908,9 @@ class Lifecycle:
         }
         return [
             question
-            for question, attached in ledger.triggers_by_question.items()
+            for question, attached in ledger.questions.triggers.items()
             if not (
-                about.isdisjoint(attached) and ids.isdisjoint(ledger.open_questions[question].holds)
+                about.isdisjoint(attached) and ids.isdisjoint(ledger.questions.open[question].holds)
             )
         ]
 
@@ -1462,13 +1462,13 @@ class Lifecycle:
             return
         if live.complete:
             asked = {
-                task_id for question in ledger.open_questions.values() for task_id in question.holds
+                task_id for question in ledger.questions.open.values() for task_id in question.holds
             }
             if not live.staleness.redoes or asked.isdisjoint(live.staleness.recorded):
                 self.finish("succeeded", "every required task is done")
                 return
-        if ledger.open_questions:
-            count = len(ledger.open_questions)
+        if ledger.questions.open:
+            count = len(ledger.questions.open)
             self.finish(
                 "needs_human",
                 f"{count} question{'s' * (count != 1)} to a person must be answered first",
@@ -1524,7 +1524,7 @@ class Lifecycle:
         return (
             None
             if limit is None
-            else limit - (now - self.started_at - self.ledger.waiting_seconds(now))
+            else limit - (now - self.started_at - self.ledger.questions.waiting_seconds(now))
         )
 
     def finish(self, status: RunStatus, reason: str, cancelled: tuple[TaskId, ...] = ()) -> None:
@@ -1540,7 +1540,7 @@ class Lifecycle:
                 ledger = self.ledger
                 parked = {
                     trigger
-                    for attached in ledger.triggers_by_question.values()
+                    for attached in ledger.questions.triggers.values()
                     for trigger in attached
                 }
                 for trigger in [
@@ -1763,7 +1763,7 @@ class OutcomeCollector:
         needed = (
             life.open_ended
             or life.live.dependency_index.resource_users
-            or life.ledger.pending_outcomes
+            or life.ledger.outcomes.pending
         )
         if needed and not self._observes_attempts:
             self._observes_attempts = True
@@ -1784,7 +1784,7 @@ class OutcomeCollector:
         if replan is None:
             return
         applied = next(
-            (a for a in self._lifecycle.ledger.pending_outcomes.values() if a.replan == replan),
+            (a for a in self._lifecycle.ledger.outcomes.pending.values() if a.replan == replan),
             None,
         )
         if applied is not None and all(live.entry(root).satisfied for root in applied.roots):
@@ -1802,13 +1802,13 @@ class OutcomeCollector:
             self._outcomes.append(
                 ToolOutcome(name, capability, succeeded, record.at, entry.log.duration)
             )
-        if self._lifecycle.ledger.pending_outcomes:
+        if self._lifecycle.ledger.outcomes.pending:
             self._settle(entry, record.at)
 
     def _settle(self, entry: TaskEntry, at: float) -> None:
         """Record the outcome of the alternative that was applied to the lineage of a task, once it is known."""
         live = self._lifecycle.live
-        applied = self._lifecycle.ledger.pending_outcomes.get(entry.root)
+        applied = self._lifecycle.ledger.outcomes.pending.get(entry.root)
         if applied is not None:
             done = all(live.entry(root).satisfied for root in applied.roots)
             if done or entry.state in STUCK:
@@ -1818,7 +1818,7 @@ class OutcomeCollector:
 
     def _on_recorded(self, record: Record) -> None:
         assert isinstance(record.body, OutcomeRecorded)
-        source = self._lifecycle.ledger.source_by_replan.get(record.body.replan)
+        source = self._lifecycle.ledger.outcomes.source_by_replan.get(record.body.replan)
         if source is not None:
             self._outcomes.append(
                 ToolOutcome(source_key(source), None, record.body.succeeded, record.at)

@@ -324,7 +324,7 @@ class OTelRunTracer(RunTracer):
             )
         for kind in _OBSERVED:
             run.observers.setdefault(kind, []).append(self._on_record)
-        for question in run.ledger.open_questions.values():
+        for question in run.ledger.questions.open.values():
             triggers = [
                 run.ledger.triggers[t] for t in question.triggers if t in run.ledger.triggers
             ]
