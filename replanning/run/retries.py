@@ -262,13 +262,7 @@ def _classify(
     Both are true of an exception in doubt that `retry_on` names.
     """
     if isinstance(error, BaseExceptionGroup):
-        parts = [_classify(part, retry_on, is_transient) for part in error.exceptions]
-        may_pass = all(transient or in_doubt for transient, in_doubt in parts)
-        in_doubt = any(in_doubt for _, in_doubt in parts)
-        is_named = all(transient for transient, _ in parts)
-        if in_doubt:
-            return is_named, True
-        return may_pass, False
+        return _classify_group(error, retry_on, is_transient)
     chain = _wrapped_errors(error)
     verdict: Verdict | None = None
     for part in chain:
@@ -289,6 +283,22 @@ def _classify(
         if asked and is_transient is not None and is_transient(error):  # type: ignore[arg-type]
             return True, False
     return verdict == "may-pass", in_doubt
+
+
+def _classify_group(
+    group: BaseExceptionGroup[BaseException],
+    retry_on: Collection[int | str],
+    is_transient: IsTransient | None,
+) -> tuple[bool, bool]:
+    """Return whether a group of exceptions may pass, and whether its work is in doubt."""
+    may_pass = True
+    in_doubt = False
+    for part in group.exceptions:
+        part_may_pass, part_in_doubt = _classify(part, retry_on, is_transient)
+        in_doubt = in_doubt or part_in_doubt
+        may_pass = may_pass and part_may_pass
+    # A part in doubt may pass only where `retry_on` names it.
+    return may_pass, in_doubt
 
 
 def _wrapped_errors(error: BaseException) -> list[BaseException]:
