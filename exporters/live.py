@@ -281,7 +281,7 @@ class LiveExporter(Exporter):
         ]
         parts += [f"revision {live.revision}", f"{now - run.started:.1f} s"]
         yield Text(f"  {' · '.join(parts)}", "bold")
-        obstacle = "waits for a person" if ledger.open_questions else ""
+        obstacle = "waits for a person" if ledger.questions.open else ""
         yield Text(f"  {evaluation_line(run.evaluate(), obstacle)}", "dim")
         spent, budget = ledger.budget_tracker.spent, ledger.budget_tracker.budget
         if spent.calls:

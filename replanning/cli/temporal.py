@@ -299,7 +299,7 @@ def _follow(store: TemporalStore, run: str, options: RunOptions, seen: int) -> i
         end.reason,
         detached(live.results.outputs()),
         tuple(revised for _, revised in ledger.revisions),
-        tuple(ledger.open_questions),
+        tuple(ledger.questions.open),
         ledger.budget_tracker.spent,
         failures={
             each.id: each.log.failure

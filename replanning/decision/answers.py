@@ -96,7 +96,7 @@ def _chosen_changes(choice: int, asked: QuestionAsked) -> tuple[PlanChange, ...]
 
 def closed_error(question: QuestionId, ledger: Ledger) -> ReplanningError:
     """Return the error for an answer to a question that is not open."""
-    closing = ledger.closed_questions.get(question)
+    closing = ledger.questions.closed.get(question)
     if closing is None:
         return UnknownQuestion(question, "it was never asked")
     if closing.verdict == "withdrawn":

@@ -99,7 +99,7 @@ def check_repeats(
     if _was_tried(proposal, tried, ledger):
         return "the same was tried before and did not help"
 
-    declined_at = ledger.declined_at.get(proposal.fingerprint)
+    declined_at = ledger.questions.declined_at.get(proposal.fingerprint)
     if declined_at is None:
         return ""
     # The person kept the plan, and it is stuck for that reason. Any other trigger is news.
@@ -123,7 +123,7 @@ def _was_tried(proposal: Proposal, tried: Collection[str], ledger: Ledger) -> bo
     for entry in proposal.entries:
         if entry.state is TaskState.DONE:
             return False
-    return ledger.hash_of(proposal.changes) in tried
+    return ledger.lineages.hash_of(proposal.changes) in tried
 
 
 def check_limits(proposal: Proposal, limits: LimitSettings, ledger: Ledger) -> str:
@@ -140,7 +140,7 @@ def check_limits(proposal: Proposal, limits: LimitSettings, ledger: Ledger) -> s
         entry = proposal.live.entries.get(task_id)
         if entry is not None:
             root = entry.root
-        if ledger.replans_by_root.get(root, 0) >= limits.replans_per_lineage:
+        if ledger.lineages.replans.get(root, 0) >= limits.replans_per_lineage:
             limit = limits.replans_per_lineage
             return f"the limit of {limit} replans per lineage is reached for {root!r}"
     return ""

@@ -89,8 +89,8 @@ def _quiescent_end(live: LivePlan, ledger: Ledger, now: Circumstances) -> RunEnd
     """Return what becomes of a run in which nothing can run."""
     if live.complete and not _redo_is_asked_about(live, ledger):
         return RunEnded("succeeded", "every required task is done")
-    if ledger.open_questions:
-        count = len(ledger.open_questions)
+    if ledger.questions.open:
+        count = len(ledger.questions.open)
         noun = "question" if count == 1 else "questions"
         return RunEnded("needs_human", f"{count} {noun} to a person must be answered first")
     if now.replans and ledger.quiescent_at != live.revision:
@@ -105,7 +105,7 @@ def _redo_is_asked_about(live: LivePlan, ledger: Ledger) -> bool:
     """Return whether a person is asked about doing tasks with stale results again."""
     if not live.staleness.redoes:
         return False
-    for question in ledger.open_questions.values():
+    for question in ledger.questions.open.values():
         if not live.staleness.recorded.keys().isdisjoint(question.holds):
             return True
     return False

@@ -124,12 +124,192 @@ class PendingOutcome:
     applied_at: float
 
 
+class QuestionLedger:
+    """Questions of a run to people, their answers, and the time in which it only waited for these.
+
+    Only the ledger of the run changes it, through `fold`, `close` and the methods that count time.
+
+    Args:
+        running: returns the number of attempts that run after the record that is folded.
+
+    Attributes:
+        open: the questions without an answer.
+        closed: the answers of the others.
+        answers_by_replan: the questions and answers that are not carried out yet.
+        triggers: the triggers that each open question is about, with those attached to it later.
+        asked_at: when each open question was asked.
+        reminded: the questions that people were reminded of.
+        count: the number of all questions.
+        declined_at: when a person declined an alternative, by its fingerprint.
+    """
+
+    def __init__(self, running: Callable[[], int]) -> None:
+        self.open: dict[QuestionId, QuestionAsked] = {}
+        self.closed: dict[QuestionId, QuestionAnswered] = {}
+        self.answers_by_replan: dict[ReplanId, tuple[QuestionAsked, QuestionAnswered]] = {}
+        self.triggers: dict[QuestionId, list[TriggerId]] = {}
+        self.asked_at: dict[QuestionId, float] = {}
+        self.reminded: set[QuestionId] = set()
+        self.count = 0
+        self.declined_at: dict[str, float] = {}
+        self._running = running
+        self._waited_seconds = 0.0
+        self._waiting_since: float | None = None
+
+    def fold(self, at: float, body: RecordBody) -> bool:
+        """Apply a record about a question that stays open; return whether it is one."""
+        match body:
+            case QuestionAsked():
+                self.count += 1
+                self.open[body.question] = body
+                self.triggers[body.question] = list(body.triggers)
+                self.asked_at[body.question] = at
+            case TriggerAttached():
+                self.triggers[body.question].append(body.trigger)
+            case QuestionReminded():
+                self.reminded.add(body.question)
+            case _:
+                return False
+        return True
+
+    def close(self, at: float, answer: QuestionAnswered) -> QuestionAsked | None:
+        """Apply an answer; return the question that it closes."""
+        asked = self.open.pop(answer.question, None)
+        self.triggers.pop(answer.question, None)
+        self.closed[answer.question] = answer
+        self.asked_at.pop(answer.question, None)
+        # A withdrawn question was answered by nobody.
+        if asked is None or answer.verdict == "withdrawn":
+            return asked
+        self.answers_by_replan[asked.replan] = (asked, answer)
+        if answer.verdict in ("reject", "continue"):
+            for candidate in asked.candidates:
+                fingerprint = candidate.alternative.fingerprint()
+                self.declined_at[fingerprint] = at
+        return asked
+
+    def add_absence(self, seconds: float) -> None:
+        """Count the time before a resume; while a question is open, its answer counts that."""
+        if self._waiting_since is None:
+            self._waited_seconds += seconds
+
+    def update_waiting(self, at: float) -> None:
+        """Begin or end the time in which the run only waits for people.
+
+        It does so while a question is open and no attempt runs.
+        """
+        waiting = bool(self.open) and not self._running()
+        since = self._waiting_since
+        if waiting and since is None:
+            self._waiting_since = at
+        if not waiting and since is not None:
+            # Clocks of two processes may differ, so a time may lie before the one before it.
+            self._waited_seconds += max(0.0, at - since)
+            self._waiting_since = None
+
+    def waiting_seconds(self, now: float) -> float:
+        """Return the seconds in which the run has only waited for a person, or to be resumed."""
+        waited = self._waited_seconds
+        if self._waiting_since is not None:
+            waited += max(0.0, now - self._waiting_since)
+        return waited
+
+
+class OutcomeLedger:
+    """Outcomes of the applied alternatives: whether the lineages that they changed succeeded.
+
+    Only the ledger of the run changes it.
+
+    Attributes:
+        pending: the applied alternatives with an open outcome, by the roots of their lineages.
+        source_by_replan: the provider of the alternative that a replan applied.
+        by_source: the last outcomes of the alternatives of each provider.
+    """
+
+    def __init__(self) -> None:
+        self.pending: dict[TaskId, PendingOutcome] = {}
+        self.source_by_replan: dict[ReplanId, str] = {}
+        self.by_source: dict[str, deque[bool]] = {}
+        self._roots_by_replan: dict[ReplanId, tuple[TaskId, ...]] = {}
+
+    def start(self, at: float, replan: ReplanId, roots: tuple[TaskId, ...]) -> None:
+        """Await the outcome of an alternative that was applied to these lineages."""
+        self._roots_by_replan[replan] = roots
+        pending = PendingOutcome(replan, roots, at)
+        for root in roots:
+            self.pending[root] = pending
+
+    def fold(self, body: OutcomeRecorded) -> None:
+        """Apply a recorded outcome."""
+        source = self.source_by_replan.get(body.replan)
+        if source:
+            key = source_key(source)
+            if key not in self.by_source:
+                self.by_source[key] = deque(maxlen=MAX_OUTCOMES_PER_TOOL)
+            self.by_source[key].append(body.succeeded)
+        for root in self._roots_by_replan.pop(body.replan, ()):
+            pending = self.pending.get(root)
+            # A later replan of the lineage waits for an outcome of its own.
+            if pending is not None and pending.replan == body.replan:
+                del self.pending[root]
+
+
+class LineageLedger:
+    """Replans of each lineage: how many were applied, and which changes they made.
+
+    Only the ledger of the run changes it.
+
+    Args:
+        root_of: finds the root of the lineage of a task.
+
+    Attributes:
+        replans: number of applied replans per lineage.
+        tried: the hashes of the changes that were applied per lineage.
+    """
+
+    def __init__(self, root_of: Callable[[TaskId], TaskId]) -> None:
+        self.root_of = root_of
+        self.replans: dict[TaskId, int] = {}
+        self.tried: dict[TaskId, dict[str, None]] = {}
+        self._originals: dict[TaskId, TaskId] = {}
+
+    def hash_of(self, changes: tuple[PlanChange, ...]) -> str:
+        """Return the hash of changes, equal for a task and for what replaced it."""
+        originals = {}
+        for task_id in target_task_ids(changes):
+            if task_id in self._originals:
+                originals[task_id] = self._originals[task_id]
+        return changes_hash(changes, originals)
+
+    def fold(self, changes: tuple[PlanChange, ...]) -> tuple[TaskId, ...]:
+        """Count an applied replan for the lineages that it changes, and return their roots.
+
+        Lineages that it starts do not count: a new task must have its own replans left.
+        """
+        new = set(new_task_ids(changes))
+        targets = target_task_ids(changes)
+        lineages = dict.fromkeys(map(self.root_of, targets))
+        roots = tuple(root for root in lineages if root not in new)
+        # Hashed before its own replacements are known, as it was when it was proposed.
+        fingerprint = self.hash_of(changes)
+        for change in changes:
+            if change.kind == "replace" and len(change.tasks) == 1:
+                replacement = change.tasks[0].id
+                original = self._originals.get(change.task_id, change.task_id)
+                self._originals[replacement] = original
+        for root in roots:
+            count = self.replans.get(root, 0)
+            self.replans[root] = count + 1
+            tried = self.tried.setdefault(root, {})
+            tried[fingerprint] = None
+        return roots
+
+
 class Ledger:
-    """Triggers, decisions, questions, outcomes and limits of a run's replanning.
+    """Triggers, decisions and limits of a run's replanning, with its questions and outcomes.
 
     Only `fold` changes it. It has many attributes because most records change several of them at
-    once: a decision closes triggers, a revision starts outcomes, an answer does both. Ledgers of
-    their own would each need the records and the state of the others.
+    once: a decision closes triggers, remembers fingerprints and settles a revision.
 
     Args:
         budget: the budget of the run.
@@ -143,11 +323,9 @@ class Ledger:
             situation changes.
         replan_ids: the replans that were considered or decided.
         applied_count: number of applied replans.
-        replans_by_root: number of applied replans per lineage.
-        tried_by_root: the hashes of the changes that were applied per lineage.
-        declined_at: when a person declined an alternative, by its fingerprint.
-        pending_outcomes: the applied alternatives with an open outcome, by the roots of their
-            lineages.
+        questions: the questions to people.
+        outcomes: the outcomes of applied alternatives.
+        lineages: the replans of each lineage.
         undecided_revisions: the applied revisions whose decision is not recorded yet.
         quiescent_at: the revision at which the plan was last reported as quiescent.
         problems: the errors that were contained, by what failed and the text of the error.
@@ -157,6 +335,9 @@ class Ledger:
         self, budget: Budget, root_of: Callable[[TaskId], TaskId], running: Callable[[], int]
     ) -> None:
         self.budget_tracker = BudgetTracker(budget)
+        self.questions = QuestionLedger(running)
+        self.outcomes = OutcomeLedger()
+        self.lineages = LineageLedger(root_of)
         self.triggers: dict[TriggerId, Trigger] = {}
         self.open_triggers: dict[TriggerId, Trigger] = {}
         self._open_by_fingerprint: dict[Fingerprint, dict[TriggerId, Trigger]] = {}
@@ -164,25 +345,8 @@ class Ledger:
         self.fruitless_searches: dict[TaskId, AlternativesConsidered] = {}
         self.replan_ids: dict[ReplanId, None] = {}
         self.applied_count = 0
-        self.replans_by_root: dict[TaskId, int] = {}
-        self.tried_by_root: dict[TaskId, dict[str, None]] = {}
         self.revisions: list[tuple[float, PlanRevised]] = []
-        self.open_questions: dict[QuestionId, QuestionAsked] = {}
-        self.closed_questions: dict[QuestionId, QuestionAnswered] = {}
-        self.answers_by_replan: dict[ReplanId, tuple[QuestionAsked, QuestionAnswered]] = {}
-        self._originals: dict[TaskId, TaskId] = {}
-        self.declined_at: dict[str, float] = {}
-        self.triggers_by_question: dict[QuestionId, list[TriggerId]] = {}
-        self.asked_at: dict[QuestionId, float] = {}
-        self.reminded_questions: set[QuestionId] = set()
-        self.question_count = 0
-        self._waited_seconds = 0.0
-        self._waiting_since: float | None = None
-        self.pending_outcomes: dict[TaskId, PendingOutcome] = {}
-        self._roots_by_replan: dict[ReplanId, tuple[TaskId, ...]] = {}
         self._considered: dict[ReplanId, AlternativesConsidered] = {}
-        self.source_by_replan: dict[ReplanId, str] = {}
-        self.outcomes_by_source: dict[str, deque[bool]] = {}
         self.quiescent_at: int | None = None
         self.undecided_revisions: dict[ReplanId, PlanRevised] = {}
         self.last_message_id = 0
@@ -190,13 +354,11 @@ class Ledger:
         self.recent_records: deque[RecordBody] = deque(maxlen=MAX_RECENT_RECORDS)
         self.pause: RunPaused | None = None
         self.run_end: RunEnded | None = None
-        self._root_of = root_of
-        self._running = running
 
     def __repr__(self) -> str:
         triggers = len(self.triggers)
         replans = len(self.replan_ids)
-        questions = len(self.open_questions)
+        questions = len(self.questions.open)
         return f"<Ledger triggers={triggers} replans={replans} questions={questions}>"
 
     def find_open_trigger(self, fingerprint: Fingerprint) -> Trigger | None:
@@ -212,7 +374,7 @@ class Ledger:
         if trigger.fingerprint not in self.last_decided:
             return False
         at, roots = self.last_decided[trigger.fingerprint]
-        return at > since and roots.issuperset(map(self._root_of, trigger.tasks))
+        return at > since and roots.issuperset(map(self.lineages.root_of, trigger.tasks))
 
     def _open(self, trigger: Trigger) -> None:
         self.open_triggers[trigger.id] = trigger
@@ -223,14 +385,6 @@ class Ledger:
         trigger = self.open_triggers.pop(trigger_id, None)
         if trigger is not None:
             del self._open_by_fingerprint[trigger.fingerprint][trigger_id]
-
-    def hash_of(self, changes: tuple[PlanChange, ...]) -> str:
-        """Return the hash of changes, equal for a task and for what replaced it."""
-        originals = {}
-        for task_id in target_task_ids(changes):
-            if task_id in self._originals:
-                originals[task_id] = self._originals[task_id]
-        return changes_hash(changes, originals)
 
     def fold(self, record: Record) -> None:
         """Apply a journal record; records that do not concern replanning are ignored.
@@ -248,10 +402,10 @@ class Ledger:
                 self._fold_run(at, body)
             if kind in _REPLAN_RECORDS:
                 self.recent_records.append(detached(body))
-            self._update_waiting(at)
-        elif self.open_questions:
+            self.questions.update_waiting(at)
+        elif self.questions.open:
             # Any record may start or end an attempt, and with it the time of waiting for people.
-            self._update_waiting(at)
+            self.questions.update_waiting(at)
 
     def _fold_replan(self, at: float, body: RecordBody) -> bool:
         """Apply a record about a trigger or a replan; return whether it is one."""
@@ -271,28 +425,17 @@ class Ledger:
                 if body.replan is not None:
                     self._fold_replan_revision(at, body, body.replan)
             case OutcomeRecorded():
-                self._fold_outcome(body)
+                self.outcomes.fold(body)
             case _:
                 return False
         return True
 
     def _fold_question(self, at: float, body: RecordBody) -> bool:
         """Apply a record about a question to a person; return whether it is one."""
-        match body:
-            case QuestionAsked():
-                self.question_count += 1
-                self.open_questions[body.question] = body
-                self.triggers_by_question[body.question] = list(body.triggers)
-                self.asked_at[body.question] = at
-            case TriggerAttached():
-                self.triggers_by_question[body.question].append(body.trigger)
-            case QuestionReminded():
-                self.reminded_questions.add(body.question)
-            case QuestionAnswered():
-                self._fold_answer(at, body)
-            case _:
-                return False
-        return True
+        if isinstance(body, QuestionAnswered):
+            self._fold_answer(at, body)
+            return True
+        return self.questions.fold(at, body)
 
     def _fold_run(self, at: float, body: RecordBody) -> None:
         """Apply a record about the run as a whole: its goal, budget, pauses and end."""
@@ -317,9 +460,7 @@ class Ledger:
                 self.pause = body
             case RunResumed():
                 self.pause = None
-                # Time in which a question was open is counted when it is answered.
-                if self._waiting_since is None:
-                    self._waited_seconds += body.waited
+                self.questions.add_absence(body.waited)
                 self.run_end = None
                 # The process may have ended before the report of quiescence had any effect.
                 self.quiescent_at = None
@@ -338,7 +479,7 @@ class Ledger:
         for trigger_id in body.triggers:
             trigger = self.triggers.get(trigger_id)
             if trigger is not None:
-                roots = frozenset(map(self._root_of, trigger.tasks))
+                roots = frozenset(map(self.lineages.root_of, trigger.tasks))
                 fingerprint = trigger.fingerprint
                 self.last_decided[fingerprint] = (at, roots)
                 # For other kinds of trigger, what is missing may come back by itself.
@@ -351,7 +492,7 @@ class Ledger:
                 self._close(trigger_id)
         if not final:
             return
-        answered = self.answers_by_replan.pop(replan, None)
+        answered = self.questions.answers_by_replan.pop(replan, None)
         if answered is not None:
             # The answer closed them, but the decision about it left them out.
             asked, _ = answered
@@ -361,10 +502,7 @@ class Ledger:
         self._considered.pop(replan, None)
 
     def _fold_replan_revision(self, at: float, body: PlanRevised, replan: ReplanId) -> None:
-        """Count an applied replan for the lineages that it changes.
-
-        Lineages that it starts do not count: a new task must have its own replans left.
-        """
+        """Apply a revision that a replan has made, whose outcome is awaited from now on."""
         self.undecided_revisions[replan] = body
         self.applied_count += 1
         considered = self._considered.get(replan)
@@ -372,46 +510,13 @@ class Ledger:
             # A number beyond the candidates means that a person wrote the changes.
             if body.chosen < len(considered.candidates):
                 chosen = considered.candidates[body.chosen]
-                self.source_by_replan[replan] = chosen.alternative.source
+                self.outcomes.source_by_replan[replan] = chosen.alternative.source
 
-        new = set(new_task_ids(body.changes))
-        targets = target_task_ids(body.changes)
-        lineages = dict.fromkeys(map(self._root_of, targets))
-        roots = tuple(root for root in lineages if root not in new)
-        self._roots_by_replan[replan] = roots
-        # Hashed before its own replacements are known, as it was when it was proposed.
-        fingerprint = self.hash_of(body.changes)
-        for change in body.changes:
-            if change.kind == "replace" and len(change.tasks) == 1:
-                replacement = change.tasks[0].id
-                original = self._originals.get(change.task_id, change.task_id)
-                self._originals[replacement] = original
-        pending = PendingOutcome(replan, roots, at)
-        for root in roots:
-            count = self.replans_by_root.get(root, 0)
-            self.replans_by_root[root] = count + 1
-            tried = self.tried_by_root.setdefault(root, {})
-            tried[fingerprint] = None
-            self.pending_outcomes[root] = pending
-
-    def _fold_outcome(self, body: OutcomeRecorded) -> None:
-        source = self.source_by_replan.get(body.replan)
-        if source:
-            key = source_key(source)
-            if key not in self.outcomes_by_source:
-                self.outcomes_by_source[key] = deque(maxlen=MAX_OUTCOMES_PER_TOOL)
-            self.outcomes_by_source[key].append(body.succeeded)
-        for root in self._roots_by_replan.pop(body.replan, ()):
-            pending = self.pending_outcomes.get(root)
-            # A later replan of the lineage waits for an outcome of its own.
-            if pending is not None and pending.replan == body.replan:
-                del self.pending_outcomes[root]
+        roots = self.lineages.fold(body.changes)
+        self.outcomes.start(at, replan, roots)
 
     def _fold_answer(self, at: float, body: QuestionAnswered) -> None:
-        closed = self.open_questions.pop(body.question, None)
-        self.triggers_by_question.pop(body.question, None)
-        self.closed_questions[body.question] = body
-        self.asked_at.pop(body.question, None)
+        closed = self.questions.close(at, body)
         if closed is None:
             return
         if body.verdict == "withdrawn":
@@ -420,11 +525,6 @@ class Ledger:
         # Only the triggers it was asked about: those attached later are considered again.
         for trigger_id in closed.triggers:
             self._close(trigger_id)
-        self.answers_by_replan[closed.replan] = (closed, body)
-        if body.verdict in ("reject", "continue"):
-            for candidate in closed.candidates:
-                fingerprint = candidate.alternative.fingerprint()
-                self.declined_at[fingerprint] = at
 
     def _add_problem(self, body: ErrorContained, at: float) -> None:
         key = (body.where, body.error)
@@ -434,33 +534,12 @@ class Ledger:
         else:
             self.problems[key] = replace(known, count=known.count + 1)
 
-    def _update_waiting(self, at: float) -> None:
-        """Begin or end the time in which the run only waits for people.
-
-        It does so while a question is open and no attempt runs.
-        """
-        waiting = bool(self.open_questions) and not self._running()
-        since = self._waiting_since
-        if waiting and since is None:
-            self._waiting_since = at
-        if not waiting and since is not None:
-            # Clocks of two processes may differ, so a time may lie before the one before it.
-            self._waited_seconds += max(0.0, at - since)
-            self._waiting_since = None
-
     def _reopen(self, triggers: Iterable[TriggerId]) -> None:
         """Have undecided triggers considered again, without a cooldown."""
         for trigger_id in triggers:
             trigger = self.triggers[trigger_id]
             self._open(trigger)
             self.last_decided.pop(trigger.fingerprint, None)
-
-    def waiting_seconds(self, now: float) -> float:
-        """Return the seconds in which the run has only waited for a person, or to be resumed."""
-        waited = self._waited_seconds
-        if self._waiting_since is not None:
-            waited += max(0.0, now - self._waiting_since)
-        return waited
 
 
 _REPLAN_RECORDS: Final = frozenset(

@@ -75,7 +75,7 @@ class ReplanPolicy:
 
         spent: dict[TaskId, None] = {}
         for root in _lineages(triggers, view):
-            if ledger.replans_by_root.get(root, 0) >= limits.replans_per_lineage:
+            if ledger.lineages.replans.get(root, 0) >= limits.replans_per_lineage:
                 spent[root] = None
         if not spent:
             return None

@@ -28,9 +28,9 @@ from replanning.plan.types import QuestionId, RunId, TaskId
 class TriggerDetector(Protocol):
     """Detects triggers in observations.
 
-    Detectors are pure functions of an observation and the plan after it; they keep no state, so that replaying a
-    journal gives the same triggers. A detector named in the settings is constructed without arguments, or by its
-    class method `for_settings(settings)` if it has one.
+    Detectors are pure functions of an observation and the plan after it; they keep no state, so
+    that replaying a journal gives the same triggers. A detector named in the settings is
+    constructed without arguments, or by its class method `for_settings(settings)` if it has one.
     """
 
     name: str
@@ -53,11 +53,13 @@ class ReplanRequest:
         view: the current plan, pinned to a revision.
         max_alternatives: maximum number of alternatives.
         deadline: time after which the answer is ignored, in seconds since the epoch.
-        tried_fingerprints: fingerprints of alternatives that were applied before for these lineages.
+        tried_fingerprints: fingerprints of alternatives that were applied before for these
+            lineages.
         charge: reports usage beyond the estimate given by `estimate` to the budget.
         meter: accounts for the calls of language models, for `LLMOptions.meter`.
         history: records of this run's last replans, oldest first.
-        rejection_reason: returns why the engine would reject an alternative now; empty if it would not.
+        rejection_reason: returns why the engine would reject an alternative now; empty if it would
+            not.
         add_note: records a note beside the alternatives, such as what was left out and why.
     """
 
@@ -77,12 +79,14 @@ class ReplanRequest:
 class AlternativeProvider(Protocol):
     """Proposes alternatives.
 
-    A provider whose requests cost something may also have `estimate(request) -> Usage`, an upper bound that is
-    reserved from the budget before each request. One that can repair proposals of others may have
-    `async complete(request, alternative, reason) -> Alternative | None`: it receives an alternative that fits the plan
-    but cannot be executed on the facts, with the reason, and returns a corrected one, which is considered as well.
-    A provider that answers at once, because it needs only the plan, may have `immediate = True`. It is then asked without
-    starting a task if it is the only one, and asked for a better path before the others, which are asked only if it has none.
+    A provider whose requests cost something may also have `estimate(request) -> Usage`, an upper
+    bound that is reserved from the budget before each request. One that can repair proposals of
+    others may have `async complete(request, alternative, reason) -> Alternative | None`: it
+    receives an alternative that fits the plan but cannot be executed on the facts, with the reason,
+    and returns a corrected one, which is considered as well. A provider that answers at once,
+    because it needs only the plan, may have `immediate = True`. It is then asked without starting a
+    task if it is the only one, and asked for a better path before the others, which are asked only
+    if it has none.
     """
 
     name: str
@@ -90,8 +94,8 @@ class AlternativeProvider(Protocol):
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
         """Return alternatives for a request, best first; empty if there is nothing to propose.
 
-        An `Exception` is contained, warned of, and told in `RunResult.problems`; the answers of the other providers
-        are used.
+        An `Exception` is contained, warned of, and told in `RunResult.problems`; the answers of the
+        other providers are used.
         """
         ...
 
@@ -164,8 +168,8 @@ class HumanGate(Protocol):
     async def ask(self, question: Question) -> Answer:
         """Ask the question and return the answer; cancelled when the question is closed.
 
-        An `Exception` is contained and told in `RunResult.problems`: the question stays open and can be answered from
-        elsewhere.
+        An `Exception` is contained and told in `RunResult.problems`: the question stays open and
+        can be answered from elsewhere.
         """
         ...
 

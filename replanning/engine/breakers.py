@@ -28,14 +28,16 @@ _MAX_EXAMINED_TASKS: Final = 100
 class ToolBreakers:
     """Opens a tool's breaker after repeated failures, has one task try the tool later, and closes the breaker on success.
 
-    The trial comes after the setting `cooldown`, which doubles with every trial that fails. The live plan counts the
-    failures when it folds records, so a resumed run goes on where it was. Opening, trial and closing are changes of the
-    tool's availability, recorded like any other. Only tools that the plan describes have a breaker.
+    The trial comes after the setting `cooldown`, which doubles with every trial that fails. The
+    live plan counts the failures when it folds records, so a resumed run goes on where it was.
+    Opening, trial and closing are changes of the tool's availability, recorded like any other. Only
+    tools that the plan describes have a breaker.
 
     Args:
         life: the run.
-        threshold: number of tasks that fail in a row for one cause before their tool becomes unavailable; with 0 no
-            breaker is opened, and those that were opened before are closed when they are due.
+        threshold: number of tasks that fail in a row for one cause before their tool becomes
+            unavailable; with 0 no breaker is opened, and those that were opened before are closed
+            when they are due.
     """
 
     def __init__(self, life: Lifecycle, threshold: int) -> None:
@@ -72,41 +74,54 @@ class ToolBreakers:
             self.on_record(record)
 
     def _on_failure(self, body: AttemptFailed | AttemptTimedOut, at: float) -> None:
-        """Open the breaker if the failure is one too many and waiting tasks need the tool, or if it ends a trial."""
-        life, live, failure = self._lifecycle, self._lifecycle.live, body.failure
+        """Open the breaker of a tool after a failure.
+
+        It opens if the failure is one too many and waiting tasks need the tool, or ends a trial.
+        """
+        life = self._lifecycle
+        live = life.live
+        failure = body.failure
         name = live.entry(body.task).task.tool or ""
-        breaker, tool = live.scheduler.breakers.get(name), live.tools.get(name)
-        if (
-            breaker is None
-            or tool is None
-            or not tool.available
-            or failure.kind not in COUNTED_FAILURES
-        ):
+        breaker = live.scheduler.breakers.get(name)
+        tool = live.tools.get(name)
+        if breaker is None or tool is None:
             return
+        if not tool.available or failure.kind not in COUNTED_FAILURES:
+            return
+        what = "a trial failed"
         if not breaker.openings:
-            users = islice(
-                reversed(live.dependency_index.resource_users[name]), _MAX_EXAMINED_TASKS
-            )
-            if len(breaker.roots) < self._threshold or not any(
-                live.entries[i].state in WAITING for i in users
-            ):
+            if len(breaker.roots) < self._threshold or not self._is_needed(name):
                 return
+            what = f"{len(breaker.roots)} tasks in a row failed for one cause, the last"
+        # Each trial that fails doubles the time until the next one.
         delay = life.settings.cooldown * 2**breaker.openings
-        many = f"{len(breaker.roots)} tasks in a row failed for one cause, the last"
         cause = one_line(str(failure), _MAX_CAUSE_CHARS)
-        reason = f"{'a trial failed' if breaker.openings else many}: {cause}; tried again after {format_duration(delay)}"
-        life.journal.append_soon(
-            ResourceUpdated(name, available=False, reason=reason, retry_at=at + delay)
-        )
+        reason = f"{what}: {cause}; tried again after {format_duration(delay)}"
+        opened = ResourceUpdated(name, available=False, reason=reason, retry_at=at + delay)
+        life.journal.append_soon(opened)
+
+    def _is_needed(self, tool: str) -> bool:
+        """Return whether a task that waits needs a tool; only the last ones are looked at."""
+        live = self._lifecycle.live
+        users = reversed(live.dependency_index.resource_users[tool])
+        for task_id in islice(users, _MAX_EXAMINED_TASKS):
+            if live.entries[task_id].state in WAITING:
+                return True
+        return False
 
     def _schedule_trial(self, name: str, retry_at: float) -> None:
         self._lifecycle.timer.call_at(retry_at, partial(self._begin_trial, name, retry_at))
 
     def _begin_trial(self, name: str, retry_at: float) -> None:
-        life, breaker = self._lifecycle, self._lifecycle.live.scheduler.breakers.get(name)
-        if life.end is None and breaker is not None and breaker.retry_at == retry_at:
-            trial = retry_at if self._threshold else None
-            life.journal.append_soon(
-                ResourceUpdated(name, None, True, "one task tries it again", trial)
-            )
-            life.after_observation()
+        life = self._lifecycle
+        breaker = life.live.scheduler.breakers.get(name)
+        # The breaker may have closed, or opened again, since the trial was scheduled.
+        if life.end is not None or breaker is None or breaker.retry_at != retry_at:
+            return
+        trial: float | None = None
+        if self._threshold:
+            trial = retry_at
+        life.journal.append_soon(
+            ResourceUpdated(name, None, True, "one task tries it again", trial)
+        )
+        life.after_observation()

@@ -1,4 +1,7 @@
-"""ReplanningEngine: opens plans as runs that repair themselves; with the providers that it makes of names and models."""
+"""ReplanningEngine: opens plans as runs that repair themselves.
+
+Its registry resolves the names of providers and language models.
+"""
 
 from __future__ import annotations
 
@@ -110,25 +113,26 @@ class ReplanningEngine:
     """Keeps plans alive while they run.
 
     Args:
-        providers: propose alternatives: plugins by name, objects with `name` and `propose`, or language models,
-            by name (`openai`, `openai:gpt-4.1`, `openai,anthropic` for one that is used where the other fails) or as
-            objects; or a whole `AlternativeGenerator`. `auto` is `repair` and the language model that
-            `create_llm_provider` finds, if any.
+        providers: propose alternatives: plugins by name, objects with `name` and `propose`, or
+            language models, by name (`openai`, `openai:gpt-4.1`, `openai,anthropic` for one that is
+            used where the other fails) or as objects; or a whole `AlternativeGenerator`. `auto` is
+            `repair` and the language model that `create_llm_provider` finds, if any.
         settings: thresholds, limits, enabled triggers, redaction of secrets; or a mapping of them.
         mode: `act`, or `observe` to record decisions and apply nothing.
         gate: asks a person; without one, questions are stored and the run ends as `needs_human`.
-        store: keeps journals; or its place, as `replanning.journal.open_store` takes it, which `aclose` closes. In
-            memory when left out.
+        store: keeps journals; or its place, as `replanning.journal.open_store` takes it, which
+            `aclose` closes. In memory when left out.
         monitor: watches runs; handlers are registered through `monitor.on`.
         policy: decides, instead of one made of `settings`.
         evaluator: evaluates the plan after every task, for handlers, `run.evaluate()` and spans.
         exporters: called with every record after it is journaled: objects, or plugins by name.
         environment: time, chance and ids.
-        tracer_provider: receives spans; when left out, that of an exporter, or the globally configured one.
+        tracer_provider: receives spans; when left out, that of an exporter, or the globally
+            configured one.
         meter_provider: receives metrics; likewise.
         codec: turns outputs that are not JSON into JSON.
-        is_transient: says of an exception of work whether it may pass, so that the task is run again, where neither the
-            library recognises that nor `retry.on` names it.
+        is_transient: says of an exception of work whether it may pass, so that the task is run
+            again, where neither the library recognises that nor `retry.on` names it.
 
     Raises:
         NoLLMProvider, PluginError: a provider or an exporter that is named cannot be used.
@@ -156,9 +160,13 @@ class ReplanningEngine:
         is_transient: IsTransient | None = None,
     ) -> None:
         self.settings = _as_settings(settings)
-        self.exporters = tuple(
-            load_plugin("exporters", e)() if isinstance(e, str) else e for e in exporters
-        )
+        loaded: list[Exporter] = []
+        for exporter in exporters:
+            if isinstance(exporter, str):
+                loaded.append(load_plugin("exporters", exporter)())
+            else:
+                loaded.append(exporter)
+        self.exporters = tuple(loaded)
         if mode not in get_args(Mode):
             raise ValueError(f"mode: expected 'act' or 'observe', got {mode!r}")
         self.mode: Mode = mode
@@ -166,7 +174,8 @@ class ReplanningEngine:
         self.monitor = monitor or PlanMonitor()
         self.policy = policy or ReplanPolicy(self.settings)
         self.evaluator = evaluator or PlanEvaluator()
-        environment, redactor = environment or Environment(), redactor_for(self.settings)
+        environment = environment or Environment()
+        redactor = redactor_for(self.settings)
         self._provider_registry = ProviderRegistry(self.settings, environment, redactor)
         if isinstance(providers, AlternativeGenerator):
             self.generator = providers
@@ -174,17 +183,20 @@ class ReplanningEngine:
             scorer = ConfidenceScorer(
                 self.settings.weights, shrink=self.settings.alternatives.shrink
             )
-            self.generator = AlternativeGenerator(
-                self._provider_registry.resolve(providers), scorer=scorer
-            )
+            resolved = self._provider_registry.resolve(providers)
+            self.generator = AlternativeGenerator(resolved, scorer=scorer)
         for plugin in (*self.exporters, *self.generator.path_generator.providers):
             if redactor.is_secret_name(plugin_name(plugin)):
                 kind = type(plugin).__name__
                 raise ValueError(
-                    f"{kind}: what looks like a secret cannot be its name, which is kept; choose another"
+                    f"{kind}: what looks like a secret cannot be its name, which is kept; choose "
+                    "another"
                 )
+        # Whoever passes a store closes it.
         self._owns_store = not isinstance(store, RunStore)
-        self.store = MemoryStore() if store is None else open_store(store)
+        self.store: RunStore = MemoryStore()
+        if store is not None:
+            self.store = open_store(store)
         for exporter in self.exporters:
             exporter.attach(ExporterContext(self.store, environment.clock))
         telemetry = build_telemetry(self.exporters, tracer_provider, meter_provider)
@@ -194,9 +206,8 @@ class ReplanningEngine:
         self._open_runs: dict[RunId, tuple[PlanRun, Questions]] = {}
 
     def __repr__(self) -> str:
-        return (
-            f"<ReplanningEngine {self.mode} {self.generator!r} store={type(self.store).__name__}>"
-        )
+        store = type(self.store).__name__
+        return f"<ReplanningEngine {self.mode} {self.generator!r} store={store}>"
 
     def attach(self, orchestrator: OrchestratorT) -> OrchestratorT:
         """Attach an orchestrator, which then opens its runs through this engine, and return it."""
@@ -208,8 +219,8 @@ class ReplanningEngine:
     ) -> AbstractAsyncContextManager[PlanRun]:
         """A run of a plan: `async with engine.open(plan) as run:`, then pull and report.
 
-        An exception of the body is raised again, unwrapped. A body that ends before the run has leaves it
-        `paused`.
+        An exception of the body is raised again, unwrapped. A body that ends before the run has
+        leaves it `paused`.
 
         Raises:
             StoreError: the store does not take the run.
@@ -219,8 +230,8 @@ class ReplanningEngine:
     def resume(self, run_id: str) -> AbstractAsyncContextManager[PlanRun]:
         """The same for a run that was paused, was left, or whose process died.
 
-        What holds from here on are the settings and the mode of this engine, whatever the run was begun under; its
-        plan, its deadlines and what it has spent are those on record.
+        What holds from here on are the settings and the mode of this engine, whatever the run was
+        begun under; its plan, its deadlines and what it has spent are those on record.
 
         Raises:
             UnknownRun: the store has no such run.
@@ -229,7 +240,7 @@ class ReplanningEngine:
         return self._managed_run(lambda: self._run_factory.resume(run_id))
 
     def run_or_resume(self, plan: Plan, *, run_id: str) -> AbstractAsyncContextManager[PlanRun]:
-        """The same for a plan that may have been begun: opens it as this run, or resumes the run where it exists.
+        """The same for a plan that may have been begun: opens it as this run, or resumes that.
 
         Raises:
             RunOwned: another process is at it.
@@ -261,28 +272,35 @@ class ReplanningEngine:
         passes: tuple[type[BaseException], ...] = (),
         asks: bool = False,
     ) -> AsyncIterator[Session]:
-        """A run of an agent that decides call by call: `async with engine.session(…) as session: await session.call(…)`.
+        """A run of an agent that decides call by call.
 
-        It ends with the body. An exception of the body is raised again, and leaves the run `paused`.
+        Use it as `async with engine.session(…) as session: await session.call(…)`. The run ends
+        with the body. An exception of the body is raised again, and leaves the run `paused`.
 
         Args:
-            objective: the aim, in words; or a plan, whose tasks the body performs or executes besides its calls.
-            tools: functions, and descriptions of tools that the body executes itself. Those with a capability in common
-                can stand in for one another.
+            objective: the aim, in words; or a plan, whose tasks the body performs or executes
+                besides its calls.
+            tools: functions, and descriptions of tools that the body executes itself. Those with a
+                capability in common can stand in for one another.
             run_id: the id of the run, which is resumed where it exists.
             passes: exceptions that are control flow of the agent and no failures of its calls.
-            asks: whether the body puts the questions of a `NeedsHuman` to a person. Without that, a gate or a durable
-                store, nobody can be asked about a call, and it fails with its own error.
+            asks: whether the body puts the questions of a `NeedsHuman` to a person. Without that, a
+                gate or a durable store, nobody can be asked about a call, and it fails with its own
+                error.
 
         Raises:
             RunOwned: another process is at this run.
             StoreError: it is a run of something else, or the store does not take it.
         """
         functions = FunctionTools(tools)
-        stated = objective if isinstance(objective, Plan) else Plan(goal=Goal(objective=objective))
+        if isinstance(objective, Plan):
+            stated = objective
+        else:
+            stated = Plan(goal=Goal(objective=objective))
 
         async def start() -> PlanRun:
-            plan, factory = functions.describe(stated), self._run_factory
+            plan = functions.describe(stated)
+            factory = self._run_factory
             if run_id is None:
                 return await factory.create(plan, None, mode=self.mode, open_ended=True)
             return await factory.create_or_resume(plan, run_id, mode=self.mode, open_ended=True)
@@ -308,28 +326,36 @@ class ReplanningEngine:
         Args:
             plan: the plan.
             work: executes one task: returns its output, raises when it fails.
-            tools: functions that execute the tasks instead of `work`, and describe the tools of the plan.
+            tools: functions that execute the tasks instead of `work`, and describe the tools of the
+                plan.
             run_id: the id of the run, which is resumed where it exists.
             max_concurrency: the most tasks that run at once.
             replanning: false to run it as if there were no engine; a new run.
 
         Raises:
-            PlanError: the tasks do not fit these tools, or a task or a tool of the plan has no function.
+            PlanError: the tasks do not fit these tools, or a task or a tool of the plan has no
+                function.
             RunOwned: another process is at this run.
             StoreError: it is a run of another plan, or the store does not take it.
-            TypeError: the work is a function that is not async, or both work and tools are given, or neither.
+            TypeError: the work is a function that is not async, or both work and tools are given,
+                or neither.
             ValueError: there would be no worker.
         """
         if (work is None) is not bool(tools):
             raise TypeError("execute: expected either `work` or `tools`, which execute the tasks")
         functions = FunctionTools(tools)
         if work is None:
-            plan, work = functions.describe(plan), functions.work
+            plan = functions.describe(plan)
+            work = functions.work
             functions.require_functions(plan)
         validate_work(work, max_concurrency)
-        source = self.open(plan) if run_id is None else self.run_or_resume(plan, run_id=run_id)
+        source: AbstractAsyncContextManager[PlanRun]
         if not replanning:
             source = open_run(plan, store=self.store, run_id=run_id, factory=self._run_factory)
+        elif run_id is None:
+            source = self.open(plan)
+        else:
+            source = self.run_or_resume(plan, run_id=run_id)
         async with source as run:
             run._lifecycle.outputs.restore(functions.return_types)
             await run_workers(run, work, max_concurrency)
@@ -338,7 +364,8 @@ class ReplanningEngine:
     def pending(self, run_id: str | None = None) -> list[Question]:
         """Return the questions that wait for a person, of one run or of all, also of runs of other processes.
 
-        Any thread may call it. Without `run_id`, a run that cannot be read is left out with a warning in the log.
+        Any thread may call it. Without `run_id`, a run that cannot be read is left out with a
+        warning in the log.
 
         Raises:
             JournalCorrupt: the journal of `run_id` cannot be read.
@@ -347,21 +374,25 @@ class ReplanningEngine:
         pending: list[Question] = []
         here: set[RunId] = set()
         for run, questions in list(self._open_runs.values()):
-            with suppress(NotRunning):  # its loop ended, and the store has its questions
+            # Where its loop has ended, the store has its questions.
+            with suppress(NotRunning):
                 pending += run._lifecycle.loop.call(questions.pending)
                 here.add(run.id)
         with _store_errors():
             known = self.store.runs()
         for info in known:
-            elsewhere = info.run not in here and run_id in (None, info.run)
-            if elsewhere and (info.status == "running" or info.status in RESUMABLE_STATUSES):
-                try:
-                    with _store_errors():
-                        pending += open_questions(self.store.read(info.run))
-                except StoreError as error:
-                    if run_id is not None:
-                        raise
-                    _log.warning("the questions of run %s are left out: %s", info.run, error)
+            if info.run in here or run_id not in (None, info.run):
+                continue
+            if info.status not in ("running", *RESUMABLE_STATUSES):
+                continue
+            try:
+                with _store_errors():
+                    pending += open_questions(self.store.read(info.run))
+            except StoreError as error:
+                # One unreadable run must not hide the questions of all others.
+                if run_id is not None:
+                    raise
+                _log.warning("the questions of run %s are left out: %s", info.run, error)
         return [question for question in pending if run_id in (None, question.run)]
 
     def history(self, run_id: str) -> ReplanHistory:
@@ -384,8 +415,9 @@ class ReplanningEngine:
     ) -> None:
         """Answer a question, of a run in this process or elsewhere.
 
-        For a run in this process the answer is carried out before this returns, by the run's event loop if this is
-        another thread; otherwise it is left for the run's owner, or for the process that resumes it.
+        For a run in this process the answer is carried out before this returns, by the run's event
+        loop if this is another thread; otherwise it is left for the run's owner, or for the process
+        that resumes it.
 
         Raises:
             UnknownQuestion: no such question is open.
@@ -398,7 +430,8 @@ class ReplanningEngine:
         run_id = RunId(question_id.rpartition(".q")[0])
         run, questions = self._open_runs.get(run_id, (None, None))
         if run is not None and questions is not None:
-            with suppress(NotRunning):  # it has ended, or its loop has
+            # Where it has ended, or its loop has, the store knows whether that is for good.
+            with suppress(NotRunning):
                 run._lifecycle.loop.call(questions.answer, QuestionId(question_id), answer)
                 return
         with _store_errors():
@@ -408,19 +441,18 @@ class ReplanningEngine:
         """Put an answer into the inbox of the run, if it fits the plan as far as the store shows."""
 
         def waiting() -> list[InboxMessage]:
-            messages = self.store.inbox(run_id)
-            return [
-                m
-                for m in messages
-                if m.kind == "answer" and m.payload.get("question") == question_id
-            ]
+            messages: list[InboxMessage] = []
+            for message in self.store.inbox(run_id):
+                if message.kind == "answer" and message.payload.get("question") == question_id:
+                    messages.append(message)
+            return messages
 
         try:
             _, live, ledger, *_ = replay_records(self.store.read(run_id))
             answered = bool(waiting())
         except UnknownRun:
             raise UnknownQuestion(question_id, f"the store has no run {run_id!r}") from None
-        asked = ledger.open_questions.get(QuestionId(question_id))
+        asked = ledger.questions.open.get(QuestionId(question_id))
         if asked is None:
             raise closed_error(QuestionId(question_id), ledger)
         if ledger.run_end is not None and ledger.run_end.status not in RESUMABLE_STATUSES:
@@ -431,22 +463,23 @@ class ReplanningEngine:
             raise UnknownQuestion(question_id, _ANSWERED_ALREADY)
         answer_changes(answer, asked, live)
         redactor = self._run_factory.redactor
-        if problems := redactor.name_problems(answer.changes):
+        problems = redactor.name_problems(answer.changes)
+        if problems:
             raise ChangeRejected(problems)
+        # The inbox is kept like a journal, so it must not hold secrets either.
+        changes = masked(answer.changes, redactor)
         payload: JsonObject = {
             "question": question_id,
             "verdict": answer.verdict,
             "choice": answer.choice,
-            "changes": list(map(dump_change, masked(answer.changes, redactor))),
+            "changes": list(map(dump_change, changes)),
             "comment": redactor.text(answer.comment),
         }
-        message = InboxMessage(
-            "answer", self._run_factory.environment.clock.now(), redactor.text(answer.by), payload
-        )
+        now = self._run_factory.environment.clock.now()
+        message = InboxMessage("answer", now, redactor.text(answer.by), payload)
         self.store.post(run_id, message)
-        first = next(
-            iter(waiting()), message
-        )  # the earliest answer counts, if somebody answered at the same time
+        # The earliest answer counts, if somebody answered at the same time.
+        first = next(iter(waiting()), message)
         if replace(first, id=message.id) != message:
             raise UnknownQuestion(question_id, _ANSWERED_ALREADY)
 
@@ -471,8 +504,9 @@ class ReplanningEngine:
             comment: the reason.
 
         Returns:
-            The questions in the order in which they were asked, each with the error for which its answer was refused,
-            such as `StaleAnswer` where an earlier answer has changed its tasks; None if it was not.
+            The questions in the order in which they were asked, each with the error for which its
+            answer was refused, such as `StaleAnswer` where an earlier answer has changed its tasks;
+            None if it was not.
 
         Raises:
             UnknownQuestion: no question is open, or not that of `cause_of`.
@@ -481,10 +515,10 @@ class ReplanningEngine:
         questions = {question.id: question for question in self.pending(run_id)}
         if cause_of is not None and cause_of not in questions:
             raise UnknownQuestion(cause_of, "it is not open")
-        causes = None if cause_of is None else questions[QuestionId(cause_of)].causes
-        about = [
-            q.id for q in questions.values() if causes is None or not causes.isdisjoint(q.causes)
-        ]
+        about = list(questions)
+        if cause_of is not None:
+            causes = questions[QuestionId(cause_of)].causes
+            about = [q.id for q in questions.values() if not causes.isdisjoint(q.causes)]
         if not about:
             raise UnknownQuestion(f"{run_id}.q", f"run {run_id!r} has no open question")
         errors: dict[QuestionId, ReplanningError | None] = dict.fromkeys(about)
@@ -498,19 +532,20 @@ class ReplanningEngine:
     async def aclose(self) -> None:
         """Let the exporters send the rest, each for a few seconds at most, and close the connections of models.
 
-        Called after the last run. Models and stores that were passed as objects are closed by their owner.
+        Called after the last run. Models and stores that were passed as objects are closed by their
+        owner.
 
         Raises:
             StoreError: a run is still open; nothing is closed.
         """
         if self._open_runs:
             raise StoreError(
-                f"the engine is closed after its last run; {join_names(self._open_runs, 5)} must end before"
+                f"the engine is closed after its last run; {join_names(self._open_runs, 5)} must end "
+                "before"
             )
         await self._provider_registry.aclose()
-        await close_exporters(
-            self.exporters, self._run_factory.environment.clock, self._run_factory.redactor
-        )
+        factory = self._run_factory
+        await close_exporters(self.exporters, factory.environment.clock, factory.redactor)
         if self._owns_store:
             self.store.close()
 
@@ -532,7 +567,8 @@ class ReplanningEngine:
 
         def begin(group: anyio.abc.TaskGroup) -> None:
             if life.end is None:
-                with suppress(StoreError):  # then it is done when the store works again
+                # Where the store fails, it is done when the store works again.
+                with suppress(StoreError):
                     replanner.record_pending_decisions()
                 questions.resume(group)
                 replanner.reload()
@@ -545,12 +581,17 @@ class ReplanningEngine:
             await delivered.wait()
             await delivery.close()
 
-        breaks = self.settings.enabled and self.mode == "act"
-        breakers = ToolBreakers(life, self.settings.breaker_threshold if breaks else 0)
-        self._open_runs[run.id] = (run, questions)
+        triggers: Sequence[str] = ()
+        threshold = 0
         if self.settings.enabled:
+            triggers = self.settings.triggers
             life.busy.watch("replanning", lambda: replanner.busy)
-        watch = self.monitor.watch(life, self.settings.triggers if self.settings.enabled else ())
+            # A breaker makes a tool unavailable, which an observer must not do.
+            if self.mode == "act":
+                threshold = self.settings.breaker_threshold
+        breakers = ToolBreakers(life, threshold)
+        self._open_runs[run.id] = (run, questions)
+        watch = self.monitor.watch(life, triggers)
         try:
             on_message = partial(_handle_answer_message, life, questions)
 
@@ -570,13 +611,11 @@ class ReplanningEngine:
                 yield run
         finally:
             del self._open_runs[run.id]
-            self.monitor.unwatch(
-                run.id
-            )  # `close` was not called where the orchestrator was cancelled
+            # `close` was not called where the orchestrator was cancelled.
+            self.monitor.unwatch(run.id)
             await delivery.flush()
-            if (
-                not self._open_runs
-            ):  # users may never call `aclose`, and no connection outlives the runs it was for
+            # Users may never call `aclose`, and no connection may outlive the runs it was for.
+            if not self._open_runs:
                 await self._provider_registry.aclose()
 
 
@@ -601,13 +640,13 @@ def _handle_answer_message(life: Lifecycle, questions: Questions, message: Inbox
     choice: Any = payload.get("choice", 0)
     try:
         changes: Any = parse_changes(payload.get("changes") or [])
-        answer = validate_answer(
-            Answer(verdict, message.by, choice, changes, str(payload.get("comment") or ""))
-        )
+        comment = str(payload.get("comment") or "")
+        answer = validate_answer(Answer(verdict, message.by, choice, changes, comment))
         questions.answer(QuestionId(str(payload.get("question"))), answer)
     except ReplanningError as error:
+        # The answer stays where it is until the store works.
         if isinstance(error, StoreError) and not isinstance(error, RecordNotSerializable):
-            raise  # the answer stays where it is until the store works
+            raise
         life.record_error("answer", error)
 
 
@@ -625,7 +664,9 @@ async def open_run(
     Settings and store may be given as a mapping and a place, as to `ReplanningEngine`.
     """
     settings = _as_settings(settings)
-    opened = MemoryStore() if store is None else open_store(store)
+    opened: RunStore = MemoryStore()
+    if store is not None:
+        opened = open_store(store)
     try:
         base = factory or RunFactory(opened, settings, redactor=redactor_for(settings))
         quiet = base.settings.model_copy(update={"enabled": False})
@@ -678,46 +719,61 @@ class ProviderRegistry:
             PluginError: a plugin is missing or does not load.
             NoLLMProvider: a language model that is named cannot be used.
         """
-        expanded = [
-            item for spec in specs for item in ((REPAIR_PLUGIN, AUTO) if spec == AUTO else (spec,))
-        ]
+        expanded: list[ProviderSpec] = []
+        for spec in specs:
+            if spec == AUTO:
+                expanded.append(REPAIR_PLUGIN)
+            expanded.append(spec)
         providers: list[AlternativeProvider] = []
-        for index, spec in enumerate(expanded):
-            if isinstance(spec, str) and spec in expanded[:index]:
-                continue
-            provider: Any = spec
-            if isinstance(spec, str) and (spec == AUTO or is_llm(spec)):
-                environment, redactor = self._environment, self._redactor
+        named: set[str] = set()
+        for spec in expanded:
+            if not isinstance(spec, str):
+                providers.append(self._provider(spec))
+            elif spec not in named:
+                named.add(spec)
                 try:
-                    model = create_llm_provider(
-                        spec, settings=self._settings, environment=environment, redactor=redactor
-                    )
+                    providers.append(self._named_provider(spec))
                 except NoLLMProvider:
-                    if spec == AUTO:  # which uses a language model only if there is one
-                        continue
-                    raise
-                self._models.append(model)
-                provider = load_plugin("providers", LLM_PROVIDER_PLUGIN)(model)
-            elif spec in (LLM_PROVIDER_PLUGIN, DECOMPOSER_PLUGIN):
-                raise PluginError(
-                    f"provider {spec!r}: it needs a language model; name the model instead, such as openai"
-                )
-            elif isinstance(spec, str):
-                provider = load_plugin("providers", spec)()
-            elif isinstance(spec, LLMProvider):
-                _set_redactor(spec, self._redactor)  # a secret of the run is one in prompts as well
-                guarded = isinstance(spec, FallbackLLM | GuardedLLM)
-                model = (
-                    spec
-                    if guarded
-                    else GuardedLLM(spec, max_concurrency=self._settings.llm.max_concurrency)
-                )
-                provider = load_plugin("providers", LLM_PROVIDER_PLUGIN)(model)
-            providers.append(provider)
+                    # `auto` uses a language model only if there is one.
+                    if spec != AUTO:
+                        raise
         return providers
 
+    def _named_provider(self, name: str) -> AlternativeProvider:
+        """Return the provider of a plugin, or of a language model, by its name."""
+        provider: AlternativeProvider
+        if name == AUTO or is_llm(name):
+            model = create_llm_provider(
+                name,
+                settings=self._settings,
+                environment=self._environment,
+                redactor=self._redactor,
+            )
+            self._models.append(model)
+            provider = load_plugin("providers", LLM_PROVIDER_PLUGIN)(model)
+            return provider
+        if name in (LLM_PROVIDER_PLUGIN, DECOMPOSER_PLUGIN):
+            raise PluginError(
+                f"provider {name!r}: it needs a language model; name the model instead, such as "
+                "openai"
+            )
+        provider = load_plugin("providers", name)()
+        return provider
+
+    def _provider(self, spec: AlternativeProvider | LLMProvider) -> AlternativeProvider:
+        """Return the provider of a language model; any other object is one."""
+        if not isinstance(spec, LLMProvider):
+            return spec
+        # A secret of the run is one in prompts as well.
+        _set_redactor(spec, self._redactor)
+        model: LLMProvider = spec
+        if not isinstance(spec, FallbackLLM | GuardedLLM):
+            model = GuardedLLM(spec, max_concurrency=self._settings.llm.max_concurrency)
+        provider: AlternativeProvider = load_plugin("providers", LLM_PROVIDER_PLUGIN)(model)
+        return provider
+
     async def aclose(self) -> None:
-        """Close the connections of the language models that were made here; a later call opens them again."""
+        """Close the connections of the models that were made here; a later call opens them again."""
         if not self._models:
             return
         with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_SECONDS):
@@ -731,6 +787,10 @@ class ProviderRegistry:
 def _set_redactor(model: LLMProvider, redactor: Redactor) -> None:
     """Let a model, and the models that it wraps, use a redactor."""
     model.redactor = redactor
-    wrapped = model.members if isinstance(model, FallbackLLM) else ()
-    for inner in (model.client,) if isinstance(model, GuardedLLM) else wrapped:
+    wrapped: Sequence[LLMProvider] = ()
+    if isinstance(model, GuardedLLM):
+        wrapped = (model.client,)
+    elif isinstance(model, FallbackLLM):
+        wrapped = model.members
+    for inner in wrapped:
         _set_redactor(inner, redactor)

@@ -72,15 +72,16 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
     """Function as a tool; calling it calls the function.
 
     Args:
-        function: the function. One that is not async is executed in a thread, which a cancellation does not stop. A
-            parameter annotated as `TaskContext` receives the context of the task.
+        function: the function. One that is not async is executed in a thread, which a cancellation
+            does not stop. A parameter annotated as `TaskContext` receives the context of the task.
         retry: what to do after an error that may pass.
-        fields: fields of its `ToolSpec`, such as `capability`, `effect` and `idempotent`; they override the signature and
-            the docstring.
+        fields: fields of its `ToolSpec`, such as `capability`, `effect` and `idempotent`; they
+            override the signature and the docstring.
 
     Attributes:
         spec: its description.
-        return_type: validates and dumps what its return annotation names; None without a useful one.
+        return_type: validates and dumps what its return annotation names; None without a useful
+            one.
 
     Raises:
         TypeError: this is not a function, or its parameters are not known.
@@ -196,10 +197,12 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         Args:
             arguments: by name.
             context: of the task.
-            convert: whether the arguments are JSON, to be converted to the types that the function states.
+            convert: whether the arguments are JSON, to be converted to the types that the function
+                states.
 
         Raises:
-            Exception: whatever the function raises; a ValidationError where an argument does not fit its type.
+            Exception: whatever the function raises; a ValidationError where an argument does not
+                fit its type.
         """
         values = dict(arguments)
         for name in self._contexts:
@@ -272,8 +275,9 @@ def tool(function: Any = None, /, **fields: Any) -> Any:
 
     Args:
         function: the function.
-        fields: as `FunctionTool` takes them: `retry`, and the fields of a `ToolSpec`, such as `capability`, `effect`,
-            `idempotent`, `requires`, `adds`, `cost`, `timeout` and `dangerous`.
+        fields: as `FunctionTool` takes them: `retry`, and the fields of a `ToolSpec`, such as
+            `capability`, `effect`, `idempotent`, `requires`, `adds`, `cost`, `timeout` and
+            `dangerous`.
     """
     return (
         partial(tool, **fields) if function is None and fields else FunctionTool(function, **fields)

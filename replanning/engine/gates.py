@@ -35,11 +35,15 @@ class CallbackGate:
     async def ask(self, question: Question) -> Answer:
         """Return the answer of the function."""
         answer = self._ask(question)
-        return await answer if inspect.isawaitable(answer) else answer
+        if inspect.isawaitable(answer):
+            return await answer
+        return answer
 
     async def remind(self, question: Question) -> None:
         """Call the function for reminders, if there is one."""
-        reminder = self._remind(question) if self._remind is not None else None
+        if self._remind is None:
+            return
+        reminder = self._remind(question)
         if inspect.isawaitable(reminder):
             await reminder
 

@@ -99,7 +99,7 @@ class ContextAnalyzer:
         for trigger in triggers:
             for task_id in trigger.tasks:
                 root = life.live.entry(task_id).root
-                tried.update(ledger.tried_by_root.get(root, ()))
+                tried.update(ledger.lineages.tried.get(root, ()))
 
         return ReplanRequest(
             triggers=detached(tuple(triggers)),

@@ -76,18 +76,20 @@ class PlanMonitor:
         return f"<PlanMonitor watching {list(self._watches)}>"
 
     def on(self, event_type: type[EventT], handler: Handler[EventT]) -> Callable[[], None]:
-        """Call a handler, sync or async, after each event of a type: a trigger, a record, or `MonitorNotice`.
+        """Call a handler, sync or async, after each event of a type.
 
-        A handler of `PlanEvaluation` is called after every attempt, skipped task and revision; evaluations are not on
-        record. Handlers run one after another, in the order of events, after the event is on record. Their errors are
-        recorded and go no further.
+        An event is a trigger, a record, a `PlanEvaluation` or a `MonitorNotice`.
+
+        A handler of `PlanEvaluation` is called after every attempt, skipped task and revision;
+        evaluations are not on record. Handlers run one after another, in the order of events, after
+        the event is on record. Their errors are recorded and go no further.
 
         Returns:
             A function that removes the handler.
         """
-        name = self._event_names.setdefault(
-            event_type, f"{event_type.__module__}.{event_type.__qualname__}"
-        )
+        # Emitters know events by name, and two modules may have classes of one name.
+        full_name = f"{event_type.__module__}.{event_type.__qualname__}"
+        name = self._event_names.setdefault(event_type, full_name)
         self._emitter.add_listener(name, handler)
         for watch in self._watches.values():
             watch.subscribe()
@@ -95,13 +97,20 @@ class PlanMonitor:
 
     def watch(self, life: Lifecycle, triggers: Sequence[str]) -> RunWatch:
         """Start watching a run, for these kinds of trigger; returns what `deliver` needs."""
-        detectors = []
-        for spec in triggers if self._detector_specs is None else self._detector_specs:
-            if isinstance(spec, str):
-                plugin = load_plugin("triggers", spec)
-                make = getattr(plugin, "for_settings", None)
-                spec = plugin() if make is None else make(life.settings)  # noqa: PLW2901 - the detector of that name
-            detectors.append(spec)
+        specs: Sequence[TriggerDetector | str] = triggers
+        if self._detector_specs is not None:
+            specs = self._detector_specs
+        detectors: list[TriggerDetector] = []
+        for spec in specs:
+            if not isinstance(spec, str):
+                detectors.append(spec)
+                continue
+            plugin = load_plugin("triggers", spec)
+            make = getattr(plugin, "for_settings", None)
+            if make is None:
+                detectors.append(plugin())
+            else:
+                detectors.append(make(life.settings))
         watch = RunWatch(life, detectors, self)
         self._watches[life.run_id] = watch
         if self._event_names:
@@ -118,31 +127,34 @@ class PlanMonitor:
 
     def redetect(self, run: RunId, past: ResumeState) -> None:
         """Fire the triggers that follow from the last record of a resumed run and were not fired before."""
-        self._watches[run].detect(
-            past.last_cause, {trigger.fingerprint for trigger in past.fired_triggers}
-        )
+        fired = {trigger.fingerprint for trigger in past.fired_triggers}
+        self._watches[run].detect(past.last_cause, fired)
 
     async def deliver(self, watch: RunWatch, delivered: anyio.Event) -> None:
-        """Call the handlers of a run's events, until it is no longer watched; set `delivered` when all have been called."""
+        """Call the handlers of a run's events until it is no longer watched.
+
+        `delivered` is set when all have been called.
+        """
         async with watch.receive:
             async for event in watch.receive:
                 for handler in self.handlers(type(event)):
                     try:
                         await isolate(_call, handler, event)
                     except Exception as error:  # noqa: BLE001 - a listener must not harm the run
-                        # The record of a listener that fails at records of failures would call it again, without end.
+                        # A listener that fails at records of failures would be called with that
+                        # of its own failure, without end.
                         if not isinstance(event, ErrorContained):
-                            watch.record_failure(
-                                f"listener {getattr(handler, '__qualname__', handler)!r}", error
-                            )
+                            name = getattr(handler, "__qualname__", handler)
+                            watch.record_failure(f"listener {name!r}", error)
         delivered.set()
 
     def handlers(self, event_type: type) -> list[Callable[[object], Awaitable[None] | None]]:
-        """Return the handlers of a type of event, in the order of the types for which they are registered."""
-        names = [
-            self._event_names[base] for base in event_type.__mro__ if base in self._event_names
-        ]
-        return [handler for name in names for handler in self._emitter.listeners(name)]
+        """Return the handlers of a type of event and of its base classes, the type's own first."""
+        handlers: list[Callable[[object], Awaitable[None] | None]] = []
+        for base in event_type.__mro__:
+            if base in self._event_names:
+                handlers.extend(self._emitter.listeners(self._event_names[base]))
+        return handlers
 
 
 async def _call(handler: Callable[[object], Awaitable[None] | None], event: object) -> None:
@@ -185,16 +197,16 @@ class RunWatch:
         try:
             self._send.send_nowait(detached(event))
         except anyio.WouldBlock:
+            # Recorded once, because the record is an event itself.
             if not self._overflow:
                 self._overflow = True
-                self.record_failure(
-                    "listeners",
-                    RuntimeError(
-                        f"more than {MAX_QUEUED_EVENTS} events wait; further ones are dropped"
-                    ),
+                error = RuntimeError(
+                    f"more than {MAX_QUEUED_EVENTS} events wait; further ones are dropped"
                 )
+                self.record_failure("listeners", error)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass  # the run is being closed
+            # The run is being closed, and its handlers are gone.
+            pass
 
     def record_failure(self, where: str, error: BaseException) -> None:
         """Record a failure that goes no further."""
@@ -209,27 +221,33 @@ class RunWatch:
         self._send.close()
 
     def _on_record(self, record: Record) -> None:
-        body = record.body
-        self.enqueue(body.trigger if isinstance(body, TriggerFired) else body)
+        # Handlers are registered for triggers, and not for the record of one.
+        if isinstance(record.body, TriggerFired):
+            self.enqueue(record.body.trigger)
+        else:
+            self.enqueue(record.body)
 
     def _evaluate(self, record: Record) -> None:
         if self._monitor.handlers(PlanEvaluation):
             self.enqueue(self._lifecycle.evaluation.evaluate())
 
     def detect(self, record: Record, fired: Collection[tuple[str, str, str]] = ()) -> None:
-        """Fire the triggers that follow from a record, except those with fingerprints that were fired before."""
+        """Fire the triggers that follow from a record, except those that were fired before."""
         life = self._lifecycle
         if life.end is not None:
             return
         for detector in self._detectors_by_type.get(type(record.body), ()):
             try:
                 given: Any = detector.detect(detached(record.body), PlanView(life.live))  # type: ignore[arg-type] # its own kinds
-                triggers = list(given if isinstance(given, Iterable) else [given])
+                triggers = [given]
+                if isinstance(given, Iterable):
+                    triggers = list(given)
+                # Fired only once the detector has returned all: one that fails midway fires none.
                 for detected in triggers:
                     if detected.fingerprint not in fired:
                         self._fire(detected, record.at)
             except Exception as error:  # noqa: BLE001 - a detector must not harm the run
-                # As above: a detector that fails at records of failures would be shown that one, and so on.
+                # A detector that fails at records of failures would be shown that of its own.
                 if not isinstance(record.body, ErrorContained):
                     self.record_failure(f"detector {plugin_name(detector)!r}", error)
 
@@ -238,11 +256,15 @@ class RunWatch:
         life = self._lifecycle
         # While the store fails, triggers wait to be recorded, and the ledger does not know them.
         self._last_number = max(self._last_number, len(life.ledger.triggers)) + 1
-        fields = {"id": f"t{self._last_number}", "run": life.run_id, "at": at}
-        trigger = detached(detected).model_copy(update={**fields, "revision": life.live.revision})
+        fields = {
+            "id": f"t{self._last_number}",
+            "run": life.run_id,
+            "at": at,
+            "revision": life.live.revision,
+        }
+        trigger = detached(detected).model_copy(update=fields)
         same = life.ledger.find_open_trigger(trigger.fingerprint)
         life.journal.append_soon(TriggerFired(trigger))
         if same is not None:
-            life.journal.append_soon(
-                TriggerDropped(trigger.id, "the same trigger is waiting already")
-            )
+            why = "the same trigger is waiting already"
+            life.journal.append_soon(TriggerDropped(trigger.id, why))

@@ -83,15 +83,19 @@ class Questions:
         self._group: TaskGroup | None = None
 
     def resume(self, group: TaskGroup) -> None:
-        """Carry out the answers on record of a resumed run, and put its open questions to the gate again."""
+        """Take up the questions of a resumed run.
+
+        The answers on record are carried out, and the gate is asked the open questions again.
+        """
         self._group = group
-        if self._lifecycle.ledger.answers_by_replan:
+        life = self._lifecycle
+        if life.ledger.questions.answers_by_replan:
             # The run is not at its end before all of it is taken up again.
-            with self._lifecycle.busy("the answers on record", then_check=False):
+            with life.busy("the answers on record", then_check=False):
                 self._carry_out_answers()
-        if self._lifecycle.ledger.open_questions:
+        if life.ledger.questions.open:
             self.withdraw_stale()
-            for asked in list(self._lifecycle.ledger.open_questions.values()):
+            for asked in list(life.ledger.questions.open.values()):
                 self._present(asked)
 
     def ask(
@@ -104,24 +108,36 @@ class Questions:
     ) -> None:
         """Record a question, hold the tasks it is about, and put it to the gate."""
         life = self._lifecycle
-        now, approval = life.clock.now(), life.settings.approval
-        timeout = approval.timeout if self.gate is not None else None
-        causes, first = (
-            [trigger.reason or trigger.kind for trigger in triggers],
-            decision.reason.partition("\n")[0],
-        )
+        approval = life.settings.approval
+        deadline: float | None = None
+        remind_at: float | None = None
+        # Without a gate nobody can answer in time, so the question waits for ever.
+        if self.gate is not None and approval.timeout is not None:
+            now = life.clock.now()
+            deadline = now + approval.timeout
+            remind_at = now + approval.timeout * approval.remind_after
+
+        first_line = decision.reason.partition("\n")[0]
+        text: list[str] = []
+        for trigger in triggers:
+            cause = trigger.reason or trigger.kind
+            # A cause that repeats the first line of the reason is left out.
+            if first_line not in cause:
+                text.append(cause)
+        text.append(decision.reason)
+
+        number = life.ledger.questions.count + 1
         asked = QuestionAsked(
-            question=QuestionId(f"{life.run_id}.q{life.ledger.question_count + 1}"),
+            question=QuestionId(f"{life.run_id}.q{number}"),
             replan=replan,
             triggers=tuple(trigger.id for trigger in triggers),
-            # A cause that repeats the first line of the reason is left out.
-            text="; ".join([*(cause for cause in causes if first not in cause), decision.reason]),
+            text="; ".join(text),
             candidates=tuple(candidate for candidate in candidates if not candidate.rejected),
             holds=holds,
             footprint=footprint_hash(life.live, holds),
             revision=life.live.revision,
-            deadline=None if timeout is None else now + timeout,
-            remind_at=None if timeout is None else now + timeout * approval.remind_after,
+            deadline=deadline,
+            remind_at=remind_at,
         )
         life.journal.append(asked)
         self._present(asked)
@@ -129,15 +145,15 @@ class Questions:
     def pending(self) -> list[Question]:
         """Return the open questions, unless the run is over for good."""
         life = self._lifecycle
-        over = life.end is not None and life.end.status not in RESUMABLE_STATUSES
-        return (
-            [] if over else [self.question(asked) for asked in life.ledger.open_questions.values()]
-        )
+        if life.end is not None and life.end.status not in RESUMABLE_STATUSES:
+            return []
+        return [self.question(asked) for asked in life.ledger.questions.open.values()]
 
     def question(self, asked: QuestionAsked) -> Question:
         """Return a question as gates and people see it: without secrets."""
         life = self._lifecycle
-        return masked(build_question(asked, life.run_id, life.live, life.ledger), life.redactor)
+        question = build_question(asked, life.run_id, life.live, life.ledger)
+        return masked(question, life.redactor)
 
     def answer(self, question_id: QuestionId, answer: Answer) -> None:
         """Take an answer and carry it out.
@@ -145,7 +161,8 @@ class Questions:
         Raises:
             UnknownQuestion: no such question is open.
             StaleAnswer: the tasks it is about have changed since; it is closed.
-            ChangeRejected: the answer is not valid, or the person's own changes do not fit; the question stays open.
+            ChangeRejected: the answer is not valid, or the person's own changes do not fit; the
+                question stays open.
             NotRunning: the run has ended.
             StoreError: the journal does not take it; nothing has changed.
         """
@@ -154,7 +171,7 @@ class Questions:
             raise NotRunning(
                 f"the run is {life.end.status}; resume it to have {spoken_id(question_id)} answered"
             )
-        asked = life.ledger.open_questions.get(question_id)
+        asked = life.ledger.questions.open.get(question_id)
         if asked is None:
             raise closed_error(question_id, life.ledger)
         try:
@@ -163,20 +180,17 @@ class Questions:
             answer = replace(answer, changes=stated)
             answer_changes(answer, asked, life.live)
         except (ChangeRejected, StaleAnswer) as error:
-            life.journal.append(
-                AnswerRefused(question_id, str(getattr(answer, "by", "")), str(error))
-            )
+            # An answer that is not valid need not have a name.
+            by = str(getattr(answer, "by", ""))
+            life.journal.append(AnswerRefused(question_id, by, str(error)))
             if isinstance(error, StaleAnswer):
                 with life.busy("an answer"):
                     self._withdraw(asked)
             raise
-        by, comment = answer.by, answer.comment
-        self._close_and_carry_out(
-            asked,
-            QuestionAnswered(
-                question_id, answer.verdict, by, answer.choice, answer.changes, comment
-            ),
+        closing = QuestionAnswered(
+            question_id, answer.verdict, answer.by, answer.choice, answer.changes, answer.comment
         )
+        self._close_and_carry_out(asked, closing)
 
     # Closing
 
@@ -188,9 +202,10 @@ class Questions:
 
     def _carry_out_answers(self) -> None:
         """Carry out the answers on record, now or when the store works again."""
+        life = self._lifecycle
         try:
-            with self._lifecycle.busy("an answer"):
-                for asked, closing in list(self._lifecycle.ledger.answers_by_replan.values()):
+            with life.busy("an answer"):
+                for asked, closing in list(life.ledger.questions.answers_by_replan.values()):
                     self._carry_out_answer(asked, closing)
         except StoreError:
             if self._group is not None:
@@ -200,45 +215,69 @@ class Questions:
         try:
             await self._lifecycle.wait_for_store()
         except NotRunning:
-            return  # the answer is on record for the process that resumes the run
+            # The answer is on record for the process that resumes the run.
+            return
         self._carry_out_answers()
 
     def _carry_out_answer(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
-        life, ledger = self._lifecycle, self._lifecycle.ledger
-        chosen = closing.choice if closing.verdict == "approve" else None
+        """Apply the changes that an answer decided on, and record the decision.
+
+        The changes are those of the approved candidate, or else those that came with the answer,
+        which may be none. They are not applied again if the process ended after that.
+        """
+        life = self._lifecycle
+        ledger = life.ledger
         who = closing.by or "a person"
-        if chosen is None:
-            changes, why = closing.changes, closing.comment or f"changes by {who}"
-        else:
+        decider = "timeout"
+        by = "timeout"
+        if closing.verdict in HUMAN_VERDICTS:
+            decider = "person"
+            by = "person"
+            if closing.by:
+                by = f"person:{closing.by}"
+
+        chosen: int | None = None
+        changes = closing.changes
+        why = closing.comment or f"changes by {who}"
+        if closing.verdict == "approve":
+            chosen = closing.choice
             alternative = asked.candidates[chosen].alternative
-            changes, why = tuple(alternative.changes), alternative.reason
-        by_person = closing.verdict in HUMAN_VERDICTS
-        by = (f"person:{closing.by}" if closing.by else "person") if by_person else "timeout"
-        aborts = any(isinstance(change, AbortRun) for change in changes)
-        decision: DecisionKind = "abort" if aborts else "execute" if changes else "keep"
-        rule = f"{'person' if by_person else 'timeout'}-{closing.verdict}"
+            changes = tuple(alternative.changes)
+            why = alternative.reason
+
+        decision: DecisionKind = "keep"
+        if any(isinstance(change, AbortRun) for change in changes):
+            decision = "abort"
+        elif changes:
+            decision = "execute"
+        rule = f"{decider}-{closing.verdict}"
         reason = closing.comment or f"{closing.verdict} by {who}"
-        if changes and not any(revised.replan == asked.replan for _, revised in ledger.revisions):
+        applied = any(revised.replan == asked.replan for _, revised in ledger.revisions)
+        if changes and not applied:
             try:
                 life.revise(
                     changes, why, by, triggers=asked.triggers, replan=asked.replan, chosen=chosen
                 )
-            except ChangeRejected as error:  # the plan was edited before it could be carried out
-                decision, rule, reason = "keep", "refused", str(error)
+            except ChangeRejected as error:
+                # The plan was edited before it could be carried out.
+                decision = "keep"
+                rule = "refused"
+                reason = str(error)
+
         settled = asked.triggers
-        if (
-            decision == "execute"
-        ):  # a person who approves of one candidate decides nothing about the other triggers
+        if decision == "execute":
+            # Who approves of one candidate decides nothing about the other triggers.
             triggers = [ledger.triggers[trigger_id] for trigger_id in asked.triggers]
-            settled = tuple(trigger.id for trigger in relevant_triggers(triggers, [changes]))
+            relevant = relevant_triggers(triggers, [changes])
+            settled = tuple(trigger.id for trigger in relevant)
         life.journal.append(DecisionMade(asked.replan, settled, decision, rule, reason, chosen, by))
 
     def _withdraw(self, asked: QuestionAsked) -> None:
         """Close a question that has become stale; its triggers are considered again."""
-        self._close(
-            asked,
-            QuestionAnswered(asked.question, "withdrawn", "policy", comment=STALE_QUESTION_REASON),
+        closing = QuestionAnswered(
+            asked.question, "withdrawn", "policy", comment=STALE_QUESTION_REASON
         )
+        self._close(asked, closing)
 
     def _close(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
         self._lifecycle.journal.append(closing)
@@ -247,41 +286,53 @@ class Questions:
             conversation.cancel()
 
     def withdraw_stale(self, changes: Sequence[PlanChange] = ()) -> None:
-        """Withdraw the questions that have become stale, so that the run does not wait for their answers.
+        """Withdraw stale questions, so that the run does not wait for their answers.
 
         Args:
-            changes: those of the last revision, where the questions about other tasks are known not to be stale.
+            changes: those of the last revision, where the questions about other tasks are known
+                not to be stale; none to check all.
         """
-        # Retrying a replaced task removes its replacement.
-        touched = None if any(c.kind == "retry" for c in changes) else set(target_task_ids(changes))
-        for asked in list(self._lifecycle.ledger.open_questions.values()):
-            concerned = not touched or not touched.isdisjoint(asked.holds)
-            if concerned and is_stale(asked, self._lifecycle.live):
+        touched = set(target_task_ids(changes))
+        for change in changes:
+            # Retrying a replaced task removes its replacement, which it does not name.
+            if change.kind == "retry":
+                touched = set()
+                break
+        for asked in list(self._lifecycle.ledger.questions.open.values()):
+            if touched and touched.isdisjoint(asked.holds):
+                continue
+            if is_stale(asked, self._lifecycle.live):
                 try:
                     self._withdraw(asked)
                 except StoreError:
-                    return  # the answer will be refused, or the deadline withdraw it
+                    # The answer will be refused, or the deadline withdraw it.
+                    return
 
     # Asking
 
     def _present(self, asked: QuestionAsked) -> None:
-        if (
-            self.gate is not None
-            and self._group is not None
-            and asked.question not in self.conversations
-        ):
-            self.conversations[asked.question] = scope = anyio.CancelScope()
-            gate = f"gate {plugin_name(self.gate)!r}"
-            self._lifecycle.plugins.run(gate, self._converse, asked, self.gate, scope)
+        if self.gate is None or self._group is None or asked.question in self.conversations:
+            return
+        scope = anyio.CancelScope()
+        self.conversations[asked.question] = scope
+        where = f"gate {plugin_name(self.gate)!r}"
+        self._lifecycle.plugins.run(where, self._converse, asked, self.gate, scope)
 
     async def _converse(
         self, asked: QuestionAsked, gate: HumanGate, scope: anyio.CancelScope
     ) -> None:
-        """Put a question to the gate, with reminder and deadline, until it is closed."""
+        """Put a question to the gate, with reminder and deadline, until it is closed.
+
+        The conversation ends when the gate has answered or failed, when another closes the
+        question, which cancels the scope, or when the deadline passes.
+        """
         life = self._lifecycle
-        approval, now = life.settings.approval, life.clock.now()
-        question, remind_at = self.question(asked), asked.remind_at
-        if (asked.deadline is None or asked.deadline <= now) and approval.timeout is not None:
+        approval = life.settings.approval
+        question = self.question(asked)
+        remind_at = asked.remind_at
+        now = life.clock.now()
+        passed = asked.deadline is None or asked.deadline <= now
+        if passed and approval.timeout is not None:
             # It has passed before the question was put, and is renewed.
             question = replace(question, deadline=now + approval.timeout)
             remind_at = now + approval.timeout * approval.remind_after
@@ -290,35 +341,38 @@ class Questions:
             if not scope.cancel_called:
                 group.start_soon(self._remind, gate, question)
 
-        def expire() -> None:  # a gate that waits in a thread goes on, and its answer is ignored
+        def expire() -> None:
+            # A gate that waits in a thread goes on, and its answer is ignored.
             scope.cancel()
             life.plugins.start(self._expire, asked)
 
-        alarms = (
-            [] if question.deadline is None else [life.timer.call_at(question.deadline, expire)]
-        )
+        alarms = []
+        if question.deadline is not None:
+            alarms.append(life.timer.call_at(question.deadline, expire))
         try:
             with scope:
                 async with anyio.create_task_group() as group:
-                    if (
-                        remind_at is not None
-                        and asked.question not in life.ledger.reminded_questions
-                    ):
+                    reminded = asked.question in life.ledger.questions.reminded
+                    if remind_at is not None and not reminded:
                         alarms.append(life.timer.call_at(remind_at, remind))
                     try:
                         await self._ask_until_accepted(gate, question)
                     finally:
+                        # Before the group closes, which then takes no reminder any more.
                         for alarm in alarms:
-                            alarm.cancel()  # before the group closes, which then takes no reminder any more
+                            alarm.cancel()
                     group.cancel_scope.cancel()
         finally:
+            # Otherwise whoever cancelled it has taken it out, or will once it has expired.
             if not scope.cancel_called:
                 self.conversations.pop(asked.question, None)
-        life.dispatcher.wake_lineages()  # where the gate has failed, nobody is asked any more
+        # Where the gate has failed, nobody is asked any more.
+        life.dispatcher.wake_lineages()
         life.check_completion()
 
     async def _expire(self, asked: QuestionAsked) -> None:
-        with suppress(NotRunning):  # the run has ended while the store failed
+        # The run may have ended while the store failed.
+        with suppress(NotRunning):
             await self._close_unanswered(asked)
         self.conversations.pop(asked.question, None)
         self._lifecycle.check_completion()
@@ -326,9 +380,13 @@ class Questions:
     async def _close_unanswered(self, asked: QuestionAsked) -> None:
         """Close a question that was not answered in time, as soon as the store takes it."""
         life = self._lifecycle
-        outcome = life.settings.approval.on_timeout or ("pause" if self._durable else "abort")
+        outcome = life.settings.approval.on_timeout
+        if not outcome:
+            outcome = "abort"
+            if self._durable:
+                outcome = "pause"
         reason = f"{spoken_id(asked.question)} was not answered in time"
-        while asked.question in life.ledger.open_questions and life.end is None:
+        while asked.question in life.ledger.questions.open and life.end is None:
             try:
                 if is_stale(asked, life.live):
                     with life.busy("an answer"):
@@ -337,28 +395,11 @@ class Questions:
                     life.journal.append(RunPaused(reason, "timeout"))
                     return
                 else:
-                    changes: tuple[PlanChange, ...] = (
-                        (AbortRun(reason=reason),) if outcome == "abort" else ()
-                    )
-                    if (
-                        outcome == "skip"
-                    ):  # the tasks of the triggers, not all that the candidates would have touched
-                        tasks = [
-                            t
-                            for trigger in asked.triggers
-                            for t in life.ledger.triggers[trigger].tasks
-                        ]
-                        entries = [
-                            life.live.entry(task)
-                            for task in dict.fromkeys(tasks)
-                            if task in life.live
-                        ]
-                        unfinished = [
-                            e.id for e in entries if e.state in STUCK | WAITING and not e.removed
-                        ]
-                        changes = tuple(
-                            SkipTask(task_id=task, reason=reason) for task in unfinished
-                        )
+                    changes: tuple[PlanChange, ...] = ()
+                    if outcome == "abort":
+                        changes = (AbortRun(reason=reason),)
+                    elif outcome == "skip":
+                        changes = self._skips(asked, reason)
                     closing = QuestionAnswered(
                         asked.question, outcome, "timeout", changes=changes, comment=reason
                     )
@@ -366,42 +407,67 @@ class Questions:
             except StoreError:
                 await life.wait_for_store()
 
+    def _skips(self, asked: QuestionAsked, reason: str) -> tuple[PlanChange, ...]:
+        """Return changes that skip the unfinished tasks of a question's triggers.
+
+        The candidates may have touched further tasks, which are not to blame.
+        """
+        life = self._lifecycle
+        tasks: dict[TaskId, None] = {}
+        for trigger_id in asked.triggers:
+            tasks.update(dict.fromkeys(life.ledger.triggers[trigger_id].tasks))
+        changes: list[PlanChange] = []
+        for task_id in tasks:
+            if task_id not in life.live:
+                continue
+            entry = life.live.entry(task_id)
+            if entry.state in STUCK | WAITING and not entry.removed:
+                changes.append(SkipTask(task_id=task_id, reason=reason))
+        return tuple(changes)
+
     async def _ask_until_accepted(self, gate: HumanGate, question: Question) -> None:
         life = self._lifecycle
         try:
             for _ in range(MAX_REFUSED_ANSWERS):
-                if question.id not in life.ledger.open_questions:
+                if question.id not in life.ledger.questions.open:
                     return
                 try:
                     answer = await isolate(gate.ask, question)
                     await anyio.lowlevel.checkpoint_if_cancelled()
-                    while True:
-                        await life.wait_for_store()
-                        try:
-                            self.answer(question.id, answer)
-                        except RecordNotSerializable as error:  # it would never be taken
-                            raise ChangeRejected([Problem("", str(error))]) from error
-                        except StoreError:
-                            continue
-                        return
+                    await self._answer_when_store_works(question.id, answer)
+                    return
                 except ChangeRejected as error:
+                    # The gate is asked again, and can say what was wrong.
                     question = replace(question, rejection_reason=str(error))
             raise ReplanningError(
                 f"{MAX_REFUSED_ANSWERS} answers in a row were refused: {question.rejection_reason}"
             )
         except (StaleAnswer, UnknownQuestion, NotRunning):
             return
-        except Exception as error:  # noqa: BLE001 - a failing gate is contained, and the question stays open
+        except Exception as error:  # noqa: BLE001 - a failing gate is contained
+            # The question stays open, and may be answered from elsewhere.
             if life.end is None:
                 life.record_error("gate", error)
 
+    async def _answer_when_store_works(self, question_id: QuestionId, answer: Answer) -> None:
+        while True:
+            await self._lifecycle.wait_for_store()
+            try:
+                self.answer(question_id, answer)
+            except RecordNotSerializable as error:
+                # No store would ever take it.
+                raise ChangeRejected([Problem("", str(error))]) from error
+            except StoreError:
+                continue
+            return
+
     async def _remind(self, gate: HumanGate, question: Question) -> None:
         life = self._lifecycle
-        if life.end is not None or question.id not in life.ledger.open_questions:
+        if life.end is not None or question.id not in life.ledger.questions.open:
             return
         life.journal.append_soon(QuestionReminded(question.id))
         try:
             await isolate(gate.remind, question)
-        except Exception as error:  # noqa: BLE001 - likewise
+        except Exception as error:  # noqa: BLE001 - a failing gate is contained
             if life.end is None:
                 life.record_error("gate reminder", error)

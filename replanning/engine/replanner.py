@@ -1,4 +1,4 @@
-"""Replanning of one run: triggers queue up in groups, providers are asked, and decisions are applied one by one."""
+"""Replanning of one run: triggers queue up, providers are asked, and decisions are applied."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ _HOLD_KINDS: Final = ("context-changed", "resource-changed")
 
 
 class Replanner:
-    """Queues the triggers of one run, asks providers about them, decides one after another, and applies the decisions.
+    """Queues the triggers of one run, asks providers about them, and applies the decisions.
 
     Args:
         life: the run.
         generator: obtains alternatives.
         policy: decides about them.
         questions: asks people.
-        observe_only: record the decisions, apply nothing, and hold no tasks back while an alternative is sought.
+        observe_only: record the decisions, apply nothing, and hold no tasks back meanwhile.
     """
 
     def __init__(
@@ -97,25 +97,28 @@ class Replanner:
         life.journal.subscribe(self._on_record, kinds)
 
     def __repr__(self) -> str:
-        waiting, deferred = len(self._waiting), len(self._deferred)
+        waiting = len(self._waiting)
+        deferred = len(self._deferred)
         return f"<Replanner of {self._lifecycle.run_id!r} waiting={waiting} deferred={deferred}>"
 
     @property
     def busy(self) -> bool:
-        """Whether a trigger is being decided or will be, a person is being asked, or an answer is carried out."""
+        """Whether the replanner has work that may change the plan.
+
+        A trigger is being decided or will be, a person is asked, or an answer is carried out.
+        """
         if self._in_progress or self._waiting or self._questions.conversations:
             return True
-        live = (
-            self._lifecycle.live
-        )  # a deferred trigger that is stale, or for a plan that can go on, is not waited for
-        deferred = [
-            t
-            for t in self._deferred.values()
-            if t.kind != "better-path-found" and not stale_reason(t, live)
-        ]
-        return (bool(deferred) and not live.complete) or bool(
-            self._lifecycle.ledger.answers_by_replan
-        )
+        if self._lifecycle.ledger.questions.answers_by_replan:
+            return True
+        live = self._lifecycle.live
+        if live.complete:
+            return False
+        # A stale trigger will be dropped, and a plan that can go on needs no better path.
+        for trigger in self._deferred.values():
+            if trigger.kind != "better-path-found" and not stale_reason(trigger, live):
+                return True
+        return False
 
     # Queue
 
@@ -125,84 +128,90 @@ class Replanner:
                 self._queue(trigger)
             case TriggerDropped(trigger=dropped):
                 self._waiting.pop(dropped, None)
-                self._deferred = {
-                    mark: each for mark, each in self._deferred.items() if each.id != dropped
-                }
+                for mark, trigger in list(self._deferred.items()):
+                    if trigger.id == dropped:
+                        del self._deferred[mark]
             case QuestionAnswered():
                 self.reload()
             case DecisionMade(by=decider) if decider not in _AUTOMATIC_DECIDERS:
-                self.reload()  # an answer may have left triggers out
-            case PlanRevised(changes=changes) if self._lifecycle.ledger.open_questions:
+                # The answer may have left triggers out.
+                self.reload()
+            case PlanRevised(changes=changes) if self._lifecycle.ledger.questions.open:
                 self._questions.withdraw_stale(changes)
 
     def _queue(self, trigger: Trigger) -> None:
         self._waiting[trigger.id] = trigger
-        if (
-            trigger.kind in _HOLD_KINDS
-            and trigger.id not in self._held_tasks
-            and not self._observe_only
-        ):
-            live = self._lifecycle.live
-            concerned = [live.entry(task_id) for task_id in trigger.tasks if task_id in live]
-            # What waits for a task that may be run after all waits for the decision about it.
-            waiting = [
-                other
-                for entry in concerned
-                if entry.state in SATISFIED
-                for other in entry.dependents
-            ]
-            self._held_tasks[trigger.id] = (*concerned, *waiting)
-            live.scheduler.hold(self._held_tasks[trigger.id])
+        held = trigger.id in self._held_tasks
+        if trigger.kind in _HOLD_KINDS and not held and not self._observe_only:
+            self._hold_tasks(trigger)
         self._nonempty.set()
 
+    def _hold_tasks(self, trigger: Trigger) -> None:
+        """Hand out none of a trigger's tasks until it is decided."""
+        live = self._lifecycle.live
+        entries = [live.entry(task_id) for task_id in trigger.tasks if task_id in live]
+        for entry in tuple(entries):
+            if entry.state in SATISFIED:
+                # The decision may run the task again, and its dependents would wait for that.
+                entries.extend(entry.dependents)
+        self._held_tasks[trigger.id] = tuple(entries)
+        live.scheduler.hold(self._held_tasks[trigger.id])
+
     def reload(self) -> None:
-        """Queue the triggers that are recorded as undecided and belong to no question, as after a resume."""
+        """Queue the undecided triggers on record that belong to no question, as after a resume."""
         ledger = self._lifecycle.ledger
-        parked = {t for attached in ledger.triggers_by_question.values() for t in attached}
-        elsewhere = (
-            self._in_progress.keys() | {trigger.id for trigger in self._deferred.values()} | parked
-        )
+        elsewhere = set(self._in_progress)
+        for trigger in self._deferred.values():
+            elsewhere.add(trigger.id)
+        for attached in ledger.questions.triggers.values():
+            elsewhere.update(attached)
         self._waiting.clear()
         for trigger in ledger.open_triggers.values():
             if trigger.id not in elsewhere:
                 self._queue(trigger)
 
     def _take_groups(self) -> list[list[Trigger]]:
-        """Take the next triggers, in groups that are decided together, in the order of their first triggers.
+        """Take the next triggers, in groups that are decided together.
 
-        Triggers of one cause, or whose footprints overlap, form a group. A trigger is left out where it is dropped, or
-        waits for its cooldown or for an open question.
+        Triggers of one cause, or whose footprints overlap, form a group. The groups are in the
+        order of their first triggers. A trigger is left out where it is dropped, or waits for its
+        cooldown or for an open question.
         """
-        life, open_questions = self._lifecycle, self._lifecycle.ledger.open_questions.values()
-        waiting = list(islice(self._waiting.values(), 2 * MAX_TRIGGERS_PER_ROUND))
-        current = [
-            t
-            for t in waiting
-            if not self._drop_if_stale(t) and not self._drop_or_defer_repetition(t)
-        ]
-        groups, parked = [current] if current else [], list[tuple[Trigger, QuestionId]]()
+        life = self._lifecycle
+        open_questions = life.ledger.questions.open.values()
+        current: list[Trigger] = []
+        # A copy, because checking a trigger may take it out of the queue.
+        for trigger in list(islice(self._waiting.values(), 2 * MAX_TRIGGERS_PER_ROUND)):
+            if not self._drop_if_stale(trigger) and not self._drop_or_defer_repetition(trigger):
+                current.append(trigger)
+        groups: list[list[Trigger]] = []
+        parked: list[tuple[Trigger, QuestionId]] = []
         if len(current) > 1 or open_questions:
             groups, parked = group_triggers(current, life.live, open_questions)
+        elif current:
+            groups = [current]
         for trigger, question in parked:
             life.journal.append(TriggerAttached(question, trigger.id))
             del self._waiting[trigger.id]
-        taken = []
-        for group in (
-            groups
-        ):  # a path that is still better after repairs is considered next, apart from them
-            together = [
-                trigger for trigger in group if trigger.kind != "better-path-found"
-            ] or group
-            if room := MAX_TRIGGERS_PER_ROUND - len(self._in_progress):
-                taken.append(together[:room])
-                self._in_progress |= {
-                    trigger.id: self._waiting.pop(trigger.id) for trigger in taken[-1]
-                }
+
+        taken: list[list[Trigger]] = []
+        for group in groups:
+            # Better paths are considered after the repairs, which may change what is better.
+            repairs = [trigger for trigger in group if trigger.kind != "better-path-found"]
+            together = repairs or group
+            room = MAX_TRIGGERS_PER_ROUND - len(self._in_progress)
+            if room:
+                together = together[:room]
+                taken.append(together)
+                for trigger in together:
+                    self._in_progress[trigger.id] = self._waiting.pop(trigger.id)
         return taken
 
     def _put_back(self, triggers: Iterable[Trigger]) -> None:
         """Queue taken triggers again, before the others."""
-        again = {trigger.id: self._in_progress.pop(trigger.id) for trigger in triggers}
+        again: dict[TriggerId, Trigger] = {}
+        for trigger in triggers:
+            again[trigger.id] = self._in_progress.pop(trigger.id)
         self._waiting = {**again, **self._waiting}
         self._nonempty.set()
 
@@ -217,35 +226,29 @@ class Replanner:
         return bool(reason)
 
     def _drop_or_defer_repetition(self, trigger: Trigger) -> bool:
-        """Drop a trigger that was decided already, or put it off until the cooldown of its fingerprint is over."""
-        life, ledger, mark = self._lifecycle, self._lifecycle.ledger, trigger.fingerprint
+        """Drop or defer a trigger that was decided before; return whether it is left out.
+
+        The state is the queue: a trigger leaves it when it is dropped, or moves to the deferred
+        ones until the cooldown of its fingerprint is over. The cases are: a goal that stays
+        unreachable, a cooldown that is over, one that a trigger waits for already, and one that
+        this trigger waits for.
+        """
+        life = self._lifecycle
+        ledger = life.ledger
+        mark = trigger.fingerprint
         if trigger.kind == "goal-unreachable":
-            # If no alternative was found for these tasks, none is sought again, unless there is a last resort.
-            asks = (
-                self._questions.gate is not None
-                and trigger.kind in life.settings.approval.always_for
-            )
-            asks = asks or bool(self._generator.path_generator.last_resorts)
-            in_vain = (
-                bool(trigger.tasks)
-                and ledger.fruitless_searches.keys() >= set(trigger.tasks)
-                and not asks
-            )
-            if in_vain or mark in ledger.last_decided:
-                life.journal.append(
-                    TriggerDropped(
-                        trigger.id, "the same was decided before, and nothing has changed since"
-                    )
-                )
-                return True
-            return False
+            # It would fire after each decision; nothing but a change of the plan can help.
+            if mark not in ledger.last_decided and not self._is_fruitless(trigger):
+                return False
+            why = "the same was decided before, and nothing has changed since"
+            life.journal.append(TriggerDropped(trigger.id, why))
+            return True
         cooldown = life.settings.cooldown
         if not ledger.was_decided(trigger, since=life.clock.now() - cooldown):
             return False
         if mark in self._deferred:
-            life.journal.append(
-                TriggerDropped(trigger.id, "the same trigger waits for its cooldown already")
-            )
+            why = "the same trigger waits for its cooldown already"
+            life.journal.append(TriggerDropped(trigger.id, why))
             return True
 
         def end_cooldown() -> None:
@@ -253,8 +256,20 @@ class Replanner:
                 self._queue(self._deferred.pop(mark))
 
         self._deferred[mark] = self._waiting.pop(trigger.id)
-        life.timer.call_at(ledger.last_decided[mark][0] + cooldown, end_cooldown)
+        decided_at, _ = ledger.last_decided[mark]
+        life.timer.call_at(decided_at + cooldown, end_cooldown)
         return True
+
+    def _is_fruitless(self, trigger: Trigger) -> bool:
+        """Return whether all tasks of a trigger were searched in vain, and no last resort is left."""
+        if not trigger.tasks:
+            return False
+        if not self._lifecycle.ledger.fruitless_searches.keys() >= set(trigger.tasks):
+            return False
+        always_asked = self._lifecycle.settings.approval.always_for
+        if self._questions.gate is not None and trigger.kind in always_asked:
+            return False
+        return not self._generator.path_generator.last_resorts
 
     # Deciding and applying
 
@@ -270,28 +285,34 @@ class Replanner:
             try:
                 await yielding(life.live.compute_hash(), life.clock)
                 if life.end is not None:
-                    self._waiting.clear()  # they are on record for the process that resumes the run
-                if self._waiting:  # not all were dropped meanwhile
+                    # They are on record for the process that resumes the run.
+                    self._waiting.clear()
+                # They may have been dropped while the hash was computed.
+                if self._waiting:
                     self.record_pending_decisions()
                     await self._replan(self._take_groups())
             except Exception as error:  # noqa: BLE001 - the engine never makes things worse
-                if isinstance(error, StoreError | NotRunning) and not isinstance(
-                    error, RecordNotSerializable
-                ):
-                    with suppress(NotRunning):  # the run has ended, and nothing more is decided
+                if _may_pass(error):
+                    # The run may have ended by then, and nothing more is decided.
+                    with suppress(NotRunning):
                         await life.wait_for_store()
+                        # What was recorded before the store failed need not be done again.
                         self._in_progress.clear()
-                        self.reload()  # everything that was recorded before the store failed need not be done again
-                else:  # another attempt would fail in the same way
+                        self.reload()
+                else:
                     self._drop_failed(list(self._in_progress.values()), error)
-            finally:  # tasks are no longer held for triggers that are decided, or wait elsewhere
+            finally:
                 self._in_progress.clear()
-                for trigger_id in [
-                    trigger_id for trigger_id in self._held_tasks if trigger_id not in self._waiting
-                ]:
-                    life.live.scheduler.release(self._held_tasks.pop(trigger_id))
-                    life.dispatcher.wake()
+                self._release_tasks()
             life.check_completion()
+
+    def _release_tasks(self) -> None:
+        """Release the tasks whose triggers are decided or queued elsewhere."""
+        life = self._lifecycle
+        for trigger_id in list(self._held_tasks):
+            if trigger_id not in self._waiting:
+                life.live.scheduler.release(self._held_tasks.pop(trigger_id))
+                life.dispatcher.wake()
 
     def _drop_failed(self, triggers: Sequence[Trigger], error: Exception) -> None:
         self._lifecycle.record_error("replanning", error)
@@ -301,35 +322,43 @@ class Replanner:
             )
 
     def record_pending_decisions(self) -> None:
-        """Record the decisions behind revisions that were applied just before the store failed or the process ended.
+        """Record the decisions behind revisions that were applied just before a failure.
+
+        The store failed or the process ended between the revision and its decision.
 
         Raises:
             StoreError: the journal does not take it; it is tried again before the next decision.
         """
         ledger = self._lifecycle.ledger
         for replan, revised in list(ledger.undecided_revisions.items()):
-            if replan not in ledger.answers_by_replan:
-                aborts = any(isinstance(change, AbortRun) for change in revised.changes)
-                kind: DecisionKind = "abort" if aborts else "execute"
-                triggers: Sequence[Trigger] = [
-                    ledger.triggers[trigger_id] for trigger_id in revised.triggers
-                ]
-                settled = triggers if aborts else self._resolved_triggers(triggers, revised.changes)
-                ids = tuple(trigger.id for trigger in settled)
-                how = kind, "confident", revised.reason, revised.chosen, revised.by
-                self._lifecycle.journal.append(DecisionMade(replan, ids, *how))
+            # The decisions of people are recorded where their answers are carried out.
+            if replan in ledger.questions.answers_by_replan:
+                continue
+            triggers: Sequence[Trigger] = [
+                ledger.triggers[trigger_id] for trigger_id in revised.triggers
+            ]
+            kind: DecisionKind = "abort"
+            if not any(isinstance(change, AbortRun) for change in revised.changes):
+                kind = "execute"
+                triggers = self._resolved_triggers(triggers, revised.changes)
+            ids = tuple(trigger.id for trigger in triggers)
+            made = DecisionMade(
+                replan, ids, kind, "confident", revised.reason, revised.chosen, revised.by
+            )
+            self._lifecycle.journal.append(made)
 
     async def _replan(self, groups: Sequence[list[Trigger]]) -> None:
         """Decide about groups of triggers whose footprints are disjoint.
 
-        Providers are asked about all groups at the same time. When all have answered, the groups are decided in the
-        order of their triggers: until then the plan stays as providers see it, and nothing depends on who answers first.
+        Providers are asked about all groups at the same time. When all have answered, the groups
+        are decided in the order of their triggers. Until then the plan is frozen, so the order of
+        replies does not matter.
         """
-        life, limit = self._lifecycle, self._lifecycle.settings.limits.replans_per_run
-        began, number = (
-            life.clock.now(),
-            int(next(reversed(life.ledger.replan_ids), "r0").removeprefix("r")),
-        )
+        life = self._lifecycle
+        limit = life.settings.limits.replans_per_run
+        began = life.clock.now()
+        last_replan = next(reversed(life.ledger.replan_ids), "r0")
+        number = int(last_replan.removeprefix("r"))
         asked: list[list[Trigger]] = []
         for group in groups:
             allowed = []
@@ -339,24 +368,29 @@ class Replanner:
                     allowed.append(trigger)
                 else:
                     number += 1
-                    with life.spans.replan_span(replan := ReplanId(f"r{number}"), [trigger]):
+                    replan = ReplanId(f"r{number}")
+                    with life.spans.replan_span(replan, [trigger]):
                         self._record_decision(replan, [trigger], refusal, began)
             if limit is not None and life.ledger.applied_count + len(asked) >= limit:
+                # The groups before it may use up the limit, which is then known.
                 self._put_back(allowed)
             elif allowed:
                 asked.append(allowed)
+
         turns = _Turns(len(asked))
-        replans = [(ReplanId(f"r{n}"), group) for n, group in enumerate(asked, number + 1)]
+        replans: list[tuple[ReplanId, list[Trigger]]] = []
+        for group in asked:
+            number += 1
+            replans.append((ReplanId(f"r{number}"), group))
         if len(replans) == 1:
-            await self._replan_group(*replans[0], began, turns)
+            replan, group = replans[0]
+            await self._replan_group(replan, group, began, turns)
         elif replans:
             async with anyio.create_task_group() as tasks:
-                for replan, group in replans:
-                    tasks.start_soon(
-                        self._replan_group, replan, group, began, turns, len(turns.waiting)
-                    )
+                for index, (replan, group) in enumerate(replans):
                     turns.waiting.append(anyio.Event())
                     turns.starts.append(anyio.Event())
+                    tasks.start_soon(self._replan_group, replan, group, began, turns, index)
                 turns.starts[0].set()
         if turns.error is not None:
             raise turns.error
@@ -365,85 +399,99 @@ class Replanner:
         self, replan: ReplanId, triggers: list[Trigger], began: float, turns: _Turns, index: int = 0
     ) -> None:
         """Ask providers about a group of triggers, and decide when it is the group's turn."""
-        life, ranked = self._lifecycle, None
+        life = self._lifecycle
+        ranked: RankedCandidates | None = None
         failure: Exception | None = None
-        if (
-            turns.starts
-        ):  # providers are asked in the order of the groups, in which trio would not start them
+        if turns.starts:
+            # Providers are asked in the order of the groups, in which trio would not start them.
             await turns.starts[index].wait()
             for following in turns.starts[index + 1 : index + 2]:
                 following.set()
         with life.spans.replan_span(replan, triggers):
-            for attempt in range(MAX_STALE_VIEWS + 1):
-                try:
-                    if attempt:  # the plan was edited meanwhile: providers are asked again about current triggers
-                        triggers = [
-                            t for t in triggers if life.end is None and not self._drop_if_stale(t)
-                        ]
-                    if triggers:
-                        last = attempt == MAX_STALE_VIEWS
-                        generate = partial(
-                            self._generator.generate, triggers, life, began=began, last=last
-                        )
-                        ranked = await isolate(generate)
-                    break
-                except StaleView:
-                    continue
-                except Exception as unexpected:  # noqa: BLE001 - handled below, in the order of the groups
-                    failure = unexpected
-                    break
+            current = list(triggers)
+            try:
+                ranked = await self._ask_providers(current, began)
+            except Exception as unexpected:  # noqa: BLE001 - handled when it is the group's turn
+                failure = unexpected
             await turns.wait(index)
             try:
                 if failure is not None:
                     raise failure
-                triggers = (
-                    [t for t in triggers if not self._drop_if_stale(t)] if life.end is None else []
-                )
-                if (
-                    triggers and ranked is not None
-                ):  # otherwise an edit has settled the matter meanwhile
-                    before, ranked = (
-                        ranked,
-                        ranked if ranked.version == life.live.version else ranked.rank(),
-                    )
-                    if before.has_usable and not ranked.has_usable:
-                        self._put_back(
-                            triggers
-                        )  # the change of an earlier group is in the way: ask again
-                    else:
-                        with life.busy("a decision"):
-                            self._decide(replan, triggers, ranked, began)
+                current = self._without_stale(current)
+                # Otherwise an edit has settled the matter meanwhile.
+                if current and ranked is not None:
+                    self._decide_or_put_back(replan, current, ranked, began)
             except Exception as error:  # noqa: BLE001 - the engine never makes things worse
-                if isinstance(error, StoreError | NotRunning) and not isinstance(
-                    error, RecordNotSerializable
-                ):
+                if _may_pass(error):
                     turns.error = error
                 else:
-                    self._drop_failed(triggers, error)
+                    self._drop_failed(current, error)
             finally:
                 turns.end(index)
+
+    async def _ask_providers(
+        self, triggers: list[Trigger], began: float
+    ) -> RankedCandidates | None:
+        """Return the candidates of the providers; None if the plan is edited too often.
+
+        After an edit, stale triggers leave the list, and providers are asked about the others.
+        """
+        life = self._lifecycle
+        for attempt in range(MAX_STALE_VIEWS + 1):
+            if attempt:
+                triggers[:] = self._without_stale(triggers)
+            if not triggers:
+                break
+            last = attempt == MAX_STALE_VIEWS
+            generate = partial(self._generator.generate, triggers, life, began=began, last=last)
+            try:
+                return await isolate(generate)
+            except StaleView:
+                continue
+        return None
+
+    def _without_stale(self, triggers: list[Trigger]) -> list[Trigger]:
+        """Drop the triggers that are stale, and return the others; none after the end of the run."""
+        if self._lifecycle.end is not None:
+            return []
+        return [trigger for trigger in triggers if not self._drop_if_stale(trigger)]
+
+    def _decide_or_put_back(
+        self, replan: ReplanId, triggers: list[Trigger], ranked: RankedCandidates, began: float
+    ) -> None:
+        life = self._lifecycle
+        current = ranked
+        if ranked.version != life.live.version:
+            current = ranked.rank()
+        if ranked.has_usable and not current.has_usable:
+            # The change of an earlier group is in the way, so providers are asked again.
+            self._put_back(triggers)
+        else:
+            with life.busy("a decision"):
+                self._decide(replan, triggers, current, began)
 
     def _decide(
         self, replan: ReplanId, triggers: list[Trigger], ranked: RankedCandidates, began: float
     ) -> None:
-        life, candidates, view = self._lifecycle, ranked.candidates, ranked.view
+        """Record what was considered, let the policy decide, and carry the decision out.
+
+        It changes the plan, or asks a person, or does neither; the decision is recorded last. The
+        triggers that the decision does not settle are queued again.
+        """
+        life = self._lifecycle
+        candidates = ranked.candidates
         ids = tuple(trigger.id for trigger in triggers)
         notes = tuple(ranked.notes)
-        life.journal.append(AlternativesConsidered(replan, ids, view.revision, candidates, notes))
-        declined = any(c.alternative.fingerprint() in life.ledger.declined_at for c in candidates)
-        gate = self._questions.gate is not None and not declined
-        decision = self._policy.decide(triggers, candidates, view, gate=gate)
-        if decision.blocks and notes:  # a person who has to act must know what was tried in vain
-            decision = replace(decision, reason=f"{decision.reason} ({'; '.join(notes)})"[:4_000])
+        considered = AlternativesConsidered(replan, ids, ranked.view.revision, candidates, notes)
+        life.journal.append(considered)
+        decision = self._make_decision(triggers, ranked)
         settled: Sequence[Trigger] = triggers
-        if decision.kind == "ask" and not life.people.can_ask and self._concern_calls(triggers):
-            reason = f"{decision.reason}; nobody can be asked"
-            decision = Decision("keep", decision.rule, reason)
         if decision.kind == "ask" and not self._observe_only:
-            # Only about the triggers that candidates concern; the others are considered apart.
-            usable = [
-                candidate.alternative.changes for candidate in candidates if not candidate.rejected
-            ]
+            usable = []
+            for candidate in candidates:
+                if not candidate.rejected:
+                    usable.append(candidate.alternative.changes)
+            # The triggers that no candidate concerns are considered apart.
             settled = relevant_triggers(triggers, usable)
             holds = question_footprint(candidates, settled, life.live)
             self._questions.ask(replan, settled, decision, candidates, holds)
@@ -454,7 +502,7 @@ class Replanner:
                     tuple(alternative.changes),
                     alternative.reason,
                     "policy",
-                    expected_revision=view.revision,
+                    expected_revision=ranked.view.revision,
                     draft=ranked.drafts[decision.chosen],
                     triggers=ids,
                     replan=replan,
@@ -470,58 +518,101 @@ class Replanner:
             if trigger.id not in done:
                 self._queue(trigger)
 
+    def _make_decision(self, triggers: Sequence[Trigger], ranked: RankedCandidates) -> Decision:
+        """Return the decision of the policy about candidates, in the words for whoever reads it."""
+        life = self._lifecycle
+        gate = self._questions.gate is not None
+        for candidate in ranked.candidates:
+            # Whoever declined it is not asked about it again.
+            if candidate.alternative.fingerprint() in life.ledger.questions.declined_at:
+                gate = False
+        decision = self._policy.decide(triggers, ranked.candidates, ranked.view, gate=gate)
+        if decision.blocks and ranked.notes:
+            # A person who has to act must know what was tried in vain.
+            notes = "; ".join(ranked.notes)
+            decision = replace(decision, reason=f"{decision.reason} ({notes})"[:4_000])
+        if decision.kind == "ask" and not life.people.can_ask and self._concern_calls(triggers):
+            reason = f"{decision.reason}; nobody can be asked"
+            decision = Decision("keep", decision.rule, reason)
+        return decision
+
     def _concern_calls(self, triggers: Sequence[Trigger]) -> bool:
-        """Return whether triggers are about calls of an agent and nothing else; a plan waits for its person."""
+        """Return whether triggers are about an agent's calls alone; a plan waits for its person."""
         live = self._lifecycle.live
-        tasks = [live.entry(task_id) for trigger in triggers for task_id in trigger.tasks]
-        roots = [live.entry(entry.root) for entry in tasks]
-        return bool(roots) and all(CALL_KEY in root.task.metadata for root in roots)
+        tasks = 0
+        for trigger in triggers:
+            for task_id in trigger.tasks:
+                tasks += 1
+                root = live.entry(live.entry(task_id).root)
+                if CALL_KEY not in root.task.metadata:
+                    return False
+        return tasks > 0
 
     def _record_decision(
         self, replan: ReplanId, triggers: Sequence[Trigger], decision: Decision, began: float
     ) -> None:
         life = self._lifecycle
-        if life.end is None:
-            ids = tuple(trigger.id for trigger in triggers)
-            by = "observe" if self._observe_only else "policy"
-            how = (
-                decision.kind,
-                decision.rule,
-                decision.reason,
-                decision.chosen,
-                by,
-                decision.blocks,
-            )
-            life.journal.append(DecisionMade(replan, ids, *how, duration=life.clock.now() - began))
+        # The end of a run is its last record.
+        if life.end is not None:
+            return
+        by = "policy"
+        if self._observe_only:
+            by = "observe"
+        made = DecisionMade(
+            replan,
+            tuple(trigger.id for trigger in triggers),
+            decision.kind,
+            decision.rule,
+            decision.reason,
+            decision.chosen,
+            by,
+            decision.blocks,
+            duration=life.clock.now() - began,
+        )
+        life.journal.append(made)
 
     def _resolved_triggers(
         self, triggers: Sequence[Trigger], changes: Sequence[PlanChange]
     ) -> Sequence[Trigger]:
-        """Return the triggers that applied changes have settled; changes may leave out some of the tasks."""
+        """Return the triggers that applied changes have settled.
+
+        Changes may leave out some of the tasks. The triggers of these stay open, but only if this
+        round made progress; otherwise it would never end.
+        """
         live = self._lifecycle.live
-        left = {
-            t.id: t.tasks
-            for t in triggers
-            if t.kind in PERSISTENT_KINDS and not stale_reason(t, live)
-        }
         targets = set(target_task_ids(tuple(changes)))
-        # Triggers stay open only if this round made progress; otherwise it would never end.
-        fewer = len(left) < len(triggers) or any(
-            not targets.isdisjoint(tasks) for tasks in left.values()
-        )
-        return [trigger for trigger in triggers if trigger.id not in left] if fewer else triggers
+        resolved: list[Trigger] = []
+        partly = False
+        for trigger in triggers:
+            if trigger.kind in PERSISTENT_KINDS and not stale_reason(trigger, live):
+                partly = partly or not targets.isdisjoint(trigger.tasks)
+            else:
+                resolved.append(trigger)
+        if resolved or partly:
+            return resolved
+        return triggers
+
+
+def _may_pass(error: Exception) -> bool:
+    """Return whether deciding may succeed later: the store failed, or the run is over.
+
+    Any other error would only come again, and so would that of a record that no store can keep.
+    """
+    if isinstance(error, RecordNotSerializable):
+        return False
+    return isinstance(error, StoreError | NotRunning)
 
 
 class _Turns:
-    """The turns of groups of triggers: when providers have answered about all of them, one group after another.
+    """The turns of groups of triggers, one after another, once providers have answered about all.
 
     Args:
         count: the number of groups.
 
     Attributes:
-        waiting: one event for each group, set when it is its turn; empty if there is only one group.
-        starts: likewise, set when providers are to be asked about a group.
-        error: the failure of the store, or the end of the run, that a group came upon.
+        waiting: one event for each group, set when it is its turn; empty for a single group.
+        starts: one event for each group, set when providers are to be asked about it.
+        error: the failure of the store, or the end of the run, that a group encountered.
     """
 
     def __init__(self, count: int) -> None:

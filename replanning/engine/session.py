@@ -314,7 +314,7 @@ class Session:
             for entry in live
             if entry.counts_as_unsatisfied and CALL_KEY not in entry.task.metadata
         ]
-        if questions := life.ledger.open_questions:
+        if questions := life.ledger.questions.open:
             life.finish("needs_human", f"a person must answer {join_names(questions, 5)} first")
             return
         status: RunStatus = "failed" if left or live.missing_facts else "succeeded"

@@ -213,7 +213,7 @@ def task_rows(
 
     With `active_only`, yield those that run or failed.
     """
-    asked = ledger.open_questions.values()
+    asked = ledger.questions.open.values()
     questions = {}
     for question in asked:
         for task_id in question.holds:

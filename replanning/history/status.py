@@ -199,7 +199,7 @@ def open_questions(records: Iterable[Record]) -> list[Question]:
 
 
 def _build_questions(run: RunId, live: LivePlan, ledger: Ledger) -> list[Question]:
-    asked = ledger.open_questions.values()
+    asked = ledger.questions.open.values()
     return [build_question(question, run, live, ledger) for question in asked]
 
 
@@ -220,7 +220,7 @@ def build_question(asked: QuestionAsked, run: RunId, live: LivePlan, ledger: Led
         candidates=detached(asked.candidates),
         diffs=tuple(diffs),
         holds=asked.holds,
-        asked_at=ledger.asked_at.get(asked.question, 0.0),
+        asked_at=ledger.questions.asked_at.get(asked.question, 0.0),
         deadline=asked.deadline,
     )
 
@@ -269,7 +269,7 @@ def status_report(
         if state is TaskState.FAILED and entry.log.failure and not _is_held(entry):
             failures[entry.id] = entry.log.failure
 
-    asked = ledger.open_questions.values()
+    asked = ledger.questions.open.values()
     budget = ledger.budget_tracker
     report = RunStatusReport(
         run=info.run,
@@ -290,7 +290,7 @@ def status_report(
         replans=ledger.applied_count,
         spent=budget.spent,
         budget=budget.budget,
-        elapsed=max(0.0, until - first - ledger.waiting_seconds(until)),
+        elapsed=max(0.0, until - first - ledger.questions.waiting_seconds(until)),
         started=first,
         updated=last,
         owner=info.owner,

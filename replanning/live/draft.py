@@ -1,4 +1,4 @@
-"""Changes staged beside a live plan: checked as a whole, then committed, or dropped without a trace."""
+"""Changes staged beside a live plan: checked as a whole, then committed or dropped."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from replanning.changes import (
     SkipTask,
 )
 from replanning.errors import PlanError, Problem, UnknownTask
+from replanning.live.entries import TaskEntry
 from replanning.live.graph import TaskGraph
 from replanning.live.stale import StaleResult, stale_results
 from replanning.live.states import (
@@ -43,6 +44,8 @@ _REPLACED: Final = TaskState.REPLACED_BY_REPLAN
 _MAX_DEPENDENCY_SEARCH: Final = 1_000
 """Number of tasks searched for a dependency; beyond it a task is assumed to depend on the other."""
 
+_ABORT_REASON: Final = "a change asked for it"
+
 _MAX_WAITING_IN_DIFF: Final = 8
 
 _MAX_TASKS_IN_PROBLEM: Final = 10
@@ -65,9 +68,12 @@ class AddedDependency(NamedTuple):
 
 
 class Draft:
-    """A plan as a set of changes would leave it; what they do not touch is read from the live plan, which stays as it is.
+    """A plan as a set of changes would leave it.
 
-    Staging looks at the tasks that the changes touch, not at the whole plan.
+    What the changes do not touch is read from the live plan, which stays as it is until `commit`.
+    Staging looks at the tasks that the changes touch, not at the whole plan. A draft has many
+    attributes because each kind of change leaves a trace of its own, and the checks, the diff and
+    the commit each read most of them.
 
     Args:
         graph: the live plan.
@@ -76,12 +82,14 @@ class Draft:
     Attributes:
         changes: the changes.
         problems: the reasons why the changes cannot be committed.
-        version: the version of the plan that they were staged against; the draft is valid while the plan has it.
+        version: the version of the plan that they were staged against; the draft is valid while the
+            plan has it.
         plan_hash: the hash of the plan with the changes, once `LivePlan.prepare` has accepted them.
         new_tasks: the tasks that the changes add.
         tasks: the new tasks and the changed documents of others.
         states: the states that the changes lead to.
-        sinks: for each task that the changes replace, the new tasks that its dependents would wait for.
+        sinks: for each task that the changes replace, the new tasks that its dependents would wait
+            for.
         removed: the removed tasks, with the path of the change.
     """
 
@@ -106,7 +114,6 @@ class Draft:
         self._abort_reason: str | None = None
         self._stale: dict[TaskId, StaleResult] | None = None
         self._commit_steps: list[Callable[[Draft], None]] = []
-        self._diff_notes: list[str] = []
         for index, change in enumerate(changes):
             self._change_path = f"changes[{index}]"
             _STAGE_HANDLERS[type(change)](self, change)
@@ -119,13 +126,17 @@ class Draft:
 
     def task(self, task_id: TaskId) -> Task:
         """Return a task as the changes leave it."""
-        return self.tasks[task_id] if task_id in self.tasks else self._graph.entry(task_id).task
+        if task_id in self.tasks:
+            return self.tasks[task_id]
+        return self._graph.entry(task_id).task
 
     def state(self, task_id: TaskId) -> TaskState:
         """Return the state in which the changes leave a task."""
         if task_id in self.states:
             return self.states[task_id]
-        return TaskState.PENDING if task_id in self.new_tasks else self._graph.entry(task_id).state
+        if task_id in self.new_tasks:
+            return TaskState.PENDING
+        return self._graph.entry(task_id).state
 
     def exists(self, task_id: TaskId) -> bool:
         """Return whether a task exists and is not removed."""
@@ -145,7 +156,9 @@ class Draft:
 
     def follow_replacements(self, task_ids: Iterable[TaskId]) -> Iterator[TaskId]:
         """Yield the tasks that these stand for: replaced ones are followed to their sinks."""
-        stack = list(task_ids)[::-1]
+        # Reversed, because the tasks are yielded in order and taken from the end.
+        stack = list(task_ids)
+        stack.reverse()
         while stack:
             task_id = stack.pop()
             if self.state(task_id) is not _REPLACED:
@@ -153,9 +166,8 @@ class Draft:
             elif task_id in self.sinks:
                 stack.extend(reversed(self.sinks[task_id]))
             else:
-                stack.extend(
-                    sink.id for sink in reversed(self._graph.entry(task_id).replacement.sinks)
-                )
+                for sink in reversed(self._graph.entry(task_id).replacement.sinks):
+                    stack.append(sink.id)
 
     def ancestors(self, task_id: TaskId) -> Iterator[TaskId]:
         """Yield the tasks that a task replaces, the nearest first."""
@@ -163,34 +175,49 @@ class Draft:
             parent = self.new_tasks[task_id].parent
             if parent is None:
                 return
-            yield (task_id := parent)
-        yield from (entry.id for entry in self._graph.entry(task_id).lineage()[-2::-1])
+            task_id = parent
+            yield task_id
+        for entry in self._graph.entry(task_id).lineage()[-2::-1]:
+            yield entry.id
 
     def diff(self) -> str:
-        """Return the effect of the changes: per task `-` before and `+` after, then the dependents that wait for others."""
+        """Return the effect of the changes.
+
+        The lines are, per task, `-` before and `+` after, then the dependents that wait for others,
+        and then the changes that concern no single task.
+        """
         graph = self._graph
-        touched = dict.fromkeys([*self.states, *self.tasks, *self.removed])
-        before = {
-            i: _format_task(graph.entry(i).task, graph.entry(i).state)
-            for i in touched
-            if i in graph
-        }
-        after = {
-            i: _format_task(self.task(i), self.state(i))
-            for i in touched
-            if i not in self.removed and self.state(i) is not _REPLACED
-        }
-        lines = [f"- {line}" for i, line in before.items() if after.get(i) != line]
-        lines += [f"+ {line}" for i, line in after.items() if before.get(i) != line]
-        for i, sinks in self.sinks.items():
-            waiting = graph.entry(i).dependent_ids() if i in graph else ()
+        before: dict[TaskId, str] = {}
+        after: dict[TaskId, str] = {}
+        for task_id in dict.fromkeys([*self.states, *self.tasks, *self.removed]):
+            if task_id in graph:
+                entry = graph.entry(task_id)
+                before[task_id] = _format_task(entry.task, entry.state)
+            if task_id not in self.removed and self.state(task_id) is not _REPLACED:
+                after[task_id] = _format_task(self.task(task_id), self.state(task_id))
+        lines: list[str] = []
+        for task_id, line in before.items():
+            if after.get(task_id) != line:
+                lines.append(f"- {line}")
+        for task_id, line in after.items():
+            if before.get(task_id) != line:
+                lines.append(f"+ {line}")
+        for task_id, sinks in self.sinks.items():
+            if task_id not in graph:
+                continue
+            waiting = graph.entry(task_id).dependent_ids()
             if waiting:
+                names = ", ".join(waiting[:_MAX_WAITING_IN_DIFF])
                 more = len(waiting) - _MAX_WAITING_IN_DIFF
-                names = ", ".join(waiting[:_MAX_WAITING_IN_DIFF]) + (
-                    f" and {more} more" if more > 0 else ""
-                )
-                lines.append(f"  {names}: waiting for {', '.join(sinks)} instead of {i}")
-        return "\n".join([*lines, *self._diff_notes])
+                if more > 0:
+                    names += f" and {more} more"
+                lines.append(f"  {names}: waiting for {', '.join(sinks)} instead of {task_id}")
+        for change in self.changes:
+            if isinstance(change, ReorderTasks):
+                lines.append(f"  handed out in this order: {', '.join(change.order)}")
+            elif isinstance(change, AbortRun):
+                lines.append(f"  the run is aborted: {change.reason or _ABORT_REASON}")
+        return "\n".join(lines)
 
     # Staging one change of each kind
 
@@ -199,10 +226,10 @@ class Draft:
         if not self._stage_new(task, None):
             return
         for waiting in change.before:
-            if (old := self._find_task(waiting)) is not None and task.id not in old.depends_on:
-                self._stage_edit(
-                    old, old.model_copy(update={"depends_on": (*old.depends_on, task.id)})
-                )
+            old = self._find_task(waiting)
+            if old is not None and task.id not in old.depends_on:
+                new = old.model_copy(update={"depends_on": (*old.depends_on, task.id)})
+                self._stage_edit(old, new)
 
     def _stage_remove(self, change: RemoveTask) -> None:
         if self._stage_event(change.task_id, TaskEvent.CANCEL, "be removed", (*WAITING, *STUCK)):
@@ -211,64 +238,84 @@ class Draft:
             self._commit_steps.append(partial(Draft._remove, task_id=change.task_id))
 
     def _stage_replace(self, change: ReplaceTask) -> None:
+        """Stage the tasks that replace another, and that its dependents wait for these.
+
+        New tasks that depend on none of the others begin the replacement, so they inherit the
+        dependencies of the replaced task. Those that none of the others depend on end it: they are
+        the sinks, for which its dependents wait.
+        """
+        task_id = change.task_id
         event = TaskEvent.REPLACE
-        if change.task_id in self._graph and self.state(change.task_id) in SATISFIED:
-            self._stale = stale_results(self._graph) if self._stale is None else self._stale
-            stale = self._stale.get(change.task_id)
-            event = TaskEvent.REDO if stale is not None and stale.redo else event
-        if not self._stage_event(change.task_id, event, "be replaced"):
+        if task_id in self._graph and self.state(task_id) in SATISFIED:
+            # A finished task may be replaced only where its result has to be made again.
+            if self._stale is None:
+                self._stale = stale_results(self._graph)
+            stale = self._stale.get(task_id)
+            if stale is not None and stale.redo:
+                event = TaskEvent.REDO
+        if not self._stage_event(task_id, event, "be replaced"):
             return
         parts = {task.id: task for task in change.tasks}
-        inherited = [dep for dep in self.task(change.task_id).depends_on if dep not in parts]
+        inherited = [dep for dep in self.task(task_id).depends_on if dep not in parts]
+        needed: set[TaskId] = set()
         for task in change.tasks:
-            root = parts.keys().isdisjoint(task.depends_on)
-            if self._stage_new(task, change.task_id, inherited if root else ()):
-                self._added_dependencies += [
-                    AddedDependency(task.id, dep, self._change_path)
-                    for dep in task.depends_on
-                    if dep not in parts and dep not in inherited
-                ]
-        needed = {dep for task in change.tasks for dep in task.depends_on}
-        sinks = tuple(i for i in parts if i not in needed)
-        self.sinks[change.task_id] = sinks
-        self._commit_steps.append(
-            partial(Draft._replace, task_id=change.task_id, parts=tuple(parts), sinks=sinks)
-        )
+            needed.update(task.depends_on)
+            own_inherited: Sequence[TaskId] = ()
+            if parts.keys().isdisjoint(task.depends_on):
+                own_inherited = inherited
+            if self._stage_new(task, task_id, own_inherited):
+                # Dependencies on other parts or inherited ones close no cycle with the rest.
+                for dep in task.depends_on:
+                    if dep not in parts and dep not in inherited:
+                        self._add_dependency(task.id, dep)
+        sinks = tuple(part for part in parts if part not in needed)
+        self.sinks[task_id] = sinks
+        step = partial(Draft._replace, task_id=task_id, parts=tuple(parts), sinks=sinks)
+        self._commit_steps.append(step)
 
     def _stage_modify(self, change: ModifyTask) -> None:
-        old = self._find_task(change.task_id)
+        task_id = change.task_id
+        old = self._find_task(task_id)
         if old is None:
             return
-        state = self.state(change.task_id)
-        annotation = _ANNOTATION_FIELDS.issuperset(change.fields)
-        if not self.exists(change.task_id):
+        rejection = self._reject_modification(change)
+        if rejection:
+            self._add_problem(f"task {task_id!r} {rejection}")
+            return
+        if "id" in change.fields:
             self._add_problem(
-                f"task {change.task_id!r} was removed: it cannot be modified, only be retried"
+                f"task {task_id!r}: an id cannot be changed; replace the task instead"
             )
-        elif state not in WAITING and state not in STUCK and not (annotation and state in FINISHED):
-            only = (
-                f", only annotated ({', '.join(sorted(_ANNOTATION_FIELDS))})"
-                if state in FINISHED
-                else ""
-            )
-            self._add_problem(f"task {change.task_id!r} is {state}: it cannot be modified{only}")
-        elif "id" in change.fields:
-            self._add_problem(
-                f"task {change.task_id!r}: an id cannot be changed; replace the task instead"
-            )
+            return
+        # Only the fields that were set, so that the defaults stay defaults.
+        fields = old.model_dump(exclude_unset=True)
+        fields.update(change.fields)
+        try:
+            new = Task.model_validate(fields)
+        except PlanError as error:
+            for problem in error.problems:
+                text = str(problem).removeprefix("Task.")
+                self._add_problem(f"task {task_id!r}, {text}")
         else:
-            try:
-                new = Task.model_validate({**old.model_dump(exclude_unset=True), **change.fields})
-            except PlanError as error:
-                for problem in error.problems:
-                    self._add_problem(
-                        f"task {change.task_id!r}, {str(problem).removeprefix('Task.')}"
-                    )
-            else:
-                self._stage_edit(old, new)
+            self._stage_edit(old, new)
+
+    def _reject_modification(self, change: ModifyTask) -> str:
+        """Return why a task's state does not allow a modification; empty if it does."""
+        if not self.exists(change.task_id):
+            return "was removed: it cannot be modified, only be retried"
+        state = self.state(change.task_id)
+        if state in WAITING or state in STUCK:
+            return ""
+        if state not in FINISHED:
+            return f"is {state}: it cannot be modified"
+        # What a finished task did cannot change, but what people read about it can.
+        if _ANNOTATION_FIELDS.issuperset(change.fields):
+            return ""
+        names = ", ".join(sorted(_ANNOTATION_FIELDS))
+        return f"is {state}: it cannot be modified, only annotated ({names})"
 
     def _stage_edit(self, old: Task, new: Task) -> None:
-        state, path = self.state(new.id), self._change_path
+        state = self.state(new.id)
         if state in FINISHED and new.depends_on != old.depends_on:
             self._add_problem(f"task {new.id!r} is {state}: what it depends on cannot change")
             return
@@ -280,93 +327,112 @@ class Draft:
         self._validate_task(new)
         self.tasks[new.id] = new
         if new.priority != old.priority:
-            self._positions[new.id] = (new.priority, self.position(new.id)[1])
-        added = [dep for dep in new.depends_on if dep not in old.depends_on]
-        self._added_dependencies += [AddedDependency(new.id, dep, path) for dep in added]
-        references = ("arguments", "when", "fallbacks", "undo")
-        if not set(old.depends_on).issubset(new.depends_on) or any(
-            getattr(new, name) != getattr(old, name) for name in references
-        ):
-            self._changed_references[new.id] = path
+            _, order = self.position(new.id)
+            self._positions[new.id] = (new.priority, order)
+        for dep in new.depends_on:
+            if dep not in old.depends_on:
+                self._add_dependency(new.id, dep)
+        # A reference may also be lost with the dependency that it needs.
+        changed = not set(old.depends_on).issubset(new.depends_on)
+        for name in ("arguments", "when", "fallbacks", "undo"):
+            if getattr(new, name) != getattr(old, name):
+                changed = True
+        if changed:
+            self._changed_references[new.id] = self._change_path
         self._commit_steps.append(partial(Draft._edit, task=new))
 
     def _stage_reorder(self, change: ReorderTasks) -> None:
+        """Stage an order of waiting tasks: they exchange the positions that they have."""
         order = tuple(dict.fromkeys(change.order))
         if len(order) != len(change.order):
             self._add_problem(f"order names tasks twice: {list(change.order)}")
         task_ids = [task_id for task_id in order if self._find_task(task_id) is not None]
         for task_id in task_ids:
-            if (state := self.state(task_id)) not in WAITING:
+            state = self.state(task_id)
+            if state not in WAITING:
                 self._add_problem(f"task {task_id!r} is {state}: only waiting tasks have an order")
-        for task_id, position in zip(task_ids, sorted(map(self.position, task_ids)), strict=True):
+        positions = sorted(map(self.position, task_ids))
+        for task_id, position in zip(task_ids, positions, strict=True):
             self._positions[task_id] = position
             priority, number = position
             task = self.task(task_id)
             if task.priority != priority:
-                task = self.tasks[task_id] = task.model_copy(update={"priority": priority})
+                task = task.model_copy(update={"priority": priority})
+                self.tasks[task_id] = task
             self._commit_steps.append(partial(Draft._reorder, task=task, order=number))
-        self._diff_notes.append(f"  handed out in this order: {', '.join(change.order)}")
 
     def _stage_retry(self, change: RetryTask) -> None:
         task_id = change.task_id
         if self._find_task(task_id) is None:
             return
-        state, graph = self.state(task_id), self._graph
-        if task_id in graph and graph.entry(task_id).replacement.redone:
-            self._add_problem(
-                f"task {task_id!r} was done and is done again by others: it cannot be retried"
-            )
-            return
-        if task_id in self._withdrawn or (
-            task_id in graph and graph.entry(task_id).replacement.withdrawn
-        ):
-            self._add_problem(
-                f"task {task_id!r} was withdrawn for what it had replaced: it cannot be retried"
-            )
+        state = self.state(task_id)
+        rejection = self._reject_retry(task_id)
+        if rejection:
+            self._add_problem(f"task {task_id!r} {rejection}")
             return
         if state is _REPLACED and not self._withdraw_replacement(task_id):
             return
-        if (
-            state is TaskState.SKIPPED
-            and task_id in graph
-            and (started := graph.entry(task_id).started_dependents())
-        ):
-            self._add_problem(f"task {task_id!r} was skipped and {started} have started since")
-            return
-        if state is TaskState.DONE and not (
-            task_id in graph and not graph.entry(task_id).recoverable
-        ):
-            self._add_problem(f"task {task_id!r} is {state}: it cannot be retried")
+        rejection = self._reject_retry_in_state(task_id, state)
+        if rejection:
+            self._add_problem(f"task {task_id!r} {rejection}")
             return
         if not self._stage_event(task_id, TaskEvent.REVIVE, "be retried"):
             return
         self.removed.pop(task_id, None)
         self._revived[task_id] = self._change_path
-        if state is _REPLACED:  # its own dependencies count again, not those of its sinks
-            own = self.task(task_id).depends_on
-            self._added_dependencies += [
-                AddedDependency(task_id, dep, self._change_path) for dep in own
-            ]
+        if state is _REPLACED:
+            # Its own dependencies count again, not those of its sinks.
+            for dep in self.task(task_id).depends_on:
+                self._add_dependency(task_id, dep)
         self._commit_steps.append(partial(Draft._retry, task_id=task_id, delay=change.delay))
 
+    def _reject_retry(self, task_id: TaskId) -> str:
+        """Return why others than the task stand in the way of its retry; empty if none do."""
+        withdrawn = task_id in self._withdrawn
+        if task_id in self._graph:
+            replacement = self._graph.entry(task_id).replacement
+            if replacement.redone:
+                return "was done and is done again by others: it cannot be retried"
+            withdrawn = withdrawn or replacement.withdrawn
+        if withdrawn:
+            return "was withdrawn for what it had replaced: it cannot be retried"
+        return ""
+
+    def _reject_retry_in_state(self, task_id: TaskId, state: TaskState) -> str:
+        """Return why a task cannot be retried although it was skipped or done; empty if it can."""
+        known = task_id in self._graph
+        if state is TaskState.SKIPPED and known:
+            # They went on without its result.
+            started = self._graph.entry(task_id).started_dependents()
+            if started:
+                return f"was skipped and {started} have started since"
+        if state is TaskState.DONE:
+            # A result that was lost with its process has to be made again.
+            if not known or self._graph.entry(task_id).recoverable:
+                return f"is {state}: it cannot be retried"
+        return ""
+
     def _stage_end(self, change: SkipTask | CancelTask) -> None:
-        skips = isinstance(change, SkipTask)
-        event, verb = (
-            (TaskEvent.SKIP, "be skipped") if skips else (TaskEvent.CANCEL, "be cancelled")
-        )
+        event = TaskEvent.CANCEL
+        verb = "be cancelled"
+        if isinstance(change, SkipTask):
+            event = TaskEvent.SKIP
+            verb = "be skipped"
         if self._stage_event(change.task_id, event, verb):
-            self._commit_steps.append(
-                partial(Draft._end, task_id=change.task_id, event=event, reason=change.reason)
-            )
+            step = partial(Draft._end, task_id=change.task_id, event=event, reason=change.reason)
+            self._commit_steps.append(step)
 
     def _stage_abort(self, change: AbortRun) -> None:
-        self._abort_reason = change.reason or "a change asked for it"
-        self._diff_notes.append(f"  the run is aborted: {self._abort_reason}")
+        self._abort_reason = change.reason or _ABORT_REASON
 
     # Rules of staging
 
     def _add_problem(self, message: str) -> None:
         self.problems.append(Problem(self._change_path, message))
+
+    def _add_dependency(self, waiting: TaskId, needed: TaskId) -> None:
+        dependency = AddedDependency(waiting, needed, self._change_path)
+        self._added_dependencies.append(dependency)
 
     def _find_task(self, task_id: TaskId) -> Task | None:
         """Return a task as the changes so far leave it; None, with a problem, if there is none."""
@@ -387,35 +453,34 @@ class Draft:
         if self._find_task(task_id) is None:
             return False
         state = self.state(task_id)
-        follows = TRANSITIONS.get((state, event))
-        if (
-            state is TaskState.CANCELLED
-            and event is not TaskEvent.REVIVE
-            and not self.exists(task_id)
-        ):
+        revives = event is TaskEvent.REVIVE
+        if state is TaskState.CANCELLED and not revives and not self.exists(task_id):
             self._add_problem(f"task {task_id!r} was removed: it cannot {verb}, only be retried")
-        elif follows is None or (allowed is not None and state not in allowed):
+            return False
+        follows = TRANSITIONS.get((state, event))
+        if follows is None or (allowed is not None and state not in allowed):
             self._add_problem(f"task {task_id!r} is {state}: it cannot {verb}")
-        else:
-            self.states[task_id] = follows
-            return True
-        return False
+            return False
+        self.states[task_id] = follows
+        return True
 
     def _stage_new(
         self, task: Task, parent: TaskId | None, inherited: Sequence[TaskId] = ()
     ) -> bool:
-        """Stage a new task, with inherited dependencies before its own; False, with a problem, if its id is taken."""
+        """Stage a new task, with inherited dependencies before its own.
+
+        It returns False, with a problem, if the id is taken.
+        """
         if task.id in self.new_tasks or task.id in self._graph.entries:
             self._add_problem(f"the id {task.id!r} is already used; ids are never used again")
             return False
         self._validate_task(task)
         new = task
-        if (
-            inherited
-            and (deps := tuple(dict.fromkeys([*inherited, *task.depends_on]))) != task.depends_on
-        ):
-            new = task.model_copy(update={"depends_on": deps})
-        self._positions[task.id] = (task.priority, len(self._graph.entries) + len(self.new_tasks))
+        depends_on = tuple(dict.fromkeys([*inherited, *task.depends_on]))
+        if inherited and depends_on != task.depends_on:
+            new = task.model_copy(update={"depends_on": depends_on})
+        order = len(self._graph.entries) + len(self.new_tasks)
+        self._positions[task.id] = (task.priority, order)
         self.new_tasks[task.id] = StagedTask(new, parent, self._change_path)
         self.tasks[task.id] = new
         if may_read_results(task):
@@ -432,19 +497,28 @@ class Draft:
 
     def _withdraw_replacement(self, task_id: TaskId) -> bool:
         """Stage the removal of what replaced a task, unless something has followed from it."""
-        entries = [] if task_id in self.new_tasks else [self._graph.entry(task_id)]
-        for entry in entries:
-            entries.extend(self._graph.entry(new) for new in entry.replacement.tasks)
-        parts = entries[1:]
+        parts: list[TaskEntry] = []
+        if task_id not in self.new_tasks:
+            # Replacements may have been replaced themselves.
+            entries = [self._graph.entry(task_id)]
+            for entry in entries:
+                for new in entry.replacement.tasks:
+                    entries.append(self._graph.entry(new))
+            parts = entries[1:]
         if task_id in self.sinks or any(part.id in self.sinks for part in parts):
             self._add_problem(
-                f"task {task_id!r} is replaced by these changes: it cannot be retried by them as well"
+                f"task {task_id!r} is replaced by these changes: it cannot be retried by them as "
+                "well"
             )
             return False
-        ended = [part.id for part in parts if part.log.count or self.state(part.id) in SATISFIED]
-        if ended:
+        started: list[TaskId] = []
+        for part in parts:
+            if part.log.count or self.state(part.id) in SATISFIED:
+                started.append(part.id)
+        if started:
             self._add_problem(
-                f"task {task_id!r} was replaced and {ended} have started since: it cannot be retried"
+                f"task {task_id!r} was replaced and {started} have started since: it cannot be "
+                "retried"
             )
             return False
         for part in parts:
@@ -458,66 +532,92 @@ class Draft:
     # Checks of the plan as the changes would leave it
 
     def _check_plan(self) -> None:
-        """Check that tasks depend on existing ones without cycles, that removed ones leave nobody waiting, and references.
+        """Check dependencies, removals, cycles and references, and collect their problems.
 
-        A cycle among new tasks is found by following these alone. One that leads through the rest of the plan
-        contains a dependency that a change adds there, so the search starts at those.
+        The cycles and references of a plan with tasks that do not exist cannot be followed, so
+        they are checked only if there are no problems yet.
         """
-        for task_id in [*self.tasks, *(i for i in self._revived if i not in self.tasks)]:
-            exists = self.__contains__ if task_id in self.removed else self.exists
+        self._check_dependencies()
+        self._check_removals()
+        if self.problems:
+            return
+        if not self._added_dependencies and not self._changed_references:
+            # As of a call: nothing can close a cycle, or refer to a result.
+            if not any(new.task.depends_on for new in self.new_tasks.values()):
+                return
+        if self._check_cycles():
+            self._check_references()
+
+    def _check_dependencies(self) -> None:
+        """Check that the tasks that the changes touch depend on existing ones."""
+        for task_id in dict.fromkeys([*self.tasks, *self._revived]):
+            exists: Callable[[TaskId], bool] = self.exists
+            if task_id in self.removed:
+                # It waits for nobody; only a retry needs its dependencies, and may revive them.
+                exists = self.__contains__
             for dep in self.task(task_id).depends_on:
                 if not exists(dep):
-                    why = "was removed" if dep in self else "does not exist"
-                    added = [
-                        edge.change_path
-                        for edge in self._added_dependencies
-                        if edge[:2] == (task_id, dep)
-                    ]
-                    if added:
-                        path = added[-1]
-                    elif task_id in self.new_tasks:
-                        path = self.new_tasks[task_id].change_path
-                    else:
-                        path = self._revived.get(task_id) or self.removed.get(dep, "")
-                    self.problems.append(
-                        Problem(path, f"task {task_id!r} depends on {dep!r}, which {why}")
-                    )
+                    why = "does not exist"
+                    if dep in self:
+                        why = "was removed"
+                    path = self._path_of_dependency(task_id, dep)
+                    message = f"task {task_id!r} depends on {dep!r}, which {why}"
+                    self.problems.append(Problem(path, message))
+
+    def _path_of_dependency(self, task_id: TaskId, dep: TaskId) -> str:
+        """Return the path of the change that is to blame for a dependency on no task."""
+        for edge in reversed(self._added_dependencies):
+            if edge.waiting == task_id and edge.needed == dep:
+                return edge.change_path
+        if task_id in self.new_tasks:
+            return self.new_tasks[task_id].change_path
+        return self._revived.get(task_id) or self.removed.get(dep, "")
+
+    def _check_removals(self) -> None:
+        """Check that removed tasks leave nobody waiting."""
         for task_id, path in self.removed.items():
-            if stranded := sorted(set(self._stranded_by_removal(task_id))):
+            stranded = sorted(set(self._stranded_by_removal(task_id)))
+            if stranded:
                 names = join_names([repr(name) for name in stranded], _MAX_TASKS_IN_PROBLEM)
                 message = (
                     f"task {task_id!r} cannot be removed: {names} would be left waiting for it"
                 )
                 self.problems.append(Problem(path, message))
-        if self.problems:
-            return
-        if not (self._added_dependencies or self._changed_references) and all(
-            not new.task.depends_on for new in self.new_tasks.values()
-        ):
-            return  # as of a call: nothing can close a cycle, or refer to a result
-        among_new = [
-            AddedDependency(task_id, dep, new.change_path)
-            for task_id, new in self.new_tasks.items()
-            if new.task.depends_on
-            for dep in self._unsatisfied_dependencies(task_id)
-            if dep in self.new_tasks
-        ]
+
+    def _check_cycles(self) -> bool:
+        """Check that no tasks wait for one another, and return whether none do.
+
+        A cycle among new tasks is found by following these alone. One that leads through the rest
+        of the plan contains a dependency that a change adds there, so the search starts at those.
+        """
+        among_new: list[AddedDependency] = []
+        for task_id, new in self.new_tasks.items():
+            if new.task.depends_on:
+                for dep in self._unsatisfied_dependencies(task_id):
+                    if dep in self.new_tasks:
+                        among_new.append(AddedDependency(task_id, dep, new.change_path))
         for edges, within in ((among_new, True), (self._added_dependencies, False)):
             done: set[TaskId] = set()
             for edge in edges:
-                if loop := self._find_cycle(edge, done, within=within):
+                loop = self._find_cycle(edge, done, within=within)
+                if loop:
                     if len(loop) > _MAX_TASKS_IN_PROBLEM + 1:
                         loop = [*loop[:_MAX_TASKS_IN_PROBLEM], TaskId("…"), loop[-1]]
                     message = f"tasks would wait for one another: {' -> '.join(loop)}"
                     self.problems.append(Problem(edge.change_path, message))
-                    return
+                    return False
+        return True
+
+    def _check_references(self) -> None:
+        """Check that tasks refer only to results that are there when they start."""
         for task_id, path in self._changed_references.items():
-            if task_id not in self.removed:
-                for _, name, text in result_references(self.task(task_id), self):
-                    if why := self._reference_error(task_id, name):
-                        self.problems.append(
-                            Problem(path, f"task {task_id!r} refers to {text}, {why}")
-                        )
+            if task_id in self.removed:
+                continue
+            for _, name, text in result_references(self.task(task_id), self):
+                why = self._reference_error(task_id, name)
+                if why:
+                    message = f"task {task_id!r} refers to {text}, {why}"
+                    self.problems.append(Problem(path, message))
 
     def _stranded_by_removal(self, task_id: TaskId) -> Iterator[TaskId]:
         """Yield the tasks that would wait for ever if a task were removed."""
@@ -533,9 +633,10 @@ class Draft:
                 yield original
         if task_id in self._graph:
             entry = self._graph.entry(task_id)
-            yield from (
-                w.id for w in entry.dependents if w.id not in self.tasks and is_active(w.id)
-            )
+            for dependent in entry.dependents:
+                # The changed documents of others were looked at above.
+                if dependent.id not in self.tasks and is_active(dependent.id):
+                    yield dependent.id
             if entry.sink_of is not None and self.state(entry.sink_of.id) is _REPLACED:
                 yield entry.sink_of.id
 
@@ -547,7 +648,11 @@ class Draft:
         return entry.satisfied and self.state(task_id) is entry.state
 
     def _unsatisfied_dependencies(self, task_id: TaskId) -> Iterator[TaskId]:
-        """Yield the dependencies that a task still waits for, and all if a task was ever skipped before its own."""
+        """Yield the dependencies that a task still waits for.
+
+        All are yielded if a task was ever skipped before its own, because such a task is satisfied
+        although its dependencies are not.
+        """
         include_satisfied = self._graph.has_early_skips
         for dep in self.follow_replacements(self.task(task_id).depends_on):
             if include_satisfied or not self._is_satisfied(dep):
@@ -588,9 +693,10 @@ class Draft:
             return "its own output"
         if name in self.ancestors(task_id):
             return f"the output of what it replaces: there is none until {task_id!r} is done"
-        sources = {
-            other for other in self.follow_replacements([name]) if not self._is_satisfied(other)
-        }
+        sources: set[TaskId] = set()
+        for other in self.follow_replacements([name]):
+            if not self._is_satisfied(other):
+                sources.add(other)
         seen = {task_id}
         stack = [task_id]
         while stack and sources and len(seen) < _MAX_DEPENDENCY_SEARCH:
@@ -599,16 +705,15 @@ class Draft:
                 if needed not in seen:
                     seen.add(needed)
                     stack.append(needed)
-        return (
-            f"and does not depend on {name!r}: add {name!r} to its depends_on"
-            if sources and not stack
-            else ""
-        )
+        # A search that was given up counts as a success: the task then fails when it starts.
+        if sources and not stack:
+            return f"and does not depend on {name!r}: add {name!r} to its depends_on"
+        return ""
 
     # Committing; none of these can fail
 
     def commit(self, at: float) -> None:
-        """Carry the changes out as a new revision; only for a draft that `LivePlan.prepare` has accepted.
+        """Apply the changes as a new revision; only a draft that `LivePlan.prepare` has accepted.
 
         Args:
             at: now, in seconds since the epoch; the delay of a retry counts from it.
@@ -621,8 +726,12 @@ class Draft:
         graph.aborted = self._abort_reason or graph.aborted
         self._committed_at = at
         for new in self.new_tasks.values():
-            graph.insert(new.task, None if new.parent is None else graph.entries[new.parent])
+            parent = None
+            if new.parent is not None:
+                parent = graph.entries[new.parent]
+            graph.insert(new.task, parent)
         graph.counts[TaskState.PENDING] += len(self.new_tasks)
+        # Linked once all are there, because they may depend on one another in any order.
         for task_id in self.new_tasks:
             graph.link(graph.entries[task_id])
         for step in self._commit_steps:
@@ -633,37 +742,43 @@ class Draft:
     ) -> None:
         graph = self._graph
         original = graph.entries[task_id]
+        replacement = original.replacement
         if original.satisfied:
-            graph.staleness.redone[task_id], original.replacement.redone = None, True
+            graph.staleness.redone[task_id] = None
+            replacement.redone = True
             graph.unsatisfy_dependents(original)
-        graph.transition(
-            original, TaskEvent.REDO if original.replacement.redone else TaskEvent.REPLACE
-        )
-        original.replacement.tasks, original.replacement.unsatisfied = parts, len(sinks)
-        original.replacement.sinks = tuple(graph.entries[sink] for sink in sinks)
-        for sink in original.replacement.sinks:
+        event = TaskEvent.REPLACE
+        if replacement.redone:
+            event = TaskEvent.REDO
+        graph.transition(original, event)
+        replacement.tasks = parts
+        replacement.unsatisfied = len(sinks)
+        replacement.sinks = tuple(graph.entries[sink] for sink in sinks)
+        for sink in replacement.sinks:
             sink.sink_of = original
         graph.update_unsatisfied_count(original)
 
     def _edit(self, task: Task) -> None:
         graph = self._graph
         entry = graph.entries[task.id]
-        if (task.tool, task.arguments) != (entry.task.tool, entry.task.arguments):
+        if task.tool != entry.task.tool or task.arguments != entry.task.arguments:
             entry.log.call_changes += 1
         if entry.state not in FINISHED:
             graph.dependency_index.discard(entry.task)
             graph.dependency_index.add(task)
-        if entry.task.depends_on != task.depends_on:
+        relink = entry.task.depends_on != task.depends_on
+        if relink:
             for dep in entry.task.depends_on:
                 waiting = graph.entries[dep].dependents
                 assert isinstance(waiting, list), "the entry was linked"
                 waiting.remove(entry)
             entry.unsatisfied_dependencies = 0
-            entry.set_task(task)
+        entry.set_task(task)
+        if relink:
             graph.link(entry)
             graph.update_readiness(entry)
-        entry.set_task(task)
-        graph.staleness.redoes = graph.staleness.redoes or task.on_stale == "redo"
+        if task.on_stale == "redo":
+            graph.staleness.redoes = True
         graph.update_unsatisfied_count(entry)
         graph.scheduler.requeue(entry)
 
@@ -682,11 +797,14 @@ class Draft:
     def _withdraw(self, task_id: TaskId) -> None:
         """Remove a replacement for good because the task it replaced is retried."""
         entry = self._graph.entries[task_id]
+        # A replaced one can be cancelled only from the state in which it was before.
         if entry.state is TaskState.REPLACED_BY_REPLAN:
             self._graph.transition(entry, TaskEvent.REVIVE)
         if entry.state is not TaskState.CANCELLED:
             self._remove(task_id)
-        entry.removed, entry.replacement.withdrawn, entry.sink_of = True, True, None
+        entry.removed = True
+        entry.replacement.withdrawn = True
+        entry.sink_of = None
 
     def _retry(self, task_id: TaskId, delay: float) -> None:
         graph = self._graph
@@ -695,16 +813,20 @@ class Draft:
             graph.unsatisfy_dependents(entry)
         graph.transition(entry, TaskEvent.REVIVE)
         graph.dependency_index.add(entry.task)
-        entry.removed, entry.log.in_round, entry.reason, entry.condition_revision = (
-            False,
-            0,
-            "",
-            None,
-        )
-        entry.replacement.tasks, entry.replacement.sinks, entry.replacement.unsatisfied = (), (), 0
-        entry.log.continuations, entry.log.feedback = 0, ""
+        entry.removed = False
+        entry.reason = ""
+        entry.condition_revision = None
+        entry.log.in_round = 0
+        entry.log.continuations = 0
+        entry.log.feedback = ""
+        entry.replacement.tasks = ()
+        entry.replacement.sinks = ()
+        entry.replacement.unsatisfied = 0
         graph.update_unsatisfied_count(entry)
-        graph.scheduler.wait_until(entry, self._committed_at + delay if delay else None)
+        ready_at = None
+        if delay:
+            ready_at = self._committed_at + delay
+        graph.scheduler.wait_until(entry, ready_at)
         graph.update_readiness(entry)
 
     def _end(self, task_id: TaskId, event: TaskEvent, reason: str) -> None:
@@ -714,7 +836,8 @@ class Draft:
         graph.end_attempt(entry)
         entry.reason = reason
         if event is TaskEvent.SKIP:
-            graph.has_early_skips = graph.has_early_skips or entry.unsatisfied_dependencies > 0
+            if entry.unsatisfied_dependencies > 0:
+                graph.has_early_skips = True
             graph.satisfy_dependents(entry)
 
 
@@ -732,27 +855,35 @@ _STAGE_HANDLERS: dict[type, Callable[..., None]] = {
 
 
 def _format_task(task: Task, state: TaskState) -> str:
-    """Return a task in one line: its id, the fields that are set, as in a plan file, and its state."""
-    fields = ", ".join(
-        f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
-        for name, value in display_fields(task).items()
-    )
-    return f"{task.id}: {fields} [{state}]" if fields else f"{task.id} [{state}]"
+    """Return a task in one line: its id, the fields that are set, and its state."""
+    fields: list[str] = []
+    for name, value in display_fields(task).items():
+        # Texts stand as they are in a plan file, without quotes.
+        text = value
+        if not isinstance(text, str):
+            text = json.dumps(value, ensure_ascii=False)
+        fields.append(f"{name}: {text}")
+    if not fields:
+        return f"{task.id} [{state}]"
+    return f"{task.id}: {', '.join(fields)} [{state}]"
 
 
 def display_fields(task: Task) -> JsonObject:
     """Return the fields of a task that are set, without its id.
 
-    Of the notes of planning mode only the intended tool and arguments are kept, if the task names no tool yet.
+    Of the notes of planning mode only the intended tool and arguments are kept, if the task names
+    no tool yet.
     """
     fields: JsonObject = task.model_dump(mode="json", exclude_defaults=True, exclude={"id"})
     metadata = fields.get("metadata")
-    if isinstance(metadata, dict) and isinstance(planned := metadata.pop(PLANNING_KEY, None), dict):
-        fields |= {
-            name: planned[name]
-            for name in ("tool", "arguments")
-            if name in planned and task.tool is None
-        }
+    if not isinstance(metadata, dict):
+        return fields
+    planned = metadata.pop(PLANNING_KEY, None)
+    if isinstance(planned, dict):
+        if task.tool is None:
+            for name in ("tool", "arguments"):
+                if name in planned:
+                    fields[name] = planned[name]
         if not metadata:
             del fields["metadata"]
     return fields

@@ -1,4 +1,4 @@
-"""Stale results: results of finished tasks that come from a value of the context that has changed since."""
+"""Stale results: those of finished tasks that read a value of the context that has changed since."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from replanning.plan.types import TaskId
 class StaleResult(NamedTuple):
     """Why a result is stale, and whether `on_stale` demands that the task is done again.
 
-    A cause is a key of the context that the task read (`context.KEY`), or the root of the lineage of a stale task whose
-    result it used.
+    A cause is a key of the context that the task read (`context.KEY`), or the root of the lineage
+    of a stale task whose result it used.
     """
 
     causes: tuple[str, ...]
@@ -28,52 +28,72 @@ class StaleResult(NamedTuple):
 def stale_results(live: TaskGraph) -> dict[TaskId, StaleResult]:
     """Return the finished tasks whose results are stale, in the order of the plan.
 
-    A task's result is stale if the task read a key of the context whose value has changed since, or depends on a task
-    with a stale result, or on one that is done again, unless it began after that was done. A task that changed the
-    context itself does not become stale through its dependencies: their results may be the reason for its change.
-    Earlier values of the context are compared by their hashes; they are not kept.
+    A task's result is stale if the task read a key of the context whose value has changed since,
+    or depends on a task with a stale result, or on one that is done again, unless it began after
+    that was done. A task that changed the context itself does not become stale through its
+    dependencies: their results may be the reason for its change. Earlier values of the context are
+    compared by their hashes; they are not kept.
     """
-    found: dict[TaskId, StaleResult] = {}
-    # A task whose dependents are examined, the task whose result reaches them, and whether they are to be done again.
+    found = _find_outdated(live)
+    # A task whose dependents are examined, the task whose result reaches them, and whether they
+    # are to be done again.
     stack: list[tuple[TaskEntry, TaskEntry, bool]] = []
-    history, referring = live.staleness.history, live.dependency_index.context_readers
-    for key in history.hashes:
-        for entry in map(
-            live.entries.__getitem__, (*referring.get(key, ()), *history.readers.get(key, ()))
-        ):
-            policy = entry.task.on_stale or live.plan.on_stale
-            keys = () if policy == "ignore" or entry.id in found else outdated_keys(live, entry)
-            if keys:
-                found[entry.id] = StaleResult(
-                    tuple(f"context.{key}" for key in keys), policy == "redo"
-                )
-                stack.append((entry, entry, policy == "redo"))
-    stack += [
-        (entry, entry, True) for entry in map(live.entries.__getitem__, live.staleness.redone)
-    ]
+    for task_id, result in found.items():
+        entry = live.entries[task_id]
+        stack.append((entry, entry, result.redo))
+    for task_id in live.staleness.redone:
+        entry = live.entries[task_id]
+        stack.append((entry, entry, True))
     passed: set[tuple[TaskId, TaskId, bool]] = set()
     while stack:
         entry, source, redo = stack.pop()
-        for other in map(live.entries.__getitem__, entry.dependent_ids()):
-            policy = other.task.on_stale or ("redo" if redo else live.plan.on_stale)
-            finished = other.state in SATISFIED and not (
-                source.replacement.redone and not _precedes_redo(other, source)
-            )
-            if policy == "ignore" or not finished:
+        for other_id in entry.dependent_ids():
+            other = live.entries[other_id]
+            policy = other.task.on_stale or live.plan.on_stale
+            if redo and not other.task.on_stale:
+                policy = "redo"
+            if policy == "ignore" or not _used_result(other, source):
                 continue
-            known, again = found.get(other.id, StaleResult((), redo=False)), policy == "redo"
             if other.reads.changed_context or not _has_result(other):
-                if (other.id, source.id, redo) not in passed:
-                    passed.add((other.id, source.id, redo))
+                # It is not stale itself, but the result reaches those behind it.
+                step = (other.id, source.id, redo)
+                if step not in passed:
+                    passed.add(step)
                     stack.append((other, source, redo))
-            elif source.root not in known.causes or again > known.redo:
+                continue
+            known = found.get(other.id, StaleResult((), redo=False))
+            again = policy == "redo"
+            if source.root not in known.causes or again > known.redo:
                 causes = dict.fromkeys((*known.causes, source.root))
                 found[other.id] = StaleResult(tuple(causes), known.redo or again)
                 stack.append((other, other, again))
-    return {
-        task_id: found[task_id]
-        for task_id in sorted(found, key=lambda task_id: live.entries[task_id].order)
-    }
+    in_order = sorted(found, key=lambda task_id: live.entries[task_id].order)
+    return {task_id: found[task_id] for task_id in in_order}
+
+
+def _find_outdated(live: TaskGraph) -> dict[TaskId, StaleResult]:
+    """Return the tasks that read a value of the context that has changed since."""
+    found: dict[TaskId, StaleResult] = {}
+    history = live.staleness.history
+    referring = live.dependency_index.context_readers
+    for changed in history.hashes:
+        for task_id in (*referring.get(changed, ()), *history.readers.get(changed, ())):
+            entry = live.entries[task_id]
+            policy = entry.task.on_stale or live.plan.on_stale
+            if policy == "ignore" or entry.id in found:
+                continue
+            keys = outdated_keys(live, entry)
+            if keys:
+                causes = tuple(f"context.{key}" for key in keys)
+                found[entry.id] = StaleResult(causes, policy == "redo")
+    return found
+
+
+def _used_result(entry: TaskEntry, source: TaskEntry) -> bool:
+    """Return whether a finished task may have used the result of another as it was."""
+    if entry.state not in SATISFIED:
+        return False
+    return not source.replacement.redone or _precedes_redo(entry, source)
 
 
 def outdated_keys(live: TaskGraph, entry: TaskEntry) -> list[str]:
@@ -81,51 +101,51 @@ def outdated_keys(live: TaskGraph, entry: TaskEntry) -> list[str]:
 
     Keys that only its condition refers to count if the condition would have another outcome now.
     """
-    task, changed, done = (
-        entry.task,
-        live.staleness.history.changed_since,
-        entry.state is TaskState.DONE,
-    )
+    task = entry.task
+    changed = live.staleness.history.changed_since
+    done = entry.state is TaskState.DONE
     keys: list[str] = []
     if done:
-        references = find_references(task.arguments) if task.arguments else ()
-        read = {
-            str(reference.path[0]): entry.reads.context_version
-            for reference in references
-            if reference.task is None
-        }
-        keys = [
-            key
-            for key, version in (read | (entry.reads.keys or {})).items()
-            if changed(key, version)
-        ]
-    if task.when is not None and not keys and _has_result(entry):
-        names = sorted(
-            key
-            for key in Condition.parse(task.when).names("context")
-            if changed(key, entry.reads.context_version)
-        )
-        if names:
-            try:
-                holds = live.evaluate(task.when)
-            except ExpressionError:
-                holds = False
-            keys = names if holds is not done else []
+        read: dict[str, int] = {}
+        if task.arguments:
+            for reference in find_references(task.arguments):
+                if reference.task is None:
+                    read[str(reference.path[0])] = entry.reads.context_version
+        read |= entry.reads.keys or {}
+        keys = [key for key, version in read.items() if changed(key, version)]
+    if task.when is None or keys or not _has_result(entry):
+        return keys
+    for key in sorted(Condition.parse(task.when).names("context")):
+        if changed(key, entry.reads.context_version):
+            keys.append(key)
+    if not keys:
+        return []
+    try:
+        holds = live.evaluate(task.when)
+    except ExpressionError:
+        holds = False
+    # A task is done because its condition held, and was skipped because it did not.
+    if holds is done:
+        return []
     return keys
 
 
 def followers(live: TaskGraph, redone: Collection[TaskId]) -> dict[TaskId, list[TaskId]]:
-    """Return the tasks that have to wait for tasks that are done again, with the dependencies that they need in addition.
+    """Return the tasks that have to wait for tasks that are done again.
 
-    They are the waiting dependents of the tasks done again, and the tasks done again that depend on others of them. A
-    task that depends on one of them only through finished or running tasks that are kept would not wait for it, so it
-    gets that one as an additional dependency.
+    With each come the dependencies that it needs in addition. They are the waiting dependents of
+    the tasks done again, and the tasks done again that depend on others of them. A task that
+    depends on one of them only through finished or running tasks that are kept would not wait for
+    it, so it gets that one as an additional dependency.
     """
     found: dict[TaskId, list[TaskId]] = {}
     for task_id in redone:
         kept = {task_id: None}
-        for behind in (stack := [task_id]):
-            for other in map(live.entries.__getitem__, live.entries[behind].dependent_ids()):
+        stack = [task_id]
+        # The list grows while its tasks are examined.
+        for behind in stack:
+            for other_id in live.entries[behind].dependent_ids():
+                other = live.entries[other_id]
                 if other.state in WAITING or (other.id in redone and other.id != task_id):
                     further = found.setdefault(other.id, [])
                     if behind != task_id and task_id not in (*further, *other.task.depends_on):
@@ -138,11 +158,14 @@ def followers(live: TaskGraph, redone: Collection[TaskId]) -> dict[TaskId, list[
 
 def _precedes_redo(entry: TaskEntry, redone: TaskEntry) -> bool:
     """Return whether a task began before the replacement of a finished task was done."""
+    if not redone.satisfied:
+        return True
     stack = [redone]
+    # Replacements may have been replaced themselves.
     for replaced in stack:
         if replaced.state is TaskState.REPLACED_BY_REPLAN:
             stack += replaced.replacement.sinks
-    return not redone.satisfied or any(leaf.reads.ended > entry.reads.started for leaf in stack[1:])
+    return any(leaf.reads.ended > entry.reads.started for leaf in stack[1:])
 
 
 def _has_result(entry: TaskEntry) -> bool:

@@ -43,7 +43,8 @@ class TaskView(NamedTuple):
         duration: seconds that its last attempt took.
         condition_not_met: whether it was skipped because its condition did not hold.
         is_held: whether it is held back by a question to a person.
-        in_doubt: whether one of its attempts may have had its effect, without being known to have succeeded.
+        in_doubt: whether one of its attempts may have had its effect, without being known to have
+            succeeded.
     """
 
     id: TaskId
@@ -65,7 +66,8 @@ class TaskView(NamedTuple):
 class PlanView:
     """Read-only view of a plan, pinned to the revision at which it was made.
 
-    It shows the values of the plan itself, which readers must not change. Reading it at a later revision of the plan raises `StaleView`. Within a revision, states change as tasks finish.
+    It shows the values of the plan itself, which readers must not change. Reading it at a later
+    revision of the plan raises `StaleView`. Within a revision, states change as tasks finish.
     """
 
     __slots__ = ("_plan", "revision")
@@ -180,7 +182,8 @@ class PlanView:
     def followers(self, task_ids: Collection[TaskId]) -> Mapping[TaskId, Sequence[TaskId]]:
         """Return the tasks that have to wait for these if these are done again, each with the dependencies that it lacks.
 
-        A task that depends on one of these only through tasks that are kept would not wait for it otherwise.
+        A task that depends on one of these only through tasks that are kept would not wait for it
+        otherwise.
 
         Raises:
             UnknownTask: there never was such a task.
@@ -226,8 +229,8 @@ class PlanView:
 
         Args:
             changes: the changes.
-            tasks: with `facts`, the subject of the problem: in a plan that states its facts, everything unrelated to
-                the subject and the changes may be left out.
+            tasks: with `facts`, the subject of the problem: in a plan that states its facts,
+                everything unrelated to the subject and the changes may be left out.
             facts: see `tasks`.
         """
         live = self._live
@@ -245,7 +248,9 @@ class PlanView:
 
     def unused_id(self, base: TaskId, taken: Container[TaskId] = ()) -> TaskId:
         """Return an id derived from another that no task has had and that is not in `taken`."""
-        live, stem, number = self._live, _ID_SUFFIX.sub("", base)[:180], 2
+        live = self._live
+        stem = _ID_SUFFIX.sub("", base)[:180]
+        number = 2
         while (new := f"{stem}~{number}") in live or new in taken:
             number += 1
         return new
@@ -268,7 +273,8 @@ class PlanView:
     @property
     def remaining_cost(self) -> float:
         """Cost of the unfinished tasks: the cost of the tool of each, or 1 if the tool declares none."""
-        live, users = self._live, self._live.dependency_index.resource_users
+        live = self._live
+        users = live.dependency_index.resource_users
         priced = {tool.name: tool.cost for tool in live.tools.values() if tool.cost is not None}
         count = sum(number for state, number in live.counts.items() if state not in FINISHED)
         return count + sum((cost - 1) * len(users.get(name, ())) for name, cost in priced.items())
@@ -455,8 +461,9 @@ def strips_problem(
     Args:
         live: the plan.
         draft: the staged changes.
-        tasks: with `facts`, the subject of the problem: in a plan that states its facts, everything unrelated to the
-            subject and the changes is left out, unless the related part is most of the plan.
+        tasks: with `facts`, the subject of the problem: in a plan that states its facts, everything
+            unrelated to the subject and the changes is left out, unless the related part is most of
+            the plan.
         facts: see `tasks`.
     """
     if draft is not None:
@@ -474,28 +481,42 @@ def strips_problem(
 
 
 def _build_problem(live: LivePlan, draft: Draft, part: Subgraph | None) -> StripsProblem:
-    task_ids = (
-        [*live.entries, *draft.new_tasks] if part is None else [i for i in part[0] if i in draft]
-    )
-    states = {
-        i: state for i in task_ids if (state := draft.state(i)) not in FINISHED and draft.exists(i)
-    }
-    order = sorted(states, key=lambda i: (states[i] is not TaskState.RUNNING, *draft.position(i)))
+    """Return the problem of the unfinished tasks, or of a part of them: running ones come first."""
+    goal = tuple(live.goal.facts)
+    task_ids: list[TaskId] = [*live.entries, *draft.new_tasks]
+    if part is not None:
+        related, facts = part
+        goal = tuple(fact for fact in live.goal.facts if fact in facts)
+        task_ids = [task_id for task_id in related if task_id in draft]
+    states: dict[TaskId, TaskState] = {}
+    for task_id in task_ids:
+        state = draft.state(task_id)
+        if state not in FINISHED and draft.exists(task_id):
+            states[task_id] = state
+
+    def position(task_id: TaskId) -> tuple[bool, int, int]:
+        return (states[task_id] is not TaskState.RUNNING, *draft.position(task_id))
+
     steps = []
-    for task_id in order:
-        task, running = draft.task(task_id), states[task_id] is TaskState.RUNNING
-        tool = live.tools.get(task.tool) if task.tool else None
+    for task_id in sorted(states, key=position):
+        task = draft.task(task_id)
+        running = states[task_id] is TaskState.RUNNING
+        tool = None
+        if task.tool:
+            tool = live.tools.get(task.tool)
         action, arguments = live.dependency_index.ground(task)
         if running:
+            # It has started, so whatever it required held.
             action = action._replace(requires=NO_FACTS)
-        waits_for = [
-            d for d in draft.follow_replacements(task.depends_on) if draft.state(d) not in SATISFIED
-        ]
+        waits_for: list[TaskId] = []
+        for dep in draft.follow_replacements(task.depends_on):
+            if draft.state(dep) not in SATISFIED:
+                waits_for.append(dep)
         startable = states[task_id] not in STUCK and (tool is None or tool.available)
-        steps.append(
-            StripsStep(task_id, task.tool, arguments, action, tuple(waits_for), running, startable)
+        step = StripsStep(
+            task_id, task.tool, arguments, action, tuple(waits_for), running, startable
         )
-    goal = tuple(fact for fact in live.goal.facts if part is None or fact in part[1])
+        steps.append(step)
     return StripsProblem(tuple(live.world.facts), tuple(steps), goal, live.plan.facts is not None)
 
 

@@ -39,8 +39,8 @@ async def isolate(
     """Call users' code and await it, in a task that only the library cancels.
 
     Raises:
-        CancelledWithin: it raised a cancellation although this task is not being cancelled. Let through, that would
-            end everything beside it as well.
+        CancelledWithin: it raised a cancellation although this task is not being cancelled. Let
+            through, that would end everything beside it as well.
     """
     try:
         return await function(*args)
@@ -104,7 +104,8 @@ class LoopThread:
         """Call a function in this thread, whatever thread this is called from, which waits for the result.
 
         Raises:
-            NotRunning: this is another thread, and the loop takes no more calls; the function was not called.
+            NotRunning: this is another thread, and the loop takes no more calls; the function was
+                not called.
         """
         if get_ident() in (self._thread, self._guest) or self._runs_here():
             return function(*args, **kwargs)
@@ -171,7 +172,8 @@ _GC_THRESHOLD: Final = 6_000
 async def yielding(work: Iterator[None], clock: Clock) -> None:
     """Do work that pauses now and then, with a turn for the event loop at each pause.
 
-    A clock whose event loop gives others no turn until all of its tasks wait has a `checkpoint` of its own.
+    A clock whose event loop gives others no turn until all of its tasks wait has a `checkpoint` of
+    its own.
     """
     checkpoint: Callable[[], Awaitable[None]] = getattr(
         clock, "checkpoint", anyio.lowlevel.checkpoint
@@ -184,8 +186,9 @@ async def yielding(work: Iterator[None], clock: Clock) -> None:
 def gc_paused() -> Iterator[StepWrapper]:
     """Pause garbage collection, except at the pauses of work that is wrapped by the function that this yields.
 
-    The objects of a large plan or a long journal stay alive, and going through them again and again takes as long as
-    making them. Without any collection, all of them would be new to the collector, which would go through them at once.
+    The objects of a large plan or a long journal stay alive, and going through them again and again
+    takes as long as making them. Without any collection, all of them would be new to the collector,
+    which would go through them at once.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -295,7 +298,8 @@ class Timer:
                     self._on_deadline(now)
                 while self._alarms and self._alarms[0][0] <= now:
                     alarm = heapq.heappop(self._alarms)[2]
-                    callback, alarm.callback = alarm.callback, None
+                    callback = alarm.callback
+                    alarm.callback = None
                     if callback is not None:
                         callback()
                 await anyio.lowlevel.checkpoint()

@@ -754,8 +754,8 @@ class Lifecycle:
             if not ids.isdisjoint(trigger.tasks):
                 about.add(trigger_id)
         questions = []
-        for question, attached in ledger.triggers_by_question.items():
-            holds = ledger.open_questions[question].holds
+        for question, attached in ledger.questions.triggers.items():
+            holds = ledger.questions.open[question].holds
             if not about.isdisjoint(attached) or not ids.isdisjoint(holds):
                 questions.append(question)
         return questions
@@ -1166,7 +1166,7 @@ class Lifecycle:
         limit = self.ledger.budget_tracker.budget.wall_clock
         if limit is None:
             return None
-        return limit - (now - self.opening.started_at - self.ledger.waiting_seconds(now))
+        return limit - (now - self.opening.started_at - self.ledger.questions.waiting_seconds(now))
 
     def finish(self, status: RunStatus, reason: str, cancelled: tuple[TaskId, ...] = ()) -> None:
         """Record the end of the run and stop everything that still runs."""
@@ -1187,7 +1187,7 @@ class Lifecycle:
         """Drop the triggers that wait, except those that wait for a person."""
         ledger = self.ledger
         parked: set[TriggerId] = set()
-        for attached in ledger.triggers_by_question.values():
+        for attached in ledger.questions.triggers.values():
             parked.update(attached)
         for trigger in list(ledger.open_triggers.values()):
             if trigger.id in parked:
@@ -1327,7 +1327,7 @@ class Evaluation:
         store = self._lifecycle.journal.store
         own = list(live.statistics.outcomes.get(tool, ()))
         if not own:
-            own = list(self._lifecycle.ledger.outcomes_by_source.get(tool, ()))
+            own = list(self._lifecycle.ledger.outcomes.by_source.get(tool, ()))
         if len(own) < MAX_OUTCOMES_PER_TOOL:
             earlier = _oldest_first(store.outcomes(tool=tool, capability=None))
             own = [*earlier, *own][-MAX_OUTCOMES_PER_TOOL:]
@@ -1421,7 +1421,7 @@ class OutcomeCollector:
         needed = (
             life.opening.open_ended
             or life.live.dependency_index.resource_users
-            or life.ledger.pending_outcomes
+            or life.ledger.outcomes.pending
         )
         if needed and not self._observes_attempts:
             self._observes_attempts = True
@@ -1441,7 +1441,7 @@ class OutcomeCollector:
         if replan is None:
             return
         applied = next(
-            (a for a in self._lifecycle.ledger.pending_outcomes.values() if a.replan == replan),
+            (a for a in self._lifecycle.ledger.outcomes.pending.values() if a.replan == replan),
             None,
         )
         if applied is not None and all(live.entry(root).satisfied for root in applied.roots):
@@ -1459,13 +1459,13 @@ class OutcomeCollector:
             self._outcomes.append(
                 ToolOutcome(name, capability, succeeded, record.at, entry.log.duration)
             )
-        if self._lifecycle.ledger.pending_outcomes:
+        if self._lifecycle.ledger.outcomes.pending:
             self._settle(entry, record.at)
 
     def _settle(self, entry: TaskEntry, at: float) -> None:
         """Record the outcome of the alternative that was applied to the lineage of a task, once it is known."""
         live = self._lifecycle.live
-        applied = self._lifecycle.ledger.pending_outcomes.get(entry.root)
+        applied = self._lifecycle.ledger.outcomes.pending.get(entry.root)
         if applied is not None:
             done = all(live.entry(root).satisfied for root in applied.roots)
             if done or entry.state in STUCK:
@@ -1475,7 +1475,7 @@ class OutcomeCollector:
 
     def _on_recorded(self, record: Record) -> None:
         assert isinstance(record.body, OutcomeRecorded)
-        source = self._lifecycle.ledger.source_by_replan.get(record.body.replan)
+        source = self._lifecycle.ledger.outcomes.source_by_replan.get(record.body.replan)
         if source is not None:
             self._outcomes.append(
                 ToolOutcome(source_key(source), None, record.body.succeeded, record.at)

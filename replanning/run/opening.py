@@ -1,4 +1,7 @@
-"""Opening of runs: new, resumed or forked; and, while a run is open, renewal of its lease and reading of its inbox."""
+"""Opening of runs: new, resumed or forked.
+
+While a run is open, its lease is renewed and its inbox read.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,7 @@ from replanning.journal.records import (
     ResourceUpdated,
     RunOpened,
     RunResumed,
+    Trigger,
     TriggerDropped,
     TriggerFired,
 )
@@ -58,7 +62,7 @@ from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
 from replanning.plan.document import Plan, redaction_warning
 from replanning.plan.tasks import Task
-from replanning.plan.types import JsonObject, QuestionId, RunId
+from replanning.plan.types import JsonObject, QuestionId, RunId, TaskId
 from replanning.run.event_loop import (
     ResultT,
     StepWrapper,
@@ -96,18 +100,24 @@ _NON_CAUSAL_RECORDS = (
 
 
 class LeaseRenewer:
-    """Renews the leases of the open runs of an engine in one thread, also while users' code blocks the event loop."""
+    """Renews the leases of an engine's open runs in one thread.
+
+    A thread renews them even while users' code blocks the event loop.
+    """
 
     def __init__(self) -> None:
-        self._lock, self._lives, self._left = threading.Lock(), set[Lifecycle](), threading.Event()
+        self._lock = threading.Lock()
+        self._lives: set[Lifecycle] = set()
+        self._left = threading.Event()
 
     def add(self, life: Lifecycle) -> None:
         """Renew the lease of a run from now on."""
         with self._lock:
             if not self._lives:
                 self._left = threading.Event()
-                args = self._left, life.journal.store, life.clock, life.lease_ttl
-                threading.Thread(target=self._renew, args=args, daemon=True).start()
+                args = (self._left, life.journal.store, life.clock, life.lease_ttl)
+                thread = threading.Thread(target=self._renew, args=args, daemon=True)
+                thread.start()
             self._lives.add(life)
 
     def discard(self, life: Lifecycle) -> None:
@@ -121,10 +131,9 @@ class LeaseRenewer:
         while not left.wait(ttl / 3):
             with self._lock:
                 lives = list(self._lives)
-            for life, error in _lost_leases(
-                lives, store, clock, ttl
-            ):  # another thread waits for an event loop
-                threading.Thread(target=_lease_lost, args=(life, error), daemon=True).start()
+            for lost in _lost_leases(lives, store, clock, ttl):
+                # The report waits for an event loop, and other leases must be renewed meanwhile.
+                threading.Thread(target=_lease_lost, args=lost, daemon=True).start()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +148,8 @@ class RunFactory:
         codec: turns outputs that are not JSON into JSON.
         is_transient: says of an exception that is not recognised whether it may pass.
         telemetry: makes spans and metrics.
-        lease_ttl: seconds for which a run is owned without renewal; it is renewed three times as often.
+        lease_ttl: seconds for which a run is owned without renewal; it is renewed three times as
+            often.
         renewer: renews the leases of the open runs, if the clock is the real one.
     """
 
@@ -156,14 +166,18 @@ class RunFactory:
     async def create(
         self, plan: Plan, run_id: str | None, *, mode: str, open_ended: bool = False
     ) -> PlanRun:
-        """Create a run of a plan, owned by this process; open-ended if an agent adds the calls that it makes.
+        """Create a run of a plan, owned by this process.
+
+        An open-ended run is one of an agent, which adds the calls that it makes.
 
         Raises:
             PlanError: a name in the plan looks like a secret.
-            StoreError: the store does not take it, or has a run of this id, or the id looks like a secret.
+            StoreError: the store does not take it, or has a run of this id, or the id looks
+                like a secret.
         """
         run = self._new_run_id(run_id)
-        if problems := self.redactor.name_problems(plan):
+        problems = self.redactor.name_problems(plan)
+        if problems:
             raise PlanError(problems)
         clean = await self._masked_plan(plan)
         settings: JsonObject = self.settings.model_dump(
@@ -178,10 +192,13 @@ class RunFactory:
             with gc_paused() as settled:
                 live, ledger = await self._rebuild_state(records, settled)
             lease = await _retry_while_locked(partial(self._acquire_new_run, run))
+            # The run works with the secrets of the plan; only its journal must not hold them.
             leaving = replace(opened, plan=clean)
             made = self._build_run(lease, records, live, ledger, spans, leaving=leaving)
-            if clean is not plan and (warning := redaction_warning(clean, plan)):
-                made._lifecycle.record_error("the plan", warning)
+            if clean is not plan:
+                warning = redaction_warning(clean, plan)
+                if warning:
+                    made._lifecycle.record_error("the plan", warning)
             return made
         except BaseException as error:
             spans.close(error)
@@ -190,7 +207,9 @@ class RunFactory:
     async def create_or_resume(
         self, plan: Plan, run_id: str, *, mode: str, open_ended: bool = False
     ) -> PlanRun:
-        """Create a run of a plan, or resume it where it exists; an open-ended one also with other tools.
+        """Create a run of a plan, or resume it where it exists.
+
+        An open-ended run is resumed with other tools as well.
 
         Raises:
             RunOwned: another process owns it.
@@ -199,10 +218,14 @@ class RunFactory:
         check_run_id(RunId(run_id))
         opened = None
         with suppress(UnknownRun):
-            opened = next((record.body for record in self.store.read(RunId(run_id))), None)
+            for record in self.store.read(RunId(run_id)):
+                opened = record.body
+                break
         if not isinstance(opened, RunOpened):
             return await self.create(plan, run_id, mode=mode, open_ended=open_ended)
+
         known = opened.plan
+        # The journal has no secrets, so the two plans are compared without them.
         given = await self._masked_plan(plan)
         if open_ended:
             known = known.model_copy(update={"tools": ()})
@@ -210,7 +233,8 @@ class RunFactory:
             plan = plan.model_copy(update={"tools": opened.plan.tools})
         if opened.open_ended != open_ended or known.content_hash() != given.content_hash():
             raise StoreError(
-                f"run {run_id!r} is a run of another plan; resume that one, or open this plan as another run"
+                f"run {run_id!r} is a run of another plan; resume that one, or open this plan as "
+                "another run"
             )
         return await self.resume(run_id, plan)
 
@@ -231,12 +255,12 @@ class RunFactory:
         return clean.model_copy(update={"tasks": tuple(tasks)})
 
     async def resume(self, run_id: str, plan: Plan | None = None) -> PlanRun:
-        """Take a run over: own it, replay its journal, and kill the processes that it left running.
+        """Take a run over: own it, replay its journal, and kill its orphaned processes.
 
         Args:
             run_id: the run.
-            plan: the plan that it was opened with, where the caller has it; secrets in it that the journal does not
-                keep are at hand then.
+            plan: the plan that it was opened with, where the caller has it. Its secrets, which
+                the journal does not keep, are at hand then.
 
         Raises:
             UnknownRun: there is no such run.
@@ -246,16 +270,14 @@ class RunFactory:
         """
         run = RunId(run_id)
         now = lease_time(self.environment.clock)
-        lease = await _retry_while_locked(
-            partial(self.store.acquire, run, owner_id(), now, self.lease_ttl)
-        )
+        acquire = partial(self.store.acquire, run, owner_id(), now, self.lease_ttl)
+        lease = await _retry_while_locked(acquire)
         spans = NOOP_TRACER
         try:
             with gc_paused() as settled:
                 records: list[Record] = []
-                await yielding(
-                    settled(_read_journal(self.store, run, records)), self.environment.clock
-                )
+                reading = _read_journal(self.store, run, records)
+                await yielding(settled(reading), self.environment.clock)
                 spans = self._create_spans(run, records)
                 if plan is not None and isinstance(records[0].body, RunOpened):
                     opened = replace(records[0].body, plan=plan)
@@ -266,6 +288,7 @@ class RunFactory:
             kill_orphaned_processes(run, records)
         except BaseException as error:
             spans.close(error)
+            # Otherwise nobody could resume the run until its lease ran out.
             with anyio.CancelScope(shield=True), suppress(StoreError):
                 await _retry_while_locked(partial(self.store.release, lease))
             raise
@@ -276,55 +299,63 @@ class RunFactory:
 
         Raises:
             UnknownRun: there is no such run.
-            StoreError: the run has no such revision, the new id looks like a secret, or the store fails.
+            StoreError: the run has no such revision, the new id looks like a secret, or the
+                store fails.
         """
-        run, old = self._new_run_id(new_id), RunId(run_id)
+        run = self._new_run_id(new_id)
+        old = RunId(run_id)
         records: list[Record] = []
         for _ in _read_journal(self.store, old, records):
             pass
-        numbers = [
-            record.body.number if isinstance(record.body, PlanRevised) else 0 for record in records
-        ]
-        if revision and revision not in numbers:
+        end = _end_of_revision(records, revision)
+        if end is None:
+            latest = 0
+            for record in records:
+                if isinstance(record.body, PlanRevised):
+                    latest = max(latest, record.body.number)
             raise StoreError(
-                f"run {run_id!r} has no revision {revision!r}; it has revisions 0 to {max(numbers)}"
+                f"run {run_id!r} has no revision {revision!r}; it has revisions 0 to {latest}"
             )
+
         opened = records[0].body
         assert isinstance(opened, RunOpened)
         first = replace(
             opened, run=run, trace=None, forked_from=(old, revision), version=__version__
         )
-        # Processes belong to the old run, which may go on.
-        kept = [
-            record
-            for record in records[1 : numbers.index(revision) + 1]
-            if not isinstance(record.body, ProcessStarted)
-        ]
+        kept = [records[0]._replace(body=first)]
+        for record in records[1:end]:
+            # Processes belong to the old run, which may go on.
+            if not isinstance(record.body, ProcessStarted):
+                kept.append(record)
         lease = self._acquire_new_run(run)
         try:
-            for seq, record in enumerate([records[0]._replace(body=first), *kept], 1):
+            for seq, record in enumerate(kept, 1):
                 self.store.append(lease, _rewrite_for_fork(record._replace(seq=seq), run))
         finally:
             self.store.release(lease)
         return run
 
     def _new_run_id(self, given: str | None) -> RunId:
-        if given and self.redactor.is_secret_name(given):
+        if not given:
+            return RunId(self.environment.new_id())
+        if self.redactor.is_secret_name(given):
             raise StoreError(
-                "what looks like a secret cannot be the id of a run, because it is kept; choose another"
+                "what looks like a secret cannot be the id of a run, because it is kept; choose "
+                "another"
             )
-        return RunId(given or self.environment.new_id())
+        return RunId(given)
 
     def _acquire_new_run(self, run: RunId) -> Lease:
         """Own a new run, or one whose process ended before it wrote anything."""
-        owner, now = owner_id(), lease_time(self.environment.clock)
+        owner = owner_id()
+        now = lease_time(self.environment.clock)
         try:
             return self.store.create(run, owner, now, self.lease_ttl)
         except StoreError:
-            try:
+            untouched = False
+            # A run is unknown where nothing can have this id.
+            with suppress(StoreError, UnknownRun):
                 untouched = next(iter(self.store.read(run)), None) is None
-            except (StoreError, UnknownRun):  # the latter where nothing can have this id
-                untouched = False
             if not untouched:
                 raise
             return self.store.acquire(run, owner, now, self.lease_ttl)
@@ -336,20 +367,27 @@ class RunFactory:
         opened = records[0].body
         assert isinstance(opened, RunOpened)
         live = LivePlan(opened.plan, empty=True)
-        budget = self.settings.budget if opened.plan.budget is None else opened.plan.budget
-        ledger = Ledger(
-            budget,
-            lambda task_id: live.entries[task_id].root if task_id in live.entries else task_id,
-            lambda: live.counts[TaskState.RUNNING],
-        )
+
+        def root_of(task_id: TaskId) -> TaskId:
+            entry = live.entries.get(task_id)
+            if entry is None:
+                return task_id
+            return entry.root
+
+        budget = opened.plan.budget
+        if budget is None:
+            budget = self.settings.budget
+        ledger = Ledger(budget, root_of, lambda: live.counts[TaskState.RUNNING])
         await yielding(settled(live.load_tasks()), self.environment.clock)
         await yielding(settled(_apply_records(records, live, ledger)), self.environment.clock)
-        if opened.forked_from is not None and live.revision < opened.forked_from[1]:
+        if opened.forked_from is not None:
             old, revision = opened.forked_from
-            raise StoreError(
-                f"run {opened.run!r} was being forked from run {old!r} at revision {revision} when that was cut off; "
-                "fork it again under another id"
-            )
+            # The copy is complete only with the revision at which the old run was forked.
+            if live.revision < revision:
+                raise StoreError(
+                    f"run {opened.run!r} was being forked from run {old!r} at revision {revision} "
+                    "when that was cut off; fork it again under another id"
+                )
         return live, ledger
 
     def _build_run(
@@ -362,20 +400,25 @@ class RunFactory:
         *,
         leaving: RunOpened | None = None,
     ) -> PlanRun:
-        """Build the run of these records; for a new one, its opening is journaled in the form that leaves it."""
-        opening = records[0] if leaving is None else records[0]._replace(body=leaving)
+        """Build the run of these records.
+
+        The opening of a new run is journaled here, as `leaving`: the form without secrets.
+        """
+        opening = records[0]
         if leaving is not None:
+            opening = opening._replace(body=leaving)
             try:
                 self.store.append(lease, opening)
             except BaseException:
+                # The error of the append says what is wrong, so that of the release is dropped.
                 with suppress(Exception):
                     self.store.release(lease)
                 raise
         environment = self.environment
-        if isinstance(environment.clock, SystemClock) and environment.clock.now() < records[-1].at:
-            environment = replace(
-                environment, clock=SystemClock(records[-1].at)
-            )  # that of the earlier host was ahead
+        last_at = records[-1].at
+        if isinstance(environment.clock, SystemClock) and environment.clock.now() < last_at:
+            # The clock of the earlier host was ahead, and times must not run backwards.
+            environment = replace(environment, clock=SystemClock(last_at))
         life = Lifecycle(
             self.store,
             lease,
@@ -399,20 +442,25 @@ class RunFactory:
         else:
             life.opening.past = _resume_state(records)
             ended = ledger.run_end
+            # Other ends are those of a process: the run goes on once it is resumed.
             if ended is not None and (ended.status == "succeeded" or live.aborted is not None):
                 life.restore_end(ended)
         return PlanRun(life)
 
     def _create_spans(self, run: RunId, records: Sequence[Record] = ()) -> RunTracer:
         """Create the spans of a run; a resumed run continues its first trace."""
-        clock, content = self.environment.clock, self.settings.capture_content
+        clock = self.environment.clock
+        content = self.settings.capture_content
         return self.telemetry.run_tracer(
             run, clock, self.redactor, capture_content=content, records=records
         )
 
 
 async def _retry_while_locked(action: Callable[[], ResultT]) -> ResultT:
-    """Return the result of an action on a store, which is tried again while another process holds a lock."""
+    """Return the result of an action on a store.
+
+    It is tried again while another process holds a lock.
+    """
     end = time.monotonic() + LOCK_TIMEOUT
     while True:
         try:
@@ -425,10 +473,9 @@ async def _retry_while_locked(action: Callable[[], ResultT]) -> ResultT:
 
 def redactor_for(settings: Settings, environ: Mapping[str, str] = os.environ) -> Redactor:
     """Return the redactor that settings describe."""
-    return Redactor(
-        (environ.get(name, "") for name in settings.redaction.environment),
-        settings.redaction.patterns,
-    )
+    redaction = settings.redaction
+    secrets = [environ.get(name, "") for name in redaction.environment]
+    return Redactor(secrets, redaction.patterns)
 
 
 def _read_journal(store: RunStore, run: RunId, records: list[Record]) -> Iterator[None]:
@@ -445,36 +492,50 @@ def _read_journal(store: RunStore, run: RunId, records: list[Record]) -> Iterato
             if not len(records) % _BATCH_SIZE:
                 yield
     except JournalCorrupt:
-        _check_version(run, records)  # records of a newer version may be unknown here
+        # Records of a newer version may be unknown here, and the version is the better reason.
+        _check_version(run, records)
         raise
     if not records:
         raise StoreError(
-            f"run {run!r} has no records: its process ended while it was opening it; open the plan again"
+            f"run {run!r} has no records: its process ended while it was opening it; open the plan "
+            "again"
         )
     _check_version(run, records)
     opened = records[0].body
     if not isinstance(opened, RunOpened):
         raise JournalCorrupt(
-            f"the journal of run {run!r} begins with {opened.kind!r} and not with the opening of a run: its first "
-            "records are missing; restore it from a copy"
+            f"the journal of run {run!r} begins with {opened.kind!r} and not with the opening of a "
+            "run: its first records are missing; restore it from a copy"
         )
     if opened.run != run:
         raise JournalCorrupt(
-            f"the journal of run {run!r} holds the records of run {opened.run!r}: name it as that run again, or fork "
-            "that run to have another one like it"
+            f"the journal of run {run!r} holds the records of run {opened.run!r}: name it as that "
+            "run again, or fork that run to have another one like it"
         )
 
 
 def _check_version(run: RunId, records: Sequence[Record]) -> None:
+    ours = _feature_version(__version__)
     for record in records:
         body = record.body
-        if isinstance(body, RunOpened | RunResumed) and _feature_version(
-            body.version
-        ) > _feature_version(__version__):
+        if not isinstance(body, RunOpened | RunResumed):
+            continue
+        if _feature_version(body.version) > ours:
             raise StoreError(
-                f"run {run!r} was written by replanning {body.version}, and this is {__version__}, which may not "
-                f"understand it; upgrade: pip install 'replanning>={body.version}'"
+                f"run {run!r} was written by replanning {body.version}, and this is {__version__}, "
+                "which may not understand it; upgrade: pip install "
+                f"'replanning>={body.version}'"
             )
+
+
+def _end_of_revision(records: Sequence[Record], revision: int) -> int | None:
+    """Return the number of records up to a revision; None if there is no such revision."""
+    if not revision:
+        return 1
+    for position, record in enumerate(records, 1):
+        if isinstance(record.body, PlanRevised) and record.body.number == revision:
+            return position
+    return None
 
 
 def _feature_version(version: str) -> tuple[int, ...]:
@@ -495,20 +556,23 @@ def _apply_records(records: Sequence[Record], live: LivePlan, ledger: Ledger) ->
 
 
 def _rewrite_for_fork(record: Record, run: RunId) -> Record:
-    """Return a record for a fork, which has its own trace and inbox; ids of questions begin with the id of their run."""
+    """Return a record as a fork keeps it.
+
+    A fork has its own trace and inbox, and the ids of its questions begin with its own id.
+    """
     body = record.body
     if isinstance(body, RunResumed):
         return record._replace(body=replace(body, trace=None))
     if isinstance(body, ReplanRequested | GoalChanged):
         return record._replace(body=replace(body, message=0))
     if isinstance(body, TriggerFired):
-        return record._replace(
-            body=replace(body, trigger=body.trigger.model_copy(update={"run": run}))
-        )
+        trigger = body.trigger.model_copy(update={"run": run})
+        return record._replace(body=replace(body, trigger=trigger))
     question = getattr(body, "question", None)
     if question is None:
         return record
-    own = QuestionId(f"{run}.q{question.rpartition('.q')[2]}")
+    number = question.rpartition(".q")[2]
+    own = QuestionId(f"{run}.q{number}")
     return record._replace(body=replace(body, question=own))  # type: ignore[arg-type]  # only some have one
 
 
@@ -517,27 +581,31 @@ def _resume_state(records: Sequence[Record]) -> ResumeState:
     last = len(records) - 1
     while last and isinstance(records[last].body, _NON_CAUSAL_RECORDS):
         last -= 1
-    opened, forked = records[0].body, isinstance(records[-1].body, PlanRevised)
+    fired: list[Trigger] = []
+    for record in records[last:]:
+        if isinstance(record.body, TriggerFired):
+            fired.append(record.body.trigger)
+
+    resources: set[str] = set()
+    resumed = False
+    for record in records:
+        if isinstance(record.body, ResourceUpdated):
+            resources.add(record.body.name)
+        elif isinstance(record.body, RunResumed):
+            resumed = True
+
+    opened = records[0].body
     assert isinstance(opened, RunOpened)
-    forked = (
-        forked
-        and opened.forked_from is not None
-        and not any(isinstance(r.body, RunResumed) for r in records)
-    )
+    reason = "its process ended"
+    # A fork ends with the revision it was made at, until it is resumed for the first time.
+    if opened.forked_from is not None and not resumed and isinstance(records[-1].body, PlanRevised):
+        reason = "it was running when the run was forked"
     return ResumeState(
         last_cause=records[last],
-        fired_triggers=tuple(
-            record.body.trigger
-            for record in records[last:]
-            if isinstance(record.body, TriggerFired)
-        ),
-        announced_resources=frozenset(
-            record.body.name for record in records if isinstance(record.body, ResourceUpdated)
-        ),
+        fired_triggers=tuple(fired),
+        announced_resources=frozenset(resources),
         stopped_at=records[-1].at,
-        interruption_reason="it was running when the run was forked"
-        if forked
-        else "its process ended",
+        interruption_reason=reason,
     )
 
 
@@ -563,7 +631,10 @@ async def run_services(
 ) -> AsyncIterator[PlanRun]:
     """Keep the services of a run going while the caller's body works on it.
 
-    An exception of the body is raised again unwrapped, after the run was left in order.
+    The state that changes is the run's. In order: the work that a resume has to finish; the
+    timer, the lease and the inbox; the caller's body, which ends, raises or is cancelled; and the
+    end, where the run is left in order whichever of the three it was. An exception of the body is
+    raised again unwrapped, after that.
 
     Args:
         run: the run, new or resumed.
@@ -573,59 +644,28 @@ async def run_services(
         on_resume: detects triggers that may have been missed when the run stopped.
         before_close: called before the services end.
     """
-    life, past = run._lifecycle, run._lifecycle.opening.past
+    life = run._lifecycle
+    past = life.opening.past
     failure: BaseException | None = None
     outcomes = OutcomeCollector(life)
-    program = "agent" if life.opening.open_ended else "orchestrator"
+    program = "orchestrator"
+    if life.opening.open_ended:
+        program = "agent"
     try:
-        if (
-            life.end is None and past is not None
-        ):  # finish what the end of the earlier process has cut off
-            waited = max(0.0, life.clock.now() - past.stopped_at)
-            life.journal.append_soon(
-                RunResumed(life.journal.lease.owner, waited, life.spans.traceparent, __version__)
-            )
-            on_resume(past)
-            if life.live.staleness.redoes:
-                life.record_stale_results()
-            outcomes.recheck(past.last_cause)
-            for entry in [e for e in life.live if e.state is TaskState.RUNNING]:
-                assert entry.log.current is not None
-                tool = life.live.tools.get(entry.task.tool or "")
-                ended = AttemptInterrupted(entry.log.current, entry.id, past.interruption_reason)
-                if may_repeat(entry.task, tool, ended.failure):
-                    ended = replace(ended, retry_at=life.clock.now())
-                life.journal.append_soon(ended)
-            life.retry_unstored()
-        if (
-            life.end is None
-        ):  # tasks that need a tool that is unavailable from the start are considered at once
-            announced = frozenset() if past is None else past.announced_resources
-            users = life.live.dependency_index.resource_users
-            for tool in life.live.plan.tools:
-                if not tool.available and tool.name not in announced and users.get(tool.name):
-                    life.journal.append_soon(ResourceUpdated(tool.name, available=False))
+        if life.end is None and past is not None:
+            _finish_past(life, past, outcomes, on_resume)
+        # Finishing the past may have ended the run.
+        if life.end is None:
+            _announce_missing_tools(life, past)
         async with anyio.create_task_group() as group:
             life.plugins.start = group.start_soon
             if life.end is None:
-                group.start_soon(life.timer.run)
-                if life.journal.store.durable:
-                    if isinstance(life.clock, SystemClock):
-                        renewer.add(life)
-                    else:
-                        group.start_soon(
-                            _repeat, life.clock, life.lease_ttl / 3, partial(_renew_lease, life)
-                        )
-                    group.start_soon(
-                        _repeat,
-                        life.clock,
-                        INBOX_POLL_SECONDS,
-                        partial(process_messages, run, on_message),
-                    )
+                _start_services(run, group, renewer, on_message)
             for service in services:
                 service(group)
             if past is not None:
-                # Before the run could end again for lack of an answer; a pause was meant for the earlier process.
+                # Before the run could end again for lack of an answer. A pause was meant for the
+                # earlier process.
                 process_messages(run, on_message, skip_kind="pause")
             life.enforce_wall_clock()
             try:
@@ -633,14 +673,15 @@ async def run_services(
             except anyio.get_cancelled_exc_class():
                 _leave(life, f"the {program} was cancelled")
                 raise
-            except BaseException as error:  # noqa: BLE001 - raised below, not in a group that the caller never opened
+            except BaseException as error:  # noqa: BLE001 - raised again below
+                # Raised here, it would reach the caller in a group that they never opened.
                 failure = error
                 _leave(life, f"the {program} raised {type(error).__name__}")
             else:
                 _leave(life, f"the {program} left before the end")
             if before_close is not None:
                 with anyio.CancelScope(shield=True) as scope:
-                    # Set within the scope, because an event loop that is going away refuses it.
+                    # Set within the scope, because a closing event loop refuses it.
                     scope.deadline = anyio.current_time() + _CLOSE_SECONDS
                     await before_close()
             if life.plugins.names:
@@ -652,7 +693,8 @@ async def run_services(
         await life.loop.close()
         renewer.discard(life)
         life.spans.close(failure)
-        # A third party's store may raise anything: then later scores have less evidence, and the lease runs out by itself.
+        # A third party's store may raise anything: then later scores have less evidence, and the
+        # lease runs out by itself.
         with anyio.CancelScope(shield=True), suppress(Exception):
             await _retry_while_locked(outcomes.save)
         with anyio.CancelScope(shield=True), suppress(Exception):
@@ -661,17 +703,79 @@ async def run_services(
         raise failure
 
 
+def _finish_past(
+    life: Lifecycle,
+    past: ResumeState,
+    outcomes: OutcomeCollector,
+    on_resume: Callable[[ResumeState], None],
+) -> None:
+    """Finish the work that the end of the earlier process has cut off."""
+    waited = max(0.0, life.clock.now() - past.stopped_at)
+    resumed = RunResumed(life.journal.lease.owner, waited, life.spans.traceparent, __version__)
+    life.journal.append_soon(resumed)
+    on_resume(past)
+    if life.live.staleness.redoes:
+        life.record_stale_results()
+    outcomes.recheck(past.last_cause)
+    # Collected first, because recording an interruption changes the states.
+    running = [entry for entry in life.live if entry.state is TaskState.RUNNING]
+    for entry in running:
+        assert entry.log.current is not None
+        tool = life.live.tools.get(entry.task.tool or "")
+        ended = AttemptInterrupted(entry.log.current, entry.id, past.interruption_reason)
+        if may_repeat(entry.task, tool, ended.failure):
+            ended = replace(ended, retry_at=life.clock.now())
+        life.journal.append_soon(ended)
+    life.retry_unstored()
+
+
+def _announce_missing_tools(life: Lifecycle, past: ResumeState | None) -> None:
+    """Record the tools that are unavailable from the start, so that their tasks are replanned."""
+    announced: frozenset[str] = frozenset()
+    if past is not None:
+        announced = past.announced_resources
+    users = life.live.dependency_index.resource_users
+    for tool in life.live.plan.tools:
+        if not tool.available and tool.name not in announced and users.get(tool.name):
+            life.journal.append_soon(ResourceUpdated(tool.name, available=False))
+
+
+def _start_services(
+    run: PlanRun,
+    group: anyio.abc.TaskGroup,
+    renewer: LeaseRenewer,
+    on_message: MessageHandler | None,
+) -> None:
+    """Start the timer of a run, and for a durable store the renewal and the inbox."""
+    life = run._lifecycle
+    group.start_soon(life.timer.run)
+    if not life.journal.store.durable:
+        return
+    if isinstance(life.clock, SystemClock):
+        renewer.add(life)
+    else:
+        # A thread would not see the time of another clock.
+        renew = partial(_renew_lease, life)
+        group.start_soon(_repeat, life.clock, life.lease_ttl / 3, renew)
+    poll = partial(process_messages, run, on_message)
+    group.start_soon(_repeat, life.clock, INBOX_POLL_SECONDS, poll)
+
+
 def _leave(life: Lifecycle, reason: str) -> None:
     """Leave a run in order: running attempts are interrupted, and the run is paused."""
     if life.end is None:
+        # The run must not end as complete between two interruptions.
         with life.busy("leaving", then_check=False):
             for attempt_id in list(life.running):
                 life.interrupted(attempt_id, reason)
-    life.close(reason if life.ledger.pause is None else life.ledger.pause.reason)
+    pause = life.ledger.pause
+    if pause is not None:
+        reason = pause.reason
+    life.close(reason)
 
 
 async def _warn_of_threads(life: Lifecycle) -> None:
-    """Warn which plugins hold up the end of a run, such as by waiting in threads that cannot be left."""
+    """Warn which plugins hold up the end of a run, such as by waiting in threads."""
     with anyio.CancelScope(shield=True):
         for pause in (0, 0, 0, *[0.05] * 20):
             await anyio.sleep(pause)  # noqa: TID251 - a thread works in real time
@@ -697,10 +801,16 @@ def _lost_leases(
     lives: Sequence[Lifecycle], store: RunStore, clock: Clock, ttl: float
 ) -> list[tuple[Lifecycle, LeaseLost]]:
     """Renew the leases of runs, and return those that are lost."""
-    lost: Mapping[Lease, LeaseLost] = {}
-    with suppress(Exception):  # appends notice as well that the store fails, and handle it
-        lost = store.renew_all([life.journal.lease for life in lives], lease_time(clock), ttl)
-    return [(life, lost[life.journal.lease]) for life in lives if life.journal.lease in lost]
+    leases = [life.journal.lease for life in lives]
+    errors: Mapping[Lease, LeaseLost] = {}
+    # Appends notice as well that the store fails, and handle it.
+    with suppress(Exception):
+        errors = store.renew_all(leases, lease_time(clock), ttl)
+    lost: list[tuple[Lifecycle, LeaseLost]] = []
+    for life in lives:
+        if life.journal.lease in errors:
+            lost.append((life, errors[life.journal.lease]))
+    return lost
 
 
 def _lease_lost(life: Lifecycle, error: LeaseLost) -> None:
@@ -711,19 +821,22 @@ def _lease_lost(life: Lifecycle, error: LeaseLost) -> None:
 def process_messages(
     run: PlanRun, on_message: MessageHandler | None, *, skip_kind: str | None = None
 ) -> None:
-    """Handle messages from other processes. Those after the end are left for the process that resumes the run."""
+    """Handle messages from other processes.
+
+    Those after the end are left for the process that resumes the run.
+    """
     life = run._lifecycle
     try:
         messages = life.journal.store.inbox(run.id)
-    except Exception as error:  # noqa: BLE001 - a third party's store may raise anything; read again at the next poll
+    except Exception as error:  # noqa: BLE001 - a third party's store may raise anything
+        # It is read again at the next poll, so the same error is recorded once.
         problem = describe_error(error)
         if problem != life.opening.inbox_problem:
             life.opening.inbox_problem = problem
             life.record_error("inbox", error)
         return
-    if (
-        not messages
-    ):  # the run may have come to its end, and be edited by the caller that has resumed it
+    if not messages:
+        # A batch would check whether the run is complete, before its caller could edit it.
         return
     # The run may end only after all are handled, because each may answer a question.
     with life.busy("messages"):
@@ -733,40 +846,40 @@ def process_messages(
             if message.kind != skip_kind:
                 try:
                     _handle_message(run, message, on_message)
-                except (
-                    RecordNotSerializable
-                ) as error:  # it can never be handled, and later ones wait for it
+                except RecordNotSerializable as error:
+                    # It can never be handled, and later ones wait for it.
                     life.record_error(f"a message of {message.by or 'somebody'}", error)
                 except StoreError:
                     return
             try:
                 life.journal.store.discard(life.journal.lease, [message.id])
-            except Exception:  # noqa: BLE001 - as above
+            except Exception:  # noqa: BLE001 - a third party's store may raise anything
                 return
 
 
 def _handle_message(run: PlanRun, message: InboxMessage, on_message: MessageHandler | None) -> None:
-    payload, life = message.payload, run._lifecycle
+    payload = message.payload
     if message.kind == "pause":
         run.pause(str(payload.get("reason") or "asked to pause"), by=message.by)
-    elif message.kind != "request":
+        return
+    if message.kind != "request":
         if on_message is not None:
             on_message(message)
-    elif (
-        message.id > life.ledger.last_message_id
-    ):  # a recorded one is left where the process ended in between
-        reason, goal, tasks = (
-            str(payload.get("reason") or "asked to replan"),
-            payload.get("goal"),
-            payload.get("tasks"),
-        )
-        if isinstance(goal, dict):
-            try:
-                run._change_goal(goal, reason, message.by, message.id)
-            except PlanError as error:
-                life.record_error(f"a request of {message.by or 'somebody'}", error)
-        else:
-            existing = (
-                [str(t) for t in tasks if str(t) in run.live] if isinstance(tasks, list) else []
-            )
-            run._request_replan(reason, message.by, existing, message.id)
+        return
+    life = run._lifecycle
+    if message.id <= life.ledger.last_message_id:
+        # Recorded already: the process ended before it could discard the message.
+        return
+    reason = str(payload.get("reason") or "asked to replan")
+    goal = payload.get("goal")
+    if isinstance(goal, dict):
+        try:
+            run._change_goal(goal, reason, message.by, message.id)
+        except PlanError as error:
+            life.record_error(f"a request of {message.by or 'somebody'}", error)
+        return
+    tasks = payload.get("tasks")
+    existing: list[str] = []
+    if isinstance(tasks, list):
+        existing = [str(task) for task in tasks if str(task) in run.live]
+    run._request_replan(reason, message.by, existing, message.id)

@@ -45,8 +45,8 @@ def process_start_time(pid: int) -> float:
 def kill_orphaned_processes(run: RunId, records: Iterable[Record]) -> list[int]:
     """Kill the process groups that attempts of a run started on this machine and left behind.
 
-    Returns when they are gone. Must be called by the owner of the run, before anything is run again. On systems
-    without /proc no process is recognised, and none is killed.
+    Returns when they are gone. Must be called by the owner of the run, before anything is run
+    again. On systems without /proc no process is recognised, and none is killed.
 
     Args:
         run: the run.
@@ -75,7 +75,8 @@ def kill_orphaned_processes(run: RunId, records: Iterable[Record]) -> list[int]:
 def _kill_group(run: RunId, process: ProcessStarted) -> bool:
     """Kill a process group, if it still is the one on record, as process ids are used again.
 
-    It is if its leader has the time of birth on record, or if a member of it works for that attempt.
+    It is if its leader has the time of birth on record, or if a member of it works for that
+    attempt.
     """
     group = process.group
     if group <= 1 or group == os.getpgrp():
@@ -119,7 +120,8 @@ def kill_processes_with_variable(mark: bytes) -> None:
     unreadable = set[int]()
     empty_scans = 0
     for _ in range(_MAX_SCANS):
-        found, gone = False, set[int]()
+        found = False
+        gone: set[int] = set()
         pids = set(_all_pids())
         others &= pids
         for pid in pids - others:

@@ -60,8 +60,8 @@ TRANSIENT_ERRNOS: Final = (
 Verdict = Literal["may-pass", "definite", "in-doubt"]
 """What an exception says about the effect of the work that raised it.
 
-`may-pass`: it had none, and the cause may pass. `definite`: it had none, and trying again would not help.
-`in-doubt`: nobody knows whether it had its effect.
+`may-pass`: it had none, and the cause may pass. `definite`: it had none, and trying again would not
+help. `in-doubt`: nobody knows whether it had its effect.
 """
 
 _MAY_PASS_CLASSES: Final = {
@@ -178,8 +178,8 @@ def failure_from(
 ) -> Failure:
     """Return the record of an exception; a group of exceptions is one failure.
 
-    A group is transient if all its parts are, and in doubt if one of them is. Classes and attributes are looked at,
-    without an import of the clients that define them.
+    A group is transient if all its parts are, and in doubt if one of them is. Classes and
+    attributes are looked at, without an import of the clients that define them.
 
     Args:
         error: the exception, or a message.
@@ -236,14 +236,13 @@ def format_traceback(error: BaseException) -> str:
 
 def redact_bounded(text: str, most: int, redactor: Redactor) -> str:
     """Return a text without secrets; of a long one the beginning and the end."""
-    half, margin = most // 2, _REDACTION_MARGIN
+    half = most // 2
+    margin = _REDACTION_MARGIN
     if len(text) <= most + 2 * margin and len(clean := redactor.text(text)) <= most:
         return clean
     # A part may be cut within a secret, which is not recognised then.
-    head, tail = (
-        redactor.text(text[: half + margin])[:-margin],
-        redactor.text(text[-half - margin :])[margin:],
-    )
+    head = redactor.text(text[: half + margin])[:-margin]
+    tail = redactor.text(text[-half - margin :])[margin:]
     return f"{head[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{tail[-half:]}"
 
 
@@ -263,13 +262,7 @@ def _classify(
     Both are true of an exception in doubt that `retry_on` names.
     """
     if isinstance(error, BaseExceptionGroup):
-        parts = [_classify(part, retry_on, is_transient) for part in error.exceptions]
-        may_pass = all(transient or in_doubt for transient, in_doubt in parts)
-        in_doubt = any(in_doubt for _, in_doubt in parts)
-        is_named = all(transient for transient, _ in parts)
-        if in_doubt:
-            return is_named, True
-        return may_pass, False
+        return _classify_group(error, retry_on, is_transient)
     chain = _wrapped_errors(error)
     verdict: Verdict | None = None
     for part in chain:
@@ -290,6 +283,22 @@ def _classify(
         if asked and is_transient is not None and is_transient(error):  # type: ignore[arg-type]
             return True, False
     return verdict == "may-pass", in_doubt
+
+
+def _classify_group(
+    group: BaseExceptionGroup[BaseException],
+    retry_on: Collection[int | str],
+    is_transient: IsTransient | None,
+) -> tuple[bool, bool]:
+    """Return whether a group of exceptions may pass, and whether its work is in doubt."""
+    may_pass = True
+    in_doubt = False
+    for part in group.exceptions:
+        part_may_pass, part_in_doubt = _classify(part, retry_on, is_transient)
+        in_doubt = in_doubt or part_in_doubt
+        may_pass = may_pass and part_may_pass
+    # A part in doubt may pass only where `retry_on` names it.
+    return may_pass, in_doubt
 
 
 def _wrapped_errors(error: BaseException) -> list[BaseException]:
@@ -369,8 +378,8 @@ def _is_named(part: BaseException, retry_on: Collection[int | str]) -> bool:
 def may_repeat(task: TaskBody, tool: ToolSpec | None, failure: Failure) -> bool:
     """Return whether a task may be run again by itself after a failure.
 
-    A failure that had no effect may be followed by another attempt if its cause may pass. After one in doubt, the call is
-    repeated only where that is harmless, or where retries are stated for it.
+    A failure that had no effect may be followed by another attempt if its cause may pass. After one
+    in doubt, the call is repeated only where that is harmless, or where retries are stated for it.
     """
     if not failure.in_doubt:
         return failure.transient
@@ -398,7 +407,8 @@ def schedule_retry(
         entry: the task, whose attempt has failed.
         tool: its tool, if the plan describes it.
         failure: the failure.
-        settings: the retries of tasks that declare none, and the number of failures in a row at which one is given up.
+        settings: the retries of tasks that declare none, and the number of failures in a row at
+            which one is given up.
         now: seconds since the epoch.
         chance: a number in [0, 1) that spreads the delay.
 

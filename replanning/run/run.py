@@ -230,7 +230,7 @@ class PlanRun:
             end.reason,
             self._outputs(),
             detached(tuple(revised for _, revised in ledger.revisions)),
-            tuple(ledger.open_questions),
+            tuple(ledger.questions.open),
             ledger.budget_tracker.spent,
             self._lifecycle.journal.unjournaled,
             {

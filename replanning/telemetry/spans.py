@@ -323,7 +323,7 @@ class OTelRunTracer(RunTracer):
                 names.PLAN_OBJECTIVE, writer.redact_text(plan.goal.objective, MAX_CONTENT_CHARS)
             )
         run.journal.subscribe(self._on_record, _OBSERVED)
-        for question in run.ledger.open_questions.values():
+        for question in run.ledger.questions.open.values():
             triggers = [
                 run.ledger.triggers[t] for t in question.triggers if t in run.ledger.triggers
             ]

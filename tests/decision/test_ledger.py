@@ -93,18 +93,18 @@ def test_revisions_count_for_their_lineages() -> None:
         revised(new, add("m", before=("b",)), modify("n", name="x")),
         revised(skip("c"), replan=None, number=2),
     )
-    assert ledger.replans_by_root == {"a": 1, "b": 1}
+    assert ledger.lineages.replans == {"a": 1, "b": 1}
     assert ledger.applied_count == 1
     assert [at for at, _ in ledger.revisions] == [1.0, 2.0]
-    assert ledger.tried_by_root["a"].keys() == ledger.tried_by_root["b"].keys()
+    assert ledger.lineages.tried["a"].keys() == ledger.lineages.tried["b"].keys()
 
 
 def test_tried_changes_are_recognised() -> None:
     """Applied changes are recognised by their effect, whatever the ids of new tasks."""
     ledger = ledger_of(revised(replace("a", "n")))
     same = Alternative(changes=(replace("a", "m"),), reason="")
-    assert list(ledger.tried_by_root["a"]) == [same.fingerprint()]
-    assert SKIP.fingerprint() not in ledger.tried_by_root["a"]
+    assert list(ledger.lineages.tried["a"]) == [same.fingerprint()]
+    assert SKIP.fingerprint() not in ledger.lineages.tried["a"]
 
 
 def test_outcomes() -> None:
@@ -112,14 +112,14 @@ def test_outcomes() -> None:
     both = revised(skip("a"), skip("b"))
     ledger = ledger_of(both)
     assert {
-        root: (watched.replan, watched.roots) for root, watched in ledger.pending_outcomes.items()
+        root: (watched.replan, watched.roots) for root, watched in ledger.outcomes.pending.items()
     } == {
         "a": ("r1", ("a", "b")),
         "b": ("r1", ("a", "b")),
     }
     ledger.fold(journal.Record(2, 2.0, revised(skip("a"), replan="r2", number=2)))
     ledger.fold(journal.Record(3, 3.0, journal.OutcomeRecorded("r1", succeeded=True, duration=1.0)))
-    assert [watched.replan for watched in ledger.pending_outcomes.values()] == ["r2"]
+    assert [watched.replan for watched in ledger.outcomes.pending.values()] == ["r2"]
 
 
 def test_outcome_after_that_of_a_later_replan() -> None:
@@ -130,7 +130,7 @@ def test_outcome_after_that_of_a_later_replan() -> None:
         journal.OutcomeRecorded("r2", succeeded=True, duration=1.0),
         journal.OutcomeRecorded("r1", succeeded=True, duration=2.0),
     )
-    assert ledger.pending_outcomes == {}
+    assert ledger.outcomes.pending == {}
 
 
 def test_undecided_revisions() -> None:
@@ -156,16 +156,20 @@ def test_answer() -> None:
         answer,
     )
     assert list(ledger.open_triggers) == ["t2"], "what was attached is considered anew"
-    assert (ledger.open_questions, ledger.triggers_by_question, ledger.asked_at) == ({}, {}, {})
-    assert (ledger.closed_questions, ledger.question_count, ledger.reminded_questions) == (
+    assert (ledger.questions.open, ledger.questions.triggers, ledger.questions.asked_at) == (
+        {},
+        {},
+        {},
+    )
+    assert (ledger.questions.closed, ledger.questions.count, ledger.questions.reminded) == (
         {"q1": answer},
         1,
         {"q1"},
     )
-    assert ledger.answers_by_replan == {"r1": (asked(1, "t1"), answer)}
-    assert ledger.declined_at == {}
+    assert ledger.questions.answers_by_replan == {"r1": (asked(1, "t1"), answer)}
+    assert ledger.questions.declined_at == {}
     ledger.fold(journal.Record(7, 7.0, decided("execute", "t1")))
-    assert ledger.answers_by_replan == {}
+    assert ledger.questions.answers_by_replan == {}
 
 
 def test_triggers_left_out_by_an_answer() -> None:
@@ -186,7 +190,7 @@ def test_triggers_left_out_by_an_answer() -> None:
 def test_declined_alternatives(verdict: str) -> None:
     """Alternatives that a person rejects or ignores are remembered."""
     ledger = ledger_of(asked(), journal.QuestionAnswered("q1", verdict, "eve"))
-    assert ledger.declined_at == {SKIP.fingerprint(): 2.0}
+    assert ledger.questions.declined_at == {SKIP.fingerprint(): 2.0}
 
 
 def test_withdrawn() -> None:
@@ -195,15 +199,15 @@ def test_withdrawn() -> None:
     assert list(ledger.last_decided.values()) == [(3.0, frozenset("a"))]
     ledger.fold(journal.Record(4, 4.0, journal.QuestionAnswered("q1", "withdrawn", "engine")))
     assert list(ledger.open_triggers) == ["t1"]
-    assert (ledger.answers_by_replan, ledger.last_decided) == ({}, {})
+    assert (ledger.questions.answers_by_replan, ledger.last_decided) == ({}, {})
 
 
 def test_answer_to_nothing() -> None:
     """An answer to a closed question is only recorded."""
     answer = journal.QuestionAnswered("q1", "approve", "eve")
     ledger = ledger_of(answer)
-    assert (ledger.closed_questions, ledger.answers_by_replan) == ({"q1": answer}, {})
-    assert ledger.waiting_seconds(9.0) == 0.0
+    assert (ledger.questions.closed, ledger.questions.answers_by_replan) == ({"q1": answer}, {})
+    assert ledger.questions.waiting_seconds(9.0) == 0.0
 
 
 # Time
@@ -213,17 +217,17 @@ def test_waiting_for_people() -> None:
     """Waiting time counts from the first open question to the last answer."""
     answers = [journal.QuestionAnswered(f"q{n}", "approve", "eve") for n in (1, 2)]
     ledger = ledger_of((10.0, asked(1)), (15.0, asked(2)))
-    assert ledger.waiting_seconds(16.0) == 6.0
+    assert ledger.questions.waiting_seconds(16.0) == 6.0
     ledger = ledger_of((10.0, asked(1)), (15.0, asked(2)), (20.0, answers[0]), (30.0, answers[1]))
-    assert ledger.waiting_seconds(99.0) == 20.0
+    assert ledger.questions.waiting_seconds(99.0) == 20.0
 
 
 def test_time_before_a_resume() -> None:
     """Time before a resume counts as waiting, unless only a question was waited for anyway."""
     resumed = (110.0, journal.RunResumed("host", waited=50.0))
-    assert ledger_of(resumed).waiting_seconds(500.0) == 50.0
-    assert ledger_of((10.0, asked()), resumed).waiting_seconds(110.0) == 100.0
-    assert ledger_of((10.0, asked()), resumed, running=1).waiting_seconds(110.0) == 50.0
+    assert ledger_of(resumed).questions.waiting_seconds(500.0) == 50.0
+    assert ledger_of((10.0, asked()), resumed).questions.waiting_seconds(110.0) == 100.0
+    assert ledger_of((10.0, asked()), resumed, running=1).questions.waiting_seconds(110.0) == 50.0
 
 
 # The run itself

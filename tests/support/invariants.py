@@ -677,16 +677,19 @@ def snapshot(live: LivePlan, at: float) -> dict[str, Any]:
 
 
 def ledger_snapshot(ledger: Ledger) -> dict[str, Any]:
-    """Return a ledger as plain values; how long people were waited for is counted where the wall clock is limited."""
-    uncounted = (
-        () if ledger.budget_tracker.budget.wall_clock else ("_waited_seconds", "_waiting_since")
-    )
-    found = {
-        f"ledger {k}": value
-        for k, value in vars(ledger).items()
-        if not callable(value) and k not in uncounted
-    }
-    return found | {"ledger budget_tracker": ledger.budget_tracker.spent}
+    """Return a ledger as plain values.
+
+    How long people were waited for is counted only where the wall clock is limited.
+    """
+    uncounted: tuple[str, ...] = ("budget_tracker", "questions", "outcomes", "lineages")
+    if not ledger.budget_tracker.budget.wall_clock:
+        uncounted += ("_waited_seconds", "_waiting_since")
+    found: dict[str, Any] = {"ledger budget_tracker": ledger.budget_tracker.spent}
+    for part in (ledger, ledger.questions, ledger.outcomes, ledger.lineages):
+        for name, value in vars(part).items():
+            if not callable(value) and name not in uncounted:
+                found[f"{type(part).__name__} {name}"] = value
+    return found
 
 
 def replay_differences(run: PlanRun, records: Iterable[journal.Record], at: float) -> list[str]:
