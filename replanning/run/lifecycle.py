@@ -615,12 +615,11 @@ class Lifecycle:
         except ChangeRejected as error:
             self.record_error("the outputs that were not stored", error)
 
-    def add_call(self, task: Task, *, may_time_out: bool = True) -> AttemptId | None:
+    def add_call(self, task: Task) -> AttemptId | None:
         """Add a task that an agent calls now, and start an attempt at it unless something stands in its way.
 
         Args:
             task: the task; it depends on no other, and has no condition.
-            may_time_out: whether an attempt that has a deadline may start, because it can be cancelled.
 
         Returns:
             The attempt, of which the caller sets the body; None if the task has to wait, or was cancelled.
@@ -644,7 +643,6 @@ class Lifecycle:
             or live.world.closed
             or live.scheduler.breakers
             or not (tool is None or tool.available)
-            or not (timeout is None or may_time_out)
             or has_references(task.arguments)
         ):
             self.commit(CallMade(task))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -336,7 +337,7 @@ class PlanRun:
             UnknownTask: there never was such a task.
         """
         validate_work(work)
-        return await Performance(self, TaskId(task_id), passes).perform(work)
+        return await LineageExecution(self, TaskId(task_id), passes).perform(work)
 
     @in_loop_thread
     def started(self, task_id: str) -> AttemptId:
@@ -838,6 +839,16 @@ def current_attempt() -> TaskContext | None:
     return _current_attempt.get()
 
 
+@contextmanager
+def as_current_attempt(context: TaskContext | None) -> Iterator[None]:
+    """Make this the attempt that the code of the block is executed for, in a thread that executes it for another one."""
+    before = _current_attempt.set(context)
+    try:
+        yield
+    finally:
+        _current_attempt.reset(before)
+
+
 Work = Callable[[Task, TaskContext], Awaitable[object]]
 """Executes one task: returns its output, raises when it fails."""
 
@@ -869,17 +880,15 @@ def validate_work(work: Callable[..., object], max_concurrency: int = 1) -> None
         )
 
 
-class Performance:
+class LineageExecution:
     """Attempts at the tasks of one lineage, which whoever calls `PlanRun.perform` executes; they are reserved for it.
 
     Args:
         run: the run.
         task_id: a task of the lineage.
         passes: exceptions that are control flow rather than failures.
-        begun: an attempt at this task that was started, whose body this is.
 
     Attributes:
-        is_begun: whether an attempt was started and its work is still to be executed.
         root: the first task of the lineage.
         id: the id of the last attempt.
         task: its task.
@@ -888,15 +897,12 @@ class Performance:
         last: what the last attempt raised, if it failed.
 
     Raises:
-        NotRunning: somebody else performs the lineage.
         UnknownTask: there never was such a task.
     """
 
     __slots__ = (
         "_asked",
         "_cancelled",
-        "_is_awaited",
-        "_is_reserved",
         "_lifecycle",
         "_passes",
         "_run",
@@ -904,7 +910,6 @@ class Performance:
         "_token",
         "error",
         "id",
-        "is_begun",
         "last",
         "outputs",
         "root",
@@ -916,7 +921,6 @@ class Performance:
         run: PlanRun,
         task_id: TaskId,
         passes: tuple[type[BaseException], ...],
-        begun: AttemptId | None = None,
     ) -> None:
         live = run.live
         self._run = run
@@ -932,14 +936,6 @@ class Performance:
         self.outputs: dict[TaskId, object] = {}
         self.error: Exception | None = None
         self.last: Exception | None = None
-        self._lifecycle.reserve(self.root)
-        self._is_reserved = True
-        self._is_awaited = False
-        self.is_begun = begun is not None
-        if begun is not None:
-            self._prepare(self.root.task)
-            self.id = begun
-            self._lifecycle.running[begun] = self.root, self
 
     def cancel(self) -> None:
         """Stop the work, unless a thread executes it; nothing that it still reports is accepted."""
@@ -947,24 +943,31 @@ class Performance:
         if self._scope is not None:
             self._scope.cancel()
 
-    async def perform(self, work: Work, *, is_own: bool = False) -> object:
+    async def perform(
+        self, work: Work, *, started: AttemptId | None = None, copied: bool = True
+    ) -> object:
         """Execute what is left of the lineage, see `PlanRun.perform`.
 
         Args:
             work: executes a task.
-            is_own: whether the work changes nothing of its task, which is not copied then.
+            started: an attempt at the first task that was started, and is executed first.
+            copied: whether the work may change the objects and arrays of its task.
+
+        Raises:
+            NotRunning: somebody else performs the lineage.
         """
         life, root = self._lifecycle, self.root
-        if not self._is_reserved:
-            life.reserve(root)
-        self._is_reserved = self._is_awaited = True
+        life.reserve(root)
         try:
-            if self.is_begun:
-                await self._execute(self.task, work)
-            while (
-                not root.satisfied
-                and (claimed := await life.next_task(root=root, copied=not is_own)) is not None
-            ):
+            if started is not None:
+                self._prepare(root.task)
+                self.id = started
+                life.running[started] = root, self
+                await self._execute(root.task, work)
+            while not root.satisfied:
+                claimed = await life.next_task(root=root, copied=copied)
+                if claimed is None:
+                    break
                 await self._attempt(*claimed, work)
             if root.satisfied:
                 return self._output()
@@ -988,7 +991,7 @@ class Performance:
                 )
             raise self._own_error()
         finally:
-            self._release()
+            life.unreserve(root)
 
     def _own_error(self) -> Exception:
         """Return the error of a call that goes no further: what its own tool raised last, or else the reasons.
@@ -1053,7 +1056,6 @@ class Performance:
             BaseException: the work was interrupted, or raised one of the exceptions that pass.
         """
         life = self._lifecycle
-        self.is_begun = False
         if self._cancelled:
             return
         self._token, self._scope = life.spans.attach_attempt(self.id), life.scope_type()
@@ -1073,61 +1075,15 @@ class Performance:
         if not self._cancelled:
             life.succeeded(self.id, output, keep_if_possible=True)
 
-    def attach(self) -> None:
-        """Make the span of the attempt that was started current, for a caller that executes it without awaiting anything.
-
-        `succeed`, `fail` or `leave` must follow.
-        """
-        self._token = self._lifecycle.spans.attach_attempt(self.id)
-        _current_attempt.set(TaskContext(self._run, self.task, self.id))
-
-    def succeed(self, output: object) -> bool:
-        """Take the output of the attempt that the caller has executed; return whether the lineage is done with it."""
-        self._stopped()
-        if not self._cancelled:
-            self.outputs[self.task.id] = output
-            self._lifecycle.succeeded(self.id, output, keep_if_possible=True)
-        is_done = self.root.state is TaskState.DONE
-        if is_done:
-            self._release()
-        return is_done
-
-    def fail(self, error: BaseException) -> bool:
-        """Take the exception with which the attempt ended that the caller has executed; return whether it is a failure, and no control flow."""
-        self._stopped()
-        return self._report_failure(error)
-
-    def detach(self) -> None:
-        """Make the span current that was so before `attach`, in the same thread."""
-        token, self._token = self._token, None
-        if token is not None:
-            self._lifecycle.spans.detach(token)
-        attempt = _current_attempt.get()
-        if attempt is not None and attempt.attempt_id == self.id:
-            _current_attempt.set(None)
-
-    def leave(self) -> None:
-        """Leave the lineage to others, because the call was cut off; `perform` does so itself, once it has begun."""
-        if self._is_awaited:
-            return
-        if self._lifecycle.running.get(self.id, (None, None))[1] is self:
-            # Work that was not begun had no effect.
-            self._lifecycle.interrupted(self.id, "the call was cut off", again=self.is_begun)
-        self._release()
-
-    def _release(self) -> None:
-        if self._is_reserved:
-            self._is_reserved = False
-            self._lifecycle.unreserve(self.root)
-
     def _prepare(self, task: Task) -> None:
         self.task, self._cancelled, self._scope, self.last = task, False, None, None
         if task.tool == self.root.task.tool:
             self.error = None
 
     def _stopped(self) -> None:
-        self.is_begun = False
-        self.detach()
+        token, self._token = self._token, None
+        if token is not None:
+            self._lifecycle.spans.detach(token)
         if self._cancelled:
             self._lifecycle.body_ended(self.id)
 
