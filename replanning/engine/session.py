@@ -21,7 +21,9 @@ from replanning.plan.messages import brief_repr, join_names
 from replanning.plan.references import has_references
 from replanning.plan.tasks import Task
 from replanning.plan.types import MAX_NAME_CHARS, AttemptId, JsonObject, JsonValue, TaskId
-from replanning.run.run import LineageExecution, PlanRun, TaskContext
+from replanning.run.attempt import TaskContext
+from replanning.run.execution import LineageExecution
+from replanning.run.run import PlanRun
 
 Parameters = ParamSpec("Parameters")
 

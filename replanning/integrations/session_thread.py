@@ -16,7 +16,7 @@ from opentelemetry import context as otel
 
 from replanning.engine.session import Execute, Session
 from replanning.errors import NotRunning
-from replanning.run.run import TaskContext, as_current_attempt, current_attempt
+from replanning.run.attempt import TaskContext, as_current_attempt, current_attempt
 
 ResultT = TypeVar("ResultT")
 
