@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from replanning.live.view import PlanView
     from replanning.plan.document import Plan
     from replanning.plan.tasks import Budget, Goal, Retry, Task, ToolSpec
-    from replanning.run.run import Attempt, PlanRun, RunResult, TaskContext, current_attempt
+    from replanning.run.attempt import Attempt, TaskContext, current_attempt
+    from replanning.run.run import PlanRun, RunResult
     from replanning.settings import Settings
     from replanning.version import __version__
 
@@ -99,7 +100,8 @@ _HOMES: Final = {
     "live.view": ("PlanView",),
     "plan.document": ("Plan",),
     "plan.tasks": ("Budget", "Goal", "Retry", "Task", "ToolSpec"),
-    "run.run": ("Attempt", "PlanRun", "RunResult", "TaskContext", "current_attempt"),
+    "run.attempt": ("Attempt", "TaskContext", "current_attempt"),
+    "run.run": ("PlanRun", "RunResult"),
     "settings": ("Settings",),
     "version": ("__version__",),
 }

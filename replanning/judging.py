@@ -27,9 +27,9 @@ from replanning.plan.messages import brief_repr
 from replanning.plan.tasks import COMMAND_PREFIX, Goal, Task
 from replanning.plan.types import JsonValue
 from replanning.plugins import plugin_name
+from replanning.run.attempt import TaskContext, Work, validate_work
 from replanning.run.event_loop import describe_error, isolate
 from replanning.run.lifecycle import RunMeter
-from replanning.run.run import TaskContext, Work, validate_work
 
 __all__ = [
     "CommandCheck",

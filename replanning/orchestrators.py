@@ -5,7 +5,7 @@ from __future__ import annotations
 from replanning import Plan, ReplanningEngine, RunResult, Settings, open_run
 from replanning.engine.engine import run_workers
 from replanning.errors import NotRunning
-from replanning.run.run import Work, validate_work
+from replanning.run.attempt import Work, validate_work
 
 __all__ = ["SequentialOrchestrator", "SwarmOrchestrator"]
 

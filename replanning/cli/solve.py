@@ -53,8 +53,8 @@ from replanning.planning import (
 )
 from replanning.planning.steering import Issue
 from replanning.planning.tasks import describe_tool_use, is_tool_loop, phase_of
+from replanning.run.attempt import Work
 from replanning.run.opening import redactor_for
-from replanning.run.run import Work
 from replanning.tools import ToolExecutor, check_machine
 
 commands = Program()

@@ -37,7 +37,8 @@ from replanning.plan.checks import nested_bodies
 from replanning.plan.json_values import detached
 from replanning.plan.tasks import COMMAND_PREFIX, Task
 from replanning.plan.types import RunId
-from replanning.run.run import RunResult, Work
+from replanning.run.attempt import Work
+from replanning.run.run import RunResult
 from replanning.telemetry import ExporterContext
 from replanning.tools import ToolExecutor
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, overload
 
 from pydantic_core import from_json, to_json, to_jsonable_python
@@ -21,7 +21,9 @@ from replanning.plan.messages import brief_repr, join_names
 from replanning.plan.references import has_references
 from replanning.plan.tasks import Task
 from replanning.plan.types import MAX_NAME_CHARS, AttemptId, JsonObject, JsonValue, TaskId
-from replanning.run.run import Performance, PlanRun, TaskContext
+from replanning.run.attempt import TaskContext
+from replanning.run.execution import LineageExecution
+from replanning.run.run import PlanRun
 
 Parameters = ParamSpec("Parameters")
 
@@ -130,13 +132,15 @@ class Session:
             Exception: as `PlanRun.perform`.
             ValueError: the key is that of a call of another tool, or of a finished one with other arguments; names both.
         """
-        given, begun = self._given(tool, arguments), None
-        life, digest = self.run._lifecycle, key and _digest(key)
+        life = self.run._lifecycle
+        given = self._given(arguments)
+        digest = key and _digest(key)
+        started: AttemptId | None = None
         while (task_id := self._by_key.get(digest)) is None or not (
             once or life.is_unsettled(task_id)
         ):
             try:
-                task_id, begun = self._add(tool, given.journaled, digest)
+                task_id, started = self._add(tool, given.journaled, digest)
             except RecordNotSerializable:
                 raise
             except StoreError:
@@ -145,35 +149,23 @@ class Session:
                 break
         else:
             self._require_same_call(task_id, key, tool, given.journaled)
-        return await Call(self, task_id, given, passes, begun).finish(execute)
 
-    def begin(
-        self,
-        tool: str,
-        arguments: Mapping[str, object],
-        *,
-        key: str = "",
-        passes: tuple[type[BaseException], ...] = (),
-    ) -> Call | None:
-        """Make a call as `invoke` does, for a thread that executes the tool without awaiting anything.
+        async def work(task: Task, context: TaskContext) -> object:
+            is_own = context.arguments == given.journaled
+            values = given.values
+            if not is_own:
+                values = _restore(context.arguments, given.objects)
+            name = task.tool or tool
+            if execute is not None:
+                return await execute(name, values)
+            function = self._tools.functions.get(name)
+            if function is None:
+                raise LookupError(f"no function was given for the tool {name!r}")
+            return await function.execute(values, context, convert=not is_own)
 
-        Returns:
-            The call, also where its tool cannot be executed at once; None if nothing was done.
-        """
-        digest = key and _digest(key)
-        if digest in self._by_key:
-            return None
-        given = self._given(tool, arguments)
-        try:
-            task_id, begun = self._add(tool, given.journaled, digest, may_time_out=False)
-        except RecordNotSerializable:
-            raise
-        except StoreError:
-            return None
-        call = Call(self, task_id, given, passes, begun)
-        if call.is_begun:
-            call.attach()
-        return call
+        lineage = LineageExecution(self.run, task_id, (*self._passes, *passes))
+        # The work changes nothing of its task, which need not be copied.
+        return await lineage.perform(work, started=started, copied=False)
 
     def is_recorded(self, key: str) -> bool:
         """Return whether a call with this key is done and the journal has its output."""
@@ -187,20 +179,10 @@ class Session:
             return False
         return True
 
-    def is_timed(self, tool: str) -> bool:
-        """Return whether a call of this tool is being executed that has a deadline."""
-        running = self.run._lifecycle.running.values()
-        return any(
-            entry.log.deadline is not None and entry.task.tool == tool for entry, _ in running
-        )
-
-    def entered(self) -> AbstractContextManager[None]:
-        """Take the thread of a block for that of the session, whose event loop must not run anything meanwhile."""
-        return self.run._lifecycle.loop.entered()
-
     def _add(
-        self, name: str, arguments: JsonObject, digest: str, *, may_time_out: bool = True
+        self, name: str, arguments: JsonObject, digest: str
     ) -> tuple[TaskId, AttemptId | None]:
+        """Add the task of a call; return it and the attempt that was started, unless the task has to wait."""
         live, function = self.run.live, self._tools.functions.get(name)
         number = len(live) + 1
         while (task_id := TaskId(f"{name[: MAX_NAME_CHARS - _NUMBER_CHARS]}-{number}")) in live:
@@ -224,13 +206,13 @@ class Session:
             update={"id": task_id, "arguments": arguments, "metadata": {CALL_KEY: digest}}
         )
         try:
-            begun = self.run._lifecycle.add_call(task, may_time_out=may_time_out)
+            started = self.run._lifecycle.add_call(task)
         except ChangeRejected:  # unknown, or it does not take these arguments: executing it says so
             task = task.model_copy(update={"tool": None, "name": name})
-            begun = self.run._lifecycle.add_call(task, may_time_out=may_time_out)
+            started = self.run._lifecycle.add_call(task)
         if digest:
             self._by_key[digest] = task_id
-        return task_id, begun
+        return task_id, started
 
     def _require_same_call(
         self, task_id: TaskId, key: str, tool: str, arguments: JsonObject
@@ -268,11 +250,12 @@ class Session:
                 f" call of {tool!r} with {brief_repr(given)}: use another key"
             )
 
-    def _given(self, tool: str, arguments: Mapping[str, object]) -> _Arguments:
+    def _given(self, arguments: Mapping[str, object]) -> _Arguments:
         objects: list[object] = []
-        return _Arguments(
-            tool, arguments, self._journaled(arguments, objects) if arguments else {}, objects
-        )
+        journaled: JsonObject = {}
+        if arguments:
+            journaled = self._journaled(arguments, objects)
+        return _Arguments(arguments, journaled, objects)
 
     def _journaled(self, arguments: Mapping[str, object], objects: list[object]) -> JsonObject:
         """Return arguments as the journal records them; values that are not JSON are appended to the objects."""
@@ -333,59 +316,9 @@ class Session:
 class _Arguments(NamedTuple):
     """Arguments for a tool: as they were given, as the journal has them, and those parts that are not JSON."""
 
-    tool: str
     values: Mapping[str, object]
     journaled: JsonObject
     objects: Sequence[object]
-
-
-class Call(Performance):
-    """A call of a tool: the attempts at its task, and at those that replace it.
-
-    Args:
-        session: the session.
-        task: the task, which is reserved for this call.
-        arguments: of its tool.
-        passes: exceptions that are control flow rather than failures, in addition to those of the session.
-        begun: the first attempt, if it was started.
-    """
-
-    __slots__ = ("_arguments", "_functions")
-
-    def __init__(
-        self,
-        session: Session,
-        task: TaskId,
-        arguments: _Arguments,
-        passes: tuple[type[BaseException], ...],
-        begun: AttemptId | None,
-    ) -> None:
-        super().__init__(session.run, task, (*session._passes, *passes), begun)
-        self._functions = session._tools.functions
-        self._arguments = arguments
-
-    def finish(self, execute: Execute | None) -> Coroutine[Any, Any, object]:
-        """Execute what is left of the call, and return its result, or that of what replaced it.
-
-        Args:
-            execute: executes its tool, and any tool that replaces it; by default the functions of the session.
-
-        Raises:
-            Exception: as `PlanRun.perform`.
-        """
-
-        async def work(task: Task, context: TaskContext) -> object:
-            given = self._arguments
-            same = context.arguments == given.journaled
-            values = given.values if same else _restore(context.arguments, given.objects)
-            name = task.tool or given.tool
-            if execute is not None:
-                return await execute(name, values)
-            if (function := self._functions.get(name)) is None:
-                raise LookupError(f"no function was given for the tool {name!r}")
-            return await function.execute(values, context, convert=not same)
-
-        return self.perform(work, is_own=True)
 
 
 def _digest(key: str) -> str:

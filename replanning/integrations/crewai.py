@@ -254,7 +254,7 @@ class _Attachment:
                 with suppress(NotRunning, StoreError):
                     function(session.session.run, *args)
 
-            session.post(record)
+            session.start(record)
 
     def _begin(self, run: PlanRun, key: str, task: Any) -> None:
         if key in self._attempts:  # it failed, and the crew runs it again

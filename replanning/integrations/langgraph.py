@@ -27,7 +27,7 @@ import anyio
 
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
-from replanning.engine.session import Call, Execute, Session
+from replanning.engine.session import Execute, Session
 from replanning.errors import (
     CallSkipped,
     ChangeRejected,
@@ -223,8 +223,6 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         arguments: Mapping[str, object],
         execute: Execute,
         call_id: str = "",
-        *,
-        begun: Call | None = None,
     ) -> object:
         """Call a node, or a tool, for which the model has an id, and put questions to a person through an interrupt.
 
@@ -235,7 +233,6 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             arguments: of the tool.
             execute: executes a node or tool.
             call_id: the id that the model has for the call of a tool.
-            begun: the call, if it was made already.
 
         Raises:
             GraphBubbleUp: control flow of the graph.
@@ -243,7 +240,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         """
         node = get_runtime().execution_info.task_id
         try:
-            return await self._call(name, arguments, execute, call_id, begun)
+            return await self._call(name, arguments, execute, call_id)
         except Exception:
             # The graph cuts off the other calls of this node, and would execute them again when it is resumed.
             while self._executing.get(node):
@@ -257,7 +254,6 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         arguments: Mapping[str, object],
         execute: Execute,
         call_id: str,
-        begun: Call | None,
     ) -> object:
         key = _call_key(call_id)
         node = get_runtime().execution_info.task_id
@@ -270,9 +266,6 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         while True:
             self._executing[node] = self._executing.get(node, 0) + 1
             try:
-                if begun is not None:
-                    call, begun = begun, None
-                    return messages.decode(await call.finish(encoded))
                 # A node of tools makes all of its calls again; one that is done is answered from the journal.
                 once = answered or (bool(call_id) and self.session.is_recorded(key))
                 return messages.decode(
@@ -340,22 +333,9 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             raise RuntimeError(
                 f"{name!r} is executed synchronously in a graph that runs asynchronously, which cannot be waited for"
             )
-        messages = _Messages()
-
-        def encoded(tool: str, values: Mapping[str, object]) -> object:
-            return messages.encode(execute(tool, values))
-
-        output = self.thread.invoke(
-            name,
-            arguments,
-            encoded,
-            key=_call_key(call_id),
-            passes=_PASSES,
-            rest=lambda hand_over, begun: self.call(
-                name, arguments, hand_over, call_id, begun=begun
-            ),
+        return self.thread.call(
+            lambda hand_over: self.call(name, arguments, hand_over, call_id), execute
         )
-        return messages.decode(output)
 
     def in_event_loop(
         self, function: Callable[..., Coroutine[Any, Any, Any]]

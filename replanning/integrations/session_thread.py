@@ -1,241 +1,71 @@
-"""Session in a thread of its own, for frameworks that execute tools in threads: these record their calls themselves.
-
-The event loop of the session holds a lock, except while it waits. A thread that makes a call takes this lock to begin the call
-and to end it. Only what has to be awaited, such as what follows a failure, is done by the thread of the session.
-"""
+"""Session on an event loop in a thread of its own, for frameworks that execute tools in threads."""
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found] # `signal` makes numbers members of an enumeration, which takes ten times as long
-import asyncio  # noqa: TID251 # some frameworks run on asyncio alone
-import gc
-import selectors
-import signal
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
-from contextvars import Context
-from functools import partial
+from concurrent.futures import CancelledError, Future
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from queue import SimpleQueue
-from threading import Lock, RLock, current_thread, get_ident, main_thread
-from types import FrameType
-from typing import Any, Final, TypeVar, TypeVarTuple, cast
+from threading import Lock, get_ident
+from typing import Any, TypeVar
 
 import anyio
-import anyio.from_thread
 import anyio.to_thread
-import sniffio
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from opentelemetry import context as otel
 
-from replanning.engine.session import Call, Execute, Session
+from replanning.engine.session import Execute, Session
 from replanning.errors import NotRunning
+from replanning.run.attempt import TaskContext, as_current_attempt, current_attempt
 
 ResultT = TypeVar("ResultT")
 
-ArgumentsT = TypeVarTuple("ArgumentsT")
-
-_LEFT: Final = "the session has ended"
-
-_LIBRARY: Final = "asyncio"
-
-_SIGNALS: Final = sorted(map(int, signal.valid_signals()))
-
-
-class _UnlockedSelector(selectors.DefaultSelector):
-    """Selector that lets go of a lock while it waits."""
-
-    def __init__(self, lock: Lock) -> None:
-        super().__init__()
-        self._held = lock
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait until a file is ready, or the timeout is over."""
-        self._held.release()
-        try:
-            return super().select(timeout)
-        finally:
-            self._held.acquire()
-
-
-class _SharedLoop(asyncio.SelectorEventLoop):
-    """Event loop that runs nothing while another thread is in the block `with loop:`, which may use what belongs to it.
-
-    To have the loop do the same, that thread would have to wake it up and to wait, which takes longer than most of it.
-    """
-
-    def __init__(self) -> None:
-        self._held = Lock()  # by the thread that uses what belongs to the loop
-        self._has_guest = False
-        self._outer: tuple[asyncio.AbstractEventLoop | None, str | None] = None, None
-        super().__init__(_UnlockedSelector(self._held))
-
-    def run_forever(self) -> None:
-        """Run until the loop is stopped."""
-        sniffio.thread_local.name = (
-            _LIBRARY  # whatever the context of a task says, which may come from a program on Trio
-        )
-        with self._held:
-            super().run_forever()
-
-    def call_soon(
-        self,
-        callback: Callable[[*ArgumentsT], object],
-        *args: *ArgumentsT,
-        context: Context | None = None,
-    ) -> asyncio.Handle:
-        """Call back in the next turn, for which the loop wakes up where another thread uses it."""
-        call_soon = super().call_soon_threadsafe if self._has_guest else super().call_soon
-        return call_soon(callback, *args, context=context)
-
-    def call_at(
-        self,
-        when: float,
-        callback: Callable[[*ArgumentsT], object],
-        *args: *ArgumentsT,
-        context: Context | None = None,
-    ) -> asyncio.TimerHandle:
-        """Call back at a time, for which the loop wakes up where another thread uses it."""
-        timer = super().call_at(when, callback, *args, context=context)
-        if self._has_guest:
-            super().call_soon_threadsafe(lambda: None)
-        return timer
-
-    def __enter__(self) -> None:
-        self._held.acquire()
-        self._outer = asyncio._get_running_loop(), sniffio.thread_local.name
-        asyncio._set_running_loop(self)
-        sniffio.thread_local.name = _LIBRARY
-        self._has_guest = True
-
-    def __exit__(self, *_: object) -> None:
-        self._has_guest = False
-        loop, sniffio.thread_local.name = self._outer
-        asyncio._set_running_loop(loop)
-        self._held.release()
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Collect no garbage in this block, where a finalizer that reports to the run would wait for ever."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-class _SignalsDeferred:
-    """Block in the main thread, for whose end the handlers of signals wait: one that raises would cut the block off."""
-
-    def __init__(self) -> None:
-        self._came = list[int]()
-        self._handlers = dict[int, Any]()
-
-    def _note(self, number: int, _: FrameType | None) -> None:
-        self._came.append(number)
-
-    def __enter__(self) -> None:
-        try:
-            for number in _SIGNALS:
-                if callable(handler := _signal.getsignal(number)):
-                    self._handlers[number] = handler
-                    _signal.signal(number, self._note)
-        except BaseException:  # of a handler that was not replaced yet
-            self.__exit__()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            while self._handlers:
-                number, handler = self._handlers.popitem()
-                if _signal.getsignal(number) == self._note:
-                    _signal.signal(number, handler)
-            while self._came:
-                signal.raise_signal(self._came.pop(0))
-        except BaseException:  # of a handler
-            self.__exit__()
-            raise
-
-
-Rest = Callable[[Execute, Call | None], Coroutine[Any, Any, ResultT]]
-"""Awaits what is left of a call, or makes it if it was not made: given what `Session.invoke` takes as `execute`, and the call."""
+ExecuteInThread = Callable[[str, Mapping[str, object]], object]
+"""Executes a tool, given its name and its arguments, in the thread of the call."""
 
 
 class SessionThread:
-    """Session whose event loop runs in a thread of its own, for frameworks that execute tools in other threads.
+    """Session on an event loop in a thread of its own, whose tools are executed in the threads that call them.
 
     Attributes:
         session: the session.
     """
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self._thread = get_ident()
-        self._loop = cast("_SharedLoop", asyncio.get_running_loop())
-        self._lock = RLock()  # held by one calling thread at a time, which may wait for the loop
-        self._posting = (
-            RLock()
-        )  # held for a moment only, so that the thread of the loop may wait for it
-        self._closed = False
-        self._user: int | None = None  # another thread that uses the session now
+    session: Session
+
+    def __init__(self, portal: BlockingPortal) -> None:
+        self._portal = portal
+        self._thread = portal.call(get_ident)
+        self._lock = Lock()  # held while the loop is given something, so that it ends after that
+        self._is_closed = False
 
     @classmethod
     @contextmanager
     def open(cls, opened: AbstractAsyncContextManager[Session]) -> Iterator[SessionThread]:
-        """Start the thread, and end it after the block.
+        """Start the thread, and end it after the block; calls that are not done by then raise `NotRunning`.
 
         Args:
             opened: the session that `ReplanningEngine.session` returns.
         """
-        with (
-            anyio.from_thread.start_blocking_portal(
-                name="replanning", backend_options={"loop_factory": _SharedLoop}
-            ) as portal,
-            portal.wrap_async_context_manager(opened) as session,
-        ):
-            thread = portal.call(cls, session)
+        with start_blocking_portal(name="replanning") as portal:
+            thread = cls(portal)
             try:
-                yield thread
+                with portal.wrap_async_context_manager(opened) as thread.session:
+                    yield thread
             finally:
-                with thread._lock, thread._posting:
-                    thread._closed = True
-
-    def _is_usable(self) -> bool:
-        """Return whether this thread may use the session itself."""
-        return get_ident() not in (self._thread, self._user) and not self._loop.get_debug()
-
-    def _use(self, function: Callable[[], ResultT]) -> ResultT:
-        """Call a function that uses the session in this thread, while the thread of the session waits.
-
-        Raises:
-            BaseException: what the handler of a signal raises, such as KeyboardInterrupt: the signal came meanwhile, and the
-                function was called all the same.
-            NotRunning: the block was left.
-        """
-        with (
-            _SignalsDeferred() if current_thread() is main_thread() else nullcontext(),
-            self._lock,
-            _without_garbage_collection(),
-        ):
-            if self._closed:
-                raise NotRunning(_LEFT)
-            with self._loop, self.session.entered():
-                self._user = get_ident()
-                try:
-                    return function()
-                finally:
-                    self._user = None
+                with thread._lock:
+                    thread._is_closed = True
+            # After an exception the portal does so by itself.
+            portal.call(portal.stop, True)
 
     def invoke(
         self,
         tool: str,
         arguments: Mapping[str, object],
-        execute: Callable[[str, Mapping[str, object]], object],
+        execute: ExecuteInThread,
         *,
         key: str = "",
         passes: tuple[type[BaseException], ...] = (),
-        rest: Rest[Any] | None = None,
     ) -> object:
         """Call a tool by its name, and execute it, or what replaces it, in this thread.
 
@@ -245,66 +75,27 @@ class SessionThread:
             execute: executes a tool.
             key: as `Session.invoke` takes it.
             passes: as `Session.invoke` takes it.
-            rest: what to do in the thread of the session if the tool cannot be executed at once, or has failed; by default
-                what `Session.invoke` does.
 
         Raises:
-            Exception: as `Session.invoke`, or `rest`.
+            Exception: as `Session.invoke`.
             NotRunning: the block was left.
             RuntimeError: this is the thread of the session, which cannot wait for itself.
         """
-        call: Call | None = None
 
-        def begin() -> None:
-            nonlocal call
-            call = self.session.begin(tool, arguments, key=key, passes=passes)
+        def invoke(hand_over: Execute) -> Coroutine[Any, Any, object]:
+            return self.session.invoke(tool, arguments, execute=hand_over, key=key, passes=passes)
 
-        async def finish(hand_over: Execute, call: Call | None) -> object:
-            if call is not None:
-                return await call.finish(hand_over)
-            return await self.session.invoke(
-                tool, arguments, execute=hand_over, key=key, passes=passes
-            )
-
-        try:
-            if self._is_usable():
-                self._use(begin)
-            if call is not None and call.is_begun:
-                try:
-                    output = execute(tool, arguments)
-                except BaseException as error:
-                    if not self._use(partial(call.fail, error)):
-                        raise
-                else:
-                    if self._use(partial(call.succeed, output)):
-                        return output
-            return self.call(lambda hand_over: (rest or finish)(hand_over, call), execute)
-        except BaseException:
-            if call is not None:
-                call.detach()
-                with suppress(NotRunning):
-                    self.post(call.leave)
-            raise
-
-    def post(self, function: Callable[[], object]) -> None:
-        """Have a function called in the thread of the session, without waiting for it.
-
-        Raises:
-            NotRunning: the block was left.
-        """
-        with self._posting:  # the event loop ends after what it was given
-            if self._closed:
-                raise NotRunning(_LEFT)
-            self._loop.call_soon_threadsafe(function)
+        return self.call(invoke, execute)
 
     def call(
         self,
         function: Callable[[Execute], Coroutine[Any, Any, ResultT]],
-        execute: Callable[[str, Mapping[str, object]], object] | None = None,
+        execute: ExecuteInThread | None = None,
     ) -> ResultT:
         """Await an async function in the thread of the session, and meanwhile execute its tools in this thread.
 
-        A call with a timeout is executed in a third thread, in which it can be left behind.
+        A tool with a timeout is executed in a third thread, in which it can be left behind. KeyboardInterrupt, and any
+        other exception of this thread that ends the program, cancels the function.
 
         Args:
             function: is given what `Session.invoke` takes as `execute`.
@@ -315,91 +106,143 @@ class SessionThread:
             NotRunning: the block was left.
             RuntimeError: this is the thread of the session, which cannot wait for itself.
         """
-        if get_ident() in (self._thread, self._user):
+        call = _Call(self, function, execute)
+        try:
+            future = self.start(call.run)
+            future.add_done_callback(lambda _: call.inbox.put(None))
+            while (work := call.inbox.get()) is not None:
+                work()
+        except BaseException:
+            # Waits until the call has ended, which its cancellation brings about at once, so that it can be made again.
+            with suppress(NotRunning, RuntimeError, CancelledError):
+                self.start(call.cancel).result()
+            raise
+        if future.cancelled():
+            raise NotRunning("the session was left before the call was done")
+        output: ResultT = future.result()
+        return output
+
+    def start(self, function: Callable[[], Any]) -> Future[Any]:
+        """Have a function called in the thread of the session, and awaited if it is async, without waiting for its result.
+
+        Raises:
+            NotRunning: the block was left.
+            RuntimeError: this is the thread of the session.
+        """
+        if get_ident() == self._thread:
             raise RuntimeError(
                 "this is called from the thread of the session, which cannot wait for itself"
             )
-        inbox = SimpleQueue[
-            Callable[[], None] | None
-        ]()  # what this thread has to execute; None at the end
-        loop = self._loop
-        task: asyncio.Task[None] | None = None
-        outcome: tuple[Exception | None, Any] = (
-            NotRunning("the session was left before the call was done"),
-            None,
-        )
+        with self._lock:
+            if self._is_closed:
+                raise NotRunning("the session has ended")
+            return self._portal.start_task_soon(function)
 
-        async def hand_over(name: str, arguments: Mapping[str, object]) -> object:
-            assert execute is not None
-            executed, spans = loop.create_future(), otel.get_current()
+    def is_timed(self, attempt: TaskContext | None) -> bool:
+        """Return whether an attempt has a deadline."""
+        if attempt is None:
+            return False
+        return self.session.run.live.entry(attempt.task_id).log.deadline is not None
 
-            def attempt() -> tuple[BaseException | None, object]:
-                token = otel.attach(spans)
-                try:
-                    return None, execute(name, arguments)
-                except BaseException as error:  # noqa: BLE001 # it is raised in the session, or where it was called
-                    return error, None
-                finally:
-                    otel.detach(token)
 
-            def end(error: BaseException) -> None:
-                raise error
+class _Call:
+    """Call that another thread makes: the event loop awaits its function, and hands the tools to that thread.
 
-            def work() -> None:
-                if executed.done():  # it was cancelled before this thread had time for it
-                    return
-                done = attempt()
-                if done[0] is not None and not isinstance(done[0], Exception):
-                    end(done[0])
+    Args:
+        thread: of the session.
+        function: is given `hand_over`.
+        execute: executes a tool.
 
-                def settle() -> None:
-                    if not executed.done():  # it was cancelled
-                        executed.set_result(done)
+    Attributes:
+        inbox: what the thread of the call has to execute; None at the end.
+    """
 
-                with suppress(RuntimeError):  # the event loop has ended, and the call with it
-                    loop.call_soon_threadsafe(settle)
+    def __init__(
+        self,
+        thread: SessionThread,
+        function: Callable[[Execute], Coroutine[Any, Any, Any]],
+        execute: ExecuteInThread | None,
+    ) -> None:
+        self._thread = thread
+        self._function = function
+        self._execute = execute
+        self._is_cancelled = False
+        self._scope: anyio.CancelScope | None = None
+        self._ended: anyio.Event
+        self.inbox = SimpleQueue[Callable[[], None] | None]()
 
-            if self.session.is_timed(name):
-                error, output = await anyio.to_thread.run_sync(attempt, abandon_on_cancel=True)
-                if error is not None and not isinstance(
-                    error, Exception
-                ):  # it would end the thread of the session
-                    inbox.put(partial(end, error))
-                    await anyio.sleep_forever()
-            else:
-                inbox.put(work)
-                error, output = await executed
-            if error is not None:
-                raise error
-            return output
-
-        async def run() -> None:
-            nonlocal outcome
-            try:
-                outcome = None, await function(hand_over)
-            except Exception as error:  # noqa: BLE001 # it is raised in the thread of the call
-                outcome = error, None
-            assert task is not None
-            task.remove_done_callback(end_call)  # the event loop would have another turn for it
-            inbox.put(None)
-
-        def end_call(_: object) -> None:
-            inbox.put(None)
-
-        def begin() -> None:
-            nonlocal task
-            task = loop.create_task(run())
-            task.add_done_callback(end_call)  # for when it is cancelled, perhaps before it begins
-
+    async def run(self) -> Any:
+        """Await the function, unless the thread of the call has gone before."""
+        if self._is_cancelled:
+            return None
+        self._ended = anyio.Event()
         try:
-            self.post(begin)
-            while (work := inbox.get()) is not None:
-                work()
-        except BaseException:  # it ends the program, but not the thread of the session
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(lambda: task and task.cancel())
-            raise
-        error, output = outcome
-        if error is not None:
-            raise error
-        return cast(ResultT, output)
+            with anyio.CancelScope() as self._scope:
+                return await self._function(self._hand_over)
+        finally:
+            self._ended.set()
+        return None
+
+    async def cancel(self) -> None:
+        """Cancel the function, and wait until it has ended."""
+        self._is_cancelled = True
+        if self._scope is not None:
+            self._scope.cancel()
+            await self._ended.wait()
+
+    async def _hand_over(self, name: str, arguments: Mapping[str, object]) -> object:
+        """Have a tool executed by the thread of the call, or by a third one if it has a deadline."""
+        attempt = current_attempt()
+        if self._thread.is_timed(attempt):
+            return await self._execute_in_third_thread(name, arguments)
+        assert self._execute is not None
+        execute = self._execute
+        spans = otel.get_current()
+        executed = Future[object]()
+        is_executed = anyio.Event()
+
+        def work() -> None:
+            if not executed.set_running_or_notify_cancel():
+                return  # it was cancelled before this thread had time for it
+            token = otel.attach(spans)
+            try:
+                with as_current_attempt(attempt):
+                    output = execute(name, arguments)
+            except Exception as error:  # noqa: BLE001 # it is raised in the session
+                executed.set_exception(error)
+            else:
+                executed.set_result(output)
+            finally:
+                otel.detach(token)
+            with suppress(NotRunning):  # the call has ended with the session
+                self._thread.start(is_executed.set)
+
+        self.inbox.put(work)
+        try:
+            await is_executed.wait()
+        finally:
+            executed.cancel()
+        return executed.result()
+
+    async def _execute_in_third_thread(self, name: str, arguments: Mapping[str, object]) -> object:
+        assert self._execute is not None
+        execute = self._execute
+        exits = list[BaseException]()
+
+        def work() -> object:
+            try:
+                return execute(name, arguments)
+            except Exception:
+                raise
+            except BaseException as error:  # noqa: BLE001 # it would end the thread of the session
+                exits.append(error)
+                return None
+
+        def leave() -> None:
+            raise exits[0]
+
+        output = await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+        if exits:
+            self.inbox.put(leave)
+            await anyio.sleep_forever()
+        return output

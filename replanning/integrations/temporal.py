@@ -46,11 +46,12 @@ from replanning.plan.document import Plan
 from replanning.plan.json_values import detached
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, JsonValue, RunId
+from replanning.run.attempt import TaskContext, Work
 from replanning.run.event_loop import describe_error, gc_paused, is_cancelled, isolate
 from replanning.run.lifecycle import RunMeter, warn_of_error
 from replanning.run.opening import RunFactory, redactor_for
 from replanning.run.retries import FailedElsewhere, failure_from
-from replanning.run.run import PlanRun, TaskContext, Work
+from replanning.run.run import PlanRun
 from replanning.settings import Settings
 from replanning.version import __version__
 

@@ -31,7 +31,8 @@ from replanning.planning.tasks import (
     phase_task,
 )
 from replanning.planning.work import run_action, run_phase, run_step
-from replanning.run.run import PlanRun, RunResult, TaskContext, Work, validate_work
+from replanning.run.attempt import TaskContext, Work, validate_work
+from replanning.run.run import PlanRun, RunResult
 from replanning.settings import AlternativeSettings, LimitSettings, Settings
 from replanning.telemetry.exporter import Exporter
 

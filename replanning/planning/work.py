@@ -83,7 +83,7 @@ from replanning.planning.tasks import (
     revise_decomposition,
     tool_use_problems,
 )
-from replanning.run.run import TaskContext, Work
+from replanning.run.attempt import TaskContext, Work
 from replanning.tools.errors import CommandFailed, HttpStatusFailed, McpToolFailed
 
 _COARSER_INSTRUCTION: Final = (

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from replanning.run.run import Work
+from replanning.run.attempt import Work
 
 __all__ = ["Work"]

@@ -86,7 +86,6 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._thread = get_ident()
-        self._guest: int | None = None
         self._token = anyio.lowlevel.current_token()
         self._lock = Lock()
         self._handed_over = 0
@@ -107,7 +106,7 @@ class LoopThread:
             NotRunning: this is another thread, and the loop takes no more calls; the function was
                 not called.
         """
-        if get_ident() in (self._thread, self._guest) or self._runs_here():
+        if get_ident() == self._thread or self._runs_here():
             return function(*args, **kwargs)
         with self._lock:
             taken = not self.closed
@@ -122,15 +121,6 @@ class LoopThread:
         raise NotRunning(
             "the run was left, and its event loop takes no more calls from other threads"
         )
-
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Take the thread of this block for that of the loop, which must not run anything meanwhile."""
-        self._guest = get_ident()
-        try:
-            yield
-        finally:
-            self._guest = None
 
     def _runs_here(self) -> bool:
         """Return whether the loop runs in this thread now; some loops are run by several threads in turn."""
@@ -156,7 +146,7 @@ class LoopThread:
 
     def post(self, function: Callable[[], object]) -> None:
         """Have a function called in this thread, without waiting: a finalizer may run in a thread that the loop waits for."""
-        if get_ident() in (self._thread, self._guest) or self.closed or self._runs_here():
+        if get_ident() == self._thread or self.closed or self._runs_here():
             function()
         else:
             Thread(target=self.call, args=(function,), daemon=True).start()

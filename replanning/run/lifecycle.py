@@ -760,12 +760,11 @@ class Lifecycle:
                 questions.append(question)
         return questions
 
-    def add_call(self, task: Task, *, may_time_out: bool = True) -> AttemptId | None:
+    def add_call(self, task: Task) -> AttemptId | None:
         """Add a task that an agent calls now, and start an attempt unless something forbids it.
 
         Args:
             task: the task; it depends on no other, and has no condition.
-            may_time_out: whether an attempt with a deadline may start, because it can be cancelled.
 
         Returns:
             The attempt id; the caller attaches the body. None if the task must wait.
@@ -782,8 +781,7 @@ class Lifecycle:
             raise ChangeRejected([Problem("", problem) for problem in problems])
         tool = self.live.tools.get(task.tool or "")
         timeout = None if tool is None else tool.timeout
-        must_wait = self._call_must_wait(task) or (timeout is not None and not may_time_out)
-        if must_wait:
+        if self._call_must_wait(task):
             self.journal.append(CallMade(task))
             return None
         self.dispatcher.count_claim()

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextvars import ContextVar, Token
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from types import TracebackType
-from typing import Any, Concatenate, Final, Never, Self
-
-import anyio
-from opentelemetry.context import Context
+from typing import Any, Concatenate, Never, Self
 
 from replanning.changes import (
     AddTask,
@@ -25,14 +19,9 @@ from replanning.changes import (
     parse_changes,
 )
 from replanning.decision.confidence import PlanEvaluation
-from replanning.decision.policy import DOUBT_ADVICE
 from replanning.decision.proposal import accept_changes
 from replanning.errors import (
-    CallFailed,
-    CallSkipped,
     ChangeRejected,
-    NeedsHuman,
-    NoResult,
     NotRunning,
     Problem,
     RunFailed,
@@ -57,25 +46,35 @@ from replanning.journal.records import (
 )
 from replanning.journal.store import FINISHED_STATUSES, to_plain_json
 from replanning.journal.values import copy_containers
-from replanning.live.graph import CopyOnRead
 from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
-from replanning.live.states import TaskState
 from replanning.live.view import PlanView, ReplanningInfo
 from replanning.plan.document import Plan
 from replanning.plan.json_values import detached
 from replanning.plan.messages import (
     NameSuggester,
     brief_repr,
-    join_names,
 )
 from replanning.plan.references import fact_problem, normalise_fact
-from replanning.plan.tasks import Goal, Task, ToolSpec
+from replanning.plan.tasks import Goal, Task
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
-from replanning.run.dispatch import Claim, Handed
-from replanning.run.event_loop import CancelledWithin, Parameters, ResultT, is_cancelled
-from replanning.run.lifecycle import GIVEN_UP, Lifecycle, RunMeter
+from replanning.run.attempt import Attempt, TaskContext, Work, validate_work
+from replanning.run.dispatch import Claim
+from replanning.run.event_loop import Parameters, ResultT
+from replanning.run.execution import LineageExecution, Worker
+from replanning.run.lifecycle import Lifecycle, RunMeter
 from replanning.run.processes import host_id, process_start_time
+
+__all__ = [
+    "Outputs",
+    "PlanRun",
+    "ReadyTasks",
+    "RunResult",
+    "TaskContext",
+    "Work",
+    "Worker",
+    "validate_work",
+]
 
 
 class Outputs(dict[str, Any]):
@@ -336,7 +335,7 @@ class PlanRun:
             UnknownTask: there never was such a task.
         """
         validate_work(work)
-        return await Performance(self, TaskId(task_id), passes).perform(work)
+        return await LineageExecution(self, TaskId(task_id), passes).perform(work)
 
     @in_loop_thread
     def started(self, task_id: str) -> AttemptId:
@@ -691,572 +690,6 @@ def _refuse_single_text(method: str, **arguments: Collection[str]) -> None:
             raise ValueError(f"{method}: expected a list of texts for {name!r}, got {texts!r}")
 
 
-CONTINUATION_SUFFIX: Final = "#continued-"
-"""Precedes, in an idempotency key, the number of times that a judge has had the task run again."""
-
-CHANGE_SUFFIX: Final = "#changed-"
-"""Precedes, in an idempotency key, the number of times that the task got another tool or other arguments."""
-
-_NOT_STARTED: Final = AttemptId("")
-
-
-class TaskContext:
-    """The context of an attempt, which work gets beside its task.
-
-    Attributes:
-        attempt_id: the id of the attempt.
-        arguments: the task's arguments with every `${...}` reference replaced by its value.
-    """
-
-    __slots__ = ("_context", "_results", "_run", "_task", "arguments", "attempt_id")
-
-    def __init__(self, run: PlanRun, task: Task, attempt_id: AttemptId) -> None:
-        self._run = run
-        self._task = task
-        self.attempt_id = attempt_id
-        self.arguments: JsonObject = task.arguments
-        self._results: Mapping[str, Any] | None = None
-        self._context: Mapping[str, JsonValue] | None = None
-
-    def __repr__(self) -> str:
-        return f"<TaskContext of {self.attempt_id!r}>"
-
-    @property
-    def run_id(self) -> str:
-        """The run that this attempt belongs to."""
-        return self._run.id
-
-    @property
-    def task_id(self) -> TaskId:
-        """The task that is executed."""
-        return self._task.id
-
-    @property
-    def results(self) -> Mapping[str, Any]:
-        """Outputs of finished tasks by id; the output of a replacement is found under the id of the original task.
-
-        Containers are this attempt's own copies, other objects are shared. A `KeyError` says why there is no output.
-        """
-        if self._results is None:
-            self._results = CopyOnRead(self._run.live.results)
-        return self._results
-
-    @property
-    def context(self) -> Mapping[str, JsonValue]:
-        """The context of the run now; arrays and objects are copies, see `change_context`.
-
-        The keys that are read are recorded with the result, which is stale once one of them changes.
-        """
-        if self._context is None:
-            live = self._run.live
-            entry = live.entry(self._task.id)
-            reads: dict[str, int] = {}
-            # Of an attempt that is not current, nothing is kept.
-            if entry.log.current == self.attempt_id:
-                if entry.reads.keys is None:
-                    entry.reads.keys = reads
-                reads = entry.reads.keys
-            masks = self._run._lifecycle.opening.masks
-            self._context = CopyOnRead(
-                live.context,
-                lambda key: reads.setdefault(str(key), live.staleness.history.version),
-                () if masks is None else masks.context,
-            )
-        return self._context
-
-    @property
-    def tool(self) -> ToolSpec | None:
-        """The tool of the task, if the plan describes it."""
-        return self._run.live.tools.get(self._task.tool or "")
-
-    @property
-    def feedback(self) -> str:
-        """The feedback of a judge on the previous attempt, if the task is run again because of it; else empty."""
-        return self._run.live.entry(self._task.id).log.feedback
-
-    @property
-    def continuations(self) -> int:
-        """The number of times that a judge has had the task run again."""
-        return self._run.live.entry(self._task.id).log.continuations
-
-    @property
-    def idempotency_key(self) -> str:
-        """The same for every attempt at the same call in this run, so that a service can recognise a repetition.
-
-        It changes where the task gets another tool or other arguments, and after each feedback of a judge: unfinished work
-        is to be done anew.
-        """
-        entry = self._run.live.entry(self._task.id)
-        key = f"{self._run.id}/{self._task.id}"
-        if entry.log.call_changes:
-            key += f"{CHANGE_SUFFIX}{entry.log.call_changes}"
-        if entry.log.continuations:
-            key += f"{CONTINUATION_SUFFIX}{entry.log.continuations}"
-        return key
-
-    def add_secret(self, value: str) -> None:
-        """Mask a value in everything that leaves the run from now on, such as a token that the work has received."""
-        self._run.add_secret(value)
-
-    def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:
-        """Count usage against the budget."""
-        self._run.charge(Usage(calls, tokens, money), attempt_id=self.attempt_id)
-
-    def change_context(
-        self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()
-    ) -> None:
-        """Report values of the context that have changed or are gone; the result of this attempt is not stale by that."""
-        self._run._change_context(changes, removed, self.attempt_id)
-
-    def observe(self, holds: Sequence[str] = (), ceased: Sequence[str] = ()) -> None:
-        """Report facts that hold, or hold no longer."""
-        self._run.observe(holds, ceased)
-
-    def change_resource(
-        self,
-        name: str,
-        *,
-        capacity: float | None = None,
-        available: bool | None = None,
-        reason: str = "",
-    ) -> None:
-        """Report that a resource has another capacity, or that a tool is (un)available, and why."""
-        self._run.change_resource(name, capacity=capacity, available=available, reason=reason)
-
-    def record_process(self, group: int) -> None:
-        """Journal a process group that the work started, to be killed if this process dies."""
-        self._run._record_process(self.attempt_id, group)
-
-
-_current_attempt: Final = ContextVar[TaskContext | None]("replanning.current_attempt", default=None)
-
-
-def current_attempt() -> TaskContext | None:
-    """Return the context of the attempt that this code is executed for; None outside of one.
-
-    It is known in the work of a task and in the functions that it calls, also in threads that anyio or asyncio start for
-    them. Its `idempotency_key` lets a service recognise a repeated call.
-    """
-    return _current_attempt.get()
-
-
-Work = Callable[[Task, TaskContext], Awaitable[object]]
-"""Executes one task: returns its output, raises when it fails."""
-
-
-def validate_work(work: Callable[..., object], max_concurrency: int = 1) -> None:
-    """Refuse work that no worker could run, before anything runs: every task would fail, and be replanned.
-
-    Args:
-        work: an async function of a task and its context. A lambda, an object that can be called, and a function that
-            is annotated as returning an awaitable are taken on trust.
-        max_concurrency: the number of workers.
-
-    Raises:
-        TypeError: the work is a function that is not async.
-        ValueError: there would be no worker.
-    """
-    if max_concurrency < 1:
-        raise ValueError(f"max_concurrency is {max_concurrency}; at least one worker is needed")
-    if isinstance(work, partial):
-        work = work.func
-    function = inspect.unwrap(work)
-    is_plain = inspect.isroutine(function) and not inspect.iscoroutinefunction(function)
-    returned = str(getattr(function, "__annotations__", {}).get("return", ""))
-    is_trusted = any(word in returned for word in ("Awaitable", "Coroutine", "Future"))
-    if is_plain and not is_trusted and function.__name__ != "<lambda>":
-        raise TypeError(
-            f"work is {function.__qualname__!r}, which is not async; write `async def`, and run what blocks with"
-            " `await anyio.to_thread.run_sync(…)`"
-        )
-
-
-class Performance:
-    """Attempts at the tasks of one lineage, which whoever calls `PlanRun.perform` executes; they are reserved for it.
-
-    Args:
-        run: the run.
-        task_id: a task of the lineage.
-        passes: exceptions that are control flow rather than failures.
-        begun: an attempt at this task that was started, whose body this is.
-
-    Attributes:
-        is_begun: whether an attempt was started and its work is still to be executed.
-        root: the first task of the lineage.
-        id: the id of the last attempt.
-        task: its task.
-        outputs: the outputs of tasks that succeeded.
-        error: what the tool of the first task raised last, if it failed.
-        last: what the last attempt raised, if it failed.
-
-    Raises:
-        NotRunning: somebody else performs the lineage.
-        UnknownTask: there never was such a task.
-    """
-
-    __slots__ = (
-        "_asked",
-        "_cancelled",
-        "_is_awaited",
-        "_is_reserved",
-        "_lifecycle",
-        "_passes",
-        "_run",
-        "_scope",
-        "_token",
-        "error",
-        "id",
-        "is_begun",
-        "last",
-        "outputs",
-        "root",
-        "task",
-    )
-
-    def __init__(
-        self,
-        run: PlanRun,
-        task_id: TaskId,
-        passes: tuple[type[BaseException], ...],
-        begun: AttemptId | None = None,
-    ) -> None:
-        live = run.live
-        self._run = run
-        self._lifecycle = run._lifecycle
-        self._passes = passes
-        self._asked = task_id
-        self._scope: anyio.CancelScope | None = None
-        self._token: Token[Context] | None = None
-        self._cancelled = False
-        self.root = live.entry(live.entry(task_id).root)
-        self.id = _NOT_STARTED
-        self.task: Task
-        self.outputs: dict[TaskId, object] = {}
-        self.error: Exception | None = None
-        self.last: Exception | None = None
-        self._lifecycle.reserve(self.root)
-        self._is_reserved = True
-        self._is_awaited = False
-        self.is_begun = begun is not None
-        if begun is not None:
-            self._prepare(self.root.task)
-            self.id = begun
-            self._lifecycle.running[begun] = self.root, self
-
-    def cancel(self) -> None:
-        """Stop the work, unless a thread executes it; nothing that it still reports is accepted."""
-        self._cancelled = True
-        if self._scope is not None:
-            self._scope.cancel()
-
-    async def perform(self, work: Work, *, is_own: bool = False) -> object:
-        """Execute what is left of the lineage, see `PlanRun.perform`.
-
-        Args:
-            work: executes a task.
-            is_own: whether the work changes nothing of its task, which is not copied then.
-        """
-        life, root = self._lifecycle, self.root
-        if not self._is_reserved:
-            life.reserve(root)
-        self._is_reserved = self._is_awaited = True
-        try:
-            if self.is_begun:
-                await self._execute(self.task, work)
-            while (
-                not root.satisfied
-                and (claimed := await life.dispatcher.next_task(root=root, copied=not is_own))
-                is not None
-            ):
-                await self._attempt(claimed, work)
-            if root.satisfied:
-                return self._output()
-            if questions := life.questions_about(root):
-                asked = join_names(questions, 5)
-                text = f"a person must answer {asked} before task {self._asked!r} can go on; perform it again after that"
-                raise NeedsHuman(text, questions, root.id) from self._own_error()
-            needed = life.needed_for(root).values()
-            is_given_up = any(entry.state in GIVEN_UP for entry in needed)
-            end = life.end
-            if (
-                not is_given_up
-                or life.ledger.pause is not None
-                or (end is not None and end.status == "paused")
-            ):
-                stopping = (
-                    life.stopping if end is None else f"the run is {end.status} ({end.reason})"
-                )
-                raise NotRunning(f"task {self._asked!r} cannot be performed: {stopping}") from (
-                    self.error or self.last
-                )
-            raise self._own_error()
-        finally:
-            self._release()
-
-    def _own_error(self) -> Exception:
-        """Return the error of a call that goes no further: what its own tool raised last, or else the reasons.
-
-        If the call may have had its effect, the error says so and how to declare that it may be repeated.
-        """
-        life = self._lifecycle
-        needed = life.needed_for(self.root).values()
-        doubtful = dict[str, None]()
-        for leaf in needed:
-            for entry in leaf.lineage():
-                if entry.log.in_doubt:
-                    doubtful[repr(entry.task.tool or entry.id)] = None
-        doubt = ""
-        if doubtful:
-            names = join_names(doubtful, 5)
-            doubt = f"whether {names} took effect is unknown, so it is not executed again; {DOUBT_ADVICE}"
-        if self.error is not None:
-            notes = getattr(self.error, "__notes__", ())
-            if doubt and doubt not in notes:
-                self.error.add_note(doubt)
-            return self.error
-        reasons = [
-            f"{entry.id!r} {entry.state.lower()} ({entry.log.failure or entry.reason})"
-            for entry in needed
-            if entry.state in GIVEN_UP
-        ]
-        text = f"there is no way on for task {self._asked!r}: {'; '.join(reasons)}"
-        if doubt:
-            text += f"; {doubt}"
-        failed = CallFailed(text)
-        failed.__cause__ = self.last
-        return failed
-
-    def _output(self) -> object:
-        """Return the output of a lineage as the work returned it, or else the recorded output."""
-        root, outputs = self.root, self.outputs
-        leaf = root
-        while leaf.state is TaskState.REPLACED_BY_REPLAN and len(leaf.replacement.sinks) == 1:
-            leaf = leaf.replacement.sinks[0]
-        if leaf.state is TaskState.DONE and leaf.id in outputs:
-            return outputs[leaf.id]
-        if leaf.state is TaskState.SKIPPED:
-            raise CallSkipped(f"task {root.id!r} was skipped{leaf.reason and f': {leaf.reason}'}")
-        try:
-            return copy_containers(self._lifecycle.live.results.output_of(root.id))
-        except NoResult as error:
-            raise CallFailed(
-                f"task {root.id!r} was done before, and its output was not kept: {error}"
-            ) from error
-
-    async def _attempt(self, handed: Handed, work: Work) -> None:
-        """Start an attempt at a task that was claimed, and execute it."""
-        task = handed.task
-        self._prepare(task)
-        started = self._lifecycle.start_now(handed.claim.entry, self)
-        if started or await self._lifecycle.start_pulled(self):
-            await self._execute(task, work)
-
-    async def _execute(self, task: Task, work: Work) -> None:
-        """Execute the attempt that was started.
-
-        Raises:
-            BaseException: the work was interrupted, or raised one of the exceptions that pass.
-        """
-        life = self._lifecycle
-        self.is_begun = False
-        if self._cancelled:
-            return
-        self._token, self._scope = life.spans.attach_attempt(self.id), anyio.CancelScope()
-        context = TaskContext(self._run, task, self.id)
-        before = _current_attempt.set(context)
-        try:
-            try:
-                with self._scope:
-                    output = self.outputs[task.id] = await work(task, context)
-            finally:
-                _current_attempt.reset(before)
-                self._stopped()
-        except BaseException as error:
-            if not self._report_failure(error):
-                raise
-            return
-        if not self._cancelled:
-            life.succeeded(self.id, output, keep_if_possible=True)
-
-    def attach(self) -> None:
-        """Make the span of the attempt that was started current, for a caller that executes it without awaiting anything.
-
-        `succeed`, `fail` or `leave` must follow.
-        """
-        self._token = self._lifecycle.spans.attach_attempt(self.id)
-        _current_attempt.set(TaskContext(self._run, self.task, self.id))
-
-    def succeed(self, output: object) -> bool:
-        """Take the output of the attempt that the caller has executed; return whether the lineage is done with it."""
-        self._stopped()
-        if not self._cancelled:
-            self.outputs[self.task.id] = output
-            self._lifecycle.succeeded(self.id, output, keep_if_possible=True)
-        is_done = self.root.state is TaskState.DONE
-        if is_done:
-            self._release()
-        return is_done
-
-    def fail(self, error: BaseException) -> bool:
-        """Take the exception with which the attempt ended that the caller has executed; return whether it is a failure, and no control flow."""
-        self._stopped()
-        return self._report_failure(error)
-
-    def detach(self) -> None:
-        """Make the span current that was so before `attach`, in the same thread."""
-        token, self._token = self._token, None
-        if token is not None:
-            self._lifecycle.spans.detach(token)
-        attempt = _current_attempt.get()
-        if attempt is not None and attempt.attempt_id == self.id:
-            _current_attempt.set(None)
-
-    def leave(self) -> None:
-        """Leave the lineage to others, because the call was cut off; `perform` does so itself, once it has begun."""
-        if self._is_awaited:
-            return
-        if self._lifecycle.running.get(self.id, (None, None))[1] is self:
-            # Work that was not begun had no effect.
-            self._lifecycle.interrupted(self.id, "the call was cut off", again=self.is_begun)
-        self._release()
-
-    def _release(self) -> None:
-        if self._is_reserved:
-            self._is_reserved = False
-            self._lifecycle.unreserve(self.root)
-
-    def _prepare(self, task: Task) -> None:
-        self.task, self._cancelled, self._scope, self.last = task, False, None, None
-        if task.tool == self.root.task.tool:
-            self.error = None
-
-    def _stopped(self) -> None:
-        self.is_begun = False
-        self.detach()
-        if self._cancelled:
-            self._lifecycle.body_ended(self.id)
-
-    def _report_failure(self, error: BaseException) -> bool:
-        """Report an exception of the work; return whether it is a failure."""
-        is_control_flow = isinstance(error, self._passes)
-        if is_control_flow or not isinstance(error, Exception):
-            # A cancelled call is in doubt: what it has sent may arrive, and a thread that it left behind goes on.
-            self._lifecycle.interrupted(
-                self.id, f"{type(error).__name__} in the worker", again=is_control_flow
-            )
-            return False
-        self._lifecycle.failed(self.id, error)
-        self.last = error
-        if self.task.tool == self.root.task.tool:
-            self.error = self.last
-        return True
-
-
-class Attempt:
-    """One execution of a task: `async with run.attempt(task) as attempt: attempt.output = ...`.
-
-    An exception of the body is a failure and goes no further; KeyboardInterrupt, SystemExit and cancellation
-    are recorded as an interruption and go on.
-
-    Where the attempt may not start (the run has ended, its journal takes nothing, or the task was taken out of
-    the plan meanwhile), the body is cancelled at its first checkpoint, and has no `context` until then.
-
-    Attributes:
-        task: the task.
-        id: the id of this attempt.
-        output: assigned by the body.
-    """
-
-    __slots__ = (
-        "_lifecycle",
-        "_not_started",
-        "_run",
-        "_scope",
-        "_token",
-        "cancelled",
-        "context",
-        "id",
-        "output",
-        "task",
-    )
-
-    def __init__(self, run: PlanRun, task: Task) -> None:
-        self._run = run
-        self._lifecycle = run._lifecycle
-        self.task = task
-        self.id = _NOT_STARTED
-        self.output: object = None
-        self.cancelled = False
-        self.context: TaskContext
-        self._not_started = False
-        self._scope = anyio.CancelScope()
-
-    def __repr__(self) -> str:
-        return f"<Attempt {self.id or 'not started'} at {self.task.id!r}>"
-
-    def __getattr__(self, name: str) -> Never:
-        # Reached only where `context` was not set, because the attempt could not be started.
-        if name == "context":
-            raise NotRunning(
-                f"no attempt at {self.task.id!r} was started, because it may not run any more; do nothing"
-            )
-        raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
-        )
-
-    @property
-    def idempotency_key(self) -> str:
-        """The same for every attempt at the task in this run."""
-        return self.context.idempotency_key
-
-    def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:
-        """Count usage against the budget."""
-        self.context.charge(calls=calls, tokens=tokens, money=money)
-
-    def cancel(self) -> None:
-        """Stop the body; nothing that it still reports is accepted."""
-        self.cancelled = True
-        self._lifecycle.loop.call(self._scope.cancel)
-
-    async def __aenter__(self) -> Self:
-        life = self._lifecycle
-        started = await life.start_pulled(self)
-        self._scope.__enter__()
-        if started:
-            self.context = TaskContext(self._run, self.task, self.id)
-        else:
-            self._not_started = True
-            self.cancel()
-        self._token = life.spans.attach_attempt(self.id)
-        if started:
-            _current_attempt.set(self.context)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        life = self._lifecycle
-        if self._token is not None:
-            life.spans.detach(self._token)
-        _current_attempt.set(None)
-        swallowed = self._scope.__exit__(kind, error, trace)
-        if self.cancelled:
-            life.body_ended(self.id)
-        if error is None or (swallowed and self.cancelled):
-            if not self.cancelled:
-                life.succeeded(self.id, self.output)
-            return True
-        if isinstance(error, Exception):
-            if not self._not_started:
-                life.failed(self.id, error)
-            return True
-        life.interrupted(self.id, f"{type(error).__name__} in the worker")
-        return False
-
-
 class ReadyTasks:
     """Hands out tasks the moment they may run; ends when the run does. Each worker uses one of its own.
 
@@ -1298,100 +731,3 @@ class ReadyTasks:
             # A finalizer may run in any thread.
             requeue = self._lifecycle.dispatcher.requeue
             self._lifecycle.loop.post(partial(requeue, claims))
-
-
-class Worker:
-    """Pulls and executes tasks one after another, as an `async for` over `ready` with an `attempt` for each would.
-
-    One scope serves for all of its attempts until one of them is cancelled, which is cheaper than one for each.
-
-    Args:
-        run: where tasks come from.
-        work: executes one task: returns its output, raises when it fails.
-        in_own_task: whether the worker runs in a task of the library, so that a cancellation that the library did not
-            cause is a failure of the work.
-    """
-
-    __slots__ = (
-        "_cancelled",
-        "_in_own_task",
-        "_lifecycle",
-        "_run",
-        "_scope",
-        "_work",
-        "id",
-        "task",
-    )
-
-    def __init__(self, run: PlanRun, work: Work, *, in_own_task: bool = False) -> None:
-        self._run = run
-        self._lifecycle = run._lifecycle
-        self._in_own_task = in_own_task
-        self._work = work
-        self._cancelled = False
-        self.id = _NOT_STARTED
-        self._scope: anyio.CancelScope
-        self.task: Task
-
-    def __repr__(self) -> str:
-        return f"<Worker of {self._run!r} at {self.id or 'nothing'}>"
-
-    def cancel(self) -> None:
-        """Stop the work; nothing that it still reports is accepted."""
-        self._cancelled = True
-        self._scope.cancel()
-
-    async def run(self) -> None:
-        """Work until the run ends."""
-        run, life, spans, work = self._run, self._lifecycle, self._lifecycle.spans, self._work
-        while life.end is None:
-            self._cancelled = False
-            self._scope = anyio.CancelScope()
-            with self._scope:
-                while (
-                    not self._cancelled
-                    and (claimed := await life.dispatcher.next_task()) is not None
-                ):
-                    self.task = claimed.task
-                    if (
-                        not (
-                            life.start_now(claimed.claim.entry, self)
-                            or await life.start_pulled(self)
-                        )
-                        or self._cancelled
-                    ):
-                        continue
-                    token = spans.attach_attempt(self.id)
-                    context = TaskContext(run, self.task, self.id)
-                    _current_attempt.set(context)
-                    try:
-                        try:
-                            output = await work(self.task, context)
-                        finally:
-                            _current_attempt.set(None)
-                            if token is not None:
-                                spans.detach(token)
-                            if self._cancelled:
-                                life.body_ended(self.id)
-                    except BaseException as error:
-                        if not self._report_failure(error):
-                            raise
-                    else:
-                        if not self._cancelled:
-                            life.succeeded(self.id, output)
-
-    def _report_failure(self, error: BaseException) -> bool:
-        """Report an exception of work; false where it is not a failure of the work but a cancellation from outside."""
-        if isinstance(error, Exception):
-            self._lifecycle.failed(self.id, error)
-            return True
-        if (
-            self._in_own_task
-            and isinstance(error, anyio.get_cancelled_exc_class())
-            and not is_cancelled()
-        ):
-            self._lifecycle.failed(self.id, CancelledWithin(CancelledWithin.MESSAGE))
-            return True
-        if not self._cancelled:
-            self._lifecycle.interrupted(self.id, f"{type(error).__name__} in the worker")
-        return False

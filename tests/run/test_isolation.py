@@ -23,7 +23,7 @@ from replanning import (
 from replanning.journal import AttemptInterrupted, ErrorContained, TaskFailed
 from replanning.orchestrators import SwarmOrchestrator
 from replanning.run import Work
-from replanning.run.run import Worker
+from replanning.run.execution import Worker
 from replanning.telemetry import Exporter
 from replanning.testing import ScriptedExecutor, ScriptedGate, VirtualClock
 from tests.support.runs import Proposer, again, bodies, make_engine, perform, plan

@@ -1,0 +1,385 @@
+"""Attempt, one execution of a task: for a loop of one's own, for workers, and for calls of sessions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Never, Self
+
+import anyio
+from opentelemetry.context import Context
+
+from replanning.errors import NotRunning
+from replanning.journal.records import Usage
+from replanning.live.entries import TaskEntry
+from replanning.live.graph import CopyOnRead
+from replanning.plan.tasks import Task, ToolSpec
+from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId
+from replanning.run.event_loop import CancelledWithin, is_cancelled
+
+if TYPE_CHECKING:
+    from replanning.run.run import PlanRun
+
+CONTINUATION_SUFFIX: Final = "#continued-"
+"""Precedes, in an idempotency key, the number of times that a judge has had the task run again."""
+
+CHANGE_SUFFIX: Final = "#changed-"
+"""Precedes, in an idempotency key, the number of times that the task got another tool or other arguments."""
+
+_NOT_STARTED: Final = AttemptId("")
+
+
+class TaskContext:
+    """The context of an attempt, which work gets beside its task.
+
+    Attributes:
+        attempt_id: the id of the attempt.
+        arguments: the task's arguments with every `${...}` reference replaced by its value.
+    """
+
+    __slots__ = ("_context", "_results", "_run", "_task", "arguments", "attempt_id")
+
+    def __init__(self, run: PlanRun, task: Task, attempt_id: AttemptId) -> None:
+        self._run = run
+        self._task = task
+        self.attempt_id = attempt_id
+        self.arguments: JsonObject = task.arguments
+        self._results: Mapping[str, Any] | None = None
+        self._context: Mapping[str, JsonValue] | None = None
+
+    def __repr__(self) -> str:
+        return f"<TaskContext of {self.attempt_id!r}>"
+
+    @property
+    def run_id(self) -> str:
+        """The run that this attempt belongs to."""
+        return self._run.id
+
+    @property
+    def task_id(self) -> TaskId:
+        """The task that is executed."""
+        return self._task.id
+
+    @property
+    def results(self) -> Mapping[str, Any]:
+        """Outputs of finished tasks by id; the output of a replacement is found under the id of the original task.
+
+        Containers are this attempt's own copies, other objects are shared. A `KeyError` says why there is no output.
+        """
+        if self._results is None:
+            self._results = CopyOnRead(self._run.live.results)
+        return self._results
+
+    @property
+    def context(self) -> Mapping[str, JsonValue]:
+        """The context of the run now; arrays and objects are copies, see `change_context`.
+
+        The keys that are read are recorded with the result, which is stale once one of them changes.
+        """
+        if self._context is None:
+            live = self._run.live
+            entry = live.entry(self._task.id)
+            reads: dict[str, int] = {}
+            # Of an attempt that is not current, nothing is kept.
+            if entry.log.current == self.attempt_id:
+                if entry.reads.keys is None:
+                    entry.reads.keys = reads
+                reads = entry.reads.keys
+            masks = self._run._lifecycle.opening.masks
+            self._context = CopyOnRead(
+                live.context,
+                lambda key: reads.setdefault(str(key), live.staleness.history.version),
+                () if masks is None else masks.context,
+            )
+        return self._context
+
+    @property
+    def tool(self) -> ToolSpec | None:
+        """The tool of the task, if the plan describes it."""
+        return self._run.live.tools.get(self._task.tool or "")
+
+    @property
+    def feedback(self) -> str:
+        """The feedback of a judge on the previous attempt, if the task is run again because of it; else empty."""
+        return self._run.live.entry(self._task.id).log.feedback
+
+    @property
+    def continuations(self) -> int:
+        """The number of times that a judge has had the task run again."""
+        return self._run.live.entry(self._task.id).log.continuations
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every attempt at the same call in this run, so that a service can recognise a repetition.
+
+        It changes where the task gets another tool or other arguments, and after each feedback of a judge: unfinished work
+        is to be done anew.
+        """
+        entry = self._run.live.entry(self._task.id)
+        key = f"{self._run.id}/{self._task.id}"
+        if entry.log.call_changes:
+            key += f"{CHANGE_SUFFIX}{entry.log.call_changes}"
+        if entry.log.continuations:
+            key += f"{CONTINUATION_SUFFIX}{entry.log.continuations}"
+        return key
+
+    def add_secret(self, value: str) -> None:
+        """Mask a value in everything that leaves the run from now on, such as a token that the work has received."""
+        self._run.add_secret(value)
+
+    def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:
+        """Count usage against the budget."""
+        self._run.charge(Usage(calls, tokens, money), attempt_id=self.attempt_id)
+
+    def change_context(
+        self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()
+    ) -> None:
+        """Report values of the context that have changed or are gone; the result of this attempt is not stale by that."""
+        self._run._change_context(changes, removed, self.attempt_id)
+
+    def observe(self, holds: Sequence[str] = (), ceased: Sequence[str] = ()) -> None:
+        """Report facts that hold, or hold no longer."""
+        self._run.observe(holds, ceased)
+
+    def change_resource(
+        self,
+        name: str,
+        *,
+        capacity: float | None = None,
+        available: bool | None = None,
+        reason: str = "",
+    ) -> None:
+        """Report that a resource has another capacity, or that a tool is (un)available, and why."""
+        self._run.change_resource(name, capacity=capacity, available=available, reason=reason)
+
+    def record_process(self, group: int) -> None:
+        """Journal a process group that the work started, to be killed if this process dies."""
+        self._run._record_process(self.attempt_id, group)
+
+
+_current_attempt: Final = ContextVar[TaskContext | None]("replanning.current_attempt", default=None)
+
+
+def current_attempt() -> TaskContext | None:
+    """Return the context of the attempt that this code is executed for; None outside of one.
+
+    It is known in the work of a task and in the functions that it calls, also in threads that anyio or asyncio start for
+    them. Its `idempotency_key` lets a service recognise a repeated call.
+    """
+    return _current_attempt.get()
+
+
+@contextmanager
+def as_current_attempt(context: TaskContext | None) -> Iterator[None]:
+    """Make this the attempt that the code of the block is executed for, in a thread that executes it for another one."""
+    before = _current_attempt.set(context)
+    try:
+        yield
+    finally:
+        _current_attempt.reset(before)
+
+
+Work = Callable[[Task, TaskContext], Awaitable[object]]
+"""Executes one task: returns its output, raises when it fails."""
+
+
+def validate_work(work: Callable[..., object], max_concurrency: int = 1) -> None:
+    """Refuse work that no worker could run, before anything runs: every task would fail, and be replanned.
+
+    Args:
+        work: an async function of a task and its context. A lambda, an object that can be called, and a function that
+            is annotated as returning an awaitable are taken on trust.
+        max_concurrency: the number of workers.
+
+    Raises:
+        TypeError: the work is a function that is not async.
+        ValueError: there would be no worker.
+    """
+    if max_concurrency < 1:
+        raise ValueError(f"max_concurrency is {max_concurrency}; at least one worker is needed")
+    if isinstance(work, partial):
+        work = work.func
+    function = inspect.unwrap(work)
+    is_plain = inspect.isroutine(function) and not inspect.iscoroutinefunction(function)
+    returned = str(getattr(function, "__annotations__", {}).get("return", ""))
+    is_trusted = any(word in returned for word in ("Awaitable", "Coroutine", "Future"))
+    if is_plain and not is_trusted and function.__name__ != "<lambda>":
+        raise TypeError(
+            f"work is {function.__qualname__!r}, which is not async; write `async def`, and run what blocks with"
+            " `await anyio.to_thread.run_sync(…)`"
+        )
+
+
+class Attempt:
+    """One execution of a task: `async with run.attempt(task) as attempt: attempt.output = ...`.
+
+    An exception of the body is a failure and goes no further; KeyboardInterrupt, SystemExit and cancellation
+    are recorded as an interruption and go on.
+
+    Where the attempt may not start (the run has ended, its journal takes nothing, or the task was taken out of
+    the plan meanwhile), the body is cancelled at its first checkpoint, and has no `context` until then.
+
+    Args:
+        run: the run.
+        task: the task.
+        claimed: the task in the live plan, if it was claimed just now.
+        started: the id of this attempt, if it was started.
+        passes: exceptions that are control flow rather than failures, and go on.
+        needs_output: whether an output that cannot be stored is a failure; otherwise it is left out.
+        in_own_task: whether the body runs in a task of the library, so that a cancellation that the library did not
+            cause is a failure.
+
+    Attributes:
+        task: the task.
+        id: the id of this attempt.
+        output: assigned by the body.
+        cancelled: whether nothing that the body still reports is accepted.
+        error: what the body raised, if it failed.
+    """
+
+    __slots__ = (
+        "_before",
+        "_claimed",
+        "_in_own_task",
+        "_lifecycle",
+        "_needs_output",
+        "_not_started",
+        "_passes",
+        "_run",
+        "_scope",
+        "_started",
+        "_token",
+        "cancelled",
+        "context",
+        "error",
+        "id",
+        "output",
+        "task",
+    )
+
+    def __init__(
+        self,
+        run: PlanRun,
+        task: Task,
+        *,
+        claimed: TaskEntry | None = None,
+        started: AttemptId | None = None,
+        passes: tuple[type[BaseException], ...] = (),
+        needs_output: bool = True,
+        in_own_task: bool = False,
+    ) -> None:
+        self._run = run
+        self._lifecycle = run._lifecycle
+        self._claimed = claimed
+        self._started = started
+        self._passes = passes
+        self._needs_output = needs_output
+        self._in_own_task = in_own_task
+        self._before: TaskContext | None = None
+        self._token: Token[Context] | None = None
+        self._not_started = False
+        self._scope = anyio.CancelScope()
+        self.task = task
+        self.id = _NOT_STARTED
+        self.output: object = None
+        self.error: Exception | None = None
+        self.cancelled = False
+        self.context: TaskContext
+
+    def __repr__(self) -> str:
+        return f"<Attempt {self.id or 'not started'} at {self.task.id!r}>"
+
+    def __getattr__(self, name: str) -> Never:
+        # Reached only where `context` was not set, because the attempt could not be started.
+        if name == "context":
+            raise NotRunning(
+                f"no attempt at {self.task.id!r} was started, because it may not run any more; do nothing"
+            )
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+        )
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every attempt at the task in this run."""
+        return self.context.idempotency_key
+
+    def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:
+        """Count usage against the budget."""
+        self.context.charge(calls=calls, tokens=tokens, money=money)
+
+    def cancel(self) -> None:
+        """Stop the body; nothing that it still reports is accepted."""
+        self.cancelled = True
+        self._lifecycle.loop.call(self._scope.cancel)
+
+    async def _start(self) -> bool:
+        """Start the attempt; false if the task may not run any more."""
+        life = self._lifecycle
+        if self._started is not None:
+            self.id = self._started
+            life.running[self.id] = life.live.entry(self.task.id), self
+            return True
+        if self._claimed is not None and life.start_now(self._claimed, self):
+            return True
+        return await life.start_pulled(self)
+
+    async def __aenter__(self) -> Self:
+        is_started = await self._start()
+        self._scope.__enter__()
+        if not is_started:
+            self._not_started = True
+            self.cancel()
+        self._token = self._lifecycle.spans.attach_attempt(self.id)
+        self._before = _current_attempt.get()
+        if is_started:
+            self.context = TaskContext(self._run, self.task, self.id)
+            _current_attempt.set(self.context)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        life = self._lifecycle
+        if self._token is not None:
+            life.spans.detach(self._token)
+        _current_attempt.set(self._before)
+        try:
+            swallowed = self._scope.__exit__(kind, error, trace)
+        except Exception as rest:  # noqa: BLE001 # of a group from which the scope took its own cancellation
+            swallowed = False
+            error = rest
+        if self.cancelled:
+            life.body_ended(self.id)
+            if error is None or swallowed:
+                return True
+        elif error is None:
+            life.succeeded(self.id, self.output, keep_if_possible=not self._needs_output)
+            return True
+        assert error is not None
+        if isinstance(error, self._passes):
+            life.interrupted(self.id, f"{type(error).__name__} in the worker", again=True)
+            return False
+        if isinstance(error, Exception):
+            self._fail(error)
+            return True
+        is_cancellation = isinstance(error, anyio.get_cancelled_exc_class())
+        if self._in_own_task and is_cancellation and not is_cancelled():
+            self._fail(CancelledWithin(CancelledWithin.MESSAGE))
+            return True
+        if not self.cancelled:
+            # It is in doubt: what it has sent may arrive, and a thread that it left behind goes on.
+            life.interrupted(self.id, f"{type(error).__name__} in the worker")
+        return False
+
+    def _fail(self, error: Exception) -> None:
+        if not self._not_started:
+            self._lifecycle.failed(self.id, error)
+            self.error = error

@@ -1,0 +1,208 @@
+"""Execution of tasks by attempts: by workers, which pull any task, and of one lineage, for whoever performs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replanning.decision.policy import DOUBT_ADVICE
+from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NoResult, NotRunning
+from replanning.journal.values import copy_containers
+from replanning.live.entries import TaskEntry
+from replanning.live.states import TaskState
+from replanning.plan.messages import join_names
+from replanning.plan.tasks import Task
+from replanning.plan.types import AttemptId, TaskId
+from replanning.run.attempt import Attempt, Work
+from replanning.run.lifecycle import GIVEN_UP
+
+if TYPE_CHECKING:
+    from replanning.run.run import PlanRun
+
+
+class Worker:
+    """Pulls and executes tasks one after another, as an `async for` over `ready` with an `attempt` for each would.
+
+    Args:
+        run: where tasks come from.
+        work: executes one task: returns its output, raises when it fails.
+        in_own_task: as `Attempt` takes it.
+    """
+
+    def __init__(self, run: PlanRun, work: Work, *, in_own_task: bool = False) -> None:
+        self._run = run
+        self._work = work
+        self._in_own_task = in_own_task
+
+    def __repr__(self) -> str:
+        return f"<Worker of {self._run!r}>"
+
+    async def run(self) -> None:
+        """Work until the run ends."""
+        life = self._run._lifecycle
+        while (handed := await life.dispatcher.next_task()) is not None:
+            task = handed.task
+            async with Attempt(
+                self._run, task, claimed=handed.claim.entry, in_own_task=self._in_own_task
+            ) as attempt:
+                if not attempt.cancelled:
+                    attempt.output = await self._work(task, attempt.context)
+
+
+class LineageExecution:
+    """Attempts at the tasks of one lineage, which whoever calls `PlanRun.perform` executes; they are reserved for it.
+
+    Args:
+        run: the run.
+        task_id: a task of the lineage.
+        passes: exceptions that are control flow rather than failures.
+
+    Attributes:
+        root: the first task of the lineage.
+        outputs: the outputs of tasks that succeeded.
+        error: what the tool of the first task raised last, if it failed.
+        last: what the last attempt raised, if it failed.
+
+    Raises:
+        UnknownTask: there never was such a task.
+    """
+
+    def __init__(
+        self,
+        run: PlanRun,
+        task_id: TaskId,
+        passes: tuple[type[BaseException], ...],
+    ) -> None:
+        live = run.live
+        self._run = run
+        self._lifecycle = run._lifecycle
+        self._passes = passes
+        self._asked = task_id
+        self.root = live.entry(live.entry(task_id).root)
+        self.outputs: dict[TaskId, object] = {}
+        self.error: Exception | None = None
+        self.last: Exception | None = None
+
+    async def perform(
+        self, work: Work, *, started: AttemptId | None = None, copied: bool = True
+    ) -> object:
+        """Execute what is left of the lineage, see `PlanRun.perform`.
+
+        Args:
+            work: executes a task.
+            started: an attempt at the first task that was started, and is executed first.
+            copied: whether the work may change the objects and arrays of its task.
+
+        Raises:
+            NotRunning: somebody else performs the lineage.
+        """
+        life, root = self._lifecycle, self.root
+        life.reserve(root)
+        try:
+            if started is not None:
+                await self._attempt(root, root.task, work, started)
+            while not root.satisfied:
+                handed = await life.dispatcher.next_task(root=root, copied=copied)
+                if handed is None:
+                    break
+                await self._attempt(handed.claim.entry, handed.task, work, None)
+            if root.satisfied:
+                return self._output()
+            if questions := life.questions_about(root):
+                asked = join_names(questions, 5)
+                text = f"a person must answer {asked} before task {self._asked!r} can go on; perform it again after that"
+                raise NeedsHuman(text, questions, root.id) from self._own_error()
+            needed = life.needed_for(root).values()
+            is_given_up = any(entry.state in GIVEN_UP for entry in needed)
+            end = life.end
+            if (
+                not is_given_up
+                or life.ledger.pause is not None
+                or (end is not None and end.status == "paused")
+            ):
+                stopping = (
+                    life.stopping if end is None else f"the run is {end.status} ({end.reason})"
+                )
+                raise NotRunning(f"task {self._asked!r} cannot be performed: {stopping}") from (
+                    self.error or self.last
+                )
+            raise self._own_error()
+        finally:
+            life.unreserve(root)
+
+    def _own_error(self) -> Exception:
+        """Return the error of a call that goes no further: what its own tool raised last, or else the reasons.
+
+        If the call may have had its effect, the error says so and how to declare that it may be repeated.
+        """
+        life = self._lifecycle
+        needed = life.needed_for(self.root).values()
+        doubtful = dict[str, None]()
+        for leaf in needed:
+            for entry in leaf.lineage():
+                if entry.log.in_doubt:
+                    doubtful[repr(entry.task.tool or entry.id)] = None
+        doubt = ""
+        if doubtful:
+            names = join_names(doubtful, 5)
+            doubt = f"whether {names} took effect is unknown, so it is not executed again; {DOUBT_ADVICE}"
+        if self.error is not None:
+            notes = getattr(self.error, "__notes__", ())
+            if doubt and doubt not in notes:
+                self.error.add_note(doubt)
+            return self.error
+        reasons = [
+            f"{entry.id!r} {entry.state.lower()} ({entry.log.failure or entry.reason})"
+            for entry in needed
+            if entry.state in GIVEN_UP
+        ]
+        text = f"there is no way on for task {self._asked!r}: {'; '.join(reasons)}"
+        if doubt:
+            text += f"; {doubt}"
+        failed = CallFailed(text)
+        failed.__cause__ = self.last
+        return failed
+
+    def _output(self) -> object:
+        """Return the output of a lineage as the work returned it, or else the recorded output."""
+        root, outputs = self.root, self.outputs
+        leaf = root
+        while leaf.state is TaskState.REPLACED_BY_REPLAN and len(leaf.replacement.sinks) == 1:
+            leaf = leaf.replacement.sinks[0]
+        if leaf.state is TaskState.DONE and leaf.id in outputs:
+            return outputs[leaf.id]
+        if leaf.state is TaskState.SKIPPED:
+            raise CallSkipped(f"task {root.id!r} was skipped{leaf.reason and f': {leaf.reason}'}")
+        try:
+            return copy_containers(self._lifecycle.live.results.output_of(root.id))
+        except NoResult as error:
+            raise CallFailed(
+                f"task {root.id!r} was done before, and its output was not kept: {error}"
+            ) from error
+
+    async def _attempt(
+        self, entry: TaskEntry, task: Task, work: Work, started: AttemptId | None
+    ) -> None:
+        """Execute a task that was claimed, or an attempt at it that was started.
+
+        Raises:
+            BaseException: the work was interrupted, or raised one of the exceptions that pass.
+        """
+        is_own_tool = task.tool == self.root.task.tool
+        self.last = None
+        if is_own_tool:
+            self.error = None
+        attempt = Attempt(
+            self._run,
+            task,
+            claimed=entry,
+            started=started,
+            passes=self._passes,
+            needs_output=False,
+        )
+        async with attempt:
+            if not attempt.cancelled:
+                attempt.output = await work(task, attempt.context)
+                self.outputs[task.id] = attempt.output
+        self.last = attempt.error
+        if is_own_tool:
+            self.error = attempt.error
