@@ -437,18 +437,17 @@ class PlanWorkflow:
             if not self._pause_reason and len(journal) < _MAX_PAYLOAD_BYTES:
                 workflow.continue_as_new(args=[{"updates": self._taken}, journal])
             result = replace(result, reason=self._pause_reason or _TOO_LARGE)
-        if _size(result.outputs) > _MAX_PAYLOAD_BYTES:
-            result = replace(
-                result,
-                outputs={},
-                reason=f"{result.reason}; the outputs are too large, see the journal",
-            )
+        outputs = _sent(result.outputs)
+        if _size(outputs) > _MAX_PAYLOAD_BYTES:
+            outputs = {}
+            reason = f"{result.reason}; the outputs are too large, see the journal"
+            result = replace(result, reason=reason)
         workflow.upsert_memo({"status": result.status})
         return {
             "run": result.run,
             "status": result.status,
             "reason": result.reason,
-            "outputs": dict(result.outputs),
+            "outputs": outputs,
             "revisions": [revision.reason for revision in result.revisions],
             "questions": list(result.questions),
             "failures": {task: str(failure) for task, failure in result.failures.items()},
@@ -480,11 +479,13 @@ class PlanWorkflow:
                 "attempt_id": context.attempt_id,
                 "idempotency_key": context.idempotency_key,
                 "context": live.context,
-                "results": {
-                    name: context.results[name]
-                    for name in task.depends_on
-                    if name in context.results
-                },
+                "results": _sent(
+                    {
+                        name: context.results[name]
+                        for name in task.depends_on
+                        if name in context.results
+                    }
+                ),
                 "feedback": context.feedback,
             },
         }
@@ -576,6 +577,12 @@ class PlanWorkflow:
 
 _NOT_JSON: Final = object()
 """Output that is not JSON, which the worker did not send."""
+
+
+def _sent(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the outputs that the worker has sent."""
+    return {name: output for name, output in outputs.items() if output is not _NOT_JSON}
+
 
 _CONTINUED: Final = "the history of the workflow is long; it continues as a new one"
 
