@@ -53,6 +53,7 @@ lint: $(VENV)/.dev ## check style, types and who imports whom
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python scripts/check_density.py
 
 format: $(VENV)/.dev ## let the formatter have its way
 	$(BIN)/ruff check --fix

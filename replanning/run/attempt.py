@@ -223,6 +223,9 @@ class Attempt:
     Where the attempt may not start (the run has ended, its journal takes nothing, or the task was taken out of
     the plan meanwhile), the body is cancelled at its first checkpoint, and has no `context` until then.
 
+    It has many attributes because workers, agents' calls and programs of their own all execute with
+    this one class: how the attempt began and how it ends are said when it is made.
+
     Args:
         run: the run.
         task: the task.

@@ -48,6 +48,9 @@ class RunJournal:
     `continue_unjournaled`, a store that fails is left instead, because a journal with a gap cannot
     be replayed.
 
+    It has many attributes because it stands between five parts that know nothing of each other: the
+    store, its clock and timer, the mask, the plan that records change, and who reads along.
+
     Args:
         store: where records go before they take effect.
         lease: the right to write the journal of the run there.
