@@ -1,6 +1,6 @@
 """Identity of the process that owns a run: its machine, its number and its start time.
 
-Its lease is renewed in `run/opening.py`; `Lifecycle.handle_lease_lost` in `run/lifecycle.py` deals with a lost one.
+Its lease is renewed in `run/opening.py`; `RunJournal.lose` in `run/journal.py` deals with a lost one.
 """
 
 from __future__ import annotations
