@@ -28,7 +28,7 @@ from replanning.plan.tasks import COMMAND_PREFIX, Goal, Task
 from replanning.plan.types import JsonValue
 from replanning.plugins import plugin_name
 from replanning.run.attempt import TaskContext, Work, validate_work
-from replanning.run.event_loop import describe_error, isolate
+from replanning.run.event_loop import isolate
 from replanning.run.lifecycle import RunMeter
 
 __all__ = [
@@ -177,7 +177,8 @@ class JudgedWork:
                 try:
                     given = _validated_judgement(await isolate(judge.judge, request))
                 except Exception as error:  # noqa: BLE001 - a judge that fails leaves the attempt unverified
-                    given = replace(judgement, reason=describe_error(error))
+                    reason = f"{type(error).__name__}: {error}"
+                    given = replace(judgement, reason=reason)
                     if not settled.is_set():
                         life.record_error(f"judge {plugin_name(judge)!r}", error)
                 if not settled.is_set():
