@@ -201,7 +201,7 @@ def status(
         if isinstance(report, str)
         else (
             printable_line(report.run),
-            "process gone" if _is_abandoned(report) else report.status,
+            "process gone" if report.is_abandoned else report.status,
             _progress(report),
             str(report.revision),
             pluralise(len(report.questions), "question") if report.questions else "",
@@ -231,8 +231,10 @@ def status_json(report: RunStatusReport, now: float) -> JsonObject:
             "since": format_iso_time(task.since),
             "age": round(now - task.since, 3),
         }
-        for task in report.running_tasks
+        for task in report.tasks.running
     ]
+    usage = report.usage
+    owner = report.owner
     return {
         "run": report.run,
         "name": report.name,
@@ -241,23 +243,24 @@ def status_json(report: RunStatusReport, now: float) -> JsonObject:
         "reason": report.reason,
         "revision": report.revision,
         "replans": report.replans,
-        "tasks": {str(state): number for state, number in report.task_counts.items()},
+        "tasks": {str(state): number for state, number in report.tasks.counts.items()},
         "evaluation": asdict(report.evaluation),
-        "held": [{"task": task.id, "question": task.question} for task in report.held_tasks],
+        "held": [{"task": task.id, "question": task.question} for task in report.tasks.held],
         "running": running,
         "failed": [
-            {"task": task_id, **asdict(failure)} for task_id, failure in report.failures.items()
+            {"task": task_id, **asdict(failure)}
+            for task_id, failure in report.tasks.failures.items()
         ],
-        "stale": {task_id: list(causes) for task_id, causes in report.stale.items()},
+        "stale": {task_id: list(causes) for task_id, causes in report.tasks.stale.items()},
         "problems": problems_json(report.problems),
-        "unstored": dict(report.unstored),
+        "unstored": dict(report.tasks.unstored),
         "questions": [question.id for question in report.questions],
-        "spent": {**asdict(report.spent), "wall_clock": round(report.elapsed, 3)},
-        "budget": report.budget.model_dump(mode="json"),
+        "spent": {**asdict(usage.spent), "wall_clock": round(usage.elapsed, 3)},
+        "budget": usage.budget.model_dump(mode="json"),
         "started": format_iso_time(report.started),
         "updated": format_iso_time(report.updated),
-        "owner": report.owner,
-        "owner_alive": report.owner_alive,
+        "owner": owner.name if owner else None,
+        "owner_alive": owner.alive if owner else None,
     }
 
 
@@ -281,14 +284,17 @@ def _status_lines(
     now: float,
     how_to_resume: str,
 ) -> Iterator[str]:
-    abandoned = _is_abandoned(report)
-    owner = printable_line(report.owner.partition(" (")[0]) if report.owner is not None else "none"
-    gone = ", which is gone" if report.owner is not None and not report.owner_alive else ""
-    budget = report.budget
+    owner = "none"
+    if report.owner is not None:
+        owner = printable_line(report.owner.name.partition(" (")[0])
+        if not report.owner.alive:
+            owner += ", which is gone"
+    usage = report.usage
+    budget = usage.budget
     spent = [
-        *usage_words(report.spent, budget),
-        f"{report.spent.money:g} money",
-        format_duration(report.elapsed),
+        *usage_words(usage.spent, budget),
+        f"{usage.spent.money:g} money",
+        format_duration(usage.elapsed),
     ]
     spent[-2] += f" of {budget.money:g}" if budget.money is not None else ""
     spent[-1] += (
@@ -297,29 +303,29 @@ def _status_lines(
     yield status_title(report)
     yield f"  goal      {printable_line(report.objective)}"
     yield f"  started   {format_time(report.started)}, last record {_age(now, report.updated)} ago"
-    yield f"  owner     {owner}{gone}"
+    yield f"  owner     {owner}"
     yield f"  tasks     {_task_counts(report)}"
     yield f"  progress  {evaluation_line(report.evaluation, report.obstacle)}"
     yield f"  plan      revision {report.revision}, after {pluralise(report.replans, 'replan')}"
     yield f"  spent     {', '.join(spent)}"
-    for task in report.running_tasks:
+    for task in report.tasks.running:
         label = f"{printable_line(task.id)}, attempt {task.attempt}"
         age = _age(now, task.since)
         left = f", {_age(task.deadline, now)} left" if task.deadline is not None else ""
         yield (
             f"  cut off   {label}, started {age} ago"
-            if abandoned
+            if report.is_abandoned
             else f"  running   {label}, for {age}{left}"
         )
-    held = {task.question: task.id for task in report.held_tasks}
-    for task_id, failure in list(report.failures.items())[:_MAX_FAILURES]:
+    held = {task.question: task.id for task in report.tasks.held}
+    for task_id, failure in list(report.tasks.failures.items())[:_MAX_FAILURES]:
         yield f"  failed    {printable_line(task_id)}: {printable_line(str(failure))}"
         yield from (f"            {line}" for line in printable_lines(failure.traceback))
-    if report.stale:
-        yield f"  stale     {stale_line(report.stale)}"
+    if report.tasks.stale:
+        yield f"  stale     {stale_line(report.tasks.stale)}"
     for line in problem_lines(report.problems):
         yield f"  problem   {line}"
-    for task_id, why in list(report.unstored.items())[:_MAX_FAILURES]:
+    for task_id, why in list(report.tasks.unstored.items())[:_MAX_FAILURES]:
         yield f"  unstored  the output of {printable_line(task_id)}: {printable_line(why)}"
     for question, answer in waiting:
         task_waits = f"{printable_line(held[question.id])} waits: " if question.id in held else ""
@@ -327,7 +333,7 @@ def _status_lines(
         number = lookup.question_words(question.id)[1]
         yield f"  question  {number}: {task_waits}{printable_line(question.text)}{answered}"
         yield f"            {lookup.command_line(place, 'approve', question.run, number)}"
-    resumable = report.status in ("paused", "needs_human") or abandoned
+    resumable = report.status in ("paused", "needs_human") or report.is_abandoned
     if resumable and all(answer is not None for _, answer in waiting):
         yield f"  go on     {how_to_resume}"
 
@@ -336,21 +342,17 @@ def status_title(report: RunStatusReport) -> str:
     """Return the id, the name and the status of a run as one line."""
     name = f" {printable_line(report.name)!r}" if report.name else ""
     reason = f": {printable_line(report.reason)}" if report.reason else ""
-    state = "was running when its process ended" if _is_abandoned(report) else f"is {report.status}"
+    state = "was running when its process ended" if report.is_abandoned else f"is {report.status}"
     return f"run {printable_line(report.run)}{name} {state}{reason}"
-
-
-def _is_abandoned(report: RunStatusReport) -> bool:
-    return report.status == "running" and not report.owner_alive
 
 
 def _progress(report: RunStatusReport) -> str:
     """Return how far a run is: its tasks that are done, run, and have failed, and the time that the rest will take."""
-    found, held = report.evaluation, len(report.held_tasks)
+    found, held = report.evaluation, len(report.tasks.held)
     counts = {
-        "running": report.task_counts.get(TaskState.RUNNING, 0),
-        "failed": report.task_counts.get(TaskState.FAILED, 0) - held,
-        "blocked": report.task_counts.get(TaskState.BLOCKED, 0),
+        "running": report.tasks.counts.get(TaskState.RUNNING, 0),
+        "failed": report.tasks.counts.get(TaskState.FAILED, 0) - held,
+        "blocked": report.tasks.counts.get(TaskState.BLOCKED, 0),
         "waiting for a person": held,
     }
     words = [
@@ -366,10 +368,10 @@ def _progress(report: RunStatusReport) -> str:
 
 
 def _task_counts(report: RunStatusReport) -> str:
-    held = len(report.held_tasks)
+    held = len(report.tasks.held)
     counts = {
-        **report.task_counts,
-        TaskState.FAILED: report.task_counts.get(TaskState.FAILED, 0) - held,
+        **report.tasks.counts,
+        TaskState.FAILED: report.tasks.counts.get(TaskState.FAILED, 0) - held,
     }
     words = [
         f"{number} {state.lower().replace('_', ' ')}" for state, number in counts.items() if number

@@ -33,6 +33,7 @@ def history_json(history: ReplanHistory) -> JsonObject:
     journal: list[JsonValue] = []
     for record in history.records(0):
         entry: JsonObject = {"seq": record.seq, "at": record.at, "kind": record.body.kind}
+        # In the encoding of stores, because the import reads it with their checks.
         entry["body"] = json.loads(encode_body(record))
         journal.append(entry)
     document["journal"] = journal

@@ -285,6 +285,7 @@ class ReplanHistory:
                 assert isinstance(record.body, RunOpened)
                 live = LivePlan(record.body.plan)
             else:
+                # Before its record takes effect: readers compare the plan before a revision with it after.
                 yield live, record.body
                 live.fold(record)
         if live is not None:
@@ -416,6 +417,7 @@ class ReplanHistory:
     def _fold_edit(self, at: float, body: PlanRevised) -> None:
         edit = PlanEdit(at, body.parent, body.number, body.changes, body.reason, body.by)
         self.edits.append(edit)
+        # Counted now, because only the newest edits are kept.
         self._kept.evicted_metrics += ReplanMetrics(edits=1)
 
     def _fold_replan_revision(self, at: float, body: PlanRevised, replan: ReplanId) -> None:
@@ -560,6 +562,7 @@ def _epoch_seconds(name: str, at: datetime | float | None, default: float) -> fl
         return default
     if not isinstance(at, datetime):
         return at
+    # Without a zone it would mean another time on another machine.
     if at.tzinfo is None:
         raise ValueError(f"{name}: expected a datetime with a time zone, got {at!r}")
     return at.timestamp()

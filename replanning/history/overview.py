@@ -193,12 +193,13 @@ def read_overview(store: RunStore, info: RunInfo, now: float) -> RunOverview:
         UnknownRun: the store no longer has the run.
         JournalCorrupt: its journal cannot be read.
     """
+    # Read once for all parts, because another process may write in between.
     records = list(store.read(info.run))
     replayed = replay_records(records)
     status = status_report(replayed, store, info, now)
     # The clocks of running tasks stop with the process that runs them.
     until = status.updated
-    if status.status == "running" and status.owner_alive:
+    if status.status == "running" and not status.is_abandoned:
         until = now
     rows = tuple(task_rows(replayed.live, replayed.ledger, until))
     history = ReplanHistory(lambda after: records[after:])
@@ -223,6 +224,7 @@ def task_rows(
     if active_only:
         passed_over = {*_FOLDABLE, TaskState.REPLACED_BY_REPLAN}
     entries = [entry for entry in live if not entry.removed and entry.state not in passed_over]
+    # By lineage, so that a replacement follows what it replaced, however late it was added.
     entries.sort(key=lambda entry: [one.order for one in entry.lineage()])
     for entry in entries:
         state = entry.state
@@ -257,6 +259,7 @@ def task_rows(
 
 def _note(entry: TaskEntry, now: float) -> str:
     match entry.state:
+        # The time limit, and not the remaining time, because the time so far stands beside it.
         case TaskState.RUNNING if entry.log.deadline is not None:
             return f"of {format_duration(entry.log.deadline - entry.log.started_at)}"
         case TaskState.BACKOFF if entry.place.not_before is not None:
@@ -339,6 +342,7 @@ def fold_rows(rows: Sequence[TaskRow], limit: int) -> list[TaskRow | FoldedRows]
 
 def task_table(rows: Iterable[TaskRow | FoldedRows]) -> Table:
     """Return tasks as a table for a terminal."""
+    # Imported only here, because most readers of a history draw nothing and Rich loads slowly.
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")

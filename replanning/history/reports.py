@@ -431,6 +431,7 @@ def markdown_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None
 
 def _escape_inline(text: str) -> str:
     """Escape a text for use in a line of Markdown."""
+    # A name or an error must not add headings or links to the document.
     return _MARKDOWN_SPECIAL.sub(r"\\\1", printable_line(text))
 
 

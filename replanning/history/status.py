@@ -58,31 +58,60 @@ class HeldTask(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class TasksReport:
+    """Tasks of a run that a viewer counts or names.
+
+    Attributes:
+        counts: number of tasks per state, of the tasks that are now part of the plan.
+        held: tasks of planning mode that wait for a person; FAILED until the answer.
+        running: tasks that are being executed.
+        failures: the last failure of each task that has failed and waits for nobody.
+        stale: the finished tasks whose results are stale, each with the causes.
+        unstored: the finished tasks whose outputs were not stored, each with the reason.
+    """
+
+    counts: Mapping[TaskState, int]
+    held: tuple[HeldTask, ...]
+    running: tuple[RunningTask, ...]
+    failures: Mapping[TaskId, Failure]
+    stale: Mapping[TaskId, tuple[str, ...]]
+    unstored: Mapping[TaskId, str]
+
+
+class UsageReport(NamedTuple):
+    """Usage counted by the budget, its limits, and the seconds that count towards its wall clock."""
+
+    spent: Usage
+    budget: Budget
+    elapsed: float
+
+
+class RunOwner(NamedTuple):
+    """The process that owns a run.
+
+    It is `alive` if it can still write, which is assumed of a process on another machine.
+    """
+
+    name: str
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RunStatusReport:
     """Status of a run.
-
-    It has many attributes because it is a document for viewers: each is a line that they show.
 
     Attributes:
         status: `running`, or the status with which the run ended or stopped.
         reason: why it ended.
         revision: the number of the last revision.
-        task_counts: number of tasks per state, of the tasks that are now part of the plan.
+        replans: number of applied replans.
+        tasks: tasks by state, and those that a viewer names.
         evaluation: progress, expected remaining time, health and advice, as of the last record; no
             time for a run that is over, waits for a person, or has lost its process.
-        held_tasks: tasks of planning mode that wait for a person; FAILED until the answer.
-        running_tasks: tasks that are being executed.
-        failures: the last failure of each task that has failed and waits for nobody.
-        stale: the finished tasks whose results are stale, each with the causes.
         problems: errors of plugins, and others, that the run contained.
-        unstored: the finished tasks whose outputs were not stored, each with the reason.
         questions: open questions to people.
-        replans: number of applied replans.
-        spent: usage counted by the budget; `budget` is the limit.
-        elapsed: seconds that count towards the budget's wall clock.
+        usage: what was spent of the budget.
         owner: the process that owns the run, if any.
-        owner_alive: True if the owner can still write, which is assumed of a process on another
-            machine; None without an owner.
     """
 
     run: RunId
@@ -91,28 +120,25 @@ class RunStatusReport:
     status: CurrentRunStatus
     reason: str
     revision: int
-    task_counts: Mapping[TaskState, int]
-    evaluation: PlanEvaluation
-    held_tasks: tuple[HeldTask, ...]
-    running_tasks: tuple[RunningTask, ...]
-    failures: Mapping[TaskId, Failure]
-    stale: Mapping[TaskId, tuple[str, ...]]
-    problems: tuple[RunProblem, ...]
-    unstored: Mapping[TaskId, str]
-    questions: tuple[Question, ...]
     replans: int
-    spent: Usage
-    budget: Budget
-    elapsed: float
+    tasks: TasksReport
+    evaluation: PlanEvaluation
+    problems: tuple[RunProblem, ...]
+    questions: tuple[Question, ...]
+    usage: UsageReport
     started: float
     updated: float
-    owner: str | None
-    owner_alive: bool | None
+    owner: RunOwner | None
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether its process is gone without having ended it."""
+        return self.status == "running" and (self.owner is None or not self.owner.alive)
 
     @property
     def obstacle(self) -> str:
         """Why the remaining time is unknown: `waits for a person`, `its process is gone`; or ""."""
-        if self.status == "running" and not self.owner_alive:
+        if self.is_abandoned:
             return "its process is gone"
         if self.questions and self.status not in FINISHED_STATUSES:
             return "waits for a person"
@@ -148,6 +174,7 @@ def replay_records(records: Iterable[Record]) -> ReplayedRun:
         budget = Budget.model_validate(settings.get("budget", {}))
 
     def root_of(task_id: TaskId) -> TaskId:
+        # Limits count a task together with everything that replaced it.
         if task_id in live:
             return live.entry(task_id).root
         return task_id
@@ -167,6 +194,7 @@ def apply_record(record: Record, live: LivePlan, ledger: Ledger, run: RunId) -> 
         JournalCorrupt: it does not fit the records before it.
     """
     try:
+        # The journal keeps typed values as tags, and the plan works with the values.
         live.fold(with_value(record))
         if isinstance(record.body, QuestionAsked):
             record = record._replace(body=_with_current_footprint(record.body, live))
@@ -269,8 +297,21 @@ def status_report(
         if state is TaskState.FAILED and entry.log.failure and not _is_held(entry):
             failures[entry.id] = entry.log.failure
 
-    asked = ledger.questions.open.values()
+    owner = None
+    if info.owner is not None:
+        owner = RunOwner(info.owner, is_owner_alive(info))
+    tasks = TasksReport(
+        # In the order of the states, so that two reports of a run read alike.
+        counts={state: counts[state] for state in TaskState if counts[state]},
+        held=tuple(held_tasks(live, ledger.questions.open.values())),
+        running=tuple(running),
+        failures=failures,
+        stale={task_id: result.causes for task_id, result in stale_results(live).items()},
+        unstored=unstored_outputs(live),
+    )
     budget = ledger.budget_tracker
+    # A person who takes a day to answer must not use up the time of the run.
+    elapsed = max(0.0, until - first - ledger.questions.waiting_seconds(until))
     report = RunStatusReport(
         run=info.run,
         name=opened.plan.name or opened.plan.id or "",
@@ -278,23 +319,15 @@ def status_report(
         status=status,
         reason=reason,
         revision=live.revision,
-        task_counts={state: counts[state] for state in TaskState if counts[state]},
-        evaluation=PlanEvaluator().evaluate(PlanView(live), mean_durations(store)),
-        held_tasks=tuple(held_tasks(live, asked)),
-        running_tasks=tuple(running),
-        failures=failures,
-        stale={task_id: result.causes for task_id, result in stale_results(live).items()},
-        problems=tuple(ledger.problems.values()),
-        unstored=unstored_outputs(live),
-        questions=tuple(_build_questions(info.run, live, ledger)),
         replans=ledger.applied_count,
-        spent=budget.spent,
-        budget=budget.budget,
-        elapsed=max(0.0, until - first - ledger.questions.waiting_seconds(until)),
+        tasks=tasks,
+        evaluation=PlanEvaluator().evaluate(PlanView(live), mean_durations(store)),
+        problems=tuple(ledger.problems.values()),
+        questions=tuple(_build_questions(info.run, live, ledger)),
+        usage=UsageReport(budget.spent, budget.budget, elapsed),
         started=first,
         updated=last,
-        owner=info.owner,
-        owner_alive=is_owner_alive(info),
+        owner=owner,
     )
     if report.obstacle or report.status in FINISHED_STATUSES:
         # Nothing is executed, so an expected time would only count down on the screen.
@@ -315,10 +348,10 @@ def unstored_outputs(live: LivePlan) -> dict[TaskId, str]:
     return unstored
 
 
-def is_owner_alive(info: RunInfo) -> bool | None:
-    """Return whether the owner of a run can still write; None without an owner."""
+def is_owner_alive(info: RunInfo) -> bool:
+    """Return whether a process owns the run and can still write."""
     if info.owner is None:
-        return None
+        return False
     return not is_lease_free(info.owner, math.inf, 0.0)
 
 

@@ -191,6 +191,7 @@ def stale_line(stale: Mapping[TaskId, Sequence[str]]) -> str:
 
 def problem_lines(problems: Sequence[RunProblem]) -> list[str]:
     """Return errors that a run contained as one line each, of many the last ones."""
+    # The newest, because they are likeliest to explain the present state of a run.
     lines = [printable_line(str(problem)) for problem in problems[-MAX_PROBLEMS_SHOWN:]]
     left_out = len(problems) - len(lines)
     if left_out:

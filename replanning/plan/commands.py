@@ -97,6 +97,7 @@ def argument_text(name: str, value: JsonValue) -> str:
         raise ValueError(f"{name!r} is null, which has no text")
     try:
         text = as_text(value)
+        # Only encoding notices half a character, which a text of Python may contain.
         text.encode()
     except UnicodeEncodeError:
         raise ValueError(f"{name!r} holds half a character (a lone surrogate)") from None
@@ -167,6 +168,7 @@ def compile_command(
             problems.append(
                 f"{name!r} is a list, but {{{name}}} does not stand alone in the command"
             )
+        # A second use of an argument refers to the same words.
         elif name not in names:
             items = [(name, value)]
             if isinstance(value, list):
@@ -179,6 +181,7 @@ def compile_command(
                 except ValueError as error:
                     problems.append(str(error))
         parts.append(" ".join(names.get(name, ())))
+    # Arguments that are no words cannot be read as options either, and need one message only.
     if not problems:
         problems = option_problems(command, arguments, parameters)
     if problems:

@@ -63,6 +63,7 @@ class Condition:
     _tree: ast.expr = field(compare=False, repr=False)
 
     @classmethod
+    # The check of a plan and every evaluation parse the same texts.
     @lru_cache(maxsize=4096)
     def parse(cls, text: str) -> Condition:
         """Return a parsed condition.

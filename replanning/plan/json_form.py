@@ -45,9 +45,11 @@ def shown_form(value: object) -> JsonValue:
 
 
 def _json_form(value: object) -> JsonValue:
+    # Most values are plain, and need no search through the cases.
     if type(value) in _PLAIN_TYPES:
         return _number_form(value) if type(value) is float else value  # type: ignore[return-value]
     match value:
+        # Before text and numbers, because a member of an `IntEnum` is an int as well.
         case Enum():
             return _json_form(value.value)
         case bool() | int() | str():
@@ -59,6 +61,7 @@ def _json_form(value: object) -> JsonValue:
         case list() | tuple():
             return [_json_form(item) for item in value]
         case set() | frozenset():
+            # A set has no order, but equal outputs must give equal arguments.
             return sorted(map(_json_form, value), key=_sort_key)
         case datetime() | date() | time():
             return value.isoformat()
@@ -74,6 +77,7 @@ def _json_form(value: object) -> JsonValue:
 
 
 def _number_form(number: float) -> JsonValue:
+    # JSON has no other numbers, and one of them must not make the whole output unreadable.
     if math.isfinite(number):
         return number
     if math.isnan(number):
@@ -82,6 +86,7 @@ def _number_form(number: float) -> JsonValue:
 
 
 def _key_text(key: object) -> str:
+    # Outputs may have numbers or dates as keys, and JSON has only texts.
     form = _json_form(key)
     return as_text(form)
 

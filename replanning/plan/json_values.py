@@ -22,6 +22,7 @@ _CHARS_PER_ITEM = 10
 
 def iter_strings(value: JsonValue, *, keys: bool = True) -> Iterator[str]:
     """Yield the strings inside a value in document order, the keys of objects included unless `keys` is false."""
+    # A stack of its own, because outputs may be nested deeper than Python recurses.
     stack = [value]
     while stack:
         item = stack.pop()
@@ -70,6 +71,7 @@ def exceeds_depth(value: JsonValue, limit: int) -> bool:
 
 def measure_json(value: JsonValue, limit: int) -> int:
     """Return about how many characters a value takes as JSON; measuring ends where that exceeds `limit`."""
+    # Not encoded for it: the text of a huge value would fill the memory that the limit protects.
     size, stack = 0, [value]
     while stack and size <= limit:
         item = stack.pop()
@@ -149,6 +151,7 @@ def _detached(shared: _SharedT) -> _SharedT:
 
 
 def _detached_members(state: Mapping[str, object]) -> dict[str, Any]:
+    # Parts that nobody can change stay shared, so that a copy costs only what can be changed.
     members = (
         (name, item, _detached(item))
         for name, item in state.items()
@@ -176,6 +179,7 @@ def json_type_name(value: object) -> str:
     match value:
         case None:
             return "null"
+        # Before numbers, because a boolean is one in Python.
         case bool():
             return "a boolean"
         case int() | float():
@@ -204,6 +208,7 @@ def get_item(value: object, key: str | int) -> object:
         raise LookupError(
             f"does not exist; there is {names}" if names else "does not exist; there is nothing yet"
         )
+    # The characters of a text are no items in JSON, although Python indexes them.
     if isinstance(value, Sequence) and not isinstance(value, str | bytes) and isinstance(key, int):
         if -len(value) <= key < len(value):
             return value[key]

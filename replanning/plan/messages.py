@@ -37,6 +37,7 @@ class _SafeRepr(reprlib.Repr):
 
     def repr_str(self, x: str, level: int) -> str:
         """Return the repr of a text, whose middle is left out if it is long."""
+        # Only the ends are shown, so a huge text must not be searched as a whole.
         if len(x) > 2 * _CUT_MARGIN:
             x = x[:_CUT_MARGIN] + x[-_CUT_MARGIN:]
         return super().repr_str(mask_secrets(x), level)
@@ -107,6 +108,7 @@ def join_names(names: Collection[str], limit: int) -> str:
 
 def error_lines(error: ValidationError, limit: int = 10, *, root: str = "") -> list[str]:
     """Return the first errors of pydantic as `path: message`, without the input; `root` is the name of the whole."""
+    # The input may contain a secret, and these lines go into logs.
     details = error.errors(include_url=False, include_context=False, include_input=False)[:limit]
     places = [".".join(map(str, item["loc"])) or root for item in details]
     return [
@@ -190,8 +192,10 @@ def validation_problems(
                 )
             case _ if kind in _EXPECTED_BY_ERROR_TYPE:
                 message = f"expected {_EXPECTED_BY_ERROR_TYPE[kind]}{got}"
+                # YAML reads a version such as 1.10 as a number, which is hard to see in a file.
                 if kind == "string_type" and isinstance(value, bool | int | float):
                     message += "; put it in quotes"
+                # YAML 1.1 reads these words as booleans, so many people expect that.
                 elif kind == "bool_type" and str(value).lower() in ("yes", "no", "on", "off"):
                     message += "; yes, no, on and off are text here"
             case "string_too_short" | "too_short":

@@ -66,6 +66,7 @@ def read_text_file(
         kind = _unreadable_kind(pathlib.Path(path))
         if kind:
             raise ValueError(f"it is {kind}; give a file")
+        # A pipe does not tell its size, so the reading itself is bounded.
         with pathlib.Path(path).open("rb") as file:
             content = file.read(max_size + 1)
     except (OSError, TypeError, ValueError) as error:  # the last two say that this is no path
@@ -333,6 +334,7 @@ class _YamlBuilder:
         self._anchors: dict[str, _Anchored] = {}
         self._nodes = 0
         self._aliased_nodes = 0
+        # A long plan repeats the same words, so each is parsed once.
         self._plain_value = cache(_plain_value)
 
     def read(self, event: Event) -> None:

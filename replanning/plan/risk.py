@@ -114,6 +114,7 @@ def resolved_risk(
     tool: ToolSpec, declared: Mapping[str, JsonValue], arguments: Mapping[str, JsonValue]
 ) -> str:
     """Return why the values of references make a use dangerous that the plan did not show; "" if they do not."""
+    # A risk that the declaration shows was asked about when the task came into the plan.
     if arguments == declared or command_risk(tool, declared):
         return ""
     return command_risk(tool, arguments)
@@ -133,6 +134,7 @@ def detected_risk(tool: ToolSpec, arguments: Mapping[str, JsonValue] = MappingPr
     if len(tool.command) > _MAX_JUDGED_CHARS:
         return "its command is too long to be judged"
     marked = mark_holes(tool.command)
+    # A number cannot become code or a program, so a hole for one is harmless.
     numbers: dict[str, JsonValue] = {
         name: 0 for name, kind in tool.parameters.items() if kind in ("integer", "number")
     }

@@ -30,6 +30,7 @@ from replanning.plan.messages import validation_problems
 from replanning.plan.references import fact_problem, fill_placeholders, normalise_fact, placeholders
 from replanning.plan.types import MAX_NAME_CHARS, JsonObject, TaskId, to_seconds
 
+# Names stand in messages, where nobody would see a blank at an end or a line break.
 _NAME_PATTERN: Final = (
     r"^[^\s\x00-\x1f\x7f-\x9f](?:[^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$"
 )
@@ -52,6 +53,7 @@ def _validate_fact(text: str) -> str:
 Fact = Annotated[
     str, StringConstraints(min_length=1, pattern=_NONBLANK_PATTERN), AfterValidator(_validate_fact)
 ]
+# Strict, because a number in quotes is a mistake to report, not a number.
 NonNegativeFloat = Annotated[float, Field(strict=True, ge=0)]
 Duration = Annotated[float, Field(strict=True, ge=0), BeforeValidator(to_seconds)]
 Seconds = Annotated[float, Field(strict=True, gt=0), BeforeValidator(to_seconds)]
@@ -82,6 +84,7 @@ class StrictModel(BaseModel):
         PlanError: a field is wrong or unknown; names every one, and the nearest known field.
     """
 
+    # A misspelt field would otherwise be dropped silently, and its default would apply.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
@@ -119,6 +122,7 @@ class StrictModel(BaseModel):
             try:
                 return validate(*arguments, **options)
             except ValidationError as error:
+                # Without its cause: pydantic's text repeats the input, which may contain a secret.
                 raise cls._construction_error(error) from None
 
 
@@ -180,6 +184,7 @@ class McpServer(StrictModel):
 
     def problems(self) -> list[str]:
         """Return everything that makes it unusable on any machine."""
+        # Returned instead of raised, so that one error can name the problems of all servers.
         found = []
         if (self.command is None) == (self.url is None):
             found.append("it needs either a `command` that starts it or a `url`, and not both")
@@ -222,6 +227,7 @@ class Goal(StrictModel):
         Raises:
             PlanError: the result is no valid goal; lists every problem.
         """
+        # `model_copy` would take any value unchecked, and a goal may come from a message.
         return Goal.model_validate({**self.model_dump(), **fields})
 
 
@@ -430,6 +436,7 @@ class ToolSpec(StrictModel):
                 text = f"tool {self.name!r}: {pattern!r} in {field} needs the arguments {lacking}, given are {list(arguments)}"
                 raise PlanError([Problem("", text)])
             filled = fill_placeholders(pattern, {name: as_text(arguments[name]) for name in names})
+            # Validation has normalised a pattern that has nothing to fill in.
             facts.append(normalise_fact(filled) if names else filled)
         return tuple(facts)
 
@@ -503,6 +510,7 @@ def has_no_effect(task: TaskBody, tool: ToolSpec | None) -> bool:
     effect = task.effect
     if effect is None and tool is not None:
         effect = tool.effect
+        # Whoever states `idempotent` of a GET knows more about it than its method says.
         says_nothing = effect is None and tool.idempotent is None
         if says_nothing and tool.kind == "http" and _http_method(tool) in READING_METHODS:
             effect = "none"
@@ -524,6 +532,7 @@ def is_repeatable(task: TaskBody, tool: ToolSpec | None) -> bool:
         return False
     if tool.idempotent is not None:
         return tool.idempotent
+    # RFC 9110 defines these methods as idempotent; the tool did not say otherwise.
     return tool.kind == "http" and _http_method(tool) in ("PUT", "DELETE")
 
 

@@ -444,4 +444,4 @@ async def test_work_beside_a_question(
     )
     (info,) = engine.store.runs()
     report = run_status(engine.store, info, now=clock.now())
-    assert (result.status, clock.elapsed, report.elapsed) == (status, end, used)
+    assert (result.status, clock.elapsed, report.usage.elapsed) == (status, end, used)

@@ -246,7 +246,9 @@ async def test_warning_is_shown() -> None:
     text = f"9 results of older values: {', '.join(f'{page} (context.language)' for page in PAGES[:5])} and 4 more"
     history = engine.history(result.run)
     assert (
-        history.stale == result.stale == run_status(engine.store, engine.store.runs()[0], 0.0).stale
+        history.stale
+        == result.stale
+        == run_status(engine.store, engine.store.runs()[0], 0.0).tasks.stale
     )
     assert f"  stale:    {text}\n" in text_report(history)
     assert text in why_report(history, PlanEdit(0.0, 0, 1, (), "", ""))
