@@ -70,12 +70,14 @@ from replanning.plan.messages import join_names
 from replanning.plan.tasks import Goal, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
 from replanning.plugins import load_plugin, plugin_name
+from replanning.run.attempt import Work, validate_work
 from replanning.run.event_loop import describe_error, without_group
+from replanning.run.execution import Worker
 from replanning.run.lifecycle import Lifecycle, ResumeState, warn_of_error
 from replanning.run.opening import RunFactory, redactor_for, run_services
 from replanning.run.outputs import Codec
 from replanning.run.retries import IsTransient
-from replanning.run.run import PlanRun, RunResult, Work, Worker, validate_work
+from replanning.run.run import PlanRun, RunResult
 from replanning.secrets import Redactor
 from replanning.settings import Settings
 from replanning.telemetry.exporter import Exporter, ExporterContext, build_telemetry

@@ -28,7 +28,7 @@ from replanning.plan.document import Plan
 from replanning.plan.json_values import detached
 from replanning.plan.messages import validation_problems
 from replanning.plan.tasks import Retry, Task, ToolSpec
-from replanning.run.run import TaskContext, Work
+from replanning.run.attempt import TaskContext, Work
 
 Parameters = ParamSpec("Parameters")
 

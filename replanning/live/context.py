@@ -35,6 +35,7 @@ class ContextHistory:
         self.version += 1
         self._claims.append(last_claim)
         for key in (*changes, *removed):
+            # Hashes, not values: earlier values may be large, or secrets.
             if key not in self.hashes:
                 self.hashes[key] = ([0], [_value_hash(context.get(key))])
             versions, hashes = self.hashes[key]
@@ -57,6 +58,7 @@ class ContextHistory:
 
 
 def _value_hash(value: JsonValue) -> bytes:
+    # Sorted, so that two objects with the same members count as the same value.
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
 
 

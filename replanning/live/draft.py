@@ -319,6 +319,7 @@ class Draft:
         if state in FINISHED and new.depends_on != old.depends_on:
             self._add_problem(f"task {new.id!r} is {state}: what it depends on cannot change")
             return
+        # A running task has begun without waiting: a new dependency would come too late.
         if state is TaskState.RUNNING:
             self._add_problem(
                 f"task {new.id!r} is {state}: it cannot be made to wait for another task"

@@ -165,6 +165,7 @@ class TaskEntry:
     @property
     def satisfied(self) -> bool:
         """True if the dependents of this task may run."""
+        # A replaced task counts as its replacement does: once all of its sinks are satisfied.
         if self.state is TaskState.REPLACED_BY_REPLAN:
             return not self.replacement.unsatisfied
         return self.state in SATISFIED

@@ -95,6 +95,7 @@ class DependencyIndex:
         tool = self.tools.get(task.tool or "")
         if tool is None:
             return _NO_ACTION, task.arguments
+        # Compared by identity: an edit makes a new document, with other arguments.
         cached = self._actions.get(task.id)
         if cached is not None and cached[0] is task and cached[1].name == tool.name:
             return cached[2], task.arguments
@@ -188,6 +189,7 @@ class World:
         if not self.closed:
             return True
         action, _ = self._index.ground(entry.task)
+        # The world is closed: a fact that is not known to hold does not hold.
         if not action.requires <= self.facts.keys():
             return False
         return not any(action.interferes_with(other) for other in self.running.values())

@@ -83,12 +83,14 @@ class TaskResults(Mapping[str, Any]):
         entry = self._entries.get(task_id)
         if entry is None:
             raise UnknownTask(task_id)
+        # A redone task keeps its earlier result until the new one is there.
         while entry.state is TaskState.REPLACED_BY_REPLAN and not (
             entry.replacement.redone and entry.replacement.unsatisfied
         ):
             if len(entry.replacement.sinks) > 1:
                 return {sink.id: self.output_of(sink.id) for sink in entry.replacement.sinks}
             entry = entry.replacement.sinks[0]
+        # Dependents of a skipped task run; null tells them that it has no output.
         if entry.state is TaskState.SKIPPED:
             return None
         if entry.state is not TaskState.DONE and not entry.replacement.redone:
@@ -170,6 +172,7 @@ class CopyOnRead(Mapping[str, Any]):
         if type(value) not in CONTAINERS:
             return value
         cached = self._copies.get(key)
+        # By identity: a new output of the same task must not be hidden by the copy of the old one.
         if cached is None or cached[0] is not value:
             cached = self._copies[key] = value, copy_containers(value)
         return cached[1]
@@ -425,6 +428,7 @@ class TaskGraph:
         order = len(self.entries)
         entry = TaskEntry(task, order, parent, task.id, task.priority, root, iteration)
         self.entries[task.id] = entry
+        # One task that wants to be done again makes every change of the context worth a look.
         if task.on_stale == "redo":
             self.staleness.redoes = True
         self.dependency_index.add(task)
@@ -541,6 +545,7 @@ class TaskGraph:
         entry.log.current = None
         entry.log.deadline = None
         entry.log.effects = None
+        # Only a result can be stale, so what a failed attempt has read is forgotten.
         if not succeeded:
             entry.reads.keys = None
             entry.reads.changed_context = False
@@ -563,6 +568,7 @@ class TaskGraph:
         A tool that its breaker made unavailable once is waited for, like a task that backs off.
         """
         scheduler = self.scheduler
+        # A claimed task is about to run, and a cancelled body holds what others may wait for.
         if scheduler.claimed_count or scheduler.kept_resources:
             return False
         for state in _IN_PROGRESS_STATES:
@@ -575,6 +581,7 @@ class TaskGraph:
     def _waits_for_breaker(self) -> bool:
         """Return whether a task waits for the first trial of a tool that was made unavailable."""
         for name, breaker in self.scheduler.breakers.items():
+            # After a second opening nobody knows whether the tool comes back: do not wait.
             if breaker.openings != 1 or self.tools[name].available:
                 continue
             for task_id in self.dependency_index.resource_users.get(name, ()):
@@ -589,6 +596,7 @@ class TaskGraph:
             if attempt is not None:
                 overdue.append((entry, attempt))
                 continue
+            # A draft that saw the task backing off may not fit a ready one.
             self.version += 1
             entry.place.not_before = None
             if entry.state is not _PENDING:

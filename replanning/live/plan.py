@@ -331,6 +331,7 @@ class LivePlan(TaskGraph):
                 event = TaskEvent.CONTINUE
         if log.current != body.attempt:
             raise IllegalTransition(entry.state, event, _stale_attempt_subject(body))
+        # First of all, because an illegal event must leave everything as it was.
         self.transition(entry, event)
         self._count_failure(entry, failure)
         self.end_attempt(entry, succeeded=False)
@@ -450,6 +451,7 @@ class LivePlan(TaskGraph):
 
     def _on_question(self, body: QuestionAsked, at: float) -> None:
         held = [self.entry(task_id) for task_id in body.holds]
+        # An answer names only its question, so what it releases is remembered here.
         self._holds_by_question[body.question] = body.holds
         self.scheduler.hold(held)
 

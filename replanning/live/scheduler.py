@@ -310,6 +310,7 @@ class Scheduler:
 
     def _acquire(self, entry: TaskEntry) -> bool:
         """Take the resources of a task, if they are free."""
+        # Most plans declare no resources, and then nothing is looked up for any task.
         if not self.pool.limited:
             return True
         demand = self.pool.demand(entry.task)
@@ -320,6 +321,7 @@ class Scheduler:
         return True
 
     def _claim(self, entry: TaskEntry) -> None:
+        # The claimed task is the trial of a tool that has failed; the next waits for its outcome.
         breaker = self.breakers.get(entry.task.tool or "")
         if breaker is not None:
             breaker.trial = entry

@@ -81,6 +81,7 @@ class PlanView:
 
     @property
     def _live(self) -> LivePlan:
+        # A reader that mixed two revisions would propose changes that fit neither.
         if self._plan.revision != self.revision:
             raise StaleView(self.revision, self._plan.revision)
         return self._plan
@@ -274,6 +275,7 @@ class PlanView:
     def remaining_cost(self) -> float:
         """Cost of the unfinished tasks: the cost of the tool of each, or 1 if the tool declares none."""
         live = self._live
+        # Counted from the index, because a large plan would be walked for every score.
         users = live.dependency_index.resource_users
         priced = {tool.name: tool.cost for tool in live.tools.values() if tool.cost is not None}
         count = sum(number for state, number in live.counts.items() if state not in FINISHED)
@@ -365,6 +367,7 @@ class DraftView:
         draft = self._draft
         if task_id in draft.new_tasks:
             return self._new_task(task_id)
+        # Attempts and failures stay those of the plan: changes stage no execution.
         found = self._base.task(task_id)._replace(state=draft.state(task_id))
         if task_id in draft.tasks:
             found = found._replace(task=draft.tasks[task_id])
@@ -415,6 +418,7 @@ class DraftView:
 
     def unused_id(self, base: TaskId, taken: Container[TaskId] = ()) -> TaskId:
         """Return an id derived from another that no task has had or would have and that is not in `taken`."""
+        # The draft adds ids that the plan does not know, and an id is never used again.
         used: set[TaskId] = set()
         while (new := self._base.unused_id(base, used)) in self._draft.new_tasks or new in taken:
             used.add(new)
@@ -469,6 +473,7 @@ def strips_problem(
     if draft is not None:
         return _build_problem(live, draft, _relevant_subgraph(live, draft, tasks, facts))
     subject = frozenset(tasks), frozenset(facts)
+    # Providers and scorers ask for the same problem several times between two events.
     if subject not in live.world.problems:
         draft = Draft(live)
         part = _relevant_subgraph(live, draft, *subject)
@@ -528,6 +533,7 @@ def _relevant_subgraph(
     Tasks are related if one depends on the other, or if they share a fact that one of them changes.
     """
     index = live.dependency_index.fact_index
+    # Without an index nothing says what is unrelated, and without a subject everything counts.
     if index is None or not (tasks or facts):
         return None
     limit = max(MIN_SUBGRAPH_LIMIT, len(index) // 4)
@@ -540,6 +546,7 @@ def _relevant_subgraph(
     for task_id, task in draft.tasks.items():
         for dep in draft.follow_replacements(task.depends_on):
             staged_dependents.setdefault(dep, []).append(task_id)
+    # The search stops early where it would find most of the plan: reducing that saves nothing.
     seen: set[TaskId] = set()
     seen_facts = set(facts)
     while stack and len(seen) <= limit:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Never, Self
+from typing import Any, Final, Never, Self
 
 import anyio
 from opentelemetry.context import Context
@@ -20,9 +20,7 @@ from replanning.live.graph import CopyOnRead
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId
 from replanning.run.event_loop import CancelledWithin, is_cancelled
-
-if TYPE_CHECKING:
-    from replanning.run.run import PlanRun
+from replanning.run.observations import ObservedRun
 
 CONTINUATION_SUFFIX: Final = "#continued-"
 """Precedes, in an idempotency key, the number of times that a judge has had the task run again."""
@@ -43,7 +41,7 @@ class TaskContext:
 
     __slots__ = ("_context", "_results", "_run", "_task", "arguments", "attempt_id")
 
-    def __init__(self, run: PlanRun, task: Task, attempt_id: AttemptId) -> None:
+    def __init__(self, run: ObservedRun, task: Task, attempt_id: AttemptId) -> None:
         self._run = run
         self._task = task
         self.attempt_id = attempt_id
@@ -70,6 +68,7 @@ class TaskContext:
 
         Containers are this attempt's own copies, other objects are shared. A `KeyError` says why there is no output.
         """
+        # Made on first use: most work reads neither results nor the context.
         if self._results is None:
             self._results = CopyOnRead(self._run.live.results)
         return self._results
@@ -121,6 +120,7 @@ class TaskContext:
         """
         entry = self._run.live.entry(self._task.id)
         key = f"{self._run.id}/{self._task.id}"
+        # A service that knows the key would answer the changed call with the result of the old one.
         if entry.log.call_changes:
             key += f"{CHANGE_SUFFIX}{entry.log.call_changes}"
         if entry.log.continuations:
@@ -176,6 +176,7 @@ def current_attempt() -> TaskContext | None:
 @contextmanager
 def as_current_attempt(context: TaskContext | None) -> Iterator[None]:
     """Make this the attempt that the code of the block is executed for, in a thread that executes it for another one."""
+    # The threads of a pool execute many attempts in turn, so the earlier one comes back.
     before = _current_attempt.set(context)
     try:
         yield
@@ -201,6 +202,7 @@ def validate_work(work: Callable[..., object], max_concurrency: int = 1) -> None
     """
     if max_concurrency < 1:
         raise ValueError(f"max_concurrency is {max_concurrency}; at least one worker is needed")
+    # A partial is no routine: the check below would pass whatever function it holds.
     if isinstance(work, partial):
         work = work.func
     function = inspect.unwrap(work)
@@ -266,7 +268,7 @@ class Attempt:
 
     def __init__(
         self,
-        run: PlanRun,
+        run: ObservedRun,
         task: Task,
         *,
         claimed: TaskEntry | None = None,
@@ -317,6 +319,7 @@ class Attempt:
 
     def cancel(self) -> None:
         """Stop the body; nothing that it still reports is accepted."""
+        # Set first: the body may report its end before the loop has cancelled its scope.
         self.cancelled = True
         self._lifecycle.loop.call(self._scope.cancel)
 
@@ -334,6 +337,7 @@ class Attempt:
     async def __aenter__(self) -> Self:
         is_started = await self._start()
         self._scope.__enter__()
+        # An `async with` cannot skip its body, which therefore ends at its first checkpoint.
         if not is_started:
             self._not_started = True
             self.cancel()
@@ -353,6 +357,7 @@ class Attempt:
         life = self._lifecycle
         if self._token is not None:
             life.spans.detach(self._token)
+        # Set, not reset: a reset fails where the body is left in another context.
         _current_attempt.set(self._before)
         try:
             swallowed = self._scope.__exit__(kind, error, trace)
@@ -367,6 +372,7 @@ class Attempt:
             life.succeeded(self.id, self.output, keep_if_possible=not self._needs_output)
             return True
         assert error is not None
+        # Control flow of a framework, such as a handoff: the call is made again, and not in doubt.
         if isinstance(error, self._passes):
             life.interrupted(self.id, f"{type(error).__name__} in the worker", again=True)
             return False
@@ -383,6 +389,7 @@ class Attempt:
         return False
 
     def _fail(self, error: Exception) -> None:
+        # Without an attempt nothing can have failed: the body only met its cancellation.
         if not self._not_started:
             self._lifecycle.failed(self.id, error)
             self.error = error

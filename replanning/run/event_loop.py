@@ -45,6 +45,7 @@ async def isolate(
     try:
         return await function(*args)
     except anyio.get_cancelled_exc_class() as error:
+        # A cancellation of ours must go on, or the scope that asked for it would wait for ever.
         if is_cancelled():
             raise
         raise CancelledWithin(CancelledWithin.MESSAGE) from error
@@ -61,6 +62,7 @@ def without_group(error: BaseException) -> BaseException:
 
 def is_cancelled() -> bool:
     """Return whether the current task is being cancelled, by a scope or by an event loop that is closed."""
+    # A scope of anyio is asked first: it is the only one that trio has.
     if anyio.get_current_task().has_pending_cancellation():
         return True
     if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
@@ -110,6 +112,7 @@ class LoopThread:
             return function(*args, **kwargs)
         with self._lock:
             taken = not self.closed
+            # Counted under the lock, so that `close` waits for every call that was taken.
             self._handed_over += taken
         if taken:
             try:
@@ -140,6 +143,7 @@ class LoopThread:
         """Take no more calls from other threads; those that wait are executed before this returns, and the loop can end."""
         with self._lock:
             self.closed = True
+        # A cancelled loop would leave other threads waiting for results that never come.
         with anyio.CancelScope(shield=True):
             while self._handed_over:
                 await anyio.lowlevel.checkpoint()
@@ -260,6 +264,7 @@ class Timer:
         if self._changed is not None:
             self._changed.set()
             self._changed = None
+        # Only an earlier deadline is worth waking up for: the others are found on the way.
         elif when < self.next_wakeup and self._scope is not None:
             self._scope.cancel()
         self.next_wakeup = min(when, self.next_wakeup)
@@ -286,6 +291,7 @@ class Timer:
                 deadline = self._next_deadline()
                 if deadline is not None and deadline <= now:
                     self._on_deadline(now)
+                # All that are due by one reading of the clock, in the order in which they were due.
                 while self._alarms and self._alarms[0][0] <= now:
                     alarm = heapq.heappop(self._alarms)[2]
                     callback = alarm.callback

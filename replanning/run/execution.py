@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from replanning.decision.policy import DOUBT_ADVICE
 from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NoResult, NotRunning
 from replanning.journal.values import copy_containers
@@ -14,9 +12,7 @@ from replanning.plan.tasks import Task
 from replanning.plan.types import AttemptId, TaskId
 from replanning.run.attempt import Attempt, Work
 from replanning.run.lifecycle import GIVEN_UP
-
-if TYPE_CHECKING:
-    from replanning.run.run import PlanRun
+from replanning.run.observations import ObservedRun
 
 
 class Worker:
@@ -28,7 +24,7 @@ class Worker:
         in_own_task: as `Attempt` takes it.
     """
 
-    def __init__(self, run: PlanRun, work: Work, *, in_own_task: bool = False) -> None:
+    def __init__(self, run: ObservedRun, work: Work, *, in_own_task: bool = False) -> None:
         self._run = run
         self._work = work
         self._in_own_task = in_own_task
@@ -68,7 +64,7 @@ class LineageExecution:
 
     def __init__(
         self,
-        run: PlanRun,
+        run: ObservedRun,
         task_id: TaskId,
         passes: tuple[type[BaseException], ...],
     ) -> None:
@@ -98,6 +94,7 @@ class LineageExecution:
         life, root = self._lifecycle, self.root
         life.reserve(root)
         try:
+            # A call that had nothing to wait for was started as it was added, and never queued.
             if started is not None:
                 await self._attempt(root, root.task, work, started)
             while not root.satisfied:
@@ -107,11 +104,13 @@ class LineageExecution:
                 await self._attempt(handed.claim.entry, handed.task, work, None)
             if root.satisfied:
                 return self._output()
+            # Before the other reasons: what failed may still be run after the answer.
             if questions := life.questions_about(root):
                 asked = join_names(questions, 5)
                 text = f"a person must answer {asked} before task {self._asked!r} can go on; perform it again after that"
                 raise NeedsHuman(text, questions, root.id) from self._own_error()
             needed = life.needed_for(root).values()
+            # A lineage that was given up has failed, even if the run was stopped afterwards.
             is_given_up = any(entry.state in GIVEN_UP for entry in needed)
             end = life.end
             if (
@@ -127,6 +126,7 @@ class LineageExecution:
                 )
             raise self._own_error()
         finally:
+            # Whatever happened, what is left of the lineage must not be locked away from workers.
             life.unreserve(root)
 
     def _own_error(self) -> Exception:
@@ -146,6 +146,7 @@ class LineageExecution:
             names = join_names(doubtful, 5)
             doubt = f"whether {names} took effect is unknown, so it is not executed again; {DOUBT_ADVICE}"
         if self.error is not None:
+            # The same exception may be raised again by a later call, and one note is enough.
             notes = getattr(self.error, "__notes__", ())
             if doubt and doubt not in notes:
                 self.error.add_note(doubt)
@@ -165,6 +166,7 @@ class LineageExecution:
     def _output(self) -> object:
         """Return the output of a lineage as the work returned it, or else the recorded output."""
         root, outputs = self.root, self.outputs
+        # The object that the work returned: the recorded output is its JSON, without its class.
         leaf = root
         while leaf.state is TaskState.REPLACED_BY_REPLAN and len(leaf.replacement.sinks) == 1:
             leaf = leaf.replacement.sinks[0]
@@ -189,6 +191,7 @@ class LineageExecution:
         """
         is_own_tool = task.tool == self.root.task.tool
         self.last = None
+        # What another tool raised would mislead the caller, who knows only its own tool.
         if is_own_tool:
             self.error = None
         attempt = Attempt(

@@ -194,6 +194,7 @@ class RunJournal:
             if isinstance(error, StoreError):
                 raise
             raise StoreError(f"the store failed: {describe_error(error)}") from error
+        # Patience begins anew with every record that the store has taken.
         self._failing_seconds = 0.0
 
     def append_soon(self, body: RecordBody, stored: RecordBody | None = None) -> None:
@@ -259,6 +260,7 @@ class RunJournal:
     def _begin_outage(self, error: Exception) -> None:
         """Try the store again a little later, or give up when patience is over."""
         self.state = "failing"
+        # The pauses so far: patience is about trying again, not about hours of the clock.
         failing = self._failing_seconds
         left = self._patience - failing
         if left <= 0:

@@ -94,6 +94,7 @@ class OutputKeeper:
             OutputError: it is something to be awaited, or the codec failed.
         """
         kind = type(output)
+        # They hold no secrets, and nothing of them can be changed, so they need no copy.
         if kind in _SIMPLE_TYPES:
             is_small = kind is not int or _MIN_INTEGER < output < _MAX_INTEGER  # type: ignore[operator]
             if is_small:
@@ -152,6 +153,7 @@ class OutputKeeper:
             return None
         try:
             document = adapter.dump_python(output, mode="json", warnings="error")
+            # What does not come back equal would change its value with a resume, unnoticed.
             if adapter.validate_python(document) != output:
                 return None
             return encode_annotated(document, self._redactor)

@@ -79,6 +79,7 @@ def _kill_group(run: RunId, process: ProcessStarted) -> bool:
     attempt.
     """
     group = process.group
+    # To signal group 0 or 1, or our own, would hit this process or the whole system.
     if group <= 1 or group == os.getpgrp():
         return False
     with suppress(PermissionError):

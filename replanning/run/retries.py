@@ -415,6 +415,7 @@ def schedule_retry(
     Returns:
         The time of the next attempt or None, and whether the task's retries are used up.
     """
+    # A judge asked for more work, which is no failure and uses up no retry.
     if failure.kind == "unfinished":
         return now, False
     if failure.kind in ("rejected", "blocked"):
@@ -426,6 +427,7 @@ def schedule_retry(
     delay = policy.delay
     if policy.exponential:
         delay *= 2 ** min(entry.log.in_round - 1, _MAX_DOUBLINGS)
+    # Tasks that failed together would otherwise hit a recovering service together.
     if policy.jitter:
         delay *= 0.5 + chance
     due = now + min(delay, _MAX_DELAY_SECONDS)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, Concatenate, Never, Self
@@ -29,52 +28,34 @@ from replanning.errors import (
 )
 from replanning.history.history import ReplanHistory
 from replanning.journal.records import (
-    ContextUpdated,
-    FactsObserved,
     Failure,
-    GoalChanged,
     PlanningNoted,
     PlanRevised,
-    ProcessStarted,
     Record,
-    ReplanRequested,
-    ResourceUpdated,
     RunPaused,
     RunProblem,
     RunStatus,
     Usage,
 )
-from replanning.journal.store import FINISHED_STATUSES, to_plain_json
 from replanning.journal.values import copy_containers
-from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
 from replanning.live.view import PlanView, ReplanningInfo
 from replanning.plan.document import Plan
 from replanning.plan.json_values import detached
-from replanning.plan.messages import (
-    NameSuggester,
-    brief_repr,
-)
-from replanning.plan.references import fact_problem, normalise_fact
-from replanning.plan.tasks import Goal, Task
+from replanning.plan.tasks import Task
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
-from replanning.run.attempt import Attempt, TaskContext, Work, validate_work
+from replanning.run.attempt import Attempt, Work, validate_work
 from replanning.run.dispatch import Claim
 from replanning.run.event_loop import Parameters, ResultT
-from replanning.run.execution import LineageExecution, Worker
+from replanning.run.execution import LineageExecution
 from replanning.run.lifecycle import Lifecycle, RunMeter
-from replanning.run.processes import host_id, process_start_time
+from replanning.run.observations import (
+    ObservedRun,
+    in_loop_thread,
+    plain_object,
+)
 
-__all__ = [
-    "Outputs",
-    "PlanRun",
-    "ReadyTasks",
-    "RunResult",
-    "TaskContext",
-    "Work",
-    "Worker",
-    "validate_work",
-]
+__all__ = ["Outputs", "PlanRun", "ReadyTasks", "RunResult"]
 
 
 class Outputs(dict[str, Any]):
@@ -141,18 +122,6 @@ class RunResult:
         return self
 
 
-def in_loop_thread(
-    method: Callable[Concatenate[PlanRun, Parameters], ResultT],
-) -> Callable[Concatenate[PlanRun, Parameters], ResultT]:
-    """Have calls of a method from other threads executed in the thread of the run's event loop."""
-
-    @wraps(method)
-    def call(run: PlanRun, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> ResultT:
-        return run._lifecycle.loop.call(method, run, *args, **kwargs)
-
-    return call
-
-
 def read_in_loop_thread(
     method: Callable[Concatenate[PlanRun, Parameters], ResultT],
 ) -> Callable[Concatenate[PlanRun, Parameters], ResultT]:
@@ -168,7 +137,7 @@ def read_in_loop_thread(
     return read
 
 
-class PlanRun:
+class PlanRun(ObservedRun):
     """One execution of one plan, from which workers pull and to which they report.
 
     Made by `ReplanningEngine.open`, and without an engine by `open_run`. An edit is one revision, which counts as
@@ -180,9 +149,7 @@ class PlanRun:
     """
 
     def __init__(self, lifecycle: Lifecycle) -> None:
-        self.id = lifecycle.run_id
-        self._lifecycle = lifecycle
-        self._redactor = lifecycle.redactor
+        super().__init__(lifecycle)
         self._history: ReplanHistory | None = None
 
     def __repr__(self) -> str:
@@ -192,14 +159,10 @@ class PlanRun:
     # Reading
 
     @property
-    def live(self) -> LivePlan:
-        """The live plan; read it, and change it only through this run."""
-        return self._lifecycle.live
-
-    @property
     @read_in_loop_thread
     def plan(self) -> Plan:
         """The plan as it is now, as a document."""
+        # A copy, because other threads read it while this one changes the plan.
         return detached(self.live.document())
 
     @property
@@ -279,6 +242,7 @@ class PlanRun:
         """
         entry = self.live.entry(TaskId(task_id))
         made = replaced = ""
+        # A task may be replaced, revived and replaced again; the last reason counts.
         for _, revised in self._lifecycle.ledger.revisions:
             for change in revised.changes:
                 if isinstance(change, ReplaceTask):
@@ -353,6 +317,7 @@ class PlanRun:
         entry = life.live.entry(TaskId(task_id))
         self._require_running("no attempt can start")
         try:
+            # Somebody may have pulled the task long ago, so what it needs may be gone by now.
             if obstacle := life.obstacle_to(entry):
                 raise NotRunning(f"no attempt at task {task_id!r} can start: {obstacle}")
             return life.start(entry)
@@ -384,13 +349,6 @@ class PlanRun:
         self._lifecycle.check_completion()
 
     @in_loop_thread
-    def charge(
-        self, usage: Usage, *, attempt_id: AttemptId | None = None, provider: str | None = None
-    ) -> None:
-        """Report the usage of work or of a provider, to be counted against the budget."""
-        self._lifecycle.charge(usage, attempt_id=attempt_id, provider=provider)
-
-    @in_loop_thread
     def evaluate(self) -> PlanEvaluation:
         """Return progress, expected remaining time, health and advice, as the plan stands now."""
         return self._lifecycle.evaluation.evaluate()
@@ -404,192 +362,10 @@ class PlanRun:
     @in_loop_thread
     def pause(self, reason: str = "asked to pause", *, by: str = "") -> None:
         """Hand out nothing more; the run ends as `paused` when all running attempts have finished."""
+        # A second request would put another reason on record than the one that stops the run.
         if self._lifecycle.end is None and self._lifecycle.ledger.pause is None:
-            self._lifecycle.journal.append_soon(
-                RunPaused(self._clean("reason", reason), self._clean("by", by))
-            )
+            self._lifecycle.journal.append_soon(RunPaused(reason, by))
             self._lifecycle.check_completion()
-
-    # Observations
-
-    @in_loop_thread
-    def observe(self, holds: Sequence[str] = (), ceased: Sequence[str] = ()) -> None:
-        """Report facts that were seen to hold, or to hold no longer.
-
-        Raises:
-            ValueError: some of these texts are no facts, or a text is in the place of a list; names every one.
-        """
-        _refuse_single_text("observe", holds=holds, ceased=ceased)
-        facts = self.live.world.facts
-        if wrong := [
-            f"{brief_repr(f)} is no fact: {problem}"
-            for f in (*holds, *ceased)
-            if (problem := fact_problem(f))
-        ]:
-            raise ValueError(f"observe: {'; '.join(wrong)}")
-        new = tuple(fact for fact in map(normalise_fact, holds) if fact not in facts)
-        gone = tuple(fact for fact in map(normalise_fact, ceased) if fact in facts)
-        if new or gone:
-            self._record_observation(FactsObserved(new, gone))
-
-    def change_context(
-        self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()
-    ) -> None:
-        """Report values of the context that have changed or are gone; unchanged ones are ignored.
-
-        Raises:
-            RecordNotSerializable: a value is not JSON; a tuple becomes a list.
-            ValueError: a text is in the place of the list of removed names.
-        """
-        self._change_context(changes, removed)
-
-    @in_loop_thread
-    def _change_context(
-        self,
-        changes: Mapping[str, JsonValue],
-        removed: Sequence[str],
-        attempt_id: AttemptId | None = None,
-    ) -> None:
-        _refuse_single_text("change_context", removed=removed)
-        old = self.live.context
-        plain = _plain_object(changes)
-        new: JsonObject = {
-            key: value for key, value in plain.items() if key not in old or old[key] != value
-        }
-        gone = tuple(key for key in removed if key in old)
-        if new or gone:
-            masks = self._lifecycle.opening.masks
-            if masks is not None:
-                masks.context.difference_update(new)
-            attempt = attempt_id if attempt_id in self._lifecycle.running else None
-            self._record_observation(ContextUpdated(new, gone, attempt))
-
-    @in_loop_thread
-    def change_resource(
-        self,
-        name: str,
-        *,
-        capacity: float | None = None,
-        available: bool | None = None,
-        reason: str = "",
-    ) -> None:
-        """Report that a resource has another capacity, or that a tool is (un)available, and why.
-
-        Raises:
-            ValueError: the plan has no such resource or tool, or this cannot be said of it; names everything wrong.
-        """
-        live, why, wrong, hint = self.live, self._clean("reason", reason), [], NameSuggester()
-        if capacity is None and available is None:
-            wrong.append("expected the `capacity` of a resource, or whether a tool is `available`")
-        if capacity is not None:
-            if not 0 <= capacity < math.inf:
-                wrong.append(
-                    f"expected a number of at least 0 for `capacity`, got {brief_repr(capacity)}"
-                )
-            capacities = live.scheduler.pool.capacity
-            if name not in capacities:
-                wrong.append(f"the plan has no resource {name!r}{hint(name, capacities)}")
-        is_tool = name in live.tools or any(entry.task.tool == name for entry in live)
-        if available is not None and not is_tool:
-            wrong.append(f"the plan has no tool {name!r}{hint(name, live.tools)}")
-        if wrong:
-            raise ValueError(f"change_resource: {'; '.join(wrong)}")
-        tool = live.tools.get(name)
-        if capacity is None and tool is not None and tool.available == available and not reason:
-            return
-        self._record_observation(ResourceUpdated(name, capacity, available, why))
-
-    @in_loop_thread
-    def change_goal(
-        self,
-        *,
-        objective: str | None = None,
-        success_criteria: Sequence[str] | None = None,
-        facts: Sequence[str] | None = None,
-        stop_when_reached: bool | None = None,
-        reason: str = "",
-        by: str = "",
-    ) -> None:
-        """Give the plan another goal; fields that are left out stay as they were.
-
-        The plan is repaired where its remaining tasks do not reach the new goal.
-
-        Args:
-            objective: the aim, in words.
-            success_criteria: by which a person sees that it is reached, instead of those so far.
-            facts: that must hold at the end, instead of the facts so far.
-            stop_when_reached: whether the run ends as soon as these facts hold.
-            reason: the reason, for the history.
-            by: the author, for the history.
-
-        Raises:
-            NotRunning: the run has ended.
-            PlanError: this is not a goal; names everything that is wrong with it.
-        """
-        self._require_running("its goal cannot be changed")
-        fields: JsonObject = {}
-        for name, value in (("objective", objective), ("stop_when_reached", stop_when_reached)):
-            fields |= {} if value is None else {name: value}
-        for name, texts in (("success_criteria", success_criteria), ("facts", facts)):
-            listed: Any = (
-                texts if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
-            )
-            fields |= {} if texts is None else {name: listed}
-        self._change_goal(fields, self._clean("reason", reason), self._clean("by", by))
-
-    def _change_goal(self, fields: JsonObject, reason: str, by: str, message: int = 0) -> None:
-        old = self.live.goal
-        goal = old.with_fields(fields)
-        changed = tuple(
-            name for name in Goal.model_fields if getattr(goal, name) != getattr(old, name)
-        )
-        if changed or message:
-            self._record_observation(GoalChanged(goal, changed, reason, by, message))
-
-    @in_loop_thread
-    def request_replan(self, reason: str, *, by: str = "", tasks: Sequence[str] = ()) -> None:
-        """Ask for replanning, of these tasks or of the whole plan.
-
-        Raises:
-            NotRunning: the run has ended.
-            UnknownTask: there never was such a task.
-            ValueError: a text is in the place of the list of tasks.
-        """
-        self._require_running("there is nothing to replan")
-        _refuse_single_text("request_replan", tasks=tasks)
-        self._request_replan(self._clean("reason", reason), self._clean("by", by), tasks)
-
-    def _request_replan(self, reason: str, by: str, tasks: Sequence[str], message: int = 0) -> None:
-        ids = tuple(self.live.entry(TaskId(task_id)).id for task_id in tasks)
-        self._record_observation(ReplanRequested(reason, by, ids, message))
-
-    def _record_observation(
-        self, body: FactsObserved | ContextUpdated | ResourceUpdated | GoalChanged | ReplanRequested
-    ) -> None:
-        if self._lifecycle.loop.closed:
-            end = self._lifecycle.end
-            if end is not None and end.status in FINISHED_STATUSES:
-                raise NotRunning(
-                    f"run {self.id!r} has ended as {end.status}, so nothing more is recorded"
-                )
-            raise NotRunning(
-                f"run {self.id!r} was left, so nothing more is recorded; resume it to go on"
-            )
-        self._lifecycle.journal.append_soon(body)
-        if (
-            isinstance(body, ContextUpdated)
-            and self.live.staleness.redoes
-            and self._lifecycle.end is None
-        ):
-            self._lifecycle.record_stale_results()
-        self._lifecycle.after_observation()
-
-    @in_loop_thread
-    def _record_process(self, attempt_id: AttemptId, group: int) -> None:
-        if attempt_id in self._lifecycle.running:
-            self._lifecycle.journal.append(
-                ProcessStarted(attempt_id, host_id(), group, process_start_time(group))
-            )
 
     # Editing
 
@@ -611,11 +387,11 @@ class PlanRun:
             NotRunning: the run has ended.
             StoreError: the journal does not take it; nothing has changed.
         """
-        why = self._clean("reason", reason)
-        stated = accept_changes(parse_changes(changes), self.live, self._redactor)
+        stated = accept_changes(parse_changes(changes), self.live, self._lifecycle.redactor)
+        # A revision without changes would count as an edit, and outdate the views of readers.
         if not stated:
             raise ChangeRejected([Problem("changes", "there are none")])
-        return self._lifecycle.revise(stated, why, "edit", expected_revision=expected_revision)
+        return self._lifecycle.revise(stated, reason, "edit", expected_revision=expected_revision)
 
     def add_task(self, task: Task, *, before: Sequence[str] = (), reason: str = "") -> int:
         """Add a task; the tasks in `before` will wait for it. Raises as `apply`, like all edits."""
@@ -657,37 +433,11 @@ class PlanRun:
             TypeError: the type is no text.
         """
         self._require_running("nothing more is noted")
-        self._lifecycle.journal.append_soon(
-            PlanningNoted(self._clean("type", type), _plain_object(data))
-        )
-
-    def add_secret(self, value: str) -> None:
-        """Mask a value in everything that leaves the run from now on, unless it has fewer than four characters."""
-        self._redactor.add(value)
+        self._lifecycle.journal.append_soon(PlanningNoted(type, plain_object(data)))
 
     def redact_value(self, value: JsonValue) -> JsonValue:
         """Return a value without secrets, as the run records it."""
-        return self._redactor.value(value)
-
-    def _clean(self, name: str, text: str) -> str:
-        return text
-
-    def _require_running(self, consequence: str) -> None:
-        if self._lifecycle.end is not None:
-            raise NotRunning(f"the run is {self._lifecycle.end.status}; {consequence}")
-
-
-def _plain_object(value: Mapping[str, JsonValue]) -> JsonObject:
-    plain = to_plain_json(dict(value))[0]
-    assert isinstance(plain, dict)
-    return plain
-
-
-def _refuse_single_text(method: str, **arguments: Collection[str]) -> None:
-    """Refuse a text in the place of a list, which would count as a list of its characters."""
-    for name, texts in arguments.items():
-        if isinstance(texts, str):
-            raise ValueError(f"{method}: expected a list of texts for {name!r}, got {texts!r}")
+        return self._lifecycle.redactor.value(value)
 
 
 class ReadyTasks:
@@ -715,6 +465,7 @@ class ReadyTasks:
         claims = self._puller.claims
         while claims and not claims[0].is_open:
             claims.popleft()
+        # Only the newest can be unshared: each pull has shared the one before it.
         if claims:
             last = claims[-1]
             if last.is_open and not last.shared:
