@@ -87,6 +87,7 @@ from replanning.run.retries import (
     MAX_MESSAGE_CHARS,
     MAX_TRACEBACK_CHARS,
     IsTransient,
+    bounded,
     failure_from,
     format_traceback,
     may_repeat,
@@ -345,6 +346,7 @@ class Lifecycle:
         self._chance = environment.chance
         self._is_transient = is_transient
         self._end_is_stored = True
+        self._masked_failures: dict[TaskId, tuple[Failure, Failure]] = {}
         # While attempts run, the wall clock goes on: then the ledger wants to know of them.
         self._ledger_kinds = LEDGER_RECORDS
         if ledger.budget_tracker.budget.wall_clock is not None:
@@ -981,7 +983,12 @@ class Lifecycle:
         return False
 
     def _failure_of(self, entry: TaskEntry, error: BaseException | str | Failure) -> Failure:
-        """Return the failure to record: bounded, and masked before anything is cut off."""
+        """Return the failure to record: bounded, and masked before anything is cut off.
+
+        It is masked here, and not where the record is stored: causes and reasons are made of
+        parts of its text, in which a secret would not be recognised any more. The caller gets
+        the true text, see `last_failure`.
+        """
         if isinstance(error, Failure):
             failure = error
         else:
@@ -993,12 +1000,29 @@ class Lifecycle:
         if kind == "unfinished" and entry.log.continuations + 1 >= most:
             message = f"still unfinished after {most} attempts (judge.max_iterations): {message}"
             kind = "blocked"
-        return replace(
+        true = replace(
             failure,
-            message=redact_bounded(message, MAX_MESSAGE_CHARS, self.redactor),
+            message=bounded(message, MAX_MESSAGE_CHARS),
             kind=kind,
+            traceback=bounded(failure.traceback, MAX_TRACEBACK_CHARS),
+        )
+        masked = replace(
+            true,
+            message=redact_bounded(message, MAX_MESSAGE_CHARS, self.redactor),
             traceback=redact_bounded(failure.traceback, MAX_TRACEBACK_CHARS, self.redactor),
         )
+        if masked != true:
+            self._masked_failures[entry.id] = masked, true
+        return masked
+
+    def last_failure(self, entry: TaskEntry) -> Failure | None:
+        """Return the last failure of a task for the caller, with the true text if it was masked.
+
+        A resumed run has only what its journal has.
+        """
+        recorded = entry.log.failure
+        masked, true = self._masked_failures.get(entry.id, (None, None))
+        return true if masked is recorded else recorded
 
     def _schedule_retry(self, entry: TaskEntry, failure: Failure) -> tuple[float | None, bool]:
         tool = self.live.tools.get(entry.task.tool or "")

@@ -234,6 +234,15 @@ def format_traceback(error: BaseException) -> str:
     return "".join(parts[0][0].format()) if any(part.stack for part, _ in parts) else ""
 
 
+def bounded(text: str, most: int) -> str:
+    """Return a text; of a long one the beginning and the end."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    left_out = len(text) - 2 * half
+    return f"{text[:half]}\n[... {left_out} characters left out ...]\n{text[-half:]}"
+
+
 def redact_bounded(text: str, most: int, redactor: Redactor) -> str:
     """Return a text without secrets; of a long one the beginning and the end."""
     half = most // 2

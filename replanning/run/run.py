@@ -86,7 +86,8 @@ class RunResult:
         questions: the ids of the questions that a person must answer.
         spent: the usage that budgets counted.
         unjournaled: whether the store failed and the run continued without it.
-        failures: by task, the last failure of each one that ended FAILED or BLOCKED.
+        failures: by task, the last failure of each one that ended FAILED or BLOCKED, with its true text. `reason` and
+            `problems` are as recorded, where secrets are masked.
         stale: by task, the causes of each stale result: `context.KEY`, which the task has read and which has changed
             since, or the id of a task that it followed.
         problems: the errors of plugins, and others, that the run contained, oldest first: a provider that raised or
@@ -186,6 +187,11 @@ class PlanRun(ObservedRun):
         end, ledger = self._lifecycle.end, self._lifecycle.ledger
         if end is None:
             raise NotRunning(f"run {self.id!r} has not ended yet; its result is known afterwards")
+        failures = {}
+        for task_id in self.live.stuck:
+            failure = self._lifecycle.last_failure(self.live.entry(task_id))
+            if failure is not None:
+                failures[task_id] = failure
         return RunResult(
             self.id,
             end.status,
@@ -195,11 +201,7 @@ class PlanRun(ObservedRun):
             tuple(ledger.questions.open),
             ledger.budget_tracker.spent,
             self._lifecycle.journal.unjournaled,
-            {
-                e.id: e.log.failure
-                for e in map(self.live.entry, self.live.stuck)
-                if e.log.failure is not None
-            },
+            failures,
             {task_id: result.causes for task_id, result in stale_results(self.live).items()},
             tuple(ledger.problems.values()),
         )

@@ -6,13 +6,22 @@ from typing import Any
 
 import pytest
 
-from replanning import Alternative, Plan, ReplanningEngine, Task, TaskContext, ToolSpec
+from replanning import (
+    Alternative,
+    Plan,
+    ReplanningEngine,
+    Task,
+    TaskContext,
+    ToolSpec,
+    open_run,
+    tool,
+)
 from replanning.changes import ModifyTask, ReplaceTask
 from replanning.decision import ReplanRequest
-from replanning.errors import ChangeRejected
+from replanning.errors import CallFailed, ChangeRejected, RunFailed
 from replanning.journal import PlanRevised, SqliteStore
 from replanning.secrets import Redactor
-from replanning.testing import ScriptedLLM
+from replanning.testing import RecordingExporter, ScriptedLLM
 from replanning.tools import ToolExecutor
 from tests.support.cli import cli
 from tests.support.http_server import HttpServer, Request
@@ -356,6 +365,75 @@ async def test_added_secret_is_masked_from_then_on(tmp_path: Path) -> None:
     assert word not in stored
     assert prompts
     assert word not in "".join(prompts)
+
+
+@pytest.mark.anyio
+async def test_true_text_of_an_error_is_for_the_caller_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A secret in the text of an error reaches the caller, and neither journal nor log, prompt, span or notice."""
+    llm = ScriptedLLM(["I do not know."] * 4)
+    spans = Spans()
+    exporter = RecordingExporter()
+    text = f"the shop refused api_key={TOKEN}" + " and said more" * 1_000
+
+    async def work(task: Task, context: TaskContext) -> object:
+        raise OSError(text)
+
+    engine = ReplanningEngine(
+        store=SqliteStore(tmp_path / "runs.db"),
+        providers=[llm],
+        exporters=[exporter],
+        tracer_provider=spans.provider,
+    )
+    with caplog.at_level(logging.DEBUG):
+        result = await engine.execute(Plan.model_validate(ORDER), work, run_id="r")
+        prompts = [str(request) for request in llm.requests]
+        await engine.aclose()
+    failure = result.failures["a"]
+    assert failure.message.startswith(text[:1_000])
+    assert TOKEN in failure.traceback
+    with pytest.raises(RunFailed) as raised:
+        result.raise_for_status()
+    assert raised.value.failures["a"] == failure
+    assert prompts
+    assert "the shop refused api_key=[redacted]" in caplog.text
+    assert "the shop refused api_key=[redacted]" in str(exporter.records)
+    for leaving in (caplog.text, str(prompts), str(exporter.records), spans.text(), result.reason):
+        assert TOKEN not in leaving
+    assert leaks(tmp_path) == []
+
+
+@pytest.mark.anyio
+async def test_call_raises_the_very_exception_of_its_tool(tmp_path: Path) -> None:
+    """A call whose tool fails raises the exception of the tool itself, whose text has the secret; the journal has none."""
+    error = OSError(f"the shop refused api_key={TOKEN}")
+
+    @tool
+    async def order() -> None:
+        raise error
+
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "runs.db"))
+    async with engine.session("order", tools=[order], run_id="r") as session:
+        with pytest.raises(OSError, match=TOKEN) as raised:
+            await session.call(order)
+        assert raised.value is error
+    await engine.aclose()
+    assert leaks(tmp_path) == []
+
+
+@pytest.mark.anyio
+async def test_failure_of_a_call_without_an_exception_is_told_to_the_caller(tmp_path: Path) -> None:
+    """A call that failed elsewhere raises an error that quotes the true text of its failure."""
+    plan = Plan.model_validate(ORDER)
+    async with open_run(plan, store=SqliteStore(tmp_path / "runs.db")) as run:
+
+        async def work(task: Task, context: TaskContext) -> None:
+            run.failed(context.attempt_id, f"the shop refused api_key={TOKEN}")
+
+        with pytest.raises(CallFailed, match=TOKEN):
+            await run.perform("a", work)
+    assert leaks(tmp_path) == []
 
 
 def test_references_are_no_secrets() -> None:
