@@ -30,7 +30,7 @@ from replanning import Plan, ReplanningEngine, tool
 from replanning.journal import AttemptStarted
 from replanning.plan import JsonObject
 
-BAR = 200.0
+BAR = 500.0
 """Microseconds that the engine may add to a call of the session, beside those of a hook that does nothing."""
 
 CALLS, WARM = 24, 8

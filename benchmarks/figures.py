@@ -21,7 +21,10 @@ Coroutine = Callable[[int], Awaitable[float]]
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure: medians over rounds, and the spread of the ratio, or of the value where there is no floor."""
+    """One measured figure: medians over rounds, and the spread of the ratio, or of the value where there is no floor.
+
+    A figure without a bar has an empty `bar` and counts as met.
+    """
 
     name: str
     value: float
@@ -37,7 +40,12 @@ class Figure:
 
 @dataclass(frozen=True)
 class Peer:
-    """Time of the same work with another library, in microseconds per task."""
+    """Time of the same work with another library, in microseconds per task.
+
+    Attributes:
+        times: how many times as long as ours.
+        bar: the least that `times` should be; None for ours and for libraries without a bar.
+    """
 
     name: str
     version: str
@@ -45,6 +53,7 @@ class Peer:
     lowest: float
     highest: float
     times: float
+    bar: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,8 +91,8 @@ class Report:
                 "",
                 f"{self.work}",
                 "",
-                "| library | for each task (lowest–highest) | times ours |",
-                "|---|---|---|",
+                "| library | for each task (lowest–highest) | times ours | bar | met |",
+                "|---|---|---|---|---|",
             ]
             lines += [_peer(peer) for peer in self.peers]
         return "\n".join([*lines, *(f"\n{line}" for line in self.skipped)])
@@ -105,8 +114,12 @@ def _line(figure: Figure) -> str:
         if figure.ratio is None
         else f"{figure.ratio:.2f} ({figure.lowest:.2f}–{figure.highest:.2f})"
     )
-    met = "yes" if figure.met else "**no**"
+    met = _met(figure.met) if figure.bar else ""
     return f"| {figure.name} | {figure.value:.1f} {figure.unit} | {floor} | {ratio} | {figure.bar} | {met} |"
+
+
+def _met(met: bool) -> str:
+    return "yes" if met else "**no**"
 
 
 def _grown(figure: Figure) -> str:
@@ -118,38 +131,53 @@ def _grown(figure: Figure) -> str:
 
 def _peer(peer: Peer) -> str:
     name = f"{peer.name} {peer.version}".strip()
-    return f"| {name} | {peer.value:.0f} µs ({peer.lowest:.0f}–{peer.highest:.0f}) | {peer.times:.1f} |"
+    time = f"{peer.value:.0f} µs ({peer.lowest:.0f}–{peer.highest:.0f})"
+    bar = ""
+    met = ""
+    if peer.bar is not None:
+        bar = f"≥ {peer.bar:g} ×"
+        met = _met(peer.times >= peer.bar)
+    return f"| {name} | {time} | {peer.times:.1f} | {bar} | {met} |"
 
 
-def single(name: str, values: Sequence[float], unit: str, bar: float) -> Figure:
+def single(name: str, values: Sequence[float], unit: str, bar: float | None = None) -> Figure:
     """A figure without a floor, from its values in the rounds."""
     value = statistics.median(values)
-    return Figure(
-        name, value, unit, None, None, min(values), max(values), f"≤ {bar:g} {unit}", value <= bar
-    )
+    text = ""
+    met = True
+    if bar is not None:
+        text = f"≤ {bar:g} {unit}"
+        met = value <= bar
+    return Figure(name, value, unit, None, None, min(values), max(values), text, met)
 
 
 def paired(
     name: str,
     ours: Sequence[float],
     floors: Sequence[float],
-    bar: float,
+    bar: float | None,
     *,
+    unit: str = "µs",
     size: int | None = None,
 ) -> Figure:
-    """A figure as a ratio to its floor, in microseconds, from pairs measured in turn."""
+    """A figure as a ratio to its floor, from pairs measured in turn."""
     ratios = [a / b for a, b in zip(ours, floors, strict=True)]
     ratio = statistics.median(ratios)
+    text = ""
+    met = True
+    if bar is not None:
+        text = f"≤ {bar:g} ×"
+        met = ratio <= bar
     return Figure(
         name,
         statistics.median(ours),
-        "µs",
+        unit,
         statistics.median(floors),
         ratio,
         min(ratios),
         max(ratios),
-        f"≤ {bar:g} ×",
-        ratio <= bar,
+        text,
+        met,
         size,
     )
 

@@ -192,13 +192,23 @@ def llama_index() -> Coroutine:
     return run
 
 
-Other = tuple[str, str, Callable[[], Coroutine]]
+@dataclass(frozen=True)
+class Other:
+    """A library to compare with: its package, its run, and the least that it should take in times ours."""
+
+    name: str
+    package: str
+    make: Callable[[], Coroutine]
+    bar: float | None = None
+
 
 PEERS: tuple[Other, ...] = (
-    ("LangGraph", "langgraph", langgraph),
-    ("LangGraph with its in-memory checkpointer", "langgraph", lambda: langgraph(journal=True)),
-    ("pydantic-graph", "pydantic-graph", pydantic_graph),
-    ("llama-index-workflows", "llama-index-workflows", llama_index),
+    Other("LangGraph", "langgraph", langgraph, 7),
+    Other(
+        "LangGraph with its in-memory checkpointer", "langgraph", lambda: langgraph(journal=True), 9
+    ),
+    Other("pydantic-graph", "pydantic-graph", pydantic_graph, 2.8),
+    Other("llama-index-workflows", "llama-index-workflows", llama_index),
 )
 
 
@@ -206,23 +216,36 @@ def measure(
     rounds: int, tasks: int, others: Sequence[Other] = PEERS
 ) -> tuple[list[Peer], list[str]]:
     """Ours and every peer that is installed, in turn in each round, and a line for each that is not."""
-    runs: list[tuple[str, str, Coroutine]] = [("replanning", "", ours())]
+    installed: list[tuple[Other, str]] = [(Other("replanning", "", ours), "")]
+    runs = [ours()]
     skipped = []
-    for name, package, make in others:
+    for other in others:
         try:
-            runs.append((name, version(package), make()))
+            number = version(other.package)
+            runs.append(other.make())
         except (PackageNotFoundError, ImportError) as error:
-            skipped.append(f"{name} is left out: {error}; `pip install --group bench` brings it.")
-    times = [[each(run, tasks) for _, _, run in runs] for _ in range(rounds + 1)][1:]
-    return [
-        _peer(name, number, [row[i] for row in times], [row[0] for row in times])
-        for i, (name, number, _) in enumerate(runs)
-    ], skipped
-
-
-def _peer(name: str, number: str, values: Sequence[float], base: Sequence[float]) -> Peer:
-    times = statistics.median(value / other for value, other in zip(values, base, strict=True))
-    return Peer(name, number, statistics.median(values), min(values), max(values), times)
+            skipped.append(
+                f"{other.name} is left out: {error}; `pip install --group bench` brings it."
+            )
+        else:
+            installed.append((other, number))
+    times = [[each(run, tasks) for run in runs] for _ in range(rounds + 1)][1:]
+    base = [row[0] for row in times]
+    compared = []
+    for index, (other, number) in enumerate(installed):
+        values = [row[index] for row in times]
+        ratios = [value / own for value, own in zip(values, base, strict=True)]
+        peer = Peer(
+            other.name,
+            number,
+            statistics.median(values),
+            min(values),
+            max(values),
+            statistics.median(ratios),
+            other.bar,
+        )
+        compared.append(peer)
+    return compared, skipped
 
 
 def _same(replans: int, tasks: int) -> None:
