@@ -10,8 +10,6 @@ class Patience:
     async def propose(self, request):
         tasks = [task for task in request.view.stuck() if task.failures == 1]
         retries = tuple(RetryTask(task_id=task.id, delay=60) for task in tasks)
-        return (
-            [Alternative(changes=retries, reason="it may work in a minute", confidence=0.8)]
-            if retries
-            else []
-        )
+        if not retries:
+            return []
+        return [Alternative(changes=retries, reason="it may work in a minute", confidence=0.8)]
