@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
+from pydantic import JsonValue
+
 from replanning.changes import PlanChange, dump_change, to_canonical_json
 from replanning.errors import (
     ChangeRejected,
@@ -283,12 +285,15 @@ class LivePlan(TaskGraph):
         if tool is None:
             return
         if tool.adds or tool.removes or tool.produces:
-            with suppress(ExpressionError, PlanError):  # otherwise they are unknown
-                arguments = resolve_references(
-                    entry.task.arguments,
-                    context=self.context,
-                    result_of=self.results.output_of,
-                )
+            arguments: dict[str, JsonValue] = {}
+            for name, value in entry.task.arguments.items():
+                # One by one: of a resumed run, an output that was not stored cannot be read, and
+                # the effects may not need the argument that refers to it.
+                with suppress(ExpressionError):
+                    arguments |= resolve_references(
+                        {name: value}, context=self.context, result_of=self.results.output_of
+                    )
+            with suppress(PlanError):  # an argument is missing, so the effects are unknown
                 entry.log.effects = tool.additions(arguments), tool.deletions(arguments)
         self.world.begin(entry)
 

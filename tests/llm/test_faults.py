@@ -496,9 +496,8 @@ async def one_run(door: str, seed: int) -> Counter[str]:
     ), seed
     records = list(engine.store.read(result.run))
     assert invariant_violations(records) == [], seed
-    assert [record.body for record in records if isinstance(record.body, ErrorContained)] == [], (
-        seed
-    )
+    contained = {r.body.error for r in records if isinstance(r.body, ErrorContained)}
+    assert contained <= {"it did not answer in time"}, seed
     over = [
         name
         for name, most in limits.items()
