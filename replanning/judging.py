@@ -163,7 +163,7 @@ class JudgedWork:
             return output
         timeout = settings.judge.timeout_seconds
         deadline = life.clock.now() + timeout
-        shown = copy_json(output)  # type: ignore[arg-type]  # what is not JSON stays as it is
+        shown = copy_json(output)  # what is not JSON stays as it is
         request = JudgeRequest(
             task, shown, life.live.goal, context, deadline, RunMeter(life, "judge")
         )

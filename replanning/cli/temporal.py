@@ -34,7 +34,6 @@ from replanning.history.status import open_questions, replay_records
 from replanning.journal import MemoryStore, QuestionAnswered, QuestionAsked, RunEnded, RunInfo
 from replanning.live.stale import stale_results
 from replanning.plan.checks import nested_bodies
-from replanning.plan.json_values import detached
 from replanning.plan.tasks import COMMAND_PREFIX, Task
 from replanning.plan.types import RunId
 from replanning.run.attempt import Work
@@ -298,7 +297,7 @@ def _follow(store: TemporalStore, run: str, options: RunOptions, seen: int) -> i
         RunId(run),
         end.status,
         end.reason,
-        detached(live.results.outputs()),
+        live.results.outputs(),
         tuple(revised for _, revised in ledger.revisions),
         tuple(ledger.questions.open),
         ledger.budget_tracker.spent,

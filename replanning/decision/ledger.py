@@ -41,7 +41,6 @@ from replanning.journal.records import (
     UsageCharged,
 )
 from replanning.live.graph import MAX_OUTCOMES_PER_TOOL
-from replanning.plan.json_values import detached
 from replanning.plan.tasks import Budget
 from replanning.plan.types import QuestionId, ReplanId, TaskId, TriggerId
 
@@ -401,7 +400,7 @@ class Ledger:
             if not self._fold_replan(at, body) and not self._fold_question(at, body):
                 self._fold_run(at, body)
             if kind in _REPLAN_RECORDS:
-                self.recent_records.append(detached(body))
+                self.recent_records.append(body)
             self.questions.update_waiting(at)
         elif self.questions.open:
             # Any record may start or end an attempt, and with it the time of waiting for people.

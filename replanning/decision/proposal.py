@@ -19,7 +19,7 @@ from replanning.live.draft import Draft
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.view import PlanView
-from replanning.plan.json_values import detached, is_redacted
+from replanning.plan.json_values import is_redacted
 from replanning.plan.tasks import Task, TaskBody
 from replanning.plan.types import JsonValue, TaskId
 from replanning.secrets import MASK, Redactor
@@ -194,8 +194,7 @@ def accept_changes(
         advice = "leave it where it was, or let a tool refer to the value as {env:NAME}"
         why = f"{MASK} stands for a value that is not shown: {advice}"
         raise ChangeRejected([Problem("", f"{why}, in the arguments of {', '.join(masked)}")])
-    # Whoever supplied the changes may keep them, and change what they refer to.
-    return detached(restored)
+    return restored
 
 
 def restore_masks(

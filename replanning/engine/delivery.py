@@ -11,7 +11,6 @@ import anyio
 
 from replanning.environment import Clock, move_on_after
 from replanning.journal.records import Record
-from replanning.plan.json_values import detached
 from replanning.plugins import plugin_name
 from replanning.run.event_loop import isolate
 from replanning.run.lifecycle import Lifecycle, warn_of_error
@@ -123,9 +122,9 @@ class _ExporterQueue:
             try:
                 export = self.exporter.export
                 if self.detached:  # the rest is handed over by the caller's task
-                    await export(self._lifecycle.run_id, detached(record))
+                    await export(self._lifecycle.run_id, record)
                 else:
-                    await isolate(export, self._lifecycle.run_id, detached(record))
+                    await isolate(export, self._lifecycle.run_id, record)
             except Exception as error:  # noqa: BLE001 - an exporter must not harm the run
                 self._record_failure("failed", error)
 

@@ -25,7 +25,7 @@ from pydantic.errors import PydanticUserError
 
 from replanning.errors import PlanError, Problem
 from replanning.plan.document import Plan
-from replanning.plan.json_values import detached
+from replanning.plan.json_values import copy_json
 from replanning.plan.messages import validation_problems
 from replanning.plan.tasks import Retry, Task, ToolSpec
 from replanning.run.attempt import TaskContext, Work
@@ -206,7 +206,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         """
         values = dict(arguments)
         for name in self._contexts:
-            context.arguments = detached(context.arguments)  # which the function may change
+            context.arguments = copy_json(context.arguments)  # which the function may change
             values[name] = context
         if convert:
             values |= {

@@ -39,7 +39,6 @@ from replanning.journal.records import (
 )
 from replanning.live.draft import Draft
 from replanning.live.view import PlanView
-from replanning.plan.json_values import detached
 from replanning.plan.messages import cut
 from replanning.plan.tasks import Goal
 from replanning.plan.types import ReplanId, TaskId
@@ -102,7 +101,7 @@ class ContextAnalyzer:
                 tried.update(ledger.lineages.tried.get(root, ()))
 
         return ReplanRequest(
-            triggers=detached(tuple(triggers)),
+            triggers=tuple(triggers),
             view=PlanView(life.live),
             max_alternatives=settings.alternatives.max_count,
             deadline=began + patience,
@@ -513,7 +512,7 @@ async def _complete(
         # A provider that could complete its own proposal would have done so.
         if other.alternative.source == name:
             continue
-        made = await complete(request, detached(other.alternative), other.rejected)
+        made = await complete(request, other.alternative, other.rejected)
         if made is not None:
             # A proposal that needed a person still needs one.
             if not made.ask:
@@ -555,9 +554,7 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
         vetter.request,
         charge=partial(life.charge, provider=reply.name),
         meter=RunMeter(life, reply.name, reply.add_note),
-        rejection_reason=lambda alternative: (
-            vetter.vet(detached(alternative), reply.name).candidate.rejected
-        ),
+        rejection_reason=lambda alternative: vetter.vet(alternative, reply.name).candidate.rejected,
         add_note=reply.add_note,
     )
     scope = anyio.CancelScope()
@@ -630,8 +627,7 @@ async def collect_alternatives(
     # A model can be iterated over, field by field.
     if isinstance(given, Iterable) and not isinstance(given, Alternative):
         proposed = list(given)
-    # The provider may keep its own, and change what they refer to.
-    alternatives = detached(proposed[:MAX_PROPOSALS])
+    alternatives = proposed[:MAX_PROPOSALS]
     for alternative in alternatives:
         # One of another type says that the provider is broken, so none of them is taken.
         if not isinstance(alternative, Alternative):

@@ -27,7 +27,6 @@ from replanning.journal.records import (
     TriggerFired,
 )
 from replanning.live.view import PlanView
-from replanning.plan.json_values import detached
 from replanning.plan.types import RunId
 from replanning.plugins import load_plugin, plugin_name
 from replanning.run.event_loop import isolate
@@ -195,7 +194,7 @@ class RunWatch:
         if not self._monitor.handlers(type(event)):
             return
         try:
-            self._send.send_nowait(detached(event))
+            self._send.send_nowait(event)
         except anyio.WouldBlock:
             # Recorded once, because the record is an event itself.
             if not self._overflow:
@@ -238,7 +237,7 @@ class RunWatch:
             return
         for detector in self._detectors_by_type.get(type(record.body), ()):
             try:
-                given: Any = detector.detect(detached(record.body), PlanView(life.live))  # type: ignore[arg-type] # its own kinds
+                given: Any = detector.detect(record.body, PlanView(life.live))  # type: ignore[arg-type] # its own kinds
                 triggers = [given]
                 if isinstance(given, Iterable):
                     triggers = list(given)
@@ -262,7 +261,7 @@ class RunWatch:
             "at": at,
             "revision": life.live.revision,
         }
-        trigger = detached(detected).model_copy(update=fields)
+        trigger = detected.model_copy(update=fields)
         same = life.ledger.find_open_trigger(trigger.fingerprint)
         life.journal.append_soon(TriggerFired(trigger))
         if same is not None:

@@ -36,7 +36,6 @@ from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
 from replanning.live.states import TaskState
 from replanning.live.view import PlanView
-from replanning.plan.json_values import detached
 from replanning.plan.tasks import Budget
 from replanning.plan.types import QuestionId, RunId, TaskId
 
@@ -239,13 +238,12 @@ def build_question(asked: QuestionAsked, run: RunId, live: LivePlan, ledger: Led
     for candidate in asked.candidates:
         changes = candidate.alternative.changes
         diffs.append(live.diff(changes))
-    # Copied, because a gate is other people's code and must not change what the ledger holds.
     return Question(
         id=QuestionId(asked.question),
         run=run,
         text=asked.text,
-        triggers=detached(triggers),
-        candidates=detached(asked.candidates),
+        triggers=triggers,
+        candidates=asked.candidates,
         diffs=tuple(diffs),
         holds=asked.holds,
         asked_at=ledger.questions.asked_at.get(asked.question, 0.0),

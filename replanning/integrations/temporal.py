@@ -43,7 +43,6 @@ from replanning.journal.records import Failure, Record, RecordBody, RunOpened, U
 from replanning.journal.store import Lease, decode_body, encode_body, to_plain_json
 from replanning.live.graph import CopyOnRead
 from replanning.plan.document import Plan
-from replanning.plan.json_values import detached
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, JsonValue, RunId
 from replanning.run.attempt import TaskContext, Work
@@ -272,9 +271,7 @@ class ReplanningPlugin(SimplePlugin):
             vetter = AlternativeVetter(asked, life, scorer, past, life.wall_clock_left(now), now)
             asked = replace(
                 asked,
-                rejection_reason=lambda other: (
-                    vetter.vet(detached(other), provider.name).candidate.rejected
-                ),
+                rejection_reason=lambda other: vetter.vet(other, provider.name).candidate.rejected,
             )
             reply: dict[str, Any] = {"proposed": [], "notes": notes}
             try:

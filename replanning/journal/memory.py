@@ -28,7 +28,6 @@ from replanning.journal.store import (
     status_after,
     unknown_run,
 )
-from replanning.plan.json_values import detached
 from replanning.plan.types import RunId
 
 _MAX_OUTCOMES: Final = 10_000
@@ -107,7 +106,7 @@ class MemoryStore(RunStore):
         kept = self._existing_run(run)
         with self._lock:
             times, bodies = kept.times[after:], kept.bodies[after:]
-        return map(Record, count(after + 1), times, map(detached, bodies))
+        return map(Record, count(after + 1), times, bodies)
 
     def runs(self) -> Sequence[RunInfo]:
         """Return all runs, with the status of their last record that has one."""

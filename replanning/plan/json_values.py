@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from itertools import islice
-from operator import is_not
-from types import NoneType
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, JsonValue
 
 from replanning.plan.messages import join_names
 from replanning.secrets import MASK
+
+_ValueT = TypeVar("_ValueT")
 
 _MAX_LISTED_KEYS = 10
 _CHARS_PER_ITEM = 10
@@ -93,71 +94,20 @@ def as_object(value: JsonValue) -> dict[str, JsonValue]:
     return value if isinstance(value, dict) else {}
 
 
-def copy_json(value: JsonValue) -> JsonValue:
-    """Return a deep copy; a value too deep to be recorded is returned as it is."""
-    try:
-        return _copy(value) if isinstance(value, list | dict) else value
-    except RecursionError:
-        return value
+def copy_json(value: _ValueT) -> _ValueT:
+    """Return a deep copy of a JSON value; one too deep to be recorded is returned as it is."""
+    copy = value
+    with suppress(RecursionError):
+        copy = _copy(value)
+    return copy
 
 
-def _copy(value: JsonValue) -> JsonValue:
-    if type(value) is list:
+def _copy(value: Any) -> Any:
+    if isinstance(value, list):
         return [_copy(item) for item in value]
-    if type(value) is dict:
+    if isinstance(value, dict):
         return {key: _copy(item) for key, item in value.items()}
     return value
-
-
-_SharedT = TypeVar("_SharedT")
-
-_IMMUTABLE_TYPES: Final = frozenset({str, int, float, bool, NoneType})
-
-
-def detached(shared: _SharedT) -> _SharedT:
-    """Return a copy of a part of a plan or of a record whose objects and arrays readers may change; itself if it has none.
-
-    A value too deep to be recorded is returned as it is.
-    """
-    try:
-        return _detached(shared)
-    except RecursionError:
-        return shared
-
-
-def _detached(shared: _SharedT) -> _SharedT:
-    value: Any = shared
-    copy: Any = value
-    if isinstance(value, dict):
-        copy = {
-            key: item if type(item) in _IMMUTABLE_TYPES else _detached(item)
-            for key, item in value.items()
-        }
-    elif isinstance(value, list):
-        copy = [_detached(item) for item in value]
-    elif isinstance(value, tuple):
-        items = tuple(map(_detached, value))
-        if any(map(is_not, items, value)):
-            copy = items if type(value) is tuple else value._make(items)  # type: ignore[attr-defined]
-    elif isinstance(value, BaseModel):
-        state = {**value.__dict__, **(value.__pydantic_extra__ or {})}
-        if changed := _detached_members(state):
-            copy = value.model_copy(update=changed)
-    elif is_dataclass(value) and not isinstance(value, type):
-        state = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
-        if changed := _detached_members(state):
-            copy = replace(value, **changed)
-    return cast("_SharedT", copy)
-
-
-def _detached_members(state: Mapping[str, object]) -> dict[str, Any]:
-    # Parts that nobody can change stay shared, so that a copy costs only what can be changed.
-    members = (
-        (name, item, _detached(item))
-        for name, item in state.items()
-        if type(item) not in _IMMUTABLE_TYPES
-    )
-    return {name: copy for name, item, copy in members if copy is not item}
 
 
 def members(value: object) -> dict[str, object]:

@@ -65,7 +65,7 @@ from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.llm.completions import Completion, LLMCall
 from replanning.plan.checks import check_task
-from replanning.plan.json_values import detached
+from replanning.plan.json_values import copy_json
 from replanning.plan.messages import brief_repr, join_names
 from replanning.plan.references import has_references
 from replanning.plan.risk import resolved_risk
@@ -102,9 +102,6 @@ MAX_EVALUATION_SECONDS: Final = 0.1
 """Time limit for an evaluator, in seconds; the run blocks on it."""
 
 _MAX_ERROR_CHARS: Final = 2_000
-
-_COPIED_FIELDS: Final = ("metadata", "resources", "fallbacks", "undo")
-"""Fields of a task, beside its arguments, with values that its work may change."""
 
 _log: Final = logging.getLogger("replanning.run")
 _plugin_log: Final = logging.getLogger("replanning")
@@ -604,7 +601,7 @@ class Lifecycle:
 
         Args:
             entry: the task.
-            copied: whether its work may change its objects and arrays, which are copied then.
+            copied: whether its work gets arguments of its own, which it may change.
         """
         task = entry.task
         lost = self._masked_problem(entry)
@@ -614,19 +611,14 @@ class Lifecycle:
         refers = has_references(task.arguments)
         if not refers and not copied:
             return task
-        changed: dict[str, object] = {}
-        if copied:
-            changed = _copied_fields(task)
         if refers:
             arguments = self._filled_arguments(entry)
             if arguments is None:
                 return None
-            changed["arguments"] = arguments
-        elif task.arguments:
-            changed["arguments"] = detached(task.arguments)
-        if not changed:
-            return task
-        return task.model_copy(update=changed)
+        else:
+            # Empty ones as well, because work may fill them.
+            arguments = copy_json(task.arguments)
+        return task.model_copy(update={"arguments": arguments})
 
     def _filled_arguments(self, entry: TaskEntry) -> JsonObject | None:
         """Return the arguments of a task with references replaced; None if that fails it."""
@@ -1246,17 +1238,6 @@ class Lifecycle:
         self.journal.wake()
         self.ended.set()
         self.dispatcher.wake_all()
-
-
-def _copied_fields(task: Task) -> dict[str, object]:
-    """Return copies of the fields with objects and arrays that work may change."""
-    changed: dict[str, object] = {}
-    for name in _COPIED_FIELDS:
-        value = getattr(task, name)
-        # Empty objects as well, which can be filled; the default of `undo` is None.
-        if value or isinstance(value, dict):
-            changed[name] = detached(value)
-    return changed
 
 
 def warn_of_error(where: str, error: BaseException | str, redactor: Redactor) -> str:

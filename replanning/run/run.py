@@ -41,7 +41,6 @@ from replanning.journal.values import copy_containers
 from replanning.live.stale import stale_results
 from replanning.live.view import PlanView, ReplanningInfo
 from replanning.plan.document import Plan
-from replanning.plan.json_values import detached
 from replanning.plan.tasks import Task
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
 from replanning.run.attempt import Attempt, Work, validate_work
@@ -163,8 +162,7 @@ class PlanRun(ObservedRun):
     @read_in_loop_thread
     def plan(self) -> Plan:
         """The plan as it is now, as a document."""
-        # A copy, because other threads read it while this one changes the plan.
-        return detached(self.live.document())
+        return self.live.document()
 
     @property
     def view(self) -> PlanView:
@@ -197,7 +195,7 @@ class PlanRun(ObservedRun):
             end.status,
             end.reason,
             self._outputs(),
-            detached(tuple(revised for _, revised in ledger.revisions)),
+            tuple(revised for _, revised in ledger.revisions),
             tuple(ledger.questions.open),
             ledger.budget_tracker.spent,
             self._lifecycle.journal.unjournaled,
