@@ -46,7 +46,7 @@ from tests.support.forges import FakeGitHub
 from tests.support.http_server import Answer as Served
 from tests.support.http_server import HttpServer, Request
 from tests.support.runs import Proposer, environment
-from tests.support.secret_examples import WRAPPINGS, Example, examples
+from tests.support.secret_examples import PEM, WRAPPINGS, Example, examples
 from tests.support.tracing import Spans
 
 WRAPPED = ("plain", "on a line", "JSON", "coloured", "in a file name")
@@ -57,7 +57,18 @@ SETTINGS: JsonObject = {
     "cooldown": 0,
     "max_output": 100_000_000,
     "alternatives": {"require_approval": True},
+    "redaction": {"environment": ["VAULT_WORD", "NOT_SET"], "patterns": [r"INT-\d{6}"]},
 }
+OTHERS = [
+    Example(secret, secret, secret)
+    for secret in ("correct-horse-battery", "INT-123456", "hunter2swordfish", "MIIEowIBAAKCAQEA")
+]
+"""Secrets by value, by a pattern of one's own, by name, and of several lines; every text tells them all."""
+
+
+@pytest.fixture(autouse=True)
+def _vault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VAULT_WORD", OTHERS[0].secret)
 
 
 def told(example: Example, place: str = "", *, controls: bool = True) -> str:
@@ -67,7 +78,9 @@ def told(example: Example, place: str = "", *, controls: bool = True) -> str:
         for name in WRAPPED
         if controls or name != "coloured"
     ]
-    text = "\n".join([*lines, f"end of {place}"])
+    value, pattern, password, _ = (each.secret for each in OTHERS)
+    others = f"{value} {pattern} password={password} {PEM}"
+    text = "\n".join([*lines, others, f"end of {place}"])
     return text if controls else re.sub(r"[\x00-\x09\x0b-\x1f]", " ", text)
 
 
@@ -345,7 +358,9 @@ async def test_run(
     }
     assert [name for name, texts in artefacts.items() if "end of " not in "".join(texts)] == []
     assert {
-        name: found[:5] for name, texts in artefacts.items() if (found := leaks(chosen, *texts))
+        name: found[:5]
+        for name, texts in artefacts.items()
+        if (found := leaks([*chosen, *OTHERS], *texts))
     } == {}
 
 
