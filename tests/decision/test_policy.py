@@ -9,6 +9,7 @@ import pytest
 
 from replanning import Alternative, Budget, Settings, Task, journal
 from replanning.changes import AbortRun, PlanChange, ReplaceTask
+from replanning.decision.grouping import group_triggers
 from replanning.decision.ledger import Ledger
 from replanning.decision.policy import Decision, ReplanPolicy
 from replanning.decision.staleness import relevant_triggers, stale_reason
@@ -389,3 +390,12 @@ def test_restored_resource(lost: journal.ResourceUpdated, found: journal.Resourc
     assert stale_reason(trigger, run.live) == ""
     run.fold(found)
     assert stale_reason(trigger, run.live) == "the resource is there again"
+
+
+def test_a_trigger_that_waits_for_an_answer_joins_no_others() -> None:
+    """Two triggers stay apart though a third one, which waits for an answer, concerns dependents of both."""
+    run = journaled("a", "b", "c", task("held", "a"), task("d", "a", "b"), task("e", "a", "c"))
+    waits, first, second = (journal.TaskFailed(id=name, tasks=(name,)) for name in "abc")
+    question = journal.QuestionAsked("q1", "r1", (), "?", (), ("held",), "", 0)
+    grouped = group_triggers((waits, first, second), run.live, [question])
+    assert grouped == ([[first], [second]], [(waits, "q1")])
