@@ -19,7 +19,6 @@ from replanning import (
     PlanEvaluation,
     PlanEvaluator,
     PlanMonitor,
-    PlanRun,
     ReplanningEngine,
     ReplanRequest,
     RunResult,
@@ -28,12 +27,9 @@ from replanning import (
 )
 from replanning.changes import SkipTask
 from replanning.decision import Answer, Question
-from replanning.errors import CallFailed
 from replanning.journal import (
     AlternativesConsidered,
     AttemptFailed,
-    AttemptStarted,
-    AttemptSucceeded,
     ErrorContained,
     InboxMessage,
     MemoryStore,
@@ -50,7 +46,6 @@ from replanning.orchestrators import SwarmOrchestrator
 from replanning.plan import JsonValue
 from replanning.telemetry import Exporter
 from replanning.testing import VirtualClock
-from tests.support.invariants import invariant_violations
 from tests.support.runs import (
     Proposer,
     alternative,
@@ -83,12 +78,6 @@ async def test_flood_of_proposals() -> None:
     body = await considered(engine)
     assert len(body.candidates) == 100
     assert body.notes == ("scripted: made more than 100 proposals; the others are left out",)
-
-
-async def test_generator_of_proposals() -> None:
-    """Proposals may come from a generator."""
-    body = await considered(make_engine(lambda request: (each for each in [skip()])))  # type: ignore[arg-type, return-value]
-    assert [candidate.rejected for candidate in body.candidates] == [""]
 
 
 class Raising(PlanEvaluator):
@@ -259,14 +248,6 @@ async def test_parts_that_raise(
     assert any("in _play" in line for line in traceback)
 
 
-async def test_closing_that_raises(clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """An exporter that raises when it is closed, after the run, is warned of with the traceback."""
-    engine = engine_with(Raising("closing", lambda: OSError("jam")), clock, RaisingStore())
-    await engine.aclose()
-    assert "closing exporter 'RaisingExporter': OSError('jam')" in caplog.text
-    assert "in _play" in caplog.text
-
-
 @pytest.mark.parametrize("part", ["predicate", "codec"])
 async def test_helpers_of_attempts_that_raise(part: str, clock: VirtualClock) -> None:
     """An Exception of a codec, or of a predicate for transient errors, is told in the failure of the attempt."""
@@ -275,33 +256,6 @@ async def test_helpers_of_attempts_that_raise(part: str, clock: VirtualClock) ->
     result = await engine.execute(plan(Task(id="a"), Task(id="b")), raising.work)
     failed = bodies(engine.store, result.run, AttemptFailed)
     assert "OSError('out of paper')" in "".join(str(body) for body in failed)
-
-
-async def test_provider_that_is_late(clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """A provider that does not answer in time is a problem of the run, and the log warns of it."""
-
-    class Late:
-        name = "late"
-
-        async def propose(self, request: ReplanRequest) -> list[Alternative]:
-            await clock.sleep(1e6)
-            return []
-
-    engine = ReplanningEngine([Late()], environment=environment(clock))
-    result = await engine.execute(PLAN, failing("a"))
-    assert [str(problem) for problem in result.problems] == [
-        "provider 'late': it did not answer in time"
-    ]
-    assert "provider 'late': it did not answer in time" in caplog.text
-
-
-async def test_provider_that_returns_nonsense() -> None:
-    """A provider that returns something else than alternatives is a problem of the run."""
-    engine = make_engine(lambda request: ["retry it"])  # type: ignore[list-item]
-    result = await engine.execute(PLAN, failing("a"))
-    (problem,) = result.problems
-    assert problem.where == "provider 'scripted'"
-    assert "expected an Alternative, got str" in problem.error
 
 
 async def test_providers_that_do_not_fail() -> None:
@@ -341,23 +295,6 @@ async def test_problems_after_a_resume(clock: VirtualClock) -> None:
     assert [str(problem) for problem in resumed.result.problems] == [
         "provider 'scripted': OSError('busy') (2 times)"
     ]
-
-
-async def test_detector_of_failures_that_fails() -> None:
-    """A detector that fails at the record of a failure is not shown the record of its own failure."""
-
-    class Observer(Raising):
-        observes: tuple[type[RecordBody], ...] = (ErrorContained,)
-
-        def detect(self, observation: object, view: PlanView) -> Any:
-            """Fail."""
-            raise RuntimeError("not this either")
-
-    engine = ReplanningEngine(["repair"], monitor=PlanMonitor(["task-failed", Observer()]))
-    engine.monitor.on(TaskFailed, Raising("listener").listen)
-    result = await engine.execute(PLAN, failing("a"))
-    (report,) = bodies(engine.store, result.run, ErrorContained)
-    assert "listener" in report.where
 
 
 class Stubborn(Raising):
@@ -530,19 +467,6 @@ def test_problem_of_a_plain_script() -> None:
     )
 
 
-class Canceller(Raising):
-    """A detector that cancels the tasks of a run, or aborts it, the moment an attempt starts."""
-
-    observes: tuple[type[RecordBody], ...] = (AttemptStarted,)
-    run: PlanRun
-
-    def detect(self, observation: Any, view: PlanView) -> Any:
-        """Cancel the task whose attempt has started."""
-        if observation.task.startswith("a"):
-            self.run.cancel_task(observation.task)
-        return []
-
-
 async def a() -> None:
     """Fail the test: a task that was cancelled is not executed."""
     raise AssertionError("it was executed")
@@ -551,42 +475,3 @@ async def a() -> None:
 async def b() -> str:
     """Say so."""
     return "b"
-
-
-async def test_cancelled_at_its_start() -> None:
-    """A task that is cancelled the moment its attempt starts is not executed, and its run goes on with a sound journal."""
-    detector = Canceller()
-    engine = ReplanningEngine(["repair"], monitor=PlanMonitor([detector]))
-
-    async def pulled(run: PlanRun) -> None:
-        async for task in run.ready():
-            async with run.attempt(task):
-                await anyio.lowlevel.checkpoint()
-                assert task.id == "b"
-
-    async def performed(run: PlanRun) -> None:
-        async def work(task: Task, context: TaskContext) -> None:
-            assert task.id == "b"
-
-        with pytest.raises(CallFailed, match="'a' cancelled"):
-            await run.perform("a", work)
-        await run.perform("b", work)
-
-    for execute in (pulled, performed):
-        async with engine.open(plan(Task(id="a", optional=True), Task(id="b"))) as detector.run:
-            await execute(detector.run)
-        assert detector.run.result.ok
-        assert invariant_violations(list(detector.run.records())) == []
-
-
-async def test_calls_cancelled_at_their_start() -> None:
-    """So it is for a call of a session."""
-    detector = Canceller()
-    engine = ReplanningEngine(["repair"], monitor=PlanMonitor([detector]))
-    async with engine.session("b", tools=[a, b]) as session:
-        detector.run = session.run
-        with pytest.raises(CallFailed, match="cancelled"):
-            await session.call(a)
-        assert await session.call(b) == "b"
-    assert session.run.result.ok
-    assert [body.task for body in bodies(engine.store, session.run.id, AttemptSucceeded)] == ["b-2"]

@@ -18,11 +18,8 @@ from replanning import (
     Goal,
     Plan,
     PlanRun,
-    ReplanningEngine,
     ReplanRequest,
-    Settings,
     Task,
-    TaskContext,
     ToolSpec,
     open_run,
 )
@@ -40,10 +37,7 @@ from replanning.providers._planner.bridge import find_repairs, repair_problems
 from replanning.providers._planner.domain import Domain, ToolAction, reachable_actions
 from replanning.providers._planner.search import Target, find_cheapest_path, solve
 from replanning.providers.repair import RepairProvider
-from replanning.testing import VirtualClock
 from tests.support.live import JournaledPlan, journaled, tool
-from tests.support.runs import environment
-from tests.support.world import Truth
 
 patient = settings(
     deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
@@ -292,75 +286,6 @@ async def fortunate(plan: Plan, steps: int, holds: list[str]) -> None:
             done = {task.id for task in plan.tasks[:steps]}
             assert carried_out(changed, done, now)[0].issuperset(wanted), alternative
         run.pause()
-
-
-@patient
-@given(
-    plan=plans(),
-    steps=st.integers(0, 3),
-    holds=st.lists(st.sampled_from(FACTS), max_size=3, unique=True),
-)
-def test_runs_that_take_better_paths_spend_less(plan: Plan, steps: int, holds: list[str]) -> None:
-    """A run that takes better paths while its tasks run reaches its goal, and spends less than the plan would have."""
-    if not carried_out(plan, set(), frozenset(plan.facts or ()))[1]:
-        anyio.run(spending, plan, steps, holds)
-
-
-async def spending(plan: Plan, steps: int, holds: list[str]) -> None:
-    """Let facts begin to hold while a task runs, and compare what was spent with the cost of the plan."""
-    truth, used = Truth(plan), list[str]()
-    async with VirtualClock() as clock:
-
-        async def work(task: Task, context: TaskContext) -> None:
-            used.append(task.tool or "")
-            if len(used) == steps + 1:
-                truth.facts |= set(holds)
-                context.observe(holds=holds)
-            await clock.sleep(1)
-            assert truth.use(task), f"{task.id} cannot be done"
-
-        chosen = Settings.model_validate({"triggers": ("better-path-found",)})
-        engine = ReplanningEngine(["repair"], environment=environment(clock), settings=chosen)
-        result = await engine.execute(plan, work, max_concurrency=1)
-    assert (result.ok, truth.facts >= {*plan.goal.facts}) == (True, True)
-    costs = {tool.name: tool.cost or 0.0 for tool in plan.tools}
-    saved = sum(costs[task.tool or ""] for task in plan.tasks) - sum(costs[name] for name in used)
-    assert saved > 0 if result.revisions else saved == 0
-
-
-@patient
-@given(
-    plan=plans(),
-    steps=st.integers(0, 6),
-    goal=st.lists(st.sampled_from(FACTS), min_size=1, max_size=2, unique=True),
-)
-def test_goal_changed_at_run_time(plan: Plan, steps: int, goal: list[str]) -> None:
-    """A run whose goal is changed succeeds where breadth-first search finds a way, and only with what the goal asks."""
-    anyio.run(retargeted, plan, steps, goal)
-
-
-async def retargeted(plan: Plan, steps: int, goal: list[str]) -> None:
-    """Change the goal of a run while one of its tasks is under way, the last one included, and judge its end."""
-    tools = {tool.name: tool for tool in plan.tools}
-    facts, able = frozenset(plan.facts or ()), False
-    number = min(steps, len(plan.tasks) - 1)
-    async with VirtualClock() as clock:
-        chosen = Settings.model_validate({"cooldown": 0, "approval": {"always_for": []}})
-        engine = ReplanningEngine(["repair"], environment=environment(clock), settings=chosen)
-        async with engine.open(plan) as run:
-            async for task in run.ready():
-                async with run.attempt(task):
-                    follows = after(tools[task.tool or ""], facts)
-                    assert follows is not None, f"{task.id} cannot be done"
-                    facts = follows
-                    if number == 0:
-                        run.change_goal(facts=goal)
-                        able = _breadth_first(plan.tools, facts, frozenset(goal)) is not None
-                    number -= 1
-    done = run.result.status == "succeeded"
-    assert run.plan.goal.facts == tuple(goal)
-    assert done == able, run.result.reason
-    assert not done or facts.issuperset(goal)
 
 
 @patient

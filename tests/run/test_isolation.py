@@ -11,22 +11,19 @@ import pytest
 
 from replanning import (
     Alternative,
-    Answer,
     Goal,
     Plan,
-    Question,
     ReplanningEngine,
     ReplanRequest,
     Task,
     TaskContext,
 )
-from replanning.journal import AttemptInterrupted, ErrorContained, TaskFailed
+from replanning.journal import AttemptInterrupted, ErrorContained
 from replanning.orchestrators import SwarmOrchestrator
 from replanning.run import Work
 from replanning.run.execution import Worker
-from replanning.telemetry import Exporter
-from replanning.testing import ScriptedExecutor, ScriptedGate, VirtualClock
-from tests.support.runs import Proposer, again, bodies, make_engine, perform, plan
+from replanning.testing import ScriptedExecutor, VirtualClock
+from tests.support.runs import again, bodies, make_engine, perform, plan
 
 BESIDE = [Task(id="a", tool="broken"), Task(id="b", depends_on=("a",)), Task(id="c")]
 
@@ -85,49 +82,6 @@ async def test_provider(break_down) -> None:
         ["provider 'broken'"],
     )
     assert await carried_out(make_engine(Broken())) == ("failed", ["provider 'broken'"])
-
-
-async def test_gate(break_down) -> None:
-    """A gate that breaks down leaves its question open, and the run ends for want of the answer."""
-
-    class Broken(ScriptedGate):
-        async def ask(self, question: Question) -> Answer:
-            await break_down()
-            return Answer("approve")
-
-    engine = make_engine(replaced, gate=Broken(), alternatives={"require_approval": True})
-    assert await carried_out(engine) == ("needs_human", ["gate"])
-    assert len(engine.pending()) == 1
-
-
-async def test_listener(break_down) -> None:
-    """A listener that breaks down is on record, and the run is repaired and succeeds."""
-
-    async def listen(event: TaskFailed) -> None:
-        await break_down()
-
-    engine = make_engine(replaced)
-    engine.monitor.on(TaskFailed, listen)
-    status, (where,) = await carried_out(engine)
-    assert status == "succeeded"
-    assert "listen" in where
-
-
-async def test_exporter(break_down) -> None:
-    """An exporter that breaks down, also when it is closed, is on record once, and the run succeeds."""
-
-    class Broken(Exporter):
-        name = "broken"
-
-        async def export(self, run: str, record: object) -> None:
-            await break_down()
-
-        async def aclose(self) -> None:
-            await break_down()
-
-    engine = ReplanningEngine([Proposer(replaced)], exporters=[Broken()])
-    assert await carried_out(engine) == ("succeeded", ["exporter 'broken'"])
-    await engine.aclose()
 
 
 async def test_work(break_down) -> None:

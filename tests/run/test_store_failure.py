@@ -1,23 +1,16 @@
 """Runs whose store fails, for a while or for good, loses the run to another process, or can never keep something."""
 
-import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from datetime import date
-from decimal import Decimal
 from pathlib import Path
 from queue import SimpleQueue
-from threading import get_ident
-from typing import Never
 
 import anyio
 import anyio.abc
 import pytest
 
 from replanning import (
-    Environment,
-    PlanMonitor,
     ReplanningEngine,
     Settings,
     Task,
@@ -26,37 +19,26 @@ from replanning import (
     open_run,
 )
 from replanning.changes import AddTask
-from replanning.environment import SystemClock
 from replanning.errors import NotRunning, RecordNotSerializable, RunOwned, StoreError, UnknownTask
 from replanning.journal import (
-    AlternativesConsidered,
     AttemptFailed,
     AttemptFenced,
     AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
-    ContextUpdated,
-    ErrorContained,
-    Failure,
     Lease,
     MemoryStore,
     PlanningNoted,
     PlanRevised,
     Record,
-    RecordBody,
     RunEnded,
     RunStore,
     SqliteStore,
-    TaskFailed,
-    TriggerDropped,
-    TriggerFired,
     Usage,
 )
-from replanning.live import PlanView
 from replanning.plan import JsonValue
 from replanning.plan.types import AttemptId
 from replanning.run.opening import RunFactory
-from replanning.run.run import PlanRun
 from replanning.testing import FlakyStore, ScriptedExecutor, VirtualClock, hangs, returns
 from tests.support.invariants import invariant_violations, replay_differences
 from tests.support.resume import RUN, carry_on, engine_for, eventful, from_start, story
@@ -64,7 +46,6 @@ from tests.support.runs import (
     again,
     bodies,
     chain,
-    environment,
     failing,
     make_engine,
     perform,
@@ -137,30 +118,6 @@ async def test_what_is_gone_after_an_outage(what: str, clock: VirtualClock) -> N
         }[what]
     )
     assert invariant_violations(list(store.read(run.id))) == []
-
-
-async def test_triggers_during_an_outage(clock: VirtualClock) -> None:
-    """Triggers of one record that wait for the store have ids of their own."""
-
-    class Twice:
-        name = "twice"
-        observes: tuple[type[RecordBody], ...] = (AttemptFailed,)
-
-        def detect(self, observation: RecordBody, view: PlanView) -> list[TaskFailed]:
-            return [TaskFailed(tasks=("a",), cause=cause) for cause in ("one", "two")]
-
-    def loses_triggers(record: Record) -> Exception | None:
-        return OSError("cable") if isinstance(record.body, TriggerFired) else None
-
-    store = Refusing(loses_triggers, times=2)
-    engine = ReplanningEngine(
-        [], store=store, environment=environment(clock), monitor=PlanMonitor([Twice()])
-    )
-    result = await engine.execute(plan(Task(id="a")), failing("a"))
-    fired = [
-        body.trigger.id for body in bodies(store, result.run) if isinstance(body, TriggerFired)
-    ]
-    assert (fired, len(store.refused)) == (["t1", "t2"], 2)
 
 
 async def test_transient(clock: VirtualClock) -> None:
@@ -249,23 +206,6 @@ async def test_deadline_meanwhile(clock: VirtualClock) -> None:
     assert (result.status, result.outputs) == ("failed", {"b": "fine"})
     assert [body.attempt for body in bodies(store, result.run, AttemptTimedOut)] == ["a#1"]
     assert invariant_violations(list(store.read(result.run))) == []
-
-
-async def test_wall_clock_meanwhile(clock: VirtualClock) -> None:
-    """A wall clock that is used up while the store fails ends the run as soon as the store works."""
-    store = outage(clock, 5, 20)
-    async with make_engine(store=store, clock=clock, budget={"wall_clock": 10}).open(
-        chain("a")
-    ) as run:
-        run.started("a")
-        await clock.sleep(6)
-        with pytest.raises(StoreError):
-            run.apply([AddTask(task=Task(id="b"))])
-        result = await run.wait()
-    assert (result.status, bodies(store, RUN, RunEnded)) == (
-        "aborted",
-        [RunEnded("aborted", result.reason)],
-    )
 
 
 async def test_budget_meanwhile(clock: VirtualClock) -> None:
@@ -374,16 +314,6 @@ async def test_left_while_the_store_fails(clock: VirtualClock) -> None:
     assert bodies(store, RUN, AttemptSucceeded) == []
 
 
-async def test_no_patience(clock: VirtualClock) -> None:
-    """Without patience the first failure ends the run."""
-    store = outage(clock, 0.5, 1e9)
-    async with make_engine(store=store, store_patience=0, clock=clock).open(chain("a", "b")) as run:
-        await clock.sleep(1)
-        with pytest.raises(StoreError):
-            run.started("a")
-        assert (run.result.status, clock.elapsed) == ("paused", 1)
-
-
 async def test_other_peoples_errors() -> None:
     """A store that raises errors of its own is a failing store, whichever operation it fails in."""
 
@@ -486,21 +416,6 @@ async def test_lease_is_renewed(clock: VirtualClock) -> None:
                 store.acquire(RUN, "another", clock.now(), 1)
 
 
-class SleepingClock(SystemClock):
-    """The clock of a process whose machine has slept for a day."""
-
-    def now(self) -> float:
-        return super().now() - 86_400
-
-
-async def test_lease_of_a_machine_that_slept(tmp_path: Path) -> None:
-    """Leases are taken by the time of day, of which all processes know the same, also after the machine has slept."""
-    with closing(SqliteStore(tmp_path / "history.db")) as store:
-        engine = ReplanningEngine([], store=store, environment=Environment(clock=SleepingClock()))
-        async with engine.open(chain("a")):
-            assert abs(store.runs()[0].created - SystemClock().now()) < 3600
-
-
 async def test_lease_is_renewed_while_the_loop_is_blocked(tmp_path: Path) -> None:
     """Nobody else gets a run whose work blocks the event loop for longer than the lease; a loss is noticed all the same."""
     renewals = SimpleQueue[float]()
@@ -523,32 +438,6 @@ async def test_lease_is_renewed_while_the_loop_is_blocked(tmp_path: Path) -> Non
     other.close()
 
 
-async def test_leases_are_renewed_by_one_thread(tmp_path: Path) -> None:
-    """However many runs an engine has open, one thread renews their leases; it ends with them, and begins anew with others."""
-    renewals = SimpleQueue[tuple[str, int]]()
-
-    class ObservedStore(SqliteStore):
-        def renew(self, lease: Lease, at: float, ttl: float) -> None:
-            super().renew(lease, at, ttl)
-            renewals.put((lease.run, get_ident()))
-
-    def renewed(runs: set[str]) -> set[int]:
-        """The threads that renew the leases until each of these was renewed."""
-        seen: dict[str, int] = {}
-        while seen.keys() < runs:
-            seen.update([renewals.get(timeout=10)])
-        return {seen[run] for run in runs}
-
-    with closing(ObservedStore(tmp_path / "history.db")) as store:
-        factory = RunFactory(store, Settings(), lease_ttl=0.06)
-        for _ in range(2):
-            async with (
-                open_run(chain("a"), factory=factory) as one,
-                open_run(chain("a"), factory=factory) as other,
-            ):
-                assert len(renewed({one.id, other.id})) == 1
-
-
 # What can never be kept
 
 
@@ -558,13 +447,6 @@ def nested(depth: int) -> object:
     for _ in range(depth):
         value = [value]
     return value
-
-
-class HostileObject(dict[str, object]):
-    """A mapping whose members cannot be had."""
-
-    def items(self) -> Never:
-        raise RuntimeError("no items")
 
 
 ODD = {
@@ -620,98 +502,6 @@ async def test_context_and_notes_are_made_json(
             assert repr(run.live.context["x"]) == repr(plain)
 
 
-@pytest.mark.parametrize(
-    ("call", "error"),
-    [
-        (lambda run: run.note("thought", {"x": b"x"}), RecordNotSerializable),
-        (lambda run: run.note("thought", {"x": Decimal(1)}), RecordNotSerializable),
-        (lambda run: run.change_context({"x": date(2020, 1, 1)}), RecordNotSerializable),
-        (lambda run: run.change_context({"x": HostileObject(x=1)}), RecordNotSerializable),
-        (lambda run: run.charge(Usage(tokens=1.5)), ValueError),  # type: ignore[arg-type]
-        (lambda run: run.charge(Usage(1, unpriced="no")), RecordNotSerializable),  # type: ignore[arg-type]
-        (lambda run: run.failed("a#1", Failure("E", "m", kind="odd")), ValueError),  # type: ignore[arg-type]
-        (lambda run: run.failed("a#1", Failure(5, b"m")), ValueError),  # type: ignore[arg-type]
-    ],
-)
-async def test_wrong_types_are_refused(
-    call: Callable[[PlanRun], None], error: type[Exception], tmp_path: Path
-) -> None:
-    """What could not be read back is refused where it enters, and nothing has changed."""
-    with closing(SqliteStore(tmp_path / "history.db")) as store:
-        async with open_run(chain("a"), store=store, run_id=RUN) as run:
-            run.started("a")
-            before = list(store.read(RUN))
-            with pytest.raises(error):
-                call(run)
-            assert (list(store.read(RUN)), run.live.context, run.spent) == (before, {}, Usage())
-
-
-async def test_outputs_at_the_limit(tmp_path: Path) -> None:
-    """The deepest nesting and the longest number that a journal can have are kept, also by SQLite."""
-    values = [
-        nested(199),
-        10**4299,
-        -(2**63),
-        2**64,
-        "\x00\x1b\x7f\u2028\ufffe",
-        [True, None, 1.5e308],
-        {"": {}},
-    ]
-    with closing(SqliteStore(tmp_path / "history.db")) as store:
-        async with open_run(
-            chain(*(f"t{number}" for number in range(len(values)))), store=store, run_id=RUN
-        ) as run:
-            for number, value in enumerate(values):
-                run.succeeded(run.started(f"t{number}"), value)
-        assert all(body.recoverable for body in bodies(store, RUN, AttemptSucceeded))
-        async with make_engine(store=store).resume(RUN) as run:
-            kept = [run.live.results.output_of(f"t{number}") for number in range(len(values))]
-    assert json.dumps(kept) == json.dumps(values)
-
-
-async def test_texts_that_cannot_be_kept() -> None:
-    """In errors, facts, wishes and comments, what is no character becomes a mark, and everything else stays."""
-    store = MemoryStore()
-    async with open_run(plan(Task(id="a"), Task(id="b")), store=store, run_id=RUN) as run:
-        run.failed(run.started("a"), OSError("no file \udcff\ud83d\ude00 here"))
-        run.observe(holds=["seen(\ud800)"])
-        run.request_replan("why \udfff not", by="e\ud800ve")
-        run.change_context({"name\ud800": ["\udc00"]})
-        run.pause("lunch\ud800")
-    written = [
-        json.dumps(record, default=str, ensure_ascii=False).encode() for record in store.read(RUN)
-    ]
-    assert len(written) == 8
-    (failed,) = bodies(store, RUN, AttemptFailed)
-    assert failed.failure.message == "no file \ufffd\U0001f600 here"
-
-
-async def test_values_that_cannot_be_kept(tmp_path: Path) -> None:
-    """A context that no journal can have is refused where it is reported, and nothing has changed."""
-    with closing(SqliteStore(tmp_path / "history.db")) as store:
-        async with open_run(chain("a"), store=store, run_id=RUN) as run:
-            for odd in (float("nan"), nested(500), 10**5000):
-                with pytest.raises(RecordNotSerializable, match="be kept as JSON"):
-                    run.change_context({"x": odd})
-            run.change_context({"x": 1})
-            assert run.live.context == {"x": 1}
-        assert bodies(store, RUN, ContextUpdated) == [ContextUpdated({"x": 1})]
-
-
-async def test_proposals_that_cannot_be_kept(clock: VirtualClock) -> None:
-    """Replanning that cannot be put on record is given up for its triggers, and the run goes on."""
-    refusal = RecordNotSerializable("no JSON")
-    store = Refusing(
-        lambda record: refusal if isinstance(record.body, AlternativesConsidered) else None
-    )
-    result = await make_engine(again, store=store, clock=clock).execute(
-        plan(Task(id="a"), Task(id="b")), failing("a")
-    )
-    assert (result.status, result.outputs, result.revisions) == ("failed", {"b": "b"}, ())
-    reasons = {body.reason for body in bodies(store, RUN, TriggerDropped)}
-    assert (reasons, clock.elapsed) == ({"replanning failed: RecordNotSerializable"}, 0)
-
-
 def no_nul(record: Record) -> Exception | None:
     """Refuse what a store cannot keep: a character of the code 0."""
     return (
@@ -743,25 +533,6 @@ async def test_store_that_takes_less(clock: VirtualClock) -> None:
         )
     ]
     assert "left out" in bodies(store, RUN, AttemptFailed)[0].failure.message
-
-
-async def test_unstorable_after_an_outage(clock: VirtualClock) -> None:
-    """A deferred record that proves to be unstorable is replaced by a record that says so."""
-    store = Refusing(
-        lambda record: StoreError("full") if 1 <= clock.elapsed < 3 else no_nul(record)
-    )
-    async with make_engine(store=store, clock=clock).open(plan(Task(id="a"), Task(id="b"))) as run:
-        attempt = run.started("a")
-        await clock.sleep(2)
-        run.observe(holds=["seen(it)"])
-        run.observe(holds=["seen(\x00)"])
-        run.succeeded(attempt, "\x00")
-        await clock.sleep(5)
-        assert run.live.entry("a").state is TaskState.DONE
-    assert bodies(store, RUN, ErrorContained) == [
-        ErrorContained("record 'facts-observed'", "no NUL")
-    ]
-    assert invariant_violations(list(store.read(RUN))) == []
 
 
 def lock(folder: Path, group: anyio.abc.TaskGroup, statement: str = "BEGIN IMMEDIATE") -> None:
