@@ -181,7 +181,7 @@ def test_a_workflow_with_broken_tools_finishes_and_repeats_nothing():
 def test_peers_must_do_the_same_work():
     """Every peer that is installed replans as often as ours, and one that is not is named with how to get it."""
     found, skipped = peers.measure(
-        1, 10, (*peers.PEERS[:1], ("another", "surely-not-installed", peers.ours))
+        1, 10, (*peers.PEERS[:1], peers.Other("another", "surely-not-installed", peers.ours))
     )
     assert [peer.name for peer in found] == ["replanning", "LangGraph"]
     assert re.search(r"another is left out: .*pip install --group bench", skipped[0])

@@ -14,6 +14,7 @@ from replanning.changes import ModifyTask, PlanChange, ReplaceTask
 from replanning.decision.ledger import Ledger
 from replanning.history.status import replay_records
 from replanning.live.plan import LivePlan
+from replanning.secrets import MASK
 from tests.support.live import replayable_state
 
 
@@ -581,8 +582,10 @@ class _InvariantChecker:
                     state != "running", f"a {change.kind} disturbs {task!r}, which is running"
                 )
             redoes = change.kind == "replace" and task in model.possibly_stale()
+            # A resumed run repeats a task whose output unfinished tasks read and no journal has.
+            fetches = change.kind == "retry" and body.by == "resume"
             self._require(
-                state != "done" or annotates or redoes,
+                state != "done" or annotates or redoes or fetches,
                 f"a {change.kind} changes {task!r}, which is done",
             )
         if body.replan is None:
@@ -695,16 +698,25 @@ def ledger_snapshot(ledger: Ledger) -> dict[str, Any]:
     return found
 
 
-def replay_differences(run: PlanRun, records: Iterable[journal.Record], at: float) -> list[str]:
-    """Where the live plan of a run and one made anew from its journal differ, one line each."""
+def replay_differences(
+    run: PlanRun, records: Iterable[journal.Record], at: float, *, secret: str = MASK
+) -> list[str]:
+    """Where the live plan of a run and one made anew from its journal differ, one line each.
+
+    A secret is no difference: what leaves the run is masked, and only the run has the true value.
+    """
     one = snapshot(run.live, at) | ledger_snapshot(run._lifecycle.ledger)
     try:
         replay = replay_records(records)
     except ReplanningError as error:
         return [f"the journal cannot be replayed: {error}"]
     other = snapshot(replay.live, at) | ledger_snapshot(replay.ledger)
-    return [
-        f"live plan and journal differ: {key} is {one.get(key)!r}, by the journal {other.get(key)!r}"
-        for key in dict.fromkeys([*one, *other])
-        if one.get(key) != other.get(key)
-    ]
+    differences = []
+    for key in dict.fromkeys([*one, *other]):
+        written = repr(other.get(key))
+        masked = repr(one.get(key)).replace(secret, MASK)
+        if one.get(key) != other.get(key) and masked != written:
+            differences.append(
+                f"live plan and journal differ: {key} is {one.get(key)!r}, by the journal {written}"
+            )
+    return differences

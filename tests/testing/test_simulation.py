@@ -123,7 +123,7 @@ async def live(world: World, records: journal.RunStore, *, leave_at: int = 0) ->
         del journaled[
             world.run._lifecycle.journal.seq :
         ]  # the store may have taken one more before it failed
-        problems += replay_differences(world.run, journaled, clock.now())
+        problems += replay_differences(world.run, journaled, clock.now(), secret=SECRET)
         problems += [*_disturbed(world, journaled), *inconsistencies(world.run.live)]
         return problems + (
             [f"{world.active} pieces of work go on after the end"] if world.active else []
