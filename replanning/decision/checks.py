@@ -41,10 +41,12 @@ def check_masks(proposal: Proposal) -> str:
     """Reject names that look like secrets, and arguments that hold a mark instead of a value.
 
     A tool would get the mask or the truncation mark itself. A replacement may repeat a text with
-    such a mark if the original task already had it.
+    such a mark if the original task already had it. Secrets do not go to other tools or addresses.
     """
     if proposal.name_problems:
         return "; ".join(map(str, proposal.name_problems[:_MAX_PROBLEMS]))
+    if proposal.mask_problems:
+        return "; ".join(proposal.mask_problems[:_MAX_PROBLEMS])
     masked: list[tuple[TaskId, list[str]]] = []
     for task_id, arguments in proposal.arguments:
         texts = _masked_texts(arguments)

@@ -28,7 +28,7 @@ from replanning.live.states import TaskState
 from replanning.live.view import PlanView, TaskView
 from replanning.plan.messages import join_names
 from replanning.plan.risk import command_risk
-from replanning.plan.tasks import Task, has_no_effect, is_repeatable
+from replanning.plan.tasks import Task, has_no_effect, is_repeatable, share_capability
 from replanning.plan.types import TaskId
 from replanning.settings import Settings
 
@@ -316,7 +316,7 @@ def _replaced_effects(task_id: TaskId, added: Sequence[Task], view: PlanView) ->
         return []
     unsafe = []
     for part in _parts_in_doubt(task, view):
-        if any(_is_equivalent(part.task, other, view) for other in added):
+        if any(share_capability(part.task.tool, other.tool, view.tools) for other in added):
             unsafe.append(part.id)
     return unsafe
 
@@ -357,17 +357,6 @@ def _doubt(tasks: Sequence[TaskId], view: PlanView) -> str:
     if doubtful:
         parts.append(f"{join_names(doubtful, 5)} may have taken effect")
     return f"{' and '.join(parts)}; running it again may do harm ({DOUBT_ADVICE})"
-
-
-def _is_equivalent(old: Task, new: Task, view: PlanView) -> bool:
-    """Return whether two tasks use the same tool, or tools of the same capability."""
-    if old.tool == new.tool:
-        return True
-    one = view.tool(old.tool)
-    other = view.tool(new.tool)
-    if one is None or other is None or one.capability is None:
-        return False
-    return one.capability == other.capability
 
 
 def _is_declared_fallback(change: RetryTask | ReplaceTask, task: Task) -> bool:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from replanning.changes import (
     Alternative,
-    ModifyTask,
     PlanChange,
-    ReplaceTask,
     target_task_ids,
 )
 from replanning.decision.confidence import tasks_to_run
+from replanning.decision.masks import MaskRestorer
 from replanning.decision.staleness import drop_started
 from replanning.errors import ChangeRejected, Problem
 from replanning.live.draft import Draft
@@ -43,6 +42,7 @@ class Proposal:
         changes: the changes of `alternative`.
         name_problems: names in the changes that look like secrets. Names are never masked, and
             alternatives are on record even if they are rejected, so `changes` is empty then.
+        mask_problems: why secrets of earlier tasks do not return to the new ones.
         targets: the existing tasks that the changes concern, in order.
         entries: the targets that the plan has.
         arguments: the arguments in the changes.
@@ -58,6 +58,7 @@ class Proposal:
     alternative: Alternative
     changes: tuple[PlanChange, ...]
     name_problems: tuple[Problem, ...]
+    mask_problems: tuple[str, ...]
     targets: tuple[TaskId, ...]
     entries: tuple[TaskEntry, ...]
     arguments: tuple[TaskArguments, ...]
@@ -95,11 +96,14 @@ def analyse(
         alternative = alternative.model_copy(update={"changes": ()})
 
     arguments = tuple(change_arguments(alternative.changes))
+    masks = MaskRestorer(alternative.changes, live, redactor)
+    mask_problems = masks.check_moved_tools()
     if any(is_redacted(value) for _, value in arguments):
         # Providers see masks in place of secrets, and repeat them.
-        changes = restore_masks(alternative.changes, live, redactor)
-        alternative = alternative.model_copy(update={"changes": changes})
-        arguments = tuple(change_arguments(changes))
+        alternative = alternative.model_copy(update={"changes": masks.restore()})
+        arguments = tuple(change_arguments(alternative.changes))
+        if any(is_redacted(value) for _, value in arguments):
+            mask_problems += masks.problems
 
     changes = tuple(alternative.changes)
     targets = target_task_ids(changes)
@@ -116,6 +120,7 @@ def analyse(
         alternative=alternative,
         changes=changes,
         name_problems=tuple(name_problems),
+        mask_problems=tuple(mask_problems),
         targets=targets,
         entries=tuple(entries),
         arguments=arguments,
@@ -180,12 +185,14 @@ def accept_changes(
     """Return a person's changes, with true values where the person was shown masks.
 
     Raises:
-        ChangeRejected: a mask stands where none was shown, or a name looks like a secret.
+        ChangeRejected: a mask stands for no secret that may return there, or a name looks like a
+            secret.
     """
     problems = redactor.name_problems(changes)
     if problems:
         raise ChangeRejected(problems)
-    restored = restore_masks(changes, live, redactor)
+    masks = MaskRestorer(changes, live, redactor)
+    restored = masks.restore()
     masked: dict[str, None] = {}
     for task_id, arguments in change_arguments(restored):
         if is_redacted(arguments):
@@ -193,92 +200,6 @@ def accept_changes(
     if masked:
         advice = "leave it where it was, or let a tool refer to the value as {env:NAME}"
         why = f"{MASK} stands for a value that is not shown: {advice}"
-        raise ChangeRejected([Problem("", f"{why}, in the arguments of {', '.join(masked)}")])
+        reasons = [f"{why}, in the arguments of {', '.join(masked)}", *masks.problems]
+        raise ChangeRejected([Problem("", "; ".join(reasons))])
     return restored
-
-
-def restore_masks(
-    changes: Sequence[PlanChange], live: LivePlan, redactor: Redactor
-) -> tuple[PlanChange, ...]:
-    """Return changes with masks replaced by the values that they hide, where these are known.
-
-    Providers and people see the plan with masks, and repeat them. A mask is restored if the task,
-    or one that it replaced, has a value at the same path of its arguments that is shown like this.
-    """
-    restored: list[PlanChange] = []
-    for change in changes:
-        if isinstance(change, ReplaceTask):
-            restored.append(_restore_replacement(change, live, redactor))
-        elif isinstance(change, ModifyTask):
-            restored.append(_restore_modification(change, live, redactor))
-        else:
-            restored.append(change)
-    return tuple(restored)
-
-
-def _restore_replacement(change: ReplaceTask, live: LivePlan, redactor: Redactor) -> ReplaceTask:
-    known = _known_arguments(change.task_id, live)
-    tasks = []
-    for task in change.tasks:
-        if is_redacted(task.arguments):
-            arguments = _restore_value(task.arguments, known, redactor)
-            tasks.append(task.model_copy(update={"arguments": arguments}))
-        else:
-            tasks.append(task)
-    return change.model_copy(update={"tasks": tuple(tasks)})
-
-
-def _restore_modification(change: ModifyTask, live: LivePlan, redactor: Redactor) -> ModifyTask:
-    stated = change.fields.get("arguments")
-    if not is_redacted(stated):
-        return change
-    known = _known_arguments(change.task_id, live)
-    arguments = _restore_value(stated, known, redactor)
-    return change.model_copy(update={"fields": {**change.fields, "arguments": arguments}})
-
-
-def _known_arguments(task_id: TaskId, live: LivePlan) -> list[JsonValue]:
-    """Return the arguments of a task, and of those that it replaced, the latest first."""
-    entry = live.entries.get(task_id)
-    if entry is None:
-        return []
-    return [earlier.task.arguments for earlier in reversed(entry.lineage())]
-
-
-def _restore_value(shown: JsonValue, known: Sequence[JsonValue], redactor: Redactor) -> JsonValue:
-    """Return a value with masked parts replaced by parts of known values that are shown alike."""
-    if not is_redacted(shown):
-        return shown
-    for original in known:
-        if redactor.value(original) == shown:
-            return original
-    # The value as a whole is new, but its parts may be known.
-    if isinstance(shown, dict):
-        members: dict[str, JsonValue] = {}
-        for key, item in shown.items():
-            members[key] = _restore_member(key, item, known, redactor)
-        return members
-    if isinstance(shown, list):
-        items: list[JsonValue] = []
-        for index, item in enumerate(shown):
-            originals = []
-            for value in known:
-                if isinstance(value, list) and index < len(value):
-                    originals.append(value[index])
-            items.append(_restore_value(item, originals, redactor))
-        return items
-    return shown
-
-
-def _restore_member(
-    key: str, shown: JsonValue, known: Sequence[JsonValue], redactor: Redactor
-) -> JsonValue:
-    originals = []
-    for value in known:
-        if isinstance(value, dict) and key in value:
-            originals.append(value[key])
-    for original in originals:
-        # With the key, because its name may be why the value is masked.
-        if redactor.value({key: original}) == {key: shown}:
-            return original
-    return _restore_value(shown, originals, redactor)

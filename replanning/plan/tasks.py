@@ -544,6 +544,17 @@ def is_declared_unrepeatable(task: TaskBody, tool: ToolSpec | None) -> bool:
     return idempotent is False
 
 
+def share_capability(one: str | None, other: str | None, tools: Mapping[str, ToolSpec]) -> bool:
+    """Return whether two names are of the same tool, or of tools of the same capability."""
+    if one == other:
+        return True
+    first = tools.get(one or "")
+    second = tools.get(other or "")
+    if first is None or second is None or first.capability is None:
+        return False
+    return first.capability == second.capability
+
+
 def _http_method(tool: ToolSpec) -> str:
     return (tool.method or "GET").upper()
 

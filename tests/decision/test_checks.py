@@ -51,7 +51,11 @@ MASKS_REASON = (
 
 def build_plan() -> JournaledPlan:
     """Return a plan whose first task has failed, and the tools that could do it."""
-    tools = [tool("pip", cost=2), tool("uv", cost=1), tool("gone", available=False)]
+    tools = [
+        tool("pip", cost=2, capability="install"),
+        tool("uv", cost=1, capability="install"),
+        tool("gone", available=False),
+    ]
     run = journaled(task("a", tool="pip", arguments=PASSWORD), task("b", "a"), tools=tools)
     run.fail("a")
     return run

