@@ -170,6 +170,9 @@ class Condition:
             right = self._value(comparator, roots)
             try:
                 holds = _COMPARISON_OPERATORS[type(operation)](left, right)
+            except NoResult as error:
+                # Whether a task is among the results is unknown where its result was lost.
+                raise ExpressionError(f"{_name(self.text)}: {error}") from None
             except TypeError:
                 types = f"{json_type_name(left)} with {json_type_name(right)}"
                 reason = f"{ast.unparse(node)!r} compares {types}"

@@ -361,6 +361,26 @@ async def test_resume_of_an_output_that_was_not_stored(
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("condition", ["results.make == 1", "'make' in results"])
+async def test_condition_about_an_output_that_was_not_stored(
+    tmp_path: Path, condition: str
+) -> None:
+    """After a resume, a condition about an output that was not stored fails its task with the reason."""
+    tasks = [{"id": "make"}, {"id": "read", "depends_on": ["make"], "when": condition}]
+    plan = Plan.model_validate({"goal": {"objective": "g"}, "tasks": tasks})
+    await stop_after(tmp_path / "r.db", plan, {"make": Connection()})
+
+    async def work(task: Task, context: TaskContext) -> object:
+        return task.id
+
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "r.db"))
+    result = await engine.execute(plan, work, run_id="r")
+    await engine.aclose()
+    assert result.status == "failed"
+    assert "its output was not stored" in result.failures["read"].message
+
+
+@pytest.mark.anyio
 async def test_second_kill_before_the_repeated_task_runs(tmp_path: Path) -> None:
     """A task that is to run again because its output was lost does so after another kill as well."""
     plan = Plan.model_validate(
