@@ -47,7 +47,7 @@ cover: $(VENV)/.dev ## measure what the quick tests of the core reach; fails if 
 	@$(BIN)/coverage combine -q
 	@$(BIN)/coverage report
 
-lint: $(VENV)/.dev ## check style, types and who imports whom
+lint: $(VENV)/.dev ## check style, types, who imports whom, and the density of the core
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
