@@ -390,9 +390,8 @@ class TaskGraph:
             ids.update(dict.fromkeys(sorted(Condition.parse(task.when).names("results"))))
         read: list[TaskEntry] = []
         for task_id in ids:
-            known = self.entries.get(TaskId(task_id))
-            if known is not None:
-                read += [each for each in self.leaves(known) if each.state is TaskState.DONE]
+            leaves = self.leaves(self.entries[TaskId(task_id)])
+            read += [each for each in leaves if each.state is TaskState.DONE]
         return read
 
     def arguments(self, entry: TaskEntry) -> JsonObject:
