@@ -124,6 +124,16 @@ def test_names_that_look_like_secrets() -> None:
     assert check_masks(found).startswith("[0].tasks[0].id: what looks like a secret")
 
 
+def test_masks_that_are_restored_nowhere() -> None:
+    """Changes keep a mask where the plan shows none: of no known task, and beyond a known array."""
+    run = journaled(task("a", arguments={"keys": [PASSWORD]}))
+    run.fail("a")
+    longer = replace("a", task("c", arguments={"keys": [MASKED, MASKED]}))
+    assert proposed(run, longer).arguments == (("c", {"keys": [PASSWORD, MASKED]}),)
+    unknown = proposed(run, modify("zz", arguments=MASKED))
+    assert unknown.arguments == (("zz", MASKED),)
+
+
 # Checks
 
 
@@ -166,6 +176,28 @@ def test_rejected(check: Callable[[Proposal], str], changes: list[PlanChange], r
     assert check(proposed(run, replace("a", task("c", tool="uv")))) == ""
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [replace("a", task("c", undo={"tool": "uv", "arguments": {"x": "[redacted]"}}))],
+        [modify("c", fallbacks=[{"tool": "uv", "arguments": {"x": "[redacted]"}}])],
+        [modify("c", undo={"tool": "uv", "arguments": {"x": "[redacted]"}})],
+    ],
+    ids=["undo", "modified fallback", "modified undo"],
+)
+def test_masks_beside_the_arguments(changes: list[PlanChange]) -> None:
+    """A mask is found in the arguments of fallbacks and undo tasks as well."""
+    assert check_masks(proposed(build_plan(), *changes)) == MASKS_REASON
+
+
+def test_masks_of_the_plan_itself() -> None:
+    """A replacement may repeat a mask that the original task states as its own text."""
+    stated = {"title": "write [redacted] there"}
+    run = journaled(task("a", arguments=stated))
+    run.fail("a")
+    assert check_masks(proposed(run, replace("a", task("c", arguments=stated)))) == ""
+
+
 def test_repeats() -> None:
     """Changes that were applied before are rejected, but for a retry, which may succeed now."""
     run = build_plan()
@@ -177,6 +209,30 @@ def test_repeats() -> None:
     assert check_repeats(again, tried, (), ledger) == reason
     assert check_repeats(again, (), (), ledger) == ""
     assert check_repeats(proposed(run, retry("a")), tried, (), ledger) == ""
+
+
+def test_declined_changes() -> None:
+    """Changes that a person declined are rejected for a stuck plan until the task runs again."""
+    run = build_plan()
+    change = replace("a", task("c", tool="uv"))
+    declined = Alternative(changes=(change,), reason="a way")
+    asked = journal.QuestionAsked(
+        "q1", "r1", (), "?", (journal.Candidate(declined),), ("a",), "print", 0
+    )
+    ledger = Ledger(Budget(), lambda task_id: task_id, lambda: 0)
+    ledger.fold(journal.Record(1, run.now, asked))
+    ledger.fold(journal.Record(2, run.now, journal.QuestionAnswered("q1", "reject", "eve")))
+
+    stuck = journal.GoalUnreachable(id="t1", tasks=("a",))
+    failed = journal.TaskFailed(id="t2", tasks=("a",), root="a")
+    reason = "a person was asked about the same already"
+    assert check_repeats(proposed(run, change), (), [stuck], ledger) == reason
+    assert check_repeats(proposed(run, change), (), [stuck, failed], ledger) == ""
+
+    run.apply(retry("a"))
+    run.now += 1
+    run.fail("a")
+    assert check_repeats(proposed(run, change), (), [stuck], ledger) == ""
 
 
 def test_limits() -> None:
@@ -209,6 +265,66 @@ def test_feasible() -> None:
     assert reason.startswith("the plan could not be carried out: ")
     assert check_feasible(proposed(run, retry("a")), [trigger]) == ""
     assert check_feasible(proposed(run, AbortRun()), [trigger]) == ""
+
+
+def test_faults_elsewhere() -> None:
+    """A fault that the plan has in any case is held against no changes for another task."""
+    tools = [
+        tool("build", adds=["built"]),
+        tool("send", requires=["built", "signed"], adds=["sent"]),
+    ]
+    run = journaled(
+        task("a", tool="build"),
+        task("b", tool="send"),
+        tools=tools,
+        facts=[],
+        goal={"objective": "release", "facts": ["sent"]},
+    )
+    run.fail("a")
+    found = proposed(run, retry("a"))
+    failed = journal.TaskFailed(id="t1", tasks=("a",), root="a")
+    assert check_feasible(found, [failed]) == ""
+    # A plan that is stuck as a whole must reach its goal, whoever is to blame.
+    stuck = journal.GoalUnreachable(id="t2", missing_facts=("sent",))
+    reason = check_feasible(found, [stuck])
+    assert (
+        reason == "the plan could not be carried out: task 'b' needs signed, which would not hold"
+    )
+
+
+def test_repeated_call_whose_facts_have_changed() -> None:
+    """A call that failed may be repeated once a fact that it needs was made true again."""
+    run = journaled(task("a", tool="enter"), tools=[tool("enter", requires=["open"])], facts=[])
+    run.fail("a")
+    again = replace("a", task("c", tool="enter"))
+    reason = "'a' has failed with the same tool and arguments"
+    run.fold(journal.FactsObserved(holds=("open",)))
+    assert check_futile_calls(proposed(run, again)) == ""
+    run.apply(retry("a"))
+    run.fail("a")
+    assert check_futile_calls(proposed(run, again)) == reason
+
+
+def test_repeated_call_of_an_undescribed_tool() -> None:
+    """A failed call of a tool that the plan does not describe is not repeated either."""
+    run = journaled(task("a", tool="own"))
+    run.fail("a")
+    reason = "'a' has failed with the same tool and arguments"
+    assert check_futile_calls(proposed(run, replace("a", task("c", tool="own")))) == reason
+
+
+def test_refused_call_that_needs_its_tool_no_more() -> None:
+    """A task whose tool was refused may be retried without that tool."""
+    tools = [tool("start", kind="shell", command="timeout 5 {x}", parameters={"x": "string"})]
+    run = journaled(
+        task("a", tool="start", arguments={"x": "${context.x}"}), tools=tools, context={"x": "rm"}
+    )
+    refused = journal.Failure("ArgumentError", "it uses 'rm'", kind="refused")
+    run.fold(journal.AttemptFailed(run.start("a"), "a", refused))
+    reason = "the use of 'start' for 'a' would be refused again: it uses 'rm'"
+    assert check_futile_calls(proposed(run, retry("a"))) == reason
+    run.apply(modify("a", tool=None))
+    assert check_futile_calls(proposed(run, retry("a"))) == ""
 
 
 def test_confidence() -> None:

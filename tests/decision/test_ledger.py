@@ -2,6 +2,7 @@
 # mypy: disable-error-code="arg-type"
 """Ledger of a run, folded from its journal alone, and its budget."""
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -131,6 +132,17 @@ def test_outcome_after_that_of_a_later_replan() -> None:
         journal.OutcomeRecorded("r1", succeeded=True, duration=2.0),
     )
     assert ledger.outcomes.pending == {}
+
+
+def test_source_of_changes() -> None:
+    """The source of applied changes is that of the chosen candidate; a person's have none."""
+    other = Alternative(changes=(skip("b"),), reason="not needed", source="llm")
+    considered = journal.AlternativesConsidered("r1", ("t1",), 0, (journal.Candidate(other),))
+    applied = revised(skip("b"))
+    ledger = ledger_of(considered, dataclasses.replace(applied, chosen=0))
+    assert ledger.outcomes.source_by_replan == {"r1": "llm"}
+    written = dataclasses.replace(applied, chosen=1)
+    assert ledger_of(considered, written).outcomes.source_by_replan == {}
 
 
 def test_undecided_revisions() -> None:

@@ -93,6 +93,18 @@ def test_low_confidence_asks() -> None:
     assert decided(one(), candidate(RETRY, total=None), **trusting).kind == "execute"
 
 
+def test_division_of_a_rejected_result() -> None:
+    """A task is divided with less confidence than others need only if a judge rejected its result."""
+    divided = candidate(replace("a", "n", "m"), total=0.6)
+    run = one()
+    run.fail("a")
+    assert decided(run, divided).rule == "low-confidence"
+    run = one()
+    rejected = journal.Failure("NotAccepted", "too short", kind="rejected")
+    run.fold(journal.AttemptFailed(run.start("a"), "a", rejected))
+    assert decided(run, divided).kind == "execute"
+
+
 def test_abort() -> None:
     """An abort keeps its reason, or a default one."""
     assert decided(one(), candidate(AbortRun())) == Decision(
@@ -215,6 +227,20 @@ def test_a_stand_in_has_an_effect_of_its_own(timeout: bool) -> None:
     assert decided(run, candidate(RETRY)).kind == "execute"
     other = instead(tasks=(task("n", tool="uv"),))
     assert decided(run, candidate(other)).rule == "in-doubt"
+
+
+def test_finished_tasks_have_taken_effect() -> None:
+    """A person is asked before finished tasks are done again, and reads which have taken effect."""
+    run = one()
+    run.run("a", "b")
+    again = [replace(task_id, f"{task_id}~2") for task_id in "ab"]
+    for changes, reason in (
+        (again[:1], "'a' has taken effect"),
+        (again, "'a', 'b' have taken effect"),
+    ):
+        found = decided(run, candidate(*changes))
+        assert found.rule == "in-doubt"
+        assert found.reason.startswith(f"{reason}; running it again may do harm")
 
 
 FALLBACK = {"tool": "uv", "arguments": {"out": "x"}}
@@ -361,6 +387,17 @@ def test_triggers_of_another_revision_are_stale() -> None:
     run.apply(skip("b"))
     assert stale_reason(trigger, run.live) == "the plan has changed since"
     assert stale_reason(trigger.model_copy(update={"revision": run.live.revision}), run.live) == ""
+
+
+def test_results_that_are_not_stale_any_more() -> None:
+    """A trigger about stale results holds until the context has the value that they have read."""
+    run = journaled(task("a", arguments={"x": "${context.x}"}), context={"x": 1})
+    run.run("a")
+    run.fold(journal.ContextUpdated({"x": 2}))
+    trigger = journal.ContextChanged(tasks=("a",), stale=("a",))
+    assert stale_reason(trigger, run.live) == ""
+    run.fold(journal.ContextUpdated({"x": 1}))
+    assert stale_reason(trigger, run.live) == "the results are not stale any more"
 
 
 def test_unreachable_goal_is_stale_when_a_task_can_run() -> None:

@@ -1,0 +1,84 @@
+# Ids are written as plain text here.
+# mypy: disable-error-code="arg-type"
+"""The end of a run: whether it ends, how, and what it says about its tasks."""
+
+from collections.abc import Callable
+
+import pytest
+
+from replanning import Budget, journal
+from replanning.decision.ending import Circumstances, decide_end
+from replanning.decision.ledger import Ledger
+from tests.support.live import JournaledPlan, cancel, journaled, task, tool
+
+SETTLED = Circumstances(busy=False, open_ended=False, replans=False, budget_exceeded="")
+UNAVAILABLE = [tool("gone", available=False)]
+
+
+def decided(run: JournaledPlan) -> object:
+    """Return what becomes of a run that nobody replans any more."""
+    ledger = Ledger(Budget(), lambda task_id: task_id, lambda: 0)
+    for record in run.records:
+        ledger.fold(record)
+    return decide_end(run.live, ledger, SETTLED)
+
+
+def blocked_before_it_ran() -> JournaledPlan:
+    """Return a run whose only task a decision has blocked."""
+    run = journaled("a")
+    run.fold(journal.DecisionMade("r1", (), "keep", "limit", "enough", blocks=("a",)))
+    return run
+
+
+def failed_with_parked(*parked: str) -> JournaledPlan:
+    """Return a run whose first task has failed, and in which others lack their tool."""
+    waiting = [task(task_id, tool="gone") for task_id in parked]
+    optional = task("optional", tool="gone", optional=True)
+    run = journaled("a", optional, *waiting, tools=UNAVAILABLE)
+    run.fail("a")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (blocked_before_it_ran, "'a' blocked"),
+        (failed_with_parked, "'a' failed (broken)"),
+        (
+            lambda: failed_with_parked("b"),
+            "'a' failed (broken); 'b' cannot run: its tool 'gone' is unavailable",
+        ),
+        (
+            lambda: failed_with_parked("b", "c", "d"),
+            "'a' failed (broken); 'b' and 2 more cannot run: its tool 'gone' is unavailable",
+        ),
+    ],
+    ids=["blocked", "optional task waits", "task waits", "tasks wait"],
+)
+def test_why_a_run_failed(build: Callable[[], JournaledPlan], reason: str) -> None:
+    """A failed run names the tasks that are stuck, with their errors, and required ones that wait."""
+    run = build()
+    assert not run.live.scheduler.has_claimable()
+    assert decided(run) == journal.RunEnded("failed", reason)
+
+
+@pytest.mark.parametrize(
+    ("held", "end"),
+    [
+        ("a", journal.RunEnded("needs_human", "1 question to a person must be answered first")),
+        ("b", journal.RunEnded("succeeded", "every required task is done")),
+    ],
+)
+def test_question_about_a_complete_run(held: str, end: journal.RunEnded) -> None:
+    """A complete run waits for an answer only if that decides whether stale results are redone."""
+    run = journaled(
+        task("a", arguments={"x": "${context.x}"}, on_stale="redo"),
+        task("b", optional=True),
+        context={"x": 1},
+    )
+    run.run("a")
+    run.fold(journal.ContextUpdated({"x": 2}))
+    run.fold(journal.ResultsStale({"a": ("context.x",)}))
+    run.apply(cancel("b"))
+    run.fold(journal.QuestionAsked("q1", "r1", (), "?", (), (held,), "print", 0))
+    assert decided(run) == end
