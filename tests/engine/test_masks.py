@@ -248,6 +248,31 @@ async def test_literal_secrets_of_a_plan_after_a_resume(tmp_path: Path, *, given
 
 
 @pytest.mark.anyio
+async def test_masked_context_after_a_resume(tmp_path: Path) -> None:
+    """Work of a resumed run that reads a masked part of the context gets an error with the reason."""
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "runs.db"))
+    plan = Plan.model_validate(
+        {
+            "goal": {"objective": "send"},
+            "context": {"login": {"password": PASSWORD}, "to": "eve"},
+            "tasks": [{"id": "first"}, {"id": "send", "depends_on": ["first"]}],
+        }
+    )
+    async with engine.open(plan, run_id="r") as run:
+        async for task in run.ready():
+            async with run.attempt(task):
+                pass
+            break
+    async with engine.resume("r") as run:
+        async for task in run.ready():
+            async with run.attempt(task) as attempt:
+                assert attempt.context.context["to"] == "eve"
+                with pytest.raises(KeyError, match="'login' holds a secret"):
+                    attempt.context.context["login"]
+    await engine.aclose()
+
+
+@pytest.mark.anyio
 async def test_first_run_has_the_literal_secrets_of_its_plan() -> None:
     """A run uses the literal secrets of its plan, and warns that its journal does not keep them."""
     seen: list[object] = []

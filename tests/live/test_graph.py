@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from replanning import TaskState
 from replanning.errors import ExpressionError, NoResult, UnknownTask
 from replanning.journal import AttemptSucceeded, ConditionEvaluated
+from replanning.journal.values import AnnotatedJson
 from replanning.live.entries import TaskEntry
 from replanning.live.scheduler import MAX_LOOKAHEAD, Deadlines, ResourcePool
 from tests.support.live import (
@@ -48,6 +49,18 @@ def test_unrecoverable_results() -> None:
     run.start("a")
     run.fold(AttemptSucceeded("a#1", "a", None, recoverable=False))
     with pytest.raises(NoResult, match="it is done, and its output was not stored"):
+        run.live.results.output_of("a")
+    assert run.live.results.outputs() == {}
+    for condition in ("results.a == 1", "'a' in results"):
+        with pytest.raises(ExpressionError, match="its output was not stored"):
+            run.live.evaluate(condition)
+
+
+def test_results_of_annotated_functions() -> None:
+    """An object that only the annotation of its function can restore is missing without that."""
+    run = journaled(task("a", tool="make"))
+    run.run("a", output=AnnotatedJson({"n": 1}))
+    with pytest.raises(NoResult, match="the function of the tool 'make'; give that function"):
         run.live.results.output_of("a")
     assert run.live.results.outputs() == {}
 
@@ -240,7 +253,9 @@ def test_deadlines_do_not_pile_up() -> None:
 
 
 def test_reprs() -> None:
-    """An entry and an index show their contents in one line."""
-    run = journaled(task("a", tool="pip"))
+    """The parts of a live plan show their contents in one line."""
+    run = journaled(task("a", tool="pip"), facts=["raw"])
     assert repr(run.live.entry("a")) == "<TaskEntry 'a' READY attempts=0 missing=0>"
     assert repr(run.live.dependency_index) == "<DependencyIndex of ['pip']>"
+    assert repr(run.live.scheduler) == "<Scheduler claimed=0 parked=[]>"
+    assert repr(run.live.world) == "<World of 1 facts, running []>"

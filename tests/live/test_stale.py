@@ -4,7 +4,16 @@
 
 from replanning.journal import ConditionEvaluated, ContextUpdated
 from replanning.live import PlanView
-from tests.support.live import JournaledPlan, inconsistencies, journaled, replace, retry, skip, task
+from tests.support.live import (
+    JournaledPlan,
+    inconsistencies,
+    journaled,
+    modify,
+    replace,
+    retry,
+    skip,
+    task,
+)
 
 USES_X = {"arguments": {"x": "${context.x}"}}
 
@@ -79,6 +88,16 @@ def test_done_again() -> None:
     run.apply(replace("a~2", task("a~3", **USES_X)), replace("b", task("b~2")))
     run.run("a~3", "b~2")
     assert causes(run) == {"c": ("a",)}
+
+
+def test_redo_by_a_change() -> None:
+    """A change may state that a task is done again once its result is stale."""
+    run = journaled(task("a", **USES_X), context={"x": 1})
+    run.apply(modify("a", on_stale="redo"))
+    run.run("a")
+    run.fold(ContextUpdated({"x": 2}))
+    assert causes(run) == {"a": ("context.x",)}
+    assert PlanView(run.live).stale_results()["a"].redo
 
 
 def test_running_task_waits_for_what_is_done_again() -> None:

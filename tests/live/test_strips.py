@@ -291,6 +291,7 @@ def test_placeholders() -> None:
         ("is {{x}} {y}", "is {x} b", {"y": "b"}),
         ("at({p})", "at(home)", {"p": "home"}),
         ("at({x},{p})", "at(a,b,home)", {"x": "a,b", "p": "home"}),
+        ("at({r},{x})", "at(room 1,a)", {"r": "room 1", "x": "a"}),
         ("at({p})", "at(work)", None),
         ("at({q})", "at(x)", None),
         ("at({x})", "at()", None),
@@ -301,7 +302,8 @@ def test_placeholders() -> None:
 )
 def test_fact_patterns(pattern: str, fact: str, found: dict[str, str] | None) -> None:
     """A pattern matches the facts that it can become, given the objects of its placeholders."""
-    assert FactPattern(pattern, {"p": ["home"], "q": []}).match(fact) == found
+    objects = {"p": ["home"], "q": [], "r": ["room", "room 1"]}
+    assert FactPattern(pattern, objects).match(fact) == found
 
 
 def test_ambiguous_fact_pattern() -> None:

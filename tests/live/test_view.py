@@ -222,6 +222,7 @@ def test_draft_view() -> None:
         add("n"),
         replace("n", "a~2"),
         skip("c"),
+        modify("b", timeout=2),
     ]
     draft = PlanView(example().live).with_changes(changes)
     assert {task.id: (str(task.state), task.root, task.iteration) for task in draft.tasks()} == {
@@ -236,6 +237,7 @@ def test_draft_view() -> None:
     assert [(task.id, state) for task, state in draft.task_states()] == [
         (task.id, task.state) for task in draft.tasks()
     ]
+    assert draft.task("b").task.timeout == 2
     assert [task.id for task in draft.lineage("y")] == ["a", "x", "y"]
     assert draft.new_task_ids == ("x", "y", "n", "a~2")
     assert draft.made_true_since("a fact that does not hold", "b")
@@ -247,10 +249,10 @@ def test_draft_view() -> None:
         ("a~2", None),
     ]
     assert draft.capacity == PlanView(example().live).capacity
-    assert repr(draft).startswith("<DraftView of 5 changes to <PlanView revision=0")
+    assert repr(draft).startswith("<DraftView of 6 changes to <PlanView revision=0")
     with pytest.raises(UnknownTask):
         draft.task("ghost")
     assert draft.check([skip("y")]) == ()
     [problem] = draft.check([skip("x")])
-    assert str(problem) == "changes[5]: task 'x' is REPLACED_BY_REPLAN: it cannot be skipped"
+    assert str(problem) == "changes[6]: task 'x' is REPLACED_BY_REPLAN: it cannot be skipped"
     assert (draft.unused_id("a"), draft.unused_id("a", taken=("a~3",))) == ("a~3", "a~4")

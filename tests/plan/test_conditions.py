@@ -1,14 +1,21 @@
 """Conditions and references: what they read, what they refuse, and that they evaluate no code."""
 
+import sys
 import tracemalloc
 from contextlib import suppress
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import PurePosixPath
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from replanning.errors import ExpressionError, UnknownTask
 from replanning.plan.conditions import Condition
+from replanning.plan.json_form import json_form, shown_form
 from replanning.plan.references import Reference, find_references, resolve_references
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 
@@ -222,6 +229,63 @@ def test_resolve(argument, expected):
     arguments: JsonObject = {"${key}": argument}
     assert resolve_references(arguments, context=CONTEXT, result_of=result) == {"${key}": expected}
     assert arguments == {"${key}": argument}
+
+
+class Wheel(BaseModel):
+    path: str
+    built_in: timedelta
+
+
+class Share(float):
+    """Number as numerical libraries have it: a float with more methods."""
+
+
+class Label(str):
+    """Text of another class."""
+
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    ("output", "form"),
+    [
+        (timedelta(minutes=1, milliseconds=500), 60.5),
+        (Decimal("1.10"), "1.10"),
+        (UUID(int=7), "00000000-0000-0000-0000-000000000007"),
+        (PurePosixPath("dist/x.whl"), "dist/x.whl"),
+        (b"\x00\xff", "AP8="),
+        (float("nan"), "NaN"),
+        (float("inf"), "Infinity"),
+        (float("-inf"), "-Infinity"),
+        (Share(0.5), 0.5),
+        (Share("inf"), "Infinity"),
+        (Label("new"), "new"),
+        (Wheel(path="x.whl", built_in=timedelta(seconds=2)), {"path": "x.whl", "built_in": 2.0}),
+        ({(1, 2): {"b", "a"}}, {"[1,2]": ["a", "b"]}),
+    ],
+    ids=repr,
+)
+def test_json_form(output: object, form: JsonValue):
+    """References and conditions see a result that is not JSON in its JSON form."""
+    found = resolve_references({"x": "${a.output}"}, context={}, result_of=lambda name: output)
+    assert found == {"x": form}
+    assert shown_form(output) == form
+    assert Condition.parse("results.a == context.form").evaluate({"form": form}, {"a": output})
+
+
+def test_no_json_form():
+    """A result without a JSON form is an error where it is read, and a text for people."""
+    with pytest.raises(ExpressionError) as refused:
+        Condition.parse("results.a == 1").evaluate({}, {"a": object()})
+    assert str(refused.value) == (
+        "condition 'results.a == 1': results.a: a value of type object has no JSON form"
+    )
+    assert shown_form({"a": object()}) == "(a value of type object has no JSON form)"
+    deep: list[object] = []
+    for _ in range(sys.getrecursionlimit()):
+        deep = [deep]
+    with pytest.raises(ValueError, match="a value of type list is nested too deeply"):
+        json_form(deep)
 
 
 @pytest.mark.parametrize(

@@ -169,8 +169,9 @@ REFUSED = {
         tasks[0].arguments.colour: task 'a': tool 't' has no parameter 'colour'; it has ['s', 'i', 'n', 'l',
           'b', 'any']
     """,
-    "arguments that the command and patterns of a tool without parameters name": """
-        tools: [{name: t, kind: shell, command: "awk '{print}' {file}", headers: {H: '{h}'}, adds: ['{f}']}]
+    "arguments that the command and patterns of a tool without parameters name, but for the idempotency key": """
+        tools:
+        - {name: t, kind: shell, command: "awk '{print}' {file}", headers: {H: '{h}', I: '{idempotency_key}'}, adds: ['{f}']}
         tasks: [{id: a, tool: t, arguments: {file: x}}]
 
         tasks[0].arguments: task 'a': tool 't' names {f} in its adds: give that argument

@@ -116,6 +116,14 @@ def test_long_commands():
     assert "too long" in detected_risk(shell("echo " + "a" * 20_000))
 
 
+def test_quotes_around_quotes():
+    """A shell may be given any number of quotes around quotes: the outer ones are judged."""
+    quotes = "'" * 4_999
+    command = f"sh {quotes}sh{quotes}"
+    assert detected_risk(shell(command)) == ""
+    assert detected_risk(shell(f"{command} && rm -r x")) == "it uses 'rm'"
+
+
 ORDINARY: Final = r"""
     pytest  pytest -q {x}  pytest -k {x} tests  python -m pytest -k {x}  python -m pytest -c {x}  python3 main.py {x}  ruff check .
     ruff format {x}  mypy src  git status  git add {x}  git add -A  git commit -m {x}  git commit -am {x}  git log --oneline -5

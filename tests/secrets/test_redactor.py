@@ -21,6 +21,7 @@ from pydantic import JsonValue
 from replanning import Goal, Plan, PlanError, Task
 from replanning.changes import ModifyTask
 from replanning.errors import RecordNotSerializable
+from replanning.journal import TriggerEvent
 from replanning.plan.types import JsonObject, TaskId
 from replanning.secrets import MASK, Redactor, pattern_problem
 from tests.support.cost import calls, ordinary_seconds
@@ -350,6 +351,10 @@ def test_document() -> None:
         task_id=TaskId("a"), fields={"arguments": {"password": "hunter2"}, "priority": 3}
     )
     assert REDACT.document(change).fields == {"arguments": {"password": MASK}, "priority": 3}
+    full = TriggerEvent.model_validate({"kind": "disk-full", "disk": "sda"})
+    assert REDACT.document(full) is full
+    leaking = TriggerEvent.model_validate({"kind": "disk-full", "password": "hunter2"})
+    assert REDACT.document(leaking).model_extra == {"password": MASK}
 
 
 SHAPED = "sk-" + "proj-Ab3dEf6hIj9kLmNoPqRsTuVwXyZ"
@@ -519,6 +524,13 @@ def test_values_without_end() -> None:
         REDACT.value(deep)
 
 
+def test_members_without_a_name() -> None:
+    """A trigger of somebody's own class is refused if a member of its objects has no text as name."""
+    trigger = TriggerEvent.model_validate({"kind": "disk-full", "free": {5: "GB"}})
+    with pytest.raises(RecordNotSerializable, match="5 cannot name a member of a JSON object"):
+        REDACT.document(trigger)
+
+
 @pytest.mark.parametrize("part", HOSTILE)
 def test_time_grows_with_length_alone(part: str) -> None:
     """Hostile text of four times the length takes four times the steps, not sixteen."""
@@ -558,6 +570,7 @@ def test_the_manual_of_python() -> None:
     ("text", "clean"),
     [
         ("token\\u003dab12cd34ef\\nnext", f"token\\u003d{MASK}\\nnext"),
+        (f"x \\u{ord(SHAPED[0]):04x}{SHAPED[1:]} y", f"x {MASK} y"),
         (
             "\x1b[1mpassword\x1b[0m: \x1b[31mhunter2\x1b[0m, x",
             f"\x1b[1mpassword\x1b[0m: \x1b[31m{MASK}\x1b[0m, x",
