@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from replanning import PlanEvaluation, TaskState, ToolSpec, journal
 from replanning.history.wording import (
-    HELD_FAILURE_TYPE,
+    HELD_FAILURE_TYPES,
     display_name,
     edit_author,
     evaluation_line,
@@ -21,7 +21,7 @@ from replanning.history.wording import (
 from replanning.live import PlanView
 from replanning.plan.json_values import as_object
 from replanning.plan.messages import brief_repr, one_line, spoken_id
-from replanning.plan.tasks import planning_notes, tool_name
+from replanning.plan.tasks import program_note, tool_name
 from replanning.plan.types import JsonObject, TaskId
 
 _MAX_TEXT_CHARS: Final = 300
@@ -83,11 +83,11 @@ class Narrator:
                 viewed = self._view().task(event.task)
                 took = f"in {viewed.duration:.1f} s"
                 error = as_object(event.output).get("error")
-                if error and planning_notes(viewed.task).get("may_fail"):
+                if error and program_note(viewed.task).get("may_fail"):
                     failed = f"{self._name(event.task)} failed {took}, as the plan allows"
                     return Line("✓", f"{failed}: {_short_error(str(error))}", "yellow")
                 return Line("✓", f"{self._name(event.task)} done {took}", "green")
-            case journal.AttemptFailed() if event.failure.type == HELD_FAILURE_TYPE:
+            case journal.AttemptFailed() if event.failure.type in HELD_FAILURE_TYPES:
                 self._held.add(event.task)
                 return None
             case journal.AttemptFailed():
@@ -182,7 +182,7 @@ class Narrator:
                     "·", f"the plan is kept ({event.rule}): {_one_line(event.reason)}", "yellow"
                 )
             case journal.PlanRevised():
-                by = event.by if event.by != "edit" else edit_author(event.changes)
+                by = edit_author(event.by)
                 reason = self._reason_with_score(event)
                 return Line("⟳", f"revision {event.number}: {reason} (by {by})", "bold magenta")
             case journal.QuestionAsked():
@@ -227,7 +227,7 @@ class Narrator:
                 worse = event.health == "strained" and self._health != "strained"
                 self._health = event.health
                 return Line("!", evaluation_line(event), "yellow") if worse else None
-            case journal.PlanningNoted(type="call", data=data):
+            case journal.NoteAdded(type="call", data=data):
                 from replanning.planning.tasks import (
                     describe_tool_use,
                 )  # only runs of planning mode have such notes
@@ -238,7 +238,7 @@ class Narrator:
                 )
                 why = f"{_one_line(str(data['comment']))}: " if data.get("comment") else ""
                 return Line("◆", f"{display_name(task)}: {why}{use}", "cyan")
-            case journal.PlanningNoted():
+            case journal.NoteAdded():
                 text = _planning_text(event.type, event.data, self._view().tools)
                 return Line("◆", text, "cyan") if text else None
         return None

@@ -20,7 +20,7 @@ from replanning.journal import (
     AttemptStarted,
     AttemptSucceeded,
     CallMade,
-    PlanningNoted,
+    NoteAdded,
     PlanRevised,
     QuestionAsked,
     Record,
@@ -202,7 +202,7 @@ def record_notices(record: Record, progress: PlanningProgress) -> Iterator[Notic
         progress: progress of the run after it.
     """
     body = record.body
-    if isinstance(body, PlanningNoted) and body.type == "replan":
+    if isinstance(body, NoteAdded) and body.type == "replan":
         yield from _replan_notices(
             ReplanNote.model_validate(body.data, strict=False), record.at, progress
         )
@@ -615,7 +615,7 @@ class RunNotices:
         self.checklist_changed |= (
             isinstance(body, AttemptSucceeded | CallMade | PlanRevised)
             or (isinstance(body, AttemptStarted) and body.call is not None)
-            or (isinstance(body, PlanningNoted) and body.type == "plan")
+            or (isinstance(body, NoteAdded) and body.type == "plan")
         )
         if isinstance(
             body, RunEnded | RunResumed

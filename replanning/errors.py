@@ -295,6 +295,13 @@ class OutputError(ReplanningError):
     """The output of a task is too large, or its codec failed."""
 
 
+class TaskHeld(ReplanningError):
+    """The work of a task waits for a person's decision; raised by work that has asked for it.
+
+    The attempt ends as failed, and viewers show that the task waits.
+    """
+
+
 class NotAccepted(ReplanningError):
     """A judge did not accept the output; raised by work, it ends the attempt.
 

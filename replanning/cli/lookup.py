@@ -34,7 +34,7 @@ from replanning.journal import store as stores
 from replanning.journal.records import RunOpened
 from replanning.plan.messages import did_you_mean, join_names, spoken_id
 from replanning.plan.reading import format_of, locate_problems, read_document, read_text_file
-from replanning.plan.tasks import Task, planning_notes
+from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.plugins import installed_plugins, load_plugin
 
@@ -271,7 +271,11 @@ def command_line(place: str, *words: str) -> str:
 
 def is_phase_task(task: Task) -> bool:
     """Return whether a task is a phase of planning mode."""
-    return "phase" in planning_notes(task)
+    if not task.metadata:
+        return False
+    from replanning.planning.tasks import phase_of  # slow to load, and most plans do not need it
+
+    return phase_of(task) is not None
 
 
 def belongs_to_program(opened: RunOpened) -> bool:

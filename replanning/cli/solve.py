@@ -33,7 +33,7 @@ from replanning.cli.plans import discover_tools, read_tools
 from replanning.cli.run import create_judge_model, run_until_stopped
 from replanning.cli.summary import RunSummary
 from replanning.errors import NotRunning, Problem, SettingsError, StoreError
-from replanning.journal import PlanningNoted, RunOpened
+from replanning.journal import NoteAdded, RunOpened
 from replanning.journal.records import Record
 from replanning.journal.store import FINISHED_STATUSES
 from replanning.judging import JudgedWork, LLMJudge
@@ -429,7 +429,7 @@ def _recorded_model(records: Iterable[Record]) -> str | None:
     names = [
         body.data.get("name")
         for body in bodies
-        if isinstance(body, PlanningNoted) and body.type == _MODEL_NOTE
+        if isinstance(body, NoteAdded) and body.type == _MODEL_NOTE
     ]
     return str(names[-1]) if names else None
 

@@ -221,7 +221,7 @@ def _grouped_boxes(
         if len(names) > 1:
             title = f"{len(names)} {look.word}"
             last = rows[names[-1]].name
-            # Two tasks of planning mode may have one name.
+            # Names are made by programs, too, which may use one twice.
             detail = " … ".join(dict.fromkeys((first, last)))
         # Thousands of replaced tasks cannot be drawn, so they are counted.
         replaced = sum(len(former[name]) for name in names)

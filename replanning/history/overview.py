@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from replanning.changes import ModifyTask, ReplaceTask
+from replanning.changes import AddTask, ModifyTask, ReplaceTask
 from replanning.decision.ledger import Ledger
 from replanning.history.diff import describe_replacement
 from replanning.history.events import GoalEdit, PlanEdit, ReplanEvent
@@ -38,7 +38,7 @@ from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.plan.messages import spoken_id
-from replanning.plan.tasks import planning_notes, tool_name
+from replanning.plan.tasks import tool_name
 from replanning.plan.types import TaskId
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class TaskRow:
     """One task as people see it.
 
     Attributes:
-        name: the name to show; the id except in planning mode.
+        name: the name to show; the id unless a program planned the task.
         attempts: number of attempts so far.
         seconds: duration of its last attempt, or of the current one so far; None without any.
         waits_for: the tasks that must be done before it.
@@ -413,7 +413,7 @@ def find_repairs(history: ReplanHistory, live: LivePlan) -> Iterator[Repair]:
                 step = RepairStep(entry.at, "changed", text)
                 yield Repair("goal changed", entry.by, None, "", (step,))
             case PlanEdit():
-                author = edit_author(entry.changes)
+                author = edit_author(entry.by)
                 title = f"edit by {author}"
                 reason = labelled(": ", entry.reason)
                 text = f"by {author}{reason}"
@@ -504,9 +504,10 @@ def _applied_steps(
 ) -> Iterator[RepairStep]:
     """Yield the changes that were applied, replacements as pairs."""
     lines = []
+    added = {change.task.id for change in entry.changes if isinstance(change, AddTask)}
     for change in entry.changes:
-        # What a phase of planning mode waits for follows from the tasks that were added.
-        if isinstance(change, ModifyTask) and _is_phase(change, live):
+        # That another task waits for the new ones follows from their being added.
+        if isinstance(change, ModifyTask) and _only_awaits(change, added):
             continue
         if isinstance(change, ReplaceTask) and change.task_id in live:
             task = live.entry(change.task_id).task
@@ -520,7 +521,9 @@ def _applied_steps(
         yield RepairStep(at, "applied", f"and {pluralise(more, 'more change')}")
 
 
-def _is_phase(change: ModifyTask, live: LivePlan) -> bool:
-    if change.task_id not in live:
+def _only_awaits(change: ModifyTask, added: Collection[TaskId]) -> bool:
+    """Return whether a change only makes a task wait for some of the added ones."""
+    if change.fields.keys() != {"depends_on"}:
         return False
-    return "phase" in planning_notes(live.entry(change.task_id).task)
+    awaited = change.fields["depends_on"]
+    return isinstance(awaited, list) and any(task_id in added for task_id in awaited)

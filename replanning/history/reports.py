@@ -249,7 +249,7 @@ def _entry_title(entry: ReplanEvent | PlanEdit) -> str:
         made = f"revision {entry.before} → {entry.after}"
     if isinstance(entry, PlanEdit):
         reason = labelled(": ", printable_line(entry.reason))
-        return f"edit · {at} · {made} · by {edit_author(entry.changes)}{reason}"
+        return f"edit · {at} · {made} · by {edit_author(entry.by)}{reason}"
     replan = printable_line(spoken_id(entry.replan))
     why = trigger_kinds_text(entry.triggers)
     decision = entry.decision or "undecided"
@@ -447,7 +447,7 @@ def _goal_edit_section(edit: GoalEdit) -> list[str]:
 
 def _edit_section(edit: PlanEdit, diff: str) -> list[str]:
     made = f"revision {edit.before} → {edit.after}"
-    author = edit_author(edit.changes)
+    author = edit_author(edit.by)
     lines = [f"## Edit by {author}, {made}", "", _when_line(edit)]
     lines += _reason_lines(edit)
     for change in edit.changes:

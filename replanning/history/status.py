@@ -13,7 +13,7 @@ from replanning.decision.confidence import PlanEvaluation, PlanEvaluator
 from replanning.decision.ledger import Ledger
 from replanning.decision.request import Question
 from replanning.errors import JournalCorrupt
-from replanning.history.wording import HELD_FAILURE_TYPE
+from replanning.history.wording import HELD_FAILURE_TYPES
 from replanning.journal.owner import is_lease_free
 from replanning.journal.records import (
     Failure,
@@ -50,7 +50,7 @@ class RunningTask(NamedTuple):
 
 
 class HeldTask(NamedTuple):
-    """A task of planning mode that waits for the answer to a question."""
+    """A task whose work waits for the answer to a question."""
 
     id: TaskId
     question: QuestionId
@@ -62,7 +62,7 @@ class TasksReport:
 
     Attributes:
         counts: number of tasks per state, of the tasks that are now part of the plan.
-        held: tasks of planning mode that wait for a person; FAILED until the answer.
+        held: tasks whose work waits for a person; FAILED until the answer.
         running: tasks that are being executed.
         failures: the last failure of each task that has failed and waits for nobody.
         stale: the finished tasks whose results are stale, each with the causes.
@@ -354,7 +354,7 @@ def is_owner_alive(info: RunInfo) -> bool:
 
 
 def held_tasks(live: LivePlan, questions: Iterable[QuestionAsked]) -> Iterator[HeldTask]:
-    """Yield the tasks of planning mode that wait for answers to open questions."""
+    """Yield the tasks whose work waits for answers to open questions."""
     for asked in questions:
         for task_id in asked.holds:
             # A question holds dependents, too, which wait without being held themselves.
@@ -365,4 +365,4 @@ def held_tasks(live: LivePlan, questions: Iterable[QuestionAsked]) -> Iterator[H
 def _is_held(entry: TaskEntry) -> bool:
     if entry.state is not TaskState.FAILED or entry.log.failure is None:
         return False
-    return entry.log.failure.type == HELD_FAILURE_TYPE
+    return entry.log.failure.type in HELD_FAILURE_TYPES

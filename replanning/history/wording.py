@@ -18,8 +18,9 @@ from replanning.changes import (
     SkipTask,
 )
 from replanning.decision.confidence import PlanEvaluation
+from replanning.errors import TaskHeld
 from replanning.journal.records import RunProblem, TaskFailed, TriggerEvent, Usage
-from replanning.plan.tasks import PLANNING_KEY, Budget, Goal, Task, planning_notes
+from replanning.plan.tasks import Budget, Goal, Task, program_note
 from replanning.plan.types import TaskId
 
 MAX_LINE_CHARS: Final = 300
@@ -28,8 +29,9 @@ MAX_LINE_CHARS: Final = 300
 MAX_PROBLEMS_SHOWN: Final = 10
 """Problems of a run that a report shows."""
 
-HELD_FAILURE_TYPE: Final = "PlanningHeld"
-"""Failure type in journals of a task of planning mode that waits for a person."""
+# The second name is that in journals of earlier versions.
+HELD_FAILURE_TYPES: Final = frozenset({TaskHeld.__name__, "PlanningHeld"})
+"""Failure types of tasks that wait for a person's decision."""
 
 
 def printable_line(text: str, limit: int = MAX_LINE_CHARS) -> str:
@@ -104,28 +106,19 @@ def format_duration(seconds: float) -> str:
 def display_name(task: Task) -> str:
     """Return the name of a task to show to people.
 
-    In planning mode, that is the name of the phase, or the name in the model's plan.
+    If a program planned the task, that is the phase or the name which the program noted.
     """
-    notes = planning_notes(task)
-    # Ids of planning mode are made up by the library, and mean nothing to people.
-    name = notes.get("phase") or notes.get("name")
+    note = program_note(task)
+    # Such a program makes up its ids, which mean nothing to people.
+    name = note.get("phase") or note.get("name")
     return str(name or task.id)
 
 
-def edit_author(changes: Sequence[PlanChange]) -> str:
-    """Return the author of an edit: `planning` if it adds planning tasks only, or `hand`."""
-    added: list[Task] = []
-    for change in changes:
-        if isinstance(change, ReplaceTask):
-            added += change.tasks
-        if isinstance(change, AddTask):
-            added.append(change.task)
-    if not added:
+def edit_author(by: str) -> str:
+    """Return the author of an edit: the name of the program that made it, or `hand`."""
+    if by == "edit":
         return "hand"
-    for task in added:
-        if PLANNING_KEY not in task.metadata:
-            return "hand"
-    return "planning"
+    return by
 
 
 def format_usage(spent: Usage) -> str:
@@ -201,7 +194,7 @@ def problem_lines(problems: Sequence[RunProblem]) -> list[str]:
 
 def is_held(trigger: TriggerEvent) -> bool:
     """Return whether the trigger is a task that stopped because a person must decide first."""
-    return isinstance(trigger, TaskFailed) and trigger.error_type == HELD_FAILURE_TYPE
+    return isinstance(trigger, TaskFailed) and trigger.error_type in HELD_FAILURE_TYPES
 
 
 def trigger_kinds_text(triggers: Sequence[TriggerEvent]) -> str:
@@ -210,7 +203,7 @@ def trigger_kinds_text(triggers: Sequence[TriggerEvent]) -> str:
     for trigger in triggers:
         kind = trigger.kind
         if is_held(trigger):
-            # Planning mode records the wait as a failure, which would alarm a reader.
+            # The wait is recorded as a failure, which would alarm a reader.
             kind = "a person must decide"
         kinds[kind] = None
     return ", ".join(kinds) or "no trigger"

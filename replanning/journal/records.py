@@ -777,10 +777,11 @@ class RunProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanningNoted:
-    """An event of planning mode: a model's understanding, plan or decision, and its result.
+class NoteAdded:
+    """A note of the program that executes the run: its own events, such as a model's decision and its result.
 
-    The live plan ignores it; the state of planning mode is a fold over these records.
+    The live plan ignores it; such a program folds its state from these records. The kind is named after
+    the first program that had notes.
     """
 
     kind: ClassVar = "planning-noted"
@@ -807,7 +808,7 @@ RecordBody = (
     | RunPaused
     | RunEnded
     | ErrorContained
-    | PlanningNoted
+    | NoteAdded
 )
 
 

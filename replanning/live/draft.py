@@ -34,7 +34,7 @@ from replanning.live.states import (
 )
 from replanning.plan.checks import check_task, may_read_results, result_references
 from replanning.plan.messages import join_names
-from replanning.plan.tasks import PLANNING_KEY, Task
+from replanning.plan.tasks import Task, program_note
 from replanning.plan.types import JsonObject, TaskId
 
 _ANNOTATION_FIELDS = frozenset({"name", "goal", "metadata"})
@@ -872,19 +872,22 @@ def _format_task(task: Task, state: TaskState) -> str:
 def display_fields(task: Task) -> JsonObject:
     """Return the fields of a task that are set, without its id.
 
-    Of the notes of planning mode only the intended tool and arguments are kept, if the task names
-    no tool yet.
+    Objects in its metadata are left out: they are for programs. The tool and the arguments that a
+    program intends are shown while the task names no tool.
     """
     fields: JsonObject = task.model_dump(mode="json", exclude_defaults=True, exclude={"id"})
     metadata = fields.get("metadata")
     if not isinstance(metadata, dict):
         return fields
-    planned = metadata.pop(PLANNING_KEY, None)
-    if isinstance(planned, dict):
-        if task.tool is None:
-            for name in ("tool", "arguments"):
-                if name in planned:
-                    fields[name] = planned[name]
-        if not metadata:
-            del fields["metadata"]
+    note = program_note(task)
+    for name in ("tool", "arguments"):
+        if task.tool is None and name in note:
+            fields[name] = note[name]
+    del fields["metadata"]
+    plain: JsonObject = {}
+    for name, value in metadata.items():
+        if not isinstance(value, dict):
+            plain[name] = value
+    if plain:
+        fields["metadata"] = plain
     return fields

@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from replanning.errors import PlanError, Problem, ReplanningError
-from replanning.plan.json_values import as_object, as_text
+from replanning.plan.json_values import as_text
 from replanning.plan.messages import validation_problems
 from replanning.plan.references import fact_problem, fill_placeholders, normalise_fact, placeholders
 from replanning.plan.types import MAX_NAME_CHARS, JsonObject, TaskId, to_seconds
@@ -559,18 +559,26 @@ def _http_method(tool: ToolSpec) -> str:
     return (tool.method or "GET").upper()
 
 
-PLANNING_KEY: Final = "planning"
-"""Key in the metadata of a task for its state in planning mode."""
+_NOTE_FIELDS: Final = frozenset({"phase", "by", "tool"})
 
 
-def planning_notes(task: TaskBody) -> JsonObject:
-    """Return the notes of planning mode on a task as they are stored; empty if it has none."""
-    return as_object(task.metadata.get(PLANNING_KEY))
+def program_note(task: TaskBody) -> JsonObject:
+    """Return the note that the program which executes the run left on a task; empty without one.
+
+    Such a program may make its own tasks, and choose their tools when they begin. A note is an
+    object in the metadata that names the `phase` of the program which the task carries out, the
+    task `by` which it was planned, or the intended `tool`. Viewers show the `phase` or the `name`
+    in it instead of the id, and the `tool` and `arguments` in it while the task names no tool.
+    """
+    for value in task.metadata.values():
+        if isinstance(value, dict) and not _NOTE_FIELDS.isdisjoint(value):
+            return value
+    return {}
 
 
 def tool_name(task: TaskBody) -> str:
-    """Return the tool of a task, also of a planned action whose arguments are not chosen yet; empty if it has none."""
-    return task.tool or str(planning_notes(task).get("tool") or "")
+    """Return the tool of a task, or the one that its program intends; empty if it has none."""
+    return task.tool or str(program_note(task).get("tool") or "")
 
 
 class Task(TaskBody):

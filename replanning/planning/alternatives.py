@@ -18,6 +18,7 @@ from replanning.changes import (
 from replanning.decision.ledger import Ledger
 from replanning.decision.policy import Decision, ReplanPolicy
 from replanning.decision.request import ReplanRequest
+from replanning.errors import TaskHeld
 from replanning.journal.records import HumanRequest, Trigger
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView, TaskView
@@ -35,7 +36,7 @@ from replanning.planning.decisions import (
 )
 from replanning.planning.manager import MODEL_UNAVAILABLE_ERRORS, Consideration
 from replanning.planning.outputs import ActionPlan, Reflection, ReflectionReply
-from replanning.planning.session import PlanningFailed, PlanningHeld, PlanningSession
+from replanning.planning.session import PlanningFailed, PlanningSession
 from replanning.planning.state import TaskHold, action_data
 from replanning.planning.tasks import (
     PLANNING_PHASES,
@@ -119,7 +120,7 @@ class _Recovery:
             # A person decides on the retry, which keeps the plan so far.
             question = f"once the model can be asked: try {task.id!r} again?"
             if held is None or held.verdict:
-                with suppress(PlanningHeld):
+                with suppress(TaskHeld):
                     session.hold(task.id, "intervention", f"{failure.message}; {question}")
             return _alternative([RetryTask(task_id=task.id)], question, ask=question)
         if held is None:
@@ -324,7 +325,7 @@ class _Recovery:
             question = f"once the model can be asked: try {task.id!r} again?"
             risk = self._risk_of(task, retries=True)
             text = "\n".join(filter(None, [f"{considered.problem}; {question}", risk]))
-            with suppress(PlanningHeld):
+            with suppress(TaskHeld):
                 session.hold(task.id, "intervention", text, risk=risk)
             return _alternative([RetryTask(task_id=task.id)], question, ask=text)
         harmless = considered.sees_no_harm(session.manager.limits) and not (
@@ -393,7 +394,7 @@ class _Recovery:
         )
         try:
             await self._session.ask_about_decision(task.id, considered, "do it", risk=risk)
-        except PlanningHeld as question:
+        except TaskHeld as question:
             return alternative.model_copy(update={"ask": str(question)})
 
     def _risk_of(self, task: TaskView, *, retries: bool) -> str:
@@ -476,7 +477,7 @@ class _Recovery:
         skip = SkipTask(task_id=task.id, reason=reason)
         try:
             self._session.escalate(task.id, reason)
-        except PlanningHeld:
+        except TaskHeld:
             return _alternative([skip], reason, ask=f"{reason}; go on without it?")
         except PlanningFailed:
             return _alternative([AbortRun(reason=reason)], reason)

@@ -320,6 +320,7 @@ class PlanningCoordinator:
     async def _drive_run(self, source: AbstractAsyncContextManager[PlanRun]) -> None:
         async with source as run:
             self.run = run
+            run.leave_risks_to_work()
             if self.on_run_started is not None:
                 self.on_run_started(run)
             session = self._recovery.session = PlanningSession(

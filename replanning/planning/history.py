@@ -34,7 +34,7 @@ from replanning.journal.records import (
     AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
-    PlanningNoted,
+    NoteAdded,
     PlanRevised,
     QuestionAnswered,
     QuestionAsked,
@@ -117,7 +117,7 @@ class HistoryLineBuilder:
         """Return the line of a record, apart from decisions."""
         state, fields = self._state, dict[str, JsonValue]()
         match record.body:
-            case PlanningNoted(type="plan"):
+            case NoteAdded(type="plan"):
                 *earlier, new = state.plans
                 plan: JsonObject = {
                     "number": new.number,
@@ -131,15 +131,13 @@ class HistoryLineBuilder:
                     return "plan", {"plan": plan}
                 changes = list(_diff_plans(earlier[-1], new))
                 return "revision", {"reason": new.reason, "changes": changes, "updated_plan": plan}
-            case PlanningNoted(type="reflection", data=data):
+            case NoteAdded(type="reflection", data=data):
                 return "reflection", {"evaluation": data}
-            case PlanningNoted(
-                type="output", data={"phase": Phase.GOAL_UNDERSTANDING, "value": value}
-            ):
+            case NoteAdded(type="output", data={"phase": Phase.GOAL_UNDERSTANDING, "value": value}):
                 self._goal = value
-            case PlanningNoted(type="assumed", data=data):
+            case NoteAdded(type="assumed", data=data):
                 return "execution", {"event": "assumed", **data}
-            case PlanningNoted(type="completion", data=data) if (
+            case NoteAdded(type="completion", data=data) if (
                 data.get("status") == "requires_human_intervention"
             ):
                 return "completion", {**data, "done": False}
@@ -222,7 +220,7 @@ class HistoryLineBuilder:
     def _decision_lines(self, record: Record, live: LivePlan) -> Iterator[JsonObject]:
         """Return the lines of decisions whose replan has changed the plan by now, or will not change it any more."""
         note, settled = None, isinstance(record.body, PlanRevised | RunEnded)
-        if isinstance(record.body, PlanningNoted) and record.body.type == "replan":
+        if isinstance(record.body, NoteAdded) and record.body.type == "replan":
             note = ReplanNote.model_validate(record.body.data, strict=False)
             considered, pending = note.considered, self._pending
             settled = (

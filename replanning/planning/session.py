@@ -8,8 +8,9 @@ from typing import Final, NoReturn, TypeVar
 
 from pydantic import BaseModel
 
+from replanning.changes import PlanChange
 from replanning.environment import Environment
-from replanning.errors import LLMResponseInvalid, ReplanningError
+from replanning.errors import LLMResponseInvalid, ReplanningError, TaskHeld
 from replanning.llm.completions import LLMOptions
 from replanning.llm.provider import LLMProvider
 from replanning.llm.quoting import is_truncated
@@ -56,10 +57,6 @@ ParsedReply = TypeVar("ParsedReply")
 
 class PlanningFailed(ReplanningError):
     """A phase failed, and the run with it."""
-
-
-class PlanningHeld(ReplanningError):
-    """A task waits until a person has decided; the question is in the journal."""
 
 
 class ToolNotAllowed(ReplanningError):
@@ -140,6 +137,10 @@ class PlanningSession:
         repeated = kind == "completion" and self.state.completion == data
         if not (self.run.ended or repeated):
             self.run.note(kind, data)
+
+    def revise(self, changes: Sequence[PlanChange], reason: str) -> None:
+        """Change the plan, in the name of planning mode."""
+        self.run.apply(changes, reason=reason, by="planning")
 
     # The model
 
@@ -331,7 +332,7 @@ class PlanningSession:
         otherwise: Phase | None = None,
         risk: str = "",
     ) -> NoReturn:
-        """Have a person answer the questions of a decision, or approve its replan, by raising PlanningHeld.
+        """Have a person answer the questions of a decision, or approve its replan, by raising TaskHeld.
 
         A replan that needs no approval is counted before the question, so that none runs uncounted after the answer. If
         it is not to be executed, or a limit was reached meanwhile, the phase `otherwise` is repeated after the answer.
@@ -363,7 +364,7 @@ class PlanningSession:
         considered: Consideration | None = None,
         risk: str = "",
     ) -> NoReturn:
-        """Stop a task, by raising PlanningHeld, until a person has decided; the arguments are those of `TaskHold`."""
+        """Stop a task, by raising TaskHeld, until a person has decided; the arguments are those of `TaskHold`."""
         decision = considered.decision if considered is not None else None
         minutes = self.settings.replanning.goal_understanding.auto_assume_timeout_minutes
         held = TaskHold(
@@ -380,7 +381,7 @@ class PlanningSession:
             considered=considered,
         )
         self.note("held", held.model_dump(mode="json"))
-        raise PlanningHeld(text)
+        raise TaskHeld(text)
 
     def escalate(
         self,
@@ -393,7 +394,7 @@ class PlanningSession:
         """Follow `escalation.on_no_alternative` where a replan is needed but not possible; return to assume the best.
 
         Raises:
-            PlanningHeld: a person decides; on approval the target is repeated, or the existing output used without one.
+            TaskHeld: a person decides; on approval the target is repeated, or the existing output used without one.
             PlanningFailed: the run ends.
         """
         match self.config.escalation.on_no_alternative or ("wait" if self.interactive else "abort"):
@@ -414,7 +415,7 @@ class PlanningSession:
         recommendations: tuple[str, ...] = (),
         judged: Summary | None = None,
     ) -> NoReturn:
-        """Have a person decide whether the existing results are good enough, by raising PlanningHeld."""
+        """Have a person decide whether the existing results are good enough, by raising TaskHeld."""
         self.record_intervention(reason, recommendations, judged)
         self.hold(task, "intervention", f"{reason}; is what there is good enough?")
 

@@ -13,7 +13,7 @@ from replanning.journal.records import (
     AttemptFailed,
     AttemptSucceeded,
     AttemptTimedOut,
-    PlanningNoted,
+    NoteAdded,
     PlanRevised,
     QuestionAnswered,
     QuestionAsked,
@@ -304,7 +304,7 @@ class PlanningState(_StateModel):
         """Apply a record; those that do not concern planning mode change nothing."""
         self.seq = record.seq
         match record.body:
-            case PlanningNoted(type="replan", data=data):
+            case NoteAdded(type="replan", data=data):
                 note = ReplanNote.model_validate(data, strict=False)
                 self.stage, self.counts, self.latest = (
                     note.stage,
@@ -319,27 +319,27 @@ class PlanningState(_StateModel):
                         self.records[ids.index(note.record.replan_id)] = note.record
                     else:
                         self.records.append(note.record)
-            case PlanningNoted(type="judged", data=data):
+            case NoteAdded(type="judged", data=data):
                 self.judged[str(data["task"])] = Consideration.model_validate(
                     data["considered"], strict=False
                 )
-            case PlanningNoted(type="output", data=data):
+            case NoteAdded(type="output", data=data):
                 output = self.outputs[str(data["task"])] = _as_object(data["value"])
                 self.phase_outputs[str(data["phase"])] = output
-            case PlanningNoted(type="plan", data=data):
+            case NoteAdded(type="plan", data=data):
                 plan = PlanVersion.model_validate(data, strict=False)
                 # A plan whose installation was interrupted is made again.
                 self.plans = [*(one for one in self.plans if one.task != plan.task), plan]
-            case PlanningNoted(type="held", data=data):
+            case NoteAdded(type="held", data=data):
                 held = TaskHold.model_validate(data, strict=False)
                 self.held[held.task] = held
-            case PlanningNoted(type="assumed", data=data):
+            case NoteAdded(type="assumed", data=data):
                 self.clarified.append(Clarification.model_validate(data, strict=False))
-            case PlanningNoted(type="call", data=data):
+            case NoteAdded(type="call", data=data):
                 self.calls[str(data["task"])] = _as_object(data["arguments"])
-            case PlanningNoted(type="reflection", data=data):
+            case NoteAdded(type="reflection", data=data):
                 self.reflections.append(data)
-            case PlanningNoted(type="completion", data=data):
+            case NoteAdded(type="completion", data=data):
                 self.completion = data
             case QuestionAsked(question=question, candidates=candidates):
                 changes = tuple(
@@ -529,7 +529,7 @@ class PlanningProgress:
             self.run_opened, self.opened_at, self._live = body, record.at, LivePlan(body.plan)
         elif self._live is not None:
             self._live.fold(record)
-        if isinstance(body, PlanningNoted) and body.type == "plan":
+        if isinstance(body, NoteAdded) and body.type == "plan":
             task, old = str(body.data.get("task")), self.state.plan
             if old is not None and old.task != task:
                 self._superseded_steps[old.task] = self._steps(old)

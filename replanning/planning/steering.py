@@ -12,7 +12,7 @@ from replanning.decision.request import Question
 from replanning.errors import RecordNotSerializable, ReplanningError, StoreError
 from replanning.journal.records import (
     AnswerRefused,
-    PlanningNoted,
+    NoteAdded,
     QuestionAnswered,
     QuestionVerdict,
     ReplanRequested,
@@ -207,7 +207,7 @@ class Steering:
             body = record.body
             if isinstance(body, ReplanRequested | QuestionAnswered | AnswerRefused):
                 handled.add(_comment_id(body.by))
-            elif isinstance(body, PlanningNoted) and body.type == HANDLED_NOTE:
+            elif isinstance(body, NoteAdded) and body.type == HANDLED_NOTE:
                 is_new, listed = False, body.data.get("comments")
                 handled |= set(map(str, listed)) if isinstance(listed, list) else set()
         self._run, self._handled = run.id, handled - {""}

@@ -25,10 +25,13 @@ from replanning.plan.json_values import as_object, iter_strings, map_strings
 from replanning.plan.messages import NameSuggester, brief_repr, join_names, one_line
 from replanning.plan.references import find_references, placeholders, rename_references
 from replanning.plan.risk import command_risk
-from replanning.plan.tasks import PLANNING_KEY, Fallback, Task, TaskBody, ToolSpec, planning_notes
+from replanning.plan.tasks import Fallback, Task, TaskBody, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import Phase, keeps_finished
 from replanning.planning.outputs import ActionPlan, Subtask, TaskDecomposition
+
+PLANNING_KEY: Final = "planning"
+"""Key in the metadata of a task for its notes of planning mode."""
 
 PLANNING_PHASES: Final = (Phase.GOAL_UNDERSTANDING, Phase.TASK_DECOMPOSITION, Phase.ACTION_SEQUENCE)
 """The phases that make a plan, in order."""
@@ -118,13 +121,14 @@ class PlanningTask(BaseModel):
 
 def phase_of(task: Task) -> Phase | None:
     """Return the phase that a task carries out; None for an action."""
-    name = planning_notes(task).get("phase")  # not parsed in full: scans ask this of every task
+    # Not parsed in full, because scans ask this of every task.
+    name = as_object(task.metadata.get(PLANNING_KEY)).get("phase")
     return _PHASE_BY_NAME.get(name) if isinstance(name, str) else None
 
 
 def is_action(task: Task) -> bool:
     """Return whether a task is an action that a model planned."""
-    return bool(planning_notes(task)) and phase_of(task) is None
+    return bool(as_object(task.metadata.get(PLANNING_KEY))) and phase_of(task) is None
 
 
 def planned_arguments(body: TaskBody) -> JsonObject:

@@ -23,7 +23,7 @@ from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.plan.checks import topological_order
 from replanning.plan.references import resolve_references
-from replanning.plan.risk import command_risk
+from replanning.plan.risk import command_risk, resolved_risk
 from replanning.plan.tasks import Task, tool_name
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import (
@@ -111,7 +111,7 @@ async def _decompose(session: PlanningSession, task: Task) -> JsonObject:
     """Return the subtasks of the goal.
 
     If the goal cannot be decomposed, the model is asked for fewer, coarser subtasks, and then, as settings say, for
-    another approach; PlanningHeld or PlanningFailed is raised if that is not to be. Limitations of a partial
+    another approach; TaskHeld or PlanningFailed is raised if that is not to be. Limitations of a partial
     decomposition are journaled as assumptions.
     """
 
@@ -330,7 +330,7 @@ def _is_superseded(session: PlanningSession, task: Task) -> bool:
 def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> None:
     """Put the plan that a phase made into the live plan, unless that was done before an interruption.
 
-    Raises PlanningHeld if a person must approve it first, and PlanError if it does not fit the live plan.
+    Raises TaskHeld if a person must approve it first, and PlanError if it does not fit the live plan.
     """
     state, live, notes, tools = (
         session.state,
@@ -434,7 +434,7 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
             changes.append(
                 SkipTask(task_id=entry.id, reason=f"the plan of {task.id} has replaced it")
             )
-    session.run.apply(changes, reason=version.reason or "the plan was made")
+    session.revise(changes, version.reason or "the plan was made")
 
 
 # Replans that cannot be done
@@ -445,7 +445,7 @@ async def _escalate_replan(
 ) -> bool:
     """Have the model decide, once, on another way instead of the failed or forbidden replan that a phase belongs to.
 
-    Returns True if the new decision was applied, and False if the existing output is used. Raises PlanningHeld if a
+    Returns True if the new decision was applied, and False if the existing output is used. Raises TaskHeld if a
     person decides, and PlanningFailed if the run ends.
     """
     subject = f"{task.id}~otherwise"
@@ -476,7 +476,7 @@ async def _escalate_replan(
             skips = [
                 SkipTask(task_id=one, reason="another replan has taken its place") for one in rest
             ]
-            session.run.apply([*add_phases(tasks, before), *skips], reason=replan_reason(decision))
+            session.revise([*add_phases(tasks, before), *skips], replan_reason(decision))
 
         if not (await session.execute_replan(other, apply)).problem:
             return True
@@ -507,7 +507,7 @@ def _remaining_phases(session: PlanningSession, task: Task) -> tuple[TaskId, ...
 async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
     """Execute a phase, and apply the decision after it; parts done before an interruption are not repeated.
 
-    Raises PlanningHeld if a person must decide, PlanningFailed if the phase failed, and the errors of the model.
+    Raises TaskHeld if a person must decide, PlanningFailed if the phase failed, and the errors of the model.
     """
     notes = PlanningTask.of(task)
     phase, accepted = notes.phase, bool(notes.accept)
@@ -564,7 +564,7 @@ async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
         rest := _remaining_phases(session, task)
     ):  # the plan goes on without the replan
         reason = "the plan stays as it is"
-        session.run.apply([SkipTask(task_id=one, reason=reason) for one in rest], reason=reason)
+        session.revise([SkipTask(task_id=one, reason=reason) for one in rest], reason)
     if not output:
         return {}
     if task.id not in state.outputs:
@@ -681,7 +681,7 @@ async def _apply_ruling(
             )
             before = PlanView(live).dependents(task.id)  # also of the tasks that it replaced
             changes = add_phases(tasks, before)
-        session.run.apply(changes, reason=replan_reason(decision))
+        session.revise(changes, replan_reason(decision))
 
     problem = (await session.execute_replan(considered, apply)).problem
     if not problem:
@@ -834,13 +834,15 @@ async def run_action(
 
     Raises:
         ToolNotAllowed: its tool is not among the tools of the run.
-        PlanningHeld: a person must approve it first.
+        TaskHeld: a person must approve it first.
         UnexpectedResult: the model decides that it is to be done again.
         Exception: any error of the tool.
     """
-    ready = (
-        await _resolve_task(session, task, context) if is_action(task) else task
-    )  # else a person added it
+    if is_action(task):
+        ready = await _resolve_task(session, task, context)
+    else:
+        _check_filled_arguments(session, task)
+        ready = task
     context.arguments = ready.arguments
     may_fail = PlanningTask.of(task).may_fail
     try:
@@ -902,6 +904,18 @@ async def run_action(
             session.tasks_in_reflection.discard(task.id)
     session.manager.action_succeeded(name)
     return output
+
+
+def _check_filled_arguments(session: PlanningSession, task: Task) -> None:
+    """Refuse a task that a person added, if references make its tool dangerous in a way that nobody saw."""
+    live = session.run.live
+    tool = live.tools.get(task.tool or "")
+    if tool is None:
+        return
+    harm = resolved_risk(tool, live.entry(task.id).task.arguments, task.arguments)
+    if harm:
+        advice = f"state whether the tool {tool.name!r} is `dangerous`"
+        raise ToolNotAllowed(f"with the arguments filled in, {harm}; {advice}")
 
 
 async def _resolve_task(session: PlanningSession, task: Task, context: TaskContext) -> Task:
@@ -997,9 +1011,9 @@ async def _follow_decision(
             notes=notes.model_copy(update={"asks": considered.replan_id}),
         )
         session.record_consideration(new.id, considered)
-        session.run.apply(
+        session.revise(
             [AddTask(task=new, before=_pending_tasks(live))],
-            reason="a person is asked how to go on",
+            "a person is asked how to go on",
         )
         return
     if decision is None or not followed:
@@ -1015,7 +1029,7 @@ async def _follow_decision(
         update = {"reason": replan_reason(decision), "replan": considered.replan_id}
         repeated = notes.model_copy(update=update)
         tasks = repeat_phases(live, decision.target_phase, notes=repeated, depends_on=[task.id])
-        session.run.apply(add_phases(tasks, _pending_tasks(live)), reason=replan_reason(decision))
+        session.revise(add_phases(tasks, _pending_tasks(live)), replan_reason(decision))
 
     await session.execute_replan(considered, apply)
 
@@ -1032,7 +1046,7 @@ def _pending_tasks(live: LivePlan) -> tuple[TaskId, ...]:
 async def run_step(session: PlanningSession, task: Task) -> JsonObject:
     """Execute a step of a run without a plan: the model chooses the use of a tool, which becomes an action, or ends it.
 
-    Parts done before an interruption are not repeated. Raises PlanningHeld if a person must decide, PlanningFailed if
+    Parts done before an interruption are not repeated. Raises TaskHeld if a person must decide, PlanningFailed if
     the model has used as many tools as it may or gives no usable reply, and the errors of the model.
     """
     accepted, state, live = PlanningTask.of(task).accept, session.state, session.run.live
@@ -1083,9 +1097,9 @@ async def run_step(session: PlanningSession, task: Task) -> JsonObject:
         step = phase_task(
             Phase.EXECUTION, PlanView(live).unused_id(TaskId(Phase.EXECUTION)), [action.id]
         )
-        session.run.apply(
+        session.revise(
             [AddTask(task=action), AddTask(task=step)],
-            reason=reply.comment or f"{call.name} is used",
+            reply.comment or f"{call.name} is used",
         )
     return output
 

@@ -15,7 +15,7 @@ from replanning.journal.records import (
     AttemptInterrupted,
     AttemptSucceeded,
     ErrorContained,
-    PlanningNoted,
+    NoteAdded,
     Record,
     RecordBody,
     RunEnded,
@@ -309,6 +309,6 @@ def _storable_part(body: RecordBody) -> RecordBody | None:
         return replace(body, reason=_PLACEHOLDER)
     if isinstance(body, ErrorContained):
         return replace(body, where="somewhere", error=_PLACEHOLDER)
-    if isinstance(body, PlanningNoted):
+    if isinstance(body, NoteAdded):
         return replace(body, data={"left_out": _PLACEHOLDER})
     return None

@@ -69,7 +69,7 @@ from replanning.plan.json_values import copy_json
 from replanning.plan.messages import brief_repr, join_names
 from replanning.plan.references import has_references
 from replanning.plan.risk import resolved_risk
-from replanning.plan.tasks import PLANNING_KEY, Task, has_no_effect, is_repeatable
+from replanning.plan.tasks import Task, has_no_effect, is_repeatable
 from replanning.plan.types import (
     AttemptId,
     JsonObject,
@@ -168,10 +168,12 @@ class People:
         can_ask: whether a person can be asked about a call: by a gate, from a durable store or by
             the framework.
         is_asked: returns whether a question is put to somebody now.
+        work_asks: whether the work itself asks a person before it uses a tool that may do harm.
     """
 
     can_ask: bool = True
     is_asked: Callable[[QuestionId], bool] = lambda question: False
+    work_asks: bool = False
 
 
 class Busy:
@@ -629,8 +631,7 @@ class Lifecycle:
             self._fail_unstarted(entry, str(error), kind="arguments")
             return None
         tool = self.live.tools.get(entry.task.tool or "")
-        # A task of planning mode asks about its risks itself.
-        if tool is None or arguments == declared or PLANNING_KEY in entry.task.metadata:
+        if tool is None or self.people.work_asks:
             return arguments
         harm = resolved_risk(tool, declared, arguments)
         if harm:

@@ -36,8 +36,8 @@ from replanning.journal.records import (
     AttemptInterrupted,
     ErrorContained,
     GoalChanged,
+    NoteAdded,
     OutcomeRecorded,
-    PlanningNoted,
     PlanRevised,
     ProcessStarted,
     Record,
@@ -94,7 +94,7 @@ _NON_CAUSAL_RECORDS = (
     OutcomeRecorded,
     ErrorContained,
     RunResumed,
-    PlanningNoted,
+    NoteAdded,
 )
 """Records that only follow from others, or have no consequences."""
 

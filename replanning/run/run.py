@@ -29,7 +29,7 @@ from replanning.errors import (
 from replanning.history.history import ReplanHistory
 from replanning.journal.records import (
     Failure,
-    PlanningNoted,
+    NoteAdded,
     PlanRevised,
     Record,
     RunPaused,
@@ -375,9 +375,12 @@ class PlanRun(ObservedRun):
         changes: Sequence[PlanChange | JsonObject],
         *,
         reason: str = "",
+        by: str = "edit",
         expected_revision: int | None = None,
     ) -> int:
         """Apply changes by hand: all or none; one revision. They may be JSON, as `parse_changes` takes it.
+
+        A program that makes changes of its own says its name in `by`, for the history.
 
         Returns:
             The number of the revision.
@@ -391,7 +394,7 @@ class PlanRun(ObservedRun):
         # A revision without changes would count as an edit, and outdate the views of readers.
         if not stated:
             raise ChangeRejected([Problem("changes", "there are none")])
-        return self._lifecycle.revise(stated, reason, "edit", expected_revision=expected_revision)
+        return self._lifecycle.revise(stated, reason, by, expected_revision=expected_revision)
 
     def add_task(self, task: Task, *, before: Sequence[str] = (), reason: str = "") -> int:
         """Add a task; the tasks in `before` will wait for it. Raises as `apply`, like all edits."""
@@ -417,7 +420,14 @@ class PlanRun(ObservedRun):
         """Stop a task, also a running one."""
         return self.apply([CancelTask(task_id=TaskId(task_id), reason=reason)], reason=reason)
 
-    # Planning mode
+    # Programs that make the plan themselves
+
+    def leave_risks_to_work(self) -> None:
+        """Hand out tasks with whatever arguments their references give, because the work asks about risks itself.
+
+        Otherwise, a task fails whose arguments make its tool dangerous in a way that the plan did not show.
+        """
+        self._lifecycle.people.work_asks = True
 
     def meter(self, provider: str) -> RunMeter:
         """Return a meter that counts calls of a language model against the budget of the run, and traces them."""
@@ -425,7 +435,7 @@ class PlanRun(ObservedRun):
 
     @in_loop_thread
     def note(self, type: str, data: Mapping[str, JsonValue]) -> None:  # noqa: A002 # the word of the record
-        """Put a note of planning mode on record; the plan stays as it is.
+        """Put a note of the program that executes the run on record; the plan stays as it is.
 
         Raises:
             NotRunning: the run has ended.
@@ -433,7 +443,7 @@ class PlanRun(ObservedRun):
             TypeError: the type is no text.
         """
         self._require_running("nothing more is noted")
-        self._lifecycle.journal.append_soon(PlanningNoted(type, plain_object(data)))
+        self._lifecycle.journal.append_soon(NoteAdded(type, plain_object(data)))
 
     def redact_value(self, value: JsonValue) -> JsonValue:
         """Return a value without secrets, as the run records it."""

@@ -535,7 +535,7 @@ def sample_bodies() -> tuple[RecordBody, ...]:
         journal.RunPaused("Ctrl-C", "eve"),
         journal.RunResumed("host:1", 3.5, version="0.1"),
         journal.ErrorContained("listener", "boom"),
-        journal.PlanningNoted("output", {"task": "goal_understanding", "value": {"n": [1, None]}}),
+        journal.NoteAdded("output", {"task": "goal_understanding", "value": {"n": [1, None]}}),
         journal.RunEnded("succeeded", "all is done", cancelled=(TaskId("smoke"),)),
     )
 

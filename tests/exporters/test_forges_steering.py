@@ -13,7 +13,7 @@ from replanning.exporters._forge import ForgeError, Marker
 from replanning.exporters.notices import Notifier
 from replanning.journal import (
     MemoryStore,
-    PlanningNoted,
+    NoteAdded,
     QuestionAnswered,
     RecordBody,
     ReplanRequested,
@@ -108,9 +108,7 @@ class Scene:
     def ignored(self) -> list[str]:
         """Return the recorded reasons for ignoring comments."""
         heard = [
-            one.data
-            for one in self.bodies()
-            if isinstance(one, PlanningNoted) and one.type == "heard"
+            one.data for one in self.bodies() if isinstance(one, NoteAdded) and one.type == "heard"
         ]
         return [
             str(data["why"]) for data in heard if data["why"] != "they were there before the run"
@@ -370,7 +368,7 @@ async def test_what_was_there_while_the_run_stood_still(fake, clock):
     notes = [
         one.data["comments"]
         for one in scene.bodies()
-        if isinstance(one, PlanningNoted) and one.type == "heard"
+        if isinstance(one, NoteAdded) and one.type == "heard"
     ]
     assert notes == [[there]]
     assert scene.feedback() == []

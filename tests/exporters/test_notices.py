@@ -21,7 +21,7 @@ from replanning.cli.lookup import open_notifiers
 from replanning.exporters._forge import MAX_COMMENT_CHARS, ForgeError, Marker, find_marker
 from replanning.exporters._notices import HEADINGS, Notice, NoticeKind, RunNotices
 from replanning.exporters.notices import ConsoleNotifier, FileForge, FileNotifier
-from replanning.journal import MemoryStore, PlanningNoted, Record
+from replanning.journal import MemoryStore, NoteAdded, Record
 from replanning.plan import JsonObject, RunId
 from replanning.plan.types import JsonValue
 from replanning.telemetry import ExporterContext
@@ -314,7 +314,7 @@ def replanned(decision: JsonObject, **record: object) -> Record:
         "replan_type": "partial_replan",
         **record,
     }
-    body = PlanningNoted(
+    body = NoteAdded(
         "replan", {"stage": "applied", "counts": {}, "considered": considered, "record": told}
     )
     return Record(1, 1_767_225_600.0, body)

@@ -53,7 +53,7 @@ from pydantic import Field
 
 from replanning import Answer, ReplanningEngine, Retry
 from replanning.integrations.crewai import replanned
-from replanning.journal import PlanningNoted
+from replanning.journal import NoteAdded
 from replanning.testing import ScriptedGate
 from tests.support.runs import make_engine, skipping
 from tests.support.tracing import Spans
@@ -403,7 +403,7 @@ def test_agent_that_plans() -> None:
     crew.agents[0].planning_config = PlanningConfig(reasoning_effort="low", max_attempts=1)
     with replanned(crew, engine, capabilities=WEB):
         assert crew.kickoff().raw == "enough"
-    (note,) = [body for body in bodies(engine) if isinstance(body, PlanningNoted)]
+    (note,) = [body for body in bodies(engine) if isinstance(body, NoteAdded)]
     assert (note.type, note.data["step_description"], note.data["success"]) == (
         "plan_step_completed",
         "look",

@@ -686,8 +686,8 @@ def test_diff() -> None:
     assert run.live.diff([add("x"), replace("x", "y")]) == "+ y [PENDING]"
 
 
-def test_diff_of_planning_notes() -> None:
-    """The diff shows only tool and arguments of the notes of planning mode, and all other metadata."""
+def test_diff_of_program_notes() -> None:
+    """The diff shows the tool and arguments that a program intends, and of metadata the plain values."""
     run = journaled("a")
     said = {"by": "action_sequence", "tool": "post", "arguments": {"text": "hi"}}
     planned = task("b", metadata={"planning": said})

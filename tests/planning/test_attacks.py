@@ -10,10 +10,10 @@ from contextlib import suppress
 
 import pytest
 
-from replanning import Answer, CallbackGate, Plan, ToolSpec
+from replanning import Answer, CallbackGate, Plan, Task, ToolSpec
 from replanning.config import load_settings
 from replanning.errors import StoreError
-from replanning.journal import MemoryStore
+from replanning.journal import AttemptFailed, MemoryStore
 from replanning.plan import JsonObject
 from replanning.planning import PlanningHistoryStore
 from replanning.testing import VirtualClock
@@ -24,6 +24,7 @@ from tests.support.planning import (
     TOOLS,
     WHICH,
     Desk,
+    Model,
     action,
     actions,
     coordinator,
@@ -147,6 +148,25 @@ async def test_filled_commands_need_approval(arguments, execution):
     _, desk, asked = await attacked(replies, "reject", "reject", desk=desk)
     assert f"may do harm: {tool}" in asked[-1]
     assert tool not in desk.tools
+
+
+async def test_filled_commands_of_added_tasks_are_refused():
+    """A task that a person adds is not run with arguments that make its command dangerous unseen."""
+    desk = Desk()
+    mine = Task(id="mine", tool="start", arguments={"program": "${context.program}", "text": "x"})
+
+    def add_mine(opened):
+        opened.change_context({"program": "rm"})
+        opened.add_task(mine)
+
+    async with VirtualClock() as clock:
+        planning = coordinator(Model(), clock, desk, tools=RISKY)
+        planning.on_run_started = add_mine
+        await planning.execute_with_planning()
+    records = planning.engine.store.read(planning.run.id)
+    failed = [record.body for record in records if isinstance(record.body, AttemptFailed)]
+    assert "with the arguments filled in, it uses 'rm'" in failed[0].failure.message
+    assert "start" not in desk.tools
 
 
 async def test_options_in_the_place_of_arguments():

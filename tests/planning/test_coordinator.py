@@ -6,7 +6,7 @@ import pytest
 
 from replanning import Goal, Plan, Settings, ToolSpec
 from replanning.errors import PlanError, SettingsError
-from replanning.journal import MemoryStore, PlanningNoted, Record, ResourceUpdated
+from replanning.journal import MemoryStore, NoteAdded, Record, ResourceUpdated
 from replanning.planning import (
     IssueComment,
     Phase,
@@ -601,15 +601,13 @@ async def test_a_tool_that_was_only_planned_is_approved_at_its_use():
 def test_a_note_without_an_object_is_rejected(kind, field):
     """Outputs and arguments in a journal must be objects; the error names the type that was found."""
     with pytest.raises(ValueError, match="expected a JSON object, got list"):
-        PlanningState.from_records(
-            [Record(1, 0.0, PlanningNoted(kind, {"task": "a", field: ["x"]}))]
-        )
+        PlanningState.from_records([Record(1, 0.0, NoteAdded(kind, {"task": "a", field: ["x"]}))])
 
 
 def test_unknown_notes_are_ignored():
     """A note of an unknown kind changes only the number of the last record."""
     state = PlanningState.from_records(
-        [Record(1, 0.0, PlanningNoted("of-another-version", {"task": "a"}))]
+        [Record(1, 0.0, NoteAdded("of-another-version", {"task": "a"}))]
     )
     assert state == PlanningState(seq=1)
 

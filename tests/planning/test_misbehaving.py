@@ -448,7 +448,7 @@ def told(records: Sequence[Record]) -> Told:
     )
     for record in records:
         body = record.body
-        if not isinstance(body, journal.PlanningNoted) or body.type not in ("replan", "held"):
+        if not isinstance(body, journal.NoteAdded) or body.type not in ("replan", "held"):
             continue
         if body.type == "held":
             about = body.data["considered"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from replanning.journal import AttemptStarted, MemoryStore, PlanningNoted, Record
+from replanning.journal import AttemptStarted, MemoryStore, NoteAdded, Record
 from replanning.plan.types import JsonValue
 from replanning.planning import PlanningState
 from replanning.testing import VirtualClock
@@ -78,7 +78,7 @@ def executed(state: PlanningState) -> list[tuple[str | None, str]]:
 
 def plans_and_completions(records: list[Record]) -> list[str]:
     """Return the notes that must not be repeated: plans and the completion."""
-    noted = [record.body for record in records if isinstance(record.body, PlanningNoted)]
+    noted = [record.body for record in records if isinstance(record.body, NoteAdded)]
     return [body.type for body in noted if body.type in ("plan", "completion")]
 
 

@@ -18,6 +18,7 @@ from replanning import (
     TransientError,
     open_run,
 )
+from replanning.changes import AddTask
 from replanning.environment import Environment
 from replanning.errors import (
     ChangeRejected,
@@ -27,6 +28,7 @@ from replanning.errors import (
     UnknownAttempt,
     UnknownTask,
 )
+from replanning.history import text_report
 from replanning.journal import (
     AttemptFenced,
     AttemptInterrupted,
@@ -689,3 +691,34 @@ async def test_outputs_that_make_a_command_dangerous(
     assert [
         failure.message.partition(";")[0] for failure in run.result.failures.values()
     ] == failures
+
+
+async def test_work_may_ask_about_risks_itself() -> None:
+    """A program whose work asks people about risks gets such a command; metadata of a task do not ask for it."""
+    start = {"name": "start", "kind": "shell", "command": "timeout 5 {x}"}
+    noted = Task(
+        id="a",
+        tool="start",
+        arguments={"x": "${context.x}"},
+        metadata={"planning": {"by": "action_sequence", "tool": "start"}},
+    )
+    statuses = []
+    for asks in (False, True):
+        risky = plan(noted, tools=[start], context={"x": "rm"})
+        async with open_run(risky) as run:
+            if asks:
+                run.leave_risks_to_work()
+            await perform(run, ScriptedExecutor(default=returns(1)))
+        statuses.append(run.result.status)
+    assert statuses == ["failed", "succeeded"]
+
+
+async def test_edits_in_the_name_of_a_program() -> None:
+    """A program that changes its own plan is named as the author; a change without a name is made by hand."""
+    async with open_run(chain("a")) as run:
+        run.apply([AddTask(task=Task(id="b"))], by="planner")
+        run.add_task(Task(id="c"))
+        await perform(run, ScriptedExecutor())
+        report = text_report(run.history)
+    assert "revision 0 → 1 · by planner" in report
+    assert "revision 1 → 2 · by hand" in report

@@ -28,7 +28,7 @@ from replanning.journal import (
     AttemptTimedOut,
     Lease,
     MemoryStore,
-    PlanningNoted,
+    NoteAdded,
     PlanRevised,
     Record,
     RunEnded,
@@ -497,7 +497,7 @@ async def test_context_and_notes_are_made_json(
         async with open_run(chain("a", "b"), store=store, run_id=RUN) as run:
             run.change_context({"x": odd})
             run.note("thought", {"x": odd})
-        assert bodies(store, RUN, PlanningNoted) == [PlanningNoted("thought", {"x": plain})]
+        assert bodies(store, RUN, NoteAdded) == [NoteAdded("thought", {"x": plain})]
         async with make_engine(store=store).resume(RUN) as run:
             assert repr(run.live.context["x"]) == repr(plain)
 
