@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CORE_TESTS := $(addprefix tests/,secrets plan live decision settings engine run tools planning triggers judging)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep test-slow cover lint format bench test-all test-local test-frameworks docs jaeger temporal-demo
+.PHONY: help setup demo release test test-deep test-slow cover lint format bench test-all test-local test-frameworks docs jaeger temporal-demo
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -84,6 +84,9 @@ test-frameworks: $(FRAMEWORKS:%=.venv-%/.framework) ## run the tests of framewor
 
 temporal-demo: $(VENV)/.dev ## run a plan as a workflow of Temporal, on a server of its own
 	@$(BIN)/python examples/temporal_demo.py
+
+release: $(VENV)/.dev ## prepare a release: VERSION=0.2.0, and --tag or --upload in ARGS
+	@$(BIN)/python scripts/release $(VERSION) $(ARGS)
 
 docs: .venv-docs/.docs ## build the documentation site into build/site; a warning is an error
 	@.venv-docs/bin/python scripts/build_docs.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import platform
 import statistics
@@ -15,6 +16,8 @@ import anyio
 from pydantic import TypeAdapter
 
 from replanning.plan import JsonObject
+
+CODE = Path(__file__).parent.parent / "replanning"
 
 Coroutine = Callable[[int], Awaitable[float]]
 
@@ -197,6 +200,15 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def code_hash(root: Path = CODE) -> str:
+    """Return a hash of the library's code, by which results tell whether they are of this state."""
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def machine() -> str:

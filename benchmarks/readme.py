@@ -11,11 +11,14 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from benchmarks import fanout, outages, planbench, plots, workflows
-from benchmarks.figures import Report
+from benchmarks.figures import Report, code_hash
 from benchmarks.sizing import Capacity
 from replanning.plan import JsonObject
 
 RESULTS = Path(__file__).parent / "results"
+MEASURED = "measured.json"
+"""The file of results with the hash of the code that each of them was measured for."""
+
 ROOT = Path(__file__).parent.parent
 PAGES = (
     ROOT / "README.md",
@@ -45,7 +48,26 @@ def save(name: str, figures: object, folder: Path = RESULTS) -> Path:
     else:
         text = json.dumps(figures, indent=1, ensure_ascii=False) + "\n"
     path.write_text(text, encoding="utf-8")
+    stamps = _stamps(folder)
+    stamps[name] = code_hash()
+    stamped = json.dumps(dict(sorted(stamps.items())), indent=1) + "\n"
+    (folder / MEASURED).write_text(stamped, encoding="utf-8")
     return path
+
+
+def outdated(folder: Path = RESULTS) -> list[str]:
+    """Return the names of the results that other code than the present was measured for."""
+    stamps = _stamps(folder)
+    code = code_hash()
+    names = sorted(path.stem for path in folder.glob("*.json") if path.name != MEASURED)
+    return [name for name in names if stamps.get(name) != code]
+
+
+def _stamps(folder: Path) -> dict[str, str]:
+    path = folder / MEASURED
+    if not path.exists():
+        return {}
+    return TypeAdapter(dict[str, str]).validate_json(path.read_bytes())
 
 
 def written(text: str, folder: Path = RESULTS) -> str:

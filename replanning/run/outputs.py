@@ -225,9 +225,9 @@ class MaskedParts:
         for entry in live:
             if complete.get(entry.id) is entry.task:
                 continue
-            bodies = [body.arguments for _, body in nested_bodies(entry.task)]
-            if any(map(is_redacted, bodies)):
-                self.tasks.add(entry.id)
+            for _, body in nested_bodies(entry.task):
+                if body.arguments and is_redacted(body.arguments):
+                    self.tasks.add(entry.id)
         if plan is None:
             for tool in live.tools.values():
                 if is_redacted(tool.model_dump(mode="json", include=_TOOL_TEMPLATES)):

@@ -188,7 +188,7 @@ def test_peers_must_do_the_same_work():
 
 
 def test_a_figure_that_misses_its_bar_is_shown_as_missed():
-    """A figure above its bar says so in the table, and figures survive their JSON."""
+    """What misses its bar says so in the table, what has none is not judged, and figures survive their JSON."""
     report = figures.Report(
         "here",
         2,
@@ -196,6 +196,17 @@ def test_a_figure_that_misses_its_bar_is_shown_as_missed():
     )
     assert "| slow | 4.0 ms |  |  | ≤ 2 ms | **no** |" in report.table()
     assert "| fast | 1.0 µs | 2.0 µs | 0.50 (0.50–0.50) | ≤ 1 × | yes |" in report.table()
+    unjudged = figures.Report("here", 1, (figures.single("size", [3.0], "B"),))
+    assert "| size | 3.0 B |  |  |  |  |" in unjudged.table()
+    peers_of = (
+        figures.Peer("ours", "", 10, 9, 11, 1),
+        figures.Peer("other", "2", 60, 50, 70, 6, bar=7),
+        figures.Peer("third", "3", 80, 80, 80, 8, bar=7),
+    )
+    table = figures.Report("here", 1, (), peers_of).table()
+    assert "| ours | 10 µs (9–11) | 1.0 |  |  |" in table
+    assert "| other 2 | 60 µs (50–70) | 6.0 | ≥ 7 × | **no** |" in table
+    assert "| third 3 | 80 µs (80–80) | 8.0 | ≥ 7 × | yes |" in table
     assert figures.Report.from_json(report.to_json()) == report
 
 
@@ -236,6 +247,20 @@ def test_the_pages_show_the_results():
         assert (readme.RESULTS / name).read_text(encoding="utf-8") == svg, (
             "run `python -m benchmarks readme`"
         )
+
+
+def test_results_of_other_code_are_named(tmp_path):
+    """Results are stamped with the code that was measured, and those of other code are outdated."""
+    readme.save("speed", {}, tmp_path)
+    readme.save("tools", [], tmp_path)
+    assert readme.outdated(tmp_path) == []
+    stamps = tmp_path / readme.MEASURED
+    stamps.write_text(stamps.read_text().replace(figures.code_hash(), "0" * 16, 1))
+    assert readme.outdated(tmp_path) == ["speed"]
+    changed = tmp_path / "library"
+    changed.mkdir()
+    (changed / "module.py").write_text("A = 1\n")
+    assert figures.code_hash(changed) not in {figures.code_hash(), "0" * 16}
 
 
 def test_sizes_are_calculated_from_what_was_measured():
