@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 # CrewAI executes the coroutines of its tools in loops of asyncio
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -28,7 +29,7 @@ from replanning.integrations.frameworks import (
 )
 from replanning.integrations.session_thread import SessionThread
 from replanning.live.states import TaskState
-from replanning.plan.tasks import Task
+from replanning.plan.tasks import Retry, Task
 from replanning.plan.types import MAX_NAME_CHARS, AttemptId, TaskId
 from replanning.run.run import PlanRun
 
@@ -72,6 +73,8 @@ _NOTED_FIELDS: Final = {
 
 _MAX_ID_CHARS: Final = 60
 
+_ONE_ATTEMPT: Final = Retry(max_attempts=1)
+
 _current: ContextVar[_Attachment | None] = ContextVar("replanning_crewai", default=None)
 """The attachment in whose block a crew runs; CrewAI copies the context to its threads, also to those of its handlers."""
 
@@ -107,7 +110,7 @@ def replanned(
             already.
     """
     lists, attachment = _lists_of_tools(crew), _Attachment()
-    wrapped = [attachment.wrap(tools) for tools in lists]
+    wrapped = [attachment.wrap(each) for each in lists]
     stated = {
         sanitize_tool_name(str(name)): fields for name, fields in (capabilities or {}).items()
     }
@@ -125,29 +128,54 @@ def replanned(
         token = _current.set(attachment)
         attachment.listen()
         try:
-            for tools, own in zip(lists, wrapped, strict=True):
-                tools[:] = own
+            for each, own in zip(lists, wrapped, strict=True):
+                each.tools[:] = own
             yield crew
         finally:
-            for tools in (*lists, *_lists_of_tools(crew)):  # which the program may have replaced
-                tools[:] = [each._original if isinstance(each, _Tool) else each for each in tools]
+            for each in (*lists, *_lists_of_tools(crew)):  # which the program may have replaced
+                each.tools[:] = [
+                    tool._original if isinstance(tool, _Tool) else tool for tool in each.tools
+                ]
             attachment.close()
             _current.reset(token)
 
 
-def _lists_of_tools(crew: Any) -> list[list[Any]]:
+def _lists_of_tools(crew: Any) -> list[_Tools]:
     """Return the lists of tools of a crew and its agents; several may be the same list."""
+    holders: list[tuple[Any, Any]] = []
     if isinstance(crew, Crew):
-        agents = [
-            *crew.agents,
-            *filter(None, (crew.manager_agent, *(task.agent for task in crew.tasks))),
-        ]
-        holders = [*agents, *crew.tasks]
+        agents = [*crew.agents, *(task.agent for task in crew.tasks), crew.manager_agent]
+        holders += [(agent, agent) for agent in agents if agent is not None]
+        holders += [(task, task.agent) for task in crew.tasks]
     elif isinstance(crew, Agent):
-        holders = [crew]
+        holders.append((crew, crew))
     else:
         raise TypeError(f"expected a Crew or an Agent of CrewAI, not {type(crew).__name__}")
-    return list({id(each.tools): each.tools for each in holders if each.tools}.values())
+    lists: dict[int, _Tools] = {}
+    for holder, agent in holders:
+        if holder.tools:
+            found = lists.setdefault(id(holder.tools), _Tools(holder.tools))
+            found.repeats = found.repeats or _writes_calls(agent)
+    return list(lists.values())
+
+
+@dataclass
+class _Tools:
+    """A list of tools that the program gave to an agent or a task.
+
+    Attributes:
+        tools: the list.
+        repeats: whether CrewAI repeats a call of these tools that fails, as it does if the model writes calls as text.
+    """
+
+    tools: list[Any]
+    repeats: bool = False
+
+
+def _writes_calls(agent: Any) -> bool:
+    """Return whether the model of an agent writes its calls as text, instead of calling functions."""
+    supports = getattr(getattr(agent, "llm", None), "supports_function_calling", None)
+    return callable(supports) and not supports()
 
 
 class _MayPass(ReportedFailure, TransientError):
@@ -169,11 +197,13 @@ class _Attachment:
         }
         self._handlers |= dict.fromkeys(_NOTED, self._on_step)
 
-    def wrap(self, tools: Sequence[Any]) -> list[_Tool]:
+    def wrap(self, given: _Tools) -> list[_Tool]:
         """Return the tools of one agent or task as tools whose calls are calls of the session."""
         own: dict[str, _Tool] = {}
         wrapped = []
-        for original in tools:
+        # CrewAI repeats such a call by itself, and the attempts of both would multiply.
+        fields = {"retry": _ONE_ATTEMPT} if given.repeats else {}
+        for original in given.tools:
             if isinstance(original, _Tool):
                 raise ValueError(
                     "the crew is attached already; attach it once, for as long as it is used"
@@ -185,7 +215,9 @@ class _Attachment:
             self._tools.setdefault(name, made)
             if name not in self.described:
                 schema = original.args_schema.model_json_schema()
-                self.described[name] = tool_fields(original.description, schema, kind="function")
+                self.described[name] = tool_fields(
+                    original.description, schema, kind="function", **fields
+                )
         return wrapped
 
     def listen(self) -> None:

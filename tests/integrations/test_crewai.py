@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -55,6 +55,7 @@ from replanning import Answer, ReplanningEngine, Retry
 from replanning.integrations.crewai import replanned
 from replanning.journal import NoteAdded
 from replanning.testing import ScriptedGate
+from tests.support.effects import ENDINGS, Charge, Ending, compare
 from tests.support.runs import make_engine, skipping
 from tests.support.tracing import Spans
 
@@ -248,6 +249,29 @@ def test_retry(functions: bool) -> None:
     with replanned(crew_of(model, flaky), repairing(), capabilities=retry) as crew:
         crew.kickoff()
     assert (results(model), attempts) == (["xx"], ["x", "x", "x"])
+
+
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
+@FUNCTIONS
+async def test_no_more_effects_than_without(ending: Ending, functions: bool) -> None:
+    """A call is executed as often as by the framework alone, unless it had no effect or its repetition is harmless.
+
+    The engine leaves the repetition of calls that are written as text to the framework, which repeats them anyway.
+    """
+
+    async def attach(
+        charge: Charge, engine: ReplanningEngine | None, stated: Mapping[str, Any]
+    ) -> object:
+        crew = crew_of(calls("charge", functions=functions, q="x"), tool("charge")(charge))
+        if engine is None:
+            return await anyio.to_thread.run_sync(crew.kickoff)
+        with replanned(crew, engine, capabilities={"charge": stated}):
+            return await anyio.to_thread.run_sync(crew.kickoff)
+
+    counted, promised = await compare(
+        attach, ending, lambda: repairing(retry={"delay": 0}), repeats=not functions
+    )
+    assert counted == promised
 
 
 @tool(result_as_answer=True)
@@ -602,7 +626,7 @@ def test_timeout() -> None:
         return "too late"
 
     model = calls("search")
-    stated: Any = {**WEB, "search": {"capability": "web", "timeout": 0.05, "idempotent": True}}
+    stated: Any = {**WEB, "search": {"capability": "web", "timeout": 0.05, "effect": "none"}}
     with replanned(crew_of(model, hang, search_archive), repairing(), capabilities=stated) as crew:
         crew.kickoff()
         woken.set()
@@ -610,17 +634,17 @@ def test_timeout() -> None:
 
 
 def test_person() -> None:
-    """A person agrees through the gate; without one the model sees the failure of the tool, and the question stays."""
+    """A person agrees through the gate; without one the model sees the failure of the tool, and nothing is asked."""
     stated: Any = {**WEB, "search_archive": {"capability": "web", "dangerous": True}}
     for gate in (ScriptedGate([Answer("approve")]), None):
         model, engine = calls("search"), repairing(gate=gate)
         with replanned(crew_of(model, search, search_archive), engine, capabilities=stated) as crew:
             crew.kickoff()
-            assert len(engine.pending()) == (gate is None)
+            assert engine.pending() == []
         assert results(model) == [
             "x, from the archive" if gate else "Error executing tool: no key to ask about x"
         ]
-        assert statuses(engine) == ["succeeded" if gate else "needs_human"]
+        assert statuses(engine) == ["succeeded"]
 
 
 def test_skipped_call() -> None:

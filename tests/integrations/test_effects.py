@@ -1,7 +1,6 @@
 """Effects happen no more often with an engine than without: executions are counted beside each framework alone."""
 
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -10,36 +9,20 @@ import pytest
 from replanning import Goal, Plan, ReplanningEngine, Task, ToolSpec, tool
 from replanning.testing import VirtualClock
 from replanning.tools import ToolExecutor
+from tests.support.effects import (
+    ATTEMPTS,
+    ENDINGS,
+    Attach,
+    Charge,
+    Ending,
+    compare,
+    count_cancelled,
+    count_exceeded,
+)
 from tests.support.http_server import HttpServer
 from tests.support.runs import make_engine
 
-Charge = Callable[[str], Awaitable[str]]
-Attach = Callable[[Charge, ReplanningEngine | None], Awaitable[object]]
-"""Runs an agent that calls the tool once; without an engine as the framework does."""
-
-_POST = httpx.Request("POST", "http://shop.example/charge")
-
-
-def _answered(status: int) -> Exception:
-    return httpx.HTTPStatusError("", request=_POST, response=httpx.Response(status, request=_POST))
-
-
-ERRORS: dict[str, Exception] = {
-    "reset": ConnectionResetError("reset"),
-    "broken pipe": BrokenPipeError("broken"),
-    "aborted": ConnectionAbortedError("aborted"),
-    "timeout": TimeoutError("too late"),
-    "read timeout": httpx.ReadTimeout("too late", request=_POST),
-    "read error": httpx.ReadError("reset", request=_POST),
-    "disconnected": httpx.RemoteProtocolError("Server disconnected", request=_POST),
-    "500": _answered(500),
-    "502": _answered(502),
-    "504": _answered(504),
-    "409": _answered(409),
-    "400": _answered(400),
-    "error": ValueError("wrong"),
-}
-"""Errors that a tool raises after, or perhaps after, it has taken effect."""
+Stated = Mapping[str, Any]
 
 
 @pytest.fixture(scope="module", params=["asyncio"])
@@ -48,25 +31,25 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-async def in_session(charge: Charge, engine: ReplanningEngine | None) -> object:
+async def in_session(charge: Charge, engine: ReplanningEngine | None, stated: Stated) -> object:
     """Call the tool in a session."""
     if engine is None:
         return await charge("x")
-    async with engine.session("pay", tools=[tool(charge)]) as session:
+    async with engine.session("pay", tools=[tool(name="charge", **stated)(charge)]) as session:
         return await session.call(charge, "x")
 
 
-async def in_plan(charge: Charge, engine: ReplanningEngine | None) -> object:
+async def in_plan(charge: Charge, engine: ReplanningEngine | None, stated: Stated) -> object:
     """Call the tool as a task of a plan."""
     if engine is None:
         return await charge("x")
     document = Plan.parse(
         "{goal: {objective: pay}, tasks: [{id: pay, tool: charge, arguments: {q: x}}]}"
     )
-    return await engine.execute(document, tools=[tool(charge)])
+    return await engine.execute(document, tools=[tool(name="charge", **stated)(charge)])
 
 
-async def in_pydantic_ai(charge: Charge, engine: ReplanningEngine | None) -> object:
+async def in_pydantic_ai(charge: Charge, engine: ReplanningEngine | None, stated: Stated) -> object:
     """Run an agent of pydantic-ai."""
     pytest.importorskip("pydantic_ai")
     from pydantic_ai import Agent
@@ -80,12 +63,15 @@ async def in_pydantic_ai(charge: Charge, engine: ReplanningEngine | None) -> obj
             return ModelResponse([ToolCallPart("charge", {"q": "x"}, tool_call_id="c1")])
         return ModelResponse([TextPart("done")])
 
-    attached = [] if engine is None else [Replanned(engine=engine)]
+    capabilities = {"charge": stated}
+    attached = [] if engine is None else [Replanned(capabilities, engine=engine)]
     agent = Agent(FunctionModel(model), tools=[charge], capabilities=attached)
     return await agent.run("go")
 
 
-async def in_openai_agents(charge: Charge, engine: ReplanningEngine | None) -> object:
+async def in_openai_agents(
+    charge: Charge, engine: ReplanningEngine | None, stated: Stated
+) -> object:
     """Run an agent of the OpenAI Agents SDK."""
     pytest.importorskip("agents")
     from agents import Agent, Runner, function_tool
@@ -98,11 +84,11 @@ async def in_openai_agents(charge: Charge, engine: ReplanningEngine | None) -> o
     agent = Agent("payer", model=model, tools=[function_tool(charge)])
     if engine is None:
         return await Runner.run(agent, "go")
-    async with replanned(agent, engine) as attached:
+    async with replanned(agent, engine, capabilities={"charge": stated}) as attached:
         return await Runner.run(attached, "go")
 
 
-async def in_langchain(charge: Charge, engine: ReplanningEngine | None) -> object:
+async def in_langchain(charge: Charge, engine: ReplanningEngine | None, stated: Stated) -> object:
     """Run an agent of LangChain."""
     pytest.importorskip("langchain")
     from langchain.agents import create_agent
@@ -122,11 +108,13 @@ async def in_langchain(charge: Charge, engine: ReplanningEngine | None) -> objec
     model = Model(messages=iter([call, AIMessage("done")]))
     graph = create_agent(model, [made], middleware=attached)
     if engine is not None:
-        graph = replanned(graph, engine)
+        graph = replanned(graph, engine, capabilities={"charge": stated})
     return await graph.ainvoke({"messages": [("user", "go")]})
 
 
-async def in_agent_framework(charge: Charge, engine: ReplanningEngine | None) -> object:
+async def in_agent_framework(
+    charge: Charge, engine: ReplanningEngine | None, stated: Stated
+) -> object:
     """Run an agent of the Microsoft Agent Framework."""
     pytest.importorskip("agent_framework")
     from agent_framework import Agent
@@ -136,7 +124,8 @@ async def in_agent_framework(charge: Charge, engine: ReplanningEngine | None) ->
     from tests.integrations.test_agent_framework import Model, call
 
     model = Model([call("charge", q="x")])
-    attached = [] if engine is None else [Replanned(engine=engine)]
+    capabilities = {"charge": stated}
+    attached = [] if engine is None else [Replanned(capabilities, engine=engine)]
     agent = Agent(model, tools=[framework_tool(charge)], middleware=attached)
     return await agent.run("go")
 
@@ -151,37 +140,32 @@ INTEGRATIONS = [
 ]
 
 
-async def executions(attach: Attach, raised: Exception, engine: ReplanningEngine | None) -> int:
-    """Return how often a tool is executed that takes effect and then raises this error."""
-    count = 0
-
-    async def charge(q: str) -> str:
-        """Charge."""
-        nonlocal count
-        count += 1
-        raise raised
-
-    with suppress(Exception):  # which the frameworks wrap in different ways
-        await attach(charge, engine)
-    return count
-
-
-@pytest.mark.parametrize("raised", ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
 @pytest.mark.parametrize("attach", INTEGRATIONS, ids=lambda attach: attach.__name__)
 async def test_no_more_effects_than_without(
-    attach: Attach, raised: Exception, clock: VirtualClock
+    attach: Attach, ending: Ending, clock: VirtualClock
 ) -> None:
-    """A tool of which nothing is stated is executed as often as by the framework alone, whatever it raises."""
-    engine = make_engine("repair", clock=clock)
-    assert await executions(attach, raised, engine) == await executions(attach, raised, None)
+    """A call is executed as often as by the framework alone, unless it had no effect or its repetition is harmless."""
+    counted, promised = await compare(attach, ending, lambda: make_engine("repair", clock=clock))
+    assert counted == promised
 
 
 @pytest.mark.parametrize("attach", INTEGRATIONS, ids=lambda attach: attach.__name__)
-async def test_what_had_no_effect_is_tried_again(attach: Attach, clock: VirtualClock) -> None:
-    """A refused connection has had no effect, so up to three attempts are made."""
+async def test_a_cancelled_call_is_executed_once(attach: Attach, clock: VirtualClock) -> None:
+    """A tool during which its agent is cancelled is executed no more often than by the framework alone."""
     engine = make_engine("repair", clock=clock)
-    raised = httpx.ConnectError("refused", request=_POST)
-    assert await executions(attach, raised, engine) == 3
+    assert await count_cancelled(attach, engine) == await count_cancelled(attach, None) == 1
+
+
+@pytest.mark.parametrize("attach", INTEGRATIONS, ids=lambda attach: attach.__name__)
+async def test_a_call_that_exceeds_its_time_is_executed_once(
+    attach: Attach, clock: VirtualClock
+) -> None:
+    """A tool that ran into its time limit is executed again only where that is harmless."""
+    engine = make_engine("repair", clock=clock)
+    assert await count_exceeded(attach, engine) == 1
+    engine = make_engine("repair", clock=clock)
+    assert await count_exceeded(attach, engine, idempotent=True) == ATTEMPTS
 
 
 def paying(spec: ToolSpec, **stated: Any) -> Plan:

@@ -3,7 +3,7 @@
 import asyncio  # noqa: TID251 # the framework's own event loop
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,15 @@ from replanning.errors import StoreError
 from replanning.integrations.google_adk import Replanned
 from replanning.journal import SqliteStore
 from replanning.testing import ScriptedGate, VirtualClock
+from tests.support.effects import (
+    ATTEMPTS,
+    ENDINGS,
+    Charge,
+    Ending,
+    compare,
+    count_cancelled,
+    count_exceeded,
+)
 from tests.support.runs import alternative, make_engine
 
 pytestmark = [
@@ -267,6 +276,33 @@ async def test_retry(clock: VirtualClock) -> None:
     assert attempts == ["a"] * 4
 
 
+async def charging(
+    charge: Charge, engine: ReplanningEngine | None, stated: Mapping[str, Any]
+) -> object:
+    """Run an agent that calls a tool once, of which these fields are stated."""
+    plugins = [] if engine is None else [attached(engine, {"charge": stated})]
+    root = agent([call("charge", q="x")], [text("done")], tools=[charge])
+    return await Chat(root, *plugins).send(text("go"))
+
+
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
+async def test_no_more_effects_than_without(ending: Ending, clock: VirtualClock) -> None:
+    """A call is executed as often as by the framework alone, unless it had no effect or its repetition is harmless."""
+    counted, promised = await compare(charging, ending, lambda: make_engine("repair", clock=clock))
+    assert counted == promised
+
+
+async def test_a_call_that_is_cut_off_is_executed_once(clock: VirtualClock) -> None:
+    """A call that is cancelled or runs into its time limit is executed again only where that is harmless."""
+
+    def engine() -> ReplanningEngine:
+        return make_engine("repair", clock=clock)
+
+    assert await count_cancelled(charging, engine()) == await count_cancelled(charging, None) == 1
+    assert await count_exceeded(charging, engine()) == 1
+    assert await count_exceeded(charging, engine(), idempotent=True) == ATTEMPTS
+
+
 async def test_timeout(clock: VirtualClock) -> None:
     """A tool that exceeds the timeout stated for it is cancelled and replaced."""
     ends = []
@@ -279,7 +315,7 @@ async def test_timeout(clock: VirtualClock) -> None:
         raise AssertionError
 
     stated = {
-        "search": {"capability": "web", "timeout": 5, "idempotent": True},
+        "search": {"capability": "web", "timeout": 5, "effect": "none"},
         "search_archive": "web",
     }
     chat = searching([search, search_archive], attached(make_engine("repair", clock=clock), stated))
@@ -678,7 +714,7 @@ async def test_question_that_is_not_put_to_the_user(clock: VirtualClock) -> None
         await Chat(
             agent([call("search", query="a")], tools=tools), attached(engine, approvals=False)
         ).send(text("go"))
-    assert (status(engine), len(engine.pending())) == ("paused", 1)
+    assert (status(engine), engine.pending()) == ("paused", [])
 
     def reporting(query: str) -> dict[str, str]:
         return {"error": query}
@@ -734,7 +770,7 @@ async def test_long_running_tools(clock: VirtualClock) -> None:
 
 
 async def test_resumed_invocation(clock: VirtualClock) -> None:
-    """An invocation that was cancelled is resumed in its session, which continues the call that was not finished."""
+    """An invocation that was cancelled is resumed in its session, which continues a call without effect."""
     ran: list[str] = []
 
     async def search(query: str) -> str:
@@ -745,7 +781,8 @@ async def test_resumed_invocation(clock: VirtualClock) -> None:
         raise KeyError(query)
 
     engine = make_engine("repair", clock=clock)
-    chat = searching([search, search_archive], attached(engine), resumable=True)
+    stated = {**WEB, "search": {"capability": "web", "effect": "none"}}
+    chat = searching([search, search_archive], attached(engine, stated), resumable=True)
     running = asyncio.create_task(chat.send(text("go")))
     with pytest.raises(asyncio.CancelledError):
         await running

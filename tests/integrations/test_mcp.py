@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from mcp import Client, MCPError
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.types import ToolListChangedNotification
 
-from replanning import Plan, PlanError, ReplanningEngine, StoreGate
+from replanning import Plan, PlanError, ReplanningEngine, Settings, StoreGate
 from replanning.errors import StoreError, ToolError
 from replanning.integrations.mcp import McpProxy, open_proxy, server_of_command
 from replanning.journal import SqliteStore
@@ -145,6 +145,28 @@ async def test_retry() -> None:
         assert (await client.call_tool("count", {"tool": "order"})).structured_content == {
             "result": 1
         }
+
+
+@pytest.mark.parametrize(
+    "end", ["text", "error", "refused", "hanging", pytest.param("gone", marks=pytest.mark.deep)]
+)
+async def test_no_more_effects_than_without(end: str, tmp_path: Path) -> None:
+    """A call is executed once, like by its server alone; one that was cut off is repeated where its tool says it may be."""
+    engine = ReplanningEngine(["repair"], settings=Settings.model_validate({"retry": {"delay": 0}}))
+    names = ("charge", "read", "put")
+    limit = {"timeout": 1} if end == "hanging" else {}
+    tools = [{"name": name, "kind": "mcp", "server": "server", **limit} for name in names]
+    async with proxied(plan(*tools), engine=engine) as (client, _):
+        for name in names:
+            given = {"effects": str(tmp_path / name), "end": end}
+            with suppress(MCPError):
+                await client.call_tool(name, given)
+            # An answer shows that the server is worth starting again.
+            assert not (await client.call_tool("steps", {})).is_error
+    effects = {name: len((tmp_path / name).read_text()) for name in names}
+    is_cut_off = end in ("gone", "hanging")
+    again = 3 if is_cut_off else 1
+    assert effects == {"charge": 1, "read": again, "put": again}
 
 
 async def test_trace() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import anyio
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError
@@ -79,6 +80,26 @@ def crash(marker: str) -> str:
     except FileExistsError:
         return "survived"
     os._exit(3)
+
+
+async def take_effect(effects: str, end: str) -> str:
+    """Take effect, which a file notes, and end in this way."""
+    async with await anyio.open_file(effects, "a") as file:
+        await file.write("x")
+    if end == "error":
+        raise ToolError("no connection")
+    if end == "refused":
+        raise MCPError(code=-32050, message="not today")
+    if end == "gone":
+        os._exit(3)
+    if end == "hanging":
+        await anyio.sleep_forever()
+    return "Error: no connection"
+
+
+server.tool(name="charge")(take_effect)
+server.tool(name="read", annotations=read_only)(take_effect)
+server.tool(name="put", annotations=ToolAnnotations(idempotent_hint=True))(take_effect)
 
 
 @server.tool(annotations=read_only)
