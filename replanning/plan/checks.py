@@ -225,19 +225,18 @@ def _is_simple_call(task: TaskBody, scope: TaskScope) -> bool:
     A quick look: most calls are like that, and they need no further check.
     """
     tool = scope.tools.get(task.tool or "")
-    if tool is None or not tool.parameters:
-        return False
-    if task.resources or task.fallbacks or task.undo or task.when:
+    if tool is None or task.resources or task.fallbacks or task.undo or task.when:
         return False
     arguments = task.arguments
-    for name, value in arguments.items():
-        kind = tool.parameters.get(name, "")
-        if type(value) not in _SIMPLE_TYPES.get(kind, ()):
-            return False
+    if tool.parameters:
+        for name, value in arguments.items():
+            kind = tool.parameters.get(name, "")
+            if type(value) not in _SIMPLE_TYPES.get(kind, ()):
+                return False
     required, excess = scope.demands(tool)
-    if excess or has_references(arguments):
+    if excess or not all(map(arguments.__contains__, required)):
         return False
-    return all(map(arguments.__contains__, required))
+    return not arguments or not has_references(arguments)
 
 
 def result_references(task: Task, known: Container[str]) -> Iterator[tuple[JsonPath, str, str]]:
@@ -259,7 +258,7 @@ def may_read_results(task: Task) -> bool:
     """
     if task.when or task.fallbacks or task.undo:
         return True
-    return has_references(task.arguments)
+    return bool(task.arguments) and has_references(task.arguments)
 
 
 def _results_read(task: Task, bodies: Sequence[_ParsedBody]) -> Iterator[tuple[JsonPath, str, str]]:
@@ -344,11 +343,16 @@ class TaskScope:
         return False
 
     def demands(self, tool: ToolSpec) -> tuple[list[str], list[tuple[str, float]]]:
-        """Return the required parameters of a tool, and the resources that it takes too much of."""
+        """Return the required arguments of a tool, and the resources that it takes too much of."""
         if tool.name not in self._demands:
             optional = frozenset(tool.optional)
             required = [name for name in tool.parameters if name not in optional]
-            excess = self.excess(tool.resources)
+            if not tool.parameters:
+                # Only its patterns tell what it cannot do without.
+                required = list(self.placeholders(tool))
+            excess: list[tuple[str, float]] = []
+            if tool.resources:
+                excess = self.excess(tool.resources)
             self._demands[tool.name] = (required, excess)
         return self._demands[tool.name]
 
@@ -499,26 +503,27 @@ def _check_call(body: TaskBody, tool: ToolSpec, scope: TaskScope) -> Iterator[Fi
     # Not all parameters: each of many tasks may leave out many optional ones.
     required, _ = scope.demands(tool)
     for name in required:
-        if name not in arguments:
-            kind = parameters[name]
-            needed = f"{brief_repr(name)} ({kind})"
+        if name in arguments:
+            continue
+        if name in parameters:
+            needed = f"{brief_repr(name)} ({parameters[name]})"
             yield ("arguments",), f"tool {tool.name!r} needs the argument {needed}"
-    if parameters:
-        for name in arguments:
-            if name not in parameters:
-                hint = scope.hints(name, parameters)
-                known = brief_repr(list(parameters))
-                unknown = brief_repr(name)
-                text = f"has no parameter {unknown}{hint}; it has {known}"
-                yield ("arguments", name), f"tool {tool.name!r} {text}"
+            continue
+        where = scope.placeholders(tool)[name]
+        text = f"tool {tool.name!r} names {{{name}}} in its {where}: give that argument"
+        if where == "command":
+            text += f"; write {{{{{name}}}}} there if the braces are meant"
+        yield ("arguments",), text
+    # A tool without stated parameters takes any.
+    if not parameters:
         return
-    # Without stated parameters, only the patterns tell what the tool cannot do without.
-    for name, where in scope.placeholders(tool).items():
-        if name not in arguments:
-            text = f"tool {tool.name!r} names {{{name}}} in its {where}: give that argument"
-            if where == "command":
-                text += f"; write {{{{{name}}}}} there if the braces are meant"
-            yield ("arguments",), text
+    for name in arguments:
+        if name not in parameters:
+            hint = scope.hints(name, parameters)
+            known = brief_repr(list(parameters))
+            unknown = brief_repr(name)
+            text = f"has no parameter {unknown}{hint}; it has {known}"
+            yield ("arguments", name), f"tool {tool.name!r} {text}"
 
 
 def _check_resources(body: TaskBody, tool: ToolSpec | None, scope: TaskScope) -> Iterator[Finding]:

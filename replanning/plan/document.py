@@ -233,23 +233,20 @@ class Plan(StrictModel):
         for name in sorted(names):
             yield f"{opening}{_canonical_json(name)}:"
             opening = ","
-            if name == "tasks":
-                yield from self._task_chunks()
-            else:
+            if name != "tasks":
                 yield _canonical_json(parts[name])
+                continue
+            separator = "["
+            for start in range(0, len(self.tasks), _TASKS_PER_CHUNK):
+                tasks = self.tasks[start : start + _TASKS_PER_CHUNK]
+                piece = self.model_copy(update={"tasks": tasks})
+                document = piece.model_dump(mode="json", exclude_defaults=True, include={"tasks"})
+                # Without the brackets of the chunk, which is a part of one array.
+                inner = _canonical_json(document["tasks"])[1:-1]
+                yield f"{separator}{inner}"
+                separator = ","
+            yield "]"
         yield "}"
-
-    def _task_chunks(self) -> Iterator[str]:
-        opening = "["
-        for start in range(0, len(self.tasks), _TASKS_PER_CHUNK):
-            tasks = self.tasks[start : start + _TASKS_PER_CHUNK]
-            piece = self.model_copy(update={"tasks": tasks})
-            document = piece.model_dump(mode="json", exclude_defaults=True, include={"tasks"})
-            # Without the brackets of the chunk, which is a part of one array.
-            inner = _canonical_json(document["tasks"])[1:-1]
-            yield f"{opening}{inner}"
-            opening = ","
-        yield "]"
 
     def _to_document(self) -> JsonObject:
         document = self.model_dump(mode="json", exclude_defaults=True)

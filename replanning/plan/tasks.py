@@ -94,7 +94,10 @@ class StrictModel(BaseModel):
     if not TYPE_CHECKING:  # pragma: no branch - a type checker knows the fields of each model
 
         def __init__(self, **fields: object) -> None:
-            self._checked(self.__pydantic_validator__.validate_python, fields, self_instance=self)
+            try:
+                self.__pydantic_validator__.validate_python(fields, self_instance=self)
+            except ValidationError as error:
+                raise self._construction_error(error) from None
 
         __init__.__pydantic_base_init__ = (
             True  # documents are validated without a call for each of their parts
@@ -281,7 +284,7 @@ class Retry(StrictModel):
     def _keep_stated_attempts(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Journals leave out defaults, but a stated default says more than an omitted one.
         fields: dict[str, Any] = serialize(self)
-        if self.states_attempts:
+        if "max_attempts" in self.model_fields_set:
             fields["max_attempts"] = self.max_attempts
         return fields
 
