@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
@@ -121,25 +121,11 @@ class RepairProvider:
                 unrepairable.append((task, obstacles))
             if len(repairable) >= MAX_COMBINED_TASKS:
                 break
-        followers = view.followers(stale)
-        cases = [
-            RepairCase(task, {"context-changed"}, view, reserved_ids)
-            for task in map(view.task, stale)
-        ]
-        redoes = [(case.task, case.redo(followers.get(case.task.id, ()))) for case in cases]
-        unrepairable += [
-            (task, [result]) for task, result in redoes if isinstance(result, NotApplicable)
-        ]
-        joined = [
-            ModifyTask(
-                task_id=waiting,
-                fields={"depends_on": [*view.task(waiting).task.depends_on, *first]},
-            )
-            for waiting, first in followers.items()
-            if first and waiting not in stale
-        ]
-        again = [result for _, result in redoes if isinstance(result, RepairOption)]
-        alternatives = [_alternative(again, joined)] if again else []
+        alternatives: list[Alternative] = []
+        if stale:
+            redone, obstacles_to_redo = _redo_all(stale, view, reserved_ids)
+            alternatives += redone
+            unrepairable += obstacles_to_redo
         # The best option of each task together, then the second best of each that has one, and so on.
         for rank in range(min(limit, max(map(len, repairable), default=0))):
             chosen = [options[min(rank, len(options) - 1)] for options in repairable]
@@ -178,6 +164,9 @@ class RepairProvider:
                     unreachable="proven-unreachable" if proven else "not-found-within-bound",
                 )
             )
+        # Only tools with effects can bring facts about.
+        if not any(tool.adds or tool.produces for tool in view.tools.values()):
+            return [*alternatives, *verdicts]
         bridges = await find_repairs(request, threads=self._threads)
         alternatives += [alternative for alternative in bridges if alternative.changes]
         if any(alternative.changes for alternative in bridges):
@@ -432,6 +421,33 @@ class RepairCase:
             if amount > (capacity := view.capacity.get(name, 0.0)):
                 return f"{task.tool or task.name or task.id!r} takes {amount:g} of {name!r}, and there is {capacity:g}"
         return ""
+
+
+def _redo_all(
+    stale: Collection[TaskId], view: PlanView, reserved_ids: set[str]
+) -> tuple[list[Alternative], list[tuple[TaskView, list[NotApplicable]]]]:
+    """Return how to do tasks with stale results again, all together, and why some cannot be."""
+    followers = view.followers(stale)
+    again: list[RepairOption] = []
+    unrepairable: list[tuple[TaskView, list[NotApplicable]]] = []
+    for task_id in stale:
+        task = view.task(task_id)
+        case = RepairCase(task, {"context-changed"}, view, reserved_ids)
+        result = case.redo(followers.get(task_id, ()))
+        if isinstance(result, NotApplicable):
+            unrepairable.append((task, [result]))
+        else:
+            again.append(result)
+    if not again:
+        return [], unrepairable
+    # What comes after them must wait for them as well.
+    joined: list[PlanChange] = []
+    for waiting, first in followers.items():
+        if first and waiting not in stale:
+            depends_on = view.task(waiting).task.depends_on
+            fields: JsonObject = {"depends_on": [*depends_on, *first]}
+            joined.append(ModifyTask(task_id=waiting, fields=fields))
+    return [_alternative(again, joined)], unrepairable
 
 
 def _equally_capable_paths(

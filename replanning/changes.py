@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Final, Literal
 
@@ -19,8 +19,8 @@ from replanning.plan.messages import (
     format_path,
     validation_problems,
 )
-from replanning.plan.tasks import Items, StrictModel, Task
-from replanning.plan.types import JsonObject, TaskId, to_seconds
+from replanning.plan.tasks import Items, StrictModel, Task, TaskBody
+from replanning.plan.types import JsonObject, JsonValue, TaskId, to_seconds
 
 __all__ = [
     "AbortRun",
@@ -150,7 +150,7 @@ class Alternative(_Change):
 
     def fingerprint(self) -> str:
         """Return a hash of the changes that ignores the ids of new tasks; equal for duplicates."""
-        return changes_hash(tuple(self.changes))
+        return changes_hash(self.changes)
 
 
 def target_task_ids(changes: Sequence[PlanChange]) -> tuple[TaskId, ...]:
@@ -174,9 +174,49 @@ def new_task_ids(changes: Sequence[PlanChange]) -> tuple[TaskId, ...]:
     return tuple(task.id for tasks in added for task in tasks)
 
 
-_HASH_CACHE_SIZE: Final = 16
-_HASH_CACHE: Final[list[tuple[tuple[PlanChange, ...], str]]] = []
-"""Last hashes by identity of the changes, which are vetted, and later remembered as tried."""
+TaskArguments = tuple[TaskId, JsonValue]
+"""The arguments of a task, of one of its fallbacks or of its undo, with the id of the task."""
+
+
+def change_arguments(changes: Sequence[PlanChange]) -> Iterator[TaskArguments]:
+    """Yield the arguments in changes, each with the id of its task."""
+    for change in changes:
+        tasks: Sequence[Task] = ()
+        match change.kind:
+            case "modify":
+                for arguments in _field_arguments(change.fields):
+                    yield change.task_id, arguments
+            case "replace":
+                tasks = change.tasks
+            case "add":
+                tasks = (change.task,)
+        for task in tasks:
+            # Most tasks have none of these, and then there is nothing to look at.
+            if task.arguments or task.fallbacks or task.undo is not None:
+                for arguments in task_arguments(task):
+                    yield task.id, arguments
+
+
+def task_arguments(body: TaskBody) -> Iterator[JsonValue]:
+    """Yield the arguments of a task, of its fallbacks and of its undo."""
+    yield body.arguments
+    for fallback in body.fallbacks:
+        yield from task_arguments(fallback)
+    if body.undo is not None:
+        yield from task_arguments(body.undo)
+
+
+def _field_arguments(fields: JsonValue) -> Iterator[JsonValue]:
+    """Yield the same arguments from fields that are not validated yet."""
+    if not isinstance(fields, dict):
+        return
+    yield fields.get("arguments")
+    fallbacks = fields.get("fallbacks")
+    if isinstance(fallbacks, list):
+        for fallback in fallbacks:
+            yield from _field_arguments(fallback)
+    yield from _field_arguments(fields.get("undo"))
+
 
 _KEYS_WITH_IDS: Final = frozenset(
     {"id", "task_id", "depends_on", "before", "order", "task", "tasks", "fields"}
@@ -188,7 +228,7 @@ to_canonical_json: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"
 
 
 def changes_hash(
-    changes: tuple[PlanChange, ...], originals: Mapping[TaskId, TaskId] = MappingProxyType({})
+    changes: Sequence[PlanChange], originals: Mapping[TaskId, TaskId] = MappingProxyType({})
 ) -> str:
     """Return the SHA-256 of changes in canonical JSON, with new tasks named by position instead of by id.
 
@@ -196,9 +236,6 @@ def changes_hash(
         changes: the changes.
         originals: the tasks that others stand for, so that changes to a task and to its replacement are the same.
     """
-    for known, found in _HASH_CACHE:
-        if known is changes and not originals:
-            return found
     names = {
         **originals,
         **{task_id: f"\n{number}" for number, task_id in enumerate(new_task_ids(changes))},
@@ -223,10 +260,7 @@ def changes_hash(
         text = text.replace(
             f"${{{json.dumps(name)[1:-1]}.output", f"${{{json.dumps(number)[1:-1]}.output"
         )
-    found = hashlib.sha256(text.encode()).hexdigest()
-    if not originals:
-        _HASH_CACHE[:] = [(changes, found), *_HASH_CACHE[: _HASH_CACHE_SIZE - 1]]
-    return found
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def dump_change(change: PlanChange) -> JsonObject:

@@ -79,8 +79,6 @@ async def find_repairs(request: ReplanRequest, *, threads: bool = True) -> list[
     Long searches run in a thread, unless `threads` is false.
     """
     view = request.view
-    if not any(tool.adds or tool.produces for tool in view.tools.values()):
-        return []
     problems = await repair_problems(request, whole_plan=False)
     if not problems:
         return []

@@ -76,13 +76,44 @@ class ConfidenceScorer:
 
         run = tasks_to_run(alternative.changes, view)
         tools = dict.fromkeys(task.tool for task in run if task.tool)
-        success = _past_success(tools, past)
-        availability = _availability(tools, run, view)
+        rates = []
+        for name in tools:
+            outcomes = past(name)
+            if outcomes:
+                rates.append((sum(outcomes) + 1) / (len(outcomes) + 2))
+        success = NEUTRAL_SCORE
+        if rates:
+            success = sum(rates) / len(rates)
+
+        available = []
+        for name in tools:
+            tool = view.tool(name)
+            # The caller's own functions need no description, and count as available.
+            available.append(tool is None or tool.available)
+        demand: dict[str, float] = {}
+        for task in run:
+            for name, amount in view.demand(task).items():
+                demand[name] = max(demand.get(name, 0.0), amount)
+        for name, amount in demand.items():
+            available.append(view.capacity.get(name, 0.0) >= amount)
+        availability = 1.0
+        if available:
+            availability = sum(available) / len(available)
         expected = alternative.expected_duration
         if time_left is not None and expected:
             # Work that takes longer than the remaining budget is available in part only.
             availability *= min(1.0, max(0.0, time_left / expected))
-        simplicity = _simplicity(alternative, tasks)
+
+        touched = 0
+        for change in alternative.changes:
+            if change.kind == "replace":
+                touched += len(change.tasks)
+            else:
+                touched += 1
+        repaired = {target for target in target_task_ids(alternative.changes) if target in tasks}
+        if repaired:
+            touched -= len(repaired) - 1
+        simplicity = 1 / max(1, touched)
 
         weights = self.weights
         total = weights.self_assessment * own
@@ -95,48 +126,6 @@ class ConfidenceScorer:
     def compare(self, one: Score, other: Score) -> int:
         """Return a negative number, zero or a positive one as `one` scores less, equal or more."""
         return (one.total > other.total) - (one.total < other.total)
-
-
-def _past_success(tools: Iterable[str], past: OutcomeHistory) -> float:
-    rates = []
-    for tool in tools:
-        outcomes = past(tool)
-        if outcomes:
-            successes = sum(outcomes)
-            rates.append((successes + 1) / (len(outcomes) + 2))
-    if not rates:
-        return NEUTRAL_SCORE
-    return sum(rates) / len(rates)
-
-
-def _availability(tools: Iterable[str], run: Sequence[Task], view: PlanView) -> float:
-    available = []
-    for name in tools:
-        tool = view.tool(name)
-        # The caller's own functions need no description, and count as available.
-        available.append(tool is None or tool.available)
-    demand: dict[str, float] = {}
-    for task in run:
-        for name, amount in view.demand(task).items():
-            demand[name] = max(demand.get(name, 0.0), amount)
-    for name, amount in demand.items():
-        available.append(view.capacity.get(name, 0.0) >= amount)
-    if not available:
-        return 1.0
-    return sum(available) / len(available)
-
-
-def _simplicity(alternative: Alternative, tasks: Collection[TaskId]) -> float:
-    touched = 0
-    for change in alternative.changes:
-        if change.kind == "replace":
-            touched += len(change.tasks)
-        else:
-            touched += 1
-    repaired = {target for target in target_task_ids(alternative.changes) if target in tasks}
-    if repaired:
-        touched -= len(repaired) - 1
-    return 1 / max(1, touched)
 
 
 def tasks_to_run(changes: Sequence[PlanChange], view: PlanView) -> list[Task]:

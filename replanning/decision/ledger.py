@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -58,7 +58,7 @@ class BudgetTracker:
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         limits = (budget.calls, budget.tokens, budget.money)
-        self._has_limits = any(limit is not None for limit in limits)
+        self.has_limits = any(limit is not None for limit in limits)
         self.spent = Usage()
         self.reservations: list[Usage] = []
         self.unrecorded: list[Usage] = []  # spent while the store fails
@@ -77,12 +77,19 @@ class BudgetTracker:
         Raises:
             BudgetExceeded: it exceeds the rest of the budget; nothing was reserved.
         """
-        if self._has_limits:
+        if self.has_limits:
             reason = self.exceeded_reason(estimate)
             if reason:
                 raise BudgetExceeded(f"it {reason}")
         self.reservations.append(estimate)
         return partial(self.reservations.remove, estimate)
+
+    def spend(self, usage: Usage) -> None:
+        """Count usage that is on record."""
+        self.spent += usage
+        # Recorded at last, so it must not count twice.
+        if usage in self.unrecorded:
+            self.unrecorded.remove(usage)
 
     def exceeded_reason(self, planned: Usage | None = None) -> str:
         """Return in words the limits that the usage exceeds; empty if none.
@@ -139,7 +146,7 @@ class QuestionLedger:
         asked_at: when each open question was asked.
         reminded: the questions that people were reminded of.
         count: the number of all questions.
-        declined_at: when a person declined an alternative, by its fingerprint.
+        declined_at: when a person declined an alternative, by the hash of its changes.
     """
 
     def __init__(self, running: Callable[[], int]) -> None:
@@ -155,8 +162,8 @@ class QuestionLedger:
         self._waited_seconds = 0.0
         self._waiting_since: float | None = None
 
-    def fold(self, at: float, body: RecordBody) -> bool:
-        """Apply a record about a question that stays open; return whether it is one."""
+    def fold(self, at: float, body: QuestionAsked | TriggerAttached | QuestionReminded) -> None:
+        """Apply a record about a question that stays open."""
         match body:
             case QuestionAsked():
                 self.count += 1
@@ -167,9 +174,6 @@ class QuestionLedger:
                 self.triggers[body.question].append(body.trigger)
             case QuestionReminded():
                 self.reminded.add(body.question)
-            case _:
-                return False
-        return True
 
     def close(self, at: float, answer: QuestionAnswered) -> QuestionAsked | None:
         """Apply an answer; return the question that it closes."""
@@ -183,8 +187,8 @@ class QuestionLedger:
         self.answers_by_replan[asked.replan] = (asked, answer)
         if answer.verdict in ("reject", "continue"):
             for candidate in asked.candidates:
-                fingerprint = candidate.alternative.fingerprint()
-                self.declined_at[fingerprint] = at
+                declined = changes_hash(candidate.alternative.changes)
+                self.declined_at[declined] = at
         return asked
 
     def add_absence(self, seconds: float) -> None:
@@ -258,21 +262,19 @@ class LineageLedger:
 
     Only the ledger of the run changes it.
 
-    Args:
-        root_of: finds the root of the lineage of a task.
-
     Attributes:
+        roots: the root of the lineage of each task that replaced another; any other is its own.
         replans: number of applied replans per lineage.
         tried: the hashes of the changes that were applied per lineage.
     """
 
-    def __init__(self, root_of: Callable[[TaskId], TaskId]) -> None:
-        self.root_of = root_of
+    def __init__(self) -> None:
+        self.roots: dict[TaskId, TaskId] = {}
         self.replans: dict[TaskId, int] = {}
         self.tried: dict[TaskId, dict[str, None]] = {}
         self._originals: dict[TaskId, TaskId] = {}
 
-    def hash_of(self, changes: tuple[PlanChange, ...]) -> str:
+    def hash_of(self, changes: Sequence[PlanChange]) -> str:
         """Return the hash of changes, equal for a task and for what replaced it."""
         originals = {}
         for task_id in target_task_ids(changes):
@@ -280,15 +282,27 @@ class LineageLedger:
                 originals[task_id] = self._originals[task_id]
         return changes_hash(changes, originals)
 
-    def fold(self, changes: tuple[PlanChange, ...]) -> tuple[TaskId, ...]:
-        """Count an applied replan for the lineages that it changes, and return their roots.
+    def fold(self, revised: PlanRevised) -> tuple[TaskId, ...]:
+        """Follow the replacements of a revision; for a replan, return the roots that it changes.
 
-        Lineages that it starts do not count: a new task must have its own replans left.
+        A replan counts for these lineages. Lineages that it starts do not count: a new task must
+        have its own replans left.
         """
+        changes = revised.changes
+        for change in changes:
+            if change.kind == "replace":
+                root = self.roots.get(change.task_id, change.task_id)
+                for task in change.tasks:
+                    self.roots[task.id] = root
+        if revised.replan is None:
+            return ()
+
         new = set(new_task_ids(changes))
-        targets = target_task_ids(changes)
-        lineages = dict.fromkeys(map(self.root_of, targets))
-        roots = tuple(root for root in lineages if root not in new)
+        lineages: dict[TaskId, None] = {}
+        for task_id in target_task_ids(changes):
+            root = self.roots.get(task_id, task_id)
+            if root not in new:
+                lineages[root] = None
         # Hashed before its own replacements are known, as it was when it was proposed.
         fingerprint = self.hash_of(changes)
         for change in changes:
@@ -296,12 +310,12 @@ class LineageLedger:
                 replacement = change.tasks[0].id
                 original = self._originals.get(change.task_id, change.task_id)
                 self._originals[replacement] = original
-        for root in roots:
+        for root in lineages:
             count = self.replans.get(root, 0)
             self.replans[root] = count + 1
             tried = self.tried.setdefault(root, {})
             tried[fingerprint] = None
-        return roots
+        return tuple(lineages)
 
 
 class Ledger:
@@ -312,11 +326,11 @@ class Ledger:
 
     Args:
         budget: the budget of the run.
-        root_of: finds the root of the lineage of a task.
         running: returns the number of attempts that run after the record that is folded.
 
     Attributes:
         open_triggers: the triggers that are not decided yet.
+        open_by_fingerprint: the same triggers, those of each fingerprint in their order.
         last_decided: when each fingerprint of a trigger was last decided, and for which lineages.
         fruitless_searches: candidates of the last fruitless search per task; cleared when the
             situation changes.
@@ -330,16 +344,14 @@ class Ledger:
         problems: the errors that were contained, by what failed and the text of the error.
     """
 
-    def __init__(
-        self, budget: Budget, root_of: Callable[[TaskId], TaskId], running: Callable[[], int]
-    ) -> None:
+    def __init__(self, budget: Budget, running: Callable[[], int]) -> None:
         self.budget_tracker = BudgetTracker(budget)
         self.questions = QuestionLedger(running)
         self.outcomes = OutcomeLedger()
-        self.lineages = LineageLedger(root_of)
+        self.lineages = LineageLedger()
         self.triggers: dict[TriggerId, Trigger] = {}
         self.open_triggers: dict[TriggerId, Trigger] = {}
-        self._open_by_fingerprint: dict[Fingerprint, dict[TriggerId, Trigger]] = {}
+        self.open_by_fingerprint: dict[Fingerprint, dict[TriggerId, Trigger]] = {}
         self.last_decided: dict[Fingerprint, tuple[float, frozenset[TaskId]]] = {}
         self.fruitless_searches: dict[TaskId, AlternativesConsidered] = {}
         self.replan_ids: dict[ReplanId, None] = {}
@@ -360,85 +372,55 @@ class Ledger:
         questions = len(self.questions.open)
         return f"<Ledger triggers={triggers} replans={replans} questions={questions}>"
 
-    def find_open_trigger(self, fingerprint: Fingerprint) -> Trigger | None:
-        """Return the oldest undecided trigger of a fingerprint, if any."""
-        matching = self._open_by_fingerprint.get(fingerprint, {})
-        return next(iter(matching.values()), None)
-
-    def was_decided(self, trigger: Trigger, *, since: float) -> bool:
-        """Return whether a trigger of this fingerprint was decided after a point in time.
-
-        It must have been decided for all lineages that this trigger concerns.
-        """
-        if trigger.fingerprint not in self.last_decided:
+    def is_fruitless(self, trigger: Trigger) -> bool:
+        """Return whether alternatives for all tasks of a trigger were searched in vain."""
+        if not trigger.tasks:
             return False
-        at, roots = self.last_decided[trigger.fingerprint]
-        return at > since and roots.issuperset(map(self.lineages.root_of, trigger.tasks))
+        return self.fruitless_searches.keys() >= set(trigger.tasks)
 
     def _open(self, trigger: Trigger) -> None:
         self.open_triggers[trigger.id] = trigger
-        alike = self._open_by_fingerprint.setdefault(trigger.fingerprint, {})
+        alike = self.open_by_fingerprint.setdefault(trigger.fingerprint, {})
         alike[trigger.id] = trigger
 
     def _close(self, trigger_id: TriggerId) -> None:
         trigger = self.open_triggers.pop(trigger_id, None)
         if trigger is not None:
-            del self._open_by_fingerprint[trigger.fingerprint][trigger_id]
+            del self.open_by_fingerprint[trigger.fingerprint][trigger_id]
 
     def fold(self, record: Record) -> None:
         """Apply a journal record; records that do not concern replanning are ignored.
 
-        The cases are: something happened that may offer an alternative after all, a trigger opened
-        or closed, a step of a replan, a step of a question, and the state of the run as a whole.
+        The cases are: a trigger opened or closed, a step of a replan, a step of a question, and
+        the state of the run as a whole.
         """
         _, at, body = record
         kind = type(body)
+        # Something may offer an alternative after all.
         if kind in _NEW_CHANCES:
             self.fruitless_searches.clear()
-        # Most records say that an attempt succeeded: they are not compared with every case below.
-        if kind is not AttemptSucceeded and kind in LEDGER_RECORDS:
-            if not self._fold_replan(at, body) and not self._fold_question(at, body):
-                self._fold_run(at, body)
-            if kind in _REPLAN_RECORDS:
-                self.recent_records.append(body)
-            self.questions.update_waiting(at)
-        elif self.questions.open:
-            # Any record may start or end an attempt, and with it the time of waiting for people.
-            self.questions.update_waiting(at)
-
-    def _fold_replan(self, at: float, body: RecordBody) -> bool:
-        """Apply a record about a trigger or a replan; return whether it is one."""
         match body:
             case TriggerFired():
                 self.triggers[body.trigger.id] = body.trigger
                 self._open(body.trigger)
             case TriggerDropped():
                 self._close(body.trigger)
+
             case AlternativesConsidered():
                 self.replan_ids[body.replan] = None
                 self._considered[body.replan] = body
+            case PlanRevised():
+                self._fold_revision(at, body)
             case DecisionMade():
                 self._fold_decision(at, body)
-            case PlanRevised():
-                self.revisions.append((at, body))
-                if body.replan is not None:
-                    self._fold_replan_revision(at, body, body.replan)
             case OutcomeRecorded():
                 self.outcomes.fold(body)
-            case _:
-                return False
-        return True
 
-    def _fold_question(self, at: float, body: RecordBody) -> bool:
-        """Apply a record about a question to a person; return whether it is one."""
-        if isinstance(body, QuestionAnswered):
-            self._fold_answer(at, body)
-            return True
-        return self.questions.fold(at, body)
+            case QuestionAsked() | TriggerAttached() | QuestionReminded():
+                self.questions.fold(at, body)
+            case QuestionAnswered():
+                self._fold_answer(at, body)
 
-    def _fold_run(self, at: float, body: RecordBody) -> None:
-        """Apply a record about the run as a whole: its goal, budget, pauses and end."""
-        match body:
             case GoalChanged():
                 self.last_message_id = max(self.last_message_id, body.message)
                 # The plan was reported as quiescent for another goal.
@@ -446,11 +428,7 @@ class Ledger:
             case ReplanRequested():
                 self.last_message_id = max(self.last_message_id, body.message)
             case UsageCharged():
-                tracker = self.budget_tracker
-                tracker.spent += body.usage
-                # Recorded at last, so it must not count twice.
-                if body.usage in tracker.unrecorded:
-                    tracker.unrecorded.remove(body.usage)
+                self.budget_tracker.spend(body.usage)
             case ErrorContained():
                 self._add_problem(body, at)
             case RunQuiescent():
@@ -465,6 +443,11 @@ class Ledger:
                 self.quiescent_at = None
             case RunEnded():
                 self.run_end = body
+        if kind in _REPLAN_RECORDS:
+            self.recent_records.append(body)
+        # Any record may start or end an attempt, and with it the time of waiting for people.
+        if self.questions.open or kind is QuestionAnswered:
+            self.questions.update_waiting(at)
 
     def _fold_decision(self, at: float, body: DecisionMade) -> None:
         """Close the triggers that a decision settles, and remember it for others like them.
@@ -478,9 +461,10 @@ class Ledger:
         for trigger_id in body.triggers:
             trigger = self.triggers.get(trigger_id)
             if trigger is not None:
-                roots = frozenset(map(self.lineages.root_of, trigger.tasks))
+                roots = self.lineages.roots
+                lineages = frozenset([roots.get(task_id, task_id) for task_id in trigger.tasks])
                 fingerprint = trigger.fingerprint
-                self.last_decided[fingerprint] = (at, roots)
+                self.last_decided[fingerprint] = (at, lineages)
                 # For other kinds of trigger, what is missing may come back by itself.
                 fruitless = body.rule == "no-alternative" and replan in self._considered
                 if fruitless and trigger.kind in ("task-failed", "timeout"):
@@ -500,8 +484,13 @@ class Ledger:
         self.undecided_revisions.pop(replan, None)
         self._considered.pop(replan, None)
 
-    def _fold_replan_revision(self, at: float, body: PlanRevised, replan: ReplanId) -> None:
-        """Apply a revision that a replan has made, whose outcome is awaited from now on."""
+    def _fold_revision(self, at: float, body: PlanRevised) -> None:
+        """Apply a revision; if a replan has made it, its outcome is awaited from now on."""
+        self.revisions.append((at, body))
+        roots = self.lineages.fold(body)
+        replan = body.replan
+        if replan is None:
+            return
         self.undecided_revisions[replan] = body
         self.applied_count += 1
         considered = self._considered.get(replan)
@@ -510,8 +499,6 @@ class Ledger:
             if body.chosen < len(considered.candidates):
                 chosen = considered.candidates[body.chosen]
                 self.outcomes.source_by_replan[replan] = chosen.alternative.source
-
-        roots = self.lineages.fold(body.changes)
         self.outcomes.start(at, replan, roots)
 
     def _fold_answer(self, at: float, body: QuestionAnswered) -> None:

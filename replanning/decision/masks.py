@@ -17,7 +17,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from replanning.changes import AddTask, ModifyTask, PlanChange, ReplaceTask, target_task_ids
+from replanning.changes import (
+    AddTask,
+    ModifyTask,
+    PlanChange,
+    ReplaceTask,
+    change_arguments,
+    target_task_ids,
+)
+from replanning.errors import ChangeRejected, Problem
 from replanning.live.plan import LivePlan
 from replanning.plan.json_values import is_redacted
 from replanning.plan.messages import brief_repr, join_names
@@ -171,6 +179,32 @@ class MaskRestorer:
 
     def _is_equivalent(self, one: str | None, other: str | None) -> bool:
         return share_capability(one, other, self._live.tools)
+
+
+def accept_changes(
+    changes: Sequence[PlanChange], live: LivePlan, redactor: Redactor
+) -> tuple[PlanChange, ...]:
+    """Return a person's changes, with true values where the person was shown masks.
+
+    Raises:
+        ChangeRejected: a mask stands for no secret that may return there, or a name looks like a
+            secret.
+    """
+    problems = redactor.name_problems(changes)
+    if problems:
+        raise ChangeRejected(problems)
+    masks = MaskRestorer(changes, live, redactor)
+    restored = masks.restore()
+    masked: dict[str, None] = {}
+    for task_id, arguments in change_arguments(restored):
+        if is_redacted(arguments):
+            masked[repr(task_id)] = None
+    if masked:
+        advice = "leave it where it was, or let a tool refer to the value as {env:NAME}"
+        why = f"{MASK} stands for a value that is not shown: {advice}"
+        reasons = [f"{why}, in the arguments of {', '.join(masked)}", *masks.problems]
+        raise ChangeRejected([Problem("", "; ".join(reasons))])
+    return restored
 
 
 def _tool_problem(owner: TaskId, task_id: TaskId, tool: str | None, other: str | None) -> str:

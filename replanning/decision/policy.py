@@ -1,4 +1,4 @@
-"""Policy of a replan: the limits before providers are asked, and the decision between candidates.
+"""Policy of a replan: whether triggers hold, limits on replans, and the choice among candidates.
 
 Pure: the same plan, ledger and candidates give the same decision.
 """
@@ -14,6 +14,7 @@ from replanning.changes import (
     AddTask,
     Alternative,
     CancelTask,
+    PlanChange,
     RemoveTask,
     ReplaceTask,
     RetryTask,
@@ -23,9 +24,18 @@ from replanning.changes import (
 )
 from replanning.decision.confidence import tasks_to_run
 from replanning.decision.ledger import Ledger
-from replanning.journal.records import Candidate, ContextChanged, DecisionKind, Trigger
-from replanning.live.states import TaskState
-from replanning.live.view import PlanView, TaskView
+from replanning.journal.records import (
+    Candidate,
+    ContextChanged,
+    DecisionKind,
+    ResourceChanged,
+    Trigger,
+)
+from replanning.live.entries import TaskEntry
+from replanning.live.plan import LivePlan
+from replanning.live.stale import stale_results
+from replanning.live.states import FINISHED, STUCK, WAITING, TaskState
+from replanning.live.view import PlanView, TaskView, strips_problem
 from replanning.plan.messages import join_names
 from replanning.plan.risk import command_risk
 from replanning.plan.tasks import Task, has_no_effect, is_repeatable, share_capability
@@ -40,6 +50,105 @@ DOUBT_ADVICE: Final = (
 
 _WHOLE_PLAN_KINDS: Final = ("goal-unreachable", "human-request", "better-path-found")
 """Kinds of trigger that concern the plan as a whole, not one lineage."""
+
+
+PERSISTENT_KINDS: Final = ("task-failed", "timeout", "resource-changed")
+"""Kinds of trigger whose cause lasts until the plan is changed at the tasks concerned."""
+
+
+# Triggers
+
+
+def stale_reason(trigger: Trigger, live: LivePlan) -> str:
+    """Return why a trigger no longer holds; empty if it does.
+
+    Each kind of trigger states something about the plan when it fires. It is stale once the plan
+    contradicts that statement, because a replan would then repair what is no longer broken.
+    """
+    known = live.entries
+    entries = [known[task_id] for task_id in trigger.tasks if task_id in known]
+    states = {entry.state for entry in entries}
+    match trigger.kind:
+        case "task-failed" | "timeout":
+            if states.isdisjoint(STUCK):
+                return "the task is no longer failed"
+            return ""
+        case "better-path-found":
+            if states.isdisjoint(WAITING):
+                return "none of its tasks waits any more"
+            return ""
+        case "goal-unreachable":
+            if trigger.revision != live.revision:
+                return "the plan has changed since"
+            if not live.quiescent:
+                return "something can run again"
+            return ""
+    # A skipped task is finished too, but the change may be what lets it run after all.
+    finished = bool(states) and states <= FINISHED and TaskState.SKIPPED not in states
+    if isinstance(trigger, ResourceChanged):
+        if _is_available(trigger, entries, live):
+            return "the resource is there again"
+        if finished:
+            return "no remaining task depends on it"
+    if isinstance(trigger, ContextChanged):
+        return _stale_context_reason(trigger, live, finished)
+    return ""
+
+
+def _stale_context_reason(trigger: ContextChanged, live: LivePlan, finished: bool) -> str:
+    if trigger.goal:
+        if trigger.facts and not _is_goal_missing(live):
+            return "the remaining tasks reach the goal"
+        return ""
+    if trigger.stale:
+        if stale_results(live).keys().isdisjoint(trigger.stale):
+            return "the results are not stale any more"
+        return ""
+    if finished:
+        return "no remaining task depends on it"
+    # Only a plan that states its facts can prove that a changed fact does no harm.
+    if trigger.facts and live.world.closed:
+        problem = strips_problem(live, tasks=trigger.tasks, facts=trigger.facts)
+        if problem.feasibility().valid:
+            return "the remaining tasks can be executed and reach the goal again"
+    return ""
+
+
+def _is_available(trigger: ResourceChanged, entries: list[TaskEntry], live: LivePlan) -> bool:
+    tool = live.tools.get(trigger.name)
+    if tool is not None:
+        return tool.available
+    # A pool may be smaller than before and still be large enough for the tasks.
+    pool = live.scheduler.pool
+    return all(pool.can_ever_fit(pool.demand(entry.task)) for entry in entries)
+
+
+def _is_goal_missing(live: LivePlan) -> bool:
+    if live.world.closed:
+        return bool(strips_problem(live).feasibility().missing_goal_facts)
+    return bool(live.missing_facts)
+
+
+def relevant_triggers(
+    triggers: Sequence[Trigger], proposed: Iterable[Sequence[PlanChange]]
+) -> Sequence[Trigger]:
+    """Return the triggers that a decision about proposed changes settles.
+
+    Triggers of a persistent kind at tasks that no change names stay open, because their cause
+    lasts. If the changes concern no trigger at all, the decision settles all of them: otherwise
+    the same triggers would be decided about for ever.
+    """
+    subjects: set[TaskId] = set()
+    for changes in proposed:
+        subjects.update(target_task_ids(changes))
+    settled = []
+    for trigger in triggers:
+        if trigger.kind not in PERSISTENT_KINDS or not subjects.isdisjoint(trigger.tasks):
+            settled.append(trigger)
+    return settled or triggers
+
+
+# Decisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +183,16 @@ class ReplanPolicy:
             return Decision("keep", "limit-run", reason)
 
         spent: dict[TaskId, None] = {}
-        for root in _lineages(triggers, view):
-            if ledger.lineages.replans.get(root, 0) >= limits.replans_per_lineage:
-                spent[root] = None
+        for trigger in triggers:
+            # These concern the plan as a whole, as does another goal.
+            if trigger.kind in _WHOLE_PLAN_KINDS:
+                continue
+            if isinstance(trigger, ContextChanged) and trigger.goal:
+                continue
+            for task_id in trigger.tasks:
+                root = view.task(task_id).root
+                if ledger.lineages.replans.get(root, 0) >= limits.replans_per_lineage:
+                    spent[root] = None
         if not spent:
             return None
 
@@ -181,22 +297,6 @@ def _trigger_tasks(triggers: Iterable[Trigger]) -> list[TaskId]:
     return list(tasks)
 
 
-def _lineages(triggers: Iterable[Trigger], view: PlanView) -> list[TaskId]:
-    """Return the roots of the lineages that triggers concern, each once.
-
-    A stuck plan, a person's request, a better path or another goal concerns the plan instead.
-    """
-    roots: dict[TaskId, None] = {}
-    for trigger in triggers:
-        if trigger.kind in _WHOLE_PLAN_KINDS:
-            continue
-        if isinstance(trigger, ContextChanged) and trigger.goal:
-            continue
-        for task_id in trigger.tasks:
-            roots[view.task(task_id).root] = None
-    return list(roots)
-
-
 def _rejected_results(triggers: Iterable[Trigger], view: PlanView) -> tuple[TaskId, ...]:
     """Return the tasks whose results a judge rejected: nothing but a block holds these back."""
     rejected = []
@@ -283,60 +383,45 @@ def _unsafe_repetition(
     for task_id in dict.fromkeys(concerned):
         if task_id in new:
             continue
+        task = view.task(task_id)
         repeats = again.get(task_id)
-        if repeats is not None:
-            repeated = _repeated_effects(repeats, view)
-        else:
-            repeated = _replaced_effects(task_id, added, view)
-        unsafe.update(dict.fromkeys(repeated))
+        if task.state is TaskState.DONE:
+            # Without a repetition it is left as it is: what is added does something else.
+            if repeats and not is_repeatable(task.task, view.tool(task.task.tool)):
+                unsafe[task_id] = None
+            continue
+        for part in view.lineage(task_id):
+            if not part.in_doubt or has_no_effect(part.task, view.tool(part.task.tool)):
+                continue
+            if repeats is None:
+                is_safe = not any(
+                    share_capability(part.task.tool, other.tool, view.tools) for other in added
+                )
+            else:
+                is_safe = _is_harmless(repeats, task.task, part, view)
+            if not is_safe:
+                unsafe[part.id] = None
     return list(unsafe)
 
 
-def _repeated_effects(change: RetryTask | ReplaceTask, view: PlanView) -> list[TaskId]:
-    """Return the tasks whose effects a retry or a replacement might have again."""
-    task = view.task(change.task_id)
-    if task.state is TaskState.DONE:
-        if is_repeatable(task.task, view.tool(task.task.tool)):
-            return []
-        return [task.id]
-    if _is_declared_fallback(change, task.task):
-        return []
-    unsafe = []
-    for part in _parts_in_doubt(task, view):
-        if not _is_harmless(change, part, view):
-            unsafe.append(part.id)
-    return unsafe
+def _is_harmless(
+    change: RetryTask | ReplaceTask, task: Task, part: TaskView, view: PlanView
+) -> bool:
+    """Return whether a change of a task may have the effect of a part of its lineage again.
 
-
-def _replaced_effects(task_id: TaskId, added: Sequence[Task], view: PlanView) -> list[TaskId]:
-    """Return the tasks of a lineage whose effects added tasks might have again."""
-    task = view.task(task_id)
-    # A finished task is left as it is: what is added does something else.
-    if task.state is TaskState.DONE:
-        return []
-    unsafe = []
-    for part in _parts_in_doubt(task, view):
-        if any(share_capability(part.task.tool, other.tool, view.tools) for other in added):
-            unsafe.append(part.id)
-    return unsafe
-
-
-def _parts_in_doubt(task: TaskView, view: PlanView) -> list[TaskView]:
-    """Return the tasks of a lineage that may have taken effect."""
-    parts = []
-    for part in view.lineage(task.id):
-        if part.in_doubt and not has_no_effect(part.task, view.tool(part.task.tool)):
-            parts.append(part)
-    return parts
-
-
-def _is_harmless(change: RetryTask | ReplaceTask, task: TaskView, view: PlanView) -> bool:
-    """Return whether a change only repeats the call of a task, which is idempotent."""
-    if not is_repeatable(task.task, view.tool(task.task.tool)):
+    It may take a fallback that the plan declares for the task, or else only repeat the call of the
+    part, which is idempotent.
+    """
+    if isinstance(change, ReplaceTask) and len(change.tasks) == 1:
+        new = change.tasks[0]
+        for fallback in task.fallbacks:
+            if (new.tool, new.arguments) == (fallback.tool, fallback.arguments):
+                return True
+    if not is_repeatable(part.task, view.tool(part.task.tool)):
         return False
     if isinstance(change, RetryTask):
-        return change.task_id == task.id
-    call = (task.task.tool, task.task.arguments)
+        return change.task_id == part.id
+    call = (part.task.tool, part.task.arguments)
     return all((new.tool, new.arguments) == call for new in change.tasks)
 
 
@@ -357,17 +442,6 @@ def _doubt(tasks: Sequence[TaskId], view: PlanView) -> str:
     if doubtful:
         parts.append(f"{join_names(doubtful, 5)} may have taken effect")
     return f"{' and '.join(parts)}; running it again may do harm ({DOUBT_ADVICE})"
-
-
-def _is_declared_fallback(change: RetryTask | ReplaceTask, task: Task) -> bool:
-    """Return whether a change only replaces a task by a fallback that the plan declares for it."""
-    if isinstance(change, RetryTask) or len(change.tasks) != 1:
-        return False
-    new = change.tasks[0]
-    for fallback in task.fallbacks:
-        if (new.tool, new.arguments) == (fallback.tool, fallback.arguments):
-            return True
-    return False
 
 
 def _no_alternative_reason(candidates: Sequence[Candidate]) -> str:

@@ -1,30 +1,52 @@
-"""Proposals: alternatives, analysed once for all the checks that they must pass."""
+"""Proposals: alternatives, analysed once for the checks that they must pass, and these checks.
+
+Each check returns why a proposal is rejected, or an empty text. The reasons are recorded, and shown
+to providers and people.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from replanning.changes import (
+    AbortRun,
     Alternative,
     PlanChange,
+    ReplaceTask,
+    RetryTask,
+    TaskArguments,
+    change_arguments,
+    changes_hash,
     target_task_ids,
+    task_arguments,
 )
 from replanning.decision.confidence import tasks_to_run
+from replanning.decision.ledger import Ledger
 from replanning.decision.masks import MaskRestorer
-from replanning.decision.staleness import drop_started
-from replanning.errors import ChangeRejected, Problem
+from replanning.errors import ExpressionError, Problem
+from replanning.journal.records import ContextChanged, GoalUnreachable, Score, Trigger
 from replanning.live.draft import Draft
-from replanning.live.entries import TaskEntry
+from replanning.live.entries import CONDITION_NOT_MET, TaskEntry
 from replanning.live.plan import LivePlan
-from replanning.live.view import PlanView
-from replanning.plan.json_values import is_redacted
-from replanning.plan.tasks import Task, TaskBody
+from replanning.live.states import FINISHED, STUCK, WAITING, TaskState
+from replanning.live.strips import ground_action
+from replanning.live.view import PlanView, TaskView, strips_problem
+from replanning.llm.quoting import is_truncated
+from replanning.plan.json_values import is_redacted, iter_strings
+from replanning.plan.messages import join_names
+from replanning.plan.risk import resolved_risk
+from replanning.plan.tasks import Task
 from replanning.plan.types import JsonValue, TaskId
 from replanning.secrets import MASK, Redactor
+from replanning.settings import AlternativeSettings, LimitSettings
 
-TaskArguments = tuple[TaskId, JsonValue]
-"""The arguments of a task, of one of its fallbacks or of its undo, with the id of the task."""
+INFEASIBLE: Final = "the plan could not be carried out"
+"""Beginning of the reason for which an alternative is rejected on the facts."""
+
+_MAX_PROBLEMS: Final = 5
+"""Number of problems that one reason names."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +104,7 @@ def analyse(
         asked_at: time of the request in seconds since the epoch; what has begun since is left out.
     """
     alternative = proposed
-    rest = drop_started(proposed.changes, live, asked_at)
+    rest = _drop_started(proposed.changes, live, asked_at)
     if rest and len(rest) < len(proposed.changes):
         # The estimate was made for all of the changes.
         update = {
@@ -96,14 +118,18 @@ def analyse(
         alternative = alternative.model_copy(update={"changes": ()})
 
     arguments = tuple(change_arguments(alternative.changes))
-    masks = MaskRestorer(alternative.changes, live, redactor)
-    mask_problems = masks.check_moved_tools()
-    if any(is_redacted(value) for _, value in arguments):
-        # Providers see masks in place of secrets, and repeat them.
-        alternative = alternative.model_copy(update={"changes": masks.restore()})
-        arguments = tuple(change_arguments(alternative.changes))
-        if any(is_redacted(value) for _, value in arguments):
-            mask_problems += masks.problems
+    # Providers see masks in place of secrets, and repeat them.
+    is_masked = any(is_redacted(value) for _, value in arguments)
+    mask_problems: list[str] = []
+    # Another tool in place of the one that a task has would get its secrets, without any mask.
+    if is_masked or any(change.kind == "modify" for change in alternative.changes):
+        masks = MaskRestorer(alternative.changes, live, redactor)
+        mask_problems += masks.check_moved_tools()
+        if is_masked:
+            alternative = alternative.model_copy(update={"changes": masks.restore()})
+            arguments = tuple(change_arguments(alternative.changes))
+            if any(is_redacted(value) for _, value in arguments):
+                mask_problems += masks.problems
 
     changes = tuple(alternative.changes)
     targets = target_task_ids(changes)
@@ -124,7 +150,7 @@ def analyse(
         targets=targets,
         entries=tuple(entries),
         arguments=arguments,
-        fingerprint=alternative.fingerprint(),
+        fingerprint=changes_hash(changes),
         draft=draft,
         tasks_to_run=tuple(run),
         live=live,
@@ -133,73 +159,336 @@ def analyse(
     )
 
 
-# Arguments
-
-
-def change_arguments(changes: Sequence[PlanChange]) -> Iterator[TaskArguments]:
-    """Yield the arguments in changes, each with the id of its task."""
-    for change in changes:
-        tasks: Sequence[Task] = ()
-        match change.kind:
-            case "modify":
-                for arguments in _field_arguments(change.fields):
-                    yield change.task_id, arguments
-            case "replace":
-                tasks = change.tasks
-            case "add":
-                tasks = (change.task,)
-        for task in tasks:
-            # Most tasks have none of these, and then there is nothing to look at.
-            if task.arguments or task.fallbacks or task.undo is not None:
-                for arguments in task_arguments(task):
-                    yield task.id, arguments
-
-
-def task_arguments(body: TaskBody) -> Iterator[JsonValue]:
-    """Yield the arguments of a task, of its fallbacks and of its undo."""
-    yield body.arguments
-    for fallback in body.fallbacks:
-        yield from task_arguments(fallback)
-    if body.undo is not None:
-        yield from task_arguments(body.undo)
-
-
-def _field_arguments(fields: JsonValue) -> Iterator[JsonValue]:
-    """Yield the same arguments from fields that are not validated yet."""
-    if not isinstance(fields, dict):
-        return
-    yield fields.get("arguments")
-    fallbacks = fields.get("fallbacks")
-    if isinstance(fallbacks, list):
-        for fallback in fallbacks:
-            yield from _field_arguments(fallback)
-    yield from _field_arguments(fields.get("undo"))
-
-
-# Masks
-
-
-def accept_changes(
-    changes: Sequence[PlanChange], live: LivePlan, redactor: Redactor
+def _drop_started(
+    changes: Sequence[PlanChange], live: LivePlan, since: float
 ) -> tuple[PlanChange, ...]:
-    """Return a person's changes, with true values where the person was shown masks.
+    """Return changes without those of tasks that have started since a time, or were skipped.
 
-    Raises:
-        ChangeRejected: a mask stands for no secret that may return there, or a name looks like a
-            secret.
+    Skipped means: by their conditions. All changes are returned if one of them does more than
+    replace, modify, skip or retry one task, because such changes belong together.
     """
-    problems = redactor.name_problems(changes)
+    started = set()
+    known = live.entries
+    targets = target_task_ids(changes)
+    for entry in [known[task_id] for task_id in targets if task_id in known]:
+        if entry.state is not TaskState.RUNNING and entry.state not in FINISHED:
+            continue
+        # An attempt from before `since` is the one that the changes were made for.
+        has_started = entry.log.count > 0 and entry.log.started_at >= since
+        if has_started or entry.condition_revision == CONDITION_NOT_MET:
+            started.add(entry.id)
+    if not started:
+        return tuple(changes)
+    kept = []
+    for change in changes:
+        if change.kind not in ("replace", "modify", "skip", "retry"):
+            return tuple(changes)
+        if change.task_id not in started:
+            kept.append(change)
+    return tuple(kept)
+
+
+# Checks of the changes alone
+
+
+def check_content(proposal: Proposal) -> str:
+    """Reject changes that no plan could take: with secrets or masks, or none at all.
+
+    A tool would get the mask or the truncation mark itself. A replacement may repeat a text with
+    such a mark if the original task already had it. Secrets do not go to other tools or addresses.
+    An alternative without changes may be the verdict that the goal is unreachable.
+    """
+    if proposal.name_problems:
+        return "; ".join(map(str, proposal.name_problems[:_MAX_PROBLEMS]))
+    if proposal.mask_problems:
+        return "; ".join(proposal.mask_problems[:_MAX_PROBLEMS])
+    if not proposal.changes:
+        return proposal.alternative.unreachable or "it changes nothing"
+
+    masked: list[tuple[TaskId, list[str]]] = []
+    for task_id, arguments in proposal.arguments:
+        texts = _masked_texts(arguments)
+        if texts:
+            masked.append((task_id, texts))
+    if not masked:
+        return ""
+    original: set[str] = set()
+    for entry in proposal.entries:
+        for arguments in task_arguments(entry.task):
+            original.update(_masked_texts(arguments))
+    names: dict[str, None] = {}
+    for task_id, texts in masked:
+        if not original.issuperset(texts):
+            names[repr(task_id)] = None
+    if not names:
+        return ""
+    advice = f"do without them in the arguments of {', '.join(names)}"
+    return f"{MASK} and [cut: …] stand for text that is not shown: {advice}"
+
+
+def _masked_texts(arguments: JsonValue) -> list[str]:
+    texts = []
+    for text in iter_strings(arguments):
+        if MASK in text or is_truncated(text):
+            texts.append(text)
+    return texts
+
+
+def check_repeats(
+    proposal: Proposal, tried: Collection[str], triggers: Sequence[Trigger], ledger: Ledger
+) -> str:
+    """Reject changes that did not help before, or that a person declined.
+
+    Args:
+        proposal: the proposal.
+        tried: hashes of the changes that were applied before for these lineages.
+        triggers: why replanning is considered.
+        ledger: knows the tasks that others stand for, and what was declined.
+    """
+    # A retry may succeed where the last one failed.
+    changes = [change for change in proposal.changes if not isinstance(change, RetryTask)]
+    # A finished task is done again with other values of the context each time.
+    is_redone = any(entry.state is TaskState.DONE for entry in proposal.entries)
+    if tried and changes and not is_redone:
+        if ledger.lineages.hash_of(proposal.changes) in tried:
+            return "the same was tried before and did not help"
+
+    declined_at = ledger.questions.declined_at.get(proposal.fingerprint)
+    if declined_at is None:
+        return ""
+    # The person kept the plan, and it is stuck for that reason. Any other trigger is news.
+    for trigger in triggers:
+        if trigger.kind != "goal-unreachable":
+            return ""
+    # So is an attempt since then.
+    for entry in proposal.entries:
+        if entry.log.started_at > declined_at:
+            return ""
+    return "a person was asked about the same already"
+
+
+def check_limits(proposal: Proposal, limits: LimitSettings, ledger: Ledger) -> str:
+    """Reject changes beyond the limits of replans.
+
+    They are checked before providers are asked as well, but a person may have approved a change
+    since then.
+    """
+    per_run = limits.replans_per_run
+    if per_run is not None and ledger.applied_count >= per_run:
+        return f"the limit of {per_run} replans per run is reached"
+    for task_id in proposal.targets:
+        root = task_id
+        entry = proposal.live.entries.get(task_id)
+        if entry is not None:
+            root = entry.root
+        if ledger.lineages.replans.get(root, 0) >= limits.replans_per_lineage:
+            limit = limits.replans_per_lineage
+            return f"the limit of {limit} replans per lineage is reached for {root!r}"
+    return ""
+
+
+# Checks against the plan
+
+
+def check_fits_plan(proposal: Proposal) -> str:
+    """Reject changes that the plan as it is cannot take.
+
+    They cannot be staged, or the agent that made a call would wait for it in vain, or a task would
+    run with an unavailable tool.
+    """
+    problems = proposal.draft.problems
     if problems:
-        raise ChangeRejected(problems)
-    masks = MaskRestorer(changes, live, redactor)
-    restored = masks.restore()
-    masked: dict[str, None] = {}
-    for task_id, arguments in change_arguments(restored):
-        if is_redacted(arguments):
-            masked[repr(task_id)] = None
-    if masked:
-        advice = "leave it where it was, or let a tool refer to the value as {env:NAME}"
-        why = f"{MASK} stands for a value that is not shown: {advice}"
-        reasons = [f"{why}, in the arguments of {', '.join(masked)}", *masks.problems]
-        raise ChangeRejected([Problem("", "; ".join(reasons))])
-    return restored
+        return "it does not fit the plan: " + "; ".join(map(str, problems[:_MAX_PROBLEMS]))
+
+    reserved = proposal.live.scheduler.queue.reserved
+    left_out: list[TaskId] = []
+    rewired: set[TaskId] = set()
+    for change in proposal.changes:
+        if change.kind == "remove" and change.task_id in reserved:
+            left_out.append(change.task_id)
+        elif change.kind == "modify" and "tool" not in change.fields:
+            rewired.add(change.task_id)
+    if left_out:
+        names = join_names(left_out, _MAX_PROBLEMS)
+        return f"a caller waits for the result of {names}, which it leaves out"
+
+    for task in proposal.tasks_to_run:
+        # A task that keeps its tool while other fields change would wait for it in any case.
+        if task.id in rewired:
+            continue
+        tool = proposal.view.tool(task.tool)
+        # The caller's own functions need no description, and are always available.
+        if tool is not None and not tool.available:
+            return f"the tool {tool.name!r} is unavailable"
+    return ""
+
+
+def check_futile_calls(proposal: Proposal) -> str:
+    """Reject calls that must fail, because the same call failed or was refused before.
+
+    A failed call may be repeated if another new task runs first, or if a fact that it needs was
+    made true since. One that was refused as dangerous may be, if its arguments have other values.
+    """
+    for change in proposal.changes:
+        reason = ""
+        if isinstance(change, RetryTask):
+            reason = _refused_again(proposal.view.task(change.task_id), proposal.view)
+        elif isinstance(change, ReplaceTask):
+            reason = _futile_replacement(change, proposal.view)
+        if reason:
+            return reason
+    return ""
+
+
+def _futile_replacement(change: ReplaceTask, view: PlanView) -> str:
+    new = {task.id for task in change.tasks}
+    # The others run after a new task, which may remove the cause of the failure.
+    first = []
+    for task in change.tasks:
+        if task.tool and new.isdisjoint(task.depends_on):
+            first.append(task)
+    if not first:
+        return ""
+    for old in view.lineage(change.task_id):
+        if old.failure is None:
+            continue
+        call = (old.task.tool, old.task.arguments, old.task.metadata)
+        for task in first:
+            if (task.tool, task.arguments, task.metadata) != call:
+                continue
+            reason = _repeated_failure(old, old.failure.kind, task, view)
+            if reason:
+                return reason
+            break
+    return ""
+
+
+def _repeated_failure(old: TaskView, kind: str, new: Task, view: PlanView) -> str:
+    """Return why a call that failed would fail again; empty if it might succeed."""
+    if kind == "refused":
+        return _refused_again(old, view)
+    # With another time limit, the same call may be in time.
+    if kind == "timeout" and new.timeout != old.task.timeout:
+        return ""
+    tool = view.tool(old.task.tool)
+    if tool is not None:
+        for fact in ground_action(tool, old.task.arguments).requires:
+            if view.made_true_since(fact, old.id):
+                return ""
+    return f"{old.id!r} has failed with the same tool and arguments"
+
+
+def _refused_again(task: TaskView, view: PlanView) -> str:
+    """Return why a call that was refused would be refused again.
+
+    Empty if it was not refused, or if its arguments have harmless values now.
+    """
+    if task.failure is None or task.failure.kind != "refused":
+        return ""
+    tool = view.tool(task.task.tool)
+    if tool is None:
+        return ""
+    try:
+        harm = resolved_risk(tool, task.task.arguments, view.arguments(task.id))
+    except ExpressionError as error:
+        harm = str(error)
+    if not harm:
+        return ""
+    return f"the use of {tool.name!r} for {task.id!r} would be refused again: {harm}"
+
+
+def check_feasible(proposal: Proposal, triggers: Sequence[Trigger]) -> str:
+    """Reject changes that leave a plan unable to run, or to reach its goal.
+
+    Only a plan that states its facts can be checked. Faults elsewhere, which have nothing to do
+    with the triggers, are not held against the changes.
+    """
+    live = proposal.live
+    # A run that ends need not reach its goal.
+    for change in proposal.changes:
+        if isinstance(change, AbortRun):
+            return ""
+    named: set[TaskId] = set()
+    lost: set[str] = set()
+    # Triggers about one part of the plan allow faults in another part.
+    is_local = False
+    for trigger in triggers:
+        named.update(trigger.tasks)
+        if isinstance(trigger, ContextChanged):
+            lost.update(trigger.facts)
+            if trigger.goal:
+                is_local = True
+        elif isinstance(trigger, GoalUnreachable):
+            lost.update(trigger.missing_facts)
+    if named:
+        is_local = True
+
+    world = strips_problem(live, proposal.draft, tasks=named, facts=lost)
+    after = world.feasibility()
+    if after.valid:
+        return ""
+    # The same part of the plan, as it is without the changes, shows which faults are old.
+    concerned = [*named, *(step.id for step in world.steps)]
+    before = strips_problem(live, tasks=concerned, facts=lost).feasibility()
+    elsewhere: set[TaskId] = set()
+    if is_local:
+        elsewhere = {step.id for step in before.stuck} - named
+    remaining = after.excluding(elsewhere, frozenset(before.missing_goal_facts) - lost)
+    if remaining.valid:
+        return ""
+    return f"{INFEASIBLE}: {remaining.explain()}"
+
+
+def check_saving(proposal: Proposal, min_gain: float) -> str:
+    """Reject a path that is hardly cheaper, where the plan could go on as it is."""
+    saving = relative_saving(proposal.draft, proposal.live)
+    if saving <= 0 or saving < min_gain:
+        return f"it saves {saving:.0%} of the remaining cost, which is too little"
+    return ""
+
+
+def seeks_better_path(triggers: Sequence[Trigger]) -> bool:
+    """Return whether the plan could go on as it is, and only a cheaper one is sought."""
+    return all(trigger.kind == "better-path-found" for trigger in triggers)
+
+
+def relative_saving(draft: Draft, live: LivePlan) -> float:
+    """Return the share of the remaining cost that staged changes save.
+
+    It is negative if they make the plan more expensive.
+    """
+    unfinished = (*WAITING, *STUCK)
+    saved = 0.0
+    for task_id in dict.fromkeys([*draft.states, *draft.tasks]):
+        entry = live.entries.get(task_id)
+        if entry is not None and entry.state in unfinished:
+            saved += _cost(entry.task, live)
+        if draft.state(task_id) in unfinished:
+            saved -= _cost(draft.task(task_id), live)
+    remaining = PlanView(live).remaining_cost
+    if not remaining:
+        # Where nothing is left to do, the cost is compared with that of one task.
+        remaining = 1.0
+    return saved / remaining
+
+
+def _cost(task: Task, live: LivePlan) -> float:
+    if not task.tool:
+        return 1.0
+    tool = live.tools.get(task.tool)
+    if tool is None or tool.cost is None:
+        return 1.0
+    return tool.cost
+
+
+# Checks of the score
+
+
+def check_confidence(proposal: Proposal, score: Score, settings: AlternativeSettings) -> str:
+    """Reject what its own source or the score holds for too unlikely to help."""
+    own = proposal.alternative.confidence
+    if own is not None and own < settings.min_llm_confidence:
+        return f"its own confidence {own:g} is below {settings.min_llm_confidence:g}"
+    if score.total < settings.min_confidence:
+        return f"confidence {score.total:.2f} is below {settings.min_confidence:g}"
+    return ""

@@ -36,11 +36,10 @@ from replanning.decision.answers import answer_changes, closed_error, validate_a
 from replanning.decision.confidence import ConfidenceScorer, PlanEvaluator
 from replanning.decision.policy import ReplanPolicy
 from replanning.decision.request import AlternativeProvider, Answer, HumanGate, Question
-from replanning.engine.breakers import ToolBreakers
 from replanning.engine.delivery import ExporterDelivery, close_exporters
 from replanning.engine.functions import FunctionTools, ToolFunction
 from replanning.engine.generator import AlternativeGenerator
-from replanning.engine.monitor import PlanMonitor
+from replanning.engine.monitor import PlanMonitor, ToolBreakers
 from replanning.engine.questions import RESUMABLE_STATUSES, Questions
 from replanning.engine.replanner import Replanner
 from replanning.engine.session import Session

@@ -10,24 +10,22 @@ from typing import Any, Final, NamedTuple
 import anyio
 
 from replanning.changes import Alternative
-from replanning.decision.checks import (
+from replanning.decision.confidence import ConfidenceScorer, OutcomeHistory
+from replanning.decision.proposal import (
     INFEASIBLE,
-    check_available_tools,
-    check_changes_anything,
+    Proposal,
+    analyse,
     check_confidence,
+    check_content,
     check_feasible,
     check_fits_plan,
     check_futile_calls,
     check_limits,
-    check_masks,
     check_repeats,
     check_saving,
-    check_waiting_callers,
     relative_saving,
     seeks_better_path,
 )
-from replanning.decision.confidence import ConfidenceScorer, OutcomeHistory
-from replanning.decision.proposal import Proposal, analyse
 from replanning.decision.request import AlternativeProvider, ReplanRequest
 from replanning.errors import BudgetExceeded, LLMError, StaleView
 from replanning.journal.records import (
@@ -65,20 +63,17 @@ class VettedAlternative(NamedTuple):
 class RankedCandidates:
     """Candidates, best first, the rejected ones last; with their drafts and providers' notes.
 
-    `rank` ranks them anew when the plan has another `version`.
+    The first `usable` ones were not rejected. `rank` ranks them again when the plan has another
+    `version`.
     """
 
     candidates: tuple[Candidate, ...]
+    usable: int
     drafts: tuple[Draft | None, ...]
     notes: tuple[str, ...]
     view: PlanView
     version: int
     rank: Callable[[], RankedCandidates]
-
-    @property
-    def has_usable(self) -> bool:
-        """Whether a candidate was not rejected."""
-        return bool(self.candidates) and not self.candidates[0].rejected
 
 
 class ContextAnalyzer:
@@ -134,23 +129,22 @@ class AlternativeVetter:
     past: OutcomeHistory
     time_left: float | None
     asked_at: float
-    _vetted: dict[str, VettedAlternative] = field(default_factory=dict)
+    _vetted: dict[int, tuple[Alternative, VettedAlternative]] = field(default_factory=dict)
 
-    def vet(self, proposed: Alternative, source: str) -> VettedAlternative:
+    def vet(self, given: Alternative, source: str) -> VettedAlternative:
         """Return the verdict on an alternative as the plan is now.
 
         It gets this source if it names none.
         """
-        if not proposed.source:
-            proposed = proposed.model_copy(update={"source": source})
         live = self.life.live
-        fingerprint = proposed.fingerprint()
-        vetted = self._vetted.get(fingerprint)
-        # Two alternatives with the same changes may differ in their reasons.
+        # Kept with the alternative itself: otherwise another one might get its identity.
+        _, vetted = self._vetted.get(id(given), (None, None))
         if vetted is not None and vetted.proposal.version == live.version:
-            if vetted.proposal.proposed == proposed:
-                return vetted
+            return vetted
 
+        proposed = given
+        if not given.source:
+            proposed = given.model_copy(update={"source": source})
         proposal = analyse(proposed, live, self.life.redactor, asked_at=self.asked_at)
         score = None
         rejected = self._rejection(proposal)
@@ -169,7 +163,7 @@ class AlternativeVetter:
             rejected = check_confidence(proposal, score, settings)
         candidate = Candidate(proposal.alternative, score, rejected)
         vetted = VettedAlternative(proposal, candidate)
-        self._vetted[fingerprint] = vetted
+        self._vetted[id(given)] = (given, vetted)
         return vetted
 
     def _rejection(self, proposal: Proposal) -> str:
@@ -185,13 +179,10 @@ class AlternativeVetter:
         triggers = self.request.triggers
         tried = self.request.tried_fingerprints
         checks: list[Callable[[Proposal], str]] = [
-            check_masks,
-            check_changes_anything,
+            check_content,
             partial(check_repeats, tried=tried, triggers=triggers, ledger=ledger),
             partial(check_limits, limits=settings.limits, ledger=ledger),
             check_fits_plan,
-            check_waiting_callers,
-            check_available_tools,
             check_futile_calls,
         ]
         if life.live.world.closed:
@@ -220,14 +211,19 @@ class PathGenerator:
     def __init__(self, providers: Sequence[AlternativeProvider], scorer: ConfidenceScorer) -> None:
         self.providers = tuple(providers)
         self.scorer = scorer
-        self.last_resorts = tuple(p for p in self.providers if _declares(p, "last_resort"))
-        self._names: list[str] = []
+        self._names = [plugin_name(provider) for provider in self.providers]
+        # A provider may lack these attributes, and a mock has every attribute: only True counts.
+        last_resorts = []
+        self._immediate: set[str] = set()
         self._low_priority: set[str] = set()
-        for provider in self.providers:
-            name = plugin_name(provider)
-            self._names.append(name)
-            if _declares(provider, "yields_priority"):
+        for name, provider in zip(self._names, self.providers, strict=True):
+            if getattr(provider, "last_resort", False) is True:
+                last_resorts.append(provider)
+            if getattr(provider, "immediate", False) is True:
+                self._immediate.add(name)
+            if getattr(provider, "yields_priority", False) is True:
                 self._low_priority.add(name)
+        self.last_resorts = tuple(last_resorts)
 
     async def generate(
         self, vetter: AlternativeVetter, *, last: bool, flawed: Sequence[Candidate] = ()
@@ -247,15 +243,31 @@ class PathGenerator:
         Raises:
             StaleView: one of them read the plan after it had moved on.
         """
-        replies = self._new_replies(flawed)
-        if seeks_better_path(vetter.request.triggers):
-            immediate = [reply for reply in replies if _declares(reply.provider, "immediate")]
-            others = [reply for reply in replies if reply not in immediate]
+        replies: list[ProviderReply] = []
+        immediate: list[ProviderReply] = []
+        others: list[ProviderReply] = []
+        for name, provider in zip(self._names, self.providers, strict=True):
+            ask = provider.propose
+            if flawed:
+                if getattr(provider, "complete", None) is None:
+                    continue
+                ask = partial(_complete, provider, name, flawed)
+            reply = ProviderReply(name, ask, getattr(provider, "estimate", None))
+            replies.append(reply)
+            if name in self._immediate:
+                immediate.append(reply)
+            else:
+                others.append(reply)
+
+        if len(replies) == len(immediate) == 1:
+            # It needs no task of its own, and its answer comes a turn of the event loop earlier.
+            await _ask_provider(immediate[0], vetter)
+        elif not seeks_better_path(vetter.request.triggers):
+            await _ask_providers(replies, vetter)
+        else:
             await _ask_providers(immediate, vetter)
             if not _has_acceptable(immediate, vetter):
                 await _ask_providers(others, vetter)
-        else:
-            await _ask_providers(replies, vetter)
 
         # All failures are on record before a stale view makes the caller ask again.
         for reply in replies:
@@ -267,17 +279,6 @@ class PathGenerator:
             if not last:
                 raise reply.stale_error
             reply.notes.append(f"{reply.name}: the plan changed each time that it was asked")
-        return replies
-
-    def _new_replies(self, flawed: Sequence[Candidate]) -> list[ProviderReply]:
-        """Return an empty reply for each provider to be asked, with the way to ask it."""
-        replies = []
-        for name, provider in zip(self._names, self.providers, strict=True):
-            if not flawed:
-                replies.append(ProviderReply(name, provider, partial(_propose, provider)))
-            elif getattr(provider, "complete", None) is not None:
-                ask = partial(_complete, provider, name, flawed)
-                replies.append(ProviderReply(name, provider, ask))
         return replies
 
     def rank(self, replies: Sequence[ProviderReply], vetter: AlternativeVetter) -> RankedCandidates:
@@ -313,6 +314,7 @@ class PathGenerator:
         ranked += bad
         return RankedCandidates(
             candidates=tuple(vetted.candidate for vetted in ranked),
+            usable=min(len(good), limit),
             drafts=tuple(vetted.proposal.draft for vetted in ranked),
             notes=tuple(notes),
             view=PlanView(life.live),
@@ -343,11 +345,6 @@ class PathGenerator:
         if live.plan.facts is None or first_source in self._low_priority:
             return True, -total
         return needs_person, -total
-
-
-def _declares(provider: AlternativeProvider, attribute: str) -> bool:
-    """Return whether a provider sets an optional attribute to True."""
-    return getattr(provider, attribute, False) is True
 
 
 def _reject(vetted: VettedAlternative, reason: str, *, score: Score | None) -> VettedAlternative:
@@ -398,9 +395,10 @@ class AlternativeGenerator:
                 be asked again.
         """
         paths = self.path_generator
-        # Providers have said already what they know; only a last resort is asked once more.
-        if not paths.last_resorts and _was_fruitless(triggers, life):
-            return _earlier_candidates(triggers, life)
+        if len(triggers) == 1 and triggers[0].kind == "goal-unreachable":
+            # Providers have said already what they know; only a last resort is asked once more.
+            if not paths.last_resorts and life.ledger.is_fruitless(triggers[0]):
+                return _earlier_candidates(triggers[0], life)
 
         request = self.analyzer.analyse(triggers, life, began)
         vetter = AlternativeVetter(
@@ -428,18 +426,10 @@ class AlternativeGenerator:
         return ranked
 
 
-def _was_fruitless(triggers: Sequence[Trigger], life: Lifecycle) -> bool:
-    """Return whether a stuck plan is all that is considered, and was searched for in vain."""
-    if len(triggers) != 1 or triggers[0].kind != "goal-unreachable":
-        return False
-    tasks = set(triggers[0].tasks)
-    return bool(tasks) and life.ledger.fruitless_searches.keys() >= tasks
-
-
-def _earlier_candidates(triggers: Sequence[Trigger], life: Lifecycle) -> RankedCandidates:
+def _earlier_candidates(trigger: Trigger, life: Lifecycle) -> RankedCandidates:
     """Return the candidates of the searches that found nothing, each search once."""
     searches: dict[ReplanId, AlternativesConsidered] = {}
-    for task_id in triggers[0].tasks:
+    for task_id in trigger.tasks:
         search = life.ledger.fruitless_searches[task_id]
         searches[search.replan] = search
     candidates: list[Candidate] = []
@@ -453,6 +443,7 @@ def _earlier_candidates(triggers: Sequence[Trigger], life: Lifecycle) -> RankedC
 
     ranked = RankedCandidates(
         candidates=tuple(candidates),
+        usable=0,
         drafts=(None,) * len(candidates),
         notes=tuple(notes),
         view=PlanView(life.live),
@@ -470,8 +461,8 @@ class ProviderReply:
     """Reply of one provider: its alternatives and notes. It stays as it is once it is settled."""
 
     name: str
-    provider: AlternativeProvider
     ask: Callable[[ReplanRequest], Awaitable[Sequence[Alternative]]]
+    estimate: Callable[[ReplanRequest], Usage] | None
     alternatives: list[Alternative] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     stale_error: StaleView | None = None
@@ -494,12 +485,6 @@ class ProviderReply:
         if not self.settled.is_set():
             self.failure = error
         self.settle(problem)
-
-
-def _propose(
-    provider: AlternativeProvider, request: ReplanRequest
-) -> Awaitable[Sequence[Alternative]]:
-    return provider.propose(request)
 
 
 async def _complete(
@@ -532,9 +517,6 @@ def _has_acceptable(replies: Sequence[ProviderReply], vetter: AlternativeVetter)
 
 async def _ask_providers(replies: Sequence[ProviderReply], vetter: AlternativeVetter) -> None:
     """Ask providers at the same time, and wait until all replies are settled."""
-    if len(replies) == 1 and _declares(replies[0].provider, "immediate"):
-        await _ask_provider(replies[0], vetter)
-        return
     for reply in replies:
         # A provider that waits in a thread goes on after its deadline; its answer is ignored.
         vetter.life.plugins.run(f"provider {reply.name!r}", _ask_provider, reply, vetter)
@@ -547,9 +529,22 @@ async def _ask_providers(replies: Sequence[ProviderReply], vetter: AlternativeVe
 async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None:
     """Ask one provider within budget and deadline; a failure is contained and noted."""
     life = vetter.life
-    release = _reserve_budget(reply, vetter)
-    if release is None:
-        return
+    budget = life.ledger.budget_tracker
+    release: Callable[[], None] | None = None
+    # What costs nothing needs no reservation, unless the budget may be used up already.
+    if reply.estimate is not None or budget.has_limits:
+        try:
+            usage = Usage()
+            if reply.estimate is not None:
+                usage = reply.estimate(vetter.request)
+            release = budget.reserve(usage)
+        except BudgetExceeded as error:
+            reply.settle(f"was not asked: {error}")
+            return
+        except Exception as error:  # noqa: BLE001 - the estimate is the provider's code
+            reply.fail(f"failed: {describe_error(error)}", error)
+            return
+
     request = replace(
         vetter.request,
         charge=partial(life.charge, provider=reply.name),
@@ -587,28 +582,11 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
         reply.fail(f"failed: {describe_error(error)}", error)
     finally:
         alarm.cancel()
-        release()
+        if release is not None:
+            release()
     # Not where the program is ending: nothing may be decided for lack of an answer, because the
     # process that resumes asks again.
     reply.settle()
-
-
-def _reserve_budget(reply: ProviderReply, vetter: AlternativeVetter) -> Callable[[], None] | None:
-    """Reserve what a provider may use, and return how to release it.
-
-    Returns None, with the reply settled, if the budget does not suffice.
-    """
-    try:
-        usage = Usage()
-        estimate = getattr(reply.provider, "estimate", None)
-        if estimate is not None:
-            usage = estimate(vetter.request)
-        return vetter.life.ledger.budget_tracker.reserve(usage)
-    except BudgetExceeded as error:
-        reply.settle(f"was not asked: {error}")
-    except Exception as error:  # noqa: BLE001 - the estimate is the provider's code
-        reply.fail(f"failed: {describe_error(error)}", error)
-    return None
 
 
 async def collect_alternatives(

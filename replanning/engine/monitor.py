@@ -1,13 +1,15 @@
-"""Monitoring of runs: detectors turn records into triggers, and handlers are called with events.
+"""Monitoring of runs: detectors turn records into triggers, failures open breakers of tools.
 
-`decision/staleness.py` judges later whether a trigger still holds.
+Handlers are called with events. `stale_reason` in `decision/policy.py` judges later whether a trigger still holds.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from functools import partial
+from itertools import islice
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -15,19 +17,26 @@ from pyee.base import EventEmitter
 
 from replanning.decision.confidence import PlanEvaluation
 from replanning.decision.request import TriggerDetector
+from replanning.history.wording import format_duration
 from replanning.journal.records import (
+    AttemptFailed,
+    AttemptSucceeded,
+    AttemptTimedOut,
     CallMade,
     ConditionEvaluated,
     ErrorContained,
     PlanRevised,
     Record,
     RecordBody,
-    Trigger,
+    ResourceUpdated,
     TriggerDropped,
     TriggerFired,
 )
+from replanning.live.scheduler import COUNTED_FAILURES
+from replanning.live.states import WAITING
 from replanning.live.view import PlanView
-from replanning.plan.types import RunId
+from replanning.plan.messages import one_line
+from replanning.plan.types import RunId, TriggerId
 from replanning.plugins import load_plugin, plugin_name
 from replanning.run.event_loop import isolate
 from replanning.run.lifecycle import ATTEMPT_ENDS, Lifecycle, ResumeState
@@ -38,8 +47,6 @@ Handler = Callable[[EventT], Awaitable[None] | None]
 
 MAX_QUEUED_EVENTS = 10_000
 """Events that wait for slow handlers; more are dropped, which is recorded."""
-
-"""Most triggers that a detector may return for one record; if it returns more, none is fired."""
 
 _EVALUATED = (*ATTEMPT_ENDS, CallMade, ConditionEvaluated, PlanRevised)
 """Records that change the progress of the plan; after each, handlers of `PlanEvaluation` are called."""
@@ -231,7 +238,10 @@ class RunWatch:
             self.enqueue(self._lifecycle.evaluation.evaluate())
 
     def detect(self, record: Record, fired: Collection[tuple[str, str, str]] = ()) -> None:
-        """Fire the triggers that follow from a record, except those that were fired before."""
+        """Fire the triggers that follow from a record, except those that were fired before.
+
+        A trigger is dropped at once if the same one is waiting already.
+        """
         life = self._lifecycle
         if life.end is not None:
             return
@@ -243,27 +253,141 @@ class RunWatch:
                     triggers = list(given)
                 # Fired only once the detector has returned all: one that fails midway fires none.
                 for detected in triggers:
-                    if detected.fingerprint not in fired:
-                        self._fire(detected, record.at)
+                    fingerprint = detected.fingerprint
+                    if fingerprint in fired:
+                        continue
+                    # While the store fails, triggers wait to be recorded, and the ledger does not
+                    # know them.
+                    self._last_number = max(self._last_number, len(life.ledger.triggers)) + 1
+                    fields = {
+                        "id": TriggerId(f"t{self._last_number}"),
+                        "run": life.run_id,
+                        "at": record.at,
+                        "revision": life.live.revision,
+                    }
+                    trigger = detected.model_copy(update=fields)
+                    is_waiting = bool(life.ledger.open_by_fingerprint.get(fingerprint))
+                    life.journal.append_soon(TriggerFired(trigger))
+                    if is_waiting:
+                        why = "the same trigger is waiting already"
+                        life.journal.append_soon(TriggerDropped(trigger.id, why))
             except Exception as error:  # noqa: BLE001 - a detector must not harm the run
                 # A detector that fails at records of failures would be shown that of its own.
                 if not isinstance(record.body, ErrorContained):
                     self.record_failure(f"detector {plugin_name(detector)!r}", error)
 
-    def _fire(self, detected: Trigger, at: float) -> None:
-        """Record a trigger, and drop it if the same is waiting."""
+
+# Circuit breakers of tools
+
+_MAX_CAUSE_CHARS: Final = 200
+
+_MAX_EXAMINED_TASKS: Final = 100
+"""Most tasks of a tool, the last ones of the plan, that are examined for one that waits, at each failure."""
+
+
+class ToolBreakers:
+    """Circuit breakers: tools that fail repeatedly for one cause become unavailable for a while.
+
+    A breaker opens after repeated failures, has one task try the tool later, and closes on success.
+
+    The trial comes after the setting `cooldown`, which doubles with every trial that fails. The
+    live plan counts the failures when it folds records, so a resumed run goes on where it was.
+    Opening, trial and closing are changes of the tool's availability, recorded like any other. Only
+    tools that the plan describes have a breaker.
+
+    Args:
+        life: the run.
+        threshold: number of tasks that fail in a row for one cause before their tool becomes
+            unavailable; with 0 no breaker is opened, and those that were opened before are closed
+            when they are due.
+    """
+
+    def __init__(self, life: Lifecycle, threshold: int) -> None:
+        self._lifecycle = life
+        self._threshold = threshold
+        if threshold and life.live.tools:
+            life.journal.subscribe(self._on_failure, (AttemptFailed, AttemptTimedOut))
+            life.journal.subscribe(self._on_change, (AttemptSucceeded, ResourceUpdated))
+        for name, breaker in life.live.scheduler.breakers.items():
+            if breaker.openings:
+                self._schedule_trial(name, breaker.retry_at)
+
+    def __repr__(self) -> str:
+        return f"<ToolBreakers of {self._lifecycle.run_id!r} {list(self._lifecycle.live.scheduler.breakers)}>"
+
+    def recheck(self, record: Record) -> None:
+        """Handle the last record of a resumed run, in case its earlier process had no time to."""
+        if not self._threshold:
+            return
+        if isinstance(record.body, AttemptFailed | AttemptTimedOut):
+            self._on_failure(record)
+        elif isinstance(record.body, AttemptSucceeded):
+            self._on_change(record)
+
+    def _on_change(self, record: Record) -> None:
+        """Close the breaker of a tool that works, or schedule a trial of one that was opened."""
+        body = record.body
+        breakers = self._lifecycle.live.scheduler.breakers
+        if isinstance(body, AttemptSucceeded):
+            name = self._lifecycle.live.entry(body.task).task.tool or ""
+            if name in breakers:
+                works = ResourceUpdated(name, available=True, reason="it works again")
+                self._lifecycle.journal.append_soon(works)
+        elif isinstance(body, ResourceUpdated):
+            if body.retry_at is not None and body.available is False:
+                self._schedule_trial(body.name, body.retry_at)
+
+    def _on_failure(self, record: Record) -> None:
+        """Open the breaker of a tool after a failure.
+
+        It opens if the failure is one too many and waiting tasks need the tool, or ends a trial.
+        """
         life = self._lifecycle
-        # While the store fails, triggers wait to be recorded, and the ledger does not know them.
-        self._last_number = max(self._last_number, len(life.ledger.triggers)) + 1
-        fields = {
-            "id": f"t{self._last_number}",
-            "run": life.run_id,
-            "at": at,
-            "revision": life.live.revision,
-        }
-        trigger = detected.model_copy(update=fields)
-        same = life.ledger.find_open_trigger(trigger.fingerprint)
-        life.journal.append_soon(TriggerFired(trigger))
-        if same is not None:
-            why = "the same trigger is waiting already"
-            life.journal.append_soon(TriggerDropped(trigger.id, why))
+        live = life.live
+        body = record.body
+        assert isinstance(body, AttemptFailed | AttemptTimedOut)
+        failure = body.failure
+        name = live.entry(body.task).task.tool or ""
+        breaker = live.scheduler.breakers.get(name)
+        tool = live.tools.get(name)
+        if breaker is None or tool is None:
+            return
+        if not tool.available or failure.kind not in COUNTED_FAILURES:
+            return
+        what = "a trial failed"
+        if not breaker.openings:
+            if len(breaker.roots) < self._threshold or not self._is_needed(name):
+                return
+            what = f"{len(breaker.roots)} tasks in a row failed for one cause, the last"
+        # Each trial that fails doubles the time until the next one.
+        delay = life.settings.cooldown * 2**breaker.openings
+        cause = one_line(str(failure), _MAX_CAUSE_CHARS)
+        reason = f"{what}: {cause}; tried again after {format_duration(delay)}"
+        opened = ResourceUpdated(name, available=False, reason=reason, retry_at=record.at + delay)
+        life.journal.append_soon(opened)
+
+    def _is_needed(self, tool: str) -> bool:
+        """Return whether a task that waits needs a tool; only the last ones are looked at."""
+        live = self._lifecycle.live
+        users = reversed(live.dependency_index.resource_users[tool])
+        for task_id in islice(users, _MAX_EXAMINED_TASKS):
+            if live.entries[task_id].state in WAITING:
+                return True
+        return False
+
+    def _schedule_trial(self, name: str, retry_at: float) -> None:
+        self._lifecycle.timer.call_at(retry_at, partial(self._begin_trial, name, retry_at))
+
+    def _begin_trial(self, name: str, retry_at: float) -> None:
+        life = self._lifecycle
+        breaker = life.live.scheduler.breakers.get(name)
+        # The breaker may have closed, or opened again, since the trial was scheduled.
+        if life.end is not None or breaker is None or breaker.retry_at != retry_at:
+            return
+        trial: float | None = None
+        if self._threshold:
+            trial = retry_at
+        life.journal.append_soon(
+            ResourceUpdated(name, None, True, "one task tries it again", trial)
+        )
+        life.after_observation()

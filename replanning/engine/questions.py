@@ -21,10 +21,9 @@ from replanning.decision.answers import (
     is_stale,
     validate_answer,
 )
-from replanning.decision.policy import Decision
-from replanning.decision.proposal import accept_changes
+from replanning.decision.masks import accept_changes
+from replanning.decision.policy import Decision, relevant_triggers
 from replanning.decision.request import Answer, HumanGate, Question
-from replanning.decision.staleness import relevant_triggers
 from replanning.errors import (
     ChangeRejected,
     NotRunning,

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, islice
 from typing import Final
 
 import anyio
 import anyio.lowlevel
+from anyio.abc import TaskStatus
 
-from replanning.changes import AbortRun, PlanChange, target_task_ids
+from replanning.changes import AbortRun, PlanChange, changes_hash, target_task_ids
 from replanning.decision.answers import question_footprint
 from replanning.decision.grouping import group_triggers
 from replanning.decision.ledger import Fingerprint
-from replanning.decision.policy import Decision, ReplanPolicy
-from replanning.decision.staleness import PERSISTENT_KINDS, relevant_triggers, stale_reason
+from replanning.decision.policy import (
+    PERSISTENT_KINDS,
+    Decision,
+    ReplanPolicy,
+    relevant_triggers,
+    stale_reason,
+)
 from replanning.engine.generator import AlternativeGenerator, RankedCandidates
 from replanning.engine.questions import Questions
 from replanning.engine.session import CALL_KEY
@@ -216,7 +222,9 @@ class Replanner:
         self._nonempty.set()
 
     def _drop_if_stale(self, trigger: Trigger) -> bool:
-        """Drop a trigger that the plan has moved past, and return whether it is no longer open."""
+        """Drop a trigger that the plan has moved past; return whether nothing is to be decided."""
+        if self._lifecycle.end is not None:
+            return True
         if trigger.id not in self._lifecycle.ledger.open_triggers:
             self._waiting.pop(trigger.id, None)
             return True
@@ -243,9 +251,18 @@ class Replanner:
             why = "the same was decided before, and nothing has changed since"
             life.journal.append(TriggerDropped(trigger.id, why))
             return True
-        cooldown = life.settings.cooldown
-        if not ledger.was_decided(trigger, since=life.clock.now() - cooldown):
+
+        if mark not in ledger.last_decided:
             return False
+        decided_at, decided_lineages = ledger.last_decided[mark]
+        cooldown = life.settings.cooldown
+        if decided_at <= life.clock.now() - cooldown:
+            return False
+        roots = ledger.lineages.roots
+        for task_id in trigger.tasks:
+            # It was decided for other lineages alone.
+            if roots.get(task_id, task_id) not in decided_lineages:
+                return False
         if mark in self._deferred:
             why = "the same trigger waits for its cooldown already"
             life.journal.append(TriggerDropped(trigger.id, why))
@@ -256,15 +273,12 @@ class Replanner:
                 self._queue(self._deferred.pop(mark))
 
         self._deferred[mark] = self._waiting.pop(trigger.id)
-        decided_at, _ = ledger.last_decided[mark]
         life.timer.call_at(decided_at + cooldown, end_cooldown)
         return True
 
     def _is_fruitless(self, trigger: Trigger) -> bool:
         """Return whether all tasks of a trigger were searched in vain, and no last resort is left."""
-        if not trigger.tasks:
-            return False
-        if not self._lifecycle.ledger.fruitless_searches.keys() >= set(trigger.tasks):
+        if not self._lifecycle.ledger.is_fruitless(trigger):
             return False
         always_asked = self._lifecycle.settings.approval.always_for
         if self._questions.gate is not None and trigger.kind in always_asked:
@@ -283,13 +297,15 @@ class Replanner:
                 self._nonempty = anyio.Event()
                 await self._nonempty.wait()
             try:
-                await yielding(life.live.compute_hash(), life.clock)
+                if not life.live.revision_hash:
+                    await yielding(life.live.compute_hash(), life.clock)
                 if life.end is not None:
                     # They are on record for the process that resumes the run.
                     self._waiting.clear()
                 # They may have been dropped while the hash was computed.
                 if self._waiting:
-                    self.record_pending_decisions()
+                    if life.ledger.undecided_revisions:
+                        self.record_pending_decisions()
                     await self._replan(self._take_groups())
             except Exception as error:  # noqa: BLE001 - the engine never makes things worse
                 if _may_pass(error):
@@ -303,16 +319,11 @@ class Replanner:
                     self._drop_failed(list(self._in_progress.values()), error)
             finally:
                 self._in_progress.clear()
-                self._release_tasks()
+                # The other triggers are decided, or queued elsewhere.
+                for trigger_id in self._held_tasks.keys() - self._waiting.keys():
+                    life.live.scheduler.release(self._held_tasks.pop(trigger_id))
+                    life.dispatcher.wake()
             life.check_completion()
-
-    def _release_tasks(self) -> None:
-        """Release the tasks whose triggers are decided or queued elsewhere."""
-        life = self._lifecycle
-        for trigger_id in list(self._held_tasks):
-            if trigger_id not in self._waiting:
-                life.live.scheduler.release(self._held_tasks.pop(trigger_id))
-                life.dispatcher.wake()
 
     def _drop_failed(self, triggers: Sequence[Trigger], error: Exception) -> None:
         self._lifecycle.record_error("replanning", error)
@@ -377,57 +388,71 @@ class Replanner:
             elif allowed:
                 asked.append(allowed)
 
-        turns = _Turns(len(asked))
-        replans: list[tuple[ReplanId, list[Trigger]]] = []
-        for group in asked:
-            number += 1
-            replans.append((ReplanId(f"r{number}"), group))
-        if len(replans) == 1:
-            replan, group = replans[0]
-            await self._replan_group(replan, group, began, turns)
-        elif replans:
+        turns = _Turns(unanswered=len(asked))
+        if len(asked) == 1:
+            replan = ReplanId(f"r{number + 1}")
+            await self._replan_group(replan, asked[0], began, turns)
+        elif asked:
+            turns.events = [anyio.Event() for _ in asked]
             async with anyio.create_task_group() as tasks:
-                for index, (replan, group) in enumerate(replans):
-                    turns.waiting.append(anyio.Event())
-                    turns.starts.append(anyio.Event())
-                    tasks.start_soon(self._replan_group, replan, group, began, turns, index)
-                turns.starts[0].set()
+                for index, group in enumerate(asked):
+                    number += 1
+                    replan = ReplanId(f"r{number}")
+                    # One after another, because trio starts tasks in any order.
+                    await tasks.start(self._replan_group, replan, group, began, turns, index)
         if turns.error is not None:
             raise turns.error
 
     async def _replan_group(
-        self, replan: ReplanId, triggers: list[Trigger], began: float, turns: _Turns, index: int = 0
+        self,
+        replan: ReplanId,
+        triggers: list[Trigger],
+        began: float,
+        turns: _Turns,
+        index: int = 0,
+        *,
+        task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
         """Ask providers about a group of triggers, and decide when it is the group's turn."""
         life = self._lifecycle
         ranked: RankedCandidates | None = None
         failure: Exception | None = None
-        if turns.starts:
-            # Providers are asked in the order of the groups, in which trio would not start them.
-            await turns.starts[index].wait()
-            for following in turns.starts[index + 1 : index + 2]:
-                following.set()
         with life.spans.replan_span(replan, triggers):
             current = list(triggers)
+            task_status.started()
             try:
                 ranked = await self._ask_providers(current, began)
             except Exception as unexpected:  # noqa: BLE001 - handled when it is the group's turn
                 failure = unexpected
-            await turns.wait(index)
+
+            turns.unanswered -= 1
+            if turns.events:
+                if not turns.unanswered:
+                    turns.events[0].set()
+                await turns.events[index].wait()
             try:
                 if failure is not None:
                     raise failure
-                current = self._without_stale(current)
+                current = [trigger for trigger in current if not self._drop_if_stale(trigger)]
                 # Otherwise an edit has settled the matter meanwhile.
                 if current and ranked is not None:
-                    self._decide_or_put_back(replan, current, ranked, began)
+                    latest = ranked
+                    if ranked.version != life.live.version:
+                        latest = ranked.rank()
+                    if ranked.usable and not latest.usable:
+                        # The change of an earlier group is in the way: providers are asked again.
+                        self._put_back(current)
+                    else:
+                        with life.busy("a decision"):
+                            self._decide(replan, current, latest, began)
             except Exception as error:  # noqa: BLE001 - the engine never makes things worse
                 if _may_pass(error):
                     turns.error = error
                 else:
                     self._drop_failed(current, error)
             finally:
-                turns.end(index)
+                for following in turns.events[index + 1 : index + 2]:
+                    following.set()
 
     async def _ask_providers(
         self, triggers: list[Trigger], began: float
@@ -439,7 +464,7 @@ class Replanner:
         life = self._lifecycle
         for attempt in range(MAX_STALE_VIEWS + 1):
             if attempt:
-                triggers[:] = self._without_stale(triggers)
+                triggers[:] = [found for found in triggers if not self._drop_if_stale(found)]
             if not triggers:
                 break
             last = attempt == MAX_STALE_VIEWS
@@ -449,26 +474,6 @@ class Replanner:
             except StaleView:
                 continue
         return None
-
-    def _without_stale(self, triggers: list[Trigger]) -> list[Trigger]:
-        """Drop the triggers that are stale, and return the others; none after the end of the run."""
-        if self._lifecycle.end is not None:
-            return []
-        return [trigger for trigger in triggers if not self._drop_if_stale(trigger)]
-
-    def _decide_or_put_back(
-        self, replan: ReplanId, triggers: list[Trigger], ranked: RankedCandidates, began: float
-    ) -> None:
-        life = self._lifecycle
-        current = ranked
-        if ranked.version != life.live.version:
-            current = ranked.rank()
-        if ranked.has_usable and not current.has_usable:
-            # The change of an earlier group is in the way, so providers are asked again.
-            self._put_back(triggers)
-        else:
-            with life.busy("a decision"):
-                self._decide(replan, triggers, current, began)
 
     def _decide(
         self, replan: ReplanId, triggers: list[Trigger], ranked: RankedCandidates, began: float
@@ -488,9 +493,8 @@ class Replanner:
         settled: Sequence[Trigger] = triggers
         if decision.kind == "ask" and not self._observe_only:
             usable = []
-            for candidate in candidates:
-                if not candidate.rejected:
-                    usable.append(candidate.alternative.changes)
+            for candidate in candidates[: ranked.usable]:
+                usable.append(candidate.alternative.changes)
             # The triggers that no candidate concerns are considered apart.
             settled = relevant_triggers(triggers, usable)
             holds = question_footprint(candidates, settled, life.live)
@@ -522,10 +526,12 @@ class Replanner:
         """Return the decision of the policy about candidates, in the words for whoever reads it."""
         life = self._lifecycle
         gate = self._questions.gate is not None
-        for candidate in ranked.candidates:
-            # Whoever declined it is not asked about it again.
-            if candidate.alternative.fingerprint() in life.ledger.questions.declined_at:
-                gate = False
+        declined = life.ledger.questions.declined_at
+        if declined:
+            for candidate in ranked.candidates:
+                # Whoever declined it is not asked about it again.
+                if changes_hash(candidate.alternative.changes) in declined:
+                    gate = False
         decision = self._policy.decide(triggers, ranked.candidates, ranked.view, gate=gate)
         if decision.blocks and ranked.notes:
             # A person who has to act must know what was tried in vain.
@@ -603,33 +609,16 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, StoreError | NotRunning)
 
 
+@dataclass(slots=True, eq=False)
 class _Turns:
     """The turns of groups of triggers, one after another, once providers have answered about all.
 
-    Args:
-        count: the number of groups.
-
     Attributes:
-        waiting: one event for each group, set when it is its turn; empty for a single group.
-        starts: one event for each group, set when providers are to be asked about it.
+        unanswered: the number of groups about which providers have not answered.
+        events: one event for each group, set when it is its turn; empty for a single group.
         error: the failure of the store, or the end of the run, that a group encountered.
     """
 
-    def __init__(self, count: int) -> None:
-        self._unanswered = count
-        self.waiting: list[anyio.Event] = []
-        self.starts: list[anyio.Event] = []
-        self.error: Exception | None = None
-
-    async def wait(self, index: int) -> None:
-        """Report that providers have answered about a group, and wait for its turn."""
-        self._unanswered -= 1
-        if self.waiting:
-            if not self._unanswered:
-                self.waiting[0].set()
-            await self.waiting[index].wait()
-
-    def end(self, index: int) -> None:
-        """Let the next group have its turn."""
-        for following in self.waiting[index + 1 : index + 2]:
-            following.set()
+    unanswered: int
+    events: list[anyio.Event] = field(default_factory=list)
+    error: Exception | None = None

@@ -171,14 +171,7 @@ def replay_records(records: Iterable[Record]) -> ReplayedRun:
     if budget is None:
         settings = opened.settings or {}
         budget = Budget.model_validate(settings.get("budget", {}))
-
-    def root_of(task_id: TaskId) -> TaskId:
-        # Limits count a task together with everything that replaced it.
-        if task_id in live:
-            return live.entry(task_id).root
-        return task_id
-
-    ledger = Ledger(budget, root_of, lambda: live.counts[TaskState.RUNNING])
+    ledger = Ledger(budget, lambda: live.counts[TaskState.RUNNING])
     last = first.at
     for record in remaining:
         apply_record(record, live, ledger, opened.run)

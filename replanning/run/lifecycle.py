@@ -15,7 +15,7 @@ from replanning.changes import PlanChange, RetryTask
 from replanning.decision.confidence import PlanEvaluation, PlanEvaluator, source_key
 from replanning.decision.ending import Circumstances, decide_end
 from replanning.decision.ledger import LEDGER_RECORDS, Ledger
-from replanning.decision.staleness import stale_reason
+from replanning.decision.policy import stale_reason
 from replanning.environment import Clock, Environment
 from replanning.errors import (
     ChangeRejected,

@@ -62,7 +62,7 @@ from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
 from replanning.plan.document import Plan, redaction_warning
 from replanning.plan.tasks import Task
-from replanning.plan.types import JsonObject, QuestionId, RunId, TaskId
+from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.run.event_loop import (
     ResultT,
     StepWrapper,
@@ -367,17 +367,10 @@ class RunFactory:
         opened = records[0].body
         assert isinstance(opened, RunOpened)
         live = LivePlan(opened.plan, empty=True)
-
-        def root_of(task_id: TaskId) -> TaskId:
-            entry = live.entries.get(task_id)
-            if entry is None:
-                return task_id
-            return entry.root
-
         budget = opened.plan.budget
         if budget is None:
             budget = self.settings.budget
-        ledger = Ledger(budget, root_of, lambda: live.counts[TaskState.RUNNING])
+        ledger = Ledger(budget, lambda: live.counts[TaskState.RUNNING])
         await yielding(settled(live.load_tasks()), self.environment.clock)
         await yielding(settled(_apply_records(records, live, ledger)), self.environment.clock)
         if opened.forked_from is not None:

@@ -18,7 +18,7 @@ from replanning.changes import (
     parse_changes,
 )
 from replanning.decision.confidence import PlanEvaluation
-from replanning.decision.proposal import accept_changes
+from replanning.decision.masks import accept_changes
 from replanning.errors import (
     ChangeRejected,
     NotRunning,

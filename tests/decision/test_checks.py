@@ -9,21 +9,20 @@ import pytest
 
 from replanning import Alternative, Budget, Task, journal
 from replanning.changes import AbortRun, PlanChange
-from replanning.decision.checks import (
-    check_available_tools,
-    check_changes_anything,
+from replanning.decision.ledger import Ledger
+from replanning.decision.proposal import (
+    Proposal,
+    analyse,
     check_confidence,
+    check_content,
     check_feasible,
     check_fits_plan,
     check_futile_calls,
     check_limits,
-    check_masks,
     check_repeats,
     check_saving,
     relative_saving,
 )
-from replanning.decision.ledger import Ledger
-from replanning.decision.proposal import Proposal, analyse
 from replanning.live.draft import Draft
 from replanning.secrets import Redactor
 from replanning.settings import AlternativeSettings, LimitSettings
@@ -69,7 +68,7 @@ def proposed(run: JournaledPlan, *changes: PlanChange, asked_at: float = 0.0) ->
 
 def ledger_after(*applied: PlanChange) -> Ledger:
     """Return a ledger in which the changes were applied to the lineage of `a`."""
-    ledger = Ledger(Budget(), lambda task_id: task_id, lambda: 0)
+    ledger = Ledger(Budget(), lambda: 0)
     trigger = journal.TaskFailed(id="t1", tasks=("a",), root="a")
     ledger.fold(journal.Record(1, 1.0, journal.TriggerFired(trigger)))
     revised = journal.PlanRevised(1, 0, tuple(applied), "", "policy", ("t1",), replan="r1")
@@ -121,7 +120,7 @@ def test_names_that_look_like_secrets() -> None:
     """A secret as a name rejects an alternative, and its changes are not kept for the record."""
     found = proposed(build_plan(), replace("a", SECRET))
     assert found.changes == ()
-    assert check_masks(found).startswith("[0].tasks[0].id: what looks like a secret")
+    assert check_content(found).startswith("[0].tasks[0].id: what looks like a secret")
 
 
 def test_masks_that_are_restored_nowhere() -> None:
@@ -137,18 +136,18 @@ def test_masks_that_are_restored_nowhere() -> None:
     ("check", "changes", "reason"),
     [
         (
-            check_masks,
+            check_content,
             [replace("a", task("c", arguments={"x": "[redacted]"}))],
             MASKS_REASON,
         ),
-        (check_changes_anything, [], "it changes nothing"),
+        (check_content, [], "it changes nothing"),
         (
             check_fits_plan,
             [skip("zz")],
             "it does not fit the plan: changes[0]: there is no task 'zz'",
         ),
         (
-            check_available_tools,
+            check_fits_plan,
             [replace("a", task("c", tool="gone"))],
             "the tool 'gone' is unavailable",
         ),
@@ -183,7 +182,7 @@ def test_rejected(check: Callable[[Proposal], str], changes: list[PlanChange], r
 )
 def test_masks_beside_the_arguments(changes: list[PlanChange]) -> None:
     """A mask is found in the arguments of fallbacks and undo tasks as well."""
-    assert check_masks(proposed(build_plan(), *changes)) == MASKS_REASON
+    assert check_content(proposed(build_plan(), *changes)) == MASKS_REASON
 
 
 def test_masks_of_the_plan_itself() -> None:
@@ -191,7 +190,7 @@ def test_masks_of_the_plan_itself() -> None:
     stated = {"title": "write [redacted] there"}
     run = journaled(task("a", arguments=stated))
     run.fail("a")
-    assert check_masks(proposed(run, replace("a", task("c", arguments=stated)))) == ""
+    assert check_content(proposed(run, replace("a", task("c", arguments=stated)))) == ""
 
 
 def test_repeats() -> None:
@@ -215,7 +214,7 @@ def test_declined_changes() -> None:
     asked = journal.QuestionAsked(
         "q1", "r1", (), "?", (journal.Candidate(declined),), ("a",), "print", 0
     )
-    ledger = Ledger(Budget(), lambda task_id: task_id, lambda: 0)
+    ledger = Ledger(Budget(), lambda: 0)
     ledger.fold(journal.Record(1, run.now, asked))
     ledger.fold(journal.Record(2, run.now, journal.QuestionAnswered("q1", "reject", "eve")))
 

@@ -17,7 +17,7 @@ UNAVAILABLE = [tool("gone", available=False)]
 
 def decided(run: JournaledPlan) -> object:
     """Return what becomes of a run that nobody replans any more."""
-    ledger = Ledger(Budget(), lambda task_id: task_id, lambda: 0)
+    ledger = Ledger(Budget(), lambda: 0)
     for record in run.records:
         ledger.fold(record)
     return decide_end(run.live, ledger, SETTLED)

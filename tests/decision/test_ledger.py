@@ -21,7 +21,7 @@ def ledger_of(
     *bodies: journal.RecordBody | tuple[float, journal.RecordBody], running: int = 0
 ) -> Ledger:
     """Return the ledger of these records; each a second after the one before, or at its own time."""
-    ledger = Ledger(Budget(), lambda task_id: task_id.partition("~")[0], lambda: running)
+    ledger = Ledger(Budget(), lambda: running)
     for seq, item in enumerate(bodies, 1):
         at, body = item if isinstance(item, tuple) else (float(seq), item)
         ledger.fold(journal.Record(seq, at, body))
@@ -91,12 +91,13 @@ def test_revisions_count_for_their_lineages() -> None:
     """A replan counts for the roots of the tasks it changes, not for new tasks; an edit by a person counts for none."""
     new = replace("a~2", "n")
     ledger = ledger_of(
-        revised(new, add("m", before=("b",)), modify("n", name="x")),
-        revised(skip("c"), replan=None, number=2),
+        revised(replace("a", "a~2"), replan=None),
+        revised(new, add("m", before=("b",)), modify("n", name="x"), number=2),
+        revised(skip("c"), replan=None, number=3),
     )
     assert ledger.lineages.replans == {"a": 1, "b": 1}
     assert ledger.applied_count == 1
-    assert [at for at, _ in ledger.revisions] == [1.0, 2.0]
+    assert [at for at, _ in ledger.revisions] == [1.0, 2.0, 3.0]
     assert ledger.lineages.tried["a"].keys() == ledger.lineages.tried["b"].keys()
 
 

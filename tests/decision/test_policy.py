@@ -11,8 +11,7 @@ from replanning import Alternative, Budget, Settings, Task, journal
 from replanning.changes import AbortRun, PlanChange, ReplaceTask
 from replanning.decision.grouping import group_triggers
 from replanning.decision.ledger import Ledger
-from replanning.decision.policy import Decision, ReplanPolicy
-from replanning.decision.staleness import relevant_triggers, stale_reason
+from replanning.decision.policy import Decision, ReplanPolicy, relevant_triggers, stale_reason
 from replanning.live import PlanView
 from tests.support.live import (
     JournaledPlan,
@@ -288,7 +287,7 @@ def test_arguments_that_make_a_command_dangerous(stated: dict[str, object], kind
 
 def after_replans(run: JournaledPlan, count: int) -> Ledger:
     """Return the ledger of a run whose task was replaced so many times."""
-    ledger = Ledger(Budget(), lambda task_id: run.live.entry(task_id).root, lambda: 0)
+    ledger = Ledger(Budget(), lambda: 0)
     for number in range(count):
         old, new = f"a{number or ''}", f"a{number + 1}"
         run.apply(replace(old, task(new)))

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from replanning import Plan, ReplanningEngine, Task, TaskContext, TaskState, ToolSpec
-from replanning.engine.breakers import ToolBreakers
 from replanning.engine.engine import Mode
+from replanning.engine.monitor import ToolBreakers
 from replanning.environment import move_on_after
 from replanning.history.reports import why_report
 from replanning.journal import (
