@@ -571,6 +571,7 @@ def test_the_manual_of_python() -> None:
     [
         ("token\\u003dab12cd34ef\\nnext", f"token\\u003d{MASK}\\nnext"),
         (f"x \\u{ord(SHAPED[0]):04x}{SHAPED[1:]} y", f"x {MASK} y"),
+        (f"x {SHAPED[:-1]}\\u{ord(SHAPED[-1]):04x} y", f"x {MASK} y"),
         (
             "\x1b[1mpassword\x1b[0m: \x1b[31mhunter2\x1b[0m, x",
             f"\x1b[1mpassword\x1b[0m: \x1b[31m{MASK}\x1b[0m, x",
