@@ -124,18 +124,20 @@ def test_names_that_look_like_secrets() -> None:
 
 
 def test_masks_that_are_restored_nowhere() -> None:
-    """A mask stays in a change of a task that the plan does not have."""
+    """A mask stays in a change of an unknown task, or with a tool that is no name."""
     unknown = modify("zz", arguments=MASKED)
     assert proposed(build_plan(), unknown).arguments == (("zz", MASKED),)
-    known = replace("a", task("c", tool="pip", arguments=MASKED))
+    known = replace("a", task("c", tool="pip", arguments={**MASKED, "x": 1}))
     both = proposed(build_plan(), known, unknown)
-    assert both.arguments == (("c", PASSWORD), ("zz", MASKED))
+    assert both.arguments == (("c", {**PASSWORD, "x": 1}), ("zz", MASKED))
+    unnamed = modify("a", tool=5, arguments=MASKED)
+    assert proposed(build_plan(), unnamed).arguments == (("a", MASKED),)
 
 
 @pytest.mark.parametrize("change", [modify("a", tool="pip"), modify("b", tool="uv")])
 def test_tools_that_get_no_secret(change: PlanChange) -> None:
     """A change of the tool is accepted if the tool stays, or if no argument is a secret."""
-    assert check_masks(proposed(build_plan(), change)) == ""
+    assert check_content(proposed(build_plan(), change)) == ""
 
 
 # Checks
