@@ -684,6 +684,7 @@ def test_diff() -> None:
         "  the run is aborted: enough",
     ]
     assert run.live.diff([add("x"), replace("x", "y")]) == "+ y [PENDING]"
+    assert run.live.diff([modify("a", name="first"), modify("a", name=None)]) == ""
 
 
 def test_diff_of_program_notes() -> None:

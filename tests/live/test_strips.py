@@ -153,17 +153,6 @@ def test_regression_is_right(uses: list[GroundAction], goal: str, start: str) ->
     assert (possible and facts >= set(goal)) is (needed is not None and needed <= set(start))
 
 
-@given(
-    st.lists(st.builds(action, letters, letters, letters), max_size=4),
-    letters,
-    st.sets(st.integers(0, 4)),
-)
-def test_regression_to_some_places(uses: list[GroundAction], goal: str, places: set[int]) -> None:
-    """Regression to some suffixes gives the same facts as regression of each by itself."""
-    each = {place: regress_at(goal, uses[place:])[0] for place in places if place <= len(uses)}
-    assert regress_at(goal, uses, places) == each
-
-
 # Planning problem of a plan
 
 
