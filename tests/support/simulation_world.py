@@ -44,7 +44,6 @@ from replanning.changes import (
     SkipTask,
     parse_changes,
 )
-from replanning.errors import StaleView
 from replanning.journal import InboxMessage, RunStore, Usage
 from replanning.journal.records import QuestionVerdict
 from replanning.live import TaskView
@@ -441,8 +440,6 @@ class World:
     cut: list[str] = field(default_factory=list)
     executed: set[str] = field(default_factory=set)
     repeated: list[str] = field(default_factory=list)
-    coverage: Counter[str] = field(default_factory=Counter)
-    features: set[str] = field(default_factory=set)
     used: Counter[str] = field(default_factory=Counter)
     crowded: list[str] = field(default_factory=list)
     stopped_until: dict[tuple[str, float], float] = field(default_factory=dict)
@@ -476,7 +473,6 @@ class World:
         # Draws of their own, so that other seeds stay what they were.
         self.reading = (rng := self.rng("stale results")).random() < 0.2
         if self.reading:
-            self.features.add("work that reads the context")
             self.plan = with_stale_results(rng, self.plan)
             self.eventful, self.failing = max(self.eventful, 3), min(self.failing, 0.1)
             self.providers = rng.choice([["repair"], ["repair"], self.providers])
@@ -528,10 +524,8 @@ class World:
             ):
                 return False
             if clock.now() >= until and rng.random() < 0.04:
-                self.features.add("the store fails")
                 until = clock.now() + self.outage * rng.random()
                 if self.answer_lost and operation == "append" and rng.random() < 0.5:
-                    self.features.add("the store fails after writing")
                     return "after"
             return clock.now() < until
 
@@ -541,7 +535,6 @@ class World:
     async def in_thread(self, call: Callable[[], object]) -> None:
         """Call from another thread, at an instant at which nothing else happens, so that the seed decides who is first."""
         self.thread_calls += 1
-        self.features.add("calls from other threads")
         apart = 1e-4 * (1 + self.rng("instant", self.life, self.thread_calls).random())
         await self.clock.sleep(apart)
         try:
@@ -574,7 +567,6 @@ class World:
         except anyio.get_cancelled_exc_class():
             self.cut.append(context.attempt_id)
             if rng.random() < 0.2:
-                self.features.add("work that takes time to stop")
                 stopped_at = self.clock.now()
                 with anyio.CancelScope(shield=True):
                     await self.clock.sleep(2.0)
@@ -670,7 +662,6 @@ class World:
         elif kind == "pause" and rng.random() < 0.4:
             run.pause("enough for today", by="ada")
         elif kind == "elsewhere" and rng.random() < 0.3:
-            self.features.add("messages from elsewhere")
             payload: JsonObject = {"reason": f"for {self.secret}", "tasks": ["t0", "nobody"]}
             kinds: list[Literal["pause", "request", "answer"]] = [
                 "pause",
@@ -689,7 +680,6 @@ class World:
                 engine = ReplanningEngine(
                     [], store=self.records, environment=virtual_environment(clock=self.clock)
                 )
-                self.features.update(["answers from elsewhere"] if pending else [])
             if not pending or rng.random() < 0.1:
                 engine.answer(f"{run.id}.q99", "approve")  # which never was
             else:
@@ -728,11 +718,7 @@ class RandomProvider:
             with suppress(ReplanningError):
                 self._world.happening(rng, self._world.opened, self._world.run)
         focus = [task for trigger in request.triggers for task in trigger.tasks]
-        try:
-            maker = Maker(rng, request.view)
-        except StaleView:
-            self._world.features.add("views that become stale")
-            raise
+        maker = Maker(rng, request.view)
         return [
             Alternative(
                 changes=maker.changes(focus, REPAIRS),

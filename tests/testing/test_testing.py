@@ -22,7 +22,6 @@ from replanning import (
     TransientError,
 )
 from replanning.changes import SkipTask
-from replanning.errors import StoreError
 from replanning.journal import AttemptStarted, RunEnded, RunOpened, Usage
 from replanning.orchestrators import SequentialOrchestrator
 from replanning.plan import QuestionId, RunId
@@ -320,26 +319,6 @@ async def test_store_fails_after_it_has_written(clock: VirtualClock) -> None:
     assert (result.status, [call.task.id for call in work.calls]) == ("paused", ["a"])
     result = await engine.attach(SequentialOrchestrator(work)).resume(result.run)
     assert (result.status, [call.task.id for call in work.calls]) == ("succeeded", ["a", "b"])
-
-
-def test_store_fails_in_every_method() -> None:
-    """Every method of a flaky store fails under its own name."""
-    store = FlakyStore(fails=lambda operation, number: True)
-    run_id = RunId("run-1")
-    calls: dict[str, tuple[object, ...]] = {
-        "create": (run_id, "me", 0, 1),
-        "acquire": (run_id, "me", 0, 1),
-        "read": (run_id,),
-        "runs": (),
-        "inbox": (run_id,),
-        "add_outcomes": ([],),
-        "outcomes": (),
-    }
-    for name, arguments in calls.items():
-        with pytest.raises(StoreError, match=f"call 1 of '{name}'"):
-            getattr(store, name)(*arguments)
-    assert store.failures == len(calls)
-    store.close()
 
 
 def test_environments_repeat() -> None:
