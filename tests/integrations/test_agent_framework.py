@@ -40,12 +40,10 @@ from agent_framework import (
 from opentelemetry import trace
 
 from replanning import Answer, ReplanningEngine
-from replanning.changes import AbortRun, SkipTask
-from replanning.errors import NotRunning, RunOwned
 from replanning.integrations.agent_framework import Replanned
 from replanning.journal import SqliteStore
 from replanning.testing import ScriptedGate, VirtualClock
-from tests.support.runs import alternative, make_engine, skipping
+from tests.support.runs import make_engine, skipping
 from tests.support.tracing import Spans
 
 WEB = {"search": "web", "search_archive": "web"}
@@ -215,15 +213,6 @@ async def test_timeout(clock: VirtualClock) -> None:
     agent = Agent(calls("endless"), tools=[endless], middleware=[attached])
     [output] = outputs(await agent.run("x?"))
     assert "deadline after 5 s" in output
-
-
-async def test_skip(clock: VirtualClock) -> None:
-    """For a call that was skipped, the model is told so."""
-    engine = make_engine(
-        lambda request: [alternative(SkipTask(task_id=request.triggers[0].tasks[0]))], clock=clock
-    )
-    agent = Agent(calls("search"), tools=[search], middleware=[Replanned(engine=engine)])
-    assert outputs(await agent.run("x?")) == ["task 'search-1' was skipped"]
 
 
 @tool
@@ -450,25 +439,6 @@ async def test_question_that_is_no_approval(clock: VirtualClock) -> None:
         assert engine.pending() == []
 
 
-async def test_question_after_an_approval(clock: VirtualClock) -> None:
-    """A call that was approved and fails may be put to a person again."""
-
-    @tool(approval_mode="always_require", name="search")
-    def risky(query: str) -> str:
-        raise ConnectionError("no answer")
-
-    engine = repairing(clock)
-    attached = Replanned({"search": "web", "delete": "web"}, engine=engine)
-    agent = Agent(calls("search"), tools=[risky, delete], middleware=[attached])
-    session = agent.create_session()
-    response = await agent.run("x?", session=session)
-    for _ in range(2):
-        [request] = response.user_input_requests
-        response = await agent.run(request.to_function_approval_response(True), session=session)
-    assert (outputs(response), response.text) == (["x is deleted"], "done")
-    assert statuses(engine) == ["succeeded"]
-
-
 async def test_function_middleware(clock: VirtualClock) -> None:
     """Function middleware sees a call once, and a tool that stands in for another one as a call of its own, which it may stop."""
     seen: list[tuple[str, object]] = []
@@ -541,25 +511,6 @@ async def test_cancellation(how: str, clock: VirtualClock) -> None:
                 break
         await (stream.close() if how == "close" else stream.__aiter__().close())
     assert statuses(engine) == ["paused"]
-
-
-async def test_concurrent_runs(clock: VirtualClock) -> None:
-    """Runs of one agent at the same time have sessions of their own."""
-    engine = repairing(clock)
-    agent = Agent(
-        Model(), tools=[search, search_archive], middleware=[Replanned(WEB, engine=engine)]
-    )
-    agent.client.steps = [[call("search")], [call("search")], "done", "done"]
-    found = []
-
-    async def run() -> None:
-        found.append(outputs(await agent.run("x?")))
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(run)
-        group.start_soon(run)
-    assert found == [["x, from the archive"]] * 2
-    assert statuses(engine) == ["succeeded"] * 2
 
 
 async def test_mcp_tools(clock: VirtualClock) -> None:
@@ -636,59 +587,6 @@ async def test_trace(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> No
             assert names == ["replanning.attempt", "replanning.run", "invoke_agent a"]
     assert len(spans.traces) == 2
     assert len(spans.named("execute_tool search_archive")) == 2
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_session_that_cannot_go_on(stream: bool, clock: VirtualClock) -> None:
-    """A session that was aborted, that another process owns, or whose tools do not exist ends the run of the agent."""
-    engine = make_engine(lambda request: [alternative(AbortRun(reason="enough"))], clock=clock)
-    agent = Agent(
-        Model([call("search")], [call("search", 1)]),
-        tools=[search],
-        middleware=[Replanned(engine=engine)],
-    )
-    with pytest.raises(MiddlewareFailure) as raised:
-        await play(agent, stream)
-    assert isinstance(raised.value.__cause__, NotRunning)
-    assert statuses(engine) == ["aborted"]
-
-    agent = Agent(
-        calls("search"), tools=[search], middleware=[Replanned({"serch": "web", "find": "web"})]
-    )
-    with pytest.raises(
-        MiddlewareFailure, match=r"no tool called 'serch'.*search.*no tool called 'find'"
-    ) as raised:
-        await play(agent, stream)
-    assert isinstance(raised.value.__cause__, ValueError)
-
-    engine = repairing(clock)
-    agent = Agent(
-        calls("search"), tools=[search], middleware=[Replanned(engine=engine, objective="busy")]
-    )
-    session = agent.create_session()
-    async with engine.session("busy") as busy:
-        session.state["replanning"] = busy.run.id
-        with pytest.raises(MiddlewareFailure) as raised:
-            await play(agent, stream, session=session)
-        assert isinstance(raised.value.__cause__, RunOwned)
-
-
-@pytest.mark.filterwarnings("ignore:.*add_tools is experimental")
-async def test_tools_of_a_later_step(clock: VirtualClock) -> None:
-    """A tool that another one adds to the agent is tried again, but not replaced."""
-
-    @tool
-    async def load(query: str, ctx: FunctionInvocationContext) -> str:
-        ctx.add_tools([search])
-        return "loaded"
-
-    agent = Agent(
-        Model([call("load")], [call("search", 1)]),
-        tools=[load, search_archive],
-        middleware=[Replanned(engine=repairing(clock))],
-    )
-    [_, output] = outputs(await agent.run("x?"))
-    assert "no answer about x" in output
 
 
 def test_other_framework(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -474,20 +474,6 @@ def meeting() -> Any:
     return meet
 
 
-async def test_copies_at_once() -> None:
-    """Copies of a crew that run at the same time share the session."""
-    model, engine = (
-        ScriptedModel(model="scripted", answers=[[call_of("meet")], [call_of("meet")], "a", "a"]),
-        repairing(),
-    )
-    with replanned(crew_of(model, meeting()), engine) as crew:
-        assert [output.raw for output in await crew.kickoff_for_each_async([{}, {}])] == ["a", "a"]
-    assert (statuses(engine), sorted(map(str, done(engine).values()))) == (
-        ["succeeded"],
-        ["a", "a", "x", "x"],
-    )
-
-
 def test_calls_at_once() -> None:
     """Calls that the model makes at once are executed at once, and each has its own result."""
     called = [call_of("meet", 0, query="a"), call_of("search", 1), call_of("meet", 2, query="b")]
@@ -528,68 +514,6 @@ def test_streaming() -> None:
             pass
         assert streaming.result.raw == "done"
     assert (results(model), statuses(engine)) == (["x, from the archive"], ["succeeded"])
-
-
-def test_own_tools_come_first() -> None:
-    """Where two agents have tools of one name, each uses its own, also as a substitute."""
-    models, agents = [], []
-    for number in range(2):
-
-        @tool("Find")
-        def find(query: str, number: int = number) -> str:
-            """Find."""
-            raise PermissionError(str(number))
-
-        @tool("Look up")
-        def look_up(query: str, own: int = number) -> str:
-            """Look it up."""
-            return f"{query} by {own}"
-
-        models.append(calls("find"))
-        agents.append(agent_of(models[-1], find, look_up, role=f"helper {number}"))
-    tasks = [
-        Task(description=f"find {each.role}", expected_output="it", agent=each) for each in agents
-    ]
-    web = {"Find": "web", "look_up": "web"}
-    with replanned(Crew(agents=agents, tasks=tasks), repairing(), capabilities=web) as crew:
-        crew.kickoff()
-    assert [results(model) for model in models] == [["x by 0"], ["x by 1"]]
-
-
-@FUNCTIONS
-def test_defaults_of_a_tool(functions: bool) -> None:
-    """A substitute gets the arguments that the model chose, without the defaults of the tool that it stands in for."""
-
-    @tool("search")
-    def paged(query: str, page: int = 1) -> str:
-        """Search."""
-        raise PermissionError("no key")
-
-    model = calls("search", functions=functions)
-    with replanned(crew_of(model, paged, search_archive), repairing(), capabilities=WEB) as crew:
-        crew.kickoff()
-    assert results(model) == ["x, from the archive"]
-
-
-def test_limits_of_use() -> None:
-    """Each execution counts against the limit of its tool; a tool whose limit is spent is no substitute."""
-
-    @tool(max_usage_count=1)
-    def limited(query: str) -> str:
-        """Do it once."""
-        return f"{query} once"
-
-    model = calls("search", "search")
-    with replanned(
-        crew_of(model, search, limited),
-        repairing(),
-        capabilities={"search": "web", "limited": "web"},
-    ) as crew:
-        output = crew.kickoff()
-    assert results(model)[0] == "x once"
-    assert results(model)[1] == "Error executing tool: no key to ask about x"
-    assert (search.current_usage_count, limited.current_usage_count) == (2, 1)
-    assert len(output.tasks_output[0].tool_failures) == 1
 
 
 def test_what_only_the_model_can_mend() -> None:
@@ -692,21 +616,6 @@ def test_hooks() -> None:
     assert done(engine) == {"find-it": "done"}
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_end_of_the_program(error: type[BaseException]) -> None:
-    """A tool that ends the program ends it as without an engine, and leaves the session paused."""
-
-    @tool
-    def leave(query: str) -> str:
-        """Leave."""
-        raise error(3)
-
-    engine = repairing()
-    with pytest.raises(error, match="3"), replanned(crew_of(calls("leave"), leave), engine) as crew:
-        crew.kickoff()
-    assert statuses(engine) == ["paused"]
-
-
 async def test_cancellation() -> None:
     """A crew that is cancelled ends, although its tool hangs, and leaves the session paused."""
     begun, woken = anyio.Event(), threading.Event()
@@ -769,38 +678,6 @@ async def test_single_agent() -> None:
         with replanned(agent_of(model, search, search_archive), engine, capabilities=WEB) as agent:
             assert (await way(agent)).raw == "done"
         assert (results(model), statuses(engine)) == (["x, from the archive"], ["succeeded"])
-
-
-def test_saved_crew() -> None:
-    """What CrewAI saves of an attached crew has the tools of the user, and so has the crew after the block."""
-    crew = crew_of(calls("search"), Shout())
-    saved = [each.model_dump(mode="json") for each in crew.agents[0].tools]
-    shown, own = repr(crew.agents[0].tools), [*crew.agents[0].tools]
-    with replanned(crew):
-        assert [each.model_dump(mode="json") for each in crew.agents[0].tools] == saved
-        assert repr(crew.agents[0].tools) == shown
-        crew.agents[0].tools = [*crew.agents[0].tools, echo]
-    assert crew.agents[0].tools == [*own, echo]
-
-
-def test_wrong_arguments() -> None:
-    """What cannot be attached is refused before anything is changed."""
-    crew = crew_of(calls("search"), search)
-    with pytest.raises(TypeError, match="not list"), replanned([crew]):
-        pass
-    with (
-        pytest.raises(ValueError, match="no tool called 'serach'; did you mean 'search'"),
-        replanned(crew, capabilities={"serach": "web"}),
-    ):
-        pass
-    with (
-        pytest.raises(ValueError, match="capabilty"),
-        replanned(crew, capabilities={"search": {"capabilty": "web"}}),
-    ):
-        pass
-    with replanned(crew), pytest.raises(ValueError, match="attached already"), replanned(crew):
-        pass
-    assert crew.agents[0].tools == [search]
 
 
 def test_example() -> None:

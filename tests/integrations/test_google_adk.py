@@ -14,7 +14,7 @@ pytest.importorskip(
     "google.adk", reason="Google ADK is not installed here; make test-frameworks runs these tests"
 )
 
-from google.adk.agents import LlmAgent, RunConfig, SequentialAgent
+from google.adk.agents import LlmAgent, RunConfig
 from google.adk.agents.run_config import StreamingMode
 from google.adk.apps import App, ResumabilityConfig
 from google.adk.models import BaseLlm, LlmResponse
@@ -30,7 +30,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from replanning import Alternative, Answer, ReplanningEngine, ReplanRequest, Retry
 from replanning.changes import ReplaceTask
-from replanning.errors import StoreError
 from replanning.integrations.google_adk import Replanned
 from replanning.journal import SqliteStore
 from replanning.testing import ScriptedGate, VirtualClock
@@ -432,30 +431,6 @@ async def test_parallel_calls(clock: VirtualClock) -> None:
     assert chat.seen[1:] == [[{"result": "a, from the archive"}, {"result": "b, from the archive"}]]
 
 
-async def test_what_a_failed_tool_asked_for(clock: VirtualClock) -> None:
-    """A transfer or an end that a tool asks for before it fails is dropped; what its substitute asks for is done."""
-
-    def search(query: str, tool_context: ToolContext) -> str:
-        tool_context.actions.transfer_to_agent = "nobody"
-        tool_context.actions.escalate = True
-        tool_context.request_confirmation(hint="?")
-        raise KeyError(query)
-
-    def search_archive(query: str, tool_context: ToolContext) -> str:
-        tool_context.state["from"] = "archive"
-        tool_context.actions.skip_summarization = True
-        return query
-
-    chat = Chat(
-        agent([call("search", query="a")], tools=[search, search_archive]),
-        attached(make_engine("repair", clock=clock)),
-    )
-    events = await chat.send(text("find a"))
-    assert len(events) == 2
-    asked = events[1].actions.model_dump(exclude_defaults=True, exclude_none=True)
-    assert asked == {"skip_summarization": True, "state_delta": {"from": "archive"}}
-
-
 async def test_agents_as_tools(clock: VirtualClock) -> None:
     """An agent that is a tool stands in for another tool, and its own tools are replaced in a session of their own."""
     researcher = agent(
@@ -498,21 +473,6 @@ async def test_sub_agents(clock: VirtualClock) -> None:
     await chat.send(text("go"))
     assert once.model.seen[-1] == [{"result": "b, from the archive"}]
     assert chat.seen[1:] == [[{"result": "found"}]]
-    assert [run.status for run in engine.store.runs()] == ["succeeded"]
-
-
-async def test_agents_in_sequence(clock: VirtualClock) -> None:
-    """Agents under one that has no model share a session."""
-    engine = make_engine("repair", clock=clock)
-    parts = [
-        agent([call("search", query=name)], [text("ok")], name=name, tools=[search])
-        for name in ("first", "second")
-    ]
-    parts.append(agent([text("end")], name="third", tools=[search_archive]))
-    await Chat(SequentialAgent(name="all", sub_agents=parts), attached(engine)).send(text("go"))
-    assert [part.model.seen[1] for part in parts[:2]] == [
-        [{"result": f"{n}, from the archive"}] for n in ("first", "second")
-    ]
     assert [run.status for run in engine.store.runs()] == ["succeeded"]
 
 
@@ -604,28 +564,6 @@ async def test_confirmations_of_the_framework(clock: VirtualClock, confirmed: bo
     if confirmed:
         [run] = engine.store.runs()
         assert (run.run, run.status) == (asked[0].invocation_id, "succeeded")
-
-
-async def test_confirmed_and_failed(clock: VirtualClock) -> None:
-    """A tool that was confirmed and fails is replaced; one that itself needs a confirmation cannot stand in then."""
-    for tools, seen in (
-        ([search_archive], [{"result": "a, from the archive"}]),
-        ([FunctionTool(search_archive, require_confirmation=True)], None),
-    ):
-        ran: list[str] = []
-        stated = {"delete": "web", "search_archive": "web"}
-        root = agent(
-            [call("delete", query="a")], [text("done")], tools=[deleting(ran, fails=True), *tools]
-        )
-        chat = Chat(root, attached(make_engine("repair", clock=clock), stated))
-        answer = confirmation(await chat.send(text("go")), confirmed=True)
-        if seen is None:
-            with pytest.raises(KeyError):
-                await chat.send(answer)
-        else:
-            await chat.send(answer)
-            assert chat.seen[1:] == [seen]
-        assert ran == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -830,21 +768,6 @@ async def test_cancellation(clock: VirtualClock) -> None:
         assert status(engine) == "paused"
 
 
-@pytest.mark.parametrize(("stand_in", "left"), [("repair", "succeeded"), (doubtful, "paused")])
-async def test_stopping_early(clock: VirtualClock, stand_in: Any, left: str) -> None:
-    """A caller that leaves the events after the answer has a session that succeeded; one that is asked, one that waits."""
-    engine = make_engine(stand_in, clock=clock)
-    chat = searching([search, search_archive], attached(engine))
-    session = await chat.runner.session_service.create_session(app_name="app", user_id="u")
-    message = types.Content(role="user", parts=[text("go")])
-    stream = chat.runner.run_async(user_id="u", session_id=session.id, new_message=message)
-    async for event in stream:
-        if event.is_final_response():
-            break
-    await stream.aclose()
-    assert status(engine) == left
-
-
 async def test_spans(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans of a tool are below that of the attempt, which is below that of the session, below that of the invocation."""
     memory, provider = InMemorySpanExporter(), TracerProvider()
@@ -868,72 +791,6 @@ async def test_spans(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> No
         span = spans[span.parent.span_id]
         path.append(span.name)
     assert path == ["reading", "replanning.attempt", "replanning.run", "invoke_agent assistant"]
-
-
-async def test_wrong_arguments_of_the_plugin() -> None:
-    """A field that tools do not have ends the run before the model is asked."""
-    chat = Chat(
-        agent([text("done")], tools=[search]),
-        attached(ReplanningEngine(), {"search": {"costs": 1}}),
-    )
-    with pytest.raises(RuntimeError, match="costs"):
-        await chat.send(text("go"))
-    assert chat.seen == []
-
-
-async def test_misspelt_capability() -> None:
-    """A capability of a tool that does not exist ends the run before the model is asked."""
-    chat = Chat(
-        agent([text("done")], tools=[search]), attached(ReplanningEngine(), {"serch": "web"})
-    )
-    with pytest.raises(
-        RuntimeError, match="there is no tool called 'serch'; did you mean 'search'"
-    ):
-        await chat.send(text("go"))
-    assert chat.seen == []
-
-
-async def test_two_tools_of_one_name(clock: VirtualClock) -> None:
-    """Of two agents with a tool of the same name, each has its own executed."""
-
-    def other() -> Any:
-        def search(words: list[str]) -> int:
-            return len(words)
-
-        return search
-
-    helper = agent(
-        [call("search", words=["a", "b"])], [text("done")], name="helper", tools=[other()]
-    )
-    engine = make_engine("repair", clock=clock)
-    root = agent(
-        [call("transfer_to_agent", agent_name="helper")],
-        tools=[search, search_archive],
-        sub_agents=[helper],
-    )
-    await Chat(root, attached(engine)).send(text("go"))
-    assert helper.model.seen[-1] == [{"result": 2}]
-
-
-async def test_a_store_that_fails(
-    clock: VirtualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A session that cannot be opened is an exception of the tool; a plugin leaves no trace on a tool without it."""
-    tool = FunctionTool(search_archive)
-    store = SqliteStore(tmp_path / "runs.db")
-    engine = make_engine("repair", clock=clock, store=store)
-    chat = Chat(
-        agent([call("search_archive", query="a")], [text("done")], tools=[tool]),
-        attached(engine, {}),
-    )
-    store.close()
-    (tmp_path / "runs.db").write_bytes(b"no database")
-    with pytest.raises(StoreError):
-        await chat.send(text("go"))
-    assert "Error in plugin" not in caplog.text
-    plain = Chat(agent([call("search_archive", query="a")], [text("done")], tools=[tool]))
-    await plain.send(text("go"))
-    assert plain.seen[1:] == [[{"result": "a, from the archive"}]]
 
 
 def test_missing_framework(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,6 @@ from langgraph.types import Command, RetryPolicy, Send, interrupt
 
 from replanning import Alternative, ReplanningEngine, ReplanRequest
 from replanning.changes import ReplaceTask, SkipTask
-from replanning.errors import StoreError
 from replanning.integrations.langgraph import ReplannedGraph, ReplanningMiddleware, replanned
 from replanning.journal import AttemptStarted, SqliteStore
 from replanning.testing import VirtualClock
@@ -272,16 +271,6 @@ async def test_interrupt_and_resume(tmp_path: Path, clock: VirtualClock) -> None
     assert not executed
 
 
-async def test_static_breakpoint(clock: VirtualClock) -> None:
-    """A breakpoint before a node pauses the run as an interrupt does."""
-    engine = make_engine(clock=clock)
-    graph = replanned(parallel(InMemorySaver()), engine)
-    await graph.ainvoke({"log": []}, on_thread(), interrupt_before=["inner"])
-    assert statuses(engine) == ["paused"]
-    await graph.ainvoke(None, on_thread())
-    assert statuses(engine) == ["succeeded"]
-
-
 def other(name: str) -> Callable[[ReplanRequest], list[Alternative]]:
     """Doubtful proposals to use another node or tool, or none."""
 
@@ -339,16 +328,6 @@ async def test_question_without_checkpointer(clock: VirtualClock) -> None:
     graph = replanned(graph_of(raising(OSError("disk full"))), asking(clock, other("archive")))
     with pytest.raises(OSError, match="disk full"):
         await graph.ainvoke({"query": "a"})
-
-
-async def test_answer_elsewhere(clock: VirtualClock) -> None:
-    """A question that is answered through the engine is not asked again when the graph is resumed."""
-    engine = asking(clock, other("archive"))
-    graph = replanned(graph_of(raising(OSError("disk full")), saver=InMemorySaver()), engine)
-    await graph.ainvoke({"query": "a"}, on_thread())
-    [question] = engine.pending()
-    engine.answer(question.id, "approve")
-    assert (await graph.ainvoke(None, on_thread()))["log"] == ["a from the archive", "1 found"]
 
 
 async def test_interrupts_and_questions(clock: VirtualClock) -> None:
@@ -443,22 +422,6 @@ async def test_graph_within_a_graph(clock: VirtualClock, as_function: bool) -> N
         "2 found",
     ]
     assert statuses(engine) == ["succeeded", "succeeded"]
-
-
-def test_question_without_event_loop() -> None:
-    """A graph that is invoked synchronously puts questions through interrupts as well."""
-
-    def search(state: State) -> State:
-        raise OSError("disk full")
-
-    builder = StateGraph(State)
-    builder.add_node("search", search)
-    builder.add_node("archive", lambda state: {"log": ["archive"]})
-    builder.add_edge(START, "search")
-    graph = replanned(builder.compile(checkpointer=InMemorySaver()), make_engine(other("archive")))
-    question = graph.invoke({"query": "a"}, on_thread())["__interrupt__"][0].value["question"]
-    answer = Command(resume={"question": question, "verdict": "approve"})
-    assert graph.invoke(answer, on_thread())["log"] == ["archive"]
 
 
 def test_synchronous_node_that_hangs() -> None:
@@ -662,23 +625,6 @@ async def test_failure_that_became_a_message(clock: VirtualClock) -> None:
     ]
 
 
-async def test_retries_of_others(clock: VirtualClock) -> None:
-    """A middleware above ours that repeats a tool has it executed again."""
-    failures: list[Exception] = [ValueError("down")]
-
-    @tool
-    async def flaky(query: str) -> str:
-        """Fail once."""
-        if failures:
-            raise failures.pop()
-        return query
-
-    retry = ToolRetryMiddleware(max_retries=1, initial_delay=0)
-    agent = create_agent(model_of("flaky"), [flaky], middleware=[retry, ReplanningMiddleware()])
-    engine = make_engine("repair", clock=clock)
-    assert told(await replanned(agent, engine).ainvoke(QUESTION)) == [("flaky", "call-0", "q0")]
-
-
 async def test_same_agent(clock: VirtualClock) -> None:
     """Without failures an agent gives the same messages, tokens and events with us as without us."""
     seen = []
@@ -767,41 +713,6 @@ def test_tool_without_event_loop() -> None:
     assert plain == ours
 
 
-async def test_tool_that_would_block(clock: VirtualClock) -> None:
-    """A synchronous wrapper alone, which would block the event loop of the graph, is refused."""
-    builder = StateGraph(MessagesState)
-    builder.add_node(
-        "tools", ToolNode([archive_tool], wrap_tool_call=ReplanningMiddleware().wrap_tool_call)
-    )
-    builder.add_edge(START, "tools")
-    call: Any = {"name": "archive", "args": {"query": "q"}, "id": "1"}
-    with pytest.raises(RuntimeError, match="cannot be waited for"):
-        await replanned(builder.compile(), make_engine(clock=clock)).ainvoke(
-            {"messages": [AIMessage("", tool_calls=[call])]}
-        )
-
-
-async def test_tool_of_another_node(clock: VirtualClock) -> None:
-    """What an agent does not have cannot stand in for its tool: that is a failure, about which a person is asked again."""
-    engine = asking(clock, other("model"))
-    agent = agent_of(model_of("search"), [search_tool], engine, checkpointer=InMemorySaver())
-    question = (await agent.ainvoke(QUESTION, on_thread()))["__interrupt__"][0].value["question"]
-    answer = Command(resume={"question": question, "verdict": "approve"})
-    result = await agent.ainvoke(answer, on_thread())
-    assert result["__interrupt__"][0].value["question"] != question
-
-
-async def test_run_that_cannot_be_opened(clock: VirtualClock) -> None:
-    """A session that cannot be opened is an error of the graph, whose nodes are not executed."""
-    engine, saver = make_engine(clock=clock), InMemorySaver()
-    graph = parallel(saver)
-    await replanned(graph, engine).ainvoke({"log": []}, on_thread(), interrupt_before=["inner"])
-    with pytest.raises(StoreError, match="another plan"):
-        await replanned(graph, engine, objective="something else").ainvoke(None, on_thread())
-    result = await replanned(graph, engine).ainvoke(None, on_thread())
-    assert result["log"][-1] == "4 found"
-
-
 # Attaching
 
 
@@ -829,13 +740,6 @@ async def test_what_cannot_be_attached(
         import_module(name)
 
 
-async def test_middleware_alone(clock: VirtualClock) -> None:
-    """An agent with the middleware that is not attached says how to attach it."""
-    agent = create_agent(model_of("archive"), [archive_tool], middleware=[ReplanningMiddleware()])
-    with pytest.raises(RuntimeError, match="replanned"):
-        await agent.ainvoke(QUESTION)
-
-
 async def test_agent_without_the_middleware(clock: VirtualClock) -> None:
     """Capabilities of tools whose calls do not go through the middleware are refused; a wrapper of a user may call it."""
     tools, engine = [search_tool, archive_tool], make_engine("repair", clock=clock)
@@ -859,24 +763,6 @@ async def test_agent_without_the_middleware(clock: VirtualClock) -> None:
     assert told(result) == [("search", "call-0", "q0 from the archive")]
 
 
-async def test_objective(clock: VirtualClock) -> None:
-    """The objective of a run is what is stated, or else the name of the graph, if it has one of its own."""
-    engine, graph = make_engine("repair", clock=clock), graph_of(report)
-    named = graph.copy({"name": "Reporter"})
-    for each in (
-        replanned(graph, engine),
-        replanned(named, engine),
-        replanned(graph, engine, objective="Find out"),
-    ):
-        await each.ainvoke({"query": "a", "log": []})
-    objectives = [info.objective for info in engine.store.runs()]
-    assert (await replanned(graph).ainvoke({"query": "a", "log": []}))["log"] == [
-        "0 found",
-        "1 found",
-    ]
-    assert objectives == ["Find out", "Run the graph Reporter", "Run a graph"]
-
-
 async def test_fields_of_a_node(clock: VirtualClock) -> None:
     """What is stated of a node counts: a dangerous one does not take the place of another unless a person agrees."""
     engine = make_engine("repair", clock=clock)
@@ -888,16 +774,6 @@ async def test_fields_of_a_node(clock: VirtualClock) -> None:
     assert len(question["choices"]) == 1
     answer = Command(resume={"question": question["question"], "verdict": "approve"})
     assert (await graph.ainvoke(answer, on_thread()))["log"] == ["a from the archive", "1 found"]
-
-
-async def test_capabilities_in_metadata(clock: VirtualClock) -> None:
-    """A capability, or fields, may stand in the metadata of a node."""
-    builder = StateGraph(State)
-    builder.add_node("search", raising(ValueError("down")), metadata={"capability": "web"})
-    builder.add_node("archive", archive, metadata={"capability": {"capability": "web"}})
-    builder.add_edge(START, "search")
-    graph = replanned(builder.compile(), make_engine("repair", clock=clock))
-    assert (await graph.ainvoke({"query": "a"}))["log"] == ["a from the archive"]
 
 
 def tool_node(calls: list[str], saver: Any, engine: ReplanningEngine | None) -> Any:
@@ -958,11 +834,3 @@ async def test_finished_calls_are_answered_from_the_journal() -> None:
     assert texts == ["a, quickly", "a, slowly", "a, at last"]
     assert sorted(executed) == ["lost", "lost", "quick", "slow"]
     assert "__interrupt__" not in result
-
-
-async def test_thread_id_without_checkpointer() -> None:
-    """A graph that is called with a thread and has no checkpointer raises the exception: nobody could resume it."""
-    engine = make_engine("repair")
-    with pytest.raises(ConnectionResetError):
-        await tool_node([], None, engine).ainvoke({"messages": [("user", "go")]}, on_thread())
-    assert engine.pending() == []

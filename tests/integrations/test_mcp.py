@@ -404,29 +404,6 @@ async def test_command(tmp_path: Path, mode: Any) -> None:
     assert "run mine keeps the calls of 9 tools alive" in (tmp_path / "stderr").read_text()
 
 
-async def test_approval_from_another_terminal(tmp_path: Path) -> None:
-    """With --ask store, a call waits for `replanning approve`."""
-    file = tmp_path / "servers.yaml"
-    file.write_text(
-        f"mcp:\n  web: {{command: {FAILING}}}\ntools:\n"
-        "- {name: news, kind: mcp, server: web, capability: web}\n"
-        "- {name: archive, kind: mcp, server: web, capability: web, dangerous: true}\n"
-    )
-    place = ("--store", tmp_path / "runs.db")
-
-    async def approve() -> None:
-        engine = ReplanningEngine(store=SqliteStore(tmp_path / "runs.db"))
-        with anyio.fail_after(PATIENCE):
-            while not engine.pending("mine"):
-                await anyio.lowlevel.checkpoint()
-        cli(tmp_path, "approve", "mine", *place)
-
-    words = ("--run-id", "mine", "--ask", "store", "--tools", file)
-    async with Client(launched(tmp_path, *words)) as client, anyio.create_task_group() as group:
-        group.start_soon(approve)
-        assert (await client.call_tool("news", {"query": "x"})).structured_content == SUBSTITUTE
-
-
 @pytest.mark.parametrize("end", ["stdin", "SIGINT", "SIGTERM"])
 def test_end(tmp_path: Path, end: str) -> None:
     """A closed input and a signal end the proxy and its servers, and the run has succeeded; output has the protocol alone."""

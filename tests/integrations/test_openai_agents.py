@@ -12,12 +12,10 @@ pytest.importorskip("agents")
 
 from agents import (
     Agent,
-    AgentHooks,
     Runner,
     RunState,
     ToolGuardrailFunctionOutput,
     ToolOutputGuardrailTripwireTriggered,
-    UserError,
     function_tool,
     handoff,
     set_trace_processors,
@@ -30,12 +28,10 @@ from agents.tracing import TracingProcessor, custom_span
 from mcp.types import CallToolResult, TextContent, Tool
 
 from replanning import Answer, ReplanningEngine
-from replanning.changes import AbortRun
-from replanning.errors import NotRunning
 from replanning.integrations.openai_agents import replanned
 from replanning.journal import SqliteStore
 from replanning.testing import ScriptedGate, VirtualClock
-from tests.support.runs import alternative, make_engine, skipping
+from tests.support.runs import make_engine, skipping
 from tests.support.tracing import Spans
 
 
@@ -384,24 +380,6 @@ async def test_handoffs(explicit: bool, clock: VirtualClock) -> None:
         assert result.last_agent.handoffs[0] is agent
 
 
-async def test_handoff_to_others(clock: VirtualClock) -> None:
-    """An agent that was not named and is reached through `handoff(…)` has tools that are tried again."""
-    attempts = 0
-
-    @function_tool
-    async def flaky(query: str) -> str:
-        nonlocal attempts
-        attempts += 1
-        if attempts == 1:
-            raise ConnectionError("the service is slow")
-        return query
-
-    async with replanned(
-        triage_of(handoff(agent_of(calls("flaky"), flaky))), repairing(clock)
-    ) as agent:
-        assert outputs(await Runner.run(agent, "x?"))[-1] == "x"
-
-
 @function_tool(needs_approval=True)
 async def delete(query: str) -> str:
     """Delete."""
@@ -479,21 +457,6 @@ async def test_approvals_one_after_another(clock: VirtualClock, tmp_path: Path) 
         (["paused"], None),
         (["succeeded"], "nested"),
     ]
-
-
-async def test_approval_in_one_block(clock: VirtualClock) -> None:
-    """Approvals and rejections are given as before while the block lasts."""
-    engine = repairing(clock)
-    async with replanned(
-        agent_of(calls("delete", "delete"), delete), engine, thread="a/b"
-    ) as agent:
-        result = await Runner.run(agent, "x?")
-        state = result.to_state()
-        first, second = result.interruptions
-        state.approve(first)
-        state.reject(second, rejection_message="no")
-        assert outputs(await Runner.run(agent, state)) == ["x is deleted", "no"]
-    assert statuses(engine) == ["succeeded"]
 
 
 async def test_substitute_that_needs_approval(clock: VirtualClock) -> None:
@@ -637,27 +600,6 @@ async def test_what_is_no_agent(clock: VirtualClock) -> None:
             pass
 
 
-async def test_hooks(clock: VirtualClock) -> None:
-    """Hooks of the agent are called as before."""
-    names: list[str] = []
-
-    class Seen(AgentHooks[Any]):  # type: ignore[misc] # its types may not be installed
-        async def on_start(self, *args: Any) -> None:
-            names.append("start")
-
-        async def on_tool_end(self, *args: Any) -> None:
-            names.append("tool")
-
-        async def on_end(self, *args: Any) -> None:
-            names.append("end")
-
-    async with replanned(
-        agent_of(calls("search_archive"), search_archive, hooks=Seen()), repairing(clock)
-    ) as agent:
-        await Runner.run(agent, "x?")
-    assert names == ["start", "tool", "end"]
-
-
 class Server(MCPServer):  # type: ignore[misc] # its types may not be installed
     """A server of MCP in this process, whose search is broken."""
 
@@ -705,56 +647,6 @@ async def test_mcp_servers(clock: VirtualClock) -> None:
     assert seen == [alone, [{"type": "input_text", "text": "x, from the archive"}]]
 
 
-async def test_failure_beside_another_call(clock: VirtualClock) -> None:
-    """A failure that ends the run cancels the calls beside it, and leaves the session paused."""
-    cancelled = anyio.Event()
-
-    @function_tool
-    async def endless(query: str) -> str:
-        try:
-            await anyio.sleep_forever()
-        finally:
-            cancelled.set()
-        return query
-
-    engine = repairing(clock)
-    with pytest.raises(UserError, match="nothing about x"):
-        async with replanned(
-            agent_of(calls("endless", "severe"), endless, severe), engine
-        ) as agent:
-            await Runner.run(agent, "x?")
-    assert cancelled.is_set()
-    assert statuses(engine) == ["paused"]
-
-
-async def test_stream_that_is_cancelled(clock: VirtualClock) -> None:
-    """A stream that is cancelled stops its calls, and the session is paused when the block ends."""
-    started, cancelled = anyio.Event(), anyio.Event()
-
-    @function_tool
-    async def endless(query: str) -> str:
-        started.set()
-        try:
-            await anyio.sleep_forever()
-        finally:
-            cancelled.set()
-        return query
-
-    engine = repairing(clock)
-    async with replanned(agent_of(calls("endless"), endless), engine) as agent:
-        stream = Runner.run_streamed(agent, "x?")
-        async for event in stream.stream_events():
-            if getattr(event, "name", "") == "tool_called":
-                await started.wait()
-                stream.cancel()
-        await cancelled.wait()
-    [run] = engine.store.runs()
-    assert (run.status, engine.history(run.run).reason) == (
-        "paused",
-        "the agent has no final output yet",
-    )
-
-
 async def test_conversation(clock: VirtualClock) -> None:
     """Several runs in one block are one session; after the block the copy does what the agent does."""
     model = ScriptedModel(
@@ -775,27 +667,6 @@ async def test_conversation(clock: VirtualClock) -> None:
     ]
 
 
-async def test_turns_of_a_thread(clock: VirtualClock) -> None:
-    """Each turn of a conversation is a session, and one in which nothing was left open is not resumed."""
-    engine = repairing(clock)
-    for turn in range(2):
-        original = agent_of(calls("search"), search, search_archive)
-        async with replanned(original, engine, capabilities=WEB, thread="talk") as agent:
-            assert outputs(await Runner.run(agent, "x?")) == ["x, from the archive"]
-        assert statuses(engine) == ["succeeded"] * (turn + 1)
-
-
-async def test_run_that_was_aborted(clock: VirtualClock) -> None:
-    """A session that was aborted ends the run of the agent at its next call."""
-    engine = make_engine(lambda request: [alternative(AbortRun(reason="enough"))], clock=clock)
-    model = ScriptedModel([[call_of("explained", number=number)] for number in range(2)])
-    with pytest.raises(UserError) as raised:
-        async with replanned(agent_of(model, explained), engine) as agent:
-            await Runner.run(agent, "x?")
-    assert isinstance(raised.value.__cause__, NotRunning)
-    assert statuses(engine) == ["aborted"]
-
-
 def test_other_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the framework, or with one that works in another way, the module names the extra that installs it."""
     monkeypatch.delitem(sys.modules, "replanning.integrations.openai_agents")
@@ -808,34 +679,3 @@ def test_other_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "agents", None)
     with pytest.raises(ImportError, match=r"replanning\[openai-agents\]"):
         import_module("replanning.integrations.openai_agents")
-
-
-@pytest.mark.parametrize("blocks", [1, 2])
-async def test_state_that_is_approved_twice(blocks: int, tmp_path: Path) -> None:
-    """An approved state that is run twice executes its call once, in one block and in two of the same thread."""
-    paid: list[str] = []
-
-    @function_tool(needs_approval=True)
-    async def pay(query: str) -> str:
-        paid.append(query)
-        return "paid"
-
-    def agent(*turns: Any) -> Agent:
-        return Agent("payer", model=ScriptedModel(list(turns)), tools=[pay])
-
-    engine = ReplanningEngine(store=SqliteStore(tmp_path / "runs.db"))
-    call, done = [function_call("pay", {"query": "x"}, call_id="c1")], [assistant_message("done")]
-    async with replanned(agent(call), engine, thread="t") as attached:
-        saved = (await Runner.run(attached, "go")).to_state().to_string()
-
-    async def approve(attached: Agent) -> list[Any]:
-        state = await RunState.from_string(attached, saved)
-        state.approve(state.get_interruptions()[0])
-        return outputs(await Runner.run(attached, state))
-
-    told: list[Any] = []
-    for _ in range(blocks):
-        async with replanned(agent(done, done), engine, thread="t") as attached:
-            for _ in range(3 - blocks):
-                told += await approve(attached)
-    assert (told, paid) == (["paid", "paid"], ["x"])

@@ -24,7 +24,6 @@ from pydantic_ai import (
     DeferredToolRequests,
     DeferredToolResults,
     FunctionToolResultEvent,
-    FunctionToolset,
     ModelRetry,
     RunContext,
     Tool,
@@ -36,15 +35,12 @@ from pydantic_ai.exceptions import UsageLimitExceeded
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from pydantic_ai.models.instrumented import InstrumentationSettings
-from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.usage import UsageLimits
 
 from replanning import Alternative, ReplanningEngine, ReplanRequest, Retry
 from replanning.changes import ReplaceTask
-from replanning.errors import CallFailed, StoreError
 from replanning.integrations.pydantic_ai import Replanned
-from replanning.journal import Lease, MemoryStore, SqliteStore
-from replanning.plan import RunId
+from replanning.journal import SqliteStore
 from replanning.testing import VirtualClock
 from tests.support.questions import DOUBT, asking
 from tests.support.runs import alternative, make_engine, skipping
@@ -567,50 +563,6 @@ async def test_stated_fields(clock: VirtualClock) -> None:
             )
 
 
-async def test_tool_that_is_not_always_there(clock: VirtualClock) -> None:
-    """A capability may name a tool that the agent has and does not offer in this run."""
-
-    async def hide(ctx: RunContext[Any], definition: ToolDefinition) -> None:
-        return None
-
-    tools = [search, Tool(search_archive, prepare=hide)]
-    with pytest.raises(Down):
-        await agent_of(calling(ONE_SEARCH), tools, make_engine("repair", clock=clock)).run("find x")
-
-
-class StoreThatCannotCreate(MemoryStore):
-    def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
-        raise StoreError("the disk is full")
-
-
-async def test_store_that_fails(clock: VirtualClock) -> None:
-    """A session that cannot be opened is an error of the run, also where no tool is called."""
-    engine = make_engine("repair", clock=clock, store=StoreThatCannotCreate())
-    for calls in ((ONE_SEARCH,), ()):
-        with pytest.raises(StoreError):
-            await agent_of(
-                calling(*calls) if calls else FunctionModel(said_at_once), [search], engine
-            ).run("find x")
-
-
-def said_at_once(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-    """Say something, and call nothing."""
-    return ModelResponse([TextPart("hello")])
-
-
-async def test_agent_without_calls(clock: VirtualClock) -> None:
-    """An agent that calls no tool, or has none, runs as before, and so do ids of runs that could not be names of files."""
-    engine = make_engine("repair", clock=clock)
-    for tools in ([], [search]):
-        result = await agent_of(FunctionModel(said_at_once), tools, engine).run(
-            ["hi", "there"], run_id=f"a/{len(tools)}"
-        )
-        assert result.output == "hello"
-    assert [(each.status, each.objective) for each in engine.store.runs()] == [
-        ("succeeded", "hi there")
-    ] * 2
-
-
 async def test_nested_agents(clock: VirtualClock) -> None:
     """An agent that is a tool of another one has a session of its own, and what it spends counts for both."""
     engine = make_engine("repair", clock=clock)
@@ -636,72 +588,3 @@ def test_missing_framework(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.delitem(sys.modules, "replanning.integrations.pydantic_ai")
             with pytest.raises(ImportError, match=r"tested with 2\.68.*replanning\[pydantic-ai\]"):
                 importlib.import_module("replanning.integrations.pydantic_ai")
-
-
-async def test_approval_of_another_tool(clock: VirtualClock) -> None:
-    """The approval of a call is none of a tool that takes its place and asks for one itself, which then gets its own."""
-
-    def search_archive(ctx: RunContext[None], query: str) -> str:
-        if not ctx.tool_call_approved:
-            raise ApprovalRequired(metadata={"asks": ctx.tool_name})
-        return query
-
-    engine = make_engine("repair", clock=clock)
-    tools = [Tool(search, requires_approval=True), search_archive]
-    agent = agent_of(calling(ONE_SEARCH), tools, engine, output_type=[str, DeferredToolRequests])
-    result, asked = await agent.run("find x"), []
-    while isinstance(result.output, DeferredToolRequests):
-        asked.append(result.output.metadata)
-        results = result.output.build_results(approve_all=True)
-        result = await agent.run(
-            message_history=result.all_messages(), deferred_tool_results=results
-        )
-    assert asked == [{}, {"id0": {"asks": "search_archive"}}]
-    assert result.output == "done: ['x']"
-
-
-async def test_exception_as_it_was_raised(clock: VirtualClock) -> None:
-    """The exception that an agent sees instead of a question is that of its tool, with its own cause."""
-
-    def search(query: str) -> str:
-        raise Down from KeyError("why")
-
-    with pytest.raises(Down) as raised:
-        await agent_of(calling(ONE_SEARCH), [search, search_archive], asking(clock, doubtful)).run(
-            "find x"
-        )
-    assert isinstance(raised.value.__cause__, KeyError)
-
-
-async def test_output_that_was_not_kept(clock: VirtualClock) -> None:
-    """A call whose output is no JSON returns it as it is, and is not executed a second time by a run that goes on."""
-    made: list[object] = []
-
-    def make() -> object:
-        made.append(object())
-        return made[-1]
-
-    def check() -> str:
-        raise Down
-
-    engine = make_engine("repair", clock=clock)
-    agent = agent_of(
-        calling(("make", {}), ("check", {})), [Tool(make, sequential=True), check], engine
-    )
-    with capture_run_messages() as messages, pytest.raises(Down):
-        await agent.run("make one")
-    with pytest.raises(CallFailed, match="was not kept"):
-        await agent.run(message_history=messages[:2])
-    assert len(made) == 1
-
-
-async def test_toolsets(clock: VirtualClock) -> None:
-    """Tools of toolsets count by the names that the model sees, also where the capability is given for one run alone."""
-    attached = Replanned(
-        {"w_search": "web", "w_search_archive": "web"}, engine=make_engine("repair", clock=clock)
-    )
-    toolset = FunctionToolset([search, search_archive]).prefixed("w")
-    agent = Agent(calling(("w_search", {"query": "x"})), toolsets=[toolset])
-    assert (await agent.run("find x", capabilities=[attached])).output == FOUND
-    with pytest.raises(Down):
-        await agent.run("find x")

@@ -28,7 +28,6 @@ from replanning.errors import CallFailed, NotRunning
 from replanning.integrations.frameworks import describe_tools
 from replanning.integrations.session_thread import SessionThread
 from replanning.journal import (
-    AttemptFailed,
     AttemptStarted,
     AttemptSucceeded,
     CallMade,
@@ -36,7 +35,6 @@ from replanning.journal import (
     MemoryStore,
     Record,
 )
-from replanning.plan import JsonValue
 from replanning.plan.types import RunId, TaskId
 from replanning.telemetry import Exporter
 from tests.support.runs import make_engine
@@ -136,30 +134,6 @@ def test_interrupted_calls(fields: dict[str, object]) -> None:
         with pytest.raises(KeyboardInterrupt):
             search_in(thread, leave)
         assert search_in(thread, lambda name, _: name) == "search"
-
-
-def test_cancelled_before_it_began() -> None:
-    """A tool whose call was cancelled while the thread of the call was busy with another one is not executed."""
-    begun, woken, executed = threading.Event(), threading.Event(), list[str]()
-
-    def execute(name: str, _: Mapping[str, object]) -> object:
-        begun.set()
-        executed.append(name)
-        return woken.wait(20)
-
-    async def both(hand_over: Any) -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(hand_over, "search", {})
-            await anyio.to_thread.run_sync(begun.wait, 20)
-            async with anyio.create_task_group() as other:
-                other.start_soon(hand_over, "archive", {})
-                await anyio.lowlevel.checkpoint()
-                other.cancel_scope.cancel()
-            woken.set()
-
-    with searching() as thread:
-        thread.call(both, execute)
-    assert executed == ["search"]
 
 
 def test_timeouts_of_tasks() -> None:
@@ -312,23 +286,6 @@ def test_records_of_calls_are_delivered() -> None:
         assert search_in(thread, lambda *_: started.wait(20)) is True
 
 
-def test_reports_while_a_call_is_recorded() -> None:
-    """What is called while a call is recorded may report to the run."""
-    threads = list[SessionThread]()
-
-    def codec(output: object) -> JsonValue:
-        threads[0].session.run.observe(["found"])
-        return str(output)
-
-    engine = ReplanningEngine(codec=codec)
-    with SessionThread.open(
-        engine.session("search", tools=describe_tools({"search": {}}, None))
-    ) as thread:
-        threads.append(thread)
-        assert search_in(thread, lambda name, _: name) == "search"
-        assert "found" in thread.session.run.live.world.facts
-
-
 def call_elsewhere(function: Callable[..., object], *args: object) -> None:
     """Call a function in another thread, and wait for it."""
     other = threading.Thread(target=function, args=args)
@@ -360,21 +317,3 @@ def test_cancelled_during_a_call() -> None:
         with pytest.raises(CallFailed, match="'search-1' cancelled"):
             search_in(thread, cancelled)
         assert search_in(thread, lambda name, _: name) == "search"
-
-
-@pytest.mark.parametrize("kind", [CallMade, AttemptStarted, AttemptFailed, AttemptSucceeded])
-def test_calls_after_ctrl_c(kind: type) -> None:
-    """A program that goes on after KeyboardInterrupt may make the same call again, whatever was being recorded."""
-    failures = [ConnectionError("offline")] if kind is AttemptFailed else []
-
-    def execute(name: str, _: Mapping[str, object]) -> object:
-        if failures:
-            raise failures.pop()
-        return name
-
-    engine = make_engine("repair", store=InterruptingStore(kind))
-    described = describe_tools({"search": {"idempotent": True}}, None)
-    with SessionThread.open(engine.session("search", tools=described)) as thread:
-        with pytest.raises(KeyboardInterrupt):
-            thread.invoke("search", arguments_for(kind), execute, key="same")
-        assert thread.invoke("search", arguments_for(kind), execute, key="same") == "search"
