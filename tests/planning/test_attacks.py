@@ -1,25 +1,14 @@
 """Attacks on planning mode: what models, tools and strangers say does not get past people, limits and names."""
 
 import json
-import os
-import re
-import socket
-import sys
-import threading
-from contextlib import suppress
 
 import pytest
 
-from replanning import Answer, CallbackGate, Plan, Task, ToolSpec
-from replanning.config import load_settings
-from replanning.errors import StoreError
+from replanning import Answer, CallbackGate, Task, ToolSpec
 from replanning.journal import AttemptFailed, MemoryStore
-from replanning.plan import JsonObject
-from replanning.planning import PlanningHistoryStore
 from replanning.testing import VirtualClock
-from replanning.tools import ToolExecutor
 from tests.exporters.test_forges_steering import DECIDE, Scene
-from tests.support.forges import FakeGitHub, FakeGitLab, on
+from tests.support.forges import FakeGitHub
 from tests.support.planning import (
     TOOLS,
     WHICH,
@@ -321,76 +310,3 @@ async def test_a_question_stays_answerable_whatever_else_is_replanned():
 
 
 # What strangers write
-
-
-@pytest.mark.parametrize("kind", [FakeGitHub, FakeGitLab])
-@pytest.mark.parametrize(
-    "title", ["a bell\x07 and \x1b[31mred", "half a \ud83d character", "nothing\x00"]
-)
-async def test_titles_with_invalid_characters(kind, title, monkeypatch):
-    """An issue with control characters or lone surrogates in its title and text is handled like any other."""
-    async with VirtualClock() as clock:
-        fake = kind(clock.now)
-        about = {
-            path: _told(said, title) for path, said in fake._about().items()
-        }  # what it answers
-        monkeypatch.setattr(fake, "_about", lambda: about)
-        fake.says("eve", title)
-        request = await on(fake, clock).issue()
-        assert await coordinator({}, clock, task=request).execute_with_planning()
-    assert request.goal.objective.startswith("Resolve ")
-
-
-def _told(said, title):
-    """Return a response with another title and text."""
-    if not isinstance(said, dict) or "title" not in said:
-        return said
-    return {
-        **said,
-        "title": title,
-        **{name: title for name in ("body", "description") if name in said},
-    }
-
-
-def test_a_pipe_in_place_of_a_file(tmp_path):
-    """A pipe in place of a task's file is reported without waiting for it."""
-    os.mkfifo(tmp_path / "run-1.jsonl")
-    store = PlanningHistoryStore(tmp_path, task_uuid="run-1", issue_id="octo/repo#12")
-    with pytest.raises(StoreError, match="not a regular file"):
-        store.save_plan({"actions": []})
-
-
-async def test_truncation_leaves_no_half_secret():
-    """The last output of an MCP server is truncated so that no part of a secret is left at its start."""
-    said = "import sys; sys.stderr.write('KEY=opensesame-and-more ' * 5_000)"
-    server = {"command": [sys.executable, "-c", said], "env": {"KEY": "{env:KEY}"}}
-    plan = Plan.model_validate({"goal": {"objective": ""}, "mcp": {"flood": server}})
-    async with ToolExecutor(plan, environ={**os.environ, "KEY": "opensesame-and-more"}) as execute:
-        await execute.discover(plan)
-        (reason,) = execute.unavailable_servers.values()
-    assert "KEY=[redacted]" in reason
-    assert not re.search("opensesame|sesame|and-more", reason)
-
-
-def test_a_server_that_trickles_headers():
-    """A server whose headers never end is given up after the configured timeout, with a warning."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        over = threading.Event()
-
-        def trickle():
-            line, _ = listening.accept()
-            with line, suppress(OSError):
-                line.sendall(b"HTTP/1.1 200 OK\r\nx: ")
-                while not over.wait(0.05):
-                    line.sendall(b"a")
-
-        server = threading.Thread(target=trickle)
-        server.start()
-        address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        try:
-            said: JsonObject = {"override.url": address, "override.timeout": 0.2}
-            (warning,) = load_settings(environ={}, arguments=said).warnings
-        finally:
-            over.set()
-            server.join()
-    assert "did not answer within 0.2 s" in warning.message

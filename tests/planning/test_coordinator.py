@@ -6,7 +6,7 @@ import pytest
 
 from replanning import Goal, Plan, Settings, ToolSpec
 from replanning.errors import PlanError, SettingsError
-from replanning.journal import MemoryStore, NoteAdded, Record, ResourceUpdated
+from replanning.journal import MemoryStore
 from replanning.planning import (
     IssueComment,
     Phase,
@@ -25,7 +25,6 @@ from tests.support.planning import (
     PHASES,
     SUBTASKS,
     TOOLS,
-    WHICH,
     Desk,
     Model,
     action,
@@ -202,19 +201,6 @@ async def test_an_unclear_goal_is_asked_about_and_planned_as_far_as_it_is_clear(
         planning.state.outputs[Phase.GOAL_UNDERSTANDING].items()
         >= {**GOAL, "unclear": error}.items()
     )
-
-
-async def test_an_agreement_without_words_is_an_answer():
-    """A person who approves a clarification without a word agrees to what the model assumes, which is on record."""
-    asks = go_on(**WHICH, assumptions_to_make=["the neighbours"])
-    planning, model, _ = await run(
-        {"decision:goal_understanding": (asks, go_on())}, gate=eve("approve")
-    )
-
-    assert planning.result.status == "succeeded"
-    (found,) = planning.state.clarified
-    assert (found.answer, found.assumptions) == ("", ("the neighbours",))
-    assert "the neighbours" in model.told("goal_understanding")[1]
 
 
 UNCLEAR = {
@@ -429,12 +415,6 @@ async def test_a_run_that_is_cut_short_has_a_summary(budget, takes, said, ended)
     assert planning.state.actions == ended
 
 
-async def test_a_subtask_may_be_called_like_a_phase():
-    """A subtask may have the name of a phase."""
-    planning, _, desk = await run(planned(action("reflection", "write")))
-    assert (planning.result.status, desk.used) == ("succeeded", [("v1.reflection", "write")])
-
-
 SHARED = Plan(
     goal=Goal(objective=""),
     resources={"desk": 1},
@@ -595,29 +575,6 @@ async def test_a_tool_that_was_only_planned_is_approved_at_its_use():
 
 
 # State that is folded from the journal
-
-
-@pytest.mark.parametrize(("kind", "field"), [("output", "value"), ("call", "arguments")])
-def test_a_note_without_an_object_is_rejected(kind, field):
-    """Outputs and arguments in a journal must be objects; the error names the type that was found."""
-    with pytest.raises(ValueError, match="expected a JSON object, got list"):
-        PlanningState.from_records([Record(1, 0.0, NoteAdded(kind, {"task": "a", field: ["x"]}))])
-
-
-def test_unknown_notes_are_ignored():
-    """A note of an unknown kind changes only the number of the last record."""
-    state = PlanningState.from_records(
-        [Record(1, 0.0, NoteAdded("of-another-version", {"task": "a"}))]
-    )
-    assert state == PlanningState(seq=1)
-
-
-def test_a_tool_that_is_available_again_is_not_down():
-    """A tool that is available again is not listed as unavailable."""
-    state = PlanningState()
-    for seq, available in enumerate((False, True), 1):
-        state.fold(Record(seq, 0.0, ResourceUpdated("dig", available=available, reason="worn out")))
-        assert state.unavailable_tools == ({} if available else {"dig": "worn out"})
 
 
 # The tool loop alone, which is what there is where planning is switched off

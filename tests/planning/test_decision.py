@@ -907,30 +907,3 @@ def test_no_sequence_exceeds_a_limit(limits, sequence):
         )
         assert asked <= limits.clarifications
         assert sum(counts.phases.values()) == counts.total
-
-
-@given(any_limits, st.lists(st.tuples(wanted, causes), max_size=12), wanted, causes)
-def test_what_is_open_agrees_with_what_is_ruled(limits, before, decision, cause):
-    """A replan is refused by a limit exactly where its type was not open, but for the targets of a full one."""
-    counts = ReplanCounts()
-    for earlier, its_cause in before:
-        if earlier.replan_needed:
-            counts = counts.add_replan(earlier, its_cause)
-    ruling = make_ruling(decision, limits, counts, cause)
-    usable = decision.replan_type in available_replan_types(decision.phase, limits, counts, cause)
-    if ruling.kind != "continue" and len(REPLAN_TARGETS[decision.replan_type]) == 1:
-        assert (ruling.override == "limit") is not usable
-    if ruling.is_executable:
-        assert usable
-
-
-@given(wanted, causes)
-def test_what_is_executed_does_something(decision, cause):
-    """Whatever is executed returns to a phase, or asks something, and is counted."""
-    ruling = make_ruling(decision, LOOSE, ReplanCounts(), cause)
-    if ruling.is_executable:
-        assert decision.target_phase is not None
-        assert decision.replan_type != "clarification_request" or ruling.questions
-        assert ReplanCounts().add_replan(decision, cause).total == 1
-    else:
-        assert not ruling.fingerprint or ruling.kind in ("ask", "skip")

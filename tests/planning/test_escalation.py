@@ -72,23 +72,6 @@ async def test_what_cannot_be_evaluated_is_a_problem():
     assert planning.state.completion["status"] == "requires_human_intervention"
 
 
-async def test_ids_of_phases_that_a_person_agreed_to_stay_short():
-    """However often a person agrees to another try, the ids of the phases that follow do not grow with each."""
-    unsure = replan("task_redecomposition", confidence=0.4)
-    planning, _, _ = await run(
-        {"decision:task_decomposition": (unsure, unsure, go_on())}, gate=eve("approve", "approve")
-    )
-    assert planning.result.status == "succeeded"
-    ids = [
-        str(entry.id) for entry in planning.run.live if entry.id.startswith("task_decomposition")
-    ]
-    assert ids == [
-        "task_decomposition",
-        "task_decomposition~agreed-2~2",
-        "task_decomposition~agreed-5~2",
-    ]
-
-
 # Goals that cannot be decomposed
 
 CANNOT = {
@@ -146,22 +129,6 @@ async def test_a_person_agrees_to_another_approach(third, status, asked):
 
     assert planning.result.status == status
     assert model.asked.count("task_decomposition") == asked
-
-
-async def test_a_person_decides_if_the_goal_cannot_be_decomposed_again():
-    """If the goal cannot be decomposed again after a failure, a person decides on the other approach."""
-    other = planned(action("other", "shout"))
-    replies = {
-        "decision:execution": (replan("task_redecomposition"), go_on()),
-        "task_decomposition": (SUBTASKS, CANNOT, CANNOT, other["task_decomposition"]),
-        "action_sequence": (ACTIONS, other["action_sequence"]),
-    }
-    gate = eve("approve")
-    planning, _, desk = await run(replies, Desk({"post": [MISSING]}), escalate("wait"), gate)
-
-    assert planning.result.status == "succeeded", planning.result.reason
-    assert desk.used[-1] == ("v2.other", "shout")
-    assert ["proposed instead: shout" in question.text for question in gate.questions] == [True]
 
 
 # Replans that a limit forbids
@@ -235,26 +202,6 @@ async def test_an_unsure_retry_after_a_stated_failure_is_asked_about(verdict, to
     assert desk.tools == tools
     (record,) = [record for record in planning.state.records if record.replan_type == "retry"]
     assert record.executed is (verdict == "approve")
-
-
-async def test_a_retry_that_a_declared_fallback_supersedes_is_on_record():
-    """If the model wants to retry an action that has a fallback, the fallback is used, and recorded."""
-    replies = {
-        "action_sequence": actions(
-            action("write", "write", fallback_strategy="shout"), action("post", "post")
-        ),
-        "reflection": FAILED,
-        "decision:execution": replan("retry"),
-    }
-    planning, _, desk = await run(replies, Desk({"write": [{"ok": False}]}))
-
-    assert (planning.result.status, desk.tools) == ("succeeded", ["write", "shout", "post"])
-    decided = [
-        (one.replan_type, one.executed)
-        for one in planning.state.records
-        if one.phase == "execution"
-    ]
-    assert decided == [("retry", False)]
 
 
 # Replans of which no plan comes
@@ -424,26 +371,6 @@ async def test_a_replan_beside_a_question_counts(kind, limits, uses, replans, an
     records = [one for one in planning.state.records if one.executed]
     assert [str(one.replan_type) for one in records] == replans
     assert planning.state.counts.total == 1
-
-
-@pytest.mark.parametrize("answered", [True, False])
-async def test_an_answer_counts_also_where_the_replan_beside_the_question_cannot_be(answered):
-    """A clarification, or its assumption, is shown when the phase is repeated, also after a replan that loops."""
-    looping, asks = because("task_redecomposition", 0), because("task_redecomposition", 0, **WHICH)
-    replies = {"decision:task_decomposition": (looping, looping, asks, "hm", go_on())}
-    planning, model, _ = await run(
-        replies, gate=eve("approve", comment="the first") if answered else None
-    )
-
-    assert planning.result.status == "succeeded", planning.result.reason
-    assert ["Which?" in prompt for prompt in model.told("task_decomposition")] == [
-        False,
-        False,
-        False,
-        True,
-    ]
-    assert ("the first" in model.told("task_decomposition")[-1]) is answered
-    assert planning.state.counts.redecompositions == 2
 
 
 async def test_only_what_is_unclear_is_assumed():

@@ -16,7 +16,7 @@ from replanning.errors import SettingsError, StoreError, UnknownRun
 from replanning.journal import ErrorContained, MemoryStore
 from replanning.plan import JsonObject
 from replanning.planning import PlanningHistoryExporter, PlanningHistoryStore
-from replanning.planning.history import HistoryLineBuilder, RunJournals
+from replanning.planning.history import HistoryLineBuilder
 from replanning.planning.outputs import Reflection
 from replanning.testing import ScriptedExecutor, VirtualClock, virtual_environment
 from tests.planning.test_resume import desk, model
@@ -126,21 +126,6 @@ async def test_a_resumed_run_is_caught_up(tmp_path, offset):
             await killed.export(RUN, record)
         await solved(model, folder, start=records[length - 1].at, desk=desk(), store=store)
         assert in_order(written(folder)) == rebuilt(store, tmp_path / f"{length}-fresh")
-
-
-async def test_one_exporter_for_several_engines(tmp_path):
-    """Engines with stores of their own may share an exporter, also where their runs stop and go on in between."""
-    shared = PlanningHistoryExporter(PlanningHistoryStore(tmp_path / "shared"))
-    for run in ("a", "b"):
-        store = MemoryStore()
-        async with VirtualClock() as clock:
-            planning = coordinator(UNCLEAR, clock, store=store, exporters=[shared])
-            assert await planning.execute_with_planning(run)
-        lines = written(tmp_path / "shared", run)
-        (assumed,) = [line for line in lines if line.get("event") == "assumed"]
-        assert (assumed["questions"], assumed["assumptions"][0]) == (["To whom?"], "to all")
-        assert "resumed" in [line.get("event") for line in lines]
-        assert in_order(lines) == rebuilt(store, tmp_path / "fresh", run)
 
 
 def test_a_journal_that_is_not_known(tmp_path):
@@ -453,18 +438,6 @@ async def test_a_disk_that_stays_full(tmp_path, caplog):
     assert rebuilt(store, folder)[-1]["result"] == "succeeded"
 
 
-async def test_the_store_that_was_attached_last_is_looked_in_first():
-    """Where two stores have a run of the same name, that of the engine to which an exporter was attached last counts."""
-    journals, stores = RunJournals(), {name: MemoryStore() for name in ("first", "second")}
-    for objective, store in stores.items():
-        plan = Plan.model_validate({"goal": {"objective": objective}, "tasks": [{"id": "one"}]})
-        async with ReplanningEngine([], store=store).open(plan, run_id=RUN) as run:
-            run.started("one")
-    for objective in ("first", "second", "first"):
-        journals.add_store(stores[objective])
-        assert journals.records_after(RUN)[0].body.plan.goal.objective == objective
-
-
 # The files of the planning history
 
 
@@ -730,26 +703,6 @@ def test_what_goes_on_is_not_finished(tmp_path):
         ("praised", "")
     ]
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["open.jsonl", "resumed.jsonl"]
-
-
-def test_what_is_written_to_stays(tmp_path):
-    """A file that was written to after it was found to be old stays where it is, with what was written."""
-    history = saved(tmp_path, "t", ISSUE, NOW - 91 * DAY)
-
-    class WritingClock(VirtualClock):
-        """A clock that lets the task continue when its age is calculated."""
-
-        def now(self) -> float:
-            history.save_execution({"event": "resumed"})
-            return super().now()
-
-    assert (
-        PlanningHistoryStore(
-            tmp_path, environment=virtual_environment(clock=WritingClock(NOW))
-        ).prune()
-        == []
-    )
-    assert history.entries()[-1]["event"] == "resumed"
 
 
 def test_an_archive_keeps_what_it_has(tmp_path):

@@ -6,12 +6,10 @@ from itertools import pairwise
 import anyio
 import pytest
 
-from replanning import Settings, TransientError
+from replanning import TransientError
 from replanning.errors import LLMUnavailable
 from replanning.journal import MemoryStore, PlanRevised, Usage
 from replanning.llm import Completion
-from replanning.planning import PlanningCoordinator
-from replanning.testing import ScriptedLLM, VirtualClock, returns, virtual_environment
 from replanning.tools.errors import CommandFailed, ToolUnavailable
 from tests.support.invariants import invariant_violations
 from tests.support.planning import (
@@ -29,13 +27,11 @@ from tests.support.planning import (
     action,
     actions,
     because,
-    coordinator,
     escalate,
     eve,
     executed,
     go_on,
     kind_of,
-    limits,
     planned,
     replan,
     revision,
@@ -116,25 +112,6 @@ async def test_actions_planned_again_are_those_of_the_new_subtasks(decided):
     assert model.asked.count("action_sequence") == 3
 
 
-async def test_everything_waits_for_a_phase_that_is_done_again():
-    """Actions are planned again after a question about them was answered: nothing is judged before they were executed."""
-    replies = {"decision:action_sequence": (go_on(**WHICH), replan("action_regeneration"), go_on())}
-    planning, model, desk = await run(replies, gate=eve("approve", comment="the first"))
-    assert (planning.result.status, desk.used) == ("succeeded", USED)
-    assert model.asked[-2:] == ["completion", "decision:reflection"]
-
-
-async def test_a_subtask_called_like_a_later_plan():
-    """Subtasks with names like those of a later plan do not prevent that plan."""
-    replies = {
-        **planned(action("v2.write", "write"), action("write", "post"), write=["v2.write"]),
-        "decision:execution": (replan("partial_replan"), go_on()),
-        "revision": revision(action("write", "shout")),
-    }
-    planning, _, desk = await run(replies, Desk({"post": [MISSING]}))
-    assert (planning.result.status, desk.tools) == ("succeeded", ["write", "post", "shout"])
-
-
 # Limits
 
 
@@ -165,33 +142,6 @@ async def test_replacements_inherit_by_whatever_name():
     assert planning.state.counts.lineages == {"w0": 3}
     assert (planning.run.live.entry("v4.w3").state, planning.result.status) == ("BLOCKED", "failed")
     assert "'v4.w3' blocked" in planning.result.reason
-
-
-@pytest.mark.parametrize("confidence", [0.9, 0.4], ids=["sure", "asked"])
-async def test_replacements_of_a_reported_failure_inherit_its_limit(confidence):
-    """Replacements of actions whose outputs report failures share their three replans, whatever their names."""
-    most = {"execution": {"max_partial_replans": 9}, "global": {"infinite_loop_detection": False}}
-    settings = {"escalation": {"on_no_alternative": "abort"}, "planning": {"replanning": most}}
-    replies = {
-        "reflection": {"reflection": {"action_id": "write", "status": "failure"}},
-        "decision:execution": tuple(
-            replan("partial_replan", confidence=confidence, issues_found=[name]) for name in "abcde"
-        ),
-        "revision": tuple(
-            revision(action(name, "write"), action("post", "post")) for name in "abcde"
-        ),
-    }
-    planning, _, desk = await run(
-        replies, Desk({"write": [{"ok": False}] * 9}), settings, eve(*["approve"] * 9)
-    )
-
-    assert [task for task, _ in desk.used if "post" not in task] == [
-        "write",
-        "v2.a",
-        "v3.b",
-        "v4.c",
-    ]
-    assert planning.state.counts.lineages == {"write": 3}
 
 
 async def test_revisions_used_up():
@@ -247,37 +197,6 @@ async def test_an_unsure_replan_needs_a_person(phase, kind, tools, verdict):
     )
 
 
-@pytest.mark.parametrize("answered", [False, True])
-@pytest.mark.parametrize(
-    ("phase", "kind", "results", "settings"),
-    [
-        ("execution", "partial_replan", {"write": [MISSING]}, None),
-        ("execution", "partial_replan", {}, EACH),
-        ("reflection", "plan_revision", {}, None),
-    ],
-    ids=["failed", "succeeded", "reflection"],
-)
-async def test_an_unsure_replan_with_a_question(phase, kind, results, settings, answered):
-    """An unsure replan with a question is executed and counted when a person approves it, never for lack of an answer."""
-    replies = {
-        f"decision:{phase}": (replan(kind, confidence=0.4, **WHICH), go_on()),
-        "revision": revision(action("more", "shout")),
-    }
-    planning, _, desk = await run(
-        replies, Desk(results), settings, eve("approve", comment="x") if answered else None
-    )
-
-    assert planning.result.status == "succeeded"
-    assert (("v2.more", "shout") in desk.used) is answered
-    assert executed(planning.state) == (
-        [kind] if answered else ["retry"] if MISSING in results.get("write", ()) else []
-    )
-    (record,) = [record for record in planning.state.records if record.replan_type == kind]
-    assert (record.executed, record.override_reason) == (
-        (True, None) if answered else (False, "confidence")
-    )
-
-
 async def test_what_a_person_says_is_a_reflection():
     """A request of a person during the run is judged like a reflection, and revises the plan within its limit."""
 
@@ -294,22 +213,6 @@ async def test_what_a_person_says_is_a_reflection():
     planning, _, _ = await run(replies, desk)
     assert planning.result.status == "succeeded"
     assert ("v2.post", "shout") in desk.used
-
-
-async def test_a_revision_that_limits_forbid_by_now_leaves_the_end_to_be_judged():
-    """If limits were lowered before an approval arrives, the plan stays, and the goal is judged all the same."""
-    model = Model({"decision:reflection": (replan("plan_revision", confidence=0.4), go_on())})
-    store, desk = MemoryStore(), Desk()
-    first, _, _ = await run(model, desk, store=store, run_id=RUN)
-    (question,) = first.engine.pending(RUN)
-    first.engine.answer(question.id, "approve", by="eve")
-    lowered = limits(reflection={"max_plan_revisions": 0})
-    second, _, _ = await run(model, desk, lowered, store=store, run_id=RUN)
-
-    assert (first.result.status, second.result.status) == ("needs_human", "succeeded")
-    assert desk.tools == ["write", "post"]
-    assert model.asked.count("decision:reflection") == 2
-    assert second.state.completion["status"] == "success"
 
 
 # Several at once
@@ -434,40 +337,6 @@ async def test_of_two_plans_at_once_the_later_leaves_what_is_begun(first, second
 
     assert used == [("v2.post", "shout"), ("v2.write", "shout"), *after]
     assert len(planning.state.plans) == 2 + len(after)
-
-
-async def test_new_subtasks_for_a_failure_while_another_is_replanned():
-    """A second failure that leads to a new decomposition starts clean, whatever the plan for the first one."""
-    _, used = await two_failures("revision", 1, "task_redecomposition", revision(WRITE, END))
-
-    assert used == [
-        ("v2.write", "shout"),
-        ("v3.end", "write"),
-        ("v3.post", "write"),
-        ("v3.write", "write"),
-    ]
-
-
-async def test_a_plan_for_both_failures_is_not_made_twice():
-    """If the plan for one failure drops the other failed action too, no second plan is requested."""
-    model = Model({**AT_ONCE, "revision": revision(WRITE, POST, END), "decision:execution": both()})
-    desk = Desk({"write": [MISSING, MISSING]})
-    async with VirtualClock() as clock:
-        environment = virtual_environment(clock=clock)
-        llm = ScriptedLLM(model, environment=environment)
-        planning = PlanningCoordinator(
-            Settings(),
-            llm,
-            TOOLS,
-            "Tell people",
-            work=desk,
-            environment=environment,
-            max_concurrency=1,
-        )
-        assert await planning.execute_with_planning(), planning.result.reason
-
-    assert [task for task, _ in desk.used[2:]] == ["v2.write", "v2.post", "v2.end"]
-    assert model.asked.count("revision") == 1
 
 
 # When the model looks back at what was done, how large its answers may be, and what comes of that
@@ -750,25 +619,6 @@ async def test_a_revision_that_a_limit_forbids_is_told_to_the_model(answer, stat
     assert "the limit of 0 plan revisions is reached" in model.told("decision:reflection")[0]
 
 
-@pytest.mark.parametrize("interval", [2, 3])
-async def test_reflection_interval_counts_concurrent_actions(interval):
-    """Actions that end while the model reflects on others are counted one by one."""
-    script = Model(
-        {
-            **planned(*(action(f"s{number}", "write") for number in range(6))),
-            "reflection": thought(),
-        }
-    )
-    async with VirtualClock() as clock:
-        settings = reflecting(trigger_interval=interval)
-        planning = coordinator(
-            lambda prompt: returns(script(prompt), after=5), clock, Desk(takes=1), settings=settings
-        )
-        assert await planning.execute_with_planning()
-
-    assert script.asked.count("reflection") == 6 // interval
-
-
 @pytest.mark.parametrize("absent", [False, True])
 async def test_a_failed_reflection_is_recorded(absent):
     """An invalid reflection, or none, is recorded with the reason, and the run continues."""
@@ -809,17 +659,6 @@ async def test_a_question_after_an_action_is_asked(answered):
     assert (planning.result.status, desk.tools) == ("succeeded", ["write", "post"])
     assert desk.clock.elapsed == (0 if answered else pytest.approx(1800))
     assert ("the yellow one" if answered else "there is no answer: Which?") in model.prompts[-1]
-
-
-async def test_an_unsure_retry_of_what_succeeded_is_not_done():
-    """A successful action is not repeated for an unsure retry; that is recorded, and the run continues."""
-    replies = {"decision:execution": (replan("retry", confidence=0.4), go_on())}
-    planning, _, desk = await run(replies, settings=EACH)
-
-    assert (planning.result.status, desk.tools) == ("succeeded", ["write", "post"])
-    assert [
-        record.executed for record in planning.state.records if record.replan_type == "retry"
-    ] == [False]
 
 
 # How large answers may be
