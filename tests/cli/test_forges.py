@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from replanning.journal import SqliteStore
-from replanning.journal.owner import owner_id
-from replanning.plan import RunId
 from tests.support.cli import answer, cli, planning_server, process, write_tools
 from tests.support.forges import TOKEN, FakeForge, FakeGitHub, FakeGitLab, Fault, served
 from tests.support.llm_server import LLMRequest
@@ -83,28 +80,6 @@ def test_an_issue_is_solved(folder: Path, kind: type[FakeForge], issue: str) -> 
     (checklist,) = [body for body in fake.texts() if "Execution Plan" in body]
     assert checklist.count("- [x]") == 2
     assert answer(folder, "status", "r")["status"] == "succeeded"
-
-
-def test_an_issue_that_is_named_twice(folder: Path) -> None:
-    """An issue that several options name, also by the address of its page, has one plan below it."""
-    fake = FakeGitHub()
-    with world(fake) as (environ, _):
-        page = f"{fake.site}/octo/repo/issues/12"
-        cli(
-            folder,
-            *SOLVE,
-            "--issue",
-            page,
-            "--notify",
-            f"github={page}",
-            "--notify",
-            "github=octo/repo#12",
-            **environ,
-        )
-    assert [body.partition("\n")[0] for body in fake.texts()] == [
-        "## 📋 Execution Plan",
-        "## 🏁 Execution Finished",
-    ]
 
 
 @pytest.mark.deep
@@ -236,19 +211,6 @@ def test_what_is_missing_is_sent_later(folder: Path, kind: type[FakeForge], issu
     assert (
         "**Success Criteria** (met: all, as the model judges):" in (folder / "news.md").read_text()
     )
-
-
-def test_notices_that_cannot_be_sent_later(folder: Path) -> None:
-    """Without an issue a place must be named, and notices of a run that is running are left to its process."""
-    with planning_server() as server:
-        cli(folder, *SOLVE, "--goal", "Tell people", **server.environ())
-    assert "--to: run 'r' belongs to no issue; name" in cli(folder, "notify", "r", code=2).stderr
-    with closing(SqliteStore(folder / ".replanning" / "history.db")) as store:
-        store.acquire(RunId("r"), owner_id(), 4_000_000_000.0, 10.0)
-        assert (
-            "is running, or another process posts"
-            in cli(folder, "notify", "r", "--to", "news.md", code=1).stderr
-        )
 
 
 @both

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import anyio
@@ -24,7 +20,6 @@ from replanning import (
     ReplanningEngine,
     ReplanRequest,
     Settings,
-    StoreGate,
     Task,
     ToolSpec,
 )
@@ -91,32 +86,6 @@ def call(*words: str, **more: Any) -> str:
     """Return the output of a command about the store."""
     done = cli(Path.cwd(), *words, REPLANNING_STORE=STORE, **more)
     return done.stdout + done.stderr
-
-
-def test_history_that_may_only_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that looks at runs works with a store that may not be written; what would write says so."""
-    make_run("one", "a", doubts=True, tool="t")
-    looks = ("status", "show", "graph", "history", "why", "diff", "pending", "decisions")
-    for word in looks:
-        call(
-            word
-        )  # which loads its modules, also those that only the owner of this program may read
-    user = os.geteuid()
-    with TemporaryDirectory(dir="/tmp") as name:
-        shutil.copy(STORE, name)
-        Path(name, "history.db").chmod(0o444)
-        Path(name).chmod(0o555)
-        monkeypatch.chdir(name)
-        os.seteuid(user or 65534)
-        try:
-            for word in looks:
-                cli(Path(name), word, "--store", f"{name}/history.db")
-            for words in (["approve"], ["request", "x"], ["resume", "one"]):
-                told = cli(Path(name), *words, "--store", f"{name}/history.db", code=2).stderr
-                assert "the file may not be written; check the permissions" in told
-        finally:
-            os.seteuid(user)
-            Path(name).chmod(0o755)
 
 
 def data(*words: str) -> Any:
@@ -548,26 +517,3 @@ def test_request_from_elsewhere(asking: Started) -> None:
     result = json.loads(asking.end(1))
     assert (result["status"], result["revisions"]) == ("failed", [])
     assert len(data("history", "--trigger", "human-request")["events"]) == 1
-
-
-@pytest.mark.deep
-async def test_stale_answer_from_elsewhere() -> None:
-    """An answer about tasks that have changed since is refused, said to be, and the run asks anew."""
-    with closing(SqliteStore(STORE)) as store:
-        settings = SETTINGS.model_copy(update={"cooldown": 0})
-        engine = ReplanningEngine(
-            [Proposer(doubtful)], gate=StoreGate(), store=store, settings=settings
-        )
-        async with engine.open(chain("a"), run_id="moving") as run:
-            run.failed(run.started("a"), "broken")
-            await anyio.wait_all_tasks_blocked()
-            run.modify_task("a", name="another")
-            await anyio.wait_all_tasks_blocked()
-            refused = await anyio.to_thread.run_sync(partial(call, "approve", "moving.q1", code=1))
-            kept = await anyio.to_thread.run_sync(partial(call, "reject", "moving", "--wait", "30"))
-            assert [task async for task in run.ready()] == []
-        first, second, *_ = ReplanHistory.of(store, "moving").filter(trigger="task-failed")
-    assert "the tasks it is about have changed since it was asked" in refused
-    assert "the plan is kept" in kept
-    assert first.question is not None
-    assert (first.question.verdict, first.executed, second.decision) == ("withdrawn", False, "keep")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -31,27 +30,6 @@ def test_failed_check_is_replanned(tmp_path: Path) -> None:
         answer(tmp_path, "run", "plan.yaml", "--replan-provider", "repair")["status"] == "succeeded"
     )
     assert lines(tmp_path / "it.txt") == lines(tmp_path / "used.txt") == ["built"]
-
-
-@pytest.mark.parametrize("options", [["--replan-provider", "repair"], ["--no-replan"]])
-@pytest.mark.parametrize(
-    ("check", "told"),
-    [
-        ("test -e missing.txt", ["test -e missing.txt"]),
-        ("no-such-checker it", ["could not verify", "no-such-checker"]),
-    ],
-)
-def test_no_other_way(tmp_path: Path, check: str, told: list[str], options: list[str]) -> None:
-    """A task that fails its check, or cannot be checked, is blocked with its dependents, and the check is quoted."""
-    tasks = f"""
-        id: build, tool: only, acceptance: ["$ {check}"]
-        id: use, tool: only, depends_on: [build]
-    """
-    write_plan(tmp_path, {"only": "echo once >> log.txt"}, tasks)
-    done = cli(tmp_path, "run", "plan.yaml", *options, code=1)
-    for text in told:
-        assert text in done.stdout + done.stderr
-    assert lines(tmp_path / "log.txt") == ["once"]
 
 
 def test_wrong_check_is_refused(tmp_path: Path) -> None:
@@ -115,37 +93,6 @@ def test_model_judges_on_the_command_line(graded: Path) -> None:
     assert answer(graded, "status", "r")["spent"]["calls"] == 2
 
 
-def test_judge_that_wants_smaller_tasks(tmp_path: Path) -> None:
-    """A task that a judge finds too large is divided by the same model, and its parts are judged as well."""
-    write_settings(tmp_path, judge={"provider": "openai"})
-    write_plan(
-        tmp_path,
-        {"write": "echo {text} >> said.txt"},
-        "id: all, tool: write, arguments: {text: all}",
-    )
-    parts: list[JsonValue] = [
-        {"id": name, "tool": "write", "arguments": {"text": name}} for name in ("one", "two")
-    ]
-    replies: list[JsonValue] = [
-        {"success": False, "should_replan": True, "reason": "too large"},
-        {"reason": "one at a time", "confidence": 0.8, "tasks": parts},
-        {"success": True},
-        {"success": True},
-    ]
-    with ScriptedLLMServer(replies) as server:
-        cli(tmp_path, "run", "plan.yaml", "--replan-provider", "repair", **server.environ())
-    assert sorted(lines(tmp_path / "said.txt")) == ["all", "one", "two"]
-
-
-@pytest.mark.parametrize("name", ["decompose", "llm"])
-def test_provider_that_needs_a_model(graded: Path, name: str) -> None:
-    """A provider that works with a language model cannot be named in place of the model."""
-    told = cli(
-        graded, "run", "plan.yaml", "--replan-provider", name, "--settings", os.devnull, code=2
-    ).stderr
-    assert "it needs a language model; name the model" in told
-
-
 def test_actions_of_a_goal_are_judged(tmp_path: Path) -> None:
     """In planning mode a model that the settings name judges each action, which is done again with its feedback."""
     write_settings(tmp_path, judge={"provider": "openai"})
@@ -172,18 +119,6 @@ def test_actions_of_a_goal_are_judged(tmp_path: Path) -> None:
     assert lines(tmp_path / "said.txt") == ["", "say please"]
     assert "which judges them" not in dry.stderr
     assert "the results of tasks are shown to openai (" in done.stderr
-
-
-@pytest.mark.parametrize("off", ["enabled", "--no-replan"])
-def test_no_model_where_disabled(graded: Path, off: str) -> None:
-    """With judging or replanning off, the model that the settings name is not asked."""
-    if off == "enabled":
-        write_settings(graded, judge={"provider": "openai", "enabled": False})
-    with ScriptedLLMServer([]) as server:
-        cli(
-            graded, "run", "plan.yaml", *([off] if off == "--no-replan" else []), **server.environ()
-        )
-        assert server.requests == []
 
 
 def test_judge_that_is_not_there(graded: Path) -> None:

@@ -87,16 +87,6 @@ def test_no_model(folder: Path, words: tuple[str, ...], code: int) -> None:
     assert "shown to" not in done.stderr
 
 
-def test_next_model_stands_in(folder: Path) -> None:
-    """Of several names in one, the second is asked where the first fails, which the history says."""
-    with ScriptedLLMServer([ServerReply.error(403), WAY_ON]) as server:
-        done = cli(folder, *RUN, "--replan-provider", "openai,ollama:tiny", **server.environ())
-        asked = [(request.path, request.model) for request in server.requests]
-    assert asked == [("/v1/chat/completions", "gpt-4.1-mini"), ("/api/chat", "tiny")]
-    assert "shown to openai (gpt-4.1-mini), else ollama (tiny)" in done.stderr
-    assert "ollama was asked instead" in json.dumps(answer(folder, "history", "r"))
-
-
 def test_settings_name_the_model(folder: Path) -> None:
     """File and variables say which model is asked, where and how."""
     with ScriptedLLMServer(way_on) as server:
@@ -167,14 +157,6 @@ def test_what_is_configured(tmp_path: Path) -> None:
     assert (found["anthropic"]["state"], found["anthropic"]["problem"]) == missing
 
 
-def test_the_key_that_is_there(tmp_path: Path) -> None:
-    """A key is said to be in its variable only where that is set: a server of one's own may need none."""
-    shown = " ".join(cli(tmp_path, "providers", OPENAI_API_KEY="k").stdout.split())
-    assert "key in OPENAI_API_KEY" in shown
-    assert "http://127.0.0.1:11434" in shown
-    assert "key in OLLAMA_API_KEY" not in shown
-
-
 @pytest.mark.parametrize(
     ("variables", "openai", "anthropic"),
     [
@@ -220,18 +202,6 @@ def test_check(tmp_path: Path, used: bool, others: bool, code: int) -> None:
     )
     assert ("HTTP 401" in str(found["anthropic"]["problem"])) != used
     assert ("answers in" in shown, "no answer" in shown) == (used or others, not (used and others))
-
-
-def test_a_check_asks_once(tmp_path: Path) -> None:
-    """A model that cannot be reached, or is overloaded, is asked once and no more, and the check says so."""
-    gone = cli(tmp_path, "providers", "--check", code=1, OLLAMA_HOST="http://127.0.0.1:1")
-    with ScriptedLLMServer(lambda request: ServerReply.error(503)) as server:
-        cli(tmp_path, "providers", "--check", "--json", code=1, **server.environ())
-    assert "127.0.0.1 cannot be reached; gave up after 1 attempt" in " ".join(gone.stdout.split())
-    assert gone.stderr == "asking whether they answer: ollama\n"
-    assert (
-        len(server.requests) == len({request.path for request in server.requests}) == len(SERVICES)
-    )
 
 
 def test_check_without_any_model(tmp_path: Path) -> None:

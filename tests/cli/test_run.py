@@ -6,13 +6,10 @@ import json
 import shlex
 import signal
 import subprocess
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from replanning.journal import SqliteStore
-from replanning.plan import RunId
 from tests.support.cli import (
     ENVIRONMENT,
     PATIENCE,
@@ -50,21 +47,6 @@ def test_a_missing_program_is_replaced(tmp_path: Path) -> None:
         assert text in done.stdout
     assert "replanning why r" in done.stdout
     assert (tmp_path / ".replanning" / "history.db").exists()
-
-
-def test_killed_before_the_first_record(tmp_path: Path) -> None:
-    """A process that was killed before its first record leaves no run to be seen or resumed, and its id can be used."""
-    write_plan(tmp_path, REPAIRED, REPAIRED_TASKS)
-    (tmp_path / ".replanning").mkdir()
-    with closing(SqliteStore(tmp_path / ".replanning/history.db")) as store:
-        store.create(RunId("r"), "process 1 on another machine", 0.0, 1.0)
-
-    for command, code in (("status", 1), ("resume", 2)):
-        assert (
-            "the store has no runs yet; run a plan first"
-            in cli(tmp_path, command, "r", code=code).stderr
-        )
-    assert answer(tmp_path, *RUN)["status"] == "succeeded"
 
 
 def test_a_failure_is_told_once(tmp_path: Path) -> None:
@@ -189,26 +171,6 @@ def test_a_command_changes_the_context(tmp_path: Path) -> None:
         (revision,) = json.loads(started.end())["revisions"]
 
     assert [trigger["kind"] for trigger in revision["triggers"]] == ["context-changed"]
-
-
-def test_results_of_an_older_context(tmp_path: Path) -> None:
-    """A run warns of results that come from an older value of the context, and so do `status` and `why`."""
-    tools = {"write": "echo {in}", "tell": 'echo language=de >> "$REPLANNING_CONTEXT"'}
-    tasks = "id: page, tool: write, arguments: {in: '${context.language}'}\nid: look, tool: tell, depends_on: [page]"
-    write_plan(tmp_path, tools, tasks, more="context: {language: en}")
-    warning = "1 result of older values: page (context.language)"
-
-    done = cli(tmp_path, "run", "plan.yaml", "--store", "runs.db")
-
-    assert [f"! {warning}" in out for out in (done.stdout, done.stderr)] == [True, True]
-    assert (
-        f"  stale     {warning}" in cli(tmp_path, "status", "latest", "--store", "runs.db").stdout
-    )
-    assert warning in cli(tmp_path, "why", "--store", "runs.db", code=1).stderr
-    for command in (("status", "latest"), ("history",)):
-        assert answer(tmp_path, *command, "--json", "--store", "runs.db")["stale"] == {
-            "page": ["context.language"]
-        }
 
 
 @pytest.mark.parametrize(

@@ -182,15 +182,6 @@ def test_two_thousand_tasks() -> None:
     assert len(call("show").splitlines()) > 2000
 
 
-def test_hostile_names() -> None:
-    """Control characters and marks that turn the direction of writing never reach the terminal."""
-    make_run("evil", [Task(id="a\u202e</b>[red]", name="x")], "a\u202e</b>[red]")
-    text = shown()
-    assert "a\\u202e</b>[red]" in text
-    assert "\u202e" not in text
-    assert "\x1b[2J" not in text
-
-
 def test_repair_that_waits_for_a_person() -> None:
     """A repair that waits for a person says so, with the command that answers; `status` counts what is done and failed."""
     doubtful = lambda request: [again(request)[0].model_copy(update={"confidence": 0.4})]  # noqa: E731 - short
@@ -415,16 +406,3 @@ def test_graph_of_a_large_plan() -> None:
     }
     assert "⟳ 1 replaced before" in texts
     assert len(boxes) < 12
-
-
-def test_graph_of_hostile_names(folder: Path) -> None:
-    """Names are escaped, and are no markup; a file is written where it is named, and what cannot be written is said."""
-    make_run("evil", [Task(id="</text><script>alert('\u202e')</script>")])
-    texts, boxes = drawn()
-    assert list(boxes) == ["✓ </text><script>alert('\\u…"]
-    assert "\u202e" not in "".join(texts)
-    assert call("graph", "-o", "plan.svg") == ""
-    assert (folder / "plan.svg").read_text(encoding="utf-8") == call("graph")
-    assert "cannot be written" in call("graph", "-o", "no/plan.svg", code=2)
-    with Terminal(folder, "graph", REPLANNING_STORE=STORE) as terminal:
-        assert "name a file with --output" in terminal.end(2)

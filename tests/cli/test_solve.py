@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from replanning import Plan, Settings
-from replanning.exporters._narrator import Narrator
+from replanning import Plan
 from replanning.plan import JsonObject
 from replanning.planning import PlanningHistoryStore
-from replanning.testing import VirtualClock
 from tests.support.cli import (
     Started,
     Terminal,
@@ -25,17 +23,13 @@ from tests.support.cli import (
     lines,
     planned,
     planning_server,
-    process,
     write_settings,
     write_tools,
 )
 from tests.support.planning import (
     ISSUE,
-    MISSING,
-    Desk,
     Model,
     action,
-    coordinator,
     done,
     go_on,
     kind_of,
@@ -131,19 +125,6 @@ def test_people_see_the_names_that_the_model_chose(folder: Path) -> None:
 
     used = re.findall(r"▶ (.* started \(\w+\))", shown)
     assert used == [f"v1.2-note started ({tool})" for tool in ("fail", "fail", "write")]
-
-
-def test_tools_that_share_a_resource(folder: Path) -> None:
-    """A tools file that says how much there is of what tools take is planned with; one that does not say it is refused."""
-    shared = {**WRITE, "resources": {"disk": 1}}
-    with planning_server(NOTES) as server:
-        write_tools(folder, shared)
-        refused = cli(folder, "plan", *OPENAI, code=2, **server.environ())
-        write_tools(folder, shared, resources={"disk": 1})
-        plan = cli(folder, "plan", *OPENAI, **server.environ()).stdout
-
-    assert "no resource 'disk'; state its capacity under `resources`" in refused.stderr
-    assert Plan.parse(plan).resources == {"disk": 1}
 
 
 def test_without_planning_tools_are_used_one_by_one(folder: Path) -> None:
@@ -545,73 +526,4 @@ def test_prune(folder: Path) -> None:
     assert "0 runs" in cli(folder, "history", "prune").stderr
 
 
-def test_prune_where_there_is_none(folder: Path) -> None:
-    """Without a history there is nothing to prune, and nothing is made; an archive in its place is refused in a sentence."""
-    assert cli(folder, "history", "prune").stdout == ""
-    assert [path.name for path in folder.iterdir()] == ["tools.yaml"]
-    write_settings(folder, planning={"history": {"archive_directory": "./planning_history"}})
-    assert "name another folder" in cli(folder, "history", "prune", code=2).stderr
-
-
-def test_history_of_a_run_is_as_before(folder: Path) -> None:
-    """`history` takes a run as ever, also one that is called prune."""
-    with planning_server(NOTES) as server:
-        cli(folder, "solve", *OPENAI, "--run-id", "prune", **server.environ())
-    for words in (["--", "prune"], ["latest"]):
-        assert "prune" in cli(folder, "history", *words).stdout
-    assert "Usage: replanning history prune" in process(folder, "history", "prune", "--help").stdout
-
-
 # Lines that the command line shows for decisions of planning mode
-
-
-UNCLEAR = go_on(
-    clarification_needed=True,
-    clarification_questions=["Integers only?"],
-    assumptions_to_make=["any numbers"],
-)
-
-
-@pytest.mark.parametrize(
-    ("phase", "decision", "expected"),
-    [
-        ("goal_understanding", UNCLEAR, "assumed: any numbers"),
-        (
-            "task_decomposition",
-            replan("task_redecomposition"),
-            "task_decomposition: task_redecomposition decided, execu",
-        ),
-        ("execution", replan("partial_replan"), "execution: partial_replan decided, executed"),
-        (
-            "execution",
-            replan("partial_replan", confidence=0.6),
-            "execution: partial_replan decided, executed with a warning (its confidence is 0.6, below 0.8)",
-        ),
-        (
-            "execution",
-            replan("partial_replan", confidence=0.2),
-            "execution: partial_replan decided, not executed (confidence: its confidence is 0.2, and 0.3 is needed)",
-        ),
-        (
-            "execution",
-            replan("partial_replan"),
-            "execution: partial_replan failed (the model gave no usable revision",
-        ),
-    ],
-)
-async def test_decisions_are_shown_with_their_outcome(
-    phase: str, decision: JsonObject, expected: str
-) -> None:
-    """The line of a decision says what was assumed, or whether it was executed, with a warning, not at all, or failed."""
-    model = Model({f"decision:{phase}": (decision, go_on()), "revision": "no"})
-    settings = Settings.model_validate({"escalation": {"on_no_alternative": "assume"}})
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, Desk({"write": [MISSING]}), settings=settings)
-        await planning.execute_with_planning()
-    run = planning.run
-    assert run is not None
-    lines = map(
-        Narrator(lambda: run.view).line_for,
-        [record.body for record in planning.engine.store.read(run.id)],
-    )
-    assert any(line.text.startswith(expected) for line in lines if line is not None)
