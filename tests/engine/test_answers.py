@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Literal, NoReturn
+from typing import Literal
 
 import pytest
 
@@ -18,11 +18,10 @@ from replanning import (
     TaskState,
 )
 from replanning.changes import AbortRun, AddTask, SkipTask
-from replanning.errors import ChangeRejected, NotRunning, StaleAnswer, StoreError, UnknownQuestion
+from replanning.errors import ChangeRejected, NotRunning, StaleAnswer, UnknownQuestion
 from replanning.journal import (
     AlternativesConsidered,
     AttemptStarted,
-    ErrorContained,
     InboxMessage,
     MemoryStore,
     QuestionAnswered,
@@ -37,12 +36,9 @@ from replanning.journal import (
 from replanning.orchestrators import SequentialOrchestrator
 from replanning.plan import RunId
 from replanning.testing import (
-    FlakyStore,
-    ScriptedExecutor,
     ScriptedGate,
     VirtualClock,
     hangs,
-    raises,
     returns,
 )
 from tests.support.questions import asking, dialogue, proposing, two_ways
@@ -470,54 +466,6 @@ async def test_crash_at_any_record(
         dialogue(engine, "run-1")
 
 
-def fails_at(first: int) -> Callable[[str, int], bool]:
-    """Return a schedule by which three appends in a row fail."""
-    return lambda operation, number: operation == "append" and first <= number < first + 3
-
-
-@pytest.mark.parametrize("answer", [APPROVE, MINE, REJECT, None])
-async def test_store_failure_at_any_record(answer: Answer | None) -> None:
-    """If the store refuses any record for a while, the answer is applied once and the run ends as usual."""
-    for failing_at in range(2, 22):
-        async with VirtualClock() as clock:
-            gate = ScriptedGate([returns(answer, after=5) if answer else hangs()], clock=clock)
-            store = FlakyStore(fails=fails_at(failing_at))
-            engine = asking(clock, gate=gate, store=store, approval={"on_timeout": "skip"})
-            work = ScriptedExecutor(
-                lambda call: (
-                    returns(call.task.id) if call.task.id != "a" else raises(ValueError("broken"))
-                ),
-                clock=clock,
-            )
-            result = await engine.execute(chain("a", "b"), work)
-        assert result.status == ("failed" if answer is REJECT else "succeeded"), failing_at
-        assert len(result.revisions) == (answer is not REJECT), failing_at
-        assert len(gate.questions) == 1, failing_at
-        dialogue(engine, result.run)
-
-
-async def test_unstorable_message_is_skipped() -> None:
-    """A request that no journal can hold is recorded as an error, and the next answer is applied."""
-    depth: list[object] = []
-    for _ in range(5_000):
-        depth = [depth]
-    store = MemoryStore()
-    async with VirtualClock() as clock:
-        engine = asking(clock, store=store)
-        result = await engine.execute(
-            plan(Task(id="a"), Task(id="b", depends_on=("a",))), failing("a")
-        )
-        request = InboxMessage("request", clock.now(), "eve", {"goal": {"facts": depth}})
-        store.post(RunId(result.run), request)
-        engine.answer(result.questions[0], "approve", by="ada")
-        resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
-    assert resumed.status == "succeeded"
-    assert [body.where for body in bodies(store, result.run, ErrorContained)] == [
-        "a request of eve"
-    ]
-    assert list(store.inbox(RunId(result.run))) == []
-
-
 class ReadStore(MemoryStore):
     """A store in which something happens each time that an inbox was read."""
 
@@ -545,20 +493,3 @@ async def test_answered_twice_at_once(clock: VirtualClock) -> None:
     resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
     assert (resumed.status, resumed.revisions) == ("failed", ())
     assert [body.by for body in bodies(store, result.run, QuestionAnswered)] == ["bob"]
-
-
-async def test_failing_store_elsewhere(clock: VirtualClock) -> None:
-    """Errors of a third party's store reach those who ask or answer as StoreError."""
-
-    def fail(*arguments: object) -> NoReturn:
-        raise ConnectionError("no route to host")
-
-    store = ReadStore()
-    engine = asking(clock, store=store)
-    result = await engine.execute(chain("a"), failing("a"))
-    store.happenings = [fail]
-    with pytest.raises(StoreError, match="no route to host"):
-        engine.answer(result.questions[0], "approve")
-    store.runs = fail  # type: ignore[method-assign]  # as a store of others may
-    with pytest.raises(StoreError, match="no route to host"):
-        engine.pending()

@@ -1,20 +1,16 @@
 """Many triggers at once: what belongs together is decided once, what does not waits for nothing, and ends come at once."""
 
-from collections.abc import Sequence
-
 import anyio
 
-from replanning import Alternative, Answer, CallbackGate, Plan, ReplanRequest, Task, TaskContext
-from replanning.changes import AddTask, ReplaceTask, SkipTask
+from replanning import Answer, CallbackGate, Plan, ReplanRequest, Task, TaskContext
+from replanning.changes import ReplaceTask, SkipTask
 from replanning.decision import Question
 from replanning.journal import AlternativesConsidered, TriggerDropped
 from replanning.testing import ScriptedProvider, ScriptStep, VirtualClock, returns
 from tests.support.cost import calls
 from tests.support.runs import (
-    Proposer,
     alternative,
     bodies,
-    chain,
     failing,
     make_engine,
     perform,
@@ -140,53 +136,6 @@ async def test_a_group_in_the_way_of_another(clock: VirtualClock) -> None:
         plan(Task(id="a"), Task(id="b")), failing("a", "b")
     )
     assert (result.status, len(result.revisions)) == ("succeeded", 2)
-
-
-class SlowReader:
-    """A provider that looks at the plan again after it has waited."""
-
-    name = "slow"
-
-    def __init__(self, clock: VirtualClock) -> None:
-        self.asked = 0
-        self._clock = clock
-
-    async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-        """Wait, and read the plan."""
-        self.asked += 1
-        await self._clock.sleep(2)
-        return [alternative(SkipTask(task_id=task.id)) for task in request.view.stuck()]
-
-
-async def test_a_view_that_is_always_stale(clock: VirtualClock) -> None:
-    """A provider whose view is stale each time is asked a few times and then left out; the answers of others count."""
-    slow, quick = SlowReader(clock), Proposer(lambda request: [alternative(SkipTask(task_id="a"))])
-    engine = make_engine(slow, quick, clock=clock)
-    async with engine.open(chain("a", "b")) as run:
-        run.failed(run.started("a"), "broken")
-        for number in range(20):
-            await clock.sleep(1)
-            run.apply([AddTask(task=Task(id=f"more{number}", depends_on=("b",)))])
-        await perform(run)
-    assert (run.result.status, slow.asked) == ("succeeded", 3)
-    (considered,) = bodies(engine.store, run.id, AlternativesConsidered)
-    assert considered.notes == ("slow: the plan changed each time that it was asked",)
-
-
-async def test_a_finished_run_does_not_linger(clock: VirtualClock) -> None:
-    """A repetition that waits for its cooldown does not keep a run whose tasks are done."""
-    engine = make_engine(lambda request: [], clock=clock)
-    began = clock.now()
-    async with engine.open(
-        plan(Task(id="a", tool="usual"), Task(id="long"), tools=TOOLS[:1])
-    ) as run:
-        long = run.started("long")
-        for available in (False, True, False, True):
-            run.change_resource("usual", available=available)
-            await clock.sleep(1)
-        run.succeeded(long)
-        await perform(run)
-    assert (run.result.status, clock.now() - began) == ("succeeded", 4)
 
 
 async def test_a_cooldown_is_not_for_others(clock: VirtualClock) -> None:

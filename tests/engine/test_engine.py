@@ -24,7 +24,7 @@ from replanning.changes import (
     SkipTask,
 )
 from replanning.engine import MonitorNotice
-from replanning.errors import LLMTimeout, PluginError
+from replanning.errors import PluginError
 from replanning.journal import (
     AlternativesConsidered,
     AttemptFailed,
@@ -51,7 +51,6 @@ from replanning.testing import (
     returns,
 )
 from replanning.testing.clock import EPOCH
-from tests.support.llm_clients import CLIENTS, City, Network, client, fails, said
 from tests.support.runs import (
     Proposer,
     again,
@@ -565,16 +564,6 @@ async def test_weight_and_confidence_of_zero() -> None:
         candidate = bodies(engine.store, result.run, AlternativesConsidered)[0].candidates[0]
         assert candidate.score.total == candidate.score.self_assessment == total
         assert bool(candidate.rejected) is (confidence == 0.0)
-
-
-@pytest.mark.parametrize("kind", CLIENTS)
-async def test_tries_of_a_model_end_in_time(kind, clock: VirtualClock) -> None:
-    """All tries of a call of a language model, and the second question for its shape, end within thirty seconds."""
-    busy, shapeless = fails(503), said(kind, "no shape at all")
-    network = Network(busy, shapeless, busy, shapeless, clock=clock, takes=9)
-    with pytest.raises(LLMTimeout):
-        await client(kind, network).complete_json("Which?", City)
-    assert (clock.elapsed, network.moments, network.abandoned) == (30, [0, 9.5, 18.5, 28], 1)
 
 
 async def test_what_follows_a_skipped_task_waits_for_the_decision(clock: VirtualClock) -> None:

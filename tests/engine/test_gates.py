@@ -7,11 +7,9 @@ import pytest
 
 from replanning import Answer, CallbackGate, Question, StoreGate, Task
 from replanning.changes import SkipTask
-from replanning.decision import HumanGate
 from replanning.journal import (
     AnswerRefused,
     ErrorContained,
-    PlanRevised,
     QuestionReminded,
     SqliteStore,
 )
@@ -87,15 +85,6 @@ async def test_a_gate_that_talks_nonsense(answer: object, clock: VirtualClock) -
     assert {question.rejection_reason for question in questions} == {"", *reasons}
     assert "refused" in bodies(engine.store, result.run, ErrorContained)[0].error
     assert dialogue(engine, result.run) == ["asked q1", "ask low-confidence"]
-
-
-async def test_changes_given_as_json(clock: VirtualClock) -> None:
-    """A gate may give changes as JSON, as they come from a form."""
-    said = Answer("modify", "ada", changes=({"kind": "skip", "task_id": "a"},))  # type: ignore[arg-type]
-    engine = asking(clock, gate=ScriptedGate([said]))
-    result = await engine.execute(chain("a"), failing("a"))
-    assert result.status == "succeeded"
-    assert bodies(engine.store, result.run, PlanRevised)[0].changes == (SkipTask(task_id="a"),)
 
 
 async def test_a_gate_that_hangs(clock: VirtualClock) -> None:
@@ -209,12 +198,3 @@ async def test_store_gate(tmp_path: Path, clock: VirtualClock) -> None:
     assert (results[0].status, results[0].revisions[0].by) == ("succeeded", "person:ada")
     assert 100 <= clock.elapsed <= 101
     store.close()
-
-
-def test_gates_are_gates() -> None:
-    """Every gate of the library is one, and says in one line what it is."""
-    gates = [CallbackGate(lambda question: APPROVE), StoreGate(), ScriptedGate()]
-    assert all(isinstance(gate, HumanGate) for gate in gates)
-    assert not isinstance(object(), HumanGate)
-    assert repr(gates[0]).startswith("<CallbackGate test_gates_are_gates")
-    assert repr(gates[1]) == "<StoreGate>"

@@ -1,6 +1,5 @@
 """Defects that the simulation found, each as the smallest run that showed it."""
 
-from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -19,8 +18,6 @@ from replanning import (
 from replanning.changes import ModifyTask, RetryTask, SkipTask
 from replanning.errors import NotRunning
 from replanning.journal import (
-    AttemptFenced,
-    DecisionMade,
     MemoryStore,
     QuestionAnswered,
     QuestionReminded,
@@ -54,13 +51,6 @@ from tests.support.runs import (
 )
 
 ASKING: dict[str, Any] = {"alternatives": {"require_approval": True}}
-
-
-def out_of_order(clock: VirtualClock, first: float, last: float) -> FlakyStore:
-    """A store that takes no records between two moments."""
-    return FlakyStore(
-        fails=lambda operation, number: operation == "append" and first <= clock.elapsed < last
-    )
 
 
 async def test_triggers_that_wait_at_an_early_end_are_dropped(clock: VirtualClock) -> None:
@@ -180,54 +170,6 @@ async def test_what_was_concluded_late_is_not_dropped(clock: VirtualClock) -> No
     assert bodies(store, result.run, TriggerDropped) == []
 
 
-async def decisions_about_two_failures(
-    fails: Callable[[str, int], bool] = lambda operation, number: False,
-) -> list[object]:
-    """Run a plan in which two tasks fail at once while the store fails now and then; return the decisions."""
-    async with VirtualClock() as clock:
-        store = FlakyStore(fails=fails)
-        engine = make_engine(ScriptedProvider(again), store=store, clock=clock)
-        script = {name: raises(ValueError("no")) for name in ("a", "b")}
-        tasks = Task(id="a"), Task(id="b"), Task(id="c", depends_on=("a", "b"))
-        result = await engine.execute(plan(*tasks), ScriptedExecutor(script, clock=clock))
-    assert (result.status, invariant_violations(list(store.read(result.run)))) == ("succeeded", [])
-    return [
-        (body.replan, body.decision, body.triggers)
-        for body in bodies(store, result.run, DecisionMade)
-    ]
-
-
-async def test_what_is_concluded_late_leaves_out_the_same() -> None:
-    """Of two failures that are considered together, a decision about one that is recorded late leaves the other open."""
-    first = 10  # the record of the first decision
-    late = await decisions_about_two_failures(
-        lambda operation, number: operation == "append" and number == first
-    )
-    assert late == await decisions_about_two_failures()
-    assert late == [("r1", "execute", ("t1",)), ("r2", "execute", ("t2",))]
-
-
-async def test_what_waits_for_the_store_does_not_begin_after_a_pause(clock: VirtualClock) -> None:
-    """A task that was handed out before a pause, and could not begin for the store, does not begin after it."""
-    store = out_of_order(clock, 5, 10)
-    work = ScriptedExecutor({"a": returns(after=20)}, clock=clock)
-    engine = make_engine(store=store, clock=clock)
-    async with (
-        engine.open(plan(Task(id="a"), Task(id="b"))) as run,
-        anyio.create_task_group() as group,
-    ):
-        group.start_soon(perform, run, work)
-        await clock.sleep(6)
-        group.start_soon(perform, run, work)
-        await clock.sleep(2)
-        run.pause()
-    assert (run.result.status, [call.task.id for call in work.calls]) == ("paused", ["a"])
-    assert [body.report for body in bodies(store, run.id, AttemptFenced)] == [
-        "not started: the run is to pause"
-    ]
-    assert invariant_violations(list(store.read(run.id))) == []
-
-
 async def test_nothing_is_reported_as_started_after_a_pause() -> None:
     """The start of a task that was handed out before a pause is refused, because no attempt can start."""
     engine = ReplanningEngine([], monitor=PlanMonitor([]))
@@ -265,23 +207,3 @@ async def test_trigger_that_becomes_stale_in_its_cooldown(clock: VirtualClock) -
     assert (result.status, clock.elapsed) == ("needs_human", 3)
     kinds = [body.kind for body in bodies(store, run.id)]
     assert kinds[-3:] == ["revised", "trigger-dropped", "run-ended"]
-
-
-async def test_view_that_is_stale_when_the_run_is_left(clock: VirtualClock) -> None:
-    """Nothing is recorded of a trigger when its provider finds out after the end that the plan has changed."""
-    edited, store = anyio.Event(), MemoryStore()
-
-    class Late:
-        name = "late"
-
-        async def propose(self, request: ReplanRequest) -> list[Alternative]:
-            await edited.wait()
-            request.view.task("a")
-            return []
-
-    async with make_engine(Late(), clock=clock, store=store).open(chain("a", "b")) as run:
-        run.failed(run.started("a"), "broken")
-        await clock.sleep(1)
-        run.apply([RetryTask(task_id="a", delay=5)])
-        edited.set()
-    assert [body.kind for body in bodies(store, run.id)][-2:] == ["revised", "run-ended"]

@@ -14,13 +14,12 @@ import anyio.to_thread
 import pytest
 from pydantic import BaseModel
 
-from replanning import Goal, Plan, ReplanningEngine, Task, ToolSpec, current_attempt, tool
+from replanning import Goal, Plan, ReplanningEngine, Task, ToolSpec, tool
 from replanning.errors import (
     CallFailed,
     NeedsHuman,
     NotRunning,
     RecordNotSerializable,
-    RunOwned,
     StoreError,
 )
 from replanning.journal import AttemptStarted, CallMade, Lease, MemoryStore, Record, SqliteStore
@@ -64,14 +63,6 @@ async def test_substitute(clock: VirtualClock) -> None:
     assert session.run.result.ok
     [revision] = session.run.result.revisions
     assert "search_slowly" in revision.reason
-
-
-async def test_calls_of_the_past(clock: VirtualClock) -> None:
-    """Calls one after another leave nothing in the queue of tasks that anybody may execute."""
-    async with engine_of(clock).session("find", tools=[search, search_slowly]) as session:
-        for number in range(5):
-            assert await session.call(echo, number) == number
-        assert list(session.run.live.scheduler.queue) == []
 
 
 async def test_exception_of_the_tool(clock: VirtualClock) -> None:
@@ -338,26 +329,6 @@ async def test_a_thread_that_was_left_behind_is_not_executed_again(clock: Virtua
     assert executed == [1]
 
 
-async def test_a_function_finds_its_attempt(clock: VirtualClock) -> None:
-    """A tool finds the key of its call, in a thread too: the same when it is repeated, and none outside of a call."""
-    keys: list[str] = []
-
-    @tool(idempotent=True)
-    def pay(value: int) -> int:
-        attempt = current_attempt()
-        assert attempt is not None
-        keys.append(attempt.idempotency_key)
-        if len(keys) == 1:
-            raise ConnectionResetError
-        return value
-
-    async with engine_of(clock).session("pay", tools=[pay], run_id="r") as session:
-        assert await session.call(pay, 1) == 1
-        assert await session.call(pay, 1) == 1
-        assert current_attempt() is None
-    assert keys == ["r/pay-1", "r/pay-1", "r/pay-2"]
-
-
 async def test_stated_plan(clock: VirtualClock) -> None:
     """The tasks of a plan that an agent states are performed beside its calls; those left undone fail the session."""
     stated = Plan(
@@ -505,19 +476,6 @@ def not_async(name: str, arguments: Mapping[str, object]) -> Any:
     """Execute a tool at once."""
 
 
-async def test_wrong_calls(clock: VirtualClock) -> None:
-    """Two tools of one name, and a run that is open already, are refused before anything is executed."""
-    engine = engine_of(clock)
-    with pytest.raises(ValueError, match="two tools are called 'echo'"):
-        async with engine.session("echo", tools=[echo, echo]):
-            pass
-    async with engine.session("echo", tools=[echo]) as session:
-        with pytest.raises(RunOwned, match="it is open in this process, so leave it there first"):
-            async with engine.session("echo", run_id=session.run.id):
-                pass
-    assert not len(session.run.live)
-
-
 async def test_left_by_an_exception(clock: VirtualClock) -> None:
     """An exception of the agent leaves the session paused, to be resumed; what is called afterwards is refused."""
     with pytest.raises(KeyError):
@@ -614,27 +572,6 @@ async def test_functions_instead_of_work(clock: VirtualClock) -> None:
     assert result.outputs == {"a": ["x"]}
     with pytest.raises(TypeError, match="either"):
         await engine_of(clock).execute(document)
-
-
-async def test_object_of_another_process(clock: VirtualClock) -> None:
-    """A call that was left and is made again with other values gets those on record, as far as they are JSON."""
-    engine, seen = engine_of(clock), list[object]()
-
-    class Left(Exception):
-        pass
-
-    async def execute(name: str, arguments: Mapping[str, object]) -> None:
-        seen.append(arguments["values"])
-        raise Left
-
-    for first, expected in (([1, {"a": object()}], LookupError), ([1, {"a": 2}], Left)):
-        for values, error in ((first, Left), ([3], expected)):
-            async with engine.session("x", tools=[ToolSpec(name="see")], passes=(Left,)) as session:
-                with pytest.raises(Left):
-                    await session.invoke("see", {"values": first}, execute=execute, key="one")
-                with pytest.raises(error):
-                    await session.invoke("see", {"values": values}, execute=execute, key="one")
-    assert seen[-1] == [1, {"a": 2}]
 
 
 async def test_ids_of_calls(clock: VirtualClock) -> None:

@@ -381,33 +381,6 @@ async def test_condition_about_an_output_that_was_not_stored(
 
 
 @pytest.mark.anyio
-async def test_second_kill_before_the_repeated_task_runs(tmp_path: Path) -> None:
-    """A task that is to run again because its output was lost does so after another kill as well."""
-    plan = Plan.model_validate(
-        {
-            "goal": {"objective": "g"},
-            "tasks": [{"id": "make", "effect": "none"}, {"id": "read", "depends_on": ["make"]}],
-        }
-    )
-    await stop_after(tmp_path / "r.db", plan, {"make": Connection()})
-    engine = ReplanningEngine(store=SqliteStore(tmp_path / "r.db"))
-    async with engine.resume("r"):
-        pass
-    await engine.aclose()
-    done = []
-
-    async def work(task: Task, context: TaskContext) -> object:
-        done.append(task.id)
-        return Connection() if task.id == "make" else type(context.results["make"]).__name__
-
-    engine = ReplanningEngine(store=SqliteStore(tmp_path / "r.db"))
-    result = await engine.execute(plan, work, run_id="r")
-    await engine.aclose()
-    assert done == ["make", "read"]
-    assert result.outputs["read"] == "Connection"
-
-
-@pytest.mark.anyio
 async def test_forgotten_await_is_a_failure() -> None:
     """A coroutine or an async generator as output fails the attempt, which asks whether `await` was forgotten."""
 
@@ -448,34 +421,6 @@ async def test_result_says_why_there_is_no_output() -> None:
     with pytest.raises(KeyError, match="no task 'nothing'"):
         result.outputs["nothing"]
     assert result.outputs.get("make") is None
-
-
-@pytest.mark.anyio
-async def test_what_is_too_large_is_called_so() -> None:
-    """An output beyond `max_output` fails with its size, the limit and the setting."""
-
-    async def work(task: Task, context: TaskContext) -> object:
-        return "x" * 2000
-
-    result = await ReplanningEngine(settings={"max_output": 1000}).execute(READER, work)
-    message = result.failures["make"].message
-    assert "2002 bytes" in message
-    assert "max_output allows 1000" in message
-
-
-@pytest.mark.anyio
-async def test_work_may_change_its_output_afterwards() -> None:
-    """An output is copied when it is reported, so later changes by the work reach nobody."""
-    kept: dict[str, list[object]] = {"items": [(1,)]}
-
-    async def work(task: Task, context: TaskContext) -> object:
-        if task.id == "make":
-            return kept
-        kept["items"].append("later")
-        return context.results["make"]
-
-    result = await ReplanningEngine().execute(READER, work)
-    assert result.outputs["make"] == result.outputs["read"] == {"items": [(1,)]}
 
 
 @pytest.mark.anyio

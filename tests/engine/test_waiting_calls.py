@@ -1,7 +1,6 @@
 """Calls that wait: for resources, for other tasks, for people, for the store; each of them ends."""
 
-from collections.abc import Awaitable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from itertools import pairwise
 
 import anyio
@@ -11,7 +10,7 @@ from replanning import Task, TaskContext, ToolSpec
 from replanning.changes import ReplaceTask, RetryTask
 from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NotRunning
 from replanning.journal import AttemptStarted, Usage
-from replanning.testing import FlakyStore, ScriptedGate, VirtualClock, raises
+from replanning.testing import ScriptedGate, VirtualClock, raises
 from tests.support.questions import asking
 from tests.support.runs import alternative, make_engine, plan
 
@@ -103,33 +102,6 @@ async def test_question_that_nobody_is_asked(clock: VirtualClock, cause: str) ->
         assert [question.id for question in engine.pending()] == list(raised.value.questions)
 
 
-async def test_same_key_while_the_store_fails(clock: VirtualClock) -> None:
-    """Calls that wait for the store are added once it works: those of one key as one, others under ids of their own."""
-    store = FlakyStore(
-        fails=lambda operation, number: operation == "append" and number > 1 and clock.elapsed < 5
-    )
-    executed: list[str] = []
-
-    async def execute(name: str, arguments: Mapping[str, object]) -> object:
-        executed.append(str(arguments["n"]))
-        return len(executed)
-
-    async def caller(key: str, n: int) -> None:
-        with suppress(NotRunning):  # as the other is performing it
-            await session.invoke("count", {"n": n}, execute=execute, key=key)
-
-    engine = make_engine(clock=clock, store=store)
-    async with (
-        engine.session("count", tools=[ToolSpec(name="count")]) as session,
-        anyio.create_task_group() as group,
-    ):
-        for n, key in [(0, ""), (1, ""), (2, "same"), (2, "same")]:
-            group.start_soon(caller, key, n)
-    assert len(executed) == len(session.run.live) == 3
-    assert session.run.result.ok
-    assert store.failures
-
-
 async def test_unavailable_and_put_off(clock: VirtualClock) -> None:
     """A call whose tool is not there is not tried again before the time that was decided; its condition comes first."""
     engine = make_engine(
@@ -165,37 +137,6 @@ async def test_call_within_a_call(clock: VirtualClock, stop: str) -> None:
     async with make_engine(clock=clock).session(stated, tools=[outer]) as session:
         assert await session.call(outer) == "done"
     assert session.run.result.status == ("paused" if stop == "pause" else "aborted")
-
-
-@pytest.mark.parametrize("number", range(2, 10))
-async def test_store_that_fails_at_any_record(clock: VirtualClock, number: int) -> None:
-    """A call whose tool fails gets the result of another, whichever of its records the store did not take at once."""
-    store = FlakyStore(fails=lambda operation, count: operation == "append" and count == number)
-
-    async def execute(name: str, arguments: Mapping[str, object]) -> object:
-        if name == "small":
-            raise MemoryError(name)
-        return name
-
-    tools = [ToolSpec(name="small", capability="load"), ToolSpec(name="big", capability="load")]
-    async with make_engine("repair", clock=clock, store=store).session(
-        "load", tools=tools
-    ) as session:
-        assert await session.invoke("small", {}, execute=execute) == "big"
-    assert store.failures == 1
-
-
-async def test_function_that_returns_an_awaitable(clock: VirtualClock) -> None:
-    """A function that is not async and returns an awaitable is executed to its end, on every loop."""
-
-    def later(value: int) -> Awaitable[int]:
-        async def inner() -> int:
-            return value
-
-        return inner()
-
-    async with make_engine(clock=clock).session("later", tools=[later]) as session:
-        assert await session.call(later, 1) == 1
 
 
 @pytest.mark.parametrize("facts", [None, []], ids=["facts unknown", "facts stated"])

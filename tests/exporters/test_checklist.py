@@ -312,17 +312,3 @@ def test_too_much_is_cut_from_the_oldest_on(tasks: int, plans: int) -> None:
     if tasks == 1000:
         shown = len([line for line in body.splitlines() if line.startswith("- [")])
         assert f"… and {tasks - shown} more tasks" in body or shown == tasks
-
-
-def test_old_plans_go_before_anything_of_the_current_one() -> None:
-    """If old plans do not fit, the current one stays whole, and the newest old one is cut last."""
-    plans = [
-        made(n, ("a", "first", True), ("b", "x" * 200, False), reason=f"because {n}")
-        for n in range(1, 6)
-    ]
-    whole = render_checklist(plans, "r")
-    for room in range(900, len(whole), 50):
-        body = render_checklist(plans, "r", room)
-        assert len(body) <= room
-        assert f"- [ ] **b**: {'x' * 200}" in body
-        assert "1 older plan left out" not in body or "### Plan 4" in body

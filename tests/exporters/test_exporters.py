@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import ReplanningEngine, Retry, Settings, Task
-from replanning.engine.delivery import ExporterDelivery
 from replanning.errors import PluginError, SettingsError
 from replanning.exporters.console import ConsoleExporter
 from replanning.journal import AttemptFailed, ErrorContained, Failure, MemoryStore, Record, RunEnded
@@ -116,22 +115,6 @@ async def test_hanging_exporter(clock: VirtualClock) -> None:
     elapsed = clock.elapsed
     assert (result.status, hanging.records, elapsed) == ("succeeded", [], 5)
     assert isinstance(good.records[-1][1].body, RunEnded)
-
-
-async def test_hanging_exporter_is_given_up_once(clock: VirtualClock) -> None:
-    """An exporter that was given up while a run was closed is not waited for again, also by one with a shorter limit."""
-    engine = ReplanningEngine([], environment=virtual_environment(clock=clock))
-    async with engine.open(chain("a")) as run:
-        delivery = ExporterDelivery(run._lifecycle, [Slow(clock, float("inf"))])
-        delivery.start()
-        async for task in run.ready():
-            async with run.attempt(task):
-                pass
-        with anyio.CancelScope() as scope:
-            scope.cancel()
-            await delivery.close()
-        await delivery.flush()
-    assert clock.elapsed == 0
 
 
 async def test_bounded_queue(clock: VirtualClock) -> None:

@@ -292,17 +292,6 @@ async def test_a_notice_that_was_deleted(fake, clock):
 
 
 @github
-async def test_a_long_reply(fake, clock):
-    """Of a reply that is too long its beginning is taken, and whoever reads it is told that it was cut."""
-    scene = Scene(fake, clock, UNCLEAR)
-    assert await scene.play(CLARIFY, ("ada", "To all. " + "x" * 60_000))
-    ((_, _, text),) = scene.answers()
-    assert text.startswith("To all. xxx")
-    assert text.endswith("[cut: 60008 characters in all]")
-    assert len(text) < 10_100
-
-
-@github
 async def test_commands_of_others(fake, clock):
     """A command for another program is no feedback, and an empty comment says nothing."""
     scene = Scene(fake, clock, UNCLEAR)

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -429,48 +428,6 @@ async def test_what_people_write_around_comments_stays(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_file_that_lacks_its_ends(tmp_path: Path) -> None:
-    """A comment whose end line was removed extends to the next comment."""
-    path = tmp_path / "notices.md"
-    forge = FileForge(path)
-    for text in ("first", "second"):
-        await forge.post(text)
-    path.write_text(
-        path.read_text()
-        .replace("<!-- end of comment 1 -->", "")
-        .replace("<!-- end of comment 2 -->", "")
-    )
-    assert [comment.body for comment in await forge.comments()] == ["first", "second"]
-
-
-@given(
-    st.lists(st.text(alphabet=st.characters(blacklist_categories=["Cs"]), max_size=40), max_size=4)
-)
-@example(["<!-- comment 1 at 2026-01-01T00:00:00+00:00 -->", "a\n<!-- comment 7 at x -->\nb"])
-@example(
-    [
-        "\r<!-- comment 1 at x -->\r\n",
-        "a\n<!-- end of comment 2 -->\nb",
-        "\n<!-- end of comment 1 -->",
-    ]
-)
-def test_no_comment_of_a_file_passes_for_two(texts: list[str]) -> None:
-    """Whatever comments say, a file has as many as were written, under their ids."""
-
-    async def written(path: Path) -> list[str]:
-        forge = FileForge(path)
-        ids = [await forge.post(f"x{text}") for text in texts]
-        for number, text in zip(ids, texts, strict=True):
-            await forge.edit(number, f"y{text}")
-        assert [one.id for one in await forge.comments()] == ids
-        return ids
-
-    with tempfile.TemporaryDirectory() as folder:
-        assert anyio.run(written, Path(folder) / "n.md") == [
-            str(n) for n in range(1, len(texts) + 1)
-        ]
-
-
 async def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     """If the file cannot be written, the error names it and the reason."""
     (tmp_path / "taken").write_text("")
@@ -478,15 +435,6 @@ async def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
         ForgeError, match=r"taken/notices.md cannot be (read|written): Not a directory"
     ):
         await FileForge(tmp_path / "taken" / "notices.md").post("x")
-
-
-def test_finding_out_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Checking that a file can be written leaves no trace."""
-    there = tmp_path / "there.md"
-    there.write_text("my notes")
-    assert [FileForge(path).write_error() for path in (there, tmp_path / "new.md")] == ["", ""]
-    assert [path.name for path in tmp_path.iterdir()] == ["there.md"]
-    assert there.read_text() == "my notes"
 
 
 async def test_console_lines() -> None:

@@ -7,7 +7,7 @@ import pytest
 from replanning import Task
 from replanning.exporters._forge import ForgeError
 from replanning.exporters.notices import Notifier
-from replanning.journal import ErrorContained, MemoryStore, Record, RunEnded
+from replanning.journal import ErrorContained, MemoryStore, RunEnded
 from replanning.plan import RunId
 from replanning.telemetry import ExporterContext
 from replanning.testing import VirtualClock
@@ -207,20 +207,6 @@ async def test_what_was_missed_is_posted_later(expected, errors, effective, ever
     assert marks_and_texts(issue) == marks_and_texts(expected)
 
 
-async def test_records_after_the_end(records, clock):
-    """A run is over although its journal goes on, as with a failure to post: the checklist is posted first, and once."""
-    late = Record(
-        records[-1].seq + 1, clock.now(), ErrorContained("exporter 'notices'", "no network")
-    )
-    issue = Issue()
-    notifier = attached(issue, [*records, late], clock)
-    await notifier.export(RUN, late)
-    assert issue.titles()[0].startswith("📋 Execution Plan")
-    assert "finished" in repr(marks(issue)[-1])
-    await notifier.aclose()
-    assert len(set(marks(issue))) == len(issue.kept)
-
-
 async def test_what_was_missed_is_posted_when_the_run_is_resumed(records, expected, clock):
     """Notices that one process could not post are posted by the next."""
     issue = Issue([BAD_GATEWAY] * 1_000)
@@ -283,18 +269,6 @@ async def test_an_issue_that_is_not_there_is_not_asked_for_again(
     await carried_out(EVENTFUL, Notifier(issue), failing=2)
     assert len(issue.errors) == 999
     assert "there is no issue owner/repo#12" in caplog.text
-
-
-async def test_one_notifier_for_several_engines(records, expected, clock):
-    """Engines may share a notifier: the past of a resumed run is found in its store; the last state is told first."""
-    issue = Issue()
-    notifier, own, other = Notifier(issue, edit_interval=0), cut(records), MemoryStore()
-    for store in (own, other):
-        notifier.attach(ExporterContext(store, clock))
-    await notifier.export(RUN, records[-1])
-    await notifier.aclose()
-    assert marks(issue)[0].kind == "checklist"
-    assert marks_and_texts(issue) == marks_and_texts(expected)
 
 
 class Choosy(Issue):

@@ -1,7 +1,6 @@
 """The history of a run: a projection of its journal, with the plan at any revision."""
 
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from random import Random
@@ -46,13 +45,8 @@ from replanning.history import (
 )
 from replanning.history.events import calibrate_sources
 from replanning.journal import (
-    AlternativesConsidered,
     Candidate,
-    DecisionMade,
     MemoryStore,
-    OutcomeRecorded,
-    PlanRevised,
-    TriggerDropped,
 )
 from replanning.plan.types import ReplanId
 from replanning.testing import ScriptedExecutor, ScriptedGate, VirtualClock, raises, returns
@@ -436,40 +430,6 @@ async def played(rng: Random) -> tuple[ReplanHistory, Plan]:
                     await clock.sleep(1)
                     attempt.output = await failing(*broken)(task, attempt.context)
     return engine.history(run.id), run.plan
-
-
-@given(rng=st.randoms(use_true_random=True), kept=st.integers(1, 4))
-def test_counts_agree_with_the_journal(rng: Random, kept: int) -> None:
-    """Each count is the number of records that say so, however few replans are kept, also if told of each as it happens."""
-    history, last_plan = anyio.run(played, rng)
-    records = list(history.records(0))
-    bodies = [record.body for record in records]
-    revised = [body for body in bodies if isinstance(body, PlanRevised)]
-    outcomes = [body.succeeded for body in bodies if isinstance(body, OutcomeRecorded)]
-    replans = {
-        body.replan for body in bodies if isinstance(body, AlternativesConsidered | DecisionMade)
-    }
-    metrics = history.metrics
-    assert {event.replan for event in history.events} == replans
-    assert metrics.replans == len(replans) == sum(metrics.by_decision.values())
-    assert metrics.executed == sum(body.replan is not None for body in revised)
-    assert metrics.edits == sum(body.replan is None for body in revised)
-    assert metrics.dropped == sum(isinstance(body, TriggerDropped) for body in bodies)
-    assert (metrics.succeeded, metrics.failed) == (outcomes.count(True), outcomes.count(False))
-    last = {body.replan: body.decision for body in bodies if isinstance(body, DecisionMade)}
-    assert {
-        event.replan: event.decision for event in history.events if event.replan in last
-    } == last
-    assert Counter(e.after for e in history.entries if e.after is not None) == Counter(
-        b.number for b in revised
-    )
-    assert history.plan_at(history.revision).tasks == last_plan.tasks
-    small = ReplanHistory(history.records, max_events=kept)
-    assert (small.events, small.metrics) == (history.events[-kept:], metrics)
-    follower = ReplanHistory(lambda after: records[after:1])
-    for record in records:
-        follower.fold(record)
-    assert (follower.events, follower.metrics) == (history.events, metrics)
 
 
 @given(rng=st.randoms(use_true_random=True))

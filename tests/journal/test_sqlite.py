@@ -324,27 +324,6 @@ def test_waiting_thread(path, monkeypatch):
         assert [info.run for info in store.runs()] == [RUN]
 
 
-def test_record_missing_at_the_end_of_a_batch(path):
-    """A missing record is named wherever it was, also the last one of those that are read at once."""
-    with closing(SqliteStore(path)) as store:
-        lease = store.create(RUN, "me", 0.0, 5.0)
-        for seq in range(1, 151):
-            store.append(lease, sample_record(seq))
-        execute(path, "DELETE FROM records WHERE seq = 100")
-        with pytest.raises(
-            JournalCorrupt, match="record 100 of run 'run-1' cannot be read: it is missing"
-        ):
-            list(store.read(RUN))
-
-
-def test_half_a_character(path):
-    """Text with half a surrogate pair is refused as an error of the store."""
-    with closing(SqliteStore(path)) as store:
-        with pytest.raises(StoreError, match=r"cannot take a new run: .*surrogates not allowed"):
-            store.create(RUN, "\ud800", 0.0, 5.0)
-        assert store.runs() == []
-
-
 def test_unfinished_reading_is_harmless(path):
     """A loop over records that was left does not keep the log from being written back."""
     with closing(SqliteStore(path)) as store:

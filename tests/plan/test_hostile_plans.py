@@ -92,25 +92,6 @@ def test_many_problems(in_time, wrong, count: int, told: int):
     assert max(len(str(problem)) for problem in refused.value.problems) < 400
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["yaml", "json"])
-def test_ten_megabytes(in_time, form):
-    """Ten megabytes in one value are read; as one key they are refused without being repeated."""
-    long = "x" * 10_000_000
-    text = json.dumps({**document([]), "context": {"a": long}})
-    assert Plan.parse(text, format="json").context == {"a": long}
-    assert Plan.parse(f"goal: {{objective: x}}\ncontext: {{a: {long}}}\n").context == {"a": long}
-    key = (
-        f'{{"goal": {{"objective": "x"}}, "{long}": 1}}'
-        if form == "json"
-        else f"goal: {{objective: x}}\n? {long}\n: 1"
-    )
-    message = problem_of(key, form)
-    assert "there is no field 'xxx" in message
-    assert len(message) < 500
-    assert "nested more than 100 deep" in problem_of("[" * 10_000_000, form)
-
-
 @pytest.mark.parametrize("form", ["yaml", "json"])
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('[{"a":', "}]")])
 def test_deep_nesting(form, opening, closing):
@@ -181,17 +162,6 @@ def test_control_characters(form):
     with pytest.raises(PlanError) as refused:
         Plan.parse('{"goal": {"objective": "x"}, "\\u001b[31m": 1}', format=form)
     assert "\x1b" not in str(refused.value)
-
-
-@pytest.mark.slow
-def test_many_duplicate_keys(in_time):
-    """Of a hundred thousand repeated keys the first are told, and that there are more."""
-    pairs = '"a": 1, ' * COUNT + '"a": 1'
-    for form in ("yaml", "json"):
-        with pytest.raises(PlanError) as refused:
-            Plan.parse(f"{{{pairs}}}", format=form)
-        *told, last = refused.value.problems
-        assert (len(told), last.message) == (FIRST, "there are further problems")
 
 
 def test_deep_fallbacks():

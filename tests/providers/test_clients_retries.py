@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import logging
 from email.utils import formatdate
 from functools import partial
@@ -75,13 +74,6 @@ async def test_lost_connections(error, clock) -> None:
     assert lines.startswith("openai: api.openai.com cannot be reached; gave up after 5 attempts: ")
     assert lines.endswith(f"{type(error).__name__}: {error}".removesuffix(": "))
     assert caught.value.__cause__ is error
-
-
-async def test_sent_to_no_host(clock: VirtualClock) -> None:
-    """A service that sends us to what cannot be the name of a host fails like one that cannot be reached."""
-    network = Network(fails(307, location="https://xn--/"), FOUR, clock=clock)
-    assert await openai(network).complete("2 + 2?") == "four"
-    assert network.moments == [0, 0.5]
 
 
 async def test_waits_are_spread_by_chance() -> None:
@@ -227,34 +219,6 @@ async def test_counts_that_cannot_be(usage) -> None:
     """Counts of tokens that cannot be are an error that says so."""
     with pytest.raises(LLMResponseInvalid, match=r"usage.*_tokens: Input should be"):
         await openai(Network(said(OpenAIProvider, usage=usage))).complete("2 + 2?")
-
-
-async def test_packed_answers() -> None:
-    """An answer may come packed, and it is an error where it cannot be unpacked, or is far larger than it looked."""
-
-    def packed(data: bytes) -> Network:
-        headers = {"content-encoding": "gzip"}
-        return Network(
-            lambda _: httpx.Response(200, headers=headers, stream=httpx.ByteStream(data))
-        )
-
-    assert await openai(packed(gzip.compress(FOUR.content))).complete("2 + 2?") == "four"
-    whole, half = gzip.compress(FOUR.content), len(FOUR.content) // 2
-    of_two = gzip.compress(FOUR.content[:half]) + gzip.compress(FOUR.content[half:])
-    assert await openai(packed(of_two)).complete("2 + 2?") == "four"
-    for data in (
-        b"not zip",
-        whole[:-1],
-        whole[: len(whole) // 2],
-        whole + b"more",
-        gzip.compress(b"") * 100_000,
-    ):
-        with pytest.raises(
-            LLMResponseInvalid, match="compressed with 'gzip' and cannot be decompressed"
-        ):
-            await openai(packed(data)).complete("2 + 2?")
-    with pytest.raises(LLMResponseInvalid, match="larger than 8,000,000 bytes"):
-        await openai(packed(gzip.compress(b" " * 10_000_000))).complete("2 + 2?")
 
 
 @pytest.mark.parametrize("kind", CLIENTS)

@@ -161,16 +161,6 @@ async def test_a_model_is_told_only_once(script, budget, prompts, notes):
     assert found.bodies(DecisionMade)[0].rule == "no-alternative"
 
 
-async def test_a_tool_of_no_library_must_be_one_that_the_plan_uses():
-    """In a plan without tool descriptions a model can use the tools of its tasks, and no other."""
-    plan = "goal: {objective: test}\ntasks:\n- {id: build, tool: make}\n- {id: ship, tool: post, depends_on: [build]}"
-    bad, good = (candidate(replaced("build", tool, arguments={})) for tool in ("rm", "post"))
-    found = await played([reply(bad, good)], plan=plan)
-    considered = found.bodies(AlternativesConsidered)[0]
-    assert "there is no tool 'rm'; the tools of the plan are: 'make', 'post'" in considered.notes[0]
-    assert found.executed == ["build", "new", "ship"]
-
-
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -473,16 +463,6 @@ def test_data_stays_on_its_line_and_in_its_room(value, room):
         assert json.loads(whole) == json.loads(json.dumps(value))
     assert len(short) <= room + 600
     assert len(short) <= len(whole) or "cut: " in short
-
-
-@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a": ', "}")])
-def test_what_is_nested_too_deep_is_marked(opening, closing):
-    """A value within twenty others is told; one that is nested deeper is marked as cut, however much room there is."""
-    assert "cut" not in encode_data(
-        truncate_value(json.loads(opening * 20 + "1" + closing * 20), 10_000)
-    )
-    told = encode_data(truncate_value(json.loads(opening * 21 + "1" + closing * 21), 10_000))
-    assert told == opening * 20 + '"… [cut: nested deeper]"' + closing * 20
 
 
 @given(hostile, hostile, st.integers(MIN_PROMPT_CHARS, 30_000))

@@ -1,20 +1,17 @@
 """Runs that meet what nobody would wish for: huge plans, control characters, edited journals."""
 
-import sys
 import time
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
-import anyio
 import pytest
 
-from replanning import Plan, ReplanningEngine, Task, ToolSpec, open_run
+from replanning import Plan, ReplanningEngine, open_run
 from replanning.journal import AttemptFailed, RunStore, SqliteStore
 from tests.support.invariants import replay_differences
-from tests.support.journals import edit_records
 from tests.support.resume import RUN
-from tests.support.runs import bodies, chain, plan
+from tests.support.runs import bodies, chain
 
 CONTROL = "".join(
     map(chr, [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0x202E, 0xFEFF, 0xFFFE])
@@ -64,23 +61,3 @@ async def test_control_characters(store: RunStore) -> None:
         assert replay_differences(run, store.read(RUN), 0.0) == []
     (failed,) = bodies(store, RUN, AttemptFailed)
     assert failed.failure.message == CONTROL
-
-
-async def test_edited_journal_on_the_command_line(tmp_path: Path) -> None:
-    """A journal with a bad record in its middle ends commands with a sentence that names file and record, and no traceback."""
-    tools = [ToolSpec(name="true", kind="shell", command="true")]
-    document = plan(
-        Task(id="a", tool="true"), Task(id="b", tool="true", depends_on=("a",)), tools=tools
-    )
-    path = tmp_path / "runs.db"
-    with closing(SqliteStore(path)) as store:
-        async with open_run(document, store=store, run_id=RUN) as run:
-            run.succeeded(run.started("a"))
-    edit_records(path, lambda seq, kind, data: (kind, "{half a record" if seq == 3 else data))
-    for command in ("resume", "status", "history"):
-        arguments = [sys.executable, "-m", "replanning", command, RUN, "--store", str(path)]
-        done = await anyio.run_process(arguments, check=False, cwd=tmp_path)
-        text = " ".join(done.stderr.decode().split())
-        assert done.returncode != 0, text
-        assert "Traceback" not in text, text
-        assert "runs.db: record 3 of run 'run-1' cannot be read" in text, text

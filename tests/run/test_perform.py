@@ -342,15 +342,3 @@ async def test_failing_store(clock: VirtualClock) -> None:
     assert began >= 8
     assert store.failures
     assert run.result.ok
-
-
-async def test_wrong_arguments(clock: VirtualClock) -> None:
-    """Work that is not async is refused before anything starts."""
-    async with make_engine(clock=clock).open(plan(Task(id="a"))) as run:
-        with pytest.raises(TypeError, match="not async"):
-            await run.perform("a", lambda_of_two)  # type: ignore[arg-type]
-        assert await run.perform("a", work) == {None, "nobody"}
-
-
-def lambda_of_two(task: Task, context: TaskContext) -> None:
-    """Work that is not async."""

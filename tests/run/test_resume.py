@@ -7,9 +7,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from replanning import PlanRun, ReplanningEngine, Retry, Task, TaskContext
+from replanning import PlanRun, Retry, Task, TaskContext
 from replanning.changes import AbortRun, AddTask, RetryTask, SkipTask
-from replanning.environment import Environment, SystemClock
+from replanning.environment import SystemClock
 from replanning.errors import JournalCorrupt, RunOwned, StoreError, UnknownRun
 from replanning.journal import (
     AttemptInterrupted,
@@ -18,14 +18,13 @@ from replanning.journal import (
     MemoryStore,
     QuestionAsked,
     Record,
-    ReplanRequested,
     RunOpened,
     RunResumed,
     RunStore,
     SqliteStore,
     TriggerFired,
 )
-from replanning.plan import AttemptId, RunId
+from replanning.plan import AttemptId
 from replanning.testing import FlakyStore, ScriptedExecutor, VirtualClock, raises
 from tests.support.invariants import invariant_violations, replay_differences
 from tests.support.journals import edit_records
@@ -57,25 +56,6 @@ async def test_cut_off_after_any_record(step: int) -> None:
             assert (again.status, again.outputs) == (result.status, result.outputs), (seen, cut_at)
             assert journal[:cut_at] == (records if cut_at == seen else second)[:cut_at]
             assert story(journal) == story(records), (seen, cut_at)
-
-
-async def test_replayed_in_steps() -> None:
-    """A long journal is replayed in steps; a clock that has a checkpoint is told of each."""
-
-    class Steps(SystemClock):
-        taken = 0
-
-        async def checkpoint(self) -> None:
-            self.taken += 1
-            await anyio.lowlevel.checkpoint()
-
-    store, clock = MemoryStore(), Steps()
-    many = plan(*(Task(id=f"t{n}") for n in range(500)))
-    async with make_engine(store=store).open(many, run_id=RUN) as run:
-        assert len(await perform(run)) == 500
-    assert clock.taken == 0
-    async with ReplanningEngine(store=store, environment=Environment(clock)).resume(RUN) as run:
-        assert (run.result.status, clock.taken >= 20) == ("succeeded", True)
 
 
 async def test_not_idempotent_asks() -> None:
@@ -275,21 +255,6 @@ async def test_absent_tools_are_announced_once() -> None:
         assert [record.body.kind for record in all_records].count("resource-updated") == 1
 
 
-async def test_request_from_elsewhere_counts_once() -> None:
-    """A request that is on record already, because only its message could not be taken away, is not made again."""
-    kept = MemoryStore()
-    async with make_engine(store=kept).open(chain("a"), run_id=RUN):
-        kept.post(RUN, InboxMessage("request", 1.0, "eve", {"reason": "look again"}))
-    stuck = FlakyStore(kept, fails=lambda operation, number: operation == "discard")
-    for _ in range(2):
-        async with make_engine(again, store=stuck).resume(RUN):
-            pass
-    assert [body.message for body in bodies(kept, RUN, ReplanRequested)] == [
-        message.id for message in kept.inbox(RUN)
-    ]
-    assert len(bodies(kept, RUN, TriggerFired)) == 1
-
-
 async def test_resuming_lifts_a_pause() -> None:
     """A pause that was asked for before somebody resumed the run was meant for what ran then."""
     engine = make_engine()
@@ -430,17 +395,6 @@ async def test_moved_file(tmp_path: Path) -> None:
         async with make_engine(store=opened).resume(RUN) as run:
             assert await perform(run) == ["b"]
     assert run.result.outputs == {"a": None, "b": None}
-
-
-async def test_renamed_run() -> None:
-    """A journal is refused under the name of another run."""
-    store = MemoryStore()
-    lease = store.create(RunId("copy"), "me", 0.0, 5.0)
-    store.append(lease, Record(1, 0.0, RunOpened(RUN, chain("a"))))
-    store.release(lease)
-    with pytest.raises(JournalCorrupt, match="'copy' holds the records of run 'run-1'"):
-        async with make_engine(store=store).resume("copy"):
-            pass
 
 
 async def test_damaged_record(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Runs: pulling, reporting, observing, editing; with and without an engine."""
 
-import sys
 from collections.abc import Callable
 
 import anyio
@@ -529,24 +528,6 @@ async def test_work_changes_nothing_that_others_get() -> None:
     assert seen == [repr(({"rows": given, "more": ["x"]}, given, ["x"]))] * 2
     assert result.outputs["load"] == loaded.output == given
     assert document.context == {"more": ["x"]}
-
-
-async def test_results_at_the_end_of_the_stack() -> None:
-    """Work that is nested too deeply itself for a deep result to be copied is given it as it is."""
-    deep: JsonValue = []
-    for _ in range(190):
-        deep = [deep]
-
-    def nested(times: int, context: TaskContext) -> JsonValue:
-        return nested(times - 1, context) if times else context.results["a"]
-
-    async def work(task: Task, context: TaskContext) -> JsonValue:
-        if task.id == "a":
-            return deep
-        return nested(sys.getrecursionlimit() - 360, context) == context.results["a"]
-
-    result = await ReplanningEngine().execute(chain("a", "b"), work)
-    assert (result.status, result.outputs["b"]) == ("succeeded", True)
 
 
 async def test_edits() -> None:

@@ -272,36 +272,6 @@ async def test_values_of_the_time_when_a_task_was_handed_out() -> None:
     assert run.result.stale == {"a": ("context.x",)}
 
 
-async def test_context_of_an_attempt_that_is_over() -> None:
-    """What work reads after its attempt has ended is not kept."""
-    async with make_engine().open(plan(Task(id="a"), Task(id="b"), context={"x": 1})) as run:
-        async for task in run.ready():
-            async with run.attempt(task) as attempt:
-                pass
-            assert attempt.context.context["x"] == (1 if task.id == "a" else 2)
-            run.change_context({"x": 2})
-    assert run.result.stale == {}
-
-
-async def test_several_changes() -> None:
-    """After each change, what is stale is done again, although the same was done before."""
-
-    async def work(task: Task, context: TaskContext) -> object:
-        language = await read(task, context)
-        following = {"x": "de", "x2": "fr"}.get(task.id)
-        if following:
-            context.change_context({"language": following})
-        return language
-
-    tasks = [Task(id="a", idempotent=True)]
-    tasks += [
-        Task(id=new, depends_on=(before,), on_stale="ignore")
-        for before, new in (("a", "x"), ("x", "x2"))
-    ]
-    result = await execute(plan(*tasks, context={"language": "en"}, on_stale="redo"), work)
-    assert (result.outputs["a"], len(result.revisions), list(result.stale)) == ("fr", 2, [])
-
-
 async def test_nothing_can_be_done() -> None:
     """Where a tool is not available any more, the result stays, and the run ends with the warning."""
 
@@ -358,3 +328,22 @@ async def test_change_after_the_end() -> None:
 async def read_x(context: TaskContext) -> object:
     """Read a value of the context."""
     return context.context["x"]
+
+
+async def test_several_changes() -> None:
+    """After each change, what is stale is done again, although the same was done before."""
+
+    async def work(task: Task, context: TaskContext) -> object:
+        language = await read(task, context)
+        following = {"x": "de", "x2": "fr"}.get(task.id)
+        if following:
+            context.change_context({"language": following})
+        return language
+
+    tasks = [Task(id="a", idempotent=True)]
+    tasks += [
+        Task(id=new, depends_on=(before,), on_stale="ignore")
+        for before, new in (("a", "x"), ("x", "x2"))
+    ]
+    result = await execute(plan(*tasks, context={"language": "en"}, on_stale="redo"), work)
+    assert (result.outputs["a"], len(result.revisions), list(result.stale)) == ("fr", 2, [])

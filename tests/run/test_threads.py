@@ -3,7 +3,6 @@
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from random import Random
 from threading import Event
 from typing import Any
 
@@ -21,7 +20,7 @@ from replanning.plan import AttemptId
 from replanning.run.event_loop import LoopThread
 from replanning.testing import ScriptedGate, VirtualClock
 from tests.support.questions import asking
-from tests.support.runs import again, bodies, chain, failing, make_engine, perform, plan
+from tests.support.runs import again, bodies, chain, failing, make_engine, perform
 
 InThread = Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]
 
@@ -189,34 +188,3 @@ async def test_call_while_the_run_is_left(monkeypatch: pytest.MonkeyPatch) -> No
     assert [body.kind for body in bodies(store, run.id)][-2:] == ["attempt-succeeded", "run-ended"]
     with pytest.raises(NotRunning):
         call.result()
-
-
-@pytest.mark.parametrize("count", [100, pytest.param(2_000, marks=pytest.mark.slow)])
-async def test_last_reports_wake_those_who_wait(count: int) -> None:
-    """Whoever waits for a run wakes at the last report from another thread, however threads and loop take turns."""
-    chance, engine = Random(7), make_engine("repair")
-
-    def report(run: PlanRun, task_id: str, fails: bool, delay: int) -> None:
-        attempt = run.started(task_id)
-        sum(range(delay))
-        run.failed(attempt, "broken") if fails else run.succeeded(attempt)
-
-    async def wait(run: PlanRun, delay: int) -> None:
-        for _ in range(delay):
-            await anyio.lowlevel.checkpoint()
-        statuses.append((await run.wait()).status)
-
-    with ThreadPoolExecutor(3) as threads, anyio.fail_after(300):
-        for _ in range(count):
-            fails, statuses = (
-                [chance.random() < 0.2 for _ in range(chance.randrange(1, 4))],
-                list[str](),
-            )
-            tasks = [Task(id=f"t{number}") for number in range(len(fails))]
-            source = engine.open(plan(*tasks)) if chance.random() < 0.5 else open_run(plan(*tasks))
-            async with source as run, anyio.create_task_group() as group:
-                for number, broken in enumerate(fails):
-                    threads.submit(report, run, f"t{number}", broken, chance.randrange(3_000))
-                for _ in range(chance.randrange(1, 3)):
-                    group.start_soon(wait, run, chance.randrange(60))
-            assert set(statuses) == {"failed" if any(fails) else "succeeded"}

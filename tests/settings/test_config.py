@@ -4,18 +4,15 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from replanning import Settings
-from replanning import settings as public
 from replanning.config import OTHERS, VARIABLES, LoadedSettings, keys, load_settings, values
 from replanning.errors import SettingsError
 from replanning.settings import PriceSettings
@@ -518,16 +515,6 @@ def test_no_secret_in_what_is_wrong(name: str, form: str) -> None:
     assert "bbb" not in told
 
 
-@pytest.mark.parametrize(
-    "name", ["REPLANNING_LLM_MODEL", "REPLANNING_PROVIDER", "REPLANNING_TIMEOUT__TASK"]
-)
-def test_variable_that_is_no_text(name: str) -> None:
-    """Bytes that are no text are told with the name of the variable that holds them."""
-    (problem,) = problems(environ={name: os.fsdecode(b"caf\xe9")})
-    assert problem.startswith(f"environment {name} ")
-    assert problem.endswith("it holds what is no text in UTF-8")
-
-
 @given(
     st.dictionaries(
         st.sampled_from(
@@ -568,19 +555,6 @@ def test_any_variables(environ: dict[str, str]) -> None:
     else:
         told = []
     assert all(line.startswith("environment REPLANNING_") for line in told)
-
-
-def test_values_that_are_nested_deep() -> None:
-    """A value that is nested deeper than any setting is told with its key and where it comes from."""
-    deep: object = 1
-    for _ in range(400):
-        deep = [deep]
-    for key in ("llm", "llm.model", "llm.prices"):
-        assert problems(environ={}, arguments={key: deep}) == [
-            f"argument {key}: nested more than 20 deep"
-        ]
-    (problem,) = problems(environ={}, override=lambda: own(strategy=deep))
-    assert problem == "override planning.strategy: nested more than 20 deep"
 
 
 def test_variables_that_say_nothing() -> None:
@@ -750,20 +724,6 @@ def test_settings_stay() -> None:
     assert settings.model_copy(update={"cooldown": 1.0}) == Settings(cooldown=1.0)
 
 
-def test_every_section_has_a_public_name() -> None:
-    """Whatever a setting is made of can be imported from `replanning.settings`."""
-    sections = {kind.__name__ for kind in _sections(Settings)}
-    assert sections - {"Retry", "Budget"} <= set(vars(public))
-
-
-def _sections(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    for field in kind.model_fields.values():
-        for part in (field.annotation, *get_args(field.annotation)):
-            if isinstance(part, type) and issubclass(part, BaseModel):
-                yield part
-                yield from _sections(part)
-
-
 # Settings of a person
 
 
@@ -818,14 +778,6 @@ def test_override_of_another_form(answer: object, got: str) -> None:
     assert told.startswith(f"override {asked.url}: {FORM}")
 
 
-@pytest.mark.parametrize("answer", [object(), {"status": float("nan"), "data": {1, 2}}])
-def test_override_that_is_no_json(answer: object) -> None:
-    """What JSON cannot express is refused like any other wrong form."""
-    (told,) = problems(override=lambda: answer)
-    assert told.startswith(f"override: {FORM}; got ")
-    assert told.endswith("which JSON cannot express")
-
-
 @pytest.mark.parametrize("body", [b"<html>", b"", b"{", b"\xff", b"[" * 10_000])
 def test_server_that_sends_no_json(body: bytes) -> None:
     """An answer that is no JSON is an error that says what was expected."""
@@ -865,28 +817,6 @@ def test_server_that_is_silent_or_gone() -> None:
     assert warning.message.startswith("the server did not answer within 0.05 s")
     (warning,) = from_server(address).warnings
     assert warning.message.startswith("the server cannot be asked: ")
-
-
-def test_server_that_trickles() -> None:
-    """One that sends its answer drop by drop is not waited for longer than the time that it has."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def trickle() -> None:
-            connection, _ = listening.accept()
-            with connection:
-                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-                try:
-                    while True:
-                        connection.sendall(b" ")
-                except OSError:
-                    pass
-
-        thread = Thread(target=trickle)
-        thread.start()
-        address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        (warning,) = load(arguments={"override.url": address, "override.timeout": 0.2}).warnings
-        thread.join()
-    assert "did not answer within 0.2 s" in warning.message or "is larger than" in warning.message
 
 
 def test_function_that_fails() -> None:

@@ -1,13 +1,11 @@
 """The exporter of spans over OTLP/HTTP, against a receiver and against one that is dead."""
 
-import logging
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from replanning import ReplanningEngine, Retry, RunResult, Settings, __version__
@@ -203,14 +201,6 @@ async def test_stuck_collector(caplog: pytest.LogCaptureFixture) -> None:
     assert len(said(caplog)) == 1
 
 
-async def test_closing_twice(collector: Collector) -> None:
-    """Closing an exporter again does nothing."""
-    exporter = OtlpExporter(collector.url)
-    await exporter.aclose()
-    await exporter.aclose()
-    assert repr(exporter) == f"<OtlpExporter to {collector.url} closed>"
-
-
 async def test_passwords_in_addresses_are_not_shown(
     nowhere: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -218,16 +208,6 @@ async def test_passwords_in_addresses_are_not_shown(
     exporter = OtlpExporter(nowhere.replace("//", "//ada:hunter2@"), timeout=0.1)
     await send(exporter)
     assert "hunter2" not in repr(exporter) + exporter.problem + caplog.text
-
-
-async def test_others_keep_their_log(caplog: pytest.LogCaptureFixture) -> None:
-    """The SDK's complaints about exporters that are not ours are logged as ever."""
-    with HttpServer(lambda request: (403, {}, b"")) as collector:
-        await OtlpExporter(collector.url).aclose()
-        other = OTLPSpanExporter(endpoint=f"{collector.url}/v1/traces")
-        other.export([])
-        other.shutdown()
-    assert [record.levelno >= logging.WARNING for record in caplog.records] == [True]
 
 
 UNCLOSED = """

@@ -25,8 +25,7 @@ from replanning import (
     TaskContext,
     open_run,
 )
-from replanning.changes import CancelTask, ReplaceTask, RetryTask
-from replanning.errors import SettingsError, StoreError
+from replanning.changes import CancelTask, ReplaceTask
 from replanning.journal import (
     AttemptStarted,
     ErrorContained,
@@ -38,7 +37,6 @@ from replanning.journal import (
 )
 from replanning.testing import (
     FlakyStore,
-    RecordingExporter,
     ScriptedExecutor,
     ScriptedGate,
     ScriptedProvider,
@@ -313,29 +311,6 @@ async def test_resumed_after_kills(
     )
 
 
-async def test_cancelled_before_a_kill(spans: Spans) -> None:
-    """After a kill, a task that a revision had cancelled while it ran links to what was cancelled."""
-    engine = make_engine(tracer_provider=spans.provider)
-    async with engine.open(plan(Task(id="a"), Task(id="b"))) as run:
-        run.started("a")
-        run.cancel_task("a")
-    store, after = MemoryStore(), Spans()
-    lease = store.create(run.id, "killed", 0, 1)
-    for record in engine.store.read(run.id):
-        if record.body.kind != "run-ended":
-            store.append(lease, record)
-    async with make_engine(store=store, tracer_provider=after.provider).resume(run.id) as resumed:
-        resumed.apply([RetryTask(task_id="a")])
-        await perform(resumed, failing())
-    [cancelled] = spans.named("replanning.attempt")
-    again = next(
-        span
-        for span in after.named("replanning.attempt")
-        if span.attributes["replanning.attempt.id"] == "a#2"
-    )
-    assert [link.context.span_id for link in again.links] == [cancelled.context.span_id]
-
-
 async def test_trace_context_is_journaled(spans: Spans) -> None:
     """The first record has the trace context in the usual form; a fork has a trace of its own, and stays in it."""
     engine = make_engine(tracer_provider=spans.provider)
@@ -513,30 +488,6 @@ async def test_failed_run_is_an_error(spans: Spans) -> None:
     assert (paused.error, paused.attributes["run.status"]) == (None, "paused")
 
 
-async def test_orchestrator_that_raises(spans: Spans) -> None:
-    """An exception of the body that opened the run is an error of the run's span."""
-    engine = make_engine(tracer_provider=spans.provider)
-    with pytest.raises(LookupError):
-        async with engine.open(chain("a")):
-            raise LookupError(f"no such worker, token={SECRET}")
-    (run,) = spans.tree()
-    assert (run.error, run.attributes["error.type"]) == (
-        "no such worker, token=[redacted]",
-        "LookupError",
-    )
-
-
-async def test_run_that_cannot_be_opened(spans: Spans) -> None:
-    """A run that the store does not take ends its span as an error."""
-    engine = make_engine(tracer_provider=spans.provider)
-    async with engine.open(chain("a"), run_id="taken"):
-        with pytest.raises(StoreError):
-            async with engine.open(chain("a"), run_id="taken"):
-                pass
-    refused, _ = spans.named("replanning.run")
-    assert (refused.status.is_ok, refused.attributes["error.type"]) == (False, "StoreError")
-
-
 async def test_failing_store_ends_spans(spans: Spans, clock: VirtualClock) -> None:
     """A run that its store stops has all its spans ended."""
     store = FlakyStore(fails=lambda operation, number: operation == "append" and number > 3)
@@ -590,17 +541,6 @@ async def test_long_content_is_cut(size: int, kept: int, spans: Spans) -> None:
     assert (
         len(str(spans.named("replanning.attempt")[0].attributes["replanning.task.output"])) == kept
     )
-
-
-@given(before=st.integers(800, 1_200), after=st.integers(0, 2_500))
-def test_no_half_secrets(before: int, after: int) -> None:
-    """Wherever a long description is cut, no part of a secret is left."""
-    spans = Spans()
-    work = ScriptedExecutor(
-        default=raises(ValueError(" " + "x" * before + " " + SECRET + " " + "y" * after))
-    )
-    anyio.run(make_engine(**ONCE, tracer_provider=spans.provider).execute, chain("a"), work)
-    assert SECRET[:6] not in spans.text()
 
 
 NOTHING_LOADED = """
@@ -669,17 +609,6 @@ async def test_failing_tracing_harms_nobody() -> None:
     assert (result.status, len(result.revisions)) == ("succeeded", 1)
     (contained,) = bodies(engine.store, result.run, ErrorContained)
     assert (contained.where, "token=[redacted]" in contained.error) == ("tracing", True)
-
-
-def test_one_place_for_spans() -> None:
-    """Two places for spans are refused, and both are named; the same one twice is one place."""
-    provider = TracerProvider()
-    exporter = RecordingExporter(spans=provider)
-    ReplanningEngine([], exporters=[exporter], tracer_provider=provider)
-    with pytest.raises(SettingsError) as caught:
-        ReplanningEngine([], exporters=[exporter], tracer_provider=TracerProvider())
-    assert "the argument tracer_provider and the exporter 'recording'" in str(caught.value)
-    assert "add a span processor" in str(caught.value)
 
 
 async def test_resumed_without_tracing_before(spans: Spans) -> None:

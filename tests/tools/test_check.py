@@ -204,17 +204,6 @@ def test_uses_that_look_dangerous():
     ]
 
 
-def test_many_uses_of_a_long_command():
-    """When a million characters of commands have been judged, counted for each use, a note says that no more are."""
-    tool: JsonObject = {"name": "a", "kind": "shell", "command": f"echo {'a' * 19_000}"}
-    [note] = check_danger(
-        plan(tool, tasks=[{"id": f"t{number}", "tool": "a"} for number in range(60)])
-    )
-    assert (
-        str(note) == "tasks[52]: from here on, no use is judged: the commands are too long in all"
-    )
-
-
 def test_options_among_arguments():
     """An argument that a command would read as an option is reported before the plan runs; one that is a reference is not."""
     tool: JsonObject = {"name": "a", "kind": "shell", "command": "cat {x}"}

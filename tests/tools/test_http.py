@@ -452,12 +452,6 @@ async def test_cancelled_request(server: HttpServer):
         free.set()
 
 
-async def test_bytes_of_the_environment(server: HttpServer):
-    """A variable that is no UTF-8 reaches the server byte by byte."""
-    await use(http(server.url, headers={"X": "{env:V}"}), environ={"V": "a\udcffb"})
-    assert server.requests[0].headers["x"] == "a\xffb"
-
-
 async def test_connections_are_shared_and_closed(server: HttpServer):
     """One executor asks many times, also after it was closed, and keeps no cookies from one task to the next."""
     server.answer_json({}, set_cookie="a=b; Path=/")

@@ -12,12 +12,11 @@ from typing import Any
 
 import anyio
 import pytest
-from mcp.types import Tool
 from pydantic import JsonValue
 
 from replanning import Plan, PlanError, ReplanningEngine, Task
 from replanning.journal import AttemptFailed, ResourceChanged, ResourceUpdated, TriggerFired
-from replanning.plan import JsonObject, McpServer
+from replanning.plan import JsonObject
 from replanning.tools import (
     InvalidArguments,
     McpNotInstalled,
@@ -29,7 +28,7 @@ from replanning.tools import (
     ToolUnavailable,
     check_machine,
 )
-from replanning.tools.mcp import mcp_tool_spec, schema_problems
+from replanning.tools.mcp import schema_problems
 from tests.support.tools import Attempt, Pulse
 
 PATIENCE = 60
@@ -253,18 +252,6 @@ async def test_what_servers_log_has_no_secrets(caplog: pytest.LogCaptureFixture)
     assert "searching [redacted]" in caplog.text
     assert "nothing\n" in caplog.text
     assert not any(part in caplog.text for part in ("s3cr3t", "t-value", "ghp_", token[5:]))
-
-
-async def test_what_servers_write_is_logged_without_secrets(caplog: pytest.LogCaptureFixture):
-    """A value beside its name, a private key of several lines, and a token are masked in the log."""
-    caplog.set_level(logging.DEBUG, "replanning.mcp")
-    token = "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"
-    key = "-----BEGIN PRIVATE KEY-----\nMIIEow\n-----END PRIVATE KEY-----"
-    said = f"password: hunter2x\n{key}\nis {token}\n"
-    async with open_executor(plan()) as (executor, _):
-        await executor(use("web.search", query=f"this {said}. the end"), Attempt("a"))
-    assert "the end" in caplog.text
-    assert not any(part in caplog.text for part in ("hunter2x", "MIIE", token))
 
 
 async def test_arguments_and_answers_are_checked():
@@ -559,39 +546,6 @@ def doubling(reference: str, form: str) -> JsonObject:
 def test_schemas_of_strangers_do_no_harm(schema):
     """A schema that is none, matches endlessly, leads elsewhere or into itself is left to the server to check."""
     assert schema_problems(schema, {"a": "a" * 40 + "!"}) == []
-
-
-def test_what_is_wrong_with_arguments():
-    """Every problem is told with its place, as many as are worth reading."""
-    schema: JsonObject = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$defs": {"low": {"maximum": 3}},
-        "properties": {"a": {"properties": {"b": {"enum": [1, 2]}}}, "c": {"$ref": "#/$defs/low"}},
-        "required": ["d"],
-        "additionalProperties": False,
-    }
-    assert sorted(schema_problems(schema, {"a": {"b": 3}, "c": 4, "e": 0})) == [
-        "'d' is a required property",
-        "Additional properties are not allowed ('e' was unexpected)",
-        "a.b: 3 is not one of [1, 2]",
-        "c: 4 is greater than the maximum of 3",
-    ]
-
-
-def test_names_that_no_tool_may_have():
-    """A tool whose name breaks lines or is endless is passed over."""
-    server = McpServer(command=("x",))
-    for name in ("two\nlines", "x" * 300, "  "):
-        assert (
-            mcp_tool_spec(
-                "web", server, Tool(name=name, input_schema={"type": "object"}), None, str
-            )
-            is None
-        )
-    found = mcp_tool_spec(
-        "web", server, Tool(name="ok", input_schema={"type": "object"}), None, str
-    )
-    assert (found.name, found.dangerous, dict(found.parameters)) == ("web.ok", True, {})
 
 
 # Runs: what becomes of a plan when a server dies and comes back

@@ -1,6 +1,5 @@
 """The seven detectors: what is worth replanning, and what is not."""
 
-import json
 import math
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -47,7 +46,6 @@ from replanning.testing import (
     returns,
     virtual_environment,
 )
-from tests.support.cli import cli, process, write_plan
 from tests.support.runs import Proposer, alternative, bodies, failing
 
 ALL = get_args(TriggerKind)
@@ -742,19 +740,6 @@ async def test_kinds_without_a_class(tmp_path: Path) -> None:
     engine.store.close()
 
 
-@pytest.mark.usefixtures("warned")
-def test_kinds_are_imported_when_they_are_read() -> None:
-    """A record loads the plugin of its kind; if that is broken or takes other fields now, the trigger is a plain one."""
-    texts = [
-        '{"kind": "unread-kind", "number": 3}',
-        '{"kind": "unread-kind"}',
-        '{"kind": "broken-kind", "number": 3}',
-    ]
-    read = [journal.load_body("trigger-fired", f'{{"trigger": {text}}}') for text in texts]
-    names = [type(body.trigger).__name__ for body in read if isinstance(body, TriggerFired)]
-    assert names == ["UnreadKind", "TriggerEvent", "TriggerEvent"]
-
-
 async def test_misbehaving_detectors(tmp_path: Path) -> None:
     """A detector that gives what is no trigger, or one that no journal can hold, is noted and harms nothing else."""
     endless = journal.TaskTimedOut(timeout=math.inf)
@@ -781,26 +766,6 @@ def test_unknown_kinds_in_settings(warned: Path) -> None:
         match=r"of this name; did you mean 'warning-found'[?] known are task-failed, ",
     ):
         load_settings(environ={"REPLANNING_TRIGGERS": "warning-fund"})
-
-
-def test_kinds_of_others_on_the_command_line(warned: Path) -> None:
-    """What a plugin's detector fired is shown by commands, also where the plugin is missing."""
-    write_plan(
-        warned, {"say": "echo warning"}, "id: a, tool: say\nid: b, tool: say, depends_on: [a]"
-    )
-    cli(warned, "run", "plan.yaml", REPLANNING_TRIGGERS="warning-found")
-    for run_command in (cli, process):  # the process finds no plugin
-        history = json.loads(run_command(warned, "history", "--json").stdout)
-        assert (
-            "warning-found" in run_command(warned, "history", "--trigger", "warning-found").stdout
-        )
-        (trigger,) = history["events"][0]["triggers"]
-        assert (trigger["kind"], "warning" in trigger["text"]) == ("warning-found", True)
-        assert "warning-found" in run_command(warned, "why", "latest").stdout
-    assert (
-        "did you mean 'warning-found'?"
-        in cli(warned, "history", "--trigger", "warning-fund", code=2).stderr
-    )
 
 
 def test_cause_in_short() -> None:
