@@ -11,7 +11,7 @@ from replanning.changes import Alternative, PlanChange, target_task_ids
 from replanning.journal.records import Score
 from replanning.live.states import TaskState
 from replanning.live.view import PlanView, TaskView
-from replanning.plan.tasks import Task
+from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import JsonValue, TaskId
 from replanning.settings import Weights
 
@@ -244,22 +244,19 @@ class PlanEvaluator:
 
         The cost of a task is that of its tool, 1 if none is declared.
         """
-
-        def total_cost(tasks: Iterable[Task]) -> float:
-            costs = []
-            for task in tasks:
-                tool = view.tool(task.tool)
-                if tool is None or tool.cost is None:
-                    costs.append(1.0)
-                else:
-                    costs.append(tool.cost)
-            return sum(costs)
-
-        cost = total_cost(one)
-        saved = cost - total_cost(other)
+        cost = sum(task_cost(task, view.tools) for task in one)
+        saved = cost - sum(task_cost(task, view.tools) for task in other)
         if not cost:
             return 0.0
         return saved / cost
+
+
+def task_cost(task: Task, tools: Mapping[str, ToolSpec]) -> float:
+    """Return the cost of a task: that of its tool, or 1 if none is declared."""
+    tool = tools.get(task.tool or "")
+    if tool is None or tool.cost is None:
+        return 1.0
+    return tool.cost
 
 
 def _stuck_advice(task: TaskView) -> str:

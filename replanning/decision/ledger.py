@@ -201,11 +201,11 @@ class QuestionLedger:
 
         It does so while a question is open and no attempt runs.
         """
-        waiting = bool(self.open) and not self._running()
         since = self._waiting_since
-        if waiting and since is None:
-            self._waiting_since = at
-        if not waiting and since is not None:
+        if self.open and not self._running():
+            if since is None:
+                self._waiting_since = at
+        elif since is not None:
             # Clocks of two processes may differ, so a time may lie before the one before it.
             self._waited_seconds += max(0.0, at - since)
             self._waiting_since = None
@@ -466,11 +466,11 @@ class Ledger:
                 fingerprint = trigger.fingerprint
                 self.last_decided[fingerprint] = (at, lineages)
                 # For other kinds of trigger, what is missing may come back by itself.
-                fruitless = body.rule == "no-alternative" and replan in self._considered
-                if fruitless and trigger.kind in ("task-failed", "timeout"):
-                    considered = self._considered[replan]
-                    for task_id in trigger.tasks:
-                        self.fruitless_searches[task_id] = considered
+                if body.rule == "no-alternative" and trigger.kind in ("task-failed", "timeout"):
+                    considered = self._considered.get(replan)
+                    if considered is not None:
+                        for task_id in trigger.tasks:
+                            self.fruitless_searches[task_id] = considered
             if final or body.by == "observe":
                 self._close(trigger_id)
         if not final:

@@ -97,9 +97,9 @@ def stale_reason(trigger: Trigger, live: LivePlan) -> str:
 
 def _stale_context_reason(trigger: ContextChanged, live: LivePlan, finished: bool) -> str:
     if trigger.goal:
-        if trigger.facts and not _is_goal_missing(live):
-            return "the remaining tasks reach the goal"
-        return ""
+        if not trigger.facts or _is_goal_missing(live):
+            return ""
+        return "the remaining tasks reach the goal"
     if trigger.stale:
         if stale_results(live).keys().isdisjoint(trigger.stale):
             return "the results are not stale any more"
@@ -200,8 +200,9 @@ class ReplanPolicy:
         concerned = set(_trigger_tasks(triggers))
         blocks = []
         for task in view.stuck():
-            is_spent = task.root in spent and task.id in concerned
-            if is_spent and task.state is TaskState.FAILED:
+            if task.state is not TaskState.FAILED:
+                continue
+            if task.root in spent and task.id in concerned:
                 blocks.append(task.id)
         limit = limits.replans_per_lineage
         names = ", ".join(map(repr, spent))
@@ -386,12 +387,16 @@ def _unsafe_repetition(
         task = view.task(task_id)
         repeats = again.get(task_id)
         if task.state is TaskState.DONE:
-            # Without a repetition it is left as it is: what is added does something else.
-            if repeats and not is_repeatable(task.task, view.tool(task.task.tool)):
+            if repeats is None:
+                # It is left as it is: what is added does something else.
+                continue
+            if not is_repeatable(task.task, view.tool(task.task.tool)):
                 unsafe[task_id] = None
             continue
         for part in view.lineage(task_id):
-            if not part.in_doubt or has_no_effect(part.task, view.tool(part.task.tool)):
+            if not part.in_doubt:
+                continue
+            if has_no_effect(part.task, view.tool(part.task.tool)):
                 continue
             if repeats is None:
                 is_safe = not any(

@@ -22,7 +22,7 @@ from replanning.changes import (
     target_task_ids,
     task_arguments,
 )
-from replanning.decision.confidence import tasks_to_run
+from replanning.decision.confidence import task_cost, tasks_to_run
 from replanning.decision.ledger import Ledger
 from replanning.decision.masks import MaskRestorer
 from replanning.errors import ExpressionError, Problem
@@ -173,9 +173,9 @@ def _drop_started(
     for entry in [known[task_id] for task_id in targets if task_id in known]:
         if entry.state is not TaskState.RUNNING and entry.state not in FINISHED:
             continue
-        # An attempt from before `since` is the one that the changes were made for.
-        has_started = entry.log.count > 0 and entry.log.started_at >= since
-        if has_started or entry.condition_revision == CONDITION_NOT_MET:
+        if entry.condition_revision == CONDITION_NOT_MET or (
+            entry.log.count and entry.log.started_at >= since
+        ):
             started.add(entry.id)
     if not started:
         return tuple(changes)
@@ -246,11 +246,11 @@ def check_repeats(
         ledger: knows the tasks that others stand for, and what was declined.
     """
     # A retry may succeed where the last one failed.
-    changes = [change for change in proposal.changes if not isinstance(change, RetryTask)]
-    # A finished task is done again with other values of the context each time.
-    is_redone = any(entry.state is TaskState.DONE for entry in proposal.entries)
-    if tried and changes and not is_redone:
-        if ledger.lineages.hash_of(proposal.changes) in tried:
+    only_retries = all(isinstance(change, RetryTask) for change in proposal.changes)
+    if tried and not only_retries:
+        # A finished task is done again with other values of the context each time.
+        is_redone = any(entry.state is TaskState.DONE for entry in proposal.entries)
+        if not is_redone and ledger.lineages.hash_of(proposal.changes) in tried:
             return "the same was tried before and did not help"
 
     declined_at = ledger.questions.declined_at.get(proposal.fingerprint)
@@ -304,10 +304,12 @@ def check_fits_plan(proposal: Proposal) -> str:
     left_out: list[TaskId] = []
     rewired: set[TaskId] = set()
     for change in proposal.changes:
-        if change.kind == "remove" and change.task_id in reserved:
-            left_out.append(change.task_id)
-        elif change.kind == "modify" and "tool" not in change.fields:
-            rewired.add(change.task_id)
+        if change.kind == "remove":
+            if change.task_id in reserved:
+                left_out.append(change.task_id)
+        elif change.kind == "modify":
+            if "tool" not in change.fields:
+                rewired.add(change.task_id)
     if left_out:
         names = join_names(left_out, _MAX_PROBLEMS)
         return f"a caller waits for the result of {names}, which it leaves out"
@@ -462,23 +464,14 @@ def relative_saving(draft: Draft, live: LivePlan) -> float:
     for task_id in dict.fromkeys([*draft.states, *draft.tasks]):
         entry = live.entries.get(task_id)
         if entry is not None and entry.state in unfinished:
-            saved += _cost(entry.task, live)
+            saved += task_cost(entry.task, live.tools)
         if draft.state(task_id) in unfinished:
-            saved -= _cost(draft.task(task_id), live)
+            saved -= task_cost(draft.task(task_id), live.tools)
     remaining = PlanView(live).remaining_cost
     if not remaining:
         # Where nothing is left to do, the cost is compared with that of one task.
         remaining = 1.0
     return saved / remaining
-
-
-def _cost(task: Task, live: LivePlan) -> float:
-    if not task.tool:
-        return 1.0
-    tool = live.tools.get(task.tool)
-    if tool is None or tool.cost is None:
-        return 1.0
-    return tool.cost
 
 
 # Checks of the score

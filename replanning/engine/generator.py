@@ -138,9 +138,9 @@ class AlternativeVetter:
         """
         live = self.life.live
         # Kept with the alternative itself: otherwise another one might get its identity.
-        _, vetted = self._vetted.get(id(given), (None, None))
-        if vetted is not None and vetted.proposal.version == live.version:
-            return vetted
+        known = self._vetted.get(id(given))
+        if known is not None and known[1].proposal.version == live.version:
+            return known[1]
 
         proposed = given
         if not given.source:
@@ -395,9 +395,10 @@ class AlternativeGenerator:
                 be asked again.
         """
         paths = self.path_generator
-        if len(triggers) == 1 and triggers[0].kind == "goal-unreachable":
+        kinds = [trigger.kind for trigger in triggers]
+        if kinds == ["goal-unreachable"] and not paths.last_resorts:
             # Providers have said already what they know; only a last resort is asked once more.
-            if not paths.last_resorts and life.ledger.is_fruitless(triggers[0]):
+            if life.ledger.is_fruitless(triggers[0]):
                 return _earlier_candidates(triggers[0], life)
 
         request = self.analyzer.analyse(triggers, life, began)

@@ -350,13 +350,15 @@ class ToolBreakers:
         name = live.entry(body.task).task.tool or ""
         breaker = live.scheduler.breakers.get(name)
         tool = live.tools.get(name)
-        if breaker is None or tool is None:
+        if breaker is None or tool is None or not tool.available:
             return
-        if not tool.available or failure.kind not in COUNTED_FAILURES:
+        if failure.kind not in COUNTED_FAILURES:
             return
         what = "a trial failed"
         if not breaker.openings:
-            if len(breaker.roots) < self._threshold or not self._is_needed(name):
+            if len(breaker.roots) < self._threshold:
+                return
+            if not self._is_needed(name):
                 return
             what = f"{len(breaker.roots)} tasks in a row failed for one cause, the last"
         # Each trial that fails doubles the time until the next one.
