@@ -17,7 +17,7 @@ import math
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import InitVar, asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import cache, partial
 from itertools import count
@@ -44,13 +44,14 @@ from replanning.journal.store import Lease, decode_body, encode_body, to_plain_j
 from replanning.live.graph import CopyOnRead
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Task
-from replanning.plan.types import JsonObject, JsonValue, RunId
-from replanning.run.attempt import TaskContext, Work
+from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
+from replanning.run.attempt import TaskContext, Work, as_current_attempt
 from replanning.run.event_loop import describe_error, gc_paused, is_cancelled, isolate
 from replanning.run.lifecycle import RunMeter, warn_of_error
 from replanning.run.opening import RunFactory, redactor_for
 from replanning.run.retries import FailedElsewhere, failure_from
 from replanning.run.run import PlanRun
+from replanning.secrets import Redactor
 from replanning.settings import Settings
 from replanning.version import __version__
 
@@ -95,7 +96,7 @@ _UPDATE_ATTEMPTS: Final = 5
 _MAX_UPDATES_AT_ONCE: Final = 8
 """The server takes ten; when there are more, it gives up those that it has."""
 
-_DECISIONS: Final = "replanning-1"
+_DECISIONS: Final = "replanning-2"
 """How a workflow decides, as a patch in its history.
 
 A workflow replays its history with the code of its worker, which must schedule the same activities and timers in the same order.
@@ -197,10 +198,12 @@ class ReplanningPlugin(SimplePlugin):
     @activity.defn(name="replanning.execute")
     async def _execute(self, request: dict[str, Any]) -> dict[str, Any]:
         task = Task.model_validate(request["task"])
-        context = ActivityContext(task, **request["context"])
+        context = ActivityContext(task, **request["context"], redactor=self._redactor)
+        attempt = cast("TaskContext", context)  # which has the same methods
         heart = asyncio.create_task(_beat())
         try:
-            output = await self._work(task, context)  # type: ignore[arg-type]
+            with as_current_attempt(attempt):
+                output = await self._work(task, attempt)
             try:
                 plain, _ = to_plain_json(output)
             except RecordNotSerializable:
@@ -316,7 +319,24 @@ _plugins: Final[dict[tuple[str, str], ReplanningPlugin]] = {}
 
 @dataclass
 class ActivityContext:
-    """Context of an attempt that is carried out in an activity; what work reports to it takes effect when the attempt ends."""
+    """Context of an attempt that is carried out in an activity; what work reports to it takes effect when the attempt ends.
+
+    `current_attempt` returns it to the functions that the work calls.
+
+    Attributes:
+        task: the task.
+        run_id: the run that the attempt belongs to.
+        attempt_id: the id of the attempt.
+        idempotency_key: the same for every attempt at the same call; the id of the activity begins with it.
+        context: the context of the plan when the attempt began.
+        results: outputs of the tasks that the task depends on.
+        feedback: of a judge on the previous attempt.
+        continuations: the number of times that a judge has had the task run again.
+        arguments: the task's arguments with references replaced by values.
+        reports: what the work has reported: the name of a method of `TaskContext`, and its arguments.
+        reads: the keys of the context that the work has read.
+        tool: None, because the worker has the description of the tool.
+    """
 
     task: Task
     run_id: str
@@ -325,18 +345,26 @@ class ActivityContext:
     context: Mapping[str, JsonValue]
     results: JsonObject
     feedback: str
+    continuations: int
+    redactor: InitVar[Redactor]
+    arguments: JsonObject = field(init=False)
     reports: list[list[Any]] = field(default_factory=list)
     reads: list[str] = field(default_factory=list)
     tool: None = None
-    """The description of the tool, which the worker has."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self.arguments = self.task.arguments
         self.context = CopyOnRead(self.context, self.reads.append)
 
     @property
-    def arguments(self) -> JsonObject:
-        """Arguments of the task, with references replaced by values."""
-        return self.task.arguments
+    def task_id(self) -> TaskId:
+        """The task that is executed."""
+        return self.task.id
+
+    def add_secret(self, value: str) -> None:
+        """Mask a value in everything that leaves this worker from now on, such as a token that the work has received."""
+        self._redactor.add(value)
 
     def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:
         """Count usage against the budget."""
@@ -353,6 +381,18 @@ class ActivityContext:
     def observe(self, holds: Sequence[str] = (), ceased: Sequence[str] = ()) -> None:
         """Report facts that hold, or hold no longer."""
         self.reports.append(["observe", {"holds": list(holds), "ceased": list(ceased)}])
+
+    def change_resource(
+        self,
+        name: str,
+        *,
+        capacity: float | None = None,
+        available: bool | None = None,
+        reason: str = "",
+    ) -> None:
+        """Report that a resource has another capacity, or that a tool is (un)available, and why."""
+        change = {"name": name, "capacity": capacity, "available": available, "reason": reason}
+        self.reports.append(["change_resource", change])
 
     def record_process(self, pid: int) -> None:
         """Do nothing: the run may go on on another machine, which cannot end a process of this one."""
@@ -484,6 +524,7 @@ class PlanWorkflow:
                     }
                 ),
                 "feedback": context.feedback,
+                "continuations": context.continuations,
             },
         }
         if (size := _size(request)) > _MAX_PAYLOAD_BYTES:
@@ -493,6 +534,7 @@ class PlanWorkflow:
             done = await _activity(
                 "replanning.execute",
                 request,
+                activity_id=_activity_id(context),
                 # Beyond the task's own deadline, which the engine enforces: Temporal would call it a lost worker.
                 start_to_close_timeout=timedelta(
                     seconds=(task.timeout or _MAX_TASK_SECONDS) + _HEARTBEAT_SECONDS
@@ -877,6 +919,16 @@ async def _activity(name: str, *args: object, **options: Any) -> dict[str, Any]:
 
 class _LeftWorker(BaseException):
     """The workflow leaves the memory of this worker; ends its run here without taking that for a failure of tasks."""
+
+
+def _activity_id(context: TaskContext) -> str:
+    """Return the id of the activity of an attempt: its idempotency key, and its number.
+
+    The number is needed because Temporal refuses the id of an activity that has not ended, and one that was
+    cancelled at its deadline may end later than the next attempt begins.
+    """
+    number = context.attempt_id.rpartition("#")[2]
+    return f"{context.idempotency_key}@{number}"
 
 
 async def _beat() -> None:

@@ -12,11 +12,22 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
+from urllib.parse import unquote
 
 import pytest
 
-from replanning import Alternative, Plan, ReplanningEngine, Retry, Task, ToolSpec, tool
-from replanning.changes import RetryTask
+from replanning import (
+    Alternative,
+    Plan,
+    ReplanningEngine,
+    Retry,
+    Task,
+    TaskContext,
+    ToolSpec,
+    current_attempt,
+    tool,
+)
+from replanning.changes import ModifyTask, RetryTask
 from replanning.decision.request import ReplanRequest
 from replanning.errors import BudgetExceeded
 from replanning.journal.memory import MemoryStore
@@ -34,6 +45,8 @@ from replanning.journal.records import (
 )
 from replanning.live.plan import LivePlan
 from replanning.llm.completions import Completion, LLMCall
+from replanning.tools import ToolExecutor
+from tests.support.http_server import HttpServer
 
 pytest.importorskip("temporalio", reason="the Temporal SDK is not installed")
 
@@ -160,6 +173,102 @@ async def test_functions(address: str) -> None:
     async with runs(address, ReplanningPlugin(tools=[flaky])) as start:
         result = await (await start(plan)).result()
     assert (result["status"], result["outputs"], tries) == ("succeeded", {"a": 2}, [1, 1, 1])
+
+
+class OtherSum:
+    """A provider that proposes to pay another sum."""
+
+    name = "other-sum"
+
+    async def propose(self, request: ReplanRequest) -> list[Alternative]:
+        changes = (
+            ModifyTask(task_id="pay", fields={"arguments": {"n": 2}}),
+            RetryTask(task_id="pay"),
+        )
+        return [Alternative(changes=changes, reason="pay another sum", confidence=1.0)]
+
+
+async def scheduled_activities(run: TemporalRun) -> list[str]:
+    """The ids of the activities in the history of a run."""
+    history = await run.handle.fetch_history()
+    return [
+        event.activity_task_scheduled_event_attributes.activity_id
+        for event in history.events
+        if event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED
+    ]
+
+
+async def test_idempotency_keys(address: str) -> None:
+    """Code that a function calls has the key of its attempt: one for a repetition, another for a changed call.
+
+    The id of each activity is the key with the number of the attempt.
+    """
+    seen: list[tuple[int, str, str, str]] = []
+
+    def pay_at_the_shop(n: int) -> None:
+        attempt = current_attempt()
+        if attempt is not None:
+            seen.append((n, attempt.run_id, attempt.task_id, attempt.idempotency_key))
+
+    @tool(retry=Retry(max_attempts=2, delay=0.01))
+    def pay(n: int, context: TaskContext) -> str:
+        pay_at_the_shop(n)
+        if n == 1:
+            raise ConnectionRefusedError("the shop is closed")
+        return context.idempotency_key
+
+    plan = Plan.parse("goal: {objective: pay}\ntasks: [{id: pay, tool: pay, arguments: {n: 1}}]")
+    plugin = ReplanningPlugin(tools=[pay], providers=[OtherSum()])
+    assert current_attempt() is None
+    async with runs(address, plugin) as start:
+        run = await start(plan)
+        result = await run.result()
+        activities = await scheduled_activities(run)
+        await replay(run, plugin)
+    run_id = run.handle.id
+    key = f"{run_id}/pay"
+    assert seen == [
+        (1, run_id, "pay", key),
+        (1, run_id, "pay", key),
+        (2, run_id, "pay", f"{key}#changed-1"),
+    ]
+    assert result["outputs"] == {"pay": f"{key}#changed-1"}
+    attempts = [each for each in activities if each.startswith(key)]
+    assert attempts == [f"{key}@1", f"{key}@2", f"{key}#changed-1@3"]
+
+
+async def test_idempotency_keys_of_tools(address: str) -> None:
+    """HTTP tools and commands that are executed on Temporal send and see the keys of their calls."""
+    with HttpServer() as server:
+        plan = Plan.model_validate(
+            {
+                "goal": {"objective": "pay"},
+                "tools": [
+                    {
+                        "name": "charge",
+                        "kind": "http",
+                        "method": "POST",
+                        "url": f"{server.url}/charge",
+                        "idempotency_header": "X-Request-Key",
+                    },
+                    {
+                        "name": "print",
+                        "kind": "shell",
+                        "command": 'echo "$REPLANNING_IDEMPOTENCY_KEY"',
+                    },
+                ],
+                "tasks": [{"id": "pay", "tool": "charge"}, {"id": "log", "tool": "print"}],
+            }
+        )
+        async with (
+            ToolExecutor(plan) as executor,
+            runs(address, ReplanningPlugin(cast("Any", executor))) as start,
+        ):
+            run = await start(plan)
+            result = await run.result()
+        (request,) = server.requests
+    assert unquote(request.headers["x-request-key"]) == f"{run.handle.id}/pay"
+    assert result["outputs"]["log"]["stdout"] == f"{run.handle.id}/log"
 
 
 async def test_a_task_that_takes_too_long(address: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import asyncio  # noqa: TID251 # the SDK needs it
 import json
 import re
 from pathlib import Path
+from socket import gethostname
 
 import pytest
 
@@ -91,7 +92,8 @@ async def record(address: str) -> None:
                 r'\1"worker"',
                 json.dumps(history, indent=1),
             )
-            (FOLDER / f"{name}.json").write_text(re.sub(r"\d+@[\w.-]+", "worker", kept) + "\n")
+            this_worker = rf"\d+@{re.escape(gethostname())}"
+            (FOLDER / f"{name}.json").write_text(re.sub(this_worker, "worker", kept) + "\n")
 
 
 if __name__ == "__main__":
