@@ -504,7 +504,7 @@ def _solve_and_report(
                 "task": entry.id,
                 "phase": str(phase_of(entry.task)),
                 "state": str(entry.state),
-                "output": shown_form(entry.output) if entry.state is TaskState.DONE else None,
+                "output": shown_form(entry.output.value) if entry.state is TaskState.DONE else None,
             }
             for entry in live
             if phase_of(entry.task) is not None

@@ -235,7 +235,7 @@ class Session:
         if tool == name and (not other or life.is_unsettled(task_id)):
             if life.redactor.value(given) == recorded:
                 # The journal has masks in their place; the caller has the true values.
-                life.live.entry(task_id).set_task(task.model_copy(update={"arguments": given}))
+                life.live.entry(task_id).task = task.model_copy(update={"arguments": given})
                 if life.opening.masks is not None:
                     life.opening.masks.tasks.discard(task_id)
             return

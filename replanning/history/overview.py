@@ -266,8 +266,8 @@ def _note(entry: TaskEntry, now: float) -> str:
             return f"again in {format_duration(max(0.0, entry.place.not_before - now))}"
         case TaskState.FAILED if entry.log.failure is not None:
             return str(entry.log.failure)
-        case TaskState.DONE if entry.unstored:
-            return f"output not stored: {entry.unstored}"
+        case TaskState.DONE if entry.output.unstored:
+            return f"output not stored: {entry.output.unstored}"
         case _:
             return entry.reason
 

@@ -332,9 +332,9 @@ def unstored_outputs(live: LivePlan) -> dict[TaskId, str]:
     unstored: dict[TaskId, str] = {}
     for entry in live:
         if entry.state is TaskState.DONE and not entry.removed:
-            if entry.unstored:
-                unstored[entry.id] = entry.unstored
-            elif not entry.recoverable:
+            if entry.output.unstored:
+                unstored[entry.id] = entry.output.unstored
+            elif not entry.output.recoverable:
                 unstored[entry.id] = "it was no JSON"  # as journals of older versions say
     return unstored
 

@@ -152,7 +152,7 @@ class Draft:
         if task_id in self._positions:
             return self._positions[task_id]
         entry = self._graph.entry(task_id)
-        return entry.priority, entry.order
+        return entry.task.priority, entry.order
 
     def follow_replacements(self, task_ids: Iterable[TaskId]) -> Iterator[TaskId]:
         """Yield the tasks that these stand for: replaced ones are followed to their sinks."""
@@ -246,7 +246,7 @@ class Draft:
         """
         task_id = change.task_id
         event = TaskEvent.REPLACE
-        if task_id in self._graph and self.state(task_id) in SATISFIED:
+        if task_id in self._graph.entries and self.state(task_id) in SATISFIED:
             # A finished task may be replaced only where its result has to be made again.
             if self._stale is None:
                 self._stale = stale_results(self._graph)
@@ -409,7 +409,7 @@ class Draft:
                 return f"was skipped and {started} have started since"
         if state is TaskState.DONE:
             # A result that was lost with its process has to be made again.
-            if not known or self._graph.entry(task_id).recoverable:
+            if not known or self._graph.entry(task_id).output.recoverable:
                 return f"is {state}: it cannot be retried"
         return ""
 
@@ -538,19 +538,6 @@ class Draft:
         The cycles and references of a plan with tasks that do not exist cannot be followed, so
         they are checked only if there are no problems yet.
         """
-        self._check_dependencies()
-        self._check_removals()
-        if self.problems:
-            return
-        if not self._added_dependencies and not self._changed_references:
-            # As of a call: nothing can close a cycle, or refer to a result.
-            if not any(new.task.depends_on for new in self.new_tasks.values()):
-                return
-        if self._check_cycles():
-            self._check_references()
-
-    def _check_dependencies(self) -> None:
-        """Check that the tasks that the changes touch depend on existing ones."""
         for task_id in dict.fromkeys([*self.tasks, *self._revived]):
             exists: Callable[[TaskId], bool] = self.exists
             if task_id in self.removed:
@@ -564,6 +551,22 @@ class Draft:
                     path = self._path_of_dependency(task_id, dep)
                     message = f"task {task_id!r} depends on {dep!r}, which {why}"
                     self.problems.append(Problem(path, message))
+        for task_id, path in self.removed.items():
+            stranded = sorted(set(self._stranded_by_removal(task_id)))
+            if stranded:
+                names = join_names([repr(name) for name in stranded], _MAX_TASKS_IN_PROBLEM)
+                message = (
+                    f"task {task_id!r} cannot be removed: {names} would be left waiting for it"
+                )
+                self.problems.append(Problem(path, message))
+        if self.problems:
+            return
+        if not self._added_dependencies and not self._changed_references:
+            # As of a call: nothing can close a cycle, or refer to a result.
+            if not any(new.task.depends_on for new in self.new_tasks.values()):
+                return
+        if self._check_cycles():
+            self._check_references()
 
     def _path_of_dependency(self, task_id: TaskId, dep: TaskId) -> str:
         """Return the path of the change that is to blame for a dependency on no task."""
@@ -573,17 +576,6 @@ class Draft:
         if task_id in self.new_tasks:
             return self.new_tasks[task_id].change_path
         return self._revived.get(task_id) or self.removed.get(dep, "")
-
-    def _check_removals(self) -> None:
-        """Check that removed tasks leave nobody waiting."""
-        for task_id, path in self.removed.items():
-            stranded = sorted(set(self._stranded_by_removal(task_id)))
-            if stranded:
-                names = join_names([repr(name) for name in stranded], _MAX_TASKS_IN_PROBLEM)
-                message = (
-                    f"task {task_id!r} cannot be removed: {names} would be left waiting for it"
-                )
-                self.problems.append(Problem(path, message))
 
     def _check_cycles(self) -> bool:
         """Check that no tasks wait for one another, and return whether none do.
@@ -774,7 +766,7 @@ class Draft:
                 assert isinstance(waiting, list), "the entry was linked"
                 waiting.remove(entry)
             entry.unsatisfied_dependencies = 0
-        entry.set_task(task)
+        entry.task = task
         if relink:
             graph.link(entry)
             graph.update_readiness(entry)
@@ -785,7 +777,7 @@ class Draft:
 
     def _reorder(self, task: Task, order: int) -> None:
         entry = self._graph.entries[task.id]
-        entry.set_task(task)
+        entry.task = task
         entry.order = order
         self._graph.scheduler.requeue(entry)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from replanning.journal.records import Failure
 from replanning.live.states import SATISFIED, TaskState
@@ -110,23 +110,38 @@ class Replacement:
     withdrawn: bool = False
 
 
+class TaskOutput(NamedTuple):
+    """The output of a task.
+
+    Attributes:
+        value: the output as the work returned it, or as it was stored.
+        recoverable: whether it is at hand.
+        unstored: why the journal lacks it, or a part of it; empty if it has all of it.
+    """
+
+    value: Any = None
+    recoverable: bool = True
+    unstored: str = ""
+
+
+_NO_OUTPUT: Final = TaskOutput()
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class TaskEntry:
     """Runtime state of one task; only the live plan changes it.
 
-    It has this many fields because a plan looks up its tasks more often than anything else: whatever
+    It has many attributes because a plan looks up its tasks more often than anything else: whatever
     several parts of the plan read stands here, and what one part owns is in an object of its own.
 
     Attributes:
+        task: its document.
         order: position in the plan; it breaks ties of priority.
         parent: the task that this one replaced.
         root: the first task of the lineage, under whose id results are found.
         iteration: number of replacements between the root and this task.
         dependents: the tasks that name this one in their `depends_on`.
         sink_of: the replaced task whose dependents wait for this one.
-        output: the output as the work returned it, or as it was stored.
-        recoverable: whether the output is at hand.
-        unstored: why the journal lacks the output, or a part of it; empty if it has all of it.
         condition_revision: revision at which the condition held, or `CONDITION_NOT_MET`.
     """
 
@@ -134,7 +149,6 @@ class TaskEntry:
     order: int
     parent: TaskEntry | None
     id: TaskId
-    priority: int
     root: TaskId
     iteration: int
     state: TaskState = TaskState.PENDING
@@ -143,9 +157,7 @@ class TaskEntry:
     sink_of: TaskEntry | None = None
     removed: bool = False
     counts_as_unsatisfied: bool = False
-    output: Any = None
-    recoverable: bool = True
-    unstored: str = ""
+    output: TaskOutput = _NO_OUTPUT
     reason: str = ""
     condition_revision: int | None = None
     log: AttemptLog = field(default_factory=AttemptLog)
@@ -156,11 +168,6 @@ class TaskEntry:
     def __repr__(self) -> str:
         missing = self.unsatisfied_dependencies
         return f"<TaskEntry {self.id!r} {self.state} attempts={self.log.count} missing={missing}>"
-
-    def set_task(self, task: Task) -> None:
-        """Replace the document of the task by a changed one of the same id."""
-        self.task = task
-        self.priority = task.priority
 
     @property
     def satisfied(self) -> bool:

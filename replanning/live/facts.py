@@ -194,11 +194,6 @@ class World:
             return False
         return not any(action.interferes_with(other) for other in self.running.values())
 
-    def begin(self, entry: TaskEntry) -> None:
-        """Note that a task runs."""
-        if self.closed:
-            self.running[entry.id] = self._index.ground(entry.task)[0]
-
     def change(self, added: Iterable[str], removed: Iterable[str], ended_attempts: int) -> None:
         """Change the facts that hold; a fact that is both removed and added holds anew."""
         for fact in removed:

@@ -12,7 +12,7 @@ from replanning.journal.values import CONTAINERS, AnnotatedJson, copy_containers
 from replanning.live.context import Staleness
 from replanning.live.entries import TaskEntry
 from replanning.live.facts import DependencyIndex, FactIndex, World
-from replanning.live.scheduler import Scheduler
+from replanning.live.scheduler import ResourcePool, Scheduler
 from replanning.live.states import (
     FINISHED,
     STUCK,
@@ -58,7 +58,7 @@ class TaskResults(Mapping[str, Any]):
             NoResult: the task is done, and its result was not stored.
         """
         entry = self._entries.get(TaskId(str(key)))
-        if entry is not None and entry.state is TaskState.DONE and not entry.recoverable:
+        if entry is not None and entry.state is TaskState.DONE and not entry.output.recoverable:
             self.output_of(entry.id)
         return super().__contains__(key)
 
@@ -96,15 +96,17 @@ class TaskResults(Mapping[str, Any]):
         if entry.state is not TaskState.DONE and not entry.replacement.redone:
             why = entry.log.failure or entry.reason
             raise NoResult(task_id, f"it is {entry.state}" + (f": {why}" if why else ""))
-        if isinstance(entry.output, AnnotatedJson):
+        output = entry.output
+        if isinstance(output.value, AnnotatedJson):
             raise NoResult(
                 task_id,
                 f"it is an object of the function of the tool {entry.task.tool!r}; "
                 "give that function to the engine again, as one of its `tools`",
             )
-        if not entry.recoverable:
-            raise NoResult(task_id, f"it is done, and its output was not stored{_because(entry)}")
-        return entry.output
+        if not output.recoverable:
+            why = f": {output.unstored}" if output.unstored else ""
+            raise NoResult(task_id, f"it is done, and its output was not stored{why}")
+        return output.value
 
     def outputs(self) -> dict[str, Any]:
         """Return the results that exist, by the ids of the roots."""
@@ -114,10 +116,10 @@ class TaskResults(Mapping[str, Any]):
                 continue
             if (
                 entry.state is TaskState.DONE
-                and entry.recoverable
-                and not isinstance(entry.output, AnnotatedJson)
+                and entry.output.recoverable
+                and not isinstance(entry.output.value, AnnotatedJson)
             ):
-                outputs[entry.id] = entry.output
+                outputs[entry.id] = entry.output.value
             elif entry.satisfied or entry.replacement.redone:
                 with suppress(NoResult):
                     outputs[entry.id] = self.output_of(entry.id)
@@ -133,10 +135,6 @@ class TaskResults(Mapping[str, Any]):
                 except NoResult as error:
                     reasons[entry.id] = str(error)
         return reasons
-
-
-def _because(entry: TaskEntry) -> str:
-    return f": {entry.unstored}" if entry.unstored else ""
 
 
 class CopyOnRead(Mapping[str, Any]):
@@ -235,22 +233,35 @@ class Statistics:
         self.busy_since = 0.0
         self.recent_ends: deque[bool] = deque(maxlen=_MAX_RECENT_ENDS)
 
-    def count_outcome(self, tool: str | None, *, succeeded: bool) -> None:
-        """Count an attempt that has ended with an outcome."""
-        self.ended_attempts += 1
-        if tool is None:
-            return
-        if tool not in self.outcomes:
-            self.outcomes[tool] = deque(maxlen=MAX_OUTCOMES_PER_TOOL)
-        self.outcomes[tool].append(succeeded)
+    def count_end(
+        self, tool: str | None, at: float, seconds: float, *, succeeded: bool, by_itself: bool
+    ) -> None:
+        """Count an attempt that has ended.
 
-    def count_success(self, tool: str | None, seconds: float) -> None:
-        """Count the duration of a successful attempt."""
-        count, total = self.successes
-        self.successes = (count + 1, total + seconds)
+        Args:
+            tool: its tool.
+            at: the time, in seconds since the epoch.
+            seconds: the time that it took.
+            succeeded: whether it succeeded.
+            by_itself: whether its work has ended; otherwise it was cut off, maybe long ago.
+        """
+        self.ended_attempts += 1
         if tool is not None:
-            count, total = self.tool_durations.get(tool, (0, 0.0))
-            self.tool_durations[tool] = (count + 1, total + seconds)
+            if tool not in self.outcomes:
+                self.outcomes[tool] = deque(maxlen=MAX_OUTCOMES_PER_TOOL)
+            self.outcomes[tool].append(succeeded)
+        if by_itself:
+            self.busy_seconds += at - self.busy_since
+            self.recent_ends.append(succeeded)
+        # The process of an attempt that was cut off may have been gone for long, so these seconds
+        # say nothing.
+        self.busy_since = at
+        if succeeded:
+            count, total = self.successes
+            self.successes = (count + 1, total + seconds)
+            if tool is not None:
+                count, total = self.tool_durations.get(tool, (0, 0.0))
+                self.tool_durations[tool] = (count + 1, total + seconds)
 
 
 class TaskGraph:
@@ -314,8 +325,7 @@ class TaskGraph:
         self.revision_hash = ""
         self.staleness = Staleness(plan)
         self.statistics = Statistics()
-        self.scheduler = Scheduler(self.tools, plan.resources, self._facts_allow)
-        pool = self.scheduler.pool
+        pool = ResourcePool(plan.resources, self.tools)
         self.scope = TaskScope(self.tools, pool.capacity, plan.objects)
         fact_index = None
         if plan.facts is not None and any(map(uses_facts, plan.tools)):
@@ -324,6 +334,7 @@ class TaskGraph:
             self.tools, pool, self.context, self.results.output_of, fact_index
         )
         self.world = World(plan, self.dependency_index)
+        self.scheduler = Scheduler(self.tools, pool, self.world.allows)
         if not empty:
             for _ in self.load_tasks():
                 pass
@@ -366,6 +377,12 @@ class TaskGraph:
             return self.entries[task_id]
         except (KeyError, TypeError):  # TypeError: what was given has no hash
             raise UnknownTask(task_id) from None
+
+    def tool_of(self, task: Task) -> ToolSpec | None:
+        """Return the tool of a task; None if it has none, or the plan does not describe it."""
+        if task.tool is None:
+            return None
+        return self.tools.get(task.tool)
 
     def leaves(self, entry: TaskEntry) -> list[TaskEntry]:
         """Return the tasks that stand in the place of one now: itself, or what replaced it."""
@@ -412,9 +429,6 @@ class TaskGraph:
         """
         return Condition.parse(condition).evaluate(self.context, self.results)
 
-    def _facts_allow(self, entry: TaskEntry) -> bool:
-        return self.world.allows(entry)
-
     # Tasks and dependencies
 
     def insert(self, task: Task, parent: TaskEntry | None) -> TaskEntry:
@@ -425,7 +439,7 @@ class TaskGraph:
             root = parent.root
             iteration = parent.iteration + 1
         order = len(self.entries)
-        entry = TaskEntry(task, order, parent, task.id, task.priority, root, iteration)
+        entry = TaskEntry(task, order, parent, task.id, root, iteration)
         self.entries[task.id] = entry
         # One task that wants to be done again makes every change of the context worth a look.
         if task.on_stale == "redo":
@@ -534,12 +548,12 @@ class TaskGraph:
         elif entry.unsatisfied_dependencies and entry.state in WAITING:
             self.transition(entry, TaskEvent.UNSATISFY)
 
-    def end_attempt(self, entry: TaskEntry, *, succeeded: bool | None = None) -> None:
+    def end_attempt(self, entry: TaskEntry, *, succeeded: bool = False) -> None:
         """End the running attempt of a task, if it has one, and release its resources.
 
         Args:
             entry: the task.
-            succeeded: the outcome, which is counted; None if there is none.
+            succeeded: whether the attempt has succeeded, and its result may become stale.
         """
         entry.log.current = None
         entry.log.deadline = None
@@ -554,9 +568,6 @@ class TaskGraph:
         # The end may give back a fact, or the one place of a tool that is being tried again.
         if self.world.closed or self.scheduler.breakers:
             self.scheduler.unpark()
-        if succeeded is not None:
-            self.statistics.count_outcome(entry.task.tool, succeeded=succeeded)
-            entry.reads.ended = self.statistics.ended_attempts
 
     # Waiting
 
@@ -573,20 +584,15 @@ class TaskGraph:
         for state in _IN_PROGRESS_STATES:
             if self.counts[state]:
                 return False
-        if self.unsatisfied_count and self._waits_for_breaker():
-            return False
+        if self.unsatisfied_count:
+            for name, breaker in scheduler.breakers.items():
+                # After a second opening nobody knows whether the tool comes back: do not wait.
+                if breaker.openings != 1 or self.tools[name].available:
+                    continue
+                for task_id in self.dependency_index.resource_users.get(name, ()):
+                    if self.entries[task_id].state in WAITING:
+                        return False
         return not (self.counts[_READY] and scheduler.has_claimable())
-
-    def _waits_for_breaker(self) -> bool:
-        """Return whether a task waits for the first trial of a tool that was made unavailable."""
-        for name, breaker in self.scheduler.breakers.items():
-            # After a second opening nobody knows whether the tool comes back: do not wait.
-            if breaker.openings != 1 or self.tools[name].available:
-                continue
-            for task_id in self.dependency_index.resource_users.get(name, ()):
-                if self.entries[task_id].state in WAITING:
-                    return True
-        return False
 
     def advance(self, now: float) -> list[tuple[TaskEntry, AttemptId]]:
         """Make tasks ready whose backoff is over, and return the overdue attempts."""

@@ -45,7 +45,7 @@ from replanning.journal.records import (
     normalised_cause,
 )
 from replanning.live.draft import Draft
-from replanning.live.entries import CONDITION_NOT_MET, TaskEntry
+from replanning.live.entries import CONDITION_NOT_MET, TaskEntry, TaskOutput
 from replanning.live.graph import TaskGraph
 from replanning.live.scheduler import COUNTED_FAILURES, ToolBreaker
 from replanning.live.states import TaskEvent, TaskState, transition
@@ -230,9 +230,13 @@ class LivePlan(TaskGraph):
             UnknownTask: the record names a task that does not exist.
         """
         body = record.body
-        if draft is not None:
-            assert isinstance(body, PlanRevised)
-            self._apply_revision(body, draft, record.at)
+        if isinstance(body, PlanRevised):
+            # Where the record is read from a journal, its changes are staged anew.
+            if draft is None:
+                draft = self.prepare(body.changes, body.parent)
+            draft.commit(record.at)
+            if body.replan is not None:
+                self.statistics.recent_ends.append(False)
             return
         handler = PLAN_RECORD_HANDLERS.get(type(body))
         if handler is None:
@@ -266,7 +270,20 @@ class LivePlan(TaskGraph):
             self.counts[_RUNNING] += 1
         if self.counts[_RUNNING] == 1:
             self.statistics.busy_since = at
-        self._note_effects(entry)
+        tool = self.tool_of(entry.task)
+        if tool is not None and (tool.adds or tool.removes or tool.produces):
+            arguments: dict[str, JsonValue] = {}
+            for name, value in entry.task.arguments.items():
+                # One by one: of a resumed run, an output that was not stored cannot be read, and
+                # the effects may not need the argument that refers to it.
+                with suppress(ExpressionError):
+                    arguments |= resolve_references(
+                        {name: value}, context=self.context, result_of=self.results.output_of
+                    )
+            with suppress(PlanError):  # an argument is missing, so the effects are unknown
+                entry.log.effects = tool.additions(arguments), tool.deletions(arguments)
+        if tool is not None and self.world.closed:
+            self.world.running[entry.id] = self.dependency_index.ground(entry.task)[0]
         self.scheduler.begin(entry)
         log = entry.log
         log.current = body.attempt
@@ -279,24 +296,6 @@ class LivePlan(TaskGraph):
         if body.deadline is not None:
             self.scheduler.deadlines.add(body.deadline, entry, body.attempt)
 
-    def _note_effects(self, entry: TaskEntry) -> None:
-        """Work out which facts an attempt will change, with the arguments that it starts with."""
-        tool = self.tools.get(entry.task.tool or "")
-        if tool is None:
-            return
-        if tool.adds or tool.removes or tool.produces:
-            arguments: dict[str, JsonValue] = {}
-            for name, value in entry.task.arguments.items():
-                # One by one: of a resumed run, an output that was not stored cannot be read, and
-                # the effects may not need the argument that refers to it.
-                with suppress(ExpressionError):
-                    arguments |= resolve_references(
-                        {name: value}, context=self.context, result_of=self.results.output_of
-                    )
-            with suppress(PlanError):  # an argument is missing, so the effects are unknown
-                entry.log.effects = tool.additions(arguments), tool.deletions(arguments)
-        self.world.begin(entry)
-
     def _on_attempt_succeeded(self, body: AttemptSucceeded, at: float) -> None:
         entry = self.entry(body.task)
         if entry.log.current != body.attempt:
@@ -304,21 +303,22 @@ class LivePlan(TaskGraph):
         self.transition(entry, TaskEvent.SUCCEED)
         effects = entry.log.effects
         self.end_attempt(entry, succeeded=True)
-        entry.output = body.output if body.recoverable else None
-        entry.recoverable = body.recoverable
-        entry.unstored = body.unstored
+        value = body.output if body.recoverable else None
+        entry.output = TaskOutput(value, body.recoverable, body.unstored)
         entry.log.failure = None
         entry.log.failures = 0
-        entry.log.duration = at - entry.log.started_at
+        seconds = at - entry.log.started_at
+        entry.log.duration = seconds
+        self.statistics.count_end(entry.task.tool, at, seconds, succeeded=True, by_itself=True)
+        entry.reads.ended = self.statistics.ended_attempts
         entry.reads.keys = body.reads
         for key in body.reads or ():
             self.staleness.history.readers.setdefault(key, {})[entry.id] = None
-        self.statistics.count_success(entry.task.tool, entry.log.duration)
-        self._count_end(at, succeeded=True)
-        breaker = self.scheduler.breakers.get(entry.task.tool or "")
+        breakers = self.scheduler.breakers
+        name = entry.task.tool
         # An open breaker is closed by a change of availability, which is on record.
-        if breaker is not None and not breaker.openings:
-            del self.scheduler.breakers[entry.task.tool or ""]
+        if name in breakers and not breakers[name].openings:
+            del breakers[name]
         if effects is not None:
             self.world.change(*effects, self.statistics.ended_attempts)
         self.satisfy_dependents(entry)
@@ -338,21 +338,30 @@ class LivePlan(TaskGraph):
             raise IllegalTransition(entry.state, event, _stale_attempt_subject(body))
         # First of all, because an illegal event must leave everything as it was.
         self.transition(entry, event)
-        self._count_failure(entry, failure)
-        self.end_attempt(entry, succeeded=False)
+        name = entry.task.tool
+        if name in self.tools and failure.kind in COUNTED_FAILURES:
+            # A breaker counts failures of one cause; another cause begins the count anew. An open
+            # one keeps its count: its trials decide, whatever they fail of.
+            cause = normalised_cause(failure.type, failure.message)
+            breaker = self.scheduler.breakers.get(name)
+            if breaker is None or (breaker.cause != cause and not breaker.openings):
+                breaker = ToolBreaker(cause)
+                self.scheduler.breakers[name] = breaker
+            breaker.roots[entry.root] = None
+        self.end_attempt(entry)
         log.failure = failure
         ended_by_itself = isinstance(body, AttemptInterrupted) and not body.in_doubt
         if failure.in_doubt and not ended_by_itself:
             log.in_doubt = True
         log.duration = at - log.started_at
-        if isinstance(body, AttemptInterrupted):
-            # The process may have been gone for long, so these seconds say nothing.
-            self.statistics.busy_since = at
-            # An interruption is no fault of the task: it does not use up a retry.
-            if body.retry_at is not None:
-                log.in_round -= 1
-        else:
-            self._count_end(at, succeeded=False)
+        interrupted = isinstance(body, AttemptInterrupted)
+        self.statistics.count_end(
+            entry.task.tool, at, log.duration, succeeded=False, by_itself=not interrupted
+        )
+        entry.reads.ended = self.statistics.ended_attempts
+        # An interruption is no fault of the task: it does not use up a retry.
+        if interrupted and body.retry_at is not None:
+            log.in_round -= 1
         exhausted = isinstance(body, AttemptFailed) and body.exhausted
         if body.retry_at is None or exhausted:
             log.failures += 1
@@ -368,24 +377,6 @@ class LivePlan(TaskGraph):
             self.scheduler.wait_until(entry, body.retry_at)
             # A dependency may be waited for again, because it is done again.
             self.update_readiness(entry)
-
-    def _count_end(self, at: float, *, succeeded: bool) -> None:
-        self.statistics.busy_seconds += at - self.statistics.busy_since
-        self.statistics.busy_since = at
-        self.statistics.recent_ends.append(succeeded)
-
-    def _count_failure(self, entry: TaskEntry, failure: Failure) -> None:
-        """Count a failure of a tool; a failure of another cause begins the count anew."""
-        name = entry.task.tool or ""
-        if name not in self.tools or failure.kind not in COUNTED_FAILURES:
-            return
-        cause = normalised_cause(failure.type, failure.message)
-        breaker = self.scheduler.breakers.get(name)
-        # An open breaker keeps its count: its trials decide, whatever they fail of.
-        if breaker is None or (breaker.cause != cause and not breaker.openings):
-            breaker = ToolBreaker(cause)
-            self.scheduler.breakers[name] = breaker
-        breaker.roots[entry.root] = None
 
     def _on_condition(self, body: ConditionEvaluated, at: float) -> None:
         """Note the outcome of a condition: it held, it could not be evaluated, or it did not hold."""
@@ -446,14 +437,6 @@ class LivePlan(TaskGraph):
     def _on_goal(self, body: GoalChanged, at: float) -> None:
         self.goal = body.goal
 
-    def _on_revised(self, body: PlanRevised, at: float) -> None:
-        self._apply_revision(body, self.prepare(body.changes, body.parent), at)
-
-    def _apply_revision(self, body: PlanRevised, draft: Draft, at: float) -> None:
-        draft.commit(at)
-        if body.replan is not None:
-            self.statistics.recent_ends.append(False)
-
     def _on_question(self, body: QuestionAsked, at: float) -> None:
         held = [self.entry(task_id) for task_id in body.holds]
         # An answer names only its question, so what it releases is remembered here.
@@ -500,7 +483,6 @@ PLAN_RECORD_HANDLERS: Final[dict[type[RecordBody], Callable[..., None]]] = {
     ResourceUpdated: LivePlan._on_resource,
     FactsObserved: LivePlan._on_facts,
     GoalChanged: LivePlan._on_goal,
-    PlanRevised: LivePlan._on_revised,
     DecisionMade: LivePlan._on_decision,
     QuestionAsked: LivePlan._on_question,
     QuestionAnswered: LivePlan._on_answer,

@@ -115,7 +115,7 @@ class ReadyQueue:
             queue.push(entry)
             return
         # The id breaks the tie with an entry that had this position before a reordering.
-        item = (entry.priority, entry.order, entry.id, entry)
+        item = (entry.task.priority, entry.order, entry.id, entry)
         if not self._fifo or self._fifo[-1] < item:
             self._fifo.append(item)
         else:
@@ -132,22 +132,19 @@ class ReadyQueue:
     def pop(self) -> TaskEntry | None:
         """Remove and return the first entry that is up to date; None if there is none."""
         while self._fifo or self._heap:
-            priority, order, _, entry = self._pop_first()
+            # The heap holds the few that arrived out of order; usually it is empty.
+            if not self._heap or (self._fifo and self._fifo[0] < self._heap[0]):
+                priority, order, _, entry = self._fifo.popleft()
+            else:
+                priority, order, _, entry = heapq.heappop(self._heap)
             place = entry.place
-            moved = priority != entry.priority or order != entry.order
+            moved = priority != entry.task.priority or order != entry.order
             if moved or entry.state is not _READY or place.claim or place.holds:
                 continue
             if entry.root not in self.reserved:
                 return entry
             self.push(entry)
         return None
-
-    def _pop_first(self) -> tuple[int, int, TaskId, TaskEntry]:
-        if not self._heap:
-            return self._fifo.popleft()
-        if not self._fifo or self._heap[0] < self._fifo[0]:
-            return heapq.heappop(self._heap)
-        return self._fifo.popleft()
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -226,13 +223,12 @@ class Scheduler:
 
     Args:
         tools: the tools by name, as they are now.
-        capacities: the amount of each resource.
+        pool: the resources.
         facts_allow: whether the facts that hold, and the running tasks, let a task start.
 
     Attributes:
         queue: the ready tasks.
         deadlines: when attempts are overdue and backoffs end.
-        pool: the resources.
         parked: the ready tasks that lack a tool, a resource or a fact.
         claimed_count: number of tasks that are handed out and not started.
         last_claim: number of the last claim.
@@ -243,14 +239,14 @@ class Scheduler:
     def __init__(
         self,
         tools: Mapping[str, ToolSpec],
-        capacities: Mapping[str, float],
+        pool: ResourcePool,
         facts_allow: Callable[[TaskEntry], bool],
     ) -> None:
         self._tools = tools
         self._facts_allow = facts_allow
         self.queue = ReadyQueue()
         self.deadlines = Deadlines()
-        self.pool = ResourcePool(capacities, tools)
+        self.pool = pool
         self.parked: dict[TaskId, TaskEntry] = {}
         self.claimed_count = 0
         self.last_claim = 0
@@ -281,7 +277,14 @@ class Scheduler:
             if self._lacks(entry):
                 self.parked[entry.id] = entry
                 continue
-            if self._acquire(entry):
+            # Most plans declare no resources, and then nothing is looked up for any task.
+            if not self.pool.limited:
+                claimed = entry
+                continue
+            demand = self.pool.demand(entry.task)
+            if self.pool.fits_now(demand):
+                self.pool.acquire(demand)
+                entry.place.reserved = demand
                 claimed = entry
                 continue
             passed_over.append(entry)
@@ -292,8 +295,15 @@ class Scheduler:
             if claimed is not None:
                 other.place.passed_over += 1
             queue.push(other)
-        if claimed is not None:
-            self._claim(claimed)
+        if claimed is None:
+            return None
+        # It is the trial of a tool that has failed; the next one waits for its outcome.
+        name = claimed.task.tool
+        if name in self.breakers:
+            self.breakers[name].trial = claimed
+        self.last_claim += 1
+        self.claimed_count += 1
+        claimed.place.claim = self.last_claim
         return claimed
 
     def _lacks(self, entry: TaskEntry) -> bool:
@@ -307,27 +317,6 @@ class Scheduler:
         if self.breakers and name in self.breakers and not self.breakers[name].admits(entry):
             return True
         return tool is not None and not self._facts_allow(entry)
-
-    def _acquire(self, entry: TaskEntry) -> bool:
-        """Take the resources of a task, if they are free."""
-        # Most plans declare no resources, and then nothing is looked up for any task.
-        if not self.pool.limited:
-            return True
-        demand = self.pool.demand(entry.task)
-        if not self.pool.fits_now(demand):
-            return False
-        self.pool.acquire(demand)
-        entry.place.reserved = demand
-        return True
-
-    def _claim(self, entry: TaskEntry) -> None:
-        # The claimed task is the trial of a tool that has failed; the next waits for its outcome.
-        breaker = self.breakers.get(entry.task.tool or "")
-        if breaker is not None:
-            breaker.trial = entry
-        self.last_claim += 1
-        self.claimed_count += 1
-        entry.place.claim = self.last_claim
 
     def begin(self, entry: TaskEntry) -> None:
         """End the claim of a task because its attempt starts; the attempt keeps the resources."""

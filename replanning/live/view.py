@@ -252,7 +252,7 @@ class PlanView:
         live = self._live
         stem = _ID_SUFFIX.sub("", base)[:180]
         number = 2
-        while (new := f"{stem}~{number}") in live or new in taken:
+        while (new := TaskId(f"{stem}~{number}")) in live.entries or new in taken:
             number += 1
         return new
 

@@ -663,8 +663,8 @@ def executed_actions(live: LivePlan, state: PlanningState) -> list[JsonValue]:
         if is_action(entry.task) and begun and not entry.removed:
             name, tool = names.get(entry.id, entry.id), tool_name(entry.task)
             action: JsonObject = {"task": name, "tool": tool, "state": entry.state.value}
-            if entry.output is not None:
-                action["output"] = _shorten(entry.output)
+            if entry.output.value is not None:
+                action["output"] = _shorten(entry.output.value)
             if entry.log.failure is not None:
                 action["error"] = _shorten(entry.log.failure.message)
             executed.append(action)

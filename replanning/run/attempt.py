@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Never, Self
@@ -31,6 +32,7 @@ CHANGE_SUFFIX: Final = "#changed-"
 _NOT_STARTED: Final = AttemptId("")
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class TaskContext:
     """The context of an attempt, which work gets beside its task.
 
@@ -39,15 +41,15 @@ class TaskContext:
         arguments: the task's arguments with every `${...}` reference replaced by its value.
     """
 
-    __slots__ = ("_context", "_results", "_run", "_task", "arguments", "attempt_id")
+    _run: ObservedRun
+    _task: Task
+    attempt_id: AttemptId
+    arguments: JsonObject = field(init=False)
+    _results: Mapping[str, Any] | None = field(default=None, init=False)
+    _context: Mapping[str, JsonValue] | None = field(default=None, init=False)
 
-    def __init__(self, run: ObservedRun, task: Task, attempt_id: AttemptId) -> None:
-        self._run = run
-        self._task = task
-        self.attempt_id = attempt_id
-        self.arguments: JsonObject = task.arguments
-        self._results: Mapping[str, Any] | None = None
-        self._context: Mapping[str, JsonValue] | None = None
+    def __post_init__(self) -> None:
+        self.arguments = self._task.arguments
 
     def __repr__(self) -> str:
         return f"<TaskContext of {self.attempt_id!r}>"
@@ -99,7 +101,7 @@ class TaskContext:
     @property
     def tool(self) -> ToolSpec | None:
         """The tool of the task, if the plan describes it."""
-        return self._run.live.tools.get(self._task.tool or "")
+        return self._run.live.tool_of(self._task)
 
     @property
     def feedback(self) -> str:
@@ -216,6 +218,7 @@ def validate_work(work: Callable[..., object], max_concurrency: int = 1) -> None
         )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Attempt:
     """One execution of a task: `async with run.attempt(task) as attempt: attempt.output = ...`.
 
@@ -228,72 +231,37 @@ class Attempt:
     It has many attributes because workers, agents' calls and programs of their own all execute with
     this one class: how the attempt began and how it ends are said when it is made.
 
-    Args:
+    Attributes:
         run: the run.
         task: the task.
         claimed: the task in the live plan, if it was claimed just now.
         started: the id of this attempt, if it was started.
         passes: exceptions that are control flow rather than failures, and go on.
         needs_output: whether an output that cannot be stored is a failure; otherwise it is left out.
-        in_own_task: whether the body runs in a task of the library, so that a cancellation that the library did not
-            cause is a failure.
-
-    Attributes:
-        task: the task.
+        in_own_task: whether the body runs in a task of the library, so that a cancellation that the
+            library did not cause is a failure.
         id: the id of this attempt.
         output: assigned by the body.
         cancelled: whether nothing that the body still reports is accepted.
         error: what the body raised, if it failed.
     """
 
-    __slots__ = (
-        "_before",
-        "_claimed",
-        "_in_own_task",
-        "_lifecycle",
-        "_needs_output",
-        "_not_started",
-        "_passes",
-        "_run",
-        "_scope",
-        "_started",
-        "_token",
-        "cancelled",
-        "context",
-        "error",
-        "id",
-        "output",
-        "task",
-    )
-
-    def __init__(
-        self,
-        run: ObservedRun,
-        task: Task,
-        *,
-        claimed: TaskEntry | None = None,
-        started: AttemptId | None = None,
-        passes: tuple[type[BaseException], ...] = (),
-        needs_output: bool = True,
-        in_own_task: bool = False,
-    ) -> None:
-        self._run = run
-        self._lifecycle = run._lifecycle
-        self._claimed = claimed
-        self._started = started
-        self._passes = passes
-        self._needs_output = needs_output
-        self._in_own_task = in_own_task
-        self._before: TaskContext | None = None
-        self._token: Token[Context] | None = None
-        self._not_started = False
-        self._scope = anyio.CancelScope()
-        self.task = task
-        self.id = _NOT_STARTED
-        self.output: object = None
-        self.error: Exception | None = None
-        self.cancelled = False
-        self.context: TaskContext
+    run: ObservedRun
+    task: Task
+    claimed: TaskEntry | None = None
+    started: AttemptId | None = None
+    passes: tuple[type[BaseException], ...] = ()
+    needs_output: bool = True
+    in_own_task: bool = False
+    id: AttemptId = field(default=_NOT_STARTED, init=False)
+    output: object = field(default=None, init=False)
+    error: Exception | None = field(default=None, init=False)
+    cancelled: bool = field(default=False, init=False)
+    context: TaskContext = field(init=False)
+    _is_started: bool = field(default=True, init=False)
+    _scope: anyio.CancelScope = field(default_factory=anyio.CancelScope, init=False)
+    _before: TaskContext | None = field(default=None, init=False)
+    _token: Token[Context] | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
         return f"<Attempt {self.id or 'not started'} at {self.task.id!r}>"
@@ -321,30 +289,23 @@ class Attempt:
         """Stop the body; nothing that it still reports is accepted."""
         # Set first: the body may report its end before the loop has cancelled its scope.
         self.cancelled = True
-        self._lifecycle.loop.call(self._scope.cancel)
-
-    async def _start(self) -> bool:
-        """Start the attempt; false if the task may not run any more."""
-        life = self._lifecycle
-        if self._started is not None:
-            self.id = self._started
-            life.running[self.id] = life.live.entry(self.task.id), self
-            return True
-        if self._claimed is not None and life.start_now(self._claimed, self):
-            return True
-        return await life.start_pulled(self)
+        self.run._lifecycle.loop.call(self._scope.cancel)
 
     async def __aenter__(self) -> Self:
-        is_started = await self._start()
+        life = self.run._lifecycle
+        if self.started is not None:
+            self.id = self.started
+            life.running[self.id] = life.live.entry(self.task.id), self
+        elif self.claimed is None or not life.start_now(self.claimed, self):
+            self._is_started = await life.start_pulled(self)
         self._scope.__enter__()
-        # An `async with` cannot skip its body, which therefore ends at its first checkpoint.
-        if not is_started:
-            self._not_started = True
+        if not self._is_started:
+            # An `async with` cannot skip its body, which therefore ends at its first checkpoint.
             self.cancel()
-        self._token = self._lifecycle.spans.attach_attempt(self.id)
+        self._token = life.spans.attach_attempt(self.id)
         self._before = _current_attempt.get()
-        if is_started:
-            self.context = TaskContext(self._run, self.task, self.id)
+        if self._is_started:
+            self.context = TaskContext(self.run, self.task, self.id)
             _current_attempt.set(self.context)
         return self
 
@@ -354,7 +315,13 @@ class Attempt:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        life = self._lifecycle
+        """Report how the body has ended, and return whether its exception goes no further.
+
+        The cases, in order: nothing that it reports is accepted any more; it has returned; it raised
+        control flow of a framework, which goes on; it has failed, also by a cancellation that the
+        library did not cause; it was cancelled, or the program ends.
+        """
+        life = self.run._lifecycle
         if self._token is not None:
             life.spans.detach(self._token)
         # Set, not reset: a reset fails where the body is left in another context.
@@ -369,27 +336,23 @@ class Attempt:
             if error is None or swallowed:
                 return True
         elif error is None:
-            life.succeeded(self.id, self.output, keep_if_possible=not self._needs_output)
+            life.succeeded(self.id, self.output, keep_if_possible=not self.needs_output)
             return True
         assert error is not None
         # Control flow of a framework, such as a handoff: the call is made again, and not in doubt.
-        if isinstance(error, self._passes):
+        if isinstance(error, self.passes):
             life.interrupted(self.id, f"{type(error).__name__} in the worker", again=True)
             return False
-        if isinstance(error, Exception):
-            self._fail(error)
-            return True
         is_cancellation = isinstance(error, anyio.get_cancelled_exc_class())
-        if self._in_own_task and is_cancellation and not is_cancelled():
-            self._fail(CancelledWithin(CancelledWithin.MESSAGE))
+        if is_cancellation and self.in_own_task and not is_cancelled():
+            error = CancelledWithin(CancelledWithin.MESSAGE)
+        if isinstance(error, Exception):
+            # Without an attempt nothing can have failed: the body only met its cancellation.
+            if self._is_started:
+                life.failed(self.id, error)
+                self.error = error
             return True
         if not self.cancelled:
             # It is in doubt: what it has sent may arrive, and a thread that it left behind goes on.
             life.interrupted(self.id, f"{type(error).__name__} in the worker")
         return False
-
-    def _fail(self, error: Exception) -> None:
-        # Without an attempt nothing can have failed: the body only met its cancellation.
-        if not self._not_started:
-            self._lifecycle.failed(self.id, error)
-            self.error = error

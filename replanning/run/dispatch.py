@@ -118,8 +118,8 @@ class Dispatcher:
     """Hands ready tasks out.
 
     Its state is who waits: `_waiters`, in the order in which they came, for any task;
-    `_lineage_waiters`, one for each lineage that somebody executes alone; and which tasks pullers
-    have claimed without starting them (`pullers`). Whoever changes what can run wakes them; they
+    `_lineage_waiters`, one for each lineage that somebody executes alone; `over`, for the end; and
+    which tasks pullers have claimed without starting them (`pullers`). Whoever changes what can run wakes them; they
     look again, and nothing is handed over while waking, so a wake-up too many does no harm.
 
     Args:
@@ -133,6 +133,7 @@ class Dispatcher:
         self._ledger = ledger
         self._run = run
         self.pullers: WeakSet[Puller] = WeakSet()
+        self.over = anyio.Event()
         self._waiters: deque[anyio.Event] = deque()
         self._lineage_waiters: dict[TaskId, anyio.Event] = {}
         self._claims_this_turn = 0
@@ -192,7 +193,17 @@ class Dispatcher:
         if root is not None:
             queue = self._live.scheduler.queue.reserved[root.id]
         while True:
-            await self._give_turn()
+            while self._claims_this_turn >= CLAIMS_PER_TURN:
+                # Other tasks of the event loop run first. The first puller that waits for that
+                # resets the count; the others only wait.
+                is_first = self._claims_this_turn == CLAIMS_PER_TURN
+                self._claims_this_turn += 1
+                try:
+                    await anyio.lowlevel.checkpoint()
+                finally:
+                    if is_first:
+                        self._claims_this_turn = 0
+            self._claims_this_turn += 1
             if self._run.can_hand_out():
                 handed = self._claim(queue, copied=copied)
                 if handed is None and puller is not None and puller.left_by_others:
@@ -204,41 +215,33 @@ class Dispatcher:
                 return None
             if idle == "again":
                 continue
+            woken = anyio.Event()
             if root is None:
-                await self._wait()
+                self._waiters.append(woken)
             else:
-                await self._wait_for_lineage(root.id)
-
-    async def _give_turn(self) -> None:
-        """Let other tasks of the event loop run, if many tasks were handed out since they did."""
-        while self._claims_this_turn >= CLAIMS_PER_TURN:
-            # The first puller that waits resets the count; the others only wait.
-            is_first = self._claims_this_turn == CLAIMS_PER_TURN
-            self._claims_this_turn += 1
+                self._lineage_waiters[root.id] = woken
             try:
-                await anyio.lowlevel.checkpoint()
-            finally:
-                if is_first:
-                    self._claims_this_turn = 0
-        self._claims_this_turn += 1
+                await woken.wait()
+            except BaseException:
+                if woken in self._waiters:
+                    self._waiters.remove(woken)
+                elif root is None:
+                    # Another puller takes the task for which this one was woken.
+                    self.wake()
+                raise
 
     def _claim(self, queue: ReadyQueue | None, *, copied: bool) -> Handed | None:
         """Claim the next task that turns out to run: its condition holds, its arguments exist."""
         while (entry := self._live.scheduler.claim_next(queue)) is not None:
-            handed = self._prepared(entry, copied=copied)
-            if handed is not None:
-                return handed
+            # Before the task is prepared, which may fail it and end the claim.
+            claim = Claim(entry, entry.place.claim)
+            task = self._run.prepare(entry, copied=copied)
+            if task is not None:
+                return Handed(claim, task)
             if not self._run.can_hand_out():
                 # What was recorded about the task has stopped the run, or its store.
                 return None
         return None
-
-    def _prepared(self, entry: TaskEntry, *, copied: bool) -> Handed | None:
-        number = entry.place.claim
-        task = self._run.prepare(entry, copied=copied)
-        if task is None:
-            return None
-        return Handed(Claim(entry, number), task)
 
     async def _take_over(self, puller: Puller, *, copied: bool) -> Handed | None:
         """Take over a task that another puller has left, unless a ready one turns up."""
@@ -258,30 +261,7 @@ class Dispatcher:
                     return Handed(claim, task)
         return handed
 
-    # Waiting and waking
-
-    async def _wait(self) -> None:
-        event = anyio.Event()
-        self._waiters.append(event)
-        try:
-            await event.wait()
-        except BaseException:
-            if event.is_set():
-                # Another puller takes the task for which this one was woken.
-                self.wake()
-            else:
-                self._waiters.remove(event)
-            raise
-
-    async def _wait_for_lineage(self, root: TaskId) -> None:
-        event = anyio.Event()
-        self._lineage_waiters[root] = event
-        await event.wait()
-
-    @property
-    def has_waiters(self) -> bool:
-        """Whether anybody waits for a task."""
-        return bool(self._waiters or self._lineage_waiters)
+    # Waking
 
     def wake(self) -> None:
         """Wake as many waiting pullers as there are ready tasks."""
@@ -292,8 +272,9 @@ class Dispatcher:
         for _ in range(count):
             self._waiters.popleft().set()
 
-    def wake_all(self) -> None:
+    def end(self) -> None:
         """Wake everybody, because the run is over."""
+        self.over.set()
         self.wake_lineages()
         while self._waiters:
             self._waiters.popleft().set()

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import anyio
 
-from replanning.environment import Clock
+from replanning.decision.ledger import Ledger
 from replanning.errors import LeaseLost, RecordNotSerializable, StoreError
 from replanning.journal.records import (
     AttemptFailed,
@@ -23,6 +23,7 @@ from replanning.journal.records import (
 )
 from replanning.journal.store import Lease, RunStore
 from replanning.live.draft import Draft
+from replanning.live.plan import LivePlan
 from replanning.run.event_loop import Timer, describe_error
 
 _INITIAL_RETRY_SECONDS: Final = 0.1
@@ -56,12 +57,12 @@ class RunJournal:
         lease: the right to write the journal of the run there.
         last: the last record so far; no record is stamped earlier, even if the clock of another
             machine was ahead.
-        clock: time.
-        timer: calls back when the store is to be tried again.
+        live: the plan, in which records take effect.
+        ledger: the memory of replanning, likewise.
+        timer: has the time, and calls back when the store is to be tried again.
         patience: seconds for which a failing store is tried again.
         on_failure: what to do while the store fails.
         mask: makes the form in which a record leaves the run.
-        apply: lets a record take effect in this process.
         on_recovered: called when a failing store works again and has all records.
         on_given_up: called with the reason when nothing more will be written: the store failed for
             too long, or another process has taken the run over.
@@ -77,13 +78,13 @@ class RunJournal:
         store: RunStore,
         lease: Lease,
         last: Record,
+        live: LivePlan,
+        ledger: Ledger,
         *,
-        clock: Clock,
         timer: Timer,
         patience: float,
         on_failure: str,
         mask: Masker,
-        apply: Callable[[Record, Draft | None], None],
         on_recovered: Callable[[], None],
         on_given_up: Callable[[str], None],
     ) -> None:
@@ -93,12 +94,12 @@ class RunJournal:
         self.state: JournalState = "open"
         self.unjournaled = False
         self._last_at = last.at
-        self._clock = clock
+        self._live = live
+        self._ledger = ledger
         self._timer = timer
         self._patience = patience
         self._on_failure = on_failure
         self._mask = mask
-        self._apply = apply
         self._on_recovered = on_recovered
         self._on_given_up = on_given_up
         self._readers: list[Subscriber] = []
@@ -162,40 +163,37 @@ class RunJournal:
             raise StoreError("the store is failing; nothing new is begun until it works again")
         if stored is None:
             stored = self._mask(body)
-        at = max(self._clock.now(), self._last_at)
+        at = max(self._timer.clock.now(), self._last_at)
         record = Record(self.seq + 1, at, body)
         leaving = record if stored is body else Record(record.seq, at, stored)
         if not self.unjournaled:
-            self._store(leaving)
+            try:
+                self.store.append(self.lease, leaving)
+            except RecordNotSerializable:
+                raise  # the store works, and trying again would not help
+            except LeaseLost as error:
+                self.lose(error)
+                raise
+            except Exception as error:
+                # A third party's store may raise anything.
+                if self._on_failure != "continue_unjournaled":
+                    self._begin_outage(error)
+                    if isinstance(error, StoreError):
+                        raise
+                    raise StoreError(f"the store failed: {describe_error(error)}") from error
+                self.unjournaled = True
+            # Patience begins anew with every record that the store has taken.
+            self._failing_seconds = 0.0
         self.seq = record.seq
         self._last_at = at
-        self._apply(record, draft)
+        self._live.fold(record, draft)
+        self._ledger.fold(record)
         # Readers first: a reaction appends further records, and they hear of those in order.
         for reader in self._readers:
             reader(leaving)
         for react in self._reactions.get(type(body), ()):
             react(record)
         return record
-
-    def _store(self, record: Record) -> None:
-        """Give a record to the store; a third party's store may raise anything."""
-        try:
-            self.store.append(self.lease, record)
-        except RecordNotSerializable:
-            raise  # the store works, and trying again would not help
-        except LeaseLost as error:
-            self.lose(error)
-            raise
-        except Exception as error:
-            if self._on_failure == "continue_unjournaled":
-                self.unjournaled = True
-                return
-            self._begin_outage(error)
-            if isinstance(error, StoreError):
-                raise
-            raise StoreError(f"the store failed: {describe_error(error)}") from error
-        # Patience begins anew with every record that the store has taken.
-        self._failing_seconds = 0.0
 
     def append_soon(self, body: RecordBody, stored: RecordBody | None = None) -> None:
         """Append an event that has happened; while the store fails it is kept and appended later.
@@ -269,7 +267,7 @@ class RunJournal:
             return
         pause = min(max(_INITIAL_RETRY_SECONDS, failing), _MAX_RETRY_SECONDS, left)
         self._failing_seconds += pause
-        self._timer.call_at(self._clock.now() + pause, self._retry)
+        self._timer.call_at(self._timer.clock.now() + pause, self._retry)
 
     def _retry(self) -> None:
         if self.state == "failing" and self.flush():

@@ -9,14 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
-import anyio
-
 from replanning.changes import PlanChange, RetryTask
 from replanning.decision.confidence import PlanEvaluation, PlanEvaluator, source_key
 from replanning.decision.ending import Circumstances, decide_end
-from replanning.decision.ledger import LEDGER_RECORDS, Ledger
+from replanning.decision.ledger import Ledger
 from replanning.decision.policy import stale_reason
-from replanning.environment import Clock, Environment
+from replanning.environment import Environment
 from replanning.errors import (
     ChangeRejected,
     ExpressionError,
@@ -47,7 +45,6 @@ from replanning.journal.records import (
     Record,
     ResultsStale,
     RunEnded,
-    RunQuiescent,
     RunStatus,
     Trigger,
     TriggerDropped,
@@ -84,11 +81,9 @@ from replanning.run.event_loop import LoopThread, Timer, describe_error
 from replanning.run.journal import RunJournal
 from replanning.run.outputs import Codec, MaskedParts, OutputKeeper
 from replanning.run.retries import (
-    MAX_MESSAGE_CHARS,
     MAX_TRACEBACK_CHARS,
+    FailureKeeper,
     IsTransient,
-    bounded,
-    failure_from,
     format_traceback,
     may_repeat,
     redact_bounded,
@@ -145,6 +140,7 @@ class Opening:
 
     Attributes:
         started_at: time of its first record, in seconds since the epoch.
+        lease_ttl: seconds for which its lease holds unless it is renewed.
         open_ended: whether it goes on when all tasks are done, because more are added.
         record: the first record, in the process that has written it.
         past: the past of a resumed run.
@@ -153,6 +149,7 @@ class Opening:
     """
 
     started_at: float
+    lease_ttl: float
     open_ended: bool = False
     record: Record | None = None
     past: ResumeState | None = None
@@ -184,11 +181,15 @@ class Busy:
 
     Args:
         on_free: called when the last block is left, to look for the end.
+
+    Attributes:
+        blocks: the reasons of the open blocks; nothing is decided about the end before they are
+            left.
     """
 
     def __init__(self, on_free: Callable[[], None]) -> None:
         self._on_free = on_free
-        self._reasons: list[str] = []
+        self.blocks: list[str] = []
         self._watches: dict[str, Callable[[], bool]] = {}
 
     def __repr__(self) -> str:
@@ -202,33 +203,25 @@ class Busy:
             reason: what the block does.
             then_check: whether the end is looked for when the block is left.
         """
-        self._reasons.append(reason)
+        self.blocks.append(reason)
         try:
             yield
         finally:
-            self._reasons.remove(reason)
-            if then_check and not self._reasons:
+            self.blocks.remove(reason)
+            if then_check and not self.blocks:
                 self._on_free()
 
     def watch(self, reason: str, is_busy: Callable[[], bool]) -> None:
         """Ask a function whether the run is busy for this reason."""
         self._watches[reason] = is_busy
 
-    @property
-    def writing(self) -> bool:
-        """Whether a block is open: nothing is decided about the end before it is left."""
-        return bool(self._reasons)
-
     def reasons(self) -> list[str]:
         """Return what the run is busy with; empty if nothing."""
-        reasons = list(self._reasons)
+        reasons = list(self.blocks)
         for reason, is_busy in self._watches.items():
             if is_busy():
                 reasons.append(reason)
         return reasons
-
-    def __bool__(self) -> bool:
-        return bool(self.reasons())
 
 
 @dataclass(slots=True, eq=False)
@@ -281,11 +274,12 @@ class Lifecycle:
         journal: stores records and lets them take effect.
         dispatcher: hands out tasks.
         outputs: takes the outputs of attempts.
+        failures: takes the failures of attempts.
         evaluation: evaluates the plan after every task.
         loop: the thread in which all of this happens.
         timer: calls back at points in time.
         end: the end of the run, once it has ended.
-        ended: set then.
+        clock: the clock of the run.
         opening: how the run was opened.
         running: the attempts that have not ended, with the tasks and bodies of each.
         busy: what keeps the run from its end.
@@ -314,19 +308,19 @@ class Lifecycle:
         self.settings = settings
         self.redactor = redactor
         self.spans = spans
-        self.lease_ttl = lease_ttl
+        self.clock = environment.clock
         self.loop = LoopThread()
         self.timer = Timer(environment.clock, live.scheduler.deadlines.next_due, self._on_deadline)
         self.journal = RunJournal(
             store,
             lease,
             records[-1],
-            clock=environment.clock,
+            live,
+            ledger,
             timer=self.timer,
             patience=settings.store_patience,
             on_failure=settings.on_store_failure,
             mask=lambda body: masked_body(body, redactor),
-            apply=self._apply,
             on_recovered=self._on_store_recovered,
             on_given_up=self._on_store_given_up,
         )
@@ -334,22 +328,14 @@ class Lifecycle:
         self.journal.subscribe(self.dispatcher.on_record, WAKING_RECORDS)
         self.outputs = OutputKeeper(live, redactor, codec, settings.max_output)
         self.evaluation = Evaluation(self)
-        self.opening = Opening(records[0].at)
+        self.opening = Opening(records[0].at, lease_ttl)
         self.running: dict[AttemptId, tuple[TaskEntry, AttemptBody | None]] = {}
-        self.busy = Busy(self._after_block)
+        self.busy = Busy(partial(self.after_observation, block_ended=True))
         self.plugins = PluginTasks()
         self.people = People()
         self.end: RunEnded | None = None
-        self.ended = anyio.Event()
         self._budget_exceeded = ledger.budget_tracker.exceeded_reason()
-        self._chance = environment.chance
-        self._is_transient = is_transient
-        self._end_is_stored = True
-        self._masked_failures: dict[TaskId, tuple[Failure, Failure]] = {}
-        # While attempts run, the wall clock goes on: then the ledger wants to know of them.
-        self._ledger_kinds = LEDGER_RECORDS
-        if ledger.budget_tracker.budget.wall_clock is not None:
-            self._ledger_kinds = LEDGER_RECORDS.union((AttemptStarted, *ATTEMPT_ENDS))
+        self.failures = FailureKeeper(settings, redactor, environment.chance, is_transient)
 
     def __repr__(self) -> str:
         state = self.end.status if self.end is not None else "running"
@@ -360,18 +346,7 @@ class Lifecycle:
         """The id of the run."""
         return self.journal.lease.run
 
-    @property
-    def clock(self) -> Clock:
-        """The clock of the run."""
-        return self.timer.clock
-
     # Records
-
-    def _apply(self, record: Record, draft: Draft | None) -> None:
-        """Let a record take effect in this process."""
-        self.live.fold(record, draft)
-        if type(record.body) in self._ledger_kinds:
-            self.ledger.fold(record)
 
     def record_error(self, where: str, error: BaseException | str) -> None:
         """Record an error that was contained, and warn of it with its traceback.
@@ -422,9 +397,9 @@ class Lifecycle:
         stopped: dict[TaskId, AttemptId] = {}
         traces: dict[TaskId, str] = {}
         for change in changes:
-            if change.kind != "cancel" or change.task_id not in live:
+            if change.kind != "cancel" or change.task_id not in live.entries:
                 continue
-            attempt_id = live.entry(change.task_id).log.current
+            attempt_id = live.entries[change.task_id].log.current
             if attempt_id is None:
                 continue
             stopped[change.task_id] = attempt_id
@@ -465,9 +440,9 @@ class Lifecycle:
         again: dict[TaskId, None] = {}
         for reader in readers:  # it grows: what runs again reads outputs as well
             for entry in live.read_results(reader):
-                if entry.recoverable or entry.id in again:
+                if entry.output.recoverable or entry.id in again:
                     continue
-                if is_repeatable(entry.task, live.tools.get(entry.task.tool or "")):
+                if is_repeatable(entry.task, live.tool_of(entry.task)):
                     again[entry.id] = None
                     readers.append(entry)
         if not again:
@@ -508,13 +483,9 @@ class Lifecycle:
         """
         if self.end is not None:
             return
-        self._pause_unstored(reason)
+        self._mark_ended(RunEnded("paused", reason))
         if self.journal.state == "closed":
             self._cancel_attempts()
-
-    def _pause_unstored(self, reason: str) -> None:
-        self._end_is_stored = False
-        self._mark_ended(RunEnded("paused", reason))
 
     # Handing out tasks; called by the dispatcher
 
@@ -525,19 +496,41 @@ class Lifecycle:
     def prepare(self, entry: TaskEntry, *, copied: bool) -> Task | None:
         """Return a claimed task with its arguments filled in; None if it will not run.
 
-        It will not if its condition does not hold, if its arguments refer to nothing, or while the
-        store fails; the claim is over then.
+        It will not if its condition does not hold, if it would use a masked part, if its arguments
+        refer to nothing, or while the store fails; the claim is over then.
+
+        Args:
+            entry: the task.
+            copied: whether its work gets arguments of its own, which it may change.
         """
+        task = entry.task
+        arguments = task.arguments
+        refers = has_references(arguments)
         try:
-            if self._needs_condition(entry) and not self._evaluate_condition(entry):
+            # A revision may have changed what the condition refers to.
+            is_due = task.when is not None and entry.condition_revision != self.live.revision
+            if is_due and not self._evaluate_condition(entry):
                 return None
-            return self._resolve_arguments(entry, copied=copied)
+            lost = ""
+            if self.opening.masks is not None:
+                lost = self.opening.masks.problem_of(entry)
+            if lost:
+                self._fail_unstarted(entry, lost, kind="arguments")
+                return None
+            if refers:
+                filled = self._filled_arguments(entry)
+                if filled is None:
+                    return None
+                arguments = filled
         except StoreError:
             self.live.scheduler.return_claim(entry)
             return None
-
-    def _needs_condition(self, entry: TaskEntry) -> bool:
-        return entry.task.when is not None and entry.condition_revision != self.live.revision
+        if copied and not refers:
+            # Empty ones as well, because work may fill them.
+            arguments = copy_json(arguments)
+        if arguments is task.arguments:
+            return task
+        return task.model_copy(update={"arguments": arguments})
 
     def when_idle(self, root: TaskEntry | None) -> Idle:
         """Look for the end of the run, or of a lineage, when nothing can be handed out."""
@@ -584,7 +577,9 @@ class Lifecycle:
         value: bool | None = None
         error = ""
         try:
-            lost = self._masked_problem(entry)
+            lost = ""
+            if self.opening.masks is not None:
+                lost = self.opening.masks.problem_of(entry)
             if lost:
                 raise ExpressionError(lost)
             value = self.live.evaluate(entry.task.when or "")
@@ -592,35 +587,6 @@ class Lifecycle:
             error = str(problem)
         self.journal.append(ConditionEvaluated(entry.id, value, error))
         return bool(value)
-
-    def _masked_problem(self, entry: TaskEntry) -> str:
-        """Return why a task of a resumed run cannot run: it would use a masked part."""
-        masks = self.opening.masks
-        return masks.problem_of(entry) if masks else ""
-
-    def _resolve_arguments(self, entry: TaskEntry, *, copied: bool) -> Task | None:
-        """Return a task with its references replaced by values; None if that fails it.
-
-        Args:
-            entry: the task.
-            copied: whether its work gets arguments of its own, which it may change.
-        """
-        task = entry.task
-        lost = self._masked_problem(entry)
-        if lost:
-            self._fail_unstarted(entry, lost, kind="arguments")
-            return None
-        refers = has_references(task.arguments)
-        if not refers and not copied:
-            return task
-        if refers:
-            arguments = self._filled_arguments(entry)
-            if arguments is None:
-                return None
-        else:
-            # Empty ones as well, because work may fill them.
-            arguments = copy_json(task.arguments)
-        return task.model_copy(update={"arguments": arguments})
 
     def _filled_arguments(self, entry: TaskEntry) -> JsonObject | None:
         """Return the arguments of a task with references replaced; None if that fails it."""
@@ -630,7 +596,7 @@ class Lifecycle:
         except ExpressionError as error:
             self._fail_unstarted(entry, str(error), kind="arguments")
             return None
-        tool = self.live.tools.get(entry.task.tool or "")
+        tool = self.live.tool_of(entry.task)
         if tool is None or self.people.work_asks:
             return arguments
         harm = resolved_risk(tool, declared, arguments)
@@ -774,7 +740,7 @@ class Lifecycle:
         problems = check_task(task, self.live.scope)
         if problems:
             raise ChangeRejected([Problem("", problem) for problem in problems])
-        tool = self.live.tools.get(task.tool or "")
+        tool = self.live.tool_of(task)
         timeout = None if tool is None else tool.timeout
         if self._call_must_wait(task):
             self.journal.append(CallMade(task))
@@ -782,14 +748,15 @@ class Lifecycle:
         self.dispatcher.count_claim()
         attempt_id = AttemptId(f"{task.id}#1")
         self._record_start(attempt_id, task.id, 1, timeout, task)
-        if self._is_current(self.live.entries[task.id], attempt_id):
-            return attempt_id
-        return None
+        if self.live.entries[task.id].log.current != attempt_id or self.end is not None:
+            # Whoever heard of the start has cancelled it.
+            return None
+        return attempt_id
 
     def _call_must_wait(self, task: Task) -> bool:
         """Return whether a call has to go through the queue: for a turn, resources or facts."""
         scheduler = self.live.scheduler
-        tool = self.live.tools.get(task.tool or "")
+        tool = self.live.tool_of(task)
         if self.dispatcher.turn_is_due or self.stopping:
             return True
         if scheduler.pool.limited or scheduler.breakers or self.live.world.closed:
@@ -810,28 +777,21 @@ class Lifecycle:
         attempt_id = AttemptId(f"{entry.id}#{number}")
         timeout = entry.task.timeout
         if timeout is None:
-            tool = self.live.tools.get(entry.task.tool or "")
+            tool = self.live.tool_of(entry.task)
             timeout = None if tool is None else tool.timeout
-        self._note_earlier_reads(entry)
+        history = self.live.staleness.history
+        if history.version and entry.place.claim:
+            # Its references were replaced at the claim, maybe by values that have changed since.
+            version = history.version_at_claim(entry.place.claim)
+            if version != history.version:
+                entry.reads.keys = dict.fromkeys(context_keys(entry.task), version)
         self._record_start(attempt_id, entry.id, number, timeout)
-        if self._is_current(entry, attempt_id):
+        # Whoever heard of the start may have cancelled it.
+        if entry.log.current == attempt_id and self.end is None:
             self.running[attempt_id] = entry, body
         elif body is not None:
             body.cancel()
         return attempt_id
-
-    def _note_earlier_reads(self, entry: TaskEntry) -> None:
-        """Note the version of the context at the claim: references were replaced then."""
-        history = self.live.staleness.history
-        if not history.version or not entry.place.claim:
-            return
-        version = history.version_at_claim(entry.place.claim)
-        if version != history.version:
-            entry.reads.keys = dict.fromkeys(context_keys(entry.task), version)
-
-    def _is_current(self, entry: TaskEntry, attempt_id: AttemptId) -> bool:
-        """Return whether a new attempt goes on: whoever heard of its start may have cancelled it."""
-        return entry.log.current == attempt_id and self.end is None
 
     def _record_start(
         self,
@@ -916,7 +876,7 @@ class Lifecycle:
         stored = body
         if taken.stored is not taken.value or taken.unstored:
             stored = replace(body, output=taken.stored, recoverable=not taken.unstored)
-        if taken.unstored and not entry.unstored:
+        if taken.unstored and not entry.output.unstored:
             _log.warning(
                 "the output of task %r is not stored: %s; the tasks of this process get it, and a "
                 "resumed run lacks it",
@@ -945,10 +905,15 @@ class Lifecycle:
         entry = self._end_attempt(attempt_id, "failed")
         if entry is None:
             return
-        failure = self._failure_of(entry, error)
-        _log_warning(_log, f"attempt {attempt_id} failed: {failure}", failure.traceback)
-        retry_at, exhausted = self._schedule_retry(entry, failure)
-        if self._is_taken_over(entry.task):
+        failure = self.failures.take(entry, error)
+        text = f"attempt {attempt_id} failed: {failure}\n{failure.traceback}"
+        _log.warning("%s", text.rstrip())
+        tool = self.live.tool_of(entry.task)
+        chance = self.failures.chance()
+        retry_at, exhausted = schedule_retry(
+            entry, tool, failure, self.settings, now=self.clock.now(), chance=chance
+        )
+        if retry_at is not None and self._is_taken_over(entry.task):
             retry_at = None
         if retry_at is None:
             exhausted = False
@@ -965,7 +930,7 @@ class Lifecycle:
 
         Another tool does the same, and the first has no effect that could be had twice.
         """
-        tool = self.live.tools.get(task.tool or "")
+        tool = self.live.tool_of(task)
         if tool is None or tool.available or tool.capability is None:
             return False
         if not has_no_effect(task, tool):
@@ -974,59 +939,6 @@ class Lifecycle:
             if other.available and other.capability == tool.capability:
                 return True
         return False
-
-    def _failure_of(self, entry: TaskEntry, error: BaseException | str | Failure) -> Failure:
-        """Return the failure to record: bounded, and masked before anything is cut off.
-
-        It is masked here, and not where the record is stored: causes and reasons are made of
-        parts of its text, in which a secret would not be recognised any more. The caller gets
-        the true text, see `last_failure`.
-        """
-        if isinstance(error, Failure):
-            failure = error
-        else:
-            retry = entry.task.retry or self.settings.retry
-            failure = failure_from(error, retry.on, self._is_transient)
-        message = failure.message
-        kind = failure.kind
-        most = self.settings.judge.max_iterations
-        if kind == "unfinished" and entry.log.continuations + 1 >= most:
-            message = f"still unfinished after {most} attempts (judge.max_iterations): {message}"
-            kind = "blocked"
-        true = replace(
-            failure,
-            message=bounded(message, MAX_MESSAGE_CHARS),
-            kind=kind,
-            traceback=bounded(failure.traceback, MAX_TRACEBACK_CHARS),
-        )
-        masked = replace(
-            true,
-            message=redact_bounded(message, MAX_MESSAGE_CHARS, self.redactor),
-            traceback=redact_bounded(failure.traceback, MAX_TRACEBACK_CHARS, self.redactor),
-        )
-        if masked != true:
-            self._masked_failures[entry.id] = masked, true
-        return masked
-
-    def last_failure(self, entry: TaskEntry) -> Failure | None:
-        """Return the last failure of a task for the caller, with the true text if it was masked.
-
-        A resumed run has only what its journal has.
-        """
-        recorded = entry.log.failure
-        masked, true = self._masked_failures.get(entry.id, (None, None))
-        return true if masked is recorded else recorded
-
-    def _schedule_retry(self, entry: TaskEntry, failure: Failure) -> tuple[float | None, bool]:
-        tool = self.live.tools.get(entry.task.tool or "")
-        return schedule_retry(
-            entry,
-            tool,
-            failure,
-            self.settings,
-            now=self.clock.now(),
-            chance=self._chance(),
-        )
 
     def interrupted(self, attempt_id: AttemptId, reason: str, *, again: bool = False) -> None:
         """Record that an attempt was cut off from outside.
@@ -1041,7 +953,7 @@ class Lifecycle:
             return
         now = self.clock.now()
         failure = Failure("Interrupted", reason, kind="interrupted")
-        tool = self.live.tools.get(entry.task.tool or "")
+        tool = self.live.tool_of(entry.task)
         retry_at: float | None = None
         if again or may_repeat(entry.task, tool, failure):
             retry_at = now
@@ -1052,11 +964,13 @@ class Lifecycle:
         # The caller may be leaving the run, so its end is looked for a little later.
         self.timer.call_at(now, self.after_observation)
 
-    def record_stale_results(self) -> None:
+    def record_stale_results(self) -> bool:
         """Record which finished tasks have stale results, unless the last record says the same."""
         stale = {task_id: result.causes for task_id, result in stale_results(self.live).items()}
-        if stale != self.live.staleness.recorded:
-            self.journal.append_soon(ResultsStale(stale))
+        if stale == self.live.staleness.recorded:
+            return False
+        self.journal.append_soon(ResultsStale(stale))
+        return True
 
     def charge(
         self, usage: Usage, *, attempt_id: AttemptId | None = None, provider: str | None = None
@@ -1110,7 +1024,11 @@ class Lifecycle:
                 continue
             timeout = round((entry.log.deadline or 0.0) - entry.log.started_at, 3)
             failure = Failure("TimedOut", "", kind="timeout")
-            retry_at, _ = self._schedule_retry(entry, failure)
+            tool = self.live.tool_of(entry.task)
+            chance = self.failures.chance()
+            retry_at, _ = schedule_retry(
+                entry, tool, failure, self.settings, now=self.clock.now(), chance=chance
+            )
             self._cancel_attempt(attempt_id)
             trace = self.spans.attempt_trace(attempt_id)
             self.journal.append_soon(
@@ -1120,48 +1038,41 @@ class Lifecycle:
 
     # The end
 
-    def _after_block(self) -> None:
-        """Look for the end when all records of a block are written."""
-        self.after_observation()
-        self.check_completion()
+    def after_observation(self, *, block_ended: bool = False) -> None:
+        """Follow up on an observation: wake pullers, and end the run when nothing is left.
 
-    def after_observation(self) -> None:
-        """Follow up on an observation: wake pullers, and end the run when nothing is left."""
-        if self.dispatcher.has_waiters:
-            self.dispatcher.wake()
+        Args:
+            block_ended: whether a block ends in which nobody could look for the end.
+        """
+        self.dispatcher.wake()
         counts = self.live.counts
         is_drained = not counts[TaskState.READY] and not counts[TaskState.RUNNING]
         # Looking for the end takes time, so it is done only where it may have come.
-        if is_drained or self.stopping or self.live.goal.stop_when_reached:
+        if is_drained or block_ended or self.stopping or self.live.goal.stop_when_reached:
             self.check_completion()
 
     def check_completion(self) -> None:
         """End the run, or record that it is quiescent, if that is so."""
-        while self.end is None and self.journal.state == "open" and not self.busy.writing:
-            decided = self._decide_end()
+        while self.end is None and self.journal.state == "open" and not self.busy.blocks:
+            circumstances = Circumstances(
+                busy=bool(self.busy.reasons()),
+                open_ended=self.opening.open_ended,
+                replans=self.settings.enabled,
+                budget_exceeded=self._budget_exceeded,
+            )
+            decided = decide_end(self.live, self.ledger, circumstances)
             if decided is None:
                 return
             is_pause = isinstance(decided, RunEnded) and decided.status == "paused"
-            if not is_pause:
+            if not is_pause and self.record_stale_results():
                 # Stale results may be done again, and then this is not the end.
-                self.record_stale_results()
-                decided = self._decide_end()
+                continue
             if isinstance(decided, RunEnded):
                 self.finish(decided.status, decided.reason, decided.cancelled)
                 return
-            if isinstance(decided, RunQuiescent):
-                # Triggers may follow from it, and keep the run going.
-                with suppress(StoreError):
-                    self.journal.append(decided)
-
-    def _decide_end(self) -> RunEnded | RunQuiescent | None:
-        circumstances = Circumstances(
-            busy=bool(self.busy),
-            open_ended=self.opening.open_ended,
-            replans=self.settings.enabled,
-            budget_exceeded=self._budget_exceeded,
-        )
-        return decide_end(self.live, self.ledger, circumstances)
+            # Triggers may follow from it, and keep the run going.
+            with suppress(StoreError):
+                self.journal.append(decided)
 
     def enforce_wall_clock(self) -> None:
         """Abort the run when its wall clock is used up; waiting for a person does not count."""
@@ -1224,21 +1135,20 @@ class Lifecycle:
         if journal.state == "closed":
             return
         if journal.state == "failing" and journal.flush():
-            if self.end is not None and not self._end_is_stored:
+            # An end that no store took is known to this process alone, and not to its ledger.
+            if self.end is not None and self.ledger.run_end is not self.end:
                 with suppress(StoreError):
                     journal.append(self.end)
         if self.end is None:
             self.finish("paused", reason)
         if self.end is None:
-            self._pause_unstored(
-                f"{reason}; the store fails, so this and what happened last is not in the journal"
-            )
+            unstored = "the store fails, so this and what happened last is not in the journal"
+            self._mark_ended(RunEnded("paused", f"{reason}; {unstored}"))
 
     def _mark_ended(self, body: RunEnded) -> None:
         self.end = body
         self.journal.wake()
-        self.ended.set()
-        self.dispatcher.wake_all()
+        self.dispatcher.end()
 
 
 def warn_of_error(where: str, error: BaseException | str, redactor: Redactor) -> str:
@@ -1261,12 +1171,8 @@ def warn_of_error(where: str, error: BaseException | str, redactor: Redactor) ->
         traceback = redact_bounded(format_traceback(error), MAX_TRACEBACK_CHARS, redactor)
     # Masked before it is cut, because a part of a secret would not be recognised.
     text = redactor.text(text)[:_MAX_ERROR_CHARS]
-    _log_warning(_plugin_log, f"{where}: {text}", traceback)
+    _plugin_log.warning("%s", f"{where}: {text}\n{traceback}".rstrip())
     return text
-
-
-def _log_warning(log: logging.Logger, text: str, traceback: str) -> None:
-    log.warning("%s", f"{text}\n{traceback}".rstrip())
 
 
 class Evaluation:
@@ -1333,22 +1239,20 @@ class Evaluation:
         if not own:
             own = list(self._lifecycle.ledger.outcomes.by_source.get(tool, ()))
         if len(own) < MAX_OUTCOMES_PER_TOOL:
-            earlier = _oldest_first(store.outcomes(tool=tool, capability=None))
+            newest_first = store.outcomes(tool=tool, capability=None)
+            earlier = [outcome.succeeded for outcome in reversed(newest_first)]
             own = [*earlier, *own][-MAX_OUTCOMES_PER_TOOL:]
         spec = live.tools.get(tool)
         if own or spec is None or spec.capability is None:
             return own
         # The failures of a tool that is to be replaced say nothing about its replacement.
         failing = {live.entry(task_id).task.tool for task_id in live.stuck}
-        outcomes = _oldest_first(store.outcomes(tool=None, capability=spec.capability))
+        newest_first = store.outcomes(tool=None, capability=spec.capability)
+        outcomes = [outcome.succeeded for outcome in reversed(newest_first)]
         for other in live.tools.values():
             if other.capability == spec.capability and other.name not in failing:
                 outcomes += live.statistics.outcomes.get(other.name, ())
         return outcomes[-MAX_OUTCOMES_PER_TOOL:]
-
-
-def _oldest_first(outcomes: Sequence[ToolOutcome]) -> list[bool]:
-    return [outcome.succeeded for outcome in reversed(outcomes)]
 
 
 _UNBILLED_ERRORS: Final = (LLMRequestRejected, LLMUnavailable)
@@ -1414,22 +1318,9 @@ class OutcomeCollector:
     def __init__(self, life: Lifecycle) -> None:
         self._lifecycle = life
         self._outcomes: list[ToolOutcome] = []
-        self._observes_attempts = False
         life.journal.subscribe(self._on_revised, [PlanRevised])
         life.journal.subscribe(self._on_recorded, [OutcomeRecorded])
-        self._observe_attempts()
-
-    def _observe_attempts(self) -> None:
-        """Observe the ends of attempts, where there is a tool or an alternative whose outcome they tell."""
-        life = self._lifecycle
-        needed = (
-            life.opening.open_ended
-            or life.live.dependency_index.resource_users
-            or life.ledger.outcomes.pending
-        )
-        if needed and not self._observes_attempts:
-            self._observes_attempts = True
-            life.journal.subscribe(self._on_attempt_end, ATTEMPT_ENDS)
+        life.journal.subscribe(self._on_attempt_end, ATTEMPT_ENDS)
 
     def recheck(self, record: Record) -> None:
         """Handle the last record of a resumed run, in case its earlier process had no time to."""
@@ -1439,18 +1330,15 @@ class OutcomeCollector:
             self._on_revised(record)
 
     def _on_revised(self, record: Record) -> None:
-        self._observe_attempts()
         assert isinstance(record.body, PlanRevised)
-        live, replan = self._lifecycle.live, record.body.replan
-        if replan is None:
+        entries = self._lifecycle.live.entries
+        for applied in self._lifecycle.ledger.outcomes.pending.values():
+            if applied.replan != record.body.replan:
+                continue
+            if all(entries[root].satisfied for root in applied.roots):
+                # After a skip no attempt will end: it has worked out at once.
+                self._lifecycle.journal.append_soon(OutcomeRecorded(applied.replan, True, 0.0))
             return
-        applied = next(
-            (a for a in self._lifecycle.ledger.outcomes.pending.values() if a.replan == replan),
-            None,
-        )
-        if applied is not None and all(live.entry(root).satisfied for root in applied.roots):
-            # After a skip no attempt will end: it has worked out at once.
-            self._lifecycle.journal.append_soon(OutcomeRecorded(applied.replan, True, 0.0))
 
     def _on_attempt_end(self, record: Record) -> None:
         live = self._lifecycle.live

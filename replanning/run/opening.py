@@ -115,7 +115,7 @@ class LeaseRenewer:
         with self._lock:
             if not self._lives:
                 self._left = threading.Event()
-                args = (self._left, life.journal.store, life.clock, life.lease_ttl)
+                args = (self._left, life.journal.store, life.clock, life.opening.lease_ttl)
                 thread = threading.Thread(target=self._renew, args=args, daemon=True)
                 thread.start()
             self._lives.add(life)
@@ -714,7 +714,7 @@ def _finish_past(
     running = [entry for entry in life.live if entry.state is TaskState.RUNNING]
     for entry in running:
         assert entry.log.current is not None
-        tool = life.live.tools.get(entry.task.tool or "")
+        tool = life.live.tool_of(entry.task)
         ended = AttemptInterrupted(entry.log.current, entry.id, past.interruption_reason)
         if may_repeat(entry.task, tool, ended.failure):
             ended = replace(ended, retry_at=life.clock.now())
@@ -749,7 +749,7 @@ def _start_services(
     else:
         # A thread would not see the time of another clock.
         renew = partial(_renew_lease, life)
-        group.start_soon(_repeat, life.clock, life.lease_ttl / 3, renew)
+        group.start_soon(_repeat, life.clock, life.opening.lease_ttl / 3, renew)
     poll = partial(process_messages, run, on_message)
     group.start_soon(_repeat, life.clock, INBOX_POLL_SECONDS, poll)
 
@@ -786,7 +786,7 @@ async def _repeat(clock: Clock, seconds: float, action: Callable[[], None]) -> N
 
 
 def _renew_lease(life: Lifecycle) -> None:
-    for lost in _lost_leases([life], life.journal.store, life.clock, life.lease_ttl):
+    for lost in _lost_leases([life], life.journal.store, life.clock, life.opening.lease_ttl):
         _lease_lost(*lost)
 
 

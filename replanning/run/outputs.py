@@ -19,7 +19,7 @@ from replanning.journal.values import (
     encode_annotated,
     measure,
 )
-from replanning.live.entries import TaskEntry
+from replanning.live.entries import TaskEntry, TaskOutput
 from replanning.live.facts import context_keys
 from replanning.live.plan import LivePlan
 from replanning.plan.checks import nested_bodies
@@ -168,17 +168,16 @@ class OutputKeeper:
         """
         self.return_types.update(return_types)
         for entry in self._live:
-            output = entry.output
+            output = entry.output.value
             adapter = return_types.get(_function_name(entry))
             if adapter is None or not isinstance(output, AnnotatedJson):
                 continue
             try:
-                entry.output = adapter.validate_python(output.value)
+                entry.output = entry.output._replace(value=adapter.validate_python(output.value))
             except Exception as error:  # noqa: BLE001 - validators of users may raise anything
-                entry.output = None
-                entry.recoverable = False
                 reason = describe_error(error)
-                entry.unstored = f"it does not fit the return annotation any more: {reason}"
+                unstored = f"it does not fit the return annotation any more: {reason}"
+                entry.output = TaskOutput(None, recoverable=False, unstored=unstored)
 
 
 def _function_name(entry: TaskEntry) -> str:

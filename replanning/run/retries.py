@@ -8,6 +8,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from traceback import FrameSummary, TracebackException, walk_tb
@@ -25,6 +26,7 @@ from replanning.plan.tasks import (
     is_declared_unrepeatable,
     is_repeatable,
 )
+from replanning.plan.types import TaskId
 from replanning.run.event_loop import describe_error
 from replanning.secrets import Redactor
 from replanning.settings import Settings
@@ -272,16 +274,26 @@ def _classify(
     """
     if isinstance(error, BaseExceptionGroup):
         return _classify_group(error, retry_on, is_transient)
-    chain = _wrapped_errors(error)
+    # The exception and those that it wraps, outermost first. The first clear verdict counts.
+    chain: list[BaseException] = []
     verdict: Verdict | None = None
-    for part in chain:
-        names, _ = _class_names(type(part))  # type: ignore[arg-type]  # a class can be hashed
-        found = _verdict(part, names)
-        is_unclear = any(name in _UNCLEAR_CLASSES for name in names[:1])
-        if found is not None and not is_unclear:
-            verdict = found
-            break
-        verdict = verdict or found
+    is_clear = False
+    wrapped: object = error
+    while isinstance(wrapped, BaseException) and len(chain) < _MAX_WRAPPED_ERRORS:
+        chain.append(wrapped)
+        names, _ = _class_names(type(wrapped))  # type: ignore[arg-type]  # a class can be hashed
+        is_unclear = names[0] in _UNCLEAR_CLASSES
+        if not is_clear:
+            found = _verdict(wrapped, names)
+            is_clear = found is not None and not is_unclear
+            if is_clear or verdict is None:
+                verdict = found
+        inner = getattr(wrapped, "orig", None)  # of SQLAlchemy
+        if inner is None:
+            inner = getattr(wrapped, "reason", None)  # of urllib and urllib3
+        if inner is None and is_unclear and wrapped.args:
+            inner = wrapped.args[0]
+        wrapped = inner
     if verdict == "in-doubt" and _only_reads(chain):
         verdict = "may-pass"
     in_doubt = verdict == "in-doubt"
@@ -308,22 +320,6 @@ def _classify_group(
         may_pass = may_pass and part_may_pass
     # A part in doubt may pass only where `retry_on` names it.
     return may_pass, in_doubt
-
-
-def _wrapped_errors(error: BaseException) -> list[BaseException]:
-    """Return an exception and those that it wraps, outermost first."""
-    chain: list[BaseException] = []
-    wrapped: object = error
-    while isinstance(wrapped, BaseException) and len(chain) < _MAX_WRAPPED_ERRORS:
-        chain.append(wrapped)
-        inner = getattr(wrapped, "orig", None)  # of SQLAlchemy
-        if inner is None:
-            inner = getattr(wrapped, "reason", None)  # of urllib and urllib3
-        names, _ = _class_names(type(wrapped))  # type: ignore[arg-type]  # a class can be hashed
-        if inner is None and names[0] in _UNCLEAR_CLASSES and wrapped.args:
-            inner = wrapped.args[0]
-        wrapped = inner
-    return chain
 
 
 def _verdict(part: BaseException, names: Sequence[str]) -> Verdict | None:
@@ -371,9 +367,9 @@ def _only_reads(chain: Sequence[BaseException]) -> bool:
     """Return whether the request behind an exception is on it, and changes nothing."""
     for part in chain:
         request: object = None
-        for field in ("request", "request_info"):
+        for name in ("request", "request_info"):
             with suppress(RuntimeError):  # of httpx, where the exception has no request
-                request = request or getattr(part, field, None)
+                request = request or getattr(part, name, None)
         if getattr(request, "method", None) in READING_METHODS:
             return True
     return False
@@ -382,6 +378,67 @@ def _only_reads(chain: Sequence[BaseException]) -> bool:
 def _is_named(part: BaseException, retry_on: Collection[int | str]) -> bool:
     _, every_name = _class_names(type(part))  # type: ignore[arg-type]  # a class can be hashed
     return _status(part) in retry_on or not every_name.isdisjoint(retry_on)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class FailureKeeper:
+    """Takes the failures of a run's attempts, and keeps the true texts of those that were masked.
+
+    Attributes:
+        settings: the retries of tasks that declare none, and how often a judge may ask for more.
+        redactor: masks secrets.
+        chance: returns a number in [0, 1) that spreads the delay of a retry.
+        is_transient: says of an exception that is not recognised whether it may pass.
+    """
+
+    settings: Settings
+    redactor: Redactor
+    chance: Callable[[], float]
+    is_transient: IsTransient | None
+    _masked: dict[TaskId, tuple[Failure, Failure]] = field(default_factory=dict)
+
+    def take(self, entry: TaskEntry, error: BaseException | str | Failure) -> Failure:
+        """Return the failure to record: bounded, and masked before anything is cut off.
+
+        It is masked here, and not where the record is stored: causes and reasons are made of
+        parts of its text, in which a secret would not be recognised any more. The caller gets
+        the true text, see `last_failure`.
+        """
+        if isinstance(error, Failure):
+            failure = error
+        else:
+            retry = entry.task.retry or self.settings.retry
+            failure = failure_from(error, retry.on, self.is_transient)
+        message = failure.message
+        kind = failure.kind
+        most = self.settings.judge.max_iterations
+        if kind == "unfinished" and entry.log.continuations + 1 >= most:
+            # A judge that is never content would keep the task running for ever.
+            message = f"still unfinished after {most} attempts (judge.max_iterations): {message}"
+            kind = "blocked"
+        masked = replace(
+            failure,
+            message=redact_bounded(message, MAX_MESSAGE_CHARS, self.redactor),
+            kind=kind,
+            traceback=redact_bounded(failure.traceback, MAX_TRACEBACK_CHARS, self.redactor),
+        )
+        if masked.message != message or masked.traceback != failure.traceback:
+            true = replace(
+                masked,
+                message=bounded(message, MAX_MESSAGE_CHARS),
+                traceback=bounded(failure.traceback, MAX_TRACEBACK_CHARS),
+            )
+            self._masked[entry.id] = masked, true
+        return masked
+
+    def last_failure(self, entry: TaskEntry) -> Failure | None:
+        """Return the last failure of a task for the caller, with the true text if it was masked.
+
+        A resumed run has only what its journal has.
+        """
+        recorded = entry.log.failure
+        masked, true = self._masked.get(entry.id, (None, None))
+        return true if masked is recorded else recorded
 
 
 def may_repeat(task: TaskBody, tool: ToolSpec | None, failure: Failure) -> bool:

@@ -187,7 +187,7 @@ class PlanRun(ObservedRun):
             raise NotRunning(f"run {self.id!r} has not ended yet; its result is known afterwards")
         failures = {}
         for task_id in self.live.stuck:
-            failure = self._lifecycle.last_failure(self.live.entry(task_id))
+            failure = self._lifecycle.failures.last_failure(self.live.entry(task_id))
             if failure is not None:
                 failures[task_id] = failure
         return RunResult(
@@ -356,7 +356,7 @@ class PlanRun(ObservedRun):
     async def wait(self) -> RunResult:
         """Wait for the end of the run, for those who report from elsewhere."""
         self._lifecycle.check_completion()
-        await self._lifecycle.ended.wait()
+        await self._lifecycle.dispatcher.over.wait()
         return self.result
 
     @in_loop_thread

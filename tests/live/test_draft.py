@@ -505,7 +505,7 @@ def test_modify_by_state() -> None:
         modify("d", optional=True),
     )
     assert run.live.entry("a").task.metadata == {"k": 1}
-    assert (run.live.entry("c").task.timeout, run.live.entry("c").priority) == (5.0, 3)
+    assert (run.live.entry("c").task.timeout, run.live.entry("c").task.priority) == (5.0, 3)
     assert run.live.unsatisfied_count == 1
 
 

@@ -216,7 +216,7 @@ def test_ended_tasks_have_no_backoff(happens: Callable[[JournaledPlan], object])
 def ready(task_id: str, order: int, priority: int = 0) -> TaskEntry:
     """Return a ready task."""
     document = task(task_id, priority=priority)
-    entry = TaskEntry(document, order, None, document.__dict__, task_id, priority, task_id, 0)
+    entry = TaskEntry(document, order, None, document.id, document.id, 0)
     entry.state = TaskState.READY
     return entry
 

@@ -41,7 +41,7 @@ def test_success() -> None:
     run.now += 2
     run.end(attempt, output={"x": 1})
     entry = run.live.entry("a")
-    assert (entry.output, entry.log.duration, entry.log.current, entry.log.deadline) == (
+    assert (entry.output.value, entry.log.duration, entry.log.current, entry.log.deadline) == (
         {"x": 1},
         2.0,
         None,

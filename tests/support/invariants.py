@@ -667,7 +667,7 @@ def snapshot(live: LivePlan, at: float) -> dict[str, Any]:
     """Return a live plan as plain values, as ready as it is at a time, without what no journal holds."""
     found: dict[str, Any] = replayable_state(live, at)
     for task_id, fields in found.pop("tasks").items():
-        if live.entries[task_id].unstored:
+        if live.entries[task_id].output.unstored:
             # Tasks of this process get the output, and the journal lacks it.
             fields["recoverable"] = False
         if fields["state"] is not TaskState.DONE or not fields["recoverable"]:

@@ -39,7 +39,9 @@ from replanning.live.strips import GroundAction, ground_action
 from replanning.plan.references import resolve_references
 
 _DELAYED = (TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
-_PARTS = frozenset({"parent", "sink_of", "dependents", "log", "reads", "place", "replacement"})
+_PARTS = frozenset(
+    {"parent", "sink_of", "dependents", "log", "reads", "place", "replacement", "output"}
+)
 
 
 class JournaledPlan:
@@ -251,6 +253,7 @@ def _entry(entry: TaskEntry, now: float | None) -> dict[str, object]:
     found["parent"] = entry.parent and entry.parent.id
     found["sink_of"] = entry.sink_of and entry.sink_of.id
     found["dependents"] = [other.id for other in entry.dependents]
+    found["output"], found["recoverable"], found["unstored"] = entry.output
     found["log"] = asdict(entry.log)
     found["reads"] = asdict(entry.reads)
     found["holds"] = entry.place.holds
@@ -323,7 +326,7 @@ def _inconsistencies(live: LivePlan) -> Iterable[str]:
     }
     if set(live.world.running) != running:
         yield f"under way are {set(live.world.running)}, with tools run {running}"
-    places = [(entry.priority, entry.order) for entry in live]
+    places = [(entry.task.priority, entry.order) for entry in live]
     if len(set(places)) != len(places):
         yield f"two tasks have one place: {places}"
     for entry in live:
@@ -353,12 +356,11 @@ def _task_errors(live: LivePlan, entry: TaskEntry) -> Iterable[str]:
         entry.place.claim or entry.state is TaskState.RUNNING
     ):
         yield f"{entry!r} is {entry.state} and has {entry.place.reserved}"
-    if entry.priority != entry.task.priority:
-        yield f"{entry!r} has priority {entry.priority}, its document says {entry.task.priority}"
     if entry.state is TaskState.READY and not entry.place.claim and not entry.place.holds:
         parked = entry.id in live.scheduler.parked
         if not parked and all(
-            place[:3] != (entry.priority, entry.order, entry.id) for place in live.scheduler.queue
+            place[:3] != (entry.task.priority, entry.order, entry.id)
+            for place in live.scheduler.queue
         ):
             yield f"{entry!r} is ready and nobody will be given it"
         if parked and usable(live, entry):
@@ -447,7 +449,7 @@ def expected_next(live: LivePlan) -> str | None:
         and not e.place.holds
         and usable(live, e)
     ]
-    for passed, entry in enumerate(sorted(ready, key=lambda e: (e.priority, e.order)), 1):
+    for passed, entry in enumerate(sorted(ready, key=lambda e: (e.task.priority, e.order)), 1):
         if all(
             amount <= free[name] + 1e-9
             for name, amount in live.scheduler.pool.demand(entry.task).items()
