@@ -34,6 +34,7 @@ from replanning.journal import store as stores
 from replanning.journal.records import RunOpened
 from replanning.plan.messages import did_you_mean, join_names, spoken_id
 from replanning.plan.reading import format_of, locate_problems, read_document, read_text_file
+from replanning.plan.secret_names import secret_name_problems
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.plugins import installed_plugins, load_plugin
@@ -336,7 +337,7 @@ def read_plan(path: str) -> Plan:
     """
     try:
         plan = Plan.load(path)
-        if problems := redactor().name_problems(plan):
+        if problems := secret_name_problems(plan, redactor()):
             raise PlanError(locate_problems(problems, path))
         return plan
     except PlanError as error:

@@ -36,6 +36,7 @@ from replanning.plan.document import plan_schema
 from replanning.plan.messages import did_you_mean, format_path, one_line, parse_path
 from replanning.plan.reading import format_of, locate_problems, read_document
 from replanning.plan.risk import detected_risk
+from replanning.plan.secret_names import secret_name_problems
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.tools import ToolExecutor, check_machine, check_tools
 from replanning.tools.check import check_danger, check_unused_arguments
@@ -263,7 +264,7 @@ def read_tools(path: Path, argument: str = "--tools", *, planning: bool = True) 
                 Problem(f"{path} {problem.place}", problem.message) for problem in error.problems
             )
             raise PlanError(list(problems)) from None
-        if wrong := [*redactor().name_problems(plan), *check_tools(plan)]:
+        if wrong := [*secret_name_problems(plan, redactor()), *check_tools(plan)]:
             raise PlanError(wrong)
     except PlanError as error:
         raise _InvalidTools(error.problems) from None

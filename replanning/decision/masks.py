@@ -29,6 +29,7 @@ from replanning.errors import ChangeRejected, Problem
 from replanning.live.plan import LivePlan
 from replanning.plan.json_values import is_redacted
 from replanning.plan.messages import brief_repr, join_names
+from replanning.plan.secret_names import secret_name_problems
 from replanning.plan.tasks import share_capability
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.secrets import MASK, Redactor
@@ -190,7 +191,7 @@ def accept_changes(
         ChangeRejected: a mask stands for no secret that may return there, or a name looks like a
             secret.
     """
-    problems = redactor.name_problems(changes)
+    problems = secret_name_problems(changes, redactor)
     if problems:
         raise ChangeRejected(problems)
     masks = MaskRestorer(changes, live, redactor)

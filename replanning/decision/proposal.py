@@ -37,6 +37,7 @@ from replanning.llm.quoting import is_truncated
 from replanning.plan.json_values import is_redacted, iter_strings
 from replanning.plan.messages import join_names
 from replanning.plan.risk import resolved_risk
+from replanning.plan.secret_names import secret_name_problems
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonValue, TaskId
 from replanning.secrets import MASK, Redactor
@@ -113,7 +114,7 @@ def analyse(
             "expected_cost": None,
         }
         alternative = proposed.model_copy(update=update)
-    name_problems = redactor.name_problems(alternative.changes)
+    name_problems = secret_name_problems(alternative.changes, redactor)
     if name_problems:
         alternative = alternative.model_copy(update={"changes": ()})
 

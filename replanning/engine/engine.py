@@ -58,7 +58,6 @@ from replanning.errors import (
 )
 from replanning.history.history import ReplanHistory
 from replanning.history.status import open_questions, replay_records
-from replanning.journal.masked import masked
 from replanning.journal.memory import MemoryStore
 from replanning.journal.records import QuestionVerdict
 from replanning.journal.store import InboxMessage, RunStore, open_store
@@ -66,6 +65,7 @@ from replanning.llm.provider import FallbackLLM, GuardedLLM, LLMProvider
 from replanning.llm.selection import AUTO, create_llm_provider, is_llm
 from replanning.plan.document import Plan
 from replanning.plan.messages import join_names
+from replanning.plan.secret_names import secret_name_problems
 from replanning.plan.tasks import Goal, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
 from replanning.plugins import load_plugin, plugin_name
@@ -464,11 +464,11 @@ class ReplanningEngine:
             raise UnknownQuestion(question_id, _ANSWERED_ALREADY)
         answer_changes(answer, asked, live)
         redactor = self._run_factory.redactor
-        problems = redactor.name_problems(answer.changes)
+        problems = secret_name_problems(answer.changes, redactor)
         if problems:
             raise ChangeRejected(problems)
         # The inbox is kept like a journal, so it must not hold secrets either.
-        changes = masked(answer.changes, redactor)
+        changes = redactor.document(answer.changes)
         payload: JsonObject = {
             "question": question_id,
             "verdict": answer.verdict,

@@ -35,7 +35,6 @@ from replanning.errors import (
     UnknownQuestion,
 )
 from replanning.history.status import build_question
-from replanning.journal.masked import masked
 from replanning.journal.records import (
     AnswerRefused,
     Candidate,
@@ -152,7 +151,7 @@ class Questions:
         """Return a question as gates and people see it: without secrets."""
         life = self._lifecycle
         question = build_question(asked, life.run_id, life.live, life.ledger)
-        return masked(question, life.redactor)
+        return life.redactor.document(question)
 
     def answer(self, question_id: QuestionId, answer: Answer) -> None:
         """Take an answer and carry it out.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, Final, TypeVar, cast
+from dataclasses import replace
+from typing import Final
 
 from replanning.journal.records import (
     AlternativesConsidered,
@@ -35,8 +35,6 @@ from replanning.journal.records import (
     UsageCharged,
 )
 from replanning.secrets import Redactor
-
-BodyT = TypeVar("BodyT")
 
 _FIELDS_WITH_TEXT: Final[dict[type[RecordBody], tuple[str, ...]]] = {
     AlternativesConsidered: ("candidates", "notes"),
@@ -71,35 +69,5 @@ _FIELDS_WITH_TEXT: Final[dict[type[RecordBody], tuple[str, ...]]] = {
 
 def masked_body(body: RecordBody, redactor: Redactor) -> RecordBody:
     """Return a record without secrets; the same object if it has none."""
-    names = _FIELDS_WITH_TEXT.get(type(body))
-    if names is None:
-        return body
-    changed: dict[str, Any] = {}
-    for name in names:
-        value = getattr(body, name)
-        if value:
-            clean = masked(value, redactor)
-            if clean is not value:
-                changed[name] = clean
-    if not changed:
-        return body
-    return replace(body, **changed)
-
-
-def masked(part: BodyT, redactor: Redactor) -> BodyT:
-    """Return a text, JSON, part of a plan, dataclass or tuple of them without secrets; the same object if it has none."""
-    value: Any = part
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        items = tuple([masked(item, redactor) for item in value])
-        same = all(new is old for new, old in zip(items, value, strict=True))
-        return part if same else cast("BodyT", items)
-    if is_dataclass(value) and not isinstance(value, type):
-        changed: dict[str, Any] = {}
-        for field in fields(value):
-            old = getattr(value, field.name)
-            if field.init and old and not isinstance(old, (int, float)):
-                new = masked(old, redactor)
-                if new is not old:
-                    changed[field.name] = new
-        return cast("BodyT", replace(value, **changed)) if changed else part
-    return redactor.document(part)
+    changed = redactor.changed_fields(body, _FIELDS_WITH_TEXT.get(type(body), ()))
+    return replace(body, **changed) if changed else body

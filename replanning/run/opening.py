@@ -61,6 +61,7 @@ from replanning.journal.store import (
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
 from replanning.plan.document import Plan, redaction_warning
+from replanning.plan.secret_names import secret_name_problems
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.run.event_loop import (
@@ -176,7 +177,7 @@ class RunFactory:
                 like a secret.
         """
         run = self._new_run_id(run_id)
-        problems = self.redactor.name_problems(plan)
+        problems = secret_name_problems(plan, self.redactor)
         if problems:
             raise PlanError(problems)
         clean = await self._masked_plan(plan)

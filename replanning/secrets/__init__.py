@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replanning.secrets.masking import MASK, find_known, known_texts, mask, mask_secrets
-from replanning.secrets.redactor import Redactor, pattern_problem
+from replanning.secrets.redactor import Redactor, name_fields, pattern_problem
 from replanning.secrets.rules import secret_predicate
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "known_texts",
     "mask",
     "mask_secrets",
+    "name_fields",
     "pattern_problem",
     "secret_predicate",
 ]

@@ -16,6 +16,9 @@ MASK: Final = "[redacted]"
 _MAX_LAYERS: Final = 3
 """Most layers of escapes that are looked behind, such as a coloured line within JSON within JSON."""
 
+MIN_KNOWN_CHARS: Final = 4
+"""Shorter known values are flags rather than secrets, and would be found everywhere."""
+
 _MIN_LINE_CHARS: Final = 8
 """Shorter lines of a known secret, such as a single bracket, occur in many texts and are not masked."""
 
@@ -58,17 +61,12 @@ def mask_secrets(text: str) -> str:
     return mask(text, find_secrets)
 
 
-def known_texts(values: Iterable[str], least: int) -> tuple[str, ...]:
-    """Return the texts to search for secrets known by value: each stripped, and each of its longer lines.
-
-    Args:
-        values: the secrets.
-        least: fewest characters of a secret; shorter ones are left out, because they would be found everywhere.
-    """
+def known_texts(values: Iterable[str]) -> tuple[str, ...]:
+    """Return the texts to search for secrets known by value: each stripped, and each of its longer lines."""
     known = set()
     for value in values:
         whole = value.strip()
-        if len(whole) >= least:
+        if len(whole) >= MIN_KNOWN_CHARS:
             known.add(whole)
         for line in whole.splitlines():
             if len(line.strip()) >= _MIN_LINE_CHARS:

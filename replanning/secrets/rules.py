@@ -7,11 +7,8 @@ the time is linear in the length of any text, and short where no hint occurs. No
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from itertools import islice
-from operator import itemgetter
 from typing import Final, NamedTuple
 
 Span = tuple[int, int]
@@ -21,60 +18,53 @@ Span = tuple[int, int]
 _NO_WORDS: Final = r"(?=[A-Za-z_-]{0,64}\d|(?:[A-Za-z]{1,8}[_-]){0,3}[A-Za-z]{16,})"
 """Condition on what follows: with a digit, or with more consecutive letters than words have."""
 
-_WHOLE_WORD_PREFIXES: Final = frozenset({"sk-", "rk-", "pk-", "sk_", "rk_", "pk_", "eyJ"})
-"""Prefixes that words end in, such as `task-`."""
+_TOKENS: Final = (
+    ("sk- rk- pk-", rf"(?<![A-Za-z0-9]...){_NO_WORDS}[A-Za-z0-9_-]{{16,}}"),
+    (
+        "sk_ rk_ pk_",
+        r"(?<![A-Za-z0-9]...)(?:live_|test_)?(?:(?=[A-Za-z]{0,64}\d)[A-Za-z0-9]{16,}|[A-Za-z]{24,})",
+    ),
+    ("whsec_ ghp_ gho_ ghu_ ghs_ ghr_ hf_ npm_", "[A-Za-z0-9]{20,}"),
+    ("glpat- glptt- gldt- glrt- glcbt-", f"{_NO_WORDS}[A-Za-z0-9_-]{{16,}}"),
+    (
+        "github_pat_ gsk_ xai- dckr_pat_ dckr_oat_ hvs. hvb. hvr. xapp- ya29.",
+        f"{_NO_WORDS}[A-Za-z0-9_-]{{20,}}",
+    ),
+    ("pypi-", f"{_NO_WORDS}[A-Za-z0-9_-]{{40,}}"),
+    ("xox", "[abeoprs]-[A-Za-z0-9-]{10,}"),
+    ("AKIA ASIA", "[A-Z0-9]{16}"),
+    ("hooks.slack.com/services/", "[A-Za-z0-9/]{20,}"),
+    ("/api/webhooks/", "[0-9]{10,20}/[A-Za-z0-9_-]{30,}"),  # of Discord
+    (":AA", "(?<=[0-9]{5}:AA)[A-Za-z0-9_-]{32,}"),  # of bots of Telegram
+    (
+        "eyJ",
+        r"(?<![A-Za-z0-9_-]...)[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+){0,3}",
+    ),
+)
+"""Prefixes and rest of the tokens of services; also listed in docs/concepts/security.md."""
 
-_TOKEN_FORMATS: Final = (
+_PRIVATE_KEYS: Final = (
     (
         "-----BEGIN ",
         r"[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z0-9 ]{0,60}-{0,5}|\Z)",
     ),
     ("---- BEGIN SSH2 ", r"[A-Z ]{0,20}PRIVATE KEY ----.*?(?:---- END SSH2 [A-Z ]{0,40}-{0,4}|\Z)"),
-    *((f"{kind}-", f"{_NO_WORDS}[A-Za-z0-9_-]{{16,}}") for kind in ("sk", "rk", "pk")),
-    *(
-        (f"{kind}_", r"(?:live_|test_)?(?:(?=[A-Za-z]{0,64}\d)[A-Za-z0-9]{16,}|[A-Za-z]{24,})")
-        for kind in ("sk", "rk", "pk", "whsec")
-    ),
-    *((f"gh{kind}_", "[A-Za-z0-9]{20,}") for kind in "pousr"),
-    ("github_pat_", f"{_NO_WORDS}[A-Za-z0-9_]{{20,}}"),
-    *(
-        (f"gl{kind}-", f"{_NO_WORDS}[A-Za-z0-9_-]{{16,}}")
-        for kind in ("pat", "ptt", "dt", "rt", "cbt")
-    ),
-    ("xox", "[abeoprs]-[A-Za-z0-9-]{10,}"),
-    ("hooks.slack.com/services/", "[A-Za-z0-9/]{20,}"),
-    *((kind, "[A-Z0-9]{16}") for kind in ("AKIA", "ASIA")),
-    ("ya29.", "[A-Za-z0-9_-]{20,}"),
-    ("hf_", "[A-Za-z0-9]{20,}"),
-    ("npm_", "[A-Za-z0-9]{30,}"),
-    *(
-        (kind, f"{_NO_WORDS}[A-Za-z0-9_-]{{20,}}")
-        for kind in ("gsk_", "xai-", "dckr_pat_", "dckr_oat_", "hvs.", "hvb.", "hvr.", "xapp-")
-    ),
-    (":AA", "(?<=[0-9]{5}:AA)[A-Za-z0-9_-]{32,}"),  # of bots of Telegram
-    ("/api/webhooks/", "[0-9]{10,20}/[A-Za-z0-9_-]{30,}"),  # of Discord
-    ("pypi-", f"{_NO_WORDS}[A-Za-z0-9_-]{{40,}}"),
-    ("eyJ", r"(?<![_-]eyJ)[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+){0,3}"),
 )
-"""Prefix and rest of the tokens of services; also listed in docs/concepts/security.md."""
 
 # Values
 
-REFERENCE: Final = re.compile(r"\{env:[A-Za-z_][A-Za-z0-9_]*\}|\$\{[^{}\r\n]{1,1000}\}")
+_REFERENCE: Final = re.compile(r"\{env:[A-Za-z_][A-Za-z0-9_]*\}|\$\{[^{}\r\n]{1,1000}\}")
 """References to values, which are no secrets."""
+
+_FILLER: Final = "\ufdd0"
+"""Stands for each character of a reference while secrets are looked for. No text has it: Unicode reserves it."""
 
 _PLACEHOLDER: Final = re.compile(
     r"\{[^{}]*\}?|\$[A-Za-z_]\w*|\$\(.*|`.*|<[\w -]*>?|\[redacted\]?|[*x.…]+|%\(?\w+\)?s?",
     re.IGNORECASE,
 )
-_CODE: Final = re.compile(
-    r"""
-    (?:self|this|cls|os|process|settings|config|args|options|request|context|env)\.[a-z_][\w.]*
-    | [a-z_][\w.]*[(\[].*  # a call, as get_token(
-    """,
-    re.VERBOSE,
-)
-"""Expressions of programs that are assigned to a name."""
+_CODE: Final = re.compile(r"[a-z_]+(?:\.[a-z_]+)+|[a-z_][\w.]*[(\[].*")
+"""An expression of a program that is assigned to a name: `settings.token` or a call, as `get_token(`."""
 
 _NUMBER: Final = re.compile(r"[\d.,:%/ -]{1,12}")
 _NON_SECRET_WORDS: Final = frozenset((
@@ -87,10 +77,8 @@ _MAX_WORD_CHARS: Final = 15
 _WORD: Final = re.compile(r"[^\W\d_]+(?:[/'-][^\W\d_]+)*:?")
 _NEXT_WORD: Final = re.compile(r"[ \t]{1,8}[\"']?\w")
 
-_MIN_LITERAL_CHARS: Final = 8
-"""Characters from which a word beside a reference may be a secret."""
-
-_LITERAL: Final = re.compile(r"[^\s=;,&:\"'\\]+")
+_LITERAL: Final = re.compile(rf"[^\s=;,&:\"'\\{_FILLER}]{{8,}}")
+"""A word beside a reference, long enough for a secret."""
 
 
 def is_secret(value: str) -> bool:
@@ -105,13 +93,13 @@ def _is_likely_secret(value: str) -> bool:
     return len(value) >= 4 and not _NUMBER.fullmatch(value) and is_secret(value)
 
 
-def is_plain_word(value: str) -> bool:
+def _is_plain_word(value: str) -> bool:
     """Return whether a value has only letters, perhaps after a blank, and is too short for a secret."""
     return value.strip().isalpha() and len(value) <= _MAX_WORD_CHARS
 
 
 def _is_likely_token(value: str) -> bool:
-    return _is_likely_secret(value) and not is_plain_word(value)
+    return _is_likely_secret(value) and not _is_plain_word(value)
 
 
 def _is_no_folder(value: str) -> bool:
@@ -158,6 +146,7 @@ _SECRET_NAMES: Final = (
 """Names of secrets: hint, name, and test of the value."""
 
 _NAME_ENDS: Final = (
+    (re.compile(r"\Atoken\Z"), _is_likely_token),  # also a word of a language model
     *((re.compile(rf"{name}\Z"), accepts) for _, name, accepts in _SECRET_NAMES),
     (re.compile(r"(?:authorization|cookie)\Z"), _is_likely_secret),
 )
@@ -235,7 +224,7 @@ def _accepts_by_name(accepts: Callable[[str], bool]) -> Callable[[re.Match[str]]
             is_prose = match["prose"] is not None
         else:
             is_prose = value[0] == " "  # as in {"token": " word"} of a model
-        if is_prose and accepts is not is_secret and is_plain_word(value):
+        if is_prose and accepts is not is_secret and _is_plain_word(value):
             return False
         if is_prose and _WORD.fullmatch(value) and _NEXT_WORD.match(match.string, match.end(group)):
             return False  # a sentence, as in `/etc/passwd: No such file`; a password stands alone
@@ -249,12 +238,12 @@ def _accepts_option(match: re.Match[str]) -> bool:
     return accepts is not None and accepts(match[str(match.lastgroup)])
 
 
-def _format_rules() -> Iterator[_Rule]:
-    for hint, rest in _TOKEN_FORMATS:
-        start = re.escape(hint)
-        if hint in _WHOLE_WORD_PREFIXES:
-            start = _not_after(["[A-Za-z0-9]"], hint)
-        yield _Rule(hint, re.compile(f"(?P<secret>{start}{rest})", re.DOTALL), lambda match: True)
+def _format_rules() -> Iterator[tuple[str, re.Pattern[str]]]:
+    for prefixes, rest in _TOKENS:
+        for prefix in prefixes.split():
+            yield prefix, re.compile(f"{re.escape(prefix)}{rest}")
+    for prefix, rest in _PRIVATE_KEYS:
+        yield prefix, re.compile(f"{prefix}{rest}", re.DOTALL)
 
 
 def _name_rules() -> Iterator[_Rule]:
@@ -291,59 +280,35 @@ def find_secrets(text: str, *, by_name: bool = True) -> list[Span]:
         by_name: whether values are found by the name before them as well, not by their own format alone.
     """
     spans = []
-    for rule in _FORMAT_RULES:
-        if rule.hint in text:
-            spans += [match.span() for match in rule.pattern.finditer(text)]
+    for prefix, pattern in _FORMAT_RULES:
+        if prefix in text:
+            spans += [match.span() for match in pattern.finditer(text)]
     if not by_name:
         return spans
     low = text.lower()
     if len(low) != len(text):  # as of İ, which has two characters then
         low = text.encode("ascii", "replace").decode().lower()
-    references = _References(text)
+    low = fill_references(low)
     for rule in _NAME_RULES:
         if rule.hint not in low:
             continue
         for match in rule.pattern.finditer(low):
-            span = match.span(str(match.lastgroup))
-            if references.overlap(span):
-                spans += references.literal_secrets(span)
+            start, end = match.span(str(match.lastgroup))
+            if low.find(_FILLER, start, end) >= 0:
+                spans += find_literals(low, start, end)
             elif rule.accepts(match):
-                spans.append(span)
+                spans.append((start, end))
     return spans
 
 
-def find_literals(text: str) -> list[Span]:
-    """Return the spans of secrets in a value that stands under a name of secrets and has references."""
-    return _References(text).literal_secrets((0, len(text)))
+def fill_references(text: str) -> str:
+    """Return a text in which a filler stands for each character of a reference."""
+    if "{" not in text:
+        return text
+    return _REFERENCE.sub(lambda reference: _FILLER * len(reference[0]), text)
 
 
-class _References:
-    """The references in a text, by which a value that stands beside a name is divided into its literal parts."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._spans: list[Span] = []
-        if "{" in text:
-            self._spans = [match.span() for match in REFERENCE.finditer(text)]
-
-    def overlap(self, span: Span) -> list[Span]:
-        """Return the references that a span has characters of."""
-        found = []
-        first = bisect_right(self._spans, span[0], key=itemgetter(1))
-        for reference in islice(self._spans, first, None):
-            if reference[0] >= span[1]:
-                break
-            found.append(reference)
-        return found
-
-    def literal_secrets(self, span: Span) -> list[Span]:
-        """Return the words around the references in a span that may be secrets: long ones with a digit."""
-        secrets = []
-        start = span[0]
-        for reference in [*self.overlap(span), (span[1], span[1])]:
-            for word in _LITERAL.finditer(self._text, start, max(start, reference[0])):
-                is_long = len(word[0]) >= _MIN_LITERAL_CHARS
-                if is_long and any(character.isdigit() for character in word[0]):
-                    secrets.append(word.span())
-            start = reference[1]
-        return secrets
+def find_literals(filled: str, start: int, end: int) -> list[Span]:
+    """Return the words beside references in the value of a secret that may be secrets: long ones with a digit."""
+    words = _LITERAL.finditer(filled, start, end)
+    return [word.span() for word in words if any(map(str.isdigit, word[0]))]

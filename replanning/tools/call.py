@@ -22,7 +22,6 @@ from replanning.plan.tasks import McpServer, Task, ToolSpec
 from replanning.plan.types import JsonObject
 from replanning.secrets import find_known, known_texts, mask
 
-_MIN_SECRET_CHARS: Final = 4
 _INHERITED_VARIABLES: Final = frozenset(
     [
         "PATH",
@@ -87,10 +86,9 @@ class Secrets:
 
     def add(self, value: str) -> None:
         """Hide this value from now on."""
-        if len(value.strip()) >= _MIN_SECRET_CHARS:
-            self._values.add(value)
-            if self.report is not None:
-                self.report(value)
+        self._values.add(value)
+        if self.report is not None:
+            self.report(value)
 
     def report_to(self, report: Callable[[str], object] | None) -> None:
         """Report the values that are known already to another run."""
@@ -102,7 +100,7 @@ class Secrets:
         """Return a text with every known secret replaced by a mark, also behind escapes."""
         if not self._values:
             return text
-        known = known_texts(self._values, _MIN_SECRET_CHARS)
+        known = known_texts(self._values)
         return mask(text, lambda part: find_known(part, known))
 
 

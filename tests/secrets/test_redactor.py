@@ -22,6 +22,7 @@ from replanning import Goal, Plan, PlanError, Task
 from replanning.changes import ModifyTask
 from replanning.errors import RecordNotSerializable
 from replanning.journal import TriggerEvent
+from replanning.plan.secret_names import secret_name_problems
 from replanning.plan.types import JsonObject, TaskId
 from replanning.secrets import MASK, Redactor, pattern_problem
 from tests.support.cost import calls, ordinary_seconds
@@ -385,7 +386,7 @@ PLACES: dict[str, JsonObject] = {
 def test_names_that_are_secrets(place: str) -> None:
     """Ids and other names with secrets by format, assigned, of users' patterns or known are reported by place alone."""
     plan = Plan.model_validate({"goal": {"objective": "x"}, **PLACES[place]})
-    problems = Redactor(["vault-word-1"], [r"INT-\d{6}"]).name_problems(plan)
+    problems = secret_name_problems(plan, Redactor(["vault-word-1"], [r"INT-\d{6}"]))
     assert place in [problem.place for problem in problems]
     assert not any(word in str(problems) for word in ("Ab3d", "hunter2x", "INT-1", "vault"))
 
@@ -419,7 +420,9 @@ def test_ordinary_names() -> None:
         for name in set(names)
     ]
     assert (
-        redact.name_problems(Plan.model_validate({"goal": {"objective": "x"}, "tasks": tasks}))
+        secret_name_problems(
+            Plan.model_validate({"goal": {"objective": "x"}, "tasks": tasks}), redact
+        )
         == []
     )
 
