@@ -49,7 +49,8 @@ def decide_end(
         if is_running:
             return None
         return RunEnded("aborted", f"the run {now.budget_exceeded}")
-    if _is_reached_early(live):
+    goal = live.goal
+    if goal.stop_when_reached and goal.facts and not live.missing_facts:
         # No task counts any more, not even one that has failed.
         return RunEnded("succeeded", "the goal was reached early", _unfinished(live))
     if ledger.pause is not None:
@@ -61,11 +62,6 @@ def decide_end(
     if now.open_ended or now.busy or not live.quiescent:
         return None
     return _quiescent_end(live, ledger, now)
-
-
-def _is_reached_early(live: LivePlan) -> bool:
-    goal = live.goal
-    return goal.stop_when_reached and bool(goal.facts) and not live.missing_facts
 
 
 def _is_over(live: LivePlan, now: Circumstances) -> bool:

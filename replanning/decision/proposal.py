@@ -332,37 +332,29 @@ def check_futile_calls(proposal: Proposal) -> str:
     A failed call may be repeated if another new task runs first, or if a fact that it needs was
     made true since. One that was refused as dangerous may be, if its arguments have other values.
     """
+    view = proposal.view
     for change in proposal.changes:
-        reason = ""
         if isinstance(change, RetryTask):
-            reason = _refused_again(proposal.view.task(change.task_id), proposal.view)
-        elif isinstance(change, ReplaceTask):
-            reason = _futile_replacement(change, proposal.view)
-        if reason:
-            return reason
-    return ""
-
-
-def _futile_replacement(change: ReplaceTask, view: PlanView) -> str:
-    new = {task.id for task in change.tasks}
-    # The others run after a new task, which may remove the cause of the failure.
-    first = []
-    for task in change.tasks:
-        if task.tool and new.isdisjoint(task.depends_on):
-            first.append(task)
-    if not first:
-        return ""
-    for old in view.lineage(change.task_id):
-        if old.failure is None:
-            continue
-        call = (old.task.tool, old.task.arguments, old.task.metadata)
-        for task in first:
-            if (task.tool, task.arguments, task.metadata) != call:
-                continue
-            reason = _repeated_failure(old, old.failure.kind, task, view)
+            reason = _refused_again(view.task(change.task_id), view)
             if reason:
                 return reason
-            break
+        if not isinstance(change, ReplaceTask):
+            continue
+        # The others run after a new task, which may remove the cause of the failure.
+        new = {task.id for task in change.tasks}
+        first = [task for task in change.tasks if task.tool and new.isdisjoint(task.depends_on)]
+        if not first:
+            continue
+        for old in view.lineage(change.task_id):
+            if old.failure is None:
+                continue
+            call = (old.task.tool, old.task.arguments, old.task.metadata)
+            for task in first:
+                if (task.tool, task.arguments, task.metadata) == call:
+                    reason = _repeated_failure(old, old.failure.kind, task, view)
+                    if reason:
+                        return reason
+                    break
     return ""
 
 

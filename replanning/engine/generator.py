@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import anyio
@@ -134,46 +135,21 @@ class AlternativeVetter:
     def vet(self, given: Alternative, source: str) -> VettedAlternative:
         """Return the verdict on an alternative as the plan is now.
 
-        It gets this source if it names none.
+        It gets this source if it names none. The first check that objects rejects it, and that
+        reason is on record. So what is wrong with the changes themselves comes first, then the
+        history of the run, then the plan as they would leave it. Each check relies on those before
+        it: later ones look at tasks that only changes that fit have.
         """
-        live = self.life.live
+        life = self.life
         # Kept with the alternative itself: otherwise another one might get its identity.
         known = self._vetted.get(id(given))
-        if known is not None and known[1].proposal.version == live.version:
+        if known is not None and known[1].proposal.version == life.live.version:
             return known[1]
 
         proposed = given
         if not given.source:
             proposed = given.model_copy(update={"source": source})
-        proposal = analyse(proposed, live, self.life.redactor, asked_at=self.asked_at)
-        score = None
-        rejected = self._rejection(proposal)
-        if not rejected:
-            tasks: set[TaskId] = set()
-            for trigger in self.request.triggers:
-                tasks.update(trigger.tasks)
-            score = self.scorer.score(
-                proposal.alternative,
-                proposal.view,
-                self.past,
-                time_left=self.time_left,
-                tasks=tasks,
-            )
-            settings = self.life.settings.alternatives
-            rejected = check_confidence(proposal, score, settings)
-        candidate = Candidate(proposal.alternative, score, rejected)
-        vetted = VettedAlternative(proposal, candidate)
-        self._vetted[id(given)] = (given, vetted)
-        return vetted
-
-    def _rejection(self, proposal: Proposal) -> str:
-        """Return why a proposal is not worth a score; empty if nothing speaks against it.
-
-        The first reason counts, and it is on record. So what is wrong with the changes themselves
-        comes first, then the history of the run, then the plan as they would leave it. Each check
-        relies on those before it: later ones look at tasks that only changes that fit have.
-        """
-        life = self.life
+        proposal = analyse(proposed, life.live, life.redactor, asked_at=self.asked_at)
         settings = life.settings
         ledger = life.ledger
         triggers = self.request.triggers
@@ -189,11 +165,29 @@ class AlternativeVetter:
             checks.append(partial(check_feasible, triggers=triggers))
         if seeks_better_path(triggers):
             checks.append(partial(check_saving, min_gain=settings.better_path.min_gain))
+        rejected = ""
         for check in checks:
             rejected = check(proposal)
             if rejected:
-                return rejected
-        return ""
+                break
+
+        score = None
+        if not rejected:
+            tasks: set[TaskId] = set()
+            for trigger in triggers:
+                tasks.update(trigger.tasks)
+            score = self.scorer.score(
+                proposal.alternative,
+                proposal.view,
+                self.past,
+                time_left=self.time_left,
+                tasks=tasks,
+            )
+            rejected = check_confidence(proposal, score, settings.alternatives)
+        candidate = Candidate(proposal.alternative, score, rejected)
+        vetted = VettedAlternative(proposal, candidate)
+        self._vetted[id(given)] = (given, vetted)
+        return vetted
 
 
 class PathGenerator:
@@ -284,11 +278,14 @@ class PathGenerator:
     def rank(self, replies: Sequence[ProviderReply], vetter: AlternativeVetter) -> RankedCandidates:
         """Vet and rank the alternatives of replies, best first.
 
-        Ties go by provider, then by the order in which a provider made its proposals.
+        Those that need no person come first, then those that score more. Ties go by provider, then
+        by the order in which a provider made its proposals.
         """
         life = vetter.life
+        settings = life.settings.alternatives
+        better_path = seeks_better_path(vetter.request.triggers)
         fingerprints: set[str] = set()
-        good: list[VettedAlternative] = []
+        good: list[tuple[bool, float, VettedAlternative]] = []
         bad: list[VettedAlternative] = []
         notes: list[str] = []
         with life.spans.scoring_span():
@@ -296,21 +293,37 @@ class PathGenerator:
                 notes += reply.notes
                 for alternative in reply.alternatives:
                     vetted = vetter.vet(alternative, reply.name)
+                    proposal, candidate = vetted
                     # The changes may be empty, and verdicts without changes are no duplicates.
-                    if vetted.proposal.changes and vetted.proposal.fingerprint in fingerprints:
-                        vetted = _reject(vetted, "the same was proposed already", score=None)
-                    fingerprints.add(vetted.proposal.fingerprint)
-                    if vetted.candidate.rejected:
+                    if proposal.changes and proposal.fingerprint in fingerprints:
+                        bad.append(_reject(vetted, "the same was proposed already", score=None))
+                        continue
+                    fingerprints.add(proposal.fingerprint)
+                    score = candidate.score
+                    if score is None or candidate.rejected:
                         bad.append(vetted)
-                    else:
-                        good.append(vetted)
+                        continue
 
-        good.sort(key=partial(self._rank_key, vetter=vetter))
-        limit = life.settings.alternatives.max_count
-        ranked = good[:limit]
-        for vetted in good[limit:]:
+                    value = score.total
+                    considered = proposal.alternative
+                    needs_person = value < settings.human_approval_threshold or bool(considered.ask)
+                    # Also where another provider completed the proposal.
+                    source, _, _ = considered.source.partition("+")
+                    if better_path:
+                        # All of them are sure to work, so the cheapest path is the best.
+                        value = relative_saving(proposal.draft, life.live)
+                    elif life.live.plan.facts is None or source in self._low_priority:
+                        # Without facts nothing is verified; a person may be needed in any case.
+                        needs_person = True
+                    good.append((needs_person, -value, vetted))
+
+        good.sort(key=itemgetter(0, 1))
+        ranked = [vetted for _, _, vetted in good]
+        limit = settings.max_count
+        for index in range(limit, len(ranked)):
             reason = f"only {limit} are considered"
-            ranked.append(_reject(vetted, reason, score=vetted.candidate.score))
+            surplus = ranked[index]
+            ranked[index] = _reject(surplus, reason, score=surplus.candidate.score)
         ranked += bad
         return RankedCandidates(
             candidates=tuple(vetted.candidate for vetted in ranked),
@@ -321,30 +334,6 @@ class PathGenerator:
             version=life.live.version,
             rank=partial(self.rank, replies, vetter),
         )
-
-    def _rank_key(
-        self, vetted: VettedAlternative, *, vetter: AlternativeVetter
-    ) -> tuple[bool, float]:
-        """Return a sort key: proposals that need no person come first, then those that score more.
-
-        Without facts nothing is verified, so a person may be needed in any case. Providers that
-        yield priority come after the others, also where another provider completed the proposal.
-        """
-        alternative = vetted.proposal.alternative
-        score = vetted.candidate.score
-        total = 0.0
-        if score is not None:
-            total = score.total
-        live = vetter.life.live
-        threshold = vetter.life.settings.alternatives.human_approval_threshold
-        needs_person = total < threshold or bool(alternative.ask)
-        if seeks_better_path(vetter.request.triggers):
-            # All of them are sure to work, so the cheapest path is the best.
-            return needs_person, -relative_saving(vetted.proposal.draft, live)
-        first_source, _, _ = alternative.source.partition("+")
-        if live.plan.facts is None or first_source in self._low_priority:
-            return True, -total
-        return needs_person, -total
 
 
 def _reject(vetted: VettedAlternative, reason: str, *, score: Score | None) -> VettedAlternative:

@@ -188,8 +188,15 @@ class Replanner:
         current: list[Trigger] = []
         # A copy, because checking a trigger may take it out of the queue.
         for trigger in list(islice(self._waiting.values(), 2 * MAX_TRIGGERS_PER_ROUND)):
-            if not self._drop_if_stale(trigger) and not self._drop_or_defer_repetition(trigger):
-                current.append(trigger)
+            if self._drop_if_stale(trigger):
+                continue
+            if trigger.kind == "goal-unreachable":
+                if self._drop_if_decided(trigger):
+                    continue
+            elif trigger.fingerprint in life.ledger.last_decided:
+                if self._drop_or_defer_repetition(trigger):
+                    continue
+            current.append(trigger)
         groups: list[list[Trigger]] = []
         parked: list[tuple[Trigger, QuestionId]] = []
         if len(current) > 1 or open_questions:
@@ -233,34 +240,37 @@ class Replanner:
             self._lifecycle.journal.append(TriggerDropped(trigger.id, reason))
         return bool(reason)
 
+    def _drop_if_decided(self, trigger: Trigger) -> bool:
+        """Drop the trigger of a goal that stays unreachable; return whether it was dropped.
+
+        It would fire after each decision, and nothing but a change of the plan can help.
+        """
+        ledger = self._lifecycle.ledger
+        if trigger.fingerprint not in ledger.last_decided:
+            if not ledger.is_fruitless(trigger) or self._generator.path_generator.last_resorts:
+                return False
+            always_asked = self._lifecycle.settings.approval.always_for
+            if self._questions.gate is not None and trigger.kind in always_asked:
+                return False
+        why = "the same was decided before, and nothing has changed since"
+        self._lifecycle.journal.append(TriggerDropped(trigger.id, why))
+        return True
+
     def _drop_or_defer_repetition(self, trigger: Trigger) -> bool:
-        """Drop or defer a trigger that was decided before; return whether it is left out.
+        """Drop or defer a trigger like one that was decided; return whether it is left out.
 
         The state is the queue: a trigger leaves it when it is dropped, or moves to the deferred
-        ones until the cooldown of its fingerprint is over. The cases are: a goal that stays
-        unreachable, a cooldown that is over, one that a trigger waits for already, and one that
-        this trigger waits for.
+        ones until the cooldown of its fingerprint is over. The cases are: a cooldown that is over,
+        a decision for other lineages, a trigger that waits already, and one that has to.
         """
         life = self._lifecycle
-        ledger = life.ledger
         mark = trigger.fingerprint
-        if trigger.kind == "goal-unreachable":
-            # It would fire after each decision; nothing but a change of the plan can help.
-            if mark not in ledger.last_decided and not self._is_fruitless(trigger):
-                return False
-            why = "the same was decided before, and nothing has changed since"
-            life.journal.append(TriggerDropped(trigger.id, why))
-            return True
-
-        if mark not in ledger.last_decided:
-            return False
-        decided_at, decided_lineages = ledger.last_decided[mark]
+        decided_at, decided_lineages = life.ledger.last_decided[mark]
         cooldown = life.settings.cooldown
         if decided_at <= life.clock.now() - cooldown:
             return False
-        roots = ledger.lineages.roots
+        roots = life.ledger.lineages.roots
         for task_id in trigger.tasks:
-            # It was decided for other lineages alone.
             if roots.get(task_id, task_id) not in decided_lineages:
                 return False
         if mark in self._deferred:
@@ -275,15 +285,6 @@ class Replanner:
         self._deferred[mark] = self._waiting.pop(trigger.id)
         life.timer.call_at(decided_at + cooldown, end_cooldown)
         return True
-
-    def _is_fruitless(self, trigger: Trigger) -> bool:
-        """Return whether all tasks of a trigger were searched in vain, and no last resort is left."""
-        if not self._lifecycle.ledger.is_fruitless(trigger):
-            return False
-        always_asked = self._lifecycle.settings.approval.always_for
-        if self._questions.gate is not None and trigger.kind in always_asked:
-            return False
-        return not self._generator.path_generator.last_resorts
 
     # Deciding and applying
 
@@ -413,7 +414,11 @@ class Replanner:
         *,
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Ask providers about a group of triggers, and decide when it is the group's turn."""
+        """Ask providers about a group of triggers, and decide when it is the group's turn.
+
+        Where the plan is edited meanwhile, stale triggers leave the group, and providers are asked
+        about the others, up to a limit.
+        """
         life = self._lifecycle
         ranked: RankedCandidates | None = None
         failure: Exception | None = None
@@ -421,7 +426,16 @@ class Replanner:
             current = list(triggers)
             task_status.started()
             try:
-                ranked = await self._ask_providers(current, began)
+                for attempt in range(MAX_STALE_VIEWS + 1):
+                    if attempt:
+                        current = [found for found in current if not self._drop_if_stale(found)]
+                    if not current:
+                        break
+                    last = attempt == MAX_STALE_VIEWS
+                    generate = partial(self._generator.generate, began=began, last=last)
+                    with suppress(StaleView):
+                        ranked = await isolate(generate, current, life)
+                        break
             except Exception as unexpected:  # noqa: BLE001 - handled when it is the group's turn
                 failure = unexpected
 
@@ -453,27 +467,6 @@ class Replanner:
             finally:
                 for following in turns.events[index + 1 : index + 2]:
                     following.set()
-
-    async def _ask_providers(
-        self, triggers: list[Trigger], began: float
-    ) -> RankedCandidates | None:
-        """Return the candidates of the providers; None if the plan is edited too often.
-
-        After an edit, stale triggers leave the list, and providers are asked about the others.
-        """
-        life = self._lifecycle
-        for attempt in range(MAX_STALE_VIEWS + 1):
-            if attempt:
-                triggers[:] = [found for found in triggers if not self._drop_if_stale(found)]
-            if not triggers:
-                break
-            last = attempt == MAX_STALE_VIEWS
-            generate = partial(self._generator.generate, triggers, life, began=began, last=last)
-            try:
-                return await isolate(generate)
-            except StaleView:
-                continue
-        return None
 
     def _decide(
         self, replan: ReplanId, triggers: list[Trigger], ranked: RankedCandidates, began: float
