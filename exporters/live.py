@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from replanning.decision.confidence import PlanEvaluation, PlanEvaluator
+from replanning.decision.evaluation import PlanEvaluation, PlanEvaluator
 from replanning.exporters._narrator import Line, Narrator
 from replanning.history.overview import fold_rows, task_rows, task_table
 from replanning.history.status import ReplayedRun, apply_record, replay_records

@@ -17,8 +17,9 @@ logging.getLogger("replanning.run").addHandler(logging.NullHandler())
 
 if TYPE_CHECKING:
     from replanning.changes import Alternative
-    from replanning.decision.confidence import ConfidenceScorer, PlanEvaluation, PlanEvaluator
+    from replanning.decision.evaluation import PlanEvaluation, PlanEvaluator
     from replanning.decision.policy import ReplanPolicy
+    from replanning.decision.proposal import ConfidenceScorer
     from replanning.decision.request import Answer, Question, ReplanRequest
     from replanning.engine.engine import ReplanningEngine, open_run
     from replanning.engine.functions import tool
@@ -85,7 +86,8 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
 # what it does not use.
 _HOMES: Final = {
     "changes": ("Alternative",),
-    "decision.confidence": ("ConfidenceScorer", "PlanEvaluation", "PlanEvaluator"),
+    "decision.evaluation": ("PlanEvaluation", "PlanEvaluator"),
+    "decision.proposal": ("ConfidenceScorer",),
     "decision.policy": ("ReplanPolicy",),
     "decision.request": ("Answer", "Question", "ReplanRequest"),
     "engine.engine": ("ReplanningEngine", "open_run"),

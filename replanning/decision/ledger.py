@@ -9,7 +9,6 @@ from functools import partial
 from typing import Final
 
 from replanning.changes import PlanChange, changes_hash, new_task_ids, target_task_ids
-from replanning.decision.confidence import source_key
 from replanning.errors import BudgetExceeded
 from replanning.journal.records import (
     AlternativesConsidered,
@@ -216,6 +215,12 @@ class QuestionLedger:
         if self._waiting_since is not None:
             waited += max(0.0, now - self._waiting_since)
         return waited
+
+
+def source_key(source: str) -> str:
+    """Return the key of the outcomes of a source's alternatives."""
+    # No tool has a space in its name, so tools and sources share one mapping.
+    return f" {source}"
 
 
 class OutcomeLedger:

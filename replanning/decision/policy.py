@@ -22,8 +22,8 @@ from replanning.changes import (
     new_task_ids,
     target_task_ids,
 )
-from replanning.decision.confidence import tasks_to_run
 from replanning.decision.ledger import Ledger
+from replanning.decision.proposal import tasks_to_run
 from replanning.journal.records import (
     Candidate,
     ContextChanged,

@@ -1,4 +1,4 @@
-"""Proposals: alternatives, analysed once for the checks that they must pass, and these checks.
+"""Proposals: alternatives, analysed once; the checks that they must pass; and their confidence.
 
 Each check returns why a proposal is rejected, or an empty text. The reasons are recorded, and shown
 to providers and people.
@@ -6,7 +6,7 @@ to providers and people.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,8 +22,8 @@ from replanning.changes import (
     target_task_ids,
     task_arguments,
 )
-from replanning.decision.confidence import task_cost, tasks_to_run
-from replanning.decision.ledger import Ledger
+from replanning.decision.evaluation import task_cost
+from replanning.decision.ledger import Ledger, source_key
 from replanning.decision.masks import MaskRestorer
 from replanning.errors import ExpressionError, Problem
 from replanning.journal.records import ContextChanged, GoalUnreachable, Score, Trigger
@@ -41,13 +41,26 @@ from replanning.plan.secret_names import secret_name_problems
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonValue, TaskId
 from replanning.secrets import MASK, Redactor
-from replanning.settings import AlternativeSettings, LimitSettings
+from replanning.settings import AlternativeSettings, LimitSettings, Weights
 
 INFEASIBLE: Final = "the plan could not be carried out"
 """Beginning of the reason for which an alternative is rejected on the facts."""
 
 _MAX_PROBLEMS: Final = 5
 """Number of problems that one reason names."""
+
+
+NEUTRAL_SCORE = 0.5
+"""Score of missing evidence."""
+
+PRIOR_WEIGHT = 10
+"""Number of outcomes of a source after which they count as much as its self-assessment."""
+
+OutcomeHistory = Callable[[str], Sequence[bool]]
+"""Returns the last outcomes of a tool, or else of its capability.
+
+With a `source_key`, those of a source's alternatives.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,6 +171,31 @@ def analyse(
         view=view,
         version=live.version,
     )
+
+
+def tasks_to_run(changes: Sequence[PlanChange], view: PlanView) -> list[Task]:
+    """Return the tasks that will run because of changes, as the changes leave them."""
+    tasks = {}
+    for change in changes:
+        match change.kind:
+            case "add":
+                tasks[change.task.id] = change.task
+            case "retry" | "modify":
+                # An earlier change of the same alternative may have made or changed the task.
+                task = tasks.get(change.task_id) or view.task(change.task_id).task
+                update: dict[str, JsonValue] = {}
+                if change.kind == "modify":
+                    for name in ("tool", "resources"):
+                        if name in change.fields:
+                            update[name] = change.fields[name]
+                tasks[task.id] = task.model_copy(update=update)
+            case "remove" | "skip" | "cancel":
+                tasks.pop(change.task_id, None)
+            case "replace":
+                tasks.pop(change.task_id, None)
+                for task in change.tasks:
+                    tasks[task.id] = task
+    return list(tasks.values())
 
 
 def _drop_started(
@@ -467,7 +505,119 @@ def relative_saving(draft: Draft, live: LivePlan) -> float:
     return saved / remaining
 
 
-# Checks of the score
+# Confidence
+
+
+class ConfidenceScorer:
+    """Scores alternatives as the weighted sum of four parts.
+
+    0.4 self-assessment + 0.3 past success + 0.2 availability + 0.1 simplicity.
+
+    Args:
+        weights: other weights; they sum to 1.
+        shrink: draw a self-assessment towards the past success of its source; see
+            `shrink_confidence`.
+    """
+
+    def __init__(self, weights: Weights | None = None, *, shrink: bool = False) -> None:
+        if weights is None:
+            weights = Weights()
+        self.weights = weights
+        self.shrink = shrink
+
+    def score(
+        self,
+        alternative: Alternative,
+        view: PlanView,
+        past: OutcomeHistory,
+        *,
+        time_left: float | None = None,
+        tasks: Collection[TaskId] = (),
+    ) -> Score:
+        """Return the score of an alternative on the current plan.
+
+        Past success is the Laplace-smoothed share of successes, averaged over the tools that have a
+        history. Availability is the share of the needed tools and resources that are available.
+        Simplicity is 1 divided by the number of tasks added, removed and changed, where the repairs
+        of several failed tasks count once: together they are as simple as one after another.
+
+        Args:
+            alternative: the alternative.
+            view: the plan.
+            past: finds earlier outcomes of a tool, and of a source's alternatives.
+            time_left: seconds that remain of the budget, if it limits them.
+            tasks: the tasks for which alternatives are sought.
+        """
+        own = alternative.confidence
+        if own is None:
+            own = NEUTRAL_SCORE
+        if self.shrink and alternative.source:
+            own = shrink_confidence(own, past(source_key(alternative.source)))
+
+        run = tasks_to_run(alternative.changes, view)
+        tools = dict.fromkeys(task.tool for task in run if task.tool)
+        rates = []
+        for name in tools:
+            outcomes = past(name)
+            if outcomes:
+                rates.append((sum(outcomes) + 1) / (len(outcomes) + 2))
+        success = NEUTRAL_SCORE
+        if rates:
+            success = sum(rates) / len(rates)
+
+        available = []
+        for name in tools:
+            tool = view.tool(name)
+            # The caller's own functions need no description, and count as available.
+            available.append(tool is None or tool.available)
+        demand: dict[str, float] = {}
+        for task in run:
+            for name, amount in view.demand(task).items():
+                demand[name] = max(demand.get(name, 0.0), amount)
+        for name, amount in demand.items():
+            available.append(view.capacity.get(name, 0.0) >= amount)
+        availability = 1.0
+        if available:
+            availability = sum(available) / len(available)
+        expected = alternative.expected_duration
+        if time_left is not None and expected:
+            # Work that takes longer than the remaining budget is available in part only.
+            availability *= min(1.0, max(0.0, time_left / expected))
+
+        touched = 0
+        for change in alternative.changes:
+            if change.kind == "replace":
+                touched += len(change.tasks)
+            else:
+                touched += 1
+        repaired = {target for target in target_task_ids(alternative.changes) if target in tasks}
+        if repaired:
+            touched -= len(repaired) - 1
+        simplicity = 1 / max(1, touched)
+
+        weights = self.weights
+        total = weights.self_assessment * own
+        total += weights.past_success * success
+        total += weights.availability * availability
+        total += weights.simplicity * simplicity
+        # Rounded, so that sums in another order do not rank equal alternatives differently.
+        return Score(round(total, 6), own, success, availability, simplicity)
+
+    def compare(self, one: Score, other: Score) -> int:
+        """Return a negative number, zero or a positive one as `one` scores less, equal or more."""
+        return (one.total > other.total) - (one.total < other.total)
+
+
+def shrink_confidence(own: float, outcomes: Sequence[bool]) -> float:
+    """Return a self-assessment, drawn towards the past success of its source.
+
+    With n outcomes, s of them good, that is (10 x own + n x earned) / (10 + n), where
+    earned = (s + 1) / (n + 2): without outcomes nothing changes, after ten both count equally.
+    """
+    count = len(outcomes)
+    earned = (sum(outcomes) + 1) / (count + 2)
+    weighted = PRIOR_WEIGHT * own + count * earned
+    return round(weighted / (PRIOR_WEIGHT + count), 6)
 
 
 def check_confidence(proposal: Proposal, score: Score, settings: AlternativeSettings) -> str:

@@ -33,8 +33,9 @@ import anyio.abc
 
 from replanning.changes import PlanChange, dump_change, parse_changes
 from replanning.decision.answers import answer_changes, closed_error, validate_answer
-from replanning.decision.confidence import ConfidenceScorer, PlanEvaluator
+from replanning.decision.evaluation import PlanEvaluator
 from replanning.decision.policy import ReplanPolicy
+from replanning.decision.proposal import ConfidenceScorer
 from replanning.decision.request import AlternativeProvider, Answer, HumanGate, Question
 from replanning.engine.delivery import ExporterDelivery, close_exporters
 from replanning.engine.functions import FunctionTools, ToolFunction

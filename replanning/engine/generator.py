@@ -11,9 +11,10 @@ from typing import Any, Final, NamedTuple
 import anyio
 
 from replanning.changes import Alternative
-from replanning.decision.confidence import ConfidenceScorer, OutcomeHistory
 from replanning.decision.proposal import (
     INFEASIBLE,
+    ConfidenceScorer,
+    OutcomeHistory,
     Proposal,
     analyse,
     check_confidence,

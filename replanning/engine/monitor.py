@@ -15,7 +15,7 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from pyee.base import EventEmitter
 
-from replanning.decision.confidence import PlanEvaluation
+from replanning.decision.evaluation import PlanEvaluation
 from replanning.decision.request import TriggerDetector
 from replanning.history.wording import format_duration
 from replanning.journal.records import (

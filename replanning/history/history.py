@@ -10,7 +10,7 @@ from math import inf
 from typing import Any, Self
 
 from replanning.changes import AbortRun, PlanChange
-from replanning.decision.confidence import PlanEvaluation, PlanEvaluator
+from replanning.decision.evaluation import PlanEvaluation, PlanEvaluator
 from replanning.errors import JournalCorrupt, StoreError
 from replanning.history.diff import PlanDiff, diff_plans
 from replanning.history.events import (

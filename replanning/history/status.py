@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from replanning.decision.answers import footprint_hash
-from replanning.decision.confidence import PlanEvaluation, PlanEvaluator
+from replanning.decision.evaluation import PlanEvaluation, PlanEvaluator
 from replanning.decision.ledger import Ledger
 from replanning.decision.request import Question
 from replanning.errors import JournalCorrupt

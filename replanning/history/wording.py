@@ -17,7 +17,7 @@ from replanning.changes import (
     RetryTask,
     SkipTask,
 )
-from replanning.decision.confidence import PlanEvaluation
+from replanning.decision.evaluation import PlanEvaluation
 from replanning.errors import TaskHeld
 from replanning.journal.records import RunProblem, TaskFailed, TriggerEvent, Usage
 from replanning.plan.tasks import Budget, Goal, Task, program_note

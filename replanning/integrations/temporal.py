@@ -26,7 +26,7 @@ from typing import Any, Final, cast
 from pydantic_core import to_json
 
 from replanning.changes import Alternative
-from replanning.decision.confidence import ConfidenceScorer
+from replanning.decision.proposal import ConfidenceScorer
 from replanning.decision.request import AlternativeProvider, Answer, Question, ReplanRequest
 from replanning.engine.engine import ProviderRegistry, ProviderSpec, ReplanningEngine, run_workers
 from replanning.engine.functions import FunctionTools, ToolFunction

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from replanning.changes import PlanChange, RetryTask
-from replanning.decision.confidence import PlanEvaluation, PlanEvaluator, source_key
 from replanning.decision.ending import Circumstances, decide_end
-from replanning.decision.ledger import Ledger
+from replanning.decision.evaluation import PlanEvaluation, PlanEvaluator
+from replanning.decision.ledger import Ledger, source_key
 from replanning.decision.policy import stale_reason
 from replanning.environment import Environment
 from replanning.errors import (

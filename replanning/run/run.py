@@ -17,7 +17,7 @@ from replanning.changes import (
     ReplaceTask,
     parse_changes,
 )
-from replanning.decision.confidence import PlanEvaluation
+from replanning.decision.evaluation import PlanEvaluation
 from replanning.decision.masks import accept_changes
 from replanning.errors import (
     ChangeRejected,

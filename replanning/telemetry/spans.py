@@ -29,7 +29,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from replanning import journal
 from replanning.changes import CancelTask, PlanChange
-from replanning.decision.confidence import count_progress
+from replanning.decision.evaluation import count_progress
 from replanning.environment import Clock
 from replanning.live.entries import TaskEntry
 from replanning.llm.completions import Completion, LLMCall

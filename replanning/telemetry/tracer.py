@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final, Protocol
 
 from replanning.changes import PlanChange
-from replanning.decision.confidence import PlanEvaluation
+from replanning.decision.evaluation import PlanEvaluation
 from replanning.decision.ledger import Ledger
 from replanning.journal.records import Record, RecordBody, RunEnded, Trigger
 from replanning.live.plan import LivePlan

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from replanning import Alternative, CallbackGate, ReplanningEngine, ReplanRequest, Settings
 from replanning.changes import AbortRun, PlanChange, ReplaceTask
 from replanning.decision import Answer
-from replanning.decision.confidence import (
+from replanning.decision.evaluation import PlanEvaluation, PlanEvaluator
+from replanning.decision.ledger import source_key
+from replanning.decision.proposal import (
     ConfidenceScorer,
     OutcomeHistory,
-    PlanEvaluation,
-    PlanEvaluator,
     shrink_confidence,
-    source_key,
     tasks_to_run,
 )
 from replanning.errors import PlanError

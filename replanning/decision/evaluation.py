@@ -1,0 +1,150 @@
+"""Evaluation of a running plan: its progress, remaining time and health."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+from replanning.live.states import TaskState
+from replanning.live.view import PlanView, TaskView
+from replanning.plan.tasks import Task, ToolSpec
+
+Health = Literal["good", "strained", "stuck"]
+
+_MAX_TIMED_TOOLS = 50
+"""Limit of tools that are timed separately; tasks of further tools count with the mean time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEvaluation:
+    """Progress and health of a running plan. Monitor handlers receive it after every task.
+
+    Attributes:
+        done: number of tasks that are done or skipped.
+        total: number of tasks, without replaced, cancelled and removed ones.
+        progress: done / total; 1 for a plan without tasks.
+        remaining_seconds: expected seconds until the last task ends; None if no task was timed.
+        health: `stuck` if tasks failed, `strained` if many of the last attempts failed or led to a
+            replan, else `good`.
+        recommendations: advice for a person, in sentences.
+    """
+
+    done: int
+    total: int
+    progress: float
+    remaining_seconds: float | None
+    health: Health
+    recommendations: tuple[str, ...]
+
+
+class PlanEvaluator:
+    """Evaluates a plan from the durations and outcomes of its attempts.
+
+    Subclasses may override `evaluate`.
+    """
+
+    def evaluate(self, view: PlanView, past: Mapping[str, float] = {}) -> PlanEvaluation:
+        """Return the progress and health of the plan now.
+
+        A task is expected to take the mean time of successful attempts with its tool in this run,
+        or else in earlier runs, or else of all tasks. The sum is scaled by the pace so far, the
+        busy time per second of successful attempts, which accounts for failures and for tasks that
+        run at the same time.
+
+        The time that this takes does not grow with the plan.
+
+        Args:
+            view: the plan.
+            past: the mean seconds of tools in earlier runs.
+        """
+        done, total = count_progress(view.counts)
+        progress = 1.0
+        if total:
+            progress = done / total
+        remaining = _remaining_seconds(view, total - done, past)
+
+        stuck = view.stuck(5)
+        if stuck:
+            advice = tuple(map(_stuck_advice, stuck))
+            return PlanEvaluation(done, total, progress, remaining, "stuck", advice)
+
+        ends = view.recent_ends
+        failures = ends.count(False)
+        # A handful of failures is no trend, and a few among many are what retries are for.
+        if failures > 3 and failures > 0.3 * len(ends):
+            often = f"of the last {len(ends)} attempts and replans, {failures} were failures"
+            advice = (f"{often} or replans; look for a common cause before more is tried",)
+            return PlanEvaluation(done, total, progress, remaining, "strained", advice)
+        return PlanEvaluation(done, total, progress, remaining, "good", ())
+
+    def compare(self, one: Iterable[Task], other: Iterable[Task], view: PlanView) -> float:
+        """Return the share by which `other` costs less than `one`; negative if it costs more.
+
+        The cost of a task is that of its tool, 1 if none is declared.
+        """
+        cost = sum(task_cost(task, view.tools) for task in one)
+        saved = cost - sum(task_cost(task, view.tools) for task in other)
+        if not cost:
+            return 0.0
+        return saved / cost
+
+
+def task_cost(task: Task, tools: Mapping[str, ToolSpec]) -> float:
+    """Return the cost of a task: that of its tool, or 1 if none is declared."""
+    tool = tools.get(task.tool or "")
+    if tool is None or tool.cost is None:
+        return 1.0
+    return tool.cost
+
+
+def _stuck_advice(task: TaskView) -> str:
+    why = task.reason
+    if task.failure is not None:
+        why = task.failure.message
+    if task.is_held:
+        return f"task {task.id!r} waits for a person: {why}"
+    return f"task {task.id!r} is {task.state}: {why}; replace, retry or skip it"
+
+
+def count_progress(counts: Mapping[TaskState, int]) -> tuple[int, int]:
+    """Return the number of tasks done or skipped, and of all but replaced and cancelled ones."""
+    total = sum(counts.values())
+    total -= counts[TaskState.REPLACED_BY_REPLAN]
+    total -= counts[TaskState.CANCELLED]
+    done = counts[TaskState.DONE] + counts[TaskState.SKIPPED]
+    return done, total
+
+
+def _remaining_seconds(view: PlanView, left: int, past: Mapping[str, float]) -> float | None:
+    """Return the expected seconds until `left` tasks have ended; None if no task has been timed."""
+    work = 0.0
+    untimed = left
+    for name, count, mean in islice(view.unfinished_by_tool(), _MAX_TIMED_TOOLS):
+        seconds = mean
+        if seconds is None:
+            seconds = past.get(name)
+        if seconds is not None:
+            timed = min(count, untimed)
+            work += timed * seconds
+            untimed -= timed
+
+    succeeded = view.succeeded_attempts
+    worked = view.successful_seconds
+    if untimed:
+        if succeeded:
+            mean = worked / succeeded
+        elif untimed < left:
+            # Nothing has succeeded in this run: the timed tasks stand for the others.
+            mean = work / (left - untimed)
+        else:
+            return None
+        work += untimed * mean
+    if not left:
+        return 0.0
+    pace = 1.0
+    if worked:
+        pace = view.busy_seconds / worked
+    # No more tasks than are left can run at once, however many did so far.
+    return work * max(pace, 1 / left)
