@@ -21,7 +21,7 @@ from dataclasses import InitVar, asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import cache, partial
 from itertools import count
-from typing import Any, Final, cast
+from typing import Any, Final, Never, cast
 
 from pydantic_core import to_json
 
@@ -36,11 +36,12 @@ from replanning.engine.generator import (
     collect_alternatives,
 )
 from replanning.environment import Environment
-from replanning.errors import BudgetExceeded, LLMError, RecordNotSerializable, ReplanningError
+from replanning.errors import BudgetExceeded, LLMError, ReplanningError
 from replanning.integrations.frameworks import missing_framework
 from replanning.journal.memory import MemoryStore
 from replanning.journal.records import Failure, Record, RecordBody, RunOpened, Usage, UsageCharged
-from replanning.journal.store import Lease, decode_body, encode_body, to_plain_json
+from replanning.journal.store import Lease, decode_body, encode_body
+from replanning.journal.values import NotStorable, decode, encode
 from replanning.live.graph import CopyOnRead
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Task
@@ -49,8 +50,9 @@ from replanning.run.attempt import TaskContext, Work, as_current_attempt
 from replanning.run.event_loop import describe_error, gc_paused, is_cancelled, isolate
 from replanning.run.lifecycle import RunMeter, warn_of_error
 from replanning.run.opening import RunFactory, redactor_for
+from replanning.run.outputs import MaskedParts, WithheldOutput, await_problem
 from replanning.run.retries import FailedElsewhere, failure_from
-from replanning.run.run import PlanRun
+from replanning.run.run import Outputs, PlanRun
 from replanning.secrets import Redactor
 from replanning.settings import Settings
 from replanning.version import __version__
@@ -138,6 +140,9 @@ class ReplanningPlugin(SimplePlugin):
         settings: as for `ReplanningEngine`.
         max_concurrency: the most tasks of a run that are carried out at once.
         max_history: the number of events in the history of a workflow after which it is continued as a new one.
+        secrets_in_history: whether outputs and reports with secrets may be in the history of a workflow, because a payload
+            codec encrypts it, or because nobody else can read it. Otherwise they do not leave their worker: a task that
+            needs one fails, with the reason.
     """
 
     def __init__(
@@ -149,6 +154,7 @@ class ReplanningPlugin(SimplePlugin):
         settings: Settings | Mapping[str, JsonValue] | None = None,
         max_concurrency: int = 100,
         max_history: int = 20_000,
+        secrets_in_history: bool = False,
     ) -> None:
         super().__init__(
             "replanning.ReplanningPlugin",
@@ -161,6 +167,7 @@ class ReplanningPlugin(SimplePlugin):
         )
         self.max_concurrency, self.max_history = max_concurrency, max_history
         self._redactor = redactor_for(self.settings)
+        self._secrets_in_history = secrets_in_history
         scorer = ConfidenceScorer(self.settings.weights, shrink=self.settings.alternatives.shrink)
         resolved = ProviderRegistry(self.settings, Environment(), self._redactor).resolve(providers)
         self._generator = AlternativeGenerator(resolved, scorer=scorer)
@@ -198,23 +205,19 @@ class ReplanningPlugin(SimplePlugin):
     @activity.defn(name="replanning.execute")
     async def _execute(self, request: dict[str, Any]) -> dict[str, Any]:
         task = Task.model_validate(request["task"])
-        context = ActivityContext(task, **request["context"], redactor=self._redactor)
+        given = request["context"]
+        outputs = {name: decode(output) for name, output in given.pop("results").items()}
+        results = _Results(task, outputs, given.pop("missing"))
+        context = ActivityContext(task, results=results, **given, redactor=self._redactor)
         attempt = cast("TaskContext", context)  # which has the same methods
         heart = asyncio.create_task(_beat())
         try:
             with as_current_attempt(attempt):
                 output = await self._work(task, attempt)
-            try:
-                plain, _ = to_plain_json(output)
-            except RecordNotSerializable:
-                return {
-                    "reads": context.reads,
-                    "reports": self._redactor.value(cast("JsonValue", context.reports)),
-                }
-            reported = self._redactor.value(
-                {"output": plain, "reports": cast("JsonValue", context.reports)}
-            )
-            return {**cast("dict[str, Any]", reported), "reads": context.reads}
+            if problem := await_problem(output, task.id):
+                raise FailedElsewhere(Failure("OutputError", problem, kind="output"))
+            sent = self._sent_output(output)
+            return {**sent, **self._sent_reports(context, sent)}
         except (Exception, asyncio.CancelledError) as error:
             if not isinstance(error, asyncio.CancelledError):
                 failure = failure_from(error, (task.retry or self.settings.retry).on)
@@ -226,15 +229,53 @@ class ReplanningPlugin(SimplePlugin):
             failure = replace(failure, message=message, traceback=traceback)
             raise ApplicationError(
                 failure.message,
-                {
-                    "failure": asdict(failure),
-                    "reports": self._redactor.value(cast("JsonValue", context.reports)),
-                },
+                {"failure": asdict(failure), **self._sent_reports(context)},
                 type=failure.type,
                 category=ApplicationErrorCategory.BENIGN,  # the engine logs it, and decides what follows
             ) from None  # the failure has its traceback, without secrets
         finally:
             heart.cancel()
+
+    def _sent_output(self, output: object) -> dict[str, Any]:
+        """Return an output in the form that the workflow gets, or else the reason why it gets none.
+
+        It gets no output in which a part is masked: a task that reads it would take the mask for the value.
+        """
+        try:
+            encoded = encode(output, self._redactor)
+        except NotStorable as error:
+            return {"withheld": f"{error}; another worker could not read it"}
+        if not encoded.is_masked:
+            return {"output": encoded.value}
+        if self._secrets_in_history:
+            return {"output": encode(output, None).value}
+        return {"withheld": _WITHHELD}
+
+    def _sent_reports(
+        self, context: ActivityContext, output: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return what work has reported and read in the form that the workflow gets, beside an output.
+
+        With it go the keys of the context whose values have masks, so that no task takes a mask for the value. Where
+        secrets are sent, those that the work has added go with them, because the workflow has to mask them in its journal.
+        """
+        if self._secrets_in_history:
+            sent = to_json([output, context.reports])
+            added = [value for value in context.secrets if to_json(value)[1:-1] in sent]
+            secrets: list[list[Any]] = [["add_secret", {"value": value}] for value in added]
+            return {"reads": context.reads, "reports": secrets + context.reports, "lost": []}
+        lost = set[str]()
+        for method, arguments in context.reports:
+            if method == "change_context":
+                lost.difference_update(arguments["removed"])
+                for key, value in arguments["changes"].items():
+                    lost.discard(key)
+                    if self._redactor.value({key: value}) != {key: value}:
+                        lost.add(key)
+        masked = self._redactor.value(
+            cast("JsonValue", {"reports": context.reports, "lost": sorted(lost)})
+        )
+        return {"reads": context.reads, **cast("dict[str, Any]", masked)}
 
     @activity.defn(name="replanning.propose")
     async def _propose(self, request: dict[str, Any], journal: bytes) -> dict[str, Any]:
@@ -329,10 +370,11 @@ class ActivityContext:
         attempt_id: the id of the attempt.
         idempotency_key: the same for every attempt at the same call; the id of the activity begins with it.
         context: the context of the plan when the attempt began.
-        results: outputs of the tasks that the task depends on.
+        results: outputs of the tasks that the task depends on; a `KeyError` says why there is none.
         feedback: of a judge on the previous attempt.
         continuations: the number of times that a judge has had the task run again.
         arguments: the task's arguments with references replaced by values.
+        secrets: the values that the work has added.
         reports: what the work has reported: the name of a method of `TaskContext`, and its arguments.
         reads: the keys of the context that the work has read.
         tool: None, because the worker has the description of the tool.
@@ -343,19 +385,21 @@ class ActivityContext:
     attempt_id: str
     idempotency_key: str
     context: Mapping[str, JsonValue]
-    results: JsonObject
+    results: Mapping[str, Any]
     feedback: str
     continuations: int
+    lost: InitVar[Sequence[str]]
     redactor: InitVar[Redactor]
     arguments: JsonObject = field(init=False)
+    secrets: list[str] = field(default_factory=list)
     reports: list[list[Any]] = field(default_factory=list)
     reads: list[str] = field(default_factory=list)
     tool: None = None
 
-    def __post_init__(self, redactor: Redactor) -> None:
+    def __post_init__(self, lost: Sequence[str], redactor: Redactor) -> None:
         self._redactor = redactor
         self.arguments = self.task.arguments
-        self.context = CopyOnRead(self.context, self.reads.append)
+        self.context = CopyOnRead(self.context, self.reads.append, lost)
 
     @property
     def task_id(self) -> TaskId:
@@ -365,6 +409,7 @@ class ActivityContext:
     def add_secret(self, value: str) -> None:
         """Mask a value in everything that leaves this worker from now on, such as a token that the work has received."""
         self._redactor.add(value)
+        self.secrets.append(value)
 
     def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:
         """Count usage against the budget."""
@@ -398,6 +443,25 @@ class ActivityContext:
         """Do nothing: the run may go on on another machine, which cannot end a process of this one."""
 
 
+class _Results(dict[str, Any]):
+    """Outputs of the tasks that a task depends on.
+
+    Args:
+        task: the task.
+        outputs: the outputs.
+        reasons: why others are missing.
+    """
+
+    def __init__(self, task: Task, outputs: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
+        super().__init__(outputs)
+        self._task = task
+        self._reasons = reasons
+
+    def __missing__(self, key: str) -> Never:
+        unknown = f"task {self._task.id!r} gets only outputs of its `depends_on`, not of {key!r}"
+        raise KeyError(self._reasons.get(key, unknown))
+
+
 @workflow.defn(
     name="replanning.Plan", sandboxed=False
 )  # the core takes time, chance and ids from the workflow
@@ -409,6 +473,7 @@ class PlanWorkflow:
         self._plugin = _plugins.get((info.namespace, info.task_queue)) or _plugins["", ""]
         self.store, self._clock = _Store(), _Clock()
         self.live_run: PlanRun | None = None
+        self._plan: Plan | None = None
         self._updates = 0
         self._taken: list[str] = []
         self._taken_before: list[str] = []
@@ -456,6 +521,7 @@ class PlanWorkflow:
                     opened = self._engine.resume(run_id)
                 else:
                     plan = await _read_plan(json.loads(_unpacked(described)), self._clock)
+                    self._plan = plan
                     opened = self._engine.open(plan, run_id=run_id)
                 self.live_run = run = await stack.enter_async_context(opened)
                 await self._clock.end_step()
@@ -474,7 +540,10 @@ class PlanWorkflow:
             if not self._pause_reason and len(journal) < _MAX_PAYLOAD_BYTES:
                 workflow.continue_as_new(args=[{"updates": self._taken}, journal])
             result = replace(result, reason=self._pause_reason or _TOO_LARGE)
-        outputs = _sent(result.outputs)
+        outputs = {name: encode(value, None).value for name, value in result.outputs.items()}
+        missing = run.live.results.missing(outputs)
+        if _size([outputs, missing]) > _MAX_PAYLOAD_BYTES:
+            missing = {}
         if _size(outputs) > _MAX_PAYLOAD_BYTES:
             outputs = {}
             reason = f"{result.reason}; the outputs are too large, see the journal"
@@ -485,6 +554,7 @@ class PlanWorkflow:
             "status": result.status,
             "reason": result.reason,
             "outputs": outputs,
+            "missing": missing,
             "revisions": [revision.reason for revision in result.revisions],
             "questions": list(result.questions),
             "failures": {task: str(failure) for task, failure in result.failures.items()},
@@ -509,6 +579,14 @@ class PlanWorkflow:
         assert self.live_run is not None
         live = self.live_run.live
         entry, version = live.entry(task.id), live.staleness.history.version
+        results: JsonObject = {}
+        missing: dict[str, str] = {}
+        for name in task.depends_on:
+            try:
+                results[name] = encode(context.results[name], None).value
+            except KeyError as error:
+                missing[name] = str(error)
+        masks = self.live_run._lifecycle.opening.masks
         request = {
             "task": task.model_dump(mode="json", exclude_defaults=True),
             "context": {
@@ -516,20 +594,16 @@ class PlanWorkflow:
                 "attempt_id": context.attempt_id,
                 "idempotency_key": context.idempotency_key,
                 "context": live.context,
-                "results": _sent(
-                    {
-                        name: context.results[name]
-                        for name in task.depends_on
-                        if name in context.results
-                    }
-                ),
+                "lost": [] if masks is None else sorted(masks.context),
+                "results": results,
+                "missing": missing,
                 "feedback": context.feedback,
                 "continuations": context.continuations,
             },
         }
         if (size := _size(request)) > _MAX_PAYLOAD_BYTES:
-            told = f"its arguments, the context and the outputs that it depends on have {size:,} bytes; Temporal takes 2 MB"
-            raise FailedElsewhere(Failure("TooLarge", told))
+            problem = f"its arguments, the context and the outputs that it depends on have {size:,} bytes; Temporal takes 2 MB"
+            raise FailedElsewhere(Failure("TooLarge", problem))
         try:
             done = await _activity(
                 "replanning.execute",
@@ -546,13 +620,26 @@ class PlanWorkflow:
                 summary=f"{task.id} with {task.tool}" if task.tool else str(task.id),
             )
         except ActivityError as error:
-            reports, failure = _failure(error)
-            _report(context, reports)
+            told, failure = _failure(error)
+            self._take_reports(context, told)
             raise FailedElsewhere(failure) from None
         if entry.log.current == context.attempt_id:  # what it read is the context of its start
             entry.reads.keys = dict.fromkeys(done["reads"], version) | (entry.reads.keys or {})
-        _report(context, done["reports"])
-        return done.get("output", _NOT_JSON)
+        self._take_reports(context, done)
+        if "withheld" in done:
+            return WithheldOutput(done["withheld"])
+        return decode(done["output"])
+
+    def _take_reports(self, context: TaskContext, told: Mapping[str, Any]) -> None:
+        """Take what the work of an attempt has reported, and note which values of the context are lost by that."""
+        for method, arguments in told["reports"]:
+            getattr(context, method)(**arguments)
+        if told["lost"]:
+            assert self.live_run is not None
+            life = self.live_run._lifecycle
+            if life.opening.masks is None:
+                life.opening.masks = MaskedParts(life.live, self._plan)
+            life.opening.masks.context.update(told["lost"])
 
     @workflow.update
     async def answer(self, question: str, answer: dict[str, Any]) -> None:
@@ -614,14 +701,11 @@ class PlanWorkflow:
         self._taken.append(update.id)
 
 
-_NOT_JSON: Final = object()
-"""Output that is not JSON, which the worker did not send."""
-
-
-def _sent(outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the outputs that the worker has sent."""
-    return {name: output for name, output in outputs.items() if output is not _NOT_JSON}
-
+_WITHHELD: Final = (
+    "a part of it looks like a secret, which the history of its workflow may not hold; refer to secrets as {env:NAME}, or "
+    "allow them in the history with `secrets_in_history`"
+)
+"""Why an output does not leave its worker."""
 
 _CONTINUED: Final = "the history of the workflow is long; it continues as a new one"
 
@@ -722,10 +806,14 @@ class TemporalRun:
         self._timeout = None if timeout is None else timedelta(seconds=timeout)
         self._sending = asyncio.Semaphore(_MAX_UPDATES_AT_ONCE)
 
-    async def result(self) -> JsonObject:
-        """Wait for the end, and return `status`, `reason`, `outputs`, `revisions` (their reasons), `questions` and `failures`."""
-        found: JsonObject = await self.handle.result()
-        return found
+    async def result(self) -> dict[str, Any]:
+        """Wait for the end, and return `status`, `reason`, `outputs`, `revisions` (their reasons), `questions` and `failures`.
+
+        The `KeyError` for an output that is missing says why.
+        """
+        found = await self.handle.result()
+        outputs = {name: decode(output) for name, output in found["outputs"].items()}
+        return {**found, "outputs": Outputs(outputs, found.pop("missing"))}
 
     async def records(self, after: int = 0) -> list[Record]:
         """Return the journal as it is now, from record `after` + 1 on."""
@@ -938,24 +1026,22 @@ async def _beat() -> None:
         await asyncio.sleep(timeout.total_seconds() / 3)
 
 
-def _failure(error: ActivityError) -> tuple[list[list[Any]], Failure]:
+def _failure(error: ActivityError) -> tuple[Mapping[str, Any], Failure]:
     """Return what work reported before it failed, and the record of its failure."""
     cause = error.cause
     if isinstance(cause, ApplicationError) and cause.details:
         told: Any = cause.details[0]
-        return told["reports"], Failure(**told["failure"])
+        return told, Failure(**told["failure"])
+    nothing: dict[str, Any] = {"reports": [], "lost": []}
     if isinstance(
         cause, TimedOut
     ):  # the deadline of the task is the engine's: this is a worker that was lost
-        return [], Failure("WorkerLost", f"its worker was lost: {cause}", kind="interrupted")
+        lost = Failure("WorkerLost", f"its worker was lost: {cause}", kind="interrupted")
+        return nothing, lost
     if isinstance(cause, CancelledError):
-        return [], Failure("Cancelled", "it was cancelled outside of the run", kind="interrupted")
-    return [], Failure(type(cause).__name__, str(cause or error))
-
-
-def _report(context: TaskContext, reports: Sequence[Sequence[Any]]) -> None:
-    for method, arguments in reports:
-        getattr(context, method)(**arguments)
+        cancelled = "it was cancelled outside of the run"
+        return nothing, Failure("Cancelled", cancelled, kind="interrupted")
+    return nothing, Failure(type(cause).__name__, str(cause or error))
 
 
 class _Store(MemoryStore):

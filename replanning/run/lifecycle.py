@@ -869,7 +869,7 @@ class Lifecycle:
             attempt_id,
             entry.id,
             taken.value,
-            recoverable=True,
+            recoverable=not taken.is_withheld,
             reads=entry.reads.keys or None,
             unstored=taken.unstored,
         )
@@ -877,11 +877,14 @@ class Lifecycle:
         if taken.stored is not taken.value or taken.unstored:
             stored = replace(body, output=taken.stored, recoverable=not taken.unstored)
         if taken.unstored and not entry.output.unstored:
+            consequence = "the tasks of this process get it, and a resumed run lacks it"
+            if taken.is_withheld:
+                consequence = "no other task gets it"
             _log.warning(
-                "the output of task %r is not stored: %s; the tasks of this process get it, and a "
-                "resumed run lacks it",
+                "the output of task %r is not stored: %s; %s",
                 entry.id,
                 self.redactor.text(taken.unstored),
+                consequence,
             )
         self.journal.append_soon(body, stored)
         if self._may_be_stale(entry):

@@ -47,6 +47,16 @@ _MASK_CURE: Final = (
 )
 
 
+class WithheldOutput(NamedTuple):
+    """Output of an attempt that was executed elsewhere, from where the output may not be brought here.
+
+    Attributes:
+        reason: why not.
+    """
+
+    reason: str
+
+
 class TakenOutput(NamedTuple):
     """An output of an attempt.
 
@@ -55,12 +65,14 @@ class TakenOutput(NamedTuple):
         stored: as the journal has it.
         unstored: why a resumed run will lack it, or a part of it; empty if it will not.
         is_too_large: whether that is its size.
+        is_withheld: whether this process lacks it as well.
     """
 
     value: Any
     stored: Any
     unstored: str = ""
     is_too_large: bool = False
+    is_withheld: bool = False
 
 
 class OutputKeeper:
@@ -99,7 +111,9 @@ class OutputKeeper:
             is_small = kind is not int or _MIN_INTEGER < output < _MAX_INTEGER  # type: ignore[operator]
             if is_small:
                 return TakenOutput(output, output)
-        problem = _unawaited(output, task_id)
+        if isinstance(output, WithheldOutput):
+            return TakenOutput(None, None, output.reason, is_withheld=True)
+        problem = await_problem(output, task_id)
         if problem:
             raise OutputError(problem)
         value = self._encoded_by_codec(output)
@@ -184,7 +198,7 @@ def _function_name(entry: TaskEntry) -> str:
     return entry.task.tool or entry.task.name or ""
 
 
-def _unawaited(output: object, task_id: TaskId) -> str:
+def await_problem(output: object, task_id: TaskId) -> str:
     """Return what is wrong with an output that is still to be awaited or iterated; else empty."""
     is_iterator = inspect.isasyncgen(output) or isinstance(output, AsyncIterator)
     if not is_iterator and not inspect.isawaitable(output):

@@ -9,8 +9,12 @@ import json
 import re
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -36,6 +40,7 @@ from replanning.journal.records import (
     AttemptFailed,
     ContextUpdated,
     QuestionAsked,
+    Record,
     RecordBody,
     RunOpened,
     RunPaused,
@@ -50,8 +55,10 @@ from tests.support.http_server import HttpServer
 
 pytest.importorskip("temporalio", reason="the Temporal SDK is not installed")
 
+from temporalio.api.common.v1 import Payload
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowFailureError, WorkflowUpdateFailedError
+from temporalio.converter import DataConverter, PayloadCodec
 from temporalio.worker import Replayer, Worker
 
 from replanning.integrations import temporal
@@ -123,6 +130,11 @@ async def recorded(run: TemporalRun, kind: type[RecordBody]) -> list[Any]:
         if found:
             return found
         await asyncio.sleep(0.05)
+
+
+def records_of(records: Sequence[Record], kind: type[RecordBody]) -> list[Any]:
+    """The records of a kind."""
+    return [record for record in records if isinstance(record.body, kind)]
 
 
 async def replay(run: TemporalRun, plugin: ReplanningPlugin) -> None:
@@ -355,6 +367,201 @@ async def test_secrets(address: str) -> None:
     told = [base64.b64decode(data) for data in re.findall(r'"data": ?"([^"]+)"', history)]
     assert len(told) > 5
     assert not any(key.encode() in data for data in told)
+
+
+LOGIN = Plan.parse(
+    """
+    goal: {objective: log in and use the token}
+    tasks:
+      - {id: login}
+      - {id: refer, depends_on: [login], arguments: {token: "${login.output.token}"}}
+      - {id: read, depends_on: [login]}
+    """
+)
+TOKEN = "ghp_" + "Z9y8X7w6V5" * 3 + "u4T3s2"
+
+
+def contents(history: str) -> str:
+    """The text of a history, with that of its payloads."""
+    found = [base64.b64decode(data) for data in re.findall(r'"data": ?"([^"]+)"', history)]
+    return history + b"".join(found).decode(errors="replace")
+
+
+async def test_output_with_a_secret_does_not_leave_its_worker(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No task gets a mask: one that needs an output with a secret fails with the reason, and the caller is told it too."""
+    seen: list[object] = []
+
+    async def work(task: Task, context: ActivityContext) -> object:
+        if task.id == "login":
+            return {"token": TOKEN, "user": "ada"}
+        seen.append((task.id, context.arguments, dict(context.results)))
+        with pytest.raises(KeyError, match="looks like a secret") as lost:
+            context.results["login"]
+        raise lost.value
+
+    async with runs(address, ReplanningPlugin(work, settings={"enabled": False})) as start:
+        run = await start(LOGIN)
+        result = await run.result()
+        records = await run.records()
+        history = contents((await run.handle.fetch_history()).to_json())
+    assert seen == [("read", {}, {})]
+    failed = {each.body.task: each.body.failure for each in records_of(records, AttemptFailed)}
+    assert failed["refer"].kind == "arguments"
+    for failure in failed.values():
+        assert "a part of it looks like a secret" in failure.message
+    assert result["outputs"] == {}
+    with pytest.raises(KeyError, match="a part of it looks like a secret"):
+        result["outputs"]["login"]
+    assert "no other task gets it" in caplog.text
+    assert "login" in history
+    for text in (history, caplog.text, str(records), json.dumps(result)):
+        assert TOKEN not in text
+        assert "[redacted]" not in text
+
+
+class Encryption(PayloadCodec):  # type: ignore[misc] # its types may not be installed
+    """A payload codec that makes payloads unreadable."""
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return [
+            Payload(metadata={"encoding": b"binary/secret"}, data=each.SerializeToString()[::-1])
+            for each in payloads
+        ]
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return [Payload.FromString(each.data[::-1]) for each in payloads]
+
+
+async def test_secrets_in_an_encrypted_history(address: str) -> None:
+    """Where the history may hold secrets, tasks and the caller get true values, and the journal has masks.
+
+    So it is with what looks like a secret, with what a task has added, and with values of the context.
+    """
+    seen: list[object] = []
+
+    async def work(task: Task, context: ActivityContext) -> object:
+        if task.id == "login":
+            context.add_secret("sesame")
+            context.change_context({"door": "open sesame"})
+            return {"token": TOKEN, "word": "sesame"}
+        seen.append([task.id, context.results["login"]["word"], context.context["door"]])
+        return context.arguments.get("token", "none")
+
+    converter = replace(DataConverter.default, payload_codec=Encryption())
+    client = await Client.connect(address, data_converter=converter)
+    plugin = ReplanningPlugin(work, secrets_in_history=True)
+    async with Worker(client, task_queue="encrypted", plugins=[plugin]):
+        run = await TemporalOrchestrator(client, task_queue="encrypted").start(
+            LOGIN, run_id=f"run-{uuid.uuid4().hex}"
+        )
+        result = await run.result()
+        records = str(await run.records())
+        unread = await Client.connect(address)
+        history = contents(
+            (await unread.get_workflow_handle(run.handle.id).fetch_history()).to_json()
+        )
+    assert sorted(map(str, seen)) == [
+        "['read', 'sesame', 'open sesame']",
+        "['refer', 'sesame', 'open sesame']",
+    ]
+    assert result["outputs"] == {
+        "login": {"token": TOKEN, "word": "sesame"},
+        "refer": TOKEN,
+        "read": "none",
+    }
+    assert "open [redacted]" in records
+    for text in (history, records):
+        assert TOKEN not in text
+        assert "sesame" not in text
+
+
+async def test_context_with_a_secret_does_not_leave_its_worker(address: str) -> None:
+    """A task that needs a value of the context with a secret fails with the reason, until the context has another value."""
+    seen: list[object] = []
+    plan = Plan.parse(
+        """
+        goal: {objective: pass values on}
+        context: {region: us}
+        tasks:
+          - {id: change}
+          - {id: refer, depends_on: [change], optional: true, arguments: {door: "${context.door}"}}
+          - {id: read, depends_on: [change], optional: true}
+          - {id: again, depends_on: [change], priority: 9}
+          - {id: last, depends_on: [again], arguments: {door: "${context.door}"}}
+        """
+    )
+
+    async def work(task: Task, context: ActivityContext) -> None:
+        if task.id == "change":
+            context.change_context({"door": TOKEN, "region": "eu"})
+        elif task.id == "again":
+            context.change_context({"door": "open"})
+        elif task.id == "read":
+            seen.append(context.context["region"])
+            seen.append(context.context["door"])
+        else:
+            seen.append(context.arguments["door"])
+
+    plugin = ReplanningPlugin(work, settings={"enabled": False}, max_concurrency=1)
+    async with runs(address, plugin) as start:
+        run = await start(plan)
+        await run.result()
+        records = await run.records()
+        history = contents((await run.handle.fetch_history()).to_json())
+    failed = {each.body.task: each.body.failure for each in records_of(records, AttemptFailed)}
+    assert seen == ["eu", "open"]
+    assert "for a secret in the context 'door'" in failed["refer"].message
+    assert "'door' holds a secret" in failed["read"].message
+    assert failed.keys() == {"refer", "read"}
+    assert TOKEN not in history
+
+
+async def test_values_come_back_as_they_were(address: str) -> None:
+    """Dependents and the caller get dates, decimals, sets and paths as they were; what has no stored form is told of."""
+    values = {
+        "at": datetime(2026, 1, 31, tzinfo=UTC),
+        "sum": Decimal("1.10"),
+        "names": {"a", "b"},
+        "place": Path("x/y"),
+        7: b"bytes",
+    }
+    got: list[object] = []
+
+    async def work(task: Task, context: ActivityContext) -> object:
+        if task.id == "make":
+            return values
+        if task.id == "open":
+            return asyncio.Lock()
+        got.append(context.results["make"])
+        with pytest.raises(KeyError, match="it holds a Lock"):
+            context.results["open"]
+        with pytest.raises(KeyError, match="its `depends_on`"):
+            context.results["other"]
+        return None
+
+    plan = Plan.parse(
+        "goal: {objective: x}\ntasks: [{id: make}, {id: open}, {id: use, depends_on: [make, open]}]"
+    )
+    async with runs(address, ReplanningPlugin(work)) as start:
+        result = await (await start(plan)).result()
+    assert got == [values]
+    assert result["outputs"] == {"make": values, "use": None}
+    with pytest.raises(KeyError, match="it holds a Lock"):
+        result["outputs"]["open"]
+
+
+async def test_forgotten_await(address: str) -> None:
+    """A coroutine as output fails the task, with the question whether `await` was forgotten."""
+
+    async def work(task: Task, context: ActivityContext) -> object:
+        return asyncio.sleep(0)
+
+    plan = Plan.parse("goal: {objective: x}\ntasks: [{id: a}]")
+    async with runs(address, ReplanningPlugin(work, settings={"enabled": False})) as start:
+        result = await (await start(plan)).result()
+    assert "was `await` forgotten" in result["failures"]["a"]
 
 
 class Model:
