@@ -18,7 +18,7 @@ from replanning.journal import (
     Record,
     SqliteStore,
 )
-from tests.support.crash import Process, check_kept, journal, spin, suspend, taken_over
+from tests.support.crash import Process, check_kept, journal, let_pass, suspend, taken_over
 from tests.support.resume import RUN
 from tests.support.session_crash_child import CALLS
 
@@ -119,7 +119,7 @@ def live_a_while(process: Process, rng: Random) -> None:
         count -= tick.startswith(aim)
         if count <= 0:
             break
-    spin(rng.choice([0.0, 0.0001, 0.001]) * rng.random())
+    let_pass(rng.choice([0.0, 0.0001, 0.001]) * rng.random())
 
 
 @pytest.mark.deep

@@ -19,7 +19,15 @@ from mcp import Client, MCPError
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.types import ToolListChangedNotification
 
-from replanning import Plan, PlanError, ReplanningEngine, Settings, StoreGate
+from replanning import (
+    Answer,
+    Plan,
+    PlanError,
+    Question,
+    ReplanningEngine,
+    Settings,
+    StoreGate,
+)
 from replanning.errors import StoreError, ToolError
 from replanning.integrations.mcp import McpProxy, open_proxy, server_of_command
 from replanning.journal import SqliteStore
@@ -317,6 +325,18 @@ async def test_wrong_servers() -> None:
                 pass
 
 
+class TellingGate(StoreGate):
+    """A gate that tells when it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = anyio.Event()
+
+    async def ask(self, question: Question) -> Answer:
+        self.asked.set()
+        return await super().ask(question)
+
+
 @pytest.mark.parametrize("verdict", ["approve", "reject"])
 async def test_approval(tmp_path: Path, verdict: Any) -> None:
     """A tool that may do harm stands in when a person agrees from elsewhere; the call waits until then."""
@@ -327,14 +347,15 @@ async def test_approval(tmp_path: Path, verdict: Any) -> None:
         "capability": "web",
         "dangerous": True,
     }
-    engine = ReplanningEngine(["repair"], store=SqliteStore(tmp_path / "runs.db"), gate=StoreGate())
+    gate = TellingGate()
+    engine = ReplanningEngine(["repair"], store=SqliteStore(tmp_path / "runs.db"), gate=gate)
     async with proxied(plan(own), engine=engine, capabilities={"news": "web"}) as (client, proxy):
         async with anyio.create_task_group() as group:
 
             async def decide() -> None:
-                while not (questions := engine.pending(proxy.session.run.id)):
-                    await anyio.lowlevel.checkpoint()
-                engine.answer(questions[0].id, verdict, by="ada")
+                await gate.asked.wait()
+                (question,) = engine.pending(proxy.session.run.id)
+                engine.answer(question.id, verdict, by="ada")
 
             group.start_soon(decide)
             result = await client.call_tool("news", {"query": "x"})

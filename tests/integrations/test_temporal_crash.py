@@ -25,7 +25,7 @@ from replanning.plan import RunId
 from replanning.run.retries import FailedElsewhere
 from replanning.testing import VirtualClock, virtual_environment
 from tests.integrations.test_same_everywhere import story
-from tests.support.crash import Process, spin
+from tests.support.crash import Process, let_pass
 from tests.support.invariants import invariant_violations
 from tests.support.temporal import Server, missing_part
 
@@ -148,7 +148,7 @@ class Play:
                 self._loop.call_soon_threadsafe(self._ask, about)
             count -= tick.startswith(aim)
             if count <= 0 and self.killed < self.kills:
-                spin(rng.choice([0.0, 0.0001, 0.001, 0.01]) * rng.random())
+                let_pass(rng.choice([0.0, 0.0001, 0.001, 0.01]) * rng.random())
                 self.killed += 1
                 if self.kill(process):
                     return

@@ -30,6 +30,7 @@ from replanning.testing.stores import (
     sample_record,
 )
 from tests.support.cli import cli, write_plan
+from tests.support.crash import let_pass
 from tests.support.postgres import Server, missing_part
 
 pytestmark = pytest.mark.deep
@@ -212,14 +213,14 @@ def test_messages_are_notified(store: RunStore, address: str) -> None:
     """A message that another process posts is seen although the inbox was known to be empty, and in order of posting."""
     lease = store.create(RUN, "me", 0.0, 5.0)
     while not store._listener._listening:  # type: ignore[attr-defined] # so that it can be known
-        pass
+        let_pass(0.01)
     with closing(open_store(address)) as other:
         seen: list[InboxMessage] = []
         for text in ("a", "b"):
             assert list(store.inbox(RUN)) == []
             other.post(RUN, sample_message(text))
             while not (waiting := store.inbox(RUN)):
-                pass
+                let_pass(0.01)
             seen += waiting
             store.discard(lease, [message.id for message in waiting])
     assert [message.payload["reason"] for message in seen] == ["a", "b"]

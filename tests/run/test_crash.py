@@ -1,10 +1,10 @@
 """Processes that are killed, suspended or race while they run a plan; what they leave behind is made good."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -172,6 +172,7 @@ def hanging(folder: Path) -> Plan:
         mkfifo never
         (exec 3<>never; read -r line <&3) & echo $! >new
         mv new pid
+        echo it runs >begun
         wait
     """
     tool = {"name": "hang", "kind": "shell", "command": command, "cwd": str(folder)}
@@ -179,15 +180,16 @@ def hanging(folder: Path) -> Plan:
     return Plan.model_validate({"goal": {"objective": "x"}, "tools": [tool], "tasks": tasks})
 
 
-def killed_as_soon_as(command: list[str], pid: Path) -> int:
-    """Kill a program once there is a file with the number of a process; gives the number."""
+def killed_once_begun(command: list[str], folder: Path) -> int:
+    """Kill a program once its tool says that it has started a process; return the number of that."""
+    os.mkfifo(folder / "begun")
+    begun = os.open(folder / "begun", os.O_RDONLY | os.O_NONBLOCK)
     with subprocess.Popen(command) as process:
-        end = time.perf_counter() + PATIENCE
-        while not pid.exists():
-            assert process.poll() is None
-            assert time.perf_counter() < end
+        ready, _, _ = select.select([begun], [], [], PATIENCE)
         process.kill()
-    return int(pid.read_text())
+    os.close(begun)
+    assert ready, "the tool did not begin"
+    return int((folder / "pid").read_text())
 
 
 @LINUX
@@ -203,7 +205,7 @@ async def test_grandchildren_are_killed(also_its_parent: bool, tmp_path: Path) -
         str(tmp_path / "plan.json"),
         str(tmp_path / "history.db"),
     ]
-    grandchild = killed_as_soon_as(command, tmp_path / "pid")
+    grandchild = killed_once_begun(command, tmp_path)
     with closing(SqliteStore(tmp_path / "history.db")) as store:
         (noted,) = [
             record.body for record in store.read(RUN) if isinstance(record.body, ProcessStarted)

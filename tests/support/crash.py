@@ -2,9 +2,11 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -133,11 +135,22 @@ def check_kept(records: Sequence[Record], before: Sequence[Record]) -> None:
     assert not records or invariant_violations(records) == []
 
 
-def spin(seconds: float) -> None:
-    """Let so much time pass, to the microsecond."""
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        pass
+def let_pass(seconds: float) -> None:
+    """Let so much time pass, without use of the processor."""
+    threading.Event().wait(seconds)
+
+
+def wait_for_end(pid: int, seconds: float = PATIENCE) -> bool:
+    """Wait until a process has ended, whoever started it; return whether it has."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        ended, _, _ = select.select([process], [], [], seconds)
+    finally:
+        os.close(process)
+    return bool(ended)
 
 
 def suspend(process: Process) -> None:
@@ -154,11 +167,12 @@ def taken_over(store: RunStore, process: Process) -> Lease:
             return store.acquire(RUN, "another", Environment().clock.now(), 30.0)
         except RunOwned:
             assert time.perf_counter() < end
+            let_pass(0.01)
         except StoreError as error:
             if "kept the file locked" not in str(error):
                 raise
             process.process.send_signal(signal.SIGCONT)
-            spin(0.01)
+            let_pass(0.01)
             suspend(process)
 
 
@@ -241,7 +255,7 @@ def live_a_while(
     aim = rng.choice("<>") + rng.choice(aims) if rng.random() < 0.6 else ""
     count = 1 if aim else rng.randint(1, 60)
     if rng.random() < 0.05:
-        spin(rng.random())  # while it starts
+        let_pass(rng.random())  # while it starts
         return
     for number, tick in enumerate(process.ticks()):
         if owned and tick.startswith(">") and number % 16 == 1:
@@ -249,7 +263,7 @@ def live_a_while(
         count -= tick.startswith(aim)
         if count <= 0:
             break
-    spin(rng.choice([0.0, 0.0001, 0.001, 0.01]) * rng.random())
+    let_pass(rng.choice([0.0, 0.0001, 0.001, 0.01]) * rng.random())
 
 
 def nobody_else_gets_it(process: Process, kind: str, folder: Path) -> None:
@@ -301,12 +315,11 @@ def check(records: Sequence[Record], before: Sequence[Record], folder: Path) -> 
 def left_running(folder: Path) -> list[str]:
     """The processes that work on a run, where the system tells; those that are ending are given time for it."""
     mark = f"EFFECTS={folder / 'effects'}".encode()
-    end = time.perf_counter() + PATIENCE
-    while True:
-        found = []
-        for place in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if mark in (place / "environ").read_bytes().split(b"\0"):
-                    found.append((place / "cmdline").read_text().replace("\0", " "))
-        if not found or time.perf_counter() > end:
-            return found
+    left = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (place / "environ").read_bytes().split(b"\0"):
+                command = (place / "cmdline").read_text().replace("\0", " ")
+                if not wait_for_end(int(place.name)):
+                    left.append(command)
+    return left

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
-from replanning.journal.owner import DEAD_STATES, process_stat
+from tests.support.crash import wait_for_end
 
 _USER = "postgres"
 
@@ -113,8 +113,8 @@ class Server:
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        while any(process_stat(pid)[:1] not in ([], *map(list, DEAD_STATES)) for pid in pids):
-            pass
+        for pid in pids:
+            assert wait_for_end(pid)
         (
             self.folder / "data/postmaster.pid"
         ).unlink()  # the number may belong to a process that nobody has collected
