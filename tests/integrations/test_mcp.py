@@ -422,7 +422,7 @@ async def test_command(tmp_path: Path, mode: Any) -> None:
     assert answer(tmp_path, "status", *place)["status"] == "paused"
     told = cli(tmp_path, "history", *place).stdout
     assert "archive" in told, told
-    assert "run mine keeps the calls of 9 tools alive" in (tmp_path / "stderr").read_text()
+    assert "run mine keeps the calls of 12 tools alive" in (tmp_path / "stderr").read_text()
 
 
 @pytest.mark.parametrize("end", ["stdin", "SIGINT", "SIGTERM"])
