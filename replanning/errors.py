@@ -23,6 +23,7 @@ ReplanningError                  catch this to catch all of them
 │   ├── JournalCorrupt           records are missing or unreadable
 │   └── RecordNotSerializable    a record holds what JSON cannot express; trying again does not help
 ├── OutputError                  a task's output is too large or cannot be stored
+├── TaskHeld                     raised by work: a person must decide before it goes on
 ├── NotAccepted                  a judge did not accept the output of a task
 ├── BudgetExceeded               a reservation does not fit the budget
 ├── LLMError                     a language model gave no usable answer; keeps status and request id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Final, Literal, Protocol, runtime_checkable
 
 import anyio
@@ -260,6 +260,7 @@ CommandCheck = Callable[[str, Task, TaskContext], Awaitable[str]]
 """Runs a command that checks a task; returns an empty text on success, else the output of the command."""
 
 
+@dataclass(repr=False, eq=False)
 class RuleJudge:
     """Judges by rules alone: the exit status that work reports, and the commands among the task's `acceptance`.
 
@@ -272,15 +273,14 @@ class RuleJudge:
             `context.feedback`; otherwise an alternative is sought.
     """
 
-    def __init__(
-        self, check: CommandCheck | None = None, *, retry_on_failure: bool = False
-    ) -> None:
-        self._check = check
-        self._retry_on_failure = retry_on_failure
-        self._plan_acceptance: tuple[Plan | None, frozenset[str]] = (None, frozenset())
+    check: CommandCheck | None = None
+    retry_on_failure: bool = field(default=False, kw_only=True)
+    _plan_acceptance: tuple[Plan | None, frozenset[str]] = field(
+        default=(None, frozenset()), init=False
+    )
 
     def __repr__(self) -> str:
-        return f"<RuleJudge {'with' if self._check else 'without'} checks>"
+        return f"<RuleJudge {'with' if self.check else 'without'} checks>"
 
     async def judge(self, request: JudgeRequest) -> Judgement:
         """Judge by exit status and commands."""
@@ -291,7 +291,7 @@ class RuleJudge:
             why = f"its exit status is {status}"
         else:
             for entry in (entry for entry in task.acceptance if entry.startswith(COMMAND_PREFIX)):
-                if self._check is None:
+                if self.check is None:
                     reason = f"nothing here runs the check {entry!r}; give RuleJudge a `check`"
                     return Judgement(False, unverified=True, reason=reason)
                 if self._plan_acceptance[0] is not plan:
@@ -305,7 +305,7 @@ class RuleJudge:
                 if entry not in self._plan_acceptance[1]:
                     reason = f"the check {entry!r} is not in the plan that the run was opened with, so it is not run"
                     return Judgement(False, unverified=True, reason=reason)
-                if output := await self._check(
+                if output := await self.check(
                     entry.removeprefix(COMMAND_PREFIX), task, request.context
                 ):
                     failed[entry] = output
@@ -314,7 +314,7 @@ class RuleJudge:
             why = "; ".join(failed.values())
         reason, missing = f"it is not accepted: {why}", tuple(failed)
         return Judgement(
-            False, self._retry_on_failure, True, feedback=why, missing=missing, reason=reason
+            False, self.retry_on_failure, True, feedback=why, missing=missing, reason=reason
         )
 
 

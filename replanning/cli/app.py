@@ -133,12 +133,15 @@ _settings_file: Final = ContextVar[str | None]("_settings_file", default=None)
 
 _NO_OVERRIDE: Final[Mapping[str, object]] = {"status": "success", "data": {"planning": {}}}
 
-_redactor: Final = ContextVar["Redactor | None"]("_redactor", default=None)
+command_redactor: Final = ContextVar["Redactor | None"]("command_redactor", default=None)
+"""Set once the settings of the command were read."""
 
 
 def redactor() -> Redactor:
     """Return the redactor that the settings of the command describe; with the rules alone if they are not valid."""
-    if (found := _redactor.get()) is None:
+    found = command_redactor.get()
+    # What is printed before a command has read its settings must have no secrets either.
+    if found is None:
         from replanning.config import load_settings  # help needs none of these
         from replanning.run.opening import redactor_for
         from replanning.secrets import Redactor
@@ -150,7 +153,7 @@ def redactor() -> Redactor:
             found = redactor_for(loaded.settings)
         except (SettingsError, OSError):
             found = Redactor()
-        _redactor.set(found)
+        command_redactor.set(found)
     return found
 
 
@@ -396,7 +399,7 @@ class Command(_HideFlagTypes, TyperCommand):
     def invoke(self, ctx: Any) -> Any:  # typer does not export the types
         """Carry out the command; what it prints is redacted as its settings say."""
         _settings_file.set(ctx.params.get("settings"))
-        _redactor.set(None)
+        command_redactor.set(None)
         return super().invoke(ctx)
 
 
@@ -429,7 +432,7 @@ class LazyCommandGroup(CommandGroup):
     def invoke(self, ctx: Any) -> Any:  # likewise
         """Run a command; print errors of the library, which the user can correct, and end with their exit code."""
         _settings_file.set(None)
-        _redactor.set(None)
+        command_redactor.set(None)
         try:
             return super().invoke(ctx)
         except ReplanningError as error:

@@ -14,8 +14,8 @@ import anyio
 
 from replanning import Answer, Question, ReplanningError, StoreGate
 from replanning.changes import PlanChange, ReplaceTask, dump_change, parse_changes
-from replanning.cli.app import DIFF_STYLES, RunOptions, console, escape_control
-from replanning.cli.lookup import RunDisplay, is_phase_task, user_name
+from replanning.cli.app import DIFF_STYLES, console, escape_control
+from replanning.cli.lookup import RunDisplay, create_display, is_phase_task, user_name
 from replanning.environment import SystemClock
 from replanning.errors import Problem, SettingsError
 from replanning.history.reports import candidate_lines
@@ -30,23 +30,26 @@ if TYPE_CHECKING:
 
 
 def create_gate(
-    options: RunOptions, store: RunStore, display: RunDisplay, *, remote_answers: bool = False
+    ask: str | None,
+    store: RunStore,
+    display: RunDisplay | None,
+    *,
+    json: bool,
+    remote_answers: bool = False,
 ) -> HumanGate | None:
     """Return the gate through which a person is asked; None where no person is asked.
 
     Args:
-        options: of the command line.
+        ask: the option `--ask`.
         store: of the run.
-        display: of the run, which leaves the terminal to questions.
+        display: of the run, which leaves the terminal to questions; None if it is not shown.
+        json: whether a program reads the result; it has no use for questions.
         remote_answers: people can answer elsewhere as well, such as on an issue.
 
     Raises:
         SettingsError: no person can be asked there.
     """
-    ask, at_terminal = (
-        options.ask,
-        all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)),
-    )
+    at_terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
     ways = "use --ask store or --no-ask" if store.durable else "use --no-ask"
     if ask == "console" and not at_terminal:
         raise SettingsError(
@@ -55,7 +58,8 @@ def create_gate(
     if ask == "store" and not (store.durable or remote_answers):
         problem = "nobody could answer: the run is kept in the memory of this process alone; use --ask console or --no-ask"
         raise SettingsError([Problem("--ask", problem)])
-    if ask == "console" or (ask is None and at_terminal and not options.json):
+    if ask == "console" or (ask is None and at_terminal and not json):
+        display = display or create_display()
         display.questions_on_terminal = True
         return ConsoleGate(display, user_name(None))
     return StoreGate() if ask == "store" or remote_answers else None

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from replanning import Plan, Settings
-from replanning.cli.app import DEFAULT_STORE, fail, print_message, redactor, refuse
+from replanning.cli.app import (
+    DEFAULT_STORE,
+    command_redactor,
+    fail,
+    print_message,
+    redactor,
+    refuse,
+)
 from replanning.config import load_settings
 from replanning.decision.answers import closed_error
 from replanning.errors import (
@@ -76,9 +83,13 @@ def open_store(place: str, *, must_exist: bool = False) -> RunStore:
     """
     if is_on_temporal(place):
         return open_temporal(place)
+    name = path = ""
+    exists = True
     try:
-        name, path = stores.parse_place(place)
-        if not must_exist or name not in stores.BUILTIN_STORES or (path and Path(path).exists()):
+        if must_exist:
+            name, path = stores.parse_place(place)
+            exists = name not in stores.BUILTIN_STORES or (path != "" and Path(path).exists())
+        if exists:
             return stores.open_store(place)
     except StoreError as error:
         if type(error) is not StoreError:
@@ -322,7 +333,12 @@ def read_settings(path: str | None, *, quiet: bool = False) -> Settings:
     Raises:
         SettingsError: they are not valid.
     """
+    from replanning.run.opening import (
+        redactor_for,  # slow to load, and many commands have no settings
+    )
+
     loaded = load_settings(path)
+    command_redactor.set(redactor_for(loaded.settings))
     if not quiet:
         for warning in loaded.warnings:
             print_message(f"warning: {warning}")

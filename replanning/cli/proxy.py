@@ -166,7 +166,7 @@ def mcp_proxy(
             list(dict.fromkeys(options.providers or settings.provider)) if settings.enabled else [],
             settings=settings,
             mode="observe" if options.observe else "act",
-            gate=create_gate(options, store, display),
+            gate=create_gate(options.ask, store, display, json=options.json),
             store=store,
             exporters=exporters,
             environment=environment,

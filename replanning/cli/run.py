@@ -88,6 +88,10 @@ def run(
     that the variable REPLANNING_CONTEXT names.
     """
     path = str(plan)
+    on_temporal = lookup.is_on_temporal(options.store)
+    settings: Settings | None = None
+    if not on_temporal:  # where a worker has settings of its own
+        settings = lookup.read_settings(options.settings, quiet=options.quiet)
     document = lookup.read_plan(path)
     if options.context:
         context = {**document.context, **parse_context_options(options.context)}
@@ -100,12 +104,15 @@ def run(
             print_message(f"note: {note.message}")
     if run_id is not None:
         lookup.check_run_id(run_id)
-    if lookup.is_on_temporal(options.store):
+    if on_temporal:
         from replanning.cli import temporal  # other runs do not need it
 
         raise typer.Exit(temporal.start(document, run_id, options))
     summary = _carry_out(
-        options, document, lambda engine, with_tools: engine.open(with_tools, run_id=run_id)
+        options,
+        document,
+        lambda engine, with_tools: engine.open(with_tools, run_id=run_id),
+        settings=settings,
     )
     raise typer.Exit(summary.report(json=options.json))
 
@@ -230,8 +237,11 @@ def _carry_out(
         settings = settings.model_copy(update={"enabled": False})
     exporters = [lookup.open_trace_exporter(options.trace)] if options.trace else []
     exporters += lookup.open_notifiers(options.notify) if options.notify else []
-    environment, display = Environment(), lookup.create_display()
-    exporters += [] if options.quiet else [display]
+    environment = Environment()
+    display = None
+    if not options.quiet:
+        display = lookup.create_display()
+        exporters.append(display)
     started = environment.clock.now()
     run: PlanRun | None = None
     providers: list[ProviderSpec] = []
@@ -259,19 +269,22 @@ def _carry_out(
             await stack.enter_async_context(executor)
             found = await discover_tools(executor, plan, quiet=options.quiet) if plan.mcp else plan
             run = await stack.enter_async_context(open_run(engine, found))
-            executor.watch(run.change_resource)
-            lookup.tell_models(display, engine, judge_model)
+            if plan.mcp:
+                executor.watch(run.change_resource)
+            if display is not None:
+                lookup.tell_models(display, engine, judge_model)
             if context:
                 run.change_context(context)
             await run_workers(run, JudgedWork(executor, judge), options.concurrency)
-            executor.watch(None)
+            if plan.mcp:
+                executor.watch(None)
 
     with closing(lookup.open_store(options.store)) as store:
         engine = ReplanningEngine(
             providers,
             settings=settings,
             mode="observe" if options.observe else "act",
-            gate=create_gate(options, store, display),
+            gate=create_gate(options.ask, store, display, json=options.json),
             store=store,
             exporters=exporters,
             environment=environment,

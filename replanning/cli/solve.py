@@ -574,7 +574,9 @@ def _run_planning(
             if not library.tools:
                 problem = "there are no tools: none is described, and no server has any"
                 raise SettingsError([Problem("--tools", problem)])
-            gate = create_gate(options, store, display, remote_answers=reads_replies)
+            gate = create_gate(
+                options.ask, store, display, json=options.json, remote_answers=reads_replies
+            )
             planning = PlanningCoordinator(
                 settings,
                 model,

@@ -270,7 +270,7 @@ def _follow(store: TemporalStore, run: str, options: RunOptions, seen: int) -> i
         seen: the last record that is not shown.
     """
     display, clock = lookup.create_display(), SystemClock()
-    gate, started = create_gate(options, store, display), clock.now()
+    gate, started = create_gate(options.ask, store, display, json=options.json), clock.now()
     display.attach(ExporterContext(store, clock))
     follower = _Follower(
         store, RunId(run), None if options.quiet else display, gate, options.ask == "never"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -129,6 +129,7 @@ class PendingOutcome:
     applied_at: float
 
 
+@dataclass(repr=False, eq=False)
 class QuestionLedger:
     """Questions of a run to people, their answers, and the time in which it only waited for these.
 
@@ -148,18 +149,19 @@ class QuestionLedger:
         declined_at: when a person declined an alternative, by the hash of its changes.
     """
 
-    def __init__(self, running: Callable[[], int]) -> None:
-        self.open: dict[QuestionId, QuestionAsked] = {}
-        self.closed: dict[QuestionId, QuestionAnswered] = {}
-        self.answers_by_replan: dict[ReplanId, tuple[QuestionAsked, QuestionAnswered]] = {}
-        self.triggers: dict[QuestionId, list[TriggerId]] = {}
-        self.asked_at: dict[QuestionId, float] = {}
-        self.reminded: set[QuestionId] = set()
-        self.count = 0
-        self.declined_at: dict[str, float] = {}
-        self._running = running
-        self._waited_seconds = 0.0
-        self._waiting_since: float | None = None
+    _running: Callable[[], int]
+    open: dict[QuestionId, QuestionAsked] = field(default_factory=dict)
+    closed: dict[QuestionId, QuestionAnswered] = field(default_factory=dict)
+    answers_by_replan: dict[ReplanId, tuple[QuestionAsked, QuestionAnswered]] = field(
+        default_factory=dict
+    )
+    triggers: dict[QuestionId, list[TriggerId]] = field(default_factory=dict)
+    asked_at: dict[QuestionId, float] = field(default_factory=dict)
+    reminded: set[QuestionId] = field(default_factory=set)
+    count: int = 0
+    declined_at: dict[str, float] = field(default_factory=dict)
+    _waited_seconds: float = 0.0
+    _waiting_since: float | None = None
 
     def fold(self, at: float, body: QuestionAsked | TriggerAttached | QuestionReminded) -> None:
         """Apply a record about a question that stays open."""
@@ -223,6 +225,7 @@ def source_key(source: str) -> str:
     return f" {source}"
 
 
+@dataclass(repr=False, eq=False)
 class OutcomeLedger:
     """Outcomes of the applied alternatives: whether the lineages that they changed succeeded.
 
@@ -234,11 +237,10 @@ class OutcomeLedger:
         by_source: the last outcomes of the alternatives of each provider.
     """
 
-    def __init__(self) -> None:
-        self.pending: dict[TaskId, PendingOutcome] = {}
-        self.source_by_replan: dict[ReplanId, str] = {}
-        self.by_source: dict[str, deque[bool]] = {}
-        self._roots_by_replan: dict[ReplanId, tuple[TaskId, ...]] = {}
+    pending: dict[TaskId, PendingOutcome] = field(default_factory=dict)
+    source_by_replan: dict[ReplanId, str] = field(default_factory=dict)
+    by_source: dict[str, deque[bool]] = field(default_factory=dict)
+    _roots_by_replan: dict[ReplanId, tuple[TaskId, ...]] = field(default_factory=dict)
 
     def start(self, at: float, replan: ReplanId, roots: tuple[TaskId, ...]) -> None:
         """Await the outcome of an alternative that was applied to these lineages."""
@@ -262,6 +264,7 @@ class OutcomeLedger:
                 del self.pending[root]
 
 
+@dataclass(repr=False, eq=False)
 class LineageLedger:
     """Replans of each lineage: how many were applied, and which changes they made.
 
@@ -273,11 +276,10 @@ class LineageLedger:
         tried: the hashes of the changes that were applied per lineage.
     """
 
-    def __init__(self) -> None:
-        self.roots: dict[TaskId, TaskId] = {}
-        self.replans: dict[TaskId, int] = {}
-        self.tried: dict[TaskId, dict[str, None]] = {}
-        self._originals: dict[TaskId, TaskId] = {}
+    roots: dict[TaskId, TaskId] = field(default_factory=dict)
+    replans: dict[TaskId, int] = field(default_factory=dict)
+    tried: dict[TaskId, dict[str, None]] = field(default_factory=dict)
+    _originals: dict[TaskId, TaskId] = field(default_factory=dict)
 
     def hash_of(self, changes: Sequence[PlanChange]) -> str:
         """Return the hash of changes, equal for a task and for what replaced it."""

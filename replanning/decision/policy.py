@@ -162,6 +162,7 @@ class Decision:
     blocks: tuple[TaskId, ...] = ()
 
 
+@dataclass(repr=False, eq=False)
 class ReplanPolicy:
     """Rules of a decision: limits before any provider is asked, then approval and confidence.
 
@@ -169,8 +170,7 @@ class ReplanPolicy:
         settings: thresholds and limits.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    settings: Settings
 
     def check_limits(
         self, triggers: Sequence[Trigger], view: PlanView, ledger: Ledger

@@ -7,7 +7,7 @@ to providers and people.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from replanning.changes import (
@@ -508,6 +508,7 @@ def relative_saving(draft: Draft, live: LivePlan) -> float:
 # Confidence
 
 
+@dataclass(repr=False, eq=False)
 class ConfidenceScorer:
     """Scores alternatives as the weighted sum of four parts.
 
@@ -519,11 +520,8 @@ class ConfidenceScorer:
             `shrink_confidence`.
     """
 
-    def __init__(self, weights: Weights | None = None, *, shrink: bool = False) -> None:
-        if weights is None:
-            weights = Weights()
-        self.weights = weights
-        self.shrink = shrink
+    weights: Weights = field(default_factory=Weights)
+    shrink: bool = field(default=False, kw_only=True)
 
     def score(
         self,

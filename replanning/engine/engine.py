@@ -15,7 +15,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
 from typing import (
@@ -196,8 +196,9 @@ class ReplanningEngine:
                 )
         # Whoever passes a store closes it.
         self._owns_store = not isinstance(store, RunStore)
-        self.store: RunStore = MemoryStore()
-        if store is not None:
+        if store is None:
+            self.store: RunStore = MemoryStore()
+        else:
             self.store = open_store(store)
         for exporter in self.exporters:
             exporter.attach(ExporterContext(self.store, environment.clock))
@@ -699,6 +700,7 @@ async def run_workers(run: PlanRun, work: Work, max_concurrency: int) -> None:
         raise without_group(error) from None
 
 
+@dataclass(repr=False, eq=False)
 class ProviderRegistry:
     """Makes providers of alternatives, and closes the language models that it has made.
 
@@ -708,11 +710,10 @@ class ProviderRegistry:
         redactor: takes secrets out of prompts.
     """
 
-    def __init__(self, settings: Settings, environment: Environment, redactor: Redactor) -> None:
-        self._settings = settings
-        self._environment = environment
-        self._redactor = redactor
-        self._models: list[LLMProvider] = []
+    _settings: Settings
+    _environment: Environment
+    _redactor: Redactor
+    _models: list[LLMProvider] = field(default_factory=list)
 
     def resolve(self, specs: Sequence[ProviderSpec]) -> list[AlternativeProvider]:
         """Return a provider for each spec, but none twice for the same name.

@@ -132,7 +132,9 @@ class RunStatusReport:
     @property
     def is_abandoned(self) -> bool:
         """Whether its process is gone without having ended it."""
-        return self.status == "running" and (self.owner is None or not self.owner.alive)
+        if self.owner is not None and self.owner.alive:
+            return False
+        return self.status == "running"
 
     @property
     def obstacle(self) -> str:

@@ -322,7 +322,17 @@ class SqliteStore(SqlStore):
 
     @cached_property
     def _connection(self) -> sqlite3.Connection:
-        self._create_file()
+        # Created here, because it is private to its user; SQLite gives its log the same mode.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            self._path.parent.mkdir(0o700, parents=True, exist_ok=True)
+            with suppress(OSError):  # a problem with the file itself is SQLite's to report
+                os.close(os.open(self._path, flags, 0o600))
+        except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
+            reason = getattr(error, "strerror", error)
+            raise StoreError(
+                f"the folder of {self._path} cannot be made: {reason}; name another path"
+            ) from error
         options = _read_only_options(self._path)
         try:
             # Every statement is its own transaction unless one is begun; calls are serialised by the lock.
@@ -336,37 +346,20 @@ class SqliteStore(SqlStore):
         except sqlite3.Error as error:
             raise store_error(error, self._path, "be opened") from error
         try:
-            self._prepare(connection, read_only=bool(options))
+            connection.create_function("checksum", -1, checksum, deterministic=True)
+            _migrate(connection, self._path, read_only=bool(options))
+            if not options:
+                _make_private(self._path)  # not before: the file of another program stays as it is
+                _use_log(connection)
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+            connection.execute(f"PRAGMA busy_timeout = {LOCK_TRY * 1000:.0f}")
         except BaseException as error:
             connection.close()
             if isinstance(error, sqlite3.Error | UnicodeError):
                 raise store_error(error, self._path, "be opened") from error
             raise
         return connection
-
-    def _create_file(self) -> None:
-        """Create the file if it is missing, private to its user; SQLite gives its log the same mode."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
-            self._path.parent.mkdir(0o700, parents=True, exist_ok=True)
-            with suppress(OSError):  # a problem with the file itself is SQLite's to report
-                os.close(os.open(self._path, flags, 0o600))
-        except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
-            reason = getattr(error, "strerror", error)
-            raise StoreError(
-                f"the folder of {self._path} cannot be made: {reason}; name another path"
-            ) from error
-
-    def _prepare(self, connection: sqlite3.Connection, *, read_only: bool) -> None:
-        """Bring tables and settings of a connection up to date."""
-        connection.create_function("checksum", -1, checksum, deterministic=True)
-        _migrate(connection, self._path, read_only=read_only)
-        if not read_only:
-            _make_private(self._path)  # not before: the file of another program stays as it is
-            _use_log(connection)
-        connection.execute(f"PRAGMA synchronous = {self._synchronous}")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
-        connection.execute(f"PRAGMA busy_timeout = {LOCK_TRY * 1000:.0f}")
 
 
 def _read_only_options(path: Path) -> str:

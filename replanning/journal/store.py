@@ -264,7 +264,14 @@ def _check_file(place: str, path: str) -> None:
         raise StoreError(
             f"{place!r} cannot be a store; expected a SQLite file, memory, or PLUGIN:PLACE"
         )
-    is_folder = _is_folder(path)
+    try:
+        is_folder = S_ISDIR(Path(path).expanduser().stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        is_folder = False
+    except (OSError, ValueError, RuntimeError) as error:
+        # A path that is too long, or in the home of an unknown user.
+        reason = getattr(error, "strerror", None) or error
+        raise StoreError(f"{truncate(path, 81)!r} cannot be a store: {reason}") from error
     if path.endswith(".jsonl") or (is_folder and any(Path(path).expanduser().glob("*.jsonl"))):
         raise _jsonl_store_is_gone(place)
     if is_folder or path.endswith("/"):
@@ -278,21 +285,6 @@ def _jsonl_store_is_gone(place: str) -> StoreError:
         "files; save what happened in them with that version and `replanning history RUN --json`, or "
         "keep it to resume them; name a SQLite file for new runs, as 'runs.db'"
     )
-
-
-def _is_folder(path: str) -> bool:
-    """Return whether a path names a folder.
-
-    Raises:
-        StoreError: it can name nothing, such as a path that is too long.
-    """
-    try:
-        return S_ISDIR(Path(path).expanduser().stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except (OSError, ValueError, RuntimeError) as error:  # the last for the home of an unknown user
-        reason = getattr(error, "strerror", None) or error
-        raise StoreError(f"{truncate(path, 81)!r} cannot be a store: {reason}") from error
 
 
 def open_store(place: RunStore | str | PathLike[str]) -> RunStore:

@@ -6,11 +6,13 @@ import hashlib
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from replanning.plan.document import Plan
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 
 
+@dataclass(slots=True, repr=False, eq=False)
 class ContextHistory:
     """Changes of the context, as hashes of its values, and the tasks whose work read its keys.
 
@@ -20,13 +22,10 @@ class ContextHistory:
         readers: by key, the finished tasks whose work read it.
     """
 
-    __slots__ = ("_claims", "hashes", "readers", "version")
-
-    def __init__(self) -> None:
-        self.version = 0
-        self.hashes: dict[str, tuple[list[int], list[bytes]]] = {}
-        self.readers: dict[str, dict[TaskId, None]] = {}
-        self._claims: list[int] = []
+    version: int = 0
+    hashes: dict[str, tuple[list[int], list[bytes]]] = field(default_factory=dict)
+    readers: dict[str, dict[TaskId, None]] = field(default_factory=dict)
+    _claims: list[int] = field(default_factory=list)
 
     def change(
         self, context: JsonObject, changes: JsonObject, removed: Iterable[str], last_claim: int

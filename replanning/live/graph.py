@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from replanning.errors import NoResult, UnknownTask
@@ -201,6 +202,7 @@ _IN_PROGRESS_STATES: Final = (TaskState.RUNNING, TaskState.BACKOFF, TaskState.NE
 _MAX_RECENT_ENDS: Final = 20
 
 
+@dataclass(slots=True, repr=False, eq=False)
 class Statistics:
     """What the attempts of a run have shown so far, as evidence for scores and estimates.
 
@@ -214,24 +216,13 @@ class Statistics:
         recent_ends: whether each of the last attempts succeeded; an applied replan is a failure.
     """
 
-    __slots__ = (
-        "busy_seconds",
-        "busy_since",
-        "ended_attempts",
-        "outcomes",
-        "recent_ends",
-        "successes",
-        "tool_durations",
-    )
-
-    def __init__(self) -> None:
-        self.ended_attempts = 0
-        self.outcomes: dict[str, deque[bool]] = {}
-        self.successes = (0, 0.0)
-        self.tool_durations: dict[str, tuple[int, float]] = {}
-        self.busy_seconds = 0.0
-        self.busy_since = 0.0
-        self.recent_ends: deque[bool] = deque(maxlen=_MAX_RECENT_ENDS)
+    ended_attempts: int = 0
+    outcomes: dict[str, deque[bool]] = field(default_factory=dict)
+    successes: tuple[int, float] = (0, 0.0)
+    tool_durations: dict[str, tuple[int, float]] = field(default_factory=dict)
+    busy_seconds: float = 0.0
+    busy_since: float = 0.0
+    recent_ends: deque[bool] = field(default_factory=lambda: deque(maxlen=_MAX_RECENT_ENDS))
 
     def count_end(
         self, tool: str | None, at: float, seconds: float, *, succeeded: bool, by_itself: bool

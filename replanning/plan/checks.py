@@ -85,7 +85,13 @@ def check_plan(
     by_name = {tool.name: tool for tool in tools}
     scope = TaskScope(by_name, resources, objects, servers)
     ids = {task.id for task in tasks}
-    bodies = [_parsed_bodies(task, ids) for task in tasks]
+    bodies: list[list[_ParsedBody]] = []
+    for task in tasks:
+        # A plan may have a hundred thousand tasks, and most of them need no further look.
+        if _is_simple_call(task, scope):
+            bodies.append([])
+        else:
+            bodies.append(_parsed_bodies(task, ids))
 
     def findings() -> Iterator[Finding]:
         # Lazy: nothing is looked for once there are more problems than anybody reads.
@@ -98,6 +104,8 @@ def check_plan(
             for path, text in _check_tool(tool, scope):
                 yield ("tools", index, *path), which + text
         for index, task in enumerate(tasks):
+            if not bodies[index]:
+                continue
             which = f"task {task.id!r}"
             for path, text in _check_bodies(bodies[index], scope):
                 yield ("tasks", index, *path), f"{which}: {text}"
@@ -158,6 +166,8 @@ def _check_graph(
 
     uses = []
     for number, task in enumerate(tasks):
+        if not bodies[number]:
+            continue
         for path, name, text in _results_read(task, bodies[number]):
             uses.append((number, path, name, text))
     for number, path, name, text in uses:

@@ -6,11 +6,10 @@ which names every problem. `LivePlan` holds the state of a plan while it runs.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import pairwise
 from os import PathLike
 from typing import Any, Final, Self
@@ -172,19 +171,18 @@ class Plan(StrictModel):
         Raises:
             PlanError: it is not valid; places are `source:line:column field`.
         """
-        with _paused_collector():
-            document = read_document(text, format=format, source=source)
-            if not isinstance(document, dict):
-                got = f"this is {json_type_name(document)}"
-                if document is None:
-                    got = "it is empty"
-                message = f"a plan is a mapping with the fields goal and tasks; {got}"
-                raise PlanError([Problem(source, message)])
-            try:
-                _check_number_of_tasks(document)
-                return cls.model_validate(document)
-            except PlanError as error:
-                raise PlanError(with_positions(error.problems, text, format, source)) from None
+        document = read_document(text, format=format, source=source)
+        if not isinstance(document, dict):
+            got = f"this is {json_type_name(document)}"
+            if document is None:
+                got = "it is empty"
+            message = f"a plan is a mapping with the fields goal and tasks; {got}"
+            raise PlanError([Problem(source, message)])
+        try:
+            _check_number_of_tasks(document)
+            return cls.model_validate(document)
+        except PlanError as error:
+            raise PlanError(with_positions(error.problems, text, format, source)) from None
 
     def task(self, task_id: str) -> Task:
         """Return the task with this id.
@@ -291,22 +289,6 @@ def _check_number_of_tasks(document: JsonObject) -> None:
                 for name in ("fallbacks", "undo"):
                     if name in body:
                         lists.append(((*where, name), body[name]))
-
-
-@contextmanager
-def _paused_collector() -> Iterator[None]:
-    """Pause the garbage collector while a plan is read.
-
-    It would walk through all parts again and again, and find nothing.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        # A caller may have turned it off for good.
-        if was_enabled:
-            gc.enable()
 
 
 def _error_problems(

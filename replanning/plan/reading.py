@@ -398,7 +398,8 @@ class _YamlBuilder:
         if node.anchor is not None:
             count = self._nodes - node.first_node
             self._anchors[node.anchor] = _Anchored(node.value, count, height)
-        self._raise_height(height)
+        parent = self._open[-1]
+        parent.height = max(parent.height, height)
         self._add(event, node.value)
 
     def _read_alias(self, event: AliasEvent) -> None:
@@ -415,12 +416,9 @@ class _YamlBuilder:
         if len(self._open) - 1 + anchored.height > MAX_PLAN_DEPTH:
             text = f"nested more than {MAX_PLAN_DEPTH} deep through the alias *{name}"
             raise self._fatal(event, text)
-        self._raise_height(anchored.height)
-        self._add(event, anchored.value)
-
-    def _raise_height(self, height: int) -> None:
         parent = self._open[-1]
-        parent.height = max(parent.height, height)
+        parent.height = max(parent.height, anchored.height)
+        self._add(event, anchored.value)
 
     def _add(self, event: Event, value: JsonValue) -> None:
         """Add a finished value to the array or object around it, or take it as its next key."""

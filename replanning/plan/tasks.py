@@ -191,10 +191,11 @@ class McpServer(StrictModel):
         found = []
         if (self.command is None) == (self.url is None):
             found.append("it needs either a `command` that starts it or a `url`, and not both")
-        if self.command is not None and not all(self.command[:1] or [""]):
-            found.append("its command names no program")
-        if self.command is not None and any("\0" in word for word in self.command):
-            found.append("its command holds the character NUL")
+        if self.command is not None:
+            if not all(self.command[:1] or [""]):
+                found.append("its command names no program")
+            if any("\0" in word for word in self.command):
+                found.append("its command holds the character NUL")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             found.append(f"its url {self.url!r} begins neither with http:// nor with https://")
         idle = [name for name in ("cwd", "env") if getattr(self, name) and self.command is None]
@@ -238,9 +239,11 @@ _CLASS_PATTERN: Final = r"^[^\W\d]\w*(\.[^\W\d]\w*)*$"
 
 
 def _check_retryable(value: object) -> object:
-    is_class = isinstance(value, str) and re.match(_CLASS_PATTERN, value)
-    if is_class or (isinstance(value, int) and 400 <= value <= 599):
-        return value
+    match value:
+        case str() if re.match(_CLASS_PATTERN, value):
+            return value
+        case int() if 400 <= value <= 599:
+            return value
     raise ValueError(
         "expected a class of exceptions, such as httpx.ReadTimeout, or an HTTP status from 400 to 599"
     )

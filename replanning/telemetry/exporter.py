@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 
 from replanning import journal
@@ -139,6 +139,7 @@ class Instruments:
             self._duration.record(body.duration)
 
 
+@dataclass(slots=True, eq=False)
 class Telemetry:
     """Tracer and instruments for runs, from the given providers or else from the global ones.
 
@@ -149,14 +150,11 @@ class Telemetry:
         meter_provider: supplies the meter.
     """
 
-    def __init__(
-        self,
-        tracer_provider: TracerProvider | None = None,
-        meter_provider: MeterProvider | None = None,
-    ) -> None:
-        self._tracer_provider = tracer_provider
-        self._meter_provider = meter_provider
-        self._instruments: tuple[MeterProvider, Instruments] | None = None
+    tracer_provider: TracerProvider | None = None
+    meter_provider: MeterProvider | None = None
+    _instruments: tuple[MeterProvider, Instruments] | None = field(
+        default=None, init=False, repr=False
+    )
 
     def run_tracer(
         self,
@@ -170,7 +168,7 @@ class Telemetry:
         """Return the tracer of a run, resumed if it has records, or `NOOP_TRACER` if no provider is configured."""
         from opentelemetry import trace as api
 
-        provider = self._tracer_provider or api.get_tracer_provider()
+        provider = self.tracer_provider or api.get_tracer_provider()
         # Until the SDK is configured, the API supplies a provider whose spans are discarded.
         if type(provider).__module__.startswith("opentelemetry.trace"):
             return NOOP_TRACER
@@ -186,7 +184,7 @@ class Telemetry:
         """Measure a run from now on, if a meter provider is configured."""
         from opentelemetry import metrics
 
-        provider = self._meter_provider or metrics.get_meter_provider()
+        provider = self.meter_provider or metrics.get_meter_provider()
         if type(provider).__module__.startswith("opentelemetry.metrics"):
             return
         if self._instruments is None or self._instruments[0] is not provider:

@@ -116,6 +116,8 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
                 ):
                     where = format_path((*path, "arguments"))
                     yield Problem(where, f"task {task.id!r}: tool {body.tool!r}: {problem}")
+            if not checks:
+                continue
             if id(checks) not in commands:
                 commands[id(checks)] = _read_commands(checks)
             entries, is_wrong, needed = commands[id(checks)]
