@@ -53,8 +53,8 @@ _PRIVATE_KEYS: Final = (
 
 # Values
 
-_REFERENCE: Final = re.compile(r"\{env:[A-Za-z_][A-Za-z0-9_]*\}|\$\{[^{}\r\n]{1,1000}\}")
-"""References to values, which are no secrets."""
+_REFERENCE: Final = re.compile(r"\{(?:env:)?[A-Za-z_][A-Za-z0-9_-]{0,63}\}|\$\{[^{}\r\n]{1,1000}\}")
+"""References to values, which are no secrets: `{env:NAME}`, the argument `{name}` of a tool, and `${task.output}`."""
 
 _FILLER: Final = "\ufdd0"
 """Stands for each character of a reference while secrets are looked for. No text has it: Unicode reserves it."""

@@ -294,6 +294,8 @@ REFERENCES = [
     "Authorization: Bearer {env:SHOP_TOKEN}",
     "Authorization: key {env:KEY}",
     "Bearer {env:SHOP_TOKEN}",
+    "Authorization: Bearer {token}",
+    "Cookie: theme=dark; session={session-id}",
     "Cookie: session={env:SESSION}",
     "Cookie: session={env:SESSION}; theme={env:THEME}",
     "password={env:DB_PASSWORD}",
