@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
-from replanning.changes import PlanChange, RetryTask
+from replanning.changes import ModifyTask, PlanChange, RetryTask
 from replanning.decision.ending import Circumstances, decide_end
 from replanning.decision.evaluation import PlanEvaluation, PlanEvaluator
 from replanning.decision.ledger import Ledger, source_key
@@ -70,6 +70,7 @@ from replanning.plan.tasks import Task, has_no_effect, is_repeatable
 from replanning.plan.types import (
     AttemptId,
     JsonObject,
+    JsonValue,
     QuestionId,
     ReplanId,
     RunId,
@@ -438,20 +439,31 @@ class Lifecycle:
         live = self.live
         readers = [e for e in live if e.state in WAITING or e.state in STUCK]
         again: dict[TaskId, None] = {}
+        waits: list[ModifyTask] = []
         for reader in readers:  # it grows: what runs again reads outputs as well
+            missing: list[JsonValue] = []
             for entry in live.read_results(reader):
-                if entry.output.recoverable or entry.id in again:
+                if entry.output.recoverable:
                     continue
-                if is_repeatable(entry.task, live.tool_of(entry.task)):
+                if entry.id not in again:
+                    if not is_repeatable(entry.task, live.tool_of(entry.task)):
+                        continue
                     again[entry.id] = None
                     readers.append(entry)
+                if reader.id not in entry.dependent_ids():
+                    missing.append(entry.id)
+            if missing:
+                # It waited through tasks that are done, and would not wait for the second time.
+                needed: list[JsonValue] = [*reader.task.depends_on, *missing]
+                waits.append(ModifyTask(task_id=reader.id, fields={"depends_on": needed}))
         if not again:
             return
-        changes = tuple([RetryTask(task_id=task_id) for task_id in again])
+        changes: list[PlanChange] = [RetryTask(task_id=task_id) for task_id in again]
+        changes += waits
         names = join_names([repr(task_id) for task_id in again], 5)
         reason = f"unfinished tasks read the output of {names}, which was not stored"
         try:
-            self.revise(changes, reason, "resume")
+            self.revise(tuple(changes), reason, "resume")
         except StoreError:
             return  # the readers say what they lack
         except ChangeRejected as error:

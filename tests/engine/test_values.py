@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -378,6 +379,35 @@ async def test_condition_about_an_output_that_was_not_stored(
     await engine.aclose()
     assert result.status == "failed"
     assert "its output was not stored" in result.failures["read"].message
+
+
+@pytest.mark.anyio
+async def test_indirect_reader_waits_for_the_repeated_task(tmp_path: Path) -> None:
+    """A task that reads a lost output and follows its task through others waits until it was made again."""
+    plan = Plan.model_validate(
+        {
+            "goal": {"objective": "g"},
+            "tasks": [
+                {"id": "make", "idempotent": True},
+                {"id": "hold", "depends_on": ["make"]},
+                {"id": "read", "depends_on": ["hold"], "arguments": {"x": "${make.output.name}"}},
+            ],
+        }
+    )
+    made = {"name": "n", "lost": Connection()}
+    await stop_after(tmp_path / "r.db", plan, {"make": made, "hold": None})
+    arguments: list[object] = []
+
+    async def work(task: Task, context: TaskContext) -> object:
+        arguments.append(task.arguments)
+        await anyio.wait_all_tasks_blocked()  # until others would have begun
+        return made
+
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "r.db"))
+    result = await engine.execute(plan, work, run_id="r")
+    await engine.aclose()
+    assert result.ok, result.reason
+    assert arguments == [{}, {"x": "n"}]
 
 
 @pytest.mark.anyio
