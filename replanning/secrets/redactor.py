@@ -120,6 +120,9 @@ class Redactor:
             document: a text, JSON, a model, a dataclass, or a tuple or mapping of them.
         """
         part: Any = document
+        if isinstance(part, str):
+            clean_text: Any = self.text(part)
+            return document if clean_text == part else cast("PartT", clean_text)
         if isinstance(part, BaseModel):
             changed = self.changed_fields(
                 part, _text_fields(type(part)) & part.__pydantic_fields_set__
@@ -130,10 +133,9 @@ class Redactor:
                 if clean_extra != extra:
                     changed |= clean_extra
             return cast("PartT", part.model_copy(update=changed)) if changed else document
-        if is_dataclass(part) and not isinstance(part, type):
-            changed = self.changed_fields(
-                part, [field.name for field in fields(part) if field.init]
-            )
+        names = _init_fields(part.__class__)
+        if names:
+            changed = self.changed_fields(part, names)
             return cast("PartT", replace(part, **changed)) if changed else document
         clean: Any
         if isinstance(part, tuple):
@@ -186,6 +188,14 @@ def name_fields(kind: type[BaseModel]) -> frozenset[str]:
     if name is not None and name.is_required():
         return _NAMES | {"name"}
     return _NAMES
+
+
+@cache
+def _init_fields(kind: type) -> tuple[str, ...]:
+    """Return the fields that a dataclass is made with; none for another type."""
+    if not is_dataclass(kind):
+        return ()
+    return tuple(field.name for field in fields(kind) if field.init)
 
 
 @cache
