@@ -451,9 +451,11 @@ class Draft:
         allowed: Collection[TaskState] | None = None,
     ) -> bool:
         """Stage an event of a task; False, with a problem, if its state does not allow it."""
-        if self._find_task(task_id) is None:
+        try:
+            state = self.state(task_id)
+        except UnknownTask as error:
+            self._add_problem(str(error))
             return False
-        state = self.state(task_id)
         revives = event is TaskEvent.REVIVE
         if state is TaskState.CANCELLED and not revives and not self.exists(task_id):
             self._add_problem(f"task {task_id!r} was removed: it cannot {verb}, only be retried")

@@ -1,7 +1,10 @@
-"""Facts of a running plan, and the index of the tasks that use facts, tools, resources and context."""
+"""Facts and context of a running plan, and the index of the tasks that use them."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -185,9 +188,10 @@ class World:
         return f"<World of {len(self.facts)} facts, running {list(self.running)}>"
 
     def allows(self, entry: TaskEntry) -> bool:
-        """Return whether the facts that a task requires hold, and no running task interferes."""
-        if not self.closed:
-            return True
+        """Return whether the facts that a task requires hold, and no running task interferes.
+
+        Only a plan that states its facts asks: otherwise they say nothing about a start.
+        """
         action, _ = self._index.ground(entry.task)
         # The world is closed: a fact that is not known to hold does not hold.
         if not action.requires <= self.facts.keys():
@@ -200,3 +204,71 @@ class World:
             self.facts.pop(fact, None)
         for fact in added:
             self.facts.setdefault(fact, ended_attempts)
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class ContextHistory:
+    """Changes of the context, as hashes of its values, and the tasks whose work read its keys.
+
+    Attributes:
+        version: number of changes so far.
+        hashes: by key, the versions in which its value changed, and hashes of the new values.
+        readers: by key, the finished tasks whose work read it.
+    """
+
+    version: int = 0
+    hashes: dict[str, tuple[list[int], list[bytes]]] = field(default_factory=dict)
+    readers: dict[str, dict[TaskId, None]] = field(default_factory=dict)
+    _claims: list[int] = field(default_factory=list)
+
+    def change(
+        self, context: JsonObject, changes: JsonObject, removed: Iterable[str], last_claim: int
+    ) -> None:
+        """Change the context; a missing key counts as null."""
+        self.version += 1
+        self._claims.append(last_claim)
+        for key in (*changes, *removed):
+            # Hashes, not values: earlier values may be large, or secrets.
+            if key not in self.hashes:
+                self.hashes[key] = ([0], [_value_hash(context.get(key))])
+            versions, hashes = self.hashes[key]
+            versions.append(self.version)
+            hashes.append(_value_hash(changes.get(key)))
+        context.update(changes)
+        for key in removed:
+            context.pop(key, None)
+
+    def changed_since(self, key: str, version: int) -> bool:
+        """Return whether the value of a key differs from that at an earlier version."""
+        if key not in self.hashes:
+            return False
+        versions, hashes = self.hashes[key]
+        return hashes[bisect_right(versions, version) - 1] != hashes[-1]
+
+    def version_at_claim(self, claim: int) -> int:
+        """Return the version of the context at a claim of this process."""
+        return bisect_left(self._claims, claim)
+
+
+def _value_hash(value: JsonValue) -> bytes:
+    # Sorted, so that two objects with the same members count as the same value.
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
+
+
+class Staleness:
+    """What is known about stale results: values that changed, and tasks that are done again.
+
+    Attributes:
+        history: the changes to the context.
+        redone: the finished tasks that were replaced because their results were stale.
+        redoes: whether the plan, or a task of it, wants tasks with stale results done again.
+        recorded: the stale results that were recorded last, with their causes.
+    """
+
+    __slots__ = ("history", "recorded", "redoes", "redone")
+
+    def __init__(self, plan: Plan) -> None:
+        self.history = ContextHistory()
+        self.redone: dict[TaskId, None] = {}
+        self.redoes = plan.on_stale == "redo"
+        self.recorded: Mapping[TaskId, tuple[str, ...]] = {}

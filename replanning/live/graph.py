@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from replanning.errors import NoResult, UnknownTask
 from replanning.journal.values import CONTAINERS, AnnotatedJson, copy_containers
-from replanning.live.context import Staleness
 from replanning.live.entries import TaskEntry
-from replanning.live.facts import DependencyIndex, FactIndex, World
+from replanning.live.facts import DependencyIndex, FactIndex, Staleness, World
 from replanning.live.scheduler import ResourcePool, Scheduler
 from replanning.live.states import (
     FINISHED,
@@ -325,7 +324,8 @@ class TaskGraph:
             self.tools, pool, self.context, self.results.output_of, fact_index
         )
         self.world = World(plan, self.dependency_index)
-        self.scheduler = Scheduler(self.tools, pool, self.world.allows)
+        facts_allow = self.world.allows if self.world.closed else None
+        self.scheduler = Scheduler(self.tools, pool, facts_allow)
         if not empty:
             for _ in self.load_tasks():
                 pass

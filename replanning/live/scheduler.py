@@ -224,7 +224,8 @@ class Scheduler:
     Args:
         tools: the tools by name, as they are now.
         pool: the resources.
-        facts_allow: whether the facts that hold, and the running tasks, let a task start.
+        facts_allow: whether the facts that hold, and the running tasks, let a task start; None
+            where the plan states no facts.
 
     Attributes:
         queue: the ready tasks.
@@ -240,7 +241,7 @@ class Scheduler:
         self,
         tools: Mapping[str, ToolSpec],
         pool: ResourcePool,
-        facts_allow: Callable[[TaskEntry], bool],
+        facts_allow: Callable[[TaskEntry], bool] | None,
     ) -> None:
         self._tools = tools
         self._facts_allow = facts_allow
@@ -316,7 +317,9 @@ class Scheduler:
             return True
         if self.breakers and name in self.breakers and not self.breakers[name].admits(entry):
             return True
-        return tool is not None and not self._facts_allow(entry)
+        if tool is None or self._facts_allow is None:
+            return False
+        return not self._facts_allow(entry)
 
     def begin(self, entry: TaskEntry) -> None:
         """End the claim of a task because its attempt starts; the attempt keeps the resources."""
@@ -376,9 +379,9 @@ class Scheduler:
                 missing = dict.fromkeys(demand, 0.0)
             if not self.pool.can_ever_fit(demand) or not self.pool.fits_now(missing):
                 return "its resources are no longer there"
-        if tool is not None and not self._facts_allow(entry):
-            return "its facts do not hold"
-        return ""
+        if tool is None or self._facts_allow is None or self._facts_allow(entry):
+            return ""
+        return "its facts do not hold"
 
     # Lineages that one caller executes alone
 

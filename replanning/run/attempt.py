@@ -228,14 +228,11 @@ class Attempt:
     Where the attempt may not start (the run has ended, its journal takes nothing, or the task was taken out of
     the plan meanwhile), the body is cancelled at its first checkpoint, and has no `context` until then.
 
-    It has many attributes because workers, agents' calls and programs of their own all execute with
-    this one class: how the attempt began and how it ends are said when it is made.
-
     Attributes:
         run: the run.
         task: the task.
         claimed: the task in the live plan, if it was claimed just now.
-        started: the id of this attempt, if it was started.
+        started: the id of this attempt, once it was started.
         passes: exceptions that are control flow rather than failures, and go on.
         needs_output: whether an output that cannot be stored is a failure; otherwise it is left out.
         in_own_task: whether the body runs in a task of the library, so that a cancellation that the
@@ -258,7 +255,6 @@ class Attempt:
     error: Exception | None = field(default=None, init=False)
     cancelled: bool = field(default=False, init=False)
     context: TaskContext = field(init=False)
-    _is_started: bool = field(default=True, init=False)
     _scope: anyio.CancelScope = field(default_factory=anyio.CancelScope, init=False)
     _before: TaskContext | None = field(default=None, init=False)
     _token: Token[Context] | None = field(default=None, init=False)
@@ -296,15 +292,17 @@ class Attempt:
         if self.started is not None:
             self.id = self.started
             life.running[self.id] = life.live.entry(self.task.id), self
-        elif self.claimed is None or not life.start_now(self.claimed, self):
-            self._is_started = await life.start_pulled(self)
+        elif (
+            self.claimed is not None and life.start_now(self.claimed, self)
+        ) or await life.start_pulled(self):
+            self.started = self.id
         self._scope.__enter__()
-        if not self._is_started:
+        if self.started is None:
             # An `async with` cannot skip its body, which therefore ends at its first checkpoint.
             self.cancel()
         self._token = life.spans.attach_attempt(self.id)
         self._before = _current_attempt.get()
-        if self._is_started:
+        if self.started is not None:
             self.context = TaskContext(self.run, self.task, self.id)
             _current_attempt.set(self.context)
         return self
@@ -348,7 +346,7 @@ class Attempt:
             error = CancelledWithin(CancelledWithin.MESSAGE)
         if isinstance(error, Exception):
             # Without an attempt nothing can have failed: the body only met its cancellation.
-            if self._is_started:
+            if self.started is not None:
                 life.failed(self.id, error)
                 self.error = error
             return True

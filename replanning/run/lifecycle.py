@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol
 from replanning.changes import ModifyTask, PlanChange, RetryTask
 from replanning.decision.ending import Circumstances, decide_end
 from replanning.decision.evaluation import PlanEvaluation, PlanEvaluator
-from replanning.decision.ledger import Ledger, source_key
+from replanning.decision.ledger import Ledger, PendingOutcome, source_key
 from replanning.decision.policy import stale_reason
 from replanning.environment import Environment
 from replanning.errors import (
@@ -1333,60 +1333,53 @@ class OutcomeCollector:
     def __init__(self, life: Lifecycle) -> None:
         self._lifecycle = life
         self._outcomes: list[ToolOutcome] = []
-        life.journal.subscribe(self._on_revised, [PlanRevised])
-        life.journal.subscribe(self._on_recorded, [OutcomeRecorded])
-        life.journal.subscribe(self._on_attempt_end, ATTEMPT_ENDS)
+        life.journal.subscribe(self.take, [PlanRevised, OutcomeRecorded, *ATTEMPT_ENDS])
 
-    def recheck(self, record: Record) -> None:
-        """Handle the last record of a resumed run, in case its earlier process had no time to."""
-        if isinstance(record.body, ATTEMPT_ENDS):
-            self._settle(self._lifecycle.live.entry(record.body.task), record.at)
-        elif isinstance(record.body, PlanRevised):
-            self._on_revised(record)
+    def take(self, record: Record, *, is_new: bool = True) -> None:
+        """Take a record, and record the outcome of an alternative if it is known now.
 
-    def _on_revised(self, record: Record) -> None:
-        assert isinstance(record.body, PlanRevised)
-        entries = self._lifecycle.live.entries
-        for applied in self._lifecycle.ledger.outcomes.pending.values():
-            if applied.replan != record.body.replan:
-                continue
-            if all(entries[root].satisfied for root in applied.roots):
-                # After a skip no attempt will end: it has worked out at once.
-                self._lifecycle.journal.append_soon(OutcomeRecorded(applied.replan, True, 0.0))
-            return
+        The cases are: an outcome that is on record counts for the source of the alternative; a
+        revision that skips tasks has worked out at once, because no attempt will end; and the end
+        of an attempt may satisfy a lineage that was changed, or leave it stuck.
 
-    def _on_attempt_end(self, record: Record) -> None:
+        Args:
+            record: a revision, the end of an attempt, or an outcome.
+            is_new: false for the last record of a resumed run, in case its earlier process had no
+                time to handle it; the tool has its outcome then.
+        """
         live = self._lifecycle.live
-        entry = live.entry(record.body.task)  # type: ignore[union-attr]
-        name = entry.task.tool
-        if name is not None and not isinstance(record.body, AttemptInterrupted):
-            tool = live.tools.get(name)
-            succeeded = isinstance(record.body, AttemptSucceeded)
-            capability = tool.capability if tool else None
-            self._outcomes.append(
-                ToolOutcome(name, capability, succeeded, record.at, entry.log.duration)
-            )
-        if self._lifecycle.ledger.outcomes.pending:
-            self._settle(entry, record.at)
-
-    def _settle(self, entry: TaskEntry, at: float) -> None:
-        """Record the outcome of the alternative that was applied to the lineage of a task, once it is known."""
-        live = self._lifecycle.live
-        applied = self._lifecycle.ledger.outcomes.pending.get(entry.root)
-        if applied is not None:
-            done = all(live.entry(root).satisfied for root in applied.roots)
-            if done or entry.state in STUCK:
-                self._lifecycle.journal.append_soon(
-                    OutcomeRecorded(applied.replan, done, at - applied.applied_at)
+        outcomes = self._lifecycle.ledger.outcomes
+        body = record.body
+        applied: PendingOutcome | None = None
+        is_stuck = False
+        if isinstance(body, OutcomeRecorded):
+            source = outcomes.source_by_replan.get(body.replan)
+            if source is not None:
+                key = source_key(source)
+                self._outcomes.append(ToolOutcome(key, None, body.succeeded, record.at))
+        elif isinstance(body, PlanRevised):
+            for candidate in outcomes.pending.values():
+                if candidate.replan == body.replan:
+                    applied = candidate
+        elif isinstance(body, ATTEMPT_ENDS):
+            entry = live.entry(body.task)
+            applied = outcomes.pending.get(entry.root)
+            is_stuck = entry.state in STUCK
+            name = entry.task.tool
+            # An interruption says nothing about the tool.
+            if is_new and name is not None and not isinstance(body, AttemptInterrupted):
+                tool = live.tools.get(name)
+                capability = tool.capability if tool else None
+                succeeded = isinstance(body, AttemptSucceeded)
+                self._outcomes.append(
+                    ToolOutcome(name, capability, succeeded, record.at, entry.log.duration)
                 )
-
-    def _on_recorded(self, record: Record) -> None:
-        assert isinstance(record.body, OutcomeRecorded)
-        source = self._lifecycle.ledger.outcomes.source_by_replan.get(record.body.replan)
-        if source is not None:
-            self._outcomes.append(
-                ToolOutcome(source_key(source), None, record.body.succeeded, record.at)
-            )
+        if applied is None:
+            return
+        done = all(live.entry(root).satisfied for root in applied.roots)
+        if done or is_stuck:
+            seconds = record.at - applied.applied_at
+            self._lifecycle.journal.append_soon(OutcomeRecorded(applied.replan, done, seconds))
 
     def save(self) -> None:
         """Store the outcomes."""
