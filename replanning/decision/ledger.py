@@ -12,7 +12,12 @@ from replanning.changes import PlanChange, changes_hash, new_task_ids, target_ta
 from replanning.errors import BudgetExceeded
 from replanning.journal.records import (
     AlternativesConsidered,
+    AttemptFailed,
+    AttemptInterrupted,
+    AttemptStarted,
     AttemptSucceeded,
+    AttemptTimedOut,
+    CallMade,
     ContextUpdated,
     DecisionMade,
     ErrorContained,
@@ -226,47 +231,8 @@ def source_key(source: str) -> str:
 
 
 @dataclass(repr=False, eq=False)
-class OutcomeLedger:
-    """Outcomes of the applied alternatives: whether the lineages that they changed succeeded.
-
-    Only the ledger of the run changes it.
-
-    Attributes:
-        pending: the applied alternatives with an open outcome, by the roots of their lineages.
-        source_by_replan: the provider of the alternative that a replan applied.
-        by_source: the last outcomes of the alternatives of each provider.
-    """
-
-    pending: dict[TaskId, PendingOutcome] = field(default_factory=dict)
-    source_by_replan: dict[ReplanId, str] = field(default_factory=dict)
-    by_source: dict[str, deque[bool]] = field(default_factory=dict)
-    _roots_by_replan: dict[ReplanId, tuple[TaskId, ...]] = field(default_factory=dict)
-
-    def start(self, at: float, replan: ReplanId, roots: tuple[TaskId, ...]) -> None:
-        """Await the outcome of an alternative that was applied to these lineages."""
-        self._roots_by_replan[replan] = roots
-        pending = PendingOutcome(replan, roots, at)
-        for root in roots:
-            self.pending[root] = pending
-
-    def fold(self, body: OutcomeRecorded) -> None:
-        """Apply a recorded outcome."""
-        source = self.source_by_replan.get(body.replan)
-        if source:
-            key = source_key(source)
-            if key not in self.by_source:
-                self.by_source[key] = deque(maxlen=MAX_OUTCOMES_PER_TOOL)
-            self.by_source[key].append(body.succeeded)
-        for root in self._roots_by_replan.pop(body.replan, ()):
-            pending = self.pending.get(root)
-            # A later replan of the lineage waits for an outcome of its own.
-            if pending is not None and pending.replan == body.replan:
-                del self.pending[root]
-
-
-@dataclass(repr=False, eq=False)
 class LineageLedger:
-    """Replans of each lineage: how many were applied, and which changes they made.
+    """Replans of each lineage: how many were applied, which changes they made, and what came of it.
 
     Only the ledger of the run changes it.
 
@@ -274,11 +240,18 @@ class LineageLedger:
         roots: the root of the lineage of each task that replaced another; any other is its own.
         replans: number of applied replans per lineage.
         tried: the hashes of the changes that were applied per lineage.
+        pending: the applied alternatives with an open outcome, by the roots of their lineages.
+        source_by_replan: the provider of the alternative that a replan applied.
+        by_source: the last outcomes of the alternatives of each provider.
     """
 
     roots: dict[TaskId, TaskId] = field(default_factory=dict)
     replans: dict[TaskId, int] = field(default_factory=dict)
     tried: dict[TaskId, dict[str, None]] = field(default_factory=dict)
+    pending: dict[TaskId, PendingOutcome] = field(default_factory=dict)
+    source_by_replan: dict[ReplanId, str] = field(default_factory=dict)
+    by_source: dict[str, deque[bool]] = field(default_factory=dict)
+    _roots_by_replan: dict[ReplanId, tuple[TaskId, ...]] = field(default_factory=dict)
     _originals: dict[TaskId, TaskId] = field(default_factory=dict)
 
     def hash_of(self, changes: Sequence[PlanChange]) -> str:
@@ -289,11 +262,11 @@ class LineageLedger:
                 originals[task_id] = self._originals[task_id]
         return changes_hash(changes, originals)
 
-    def fold(self, revised: PlanRevised) -> tuple[TaskId, ...]:
-        """Follow the replacements of a revision; for a replan, return the roots that it changes.
+    def fold_revision(self, at: float, revised: PlanRevised) -> None:
+        """Follow the replacements of a revision; count a replan, and await its outcome.
 
-        A replan counts for these lineages. Lineages that it starts do not count: a new task must
-        have its own replans left.
+        A replan counts for the lineages that it changes. Lineages that it starts do not count: a
+        new task must have its own replans left.
         """
         changes = revised.changes
         for change in changes:
@@ -302,7 +275,7 @@ class LineageLedger:
                 for task in change.tasks:
                     self.roots[task.id] = root
         if revised.replan is None:
-            return ()
+            return
 
         new = set(new_task_ids(changes))
         lineages: dict[TaskId, None] = {}
@@ -317,12 +290,28 @@ class LineageLedger:
                 replacement = change.tasks[0].id
                 original = self._originals.get(change.task_id, change.task_id)
                 self._originals[replacement] = original
+        pending = PendingOutcome(revised.replan, tuple(lineages), at)
+        self._roots_by_replan[revised.replan] = pending.roots
         for root in lineages:
             count = self.replans.get(root, 0)
             self.replans[root] = count + 1
             tried = self.tried.setdefault(root, {})
             tried[fingerprint] = None
-        return tuple(lineages)
+            self.pending[root] = pending
+
+    def fold_outcome(self, body: OutcomeRecorded) -> None:
+        """Apply a recorded outcome: whether the lineages that a replan changed succeeded."""
+        source = self.source_by_replan.get(body.replan)
+        if source:
+            key = source_key(source)
+            if key not in self.by_source:
+                self.by_source[key] = deque(maxlen=MAX_OUTCOMES_PER_TOOL)
+            self.by_source[key].append(body.succeeded)
+        for root in self._roots_by_replan.pop(body.replan, ()):
+            pending = self.pending.get(root)
+            # A later replan of the lineage waits for an outcome of its own.
+            if pending is not None and pending.replan == body.replan:
+                del self.pending[root]
 
 
 class Ledger:
@@ -344,8 +333,7 @@ class Ledger:
         replan_ids: the replans that were considered or decided.
         applied_count: number of applied replans.
         questions: the questions to people.
-        outcomes: the outcomes of applied alternatives.
-        lineages: the replans of each lineage.
+        lineages: the replans of each lineage, and their outcomes.
         undecided_revisions: the applied revisions whose decision is not recorded yet.
         quiescent_at: the revision at which the plan was last reported as quiescent.
         problems: the errors that were contained, by what failed and the text of the error.
@@ -354,7 +342,6 @@ class Ledger:
     def __init__(self, budget: Budget, running: Callable[[], int]) -> None:
         self.budget_tracker = BudgetTracker(budget)
         self.questions = QuestionLedger(running)
-        self.outcomes = OutcomeLedger()
         self.lineages = LineageLedger()
         self.triggers: dict[TriggerId, Trigger] = {}
         self.open_triggers: dict[TriggerId, Trigger] = {}
@@ -406,6 +393,11 @@ class Ledger:
         # Something may offer an alternative after all.
         if kind in _NEW_CHANCES:
             self.fruitless_searches.clear()
+        # Most records are of attempts: they are not compared with every case below.
+        if kind in _ATTEMPT_KINDS:
+            if self.questions.open:
+                self.questions.update_waiting(at)
+            return
         match body:
             case TriggerFired():
                 self.triggers[body.trigger.id] = body.trigger
@@ -421,7 +413,7 @@ class Ledger:
             case DecisionMade():
                 self._fold_decision(at, body)
             case OutcomeRecorded():
-                self.outcomes.fold(body)
+                self.lineages.fold_outcome(body)
 
             case QuestionAsked() | TriggerAttached() | QuestionReminded():
                 self.questions.fold(at, body)
@@ -494,7 +486,7 @@ class Ledger:
     def _fold_revision(self, at: float, body: PlanRevised) -> None:
         """Apply a revision; if a replan has made it, its outcome is awaited from now on."""
         self.revisions.append((at, body))
-        roots = self.lineages.fold(body)
+        self.lineages.fold_revision(at, body)
         replan = body.replan
         if replan is None:
             return
@@ -505,8 +497,7 @@ class Ledger:
             # A number beyond the candidates means that a person wrote the changes.
             if body.chosen < len(considered.candidates):
                 chosen = considered.candidates[body.chosen]
-                self.outcomes.source_by_replan[replan] = chosen.alternative.source
-        self.outcomes.start(at, replan, roots)
+                self.lineages.source_by_replan[replan] = chosen.alternative.source
 
     def _fold_answer(self, at: float, body: QuestionAnswered) -> None:
         closed = self.questions.close(at, body)
@@ -540,6 +531,18 @@ _REPLAN_RECORDS: Final = frozenset(
 )
 """The kinds of record that providers see of earlier replans."""
 
+_ATTEMPT_KINDS: Final = frozenset(
+    {
+        CallMade,
+        AttemptStarted,
+        AttemptSucceeded,
+        AttemptFailed,
+        AttemptTimedOut,
+        AttemptInterrupted,
+    }
+)
+"""The kinds of record that say of replanning only whether attempts run."""
+
 _NEW_CHANCES: Final = frozenset(
     {
         AttemptSucceeded,
@@ -551,31 +554,3 @@ _NEW_CHANCES: Final = frozenset(
     }
 )
 """The kinds of record after which a search that found nothing may find an alternative."""
-
-LEDGER_RECORDS: Final[frozenset[type[RecordBody]]] = frozenset(
-    (
-        TriggerFired,
-        TriggerDropped,
-        AlternativesConsidered,
-        DecisionMade,
-        PlanRevised,
-        OutcomeRecorded,
-        QuestionAsked,
-        TriggerAttached,
-        QuestionReminded,
-        QuestionAnswered,
-        GoalChanged,
-        ReplanRequested,
-        UsageCharged,
-        RunQuiescent,
-        RunPaused,
-        RunResumed,
-        RunEnded,
-        AttemptSucceeded,
-        ContextUpdated,
-        FactsObserved,
-        ResourceUpdated,
-        ErrorContained,
-    )
-)
-"""The kinds of record that the ledger folds."""

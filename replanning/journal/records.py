@@ -146,14 +146,26 @@ class Usage:
         )
 
 
+class _Body:
+    """Part that all records have in common.
+
+    Attributes:
+        texts: the fields that may hold secrets. Outputs are masked by whoever ends an attempt.
+    """
+
+    __slots__ = ()
+    texts: ClassVar[tuple[str, ...]] = ()
+
+
 @dataclass(frozen=True, slots=True)
-class AttemptStarted:
+class AttemptStarted(_Body):
     """An attempt at a task began; `number` counts from 1, `deadline` is in seconds since the epoch.
 
     `call` is the task itself where this adds it to the plan: a call of an agent whose first attempt began at once.
     """
 
     kind: ClassVar = "attempt-started"
+    texts: ClassVar = ("call",)
     attempt: AttemptId
     task: TaskId
     number: int
@@ -162,7 +174,7 @@ class AttemptStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptSucceeded:
+class AttemptSucceeded(_Body):
     """An attempt succeeded. `recoverable` is false when its output, or a part of it, could not be stored.
 
     `output` is the stored form, see `replanning.journal.values`. `unstored` is the reason why a resumed run lacks the
@@ -179,7 +191,7 @@ class AttemptSucceeded:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptFailed:
+class AttemptFailed(_Body):
     """An attempt failed. The task is run again at `retry_at`; without one the failure is final.
 
     `exhausted` says that the task's own retries are used up, even if it is run again because the failure
@@ -187,6 +199,7 @@ class AttemptFailed:
     """
 
     kind: ClassVar = "attempt-failed"
+    texts: ClassVar = ("failure",)
     attempt: AttemptId
     task: TaskId
     failure: Failure
@@ -196,7 +209,7 @@ class AttemptFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptTimedOut:
+class AttemptTimedOut(_Body):
     """An attempt ran into its deadline."""
 
     kind: ClassVar = "attempt-timed-out"
@@ -215,13 +228,14 @@ class AttemptTimedOut:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptInterrupted:
+class AttemptInterrupted(_Body):
     """An attempt was interrupted: its worker was cancelled, or its process ended.
 
     It is in doubt, unless its work said itself that it is to be executed again.
     """
 
     kind: ClassVar = "attempt-interrupted"
+    texts: ClassVar = ("reason",)
     attempt: AttemptId
     task: TaskId
     reason: str
@@ -236,17 +250,18 @@ class AttemptInterrupted:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptFenced:
+class AttemptFenced(_Body):
     """A report about an attempt that is no longer current was ignored."""
 
     kind: ClassVar = "attempt-fenced"
+    texts: ClassVar = ("report",)
     attempt: AttemptId
     task: TaskId
     report: str
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessStarted:
+class ProcessStarted(_Body):
     """A tool started a process group, to be killed before the run is resumed elsewhere."""
 
     kind: ClassVar = "process-started"
@@ -257,37 +272,40 @@ class ProcessStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageCharged:
+class UsageCharged(_Body):
     """Work or a provider used part of the budget."""
 
     kind: ClassVar = "charged"
+    texts: ClassVar = ("provider",)
     usage: Usage
     attempt: AttemptId | None = None
     provider: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ConditionEvaluated:
+class ConditionEvaluated(_Body):
     """The `when` of a task was evaluated when it was about to be claimed; `value` is None if that failed."""
 
     kind: ClassVar = "condition-evaluated"
+    texts: ClassVar = ("error",)
     task: TaskId
     value: bool | None
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class ContextUpdated:
+class ContextUpdated(_Body):
     """The context changed; `attempt` is the attempt whose work has changed it, if any."""
 
     kind: ClassVar = "context-updated"
+    texts: ClassVar = ("changes",)
     changes: JsonObject
     removed: tuple[str, ...] = ()
     attempt: AttemptId | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ResultsStale:
+class ResultsStale(_Body):
     """All finished tasks whose results are stale now, each with its causes; earlier records of this kind are outdated.
 
     A cause is `context.KEY`, which the task read and which has changed since, or the id of a task on which it depends.
@@ -298,7 +316,7 @@ class ResultsStale:
 
 
 @dataclass(frozen=True, slots=True)
-class ResourceUpdated:
+class ResourceUpdated(_Body):
     """The capacity of a resource changed, or a tool became available or unavailable.
 
     A tool that became unavailable because it failed again and again is tried again at `retry_at`, by one task; the record
@@ -306,6 +324,7 @@ class ResourceUpdated:
     """
 
     kind: ClassVar = "resource-updated"
+    texts: ClassVar = ("reason",)
     name: str
     capacity: float | None = None
     available: bool | None = None
@@ -314,22 +333,24 @@ class ResourceUpdated:
 
 
 @dataclass(frozen=True, slots=True)
-class FactsObserved:
+class FactsObserved(_Body):
     """Facts began or ceased to hold."""
 
     kind: ClassVar = "facts-observed"
+    texts: ClassVar = ("holds", "ceased")
     holds: tuple[str, ...] = ()
     ceased: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class GoalChanged:
+class GoalChanged(_Body):
     """The goal of the plan changed; `message` is the inbox message that asked for it, if any.
 
     `changed` names the fields of the goal that differ.
     """
 
     kind: ClassVar = "goal-changed"
+    texts: ClassVar = ("goal", "reason", "by")
     goal: Goal
     changed: tuple[str, ...] = ()
     reason: str = ""
@@ -338,10 +359,11 @@ class GoalChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplanRequested:
+class ReplanRequested(_Body):
     """A person or program asked for replanning; `message` is the inbox message that did so, if any."""
 
     kind: ClassVar = "person-asked"
+    texts: ClassVar = ("reason", "by")
     reason: str
     by: str = ""
     tasks: tuple[TaskId, ...] = ()
@@ -349,10 +371,11 @@ class ReplanRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class RunQuiescent:
+class RunQuiescent(_Body):
     """No task is ready, running, backing off, being decided or parked, but tasks remain."""
 
     kind: ClassVar = "run-quiescent"
+    texts: ClassVar = ("missing_facts",)
     revision: int
     unsatisfied: tuple[TaskId, ...]
     missing_facts: tuple[str, ...] = ()
@@ -541,18 +564,20 @@ def normalised_cause(*parts: JsonValue) -> str:
 
 # Replanning: triggers, alternatives, decisions and revisions
 @dataclass(frozen=True, slots=True)
-class TriggerFired:
+class TriggerFired(_Body):
     """A detector found that replanning should be considered."""
 
     kind: ClassVar = "trigger-fired"
+    texts: ClassVar = ("trigger",)
     trigger: Trigger
 
 
 @dataclass(frozen=True, slots=True)
-class TriggerDropped:
+class TriggerDropped(_Body):
     """A trigger was dropped without a replan."""
 
     kind: ClassVar = "trigger-dropped"
+    texts: ClassVar = ("reason",)
     trigger: TriggerId
     reason: str
 
@@ -578,10 +603,11 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class AlternativesConsidered:
+class AlternativesConsidered(_Body):
     """Alternatives from the providers: the candidates, best first, then the rejected ones."""
 
     kind: ClassVar = "alternatives-considered"
+    texts: ClassVar = ("candidates", "notes")
     replan: ReplanId
     triggers: tuple[TriggerId, ...]
     revision: int
@@ -590,10 +616,11 @@ class AlternativesConsidered:
 
 
 @dataclass(frozen=True, slots=True)
-class DecisionMade:
+class DecisionMade(_Body):
     """Decision about a replan, the rule behind it, and the index of the chosen candidate."""
 
     kind: ClassVar = "decided"
+    texts: ClassVar = ("reason", "by")
     replan: ReplanId
     triggers: tuple[TriggerId, ...]
     decision: DecisionKind
@@ -606,18 +633,20 @@ class DecisionMade:
 
 
 @dataclass(frozen=True, slots=True)
-class CallMade:
+class CallMade(_Body):
     """An agent has called a tool, which cannot start at once: the call is a task that was added, without a revision."""
 
     kind: ClassVar = "call-made"
+    texts: ClassVar = ("call",)
     call: Task
 
 
 @dataclass(frozen=True, slots=True)
-class PlanRevised:
+class PlanRevised(_Body):
     """Changes were applied: the plan has a new revision; `traces` has the trace contexts of the attempts that they cancel."""
 
     kind: ClassVar = "revised"
+    texts: ClassVar = ("changes", "reason", "by")
     number: int
     parent: int
     changes: tuple[PlanChange, ...]
@@ -631,7 +660,7 @@ class PlanRevised:
 
 
 @dataclass(frozen=True, slots=True)
-class OutcomeRecorded:
+class OutcomeRecorded(_Body):
     """Success or failure of an applied alternative."""
 
     kind: ClassVar = "outcome-known"
@@ -642,10 +671,11 @@ class OutcomeRecorded:
 
 # People
 @dataclass(frozen=True, slots=True)
-class QuestionAsked:
+class QuestionAsked(_Body):
     """A person must decide. The tasks in `holds` are not handed out until the answer."""
 
     kind: ClassVar = "question-asked"
+    texts: ClassVar = ("text", "candidates")
     question: QuestionId
     replan: ReplanId
     triggers: tuple[TriggerId, ...]
@@ -659,7 +689,7 @@ class QuestionAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class TriggerAttached:
+class TriggerAttached(_Body):
     """A later trigger concerns tasks that an open question holds, and waits for the same answer."""
 
     kind: ClassVar = "trigger-attached"
@@ -668,7 +698,7 @@ class TriggerAttached:
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionReminded:
+class QuestionReminded(_Body):
     """The person was reminded of an open question."""
 
     kind: ClassVar = "question-reminded"
@@ -676,10 +706,11 @@ class QuestionReminded:
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionAnswered:
+class QuestionAnswered(_Body):
     """A question was closed: by a person, or by its deadline (`by` is then `timeout`)."""
 
     kind: ClassVar = "question-answered"
+    texts: ClassVar = ("by", "changes", "comment")
     question: QuestionId
     verdict: QuestionVerdict | Literal["abort", "skip", "continue", "pause", "withdrawn"]
     by: str
@@ -689,10 +720,11 @@ class QuestionAnswered:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerRefused:
+class AnswerRefused(_Body):
     """An answer was refused; the question stays open."""
 
     kind: ClassVar = "answer-refused"
+    texts: ClassVar = ("by", "reason")
     question: QuestionId
     by: str
     reason: str
@@ -700,10 +732,11 @@ class AnswerRefused:
 
 # The run itself
 @dataclass(frozen=True, slots=True)
-class RunOpened:
+class RunOpened(_Body):
     """First record of a run: the original plan and the settings; `open_ended` if an agent adds the calls that it makes."""
 
     kind: ClassVar = "run-opened"
+    texts: ClassVar = ("plan",)
     run: RunId
     plan: Plan
     mode: str = "act"
@@ -715,7 +748,7 @@ class RunOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class RunResumed:
+class RunResumed(_Body):
     """A process resumed the run after it had been without an owner for `waited` seconds."""
 
     kind: ClassVar = "run-resumed"
@@ -726,29 +759,32 @@ class RunResumed:
 
 
 @dataclass(frozen=True, slots=True)
-class RunPaused:
+class RunPaused(_Body):
     """The run was asked to stop handing out work; it can be resumed."""
 
     kind: ClassVar = "run-paused"
+    texts: ClassVar = ("reason", "by")
     reason: str
     by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class RunEnded:
+class RunEnded(_Body):
     """The run ended, or stopped until it is resumed (`paused`, `needs_human`)."""
 
     kind: ClassVar = "run-ended"
+    texts: ClassVar = ("reason",)
     status: RunStatus
     reason: str
     cancelled: tuple[TaskId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorContained:
+class ErrorContained(_Body):
     """A provider, gate, listener, detector or exporter failed, and the error was contained."""
 
     kind: ClassVar = "contained"
+    texts: ClassVar = ("where", "error")
     where: str
     error: str
 
@@ -777,7 +813,7 @@ class RunProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class NoteAdded:
+class NoteAdded(_Body):
     """A note of the program that executes the run: its own events, such as a model's decision and its result.
 
     The live plan ignores it; such a program folds its state from these records. The kind is named after
@@ -785,6 +821,7 @@ class NoteAdded:
     """
 
     kind: ClassVar = "planning-noted"
+    texts: ClassVar = ("type", "data")
     type: str
     data: JsonObject
 

@@ -25,6 +25,7 @@ from replanning.journal.store import Lease, RunStore
 from replanning.live.draft import Draft
 from replanning.live.plan import LivePlan
 from replanning.run.event_loop import Timer, describe_error
+from replanning.secrets import Redactor
 
 _INITIAL_RETRY_SECONDS: Final = 0.1
 _MAX_RETRY_SECONDS: Final = 5.0
@@ -34,9 +35,6 @@ _PLACEHOLDER: Final = "[its text cannot be kept as JSON and was left out]"
 JournalState = Literal["open", "failing", "closed"]
 
 Subscriber = Callable[[Record], None]
-
-Masker = Callable[[RecordBody], RecordBody]
-"""Returns the form in which a record leaves the run: without secrets."""
 
 
 class RunJournal:
@@ -50,7 +48,7 @@ class RunJournal:
     be replayed.
 
     It has many attributes because it stands between five parts that know nothing of each other: the
-    store, its clock and timer, the mask, the plan that records change, and who reads along.
+    store, its clock and timer, the redactor, the plan that records change, and who reads along.
 
     Args:
         store: where records go before they take effect.
@@ -62,7 +60,7 @@ class RunJournal:
         timer: has the time, and calls back when the store is to be tried again.
         patience: seconds for which a failing store is tried again.
         on_failure: what to do while the store fails.
-        mask: makes the form in which a record leaves the run.
+        redactor: masks secrets in records, where they leave the run.
         on_recovered: called when a failing store works again and has all records.
         on_given_up: called with the reason when nothing more will be written: the store failed for
             too long, or another process has taken the run over.
@@ -84,7 +82,7 @@ class RunJournal:
         timer: Timer,
         patience: float,
         on_failure: str,
-        mask: Masker,
+        redactor: Redactor,
         on_recovered: Callable[[], None],
         on_given_up: Callable[[str], None],
     ) -> None:
@@ -99,7 +97,7 @@ class RunJournal:
         self._timer = timer
         self._patience = patience
         self._on_failure = on_failure
-        self._mask = mask
+        self._redactor = redactor
         self._on_recovered = on_recovered
         self._on_given_up = on_given_up
         self._readers: list[Subscriber] = []
@@ -162,7 +160,10 @@ class RunJournal:
         if self.state != "open":
             raise StoreError("the store is failing; nothing new is begun until it works again")
         if stored is None:
-            stored = self._mask(body)
+            stored = body
+            changed = self._redactor.changed_fields(body, body.texts)
+            if changed:
+                stored = replace(body, **changed)
         at = max(self._timer.clock.now(), self._last_at)
         record = Record(self.seq + 1, at, body)
         leaving = record if stored is body else Record(record.seq, at, stored)

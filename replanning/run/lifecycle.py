@@ -27,7 +27,6 @@ from replanning.errors import (
     StoreError,
     UnknownAttempt,
 )
-from replanning.journal.masked import masked_body
 from replanning.journal.records import (
     AttemptFailed,
     AttemptFenced,
@@ -321,7 +320,7 @@ class Lifecycle:
             timer=self.timer,
             patience=settings.store_patience,
             on_failure=settings.on_store_failure,
-            mask=lambda body: masked_body(body, redactor),
+            redactor=redactor,
             on_recovered=self._on_store_recovered,
             on_given_up=self._on_store_given_up,
         )
@@ -1252,7 +1251,7 @@ class Evaluation:
         store = self._lifecycle.journal.store
         own = list(live.statistics.outcomes.get(tool, ()))
         if not own:
-            own = list(self._lifecycle.ledger.outcomes.by_source.get(tool, ()))
+            own = list(self._lifecycle.ledger.lineages.by_source.get(tool, ()))
         if len(own) < MAX_OUTCOMES_PER_TOOL:
             newest_first = store.outcomes(tool=tool, capability=None)
             earlier = [outcome.succeeded for outcome in reversed(newest_first)]
@@ -1348,22 +1347,22 @@ class OutcomeCollector:
                 time to handle it; the tool has its outcome then.
         """
         live = self._lifecycle.live
-        outcomes = self._lifecycle.ledger.outcomes
+        lineages = self._lifecycle.ledger.lineages
         body = record.body
         applied: PendingOutcome | None = None
         is_stuck = False
         if isinstance(body, OutcomeRecorded):
-            source = outcomes.source_by_replan.get(body.replan)
+            source = lineages.source_by_replan.get(body.replan)
             if source is not None:
                 key = source_key(source)
                 self._outcomes.append(ToolOutcome(key, None, body.succeeded, record.at))
         elif isinstance(body, PlanRevised):
-            for candidate in outcomes.pending.values():
+            for candidate in lineages.pending.values():
                 if candidate.replan == body.replan:
                     applied = candidate
         elif isinstance(body, ATTEMPT_ENDS):
             entry = live.entry(body.task)
-            applied = outcomes.pending.get(entry.root)
+            applied = lineages.pending.get(entry.root)
             is_stuck = entry.state in STUCK
             name = entry.task.tool
             # An interruption says nothing about the tool.

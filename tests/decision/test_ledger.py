@@ -114,14 +114,14 @@ def test_outcomes() -> None:
     both = revised(skip("a"), skip("b"))
     ledger = ledger_of(both)
     assert {
-        root: (watched.replan, watched.roots) for root, watched in ledger.outcomes.pending.items()
+        root: (watched.replan, watched.roots) for root, watched in ledger.lineages.pending.items()
     } == {
         "a": ("r1", ("a", "b")),
         "b": ("r1", ("a", "b")),
     }
     ledger.fold(journal.Record(2, 2.0, revised(skip("a"), replan="r2", number=2)))
     ledger.fold(journal.Record(3, 3.0, journal.OutcomeRecorded("r1", succeeded=True, duration=1.0)))
-    assert [watched.replan for watched in ledger.outcomes.pending.values()] == ["r2"]
+    assert [watched.replan for watched in ledger.lineages.pending.values()] == ["r2"]
 
 
 def test_outcome_after_that_of_a_later_replan() -> None:
@@ -132,7 +132,7 @@ def test_outcome_after_that_of_a_later_replan() -> None:
         journal.OutcomeRecorded("r2", succeeded=True, duration=1.0),
         journal.OutcomeRecorded("r1", succeeded=True, duration=2.0),
     )
-    assert ledger.outcomes.pending == {}
+    assert ledger.lineages.pending == {}
 
 
 def test_source_of_changes() -> None:
@@ -141,9 +141,9 @@ def test_source_of_changes() -> None:
     considered = journal.AlternativesConsidered("r1", ("t1",), 0, (journal.Candidate(other),))
     applied = revised(skip("b"))
     ledger = ledger_of(considered, dataclasses.replace(applied, chosen=0))
-    assert ledger.outcomes.source_by_replan == {"r1": "llm"}
+    assert ledger.lineages.source_by_replan == {"r1": "llm"}
     written = dataclasses.replace(applied, chosen=1)
-    assert ledger_of(considered, written).outcomes.source_by_replan == {}
+    assert ledger_of(considered, written).lineages.source_by_replan == {}
 
 
 def test_undecided_revisions() -> None:

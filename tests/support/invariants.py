@@ -687,11 +687,11 @@ def ledger_snapshot(ledger: Ledger) -> dict[str, Any]:
 
     How long people were waited for is counted only where the wall clock is limited.
     """
-    uncounted: tuple[str, ...] = ("budget_tracker", "questions", "outcomes", "lineages")
+    uncounted: tuple[str, ...] = ("budget_tracker", "questions", "lineages")
     if not ledger.budget_tracker.budget.wall_clock:
         uncounted += ("_waited_seconds", "_waiting_since")
     found: dict[str, Any] = {"ledger budget_tracker": ledger.budget_tracker.spent}
-    for part in (ledger, ledger.questions, ledger.outcomes, ledger.lineages):
+    for part in (ledger, ledger.questions, ledger.lineages):
         for name, value in vars(part).items():
             if not callable(value) and name not in uncounted:
                 found[f"{type(part).__name__} {name}"] = value
