@@ -516,7 +516,7 @@ class Lifecycle:
         """
         task = entry.task
         arguments = task.arguments
-        refers = has_references(arguments)
+        refers = bool(arguments) and has_references(arguments)
         try:
             # A revision may have changed what the condition refers to.
             is_due = task.when is not None and entry.condition_revision != self.live.revision
