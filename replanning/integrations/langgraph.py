@@ -54,7 +54,7 @@ try:
     from langchain_core.runnables.config import ensure_config, merge_configs
     from langchain_core.utils.function_calling import convert_to_openai_tool
     from langgraph.callbacks import GraphCallbackHandler
-    from langgraph.errors import GraphBubbleUp, GraphInterrupt
+    from langgraph.errors import GraphBubbleUp, GraphInterrupt, ParentCommand
     from langgraph.graph import START
     from langgraph.graph.state import CompiledStateGraph
     from langgraph.prebuilt import ToolNode
@@ -111,10 +111,12 @@ def replanned(
     described: list[tuple[str, dict[str, object]]] = []
     bodies: dict[str, Any] = {}
     detached: list[str] = []
+    approved = _tools_behind_approval(graph)
     for name, node in graph.nodes.items():
         if isinstance(node.bound, ToolNode):
             described += [
-                (tool.name, _described(tool)) for tool in node.bound.tools_by_name.values()
+                (tool.name, _described(tool, dangerous=tool.name in approved))
+                for tool in node.bound.tools_by_name.values()
             ]
             if not _has_middleware(node.bound):
                 detached += [
@@ -148,20 +150,52 @@ def replanned(
     return ReplannedGraph(attachment=attachment, **vars(graph.copy({"nodes": nodes})))
 
 
-def _described(tool: Any) -> dict[str, Any]:
-    """Return the fields of the description of a tool."""
+def _tools_behind_approval(graph: Any) -> set[str]:
+    """Return the names of the tools whose calls a middleware of the agent puts to a person."""
+    owners: list[Any] = []
+    for node in graph.nodes.values():
+        if isinstance(node.bound, ToolNode):
+            owners += _owners(node.bound)
+        else:
+            functions = (getattr(node.bound, name, None) for name in ("func", "afunc"))
+            owners += [getattr(function, "__self__", None) for function in functions]
+    names: set[str] = set()
+    for owner in owners:
+        stated = getattr(owner, "interrupt_on", None)  # of `HumanInTheLoopMiddleware`
+        if isinstance(stated, Mapping):
+            names.update(str(name) for name, condition in stated.items() if condition)
+    return names
+
+
+def _described(tool: Any, *, dangerous: bool) -> dict[str, Any]:
+    """Return the fields of the description of a tool.
+
+    Args:
+        tool: the tool.
+        dangerous: whether it stands in for another one only if a person agrees.
+    """
     function = convert_to_openai_tool(tool)["function"]
     capability = (tool.metadata or {}).get("capability")
     return tool_fields(
         function.get("description"),
         function.get("parameters", {}),
         kind="langchain",
+        dangerous=dangerous,
         stated=capability,
     )
 
 
 def _has_middleware(node: Any) -> bool:
     """Return whether calls of a `ToolNode` go through a `ReplanningMiddleware`; a wrapper of a user may call one, too."""
+    owners = _owners(node)
+    others = [each for each in owners if each is not None]
+    return any(isinstance(each, ReplanningMiddleware) for each in others) or bool(
+        owners and not others
+    )
+
+
+def _owners(node: Any) -> list[Any]:
+    """Return the objects whose methods wrap the calls of a `ToolNode`; None for a function."""
     wrappers, seen = [node._wrap_tool_call, node._awrap_tool_call], set[int]()
     owners: list[Any] = []
     while (
@@ -174,10 +208,7 @@ def _has_middleware(node: Any) -> bool:
         owners.append(getattr(wrapper, "__self__", None))
         cells = getattr(wrapper, "__closure__", None) or ()
         wrappers += [getattr(wrapper, "__wrapped__", None), *(cell.cell_contents for cell in cells)]
-    others = [each for each in owners if each is not None]
-    return any(isinstance(each, ReplanningMiddleware) for each in others) or bool(
-        owners and not others
-    )
+    return owners
 
 
 class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not followed
@@ -202,6 +233,8 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         self.thread = thread
         self._asks = asks
         self.pause_reason = ""  # empty unless the run will be resumed
+        self._calls: dict[str, list[tuple[str, Mapping[str, object]]]] = {}  # with the same id
+        self._under_way: set[str] = set()  # keys of calls
         self._executing: dict[str, int] = {}
         self._idle: dict[str, anyio.Event] = {}
         self._answers: dict[str, Mapping[str, Any]] = {}
@@ -222,7 +255,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         name: str,
         arguments: Mapping[str, object],
         execute: Execute,
-        call_id: str = "",
+        call_id: str | None = None,
     ) -> object:
         """Call a node, or a tool, for which the model has an id, and put questions to a person through an interrupt.
 
@@ -232,7 +265,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             name: of the node or tool.
             arguments: of the tool.
             execute: executes a node or tool.
-            call_id: the id that the model has for the call of a tool.
+            call_id: the id that the model has for the call of a tool, which may be empty; None for a node.
 
         Raises:
             GraphBubbleUp: control flow of the graph.
@@ -241,6 +274,8 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         node = get_runtime().execution_info.task_id
         try:
             return await self._call(name, arguments, execute, call_id)
+        except ParentCommand:  # the graph is left, and not resumed
+            raise
         except Exception:
             # The graph cuts off the other calls of this node, and would execute them again when it is resumed.
             while self._executing.get(node):
@@ -253,9 +288,10 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         name: str,
         arguments: Mapping[str, object],
         execute: Execute,
-        call_id: str,
+        call_id: str | None,
     ) -> object:
-        key = _call_key(call_id)
+        is_tool = call_id is not None
+        key = self._key(name, arguments, call_id)
         node = get_runtime().execution_info.task_id
         messages = _Messages()
 
@@ -265,9 +301,10 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         answered = False
         while True:
             self._executing[node] = self._executing.get(node, 0) + 1
+            self._under_way.add(key)
             try:
                 # A node of tools makes all of its calls again; one that is done is answered from the journal.
-                once = answered or (bool(call_id) and self.session.is_recorded(key))
+                once = answered or (is_tool and self.session.is_recorded(key))
                 return messages.decode(
                     await self.session.invoke(
                         name, arguments, execute=encoded, key=key, once=once, passes=_PASSES
@@ -276,9 +313,9 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             except ReportedFailure as error:
                 return error.result
             except CallSkipped as skipped:
-                return (
-                    ToolMessage(str(skipped), name=name, tool_call_id=call_id) if call_id else None
-                )
+                if not is_tool:
+                    return None
+                return ToolMessage(str(skipped), name=name, tool_call_id=call_id)
             except NeedsHuman as error:
                 if not self._asks:  # without a checkpointer nobody could answer
                     raise error.own_error from None
@@ -289,10 +326,28 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
                     raise RuntimeError(text) from error
                 raise
             finally:
+                self._under_way.discard(key)
                 self._executing[node] -= 1
                 if not self._executing[node] and (idle := self._idle.pop(node, None)) is not None:
                     idle.set()
             answered = self._ask(question)
+
+    def _key(self, name: str, arguments: Mapping[str, object], call_id: str | None) -> str:
+        """Return a key of a call of the node that is being executed, or of a tool that it calls.
+
+        A call that another middleware repeats has the same key again. Some models give the calls of a message the same
+        id, or an empty one: those are told apart by what they call, and identical ones by being made at the same time.
+        """
+        info = get_runtime().execution_info
+        key = f"{info.task_id}/{info.node_attempt}/{call_id or ''}"
+        calls = self._calls.setdefault(key, [])
+        if (name, arguments) not in calls:
+            calls.append((name, arguments))
+        if number := calls.index((name, arguments)):
+            key = f"{key}#{number}"
+        while key in self._under_way:
+            key = f"{key}+"
+        return key
 
     def _ask(self, question_id: str) -> bool:
         """Interrupt the graph with a question, and carry out the answer once the graph is resumed with it."""
@@ -326,7 +381,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         name: str,
         arguments: Mapping[str, object],
         execute: Callable[..., Any],
-        call_id: str = "",
+        call_id: str | None = None,
     ) -> Any:
         """Do the same as `call`, from the thread of a graph that runs without an event loop."""
         if self.thread is None:
@@ -488,12 +543,6 @@ class _Node(Runnable):  # type: ignore[misc]  # its types are not followed
         return await _run_of(config).call(self.name, {}, execute)
 
 
-def _call_key(call_id: str) -> str:
-    """Return a key of a call of the node that is being executed, or of a tool that it calls."""
-    info = get_runtime().execution_info
-    return f"{info.task_id}/{info.node_attempt}/{call_id}"
-
-
 def _run_of(config: Any) -> _Run:
     run = config["configurable"].get(_KEY)
     if not isinstance(run, _Run):
@@ -523,7 +572,7 @@ class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types 
             return _checked(handler(own), request)
 
         call, run = request.tool_call, _run_of(request.runtime.config)
-        return run.call_from_thread(call["name"], call["args"], execute, call["id"])
+        return run.call_from_thread(call["name"], call["args"], execute, call["id"] or "")
 
     async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
         """Execute a tool, or what replaces it."""
@@ -535,7 +584,7 @@ class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types 
 
         call = request.tool_call
         return await _run_of(request.runtime.config).call(
-            call["name"], call["args"], execute, call["id"]
+            call["name"], call["args"], execute, call["id"] or ""
         )
 
 
@@ -552,6 +601,13 @@ def _request(request: Any, name: str, arguments: Mapping[str, object]) -> Any:
 
 def _checked(result: Any, request: Any) -> Any:
     """Return the message to the model, under the name of the tool that it called; raise one that tells a failure."""
+    if isinstance(result, Command):
+        update = result.update if isinstance(result.update, Mapping) else {}
+        messages = update.get("messages")
+        for message in messages if isinstance(messages, list | tuple) else (messages,):
+            if isinstance(message, ToolMessage) and message.status == "error":
+                raise ReportedFailure(message.text, result)
+        return result
     if not isinstance(result, ToolMessage):
         return result
     if result.status == "error":

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypedDict
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 from opentelemetry import trace
 
@@ -18,11 +19,15 @@ pytest.importorskip("langgraph")
 pytest.importorskip("langchain")
 
 from langchain.agents import create_agent
-from langchain.agents.middleware import ToolRetryMiddleware
+from langchain.agents.middleware import (
+    AgentState,
+    HumanInTheLoopMiddleware,
+    ToolRetryMiddleware,
+)
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.tools import BaseTool, ToolException, tool
+from langchain_core.tools import BaseTool, InjectedToolCallId, ToolException, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_stream_writer
 from langgraph.graph import END, START, MessagesState, StateGraph
@@ -623,6 +628,160 @@ async def test_failure_that_became_a_message(clock: VirtualClock) -> None:
     assert told(await graph.ainvoke({"messages": [AIMessage("", tool_calls=[call])]})) == [
         ("search", "1", "q from the archive")
     ]
+
+
+async def test_failure_within_a_command(clock: VirtualClock) -> None:
+    """A command whose message tells a failure is one: another tool takes its place, or else the graph gets the command."""
+
+    @tool("search")
+    async def refusing(query: str, tool_call_id: Annotated[str, InjectedToolCallId]) -> Any:
+        """Refuse."""
+        message = ToolMessage("no", tool_call_id=tool_call_id, name="search", status="error")
+        return Command(update={"messages": [message]})
+
+    for capabilities, text in ((WEB, "q0 from the archive"), ({}, "no")):
+        engine = make_engine("repair", clock=clock)
+        tools = [refusing, archive_tool]
+        agent = agent_of(model_of("search"), tools, engine, capabilities=capabilities)
+        assert told(await agent.ainvoke(QUESTION)) == [("search", "call-0", text)]
+
+
+class Results(AgentState[Any]):
+    """The state of an agent whose tools write into it."""
+
+    notes: Annotated[list[str], operator.add]
+
+
+@tool
+def note(query: str, tool_call_id: Annotated[str, InjectedToolCallId]) -> Any:
+    """Write into the state."""
+    message = ToolMessage(f"noted {query}", tool_call_id=tool_call_id, name="note")
+    return Command(update={"notes": [query], "messages": [message]})
+
+
+@tool(response_format="content_and_artifact")
+def draw(query: str) -> Any:
+    """Return a message with an artifact that is no JSON."""
+    return f"drawn {query}", {query, Path(query)}
+
+
+@tool
+def message(query: str, tool_call_id: Annotated[str, InjectedToolCallId]) -> Any:
+    """Return a message with parts, and with fields of its own."""
+    parts: Any = [{"type": "text", "text": query}, {"type": "image_url", "image_url": "data:,"}]
+    fields = {"additional_kwargs": {"cost": 2}, "artifact": {"rows": [1]}}
+    return ToolMessage(parts, tool_call_id=tool_call_id, name="message", id="m", **fields)
+
+
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+async def test_results_of_all_kinds(is_async: bool) -> None:
+    """Commands, messages, their parts and their artifacts reach the state as they do without an engine."""
+    seen = []
+    for engine in (None, make_engine("repair")):
+        model = model_of("note", "draw", "message")
+        agent = agent_of(model, [note, draw, message], engine, state_schema=Results)
+        if is_async:
+            result = await agent.ainvoke(QUESTION)
+        else:
+            result = await anyio.to_thread.run_sync(agent.invoke, QUESTION)
+        results = [each for each in result["messages"] if isinstance(each, ToolMessage)]
+        fields = [each.model_dump(exclude={"id"}) for each in results]
+        seen.append((result["notes"], fields, results[2].id))
+    assert seen[0] == seen[1]
+    notes, fields, _ = seen[1]
+    assert (notes, fields[1]["artifact"]) == (["q0"], {"q1", Path("q1")})
+
+
+async def test_command_for_the_graph_around(clock: VirtualClock) -> None:
+    """The first command for the graph around an agent takes effect, and does not wait for other calls."""
+    seen = []
+    for engine in (None, make_engine("repair", clock=clock)):
+
+        @tool
+        async def first(tool_call_id: Annotated[str, InjectedToolCallId]) -> Any:
+            """Leave at once."""
+            return Command(graph=Command.PARENT, update={"log": ["first"]}, goto="report")
+
+        @tool
+        async def second(tool_call_id: Annotated[str, InjectedToolCallId]) -> Any:
+            """Leave a little later."""
+            for _ in range(50):
+                await anyio.lowlevel.checkpoint()
+            return Command(graph=Command.PARENT, update={"log": ["second"]}, goto="report")
+
+        calls: Any = [{"name": name, "args": {}, "id": name} for name in ("first", "second")]
+        model = FakeModel(messages=iter([AIMessage("", tool_calls=calls)]))
+        agent = agent_of(model, [first, second], engine)
+
+        async def work(state: State, agent: Any = agent) -> Any:
+            return await agent.ainvoke(QUESTION)
+
+        builder = StateGraph(State)
+        builder.add_node("agent", work)
+        builder.add_node("report", report)
+        builder.add_edge(START, "agent")
+        seen.append((await builder.compile().ainvoke({"query": "a"}))["log"])
+    assert seen[0] == seen[1] == ["first", "1 found"]
+
+
+@pytest.mark.parametrize("call_id", ["1", ""])
+@pytest.mark.parametrize("queries", ["ab", "aa"])
+async def test_calls_with_the_same_id(call_id: str, queries: str, clock: VirtualClock) -> None:
+    """Calls of a message to which the model gave the same id, or an empty one, are each executed."""
+    executed: list[str] = []
+
+    @tool
+    async def add(query: str) -> str:
+        """Add."""
+        executed.append(query)
+        await anyio.lowlevel.checkpoint()
+        return f"{query} added"
+
+    methods = ReplanningMiddleware()
+    node = ToolNode([add], awrap_tool_call=methods.awrap_tool_call)
+    builder = StateGraph(MessagesState)
+    builder.add_node("tools", node)
+    builder.add_edge(START, "tools")
+    graph = replanned(builder.compile(), make_engine("repair", clock=clock))
+    calls: Any = [{"name": "add", "args": {"query": each}, "id": call_id} for each in queries]
+    results = told(await graph.ainvoke({"messages": [AIMessage("", tool_calls=calls)]}))
+    assert results == [("add", call_id, f"{each} added") for each in queries]
+    assert executed == [*queries]
+
+
+@pytest.mark.parametrize("verdict", ["approve", "reject"])
+async def test_tool_behind_an_approval(verdict: str, clock: VirtualClock) -> None:
+    """A tool that the agent puts to a person before it is called stands in for another one only if a person agrees."""
+    executed: list[str] = []
+
+    @tool("archive")
+    async def guarded(query: str) -> str:
+        """Search where a person must agree."""
+        executed.append(query)
+        return f"{query} from the archive"
+
+    def agent(saver: Any) -> Any:
+        approval = HumanInTheLoopMiddleware(interrupt_on={"archive": True, "search": False})
+        options: Any = {"middleware": [approval], "capabilities": WEB, "checkpointer": saver}
+        engine = make_engine("repair", clock=clock)
+        return agent_of(model_of("search"), [search_tool, guarded], engine, **options)
+
+    with pytest.raises(ValueError, match="q0: down"):
+        await agent(None).ainvoke(QUESTION)
+    assert executed == []
+
+    asking = agent(InMemorySaver())
+    result = await asking.ainvoke(QUESTION, on_thread())
+    [question] = result["__interrupt__"]
+    assert executed == []
+    answer = {"question": question.value["question"], "verdict": verdict, "by": "ada"}
+    if verdict == "approve":
+        result = await asking.ainvoke(Command(resume=answer), on_thread())
+        assert told(result) == [("search", "call-0", "q0 from the archive")]
+    else:
+        with pytest.raises(Exception, match="q0: down"):
+            await asking.ainvoke(Command(resume=answer), on_thread())
+    assert executed == (["q0"] if verdict == "approve" else [])
 
 
 async def test_same_agent(clock: VirtualClock) -> None:
