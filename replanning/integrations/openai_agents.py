@@ -12,12 +12,14 @@ import inspect
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import Session
-from replanning.errors import CallSkipped, NeedsHuman, NotRunning, StoreError
+from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NotRunning, StoreError
 from replanning.integrations.frameworks import (
+    ReportedFailure,
     describe_tools,
     earlier_output,
     missing_framework,
@@ -45,6 +47,7 @@ try:
         get_current_span,
         handoff,
     )
+    from agents._public_agent import set_public_agent
     from agents.tool import (
         default_tool_timeout_error_message,
         get_function_tool_origin,
@@ -128,6 +131,33 @@ class _Halted(Exception):
 _PASSES: Final = (_Halted, ModelBehaviorError)
 
 
+class _TimedOut(TimeoutError):
+    """A tool ran into the time limit that the framework has for it; the cause is the exception to handle."""
+
+
+_REPORTED: Final[ContextVar[list[Any] | None]] = ContextVar("replanning_reported", default=None)
+"""Where the tool that is being executed notes results of MCP servers that say that they are errors."""
+
+
+class _Server:
+    """MCP server whose results are looked at before the framework makes outputs of them, without that they are errors."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
+
+    async def call_tool(self, *args: Any, **options: Any) -> Any:
+        """Call a tool of the server, and note a result that says that it is an error."""
+        result = await self._server.call_tool(*args, **options)
+        noted = _REPORTED.get()
+        says_error = any(getattr(result, name, None) is True for name in ("is_error", "isError"))
+        if noted is not None and says_error:
+            noted.append(result)
+        return result
+
+
 class _Hooks(AgentHooks):  # type: ignore[misc] # its types may not be installed
     """Hooks of an agent that also record whether the last event was a final output."""
 
@@ -170,9 +200,11 @@ class _Agents:
             return agent
         if id(agent) in self._copies:
             return self._copies[id(agent)][1]
-        tools = (
-            await agent.get_mcp_tools(RunContextWrapper(self._context)) if agent.mcp_servers else []
-        )
+        tools = []
+        if agent.mcp_servers:
+            listing = agent.clone(mcp_servers=[_Server(each) for each in agent.mcp_servers])
+            set_public_agent(listing, agent)  # which the filters of the servers see
+            tools = await listing.get_mcp_tools(RunContextWrapper(self._context))
         own: dict[str, _Tool] = {}
         made = agent.clone(
             tools=[self._wrap_tool(each, own) for each in (*tools, *agent.tools)],
@@ -289,14 +321,33 @@ class _Tool:
             own: BaseException = error
             if isinstance(error, NeedsHuman):  # the framework cannot put the question
                 own = error.own_error
+            if isinstance(own, ReportedFailure):
+                return own.result
+            if isinstance(own, _TimedOut):
+                own = own.__cause__ or own
             return await self._give_up(context, own)
         return output
 
     async def _execute(self, context: Any, text: str) -> Any:
-        """Execute the tool once, and raise its own exception."""
-        if self._tells and self._bare.timeout_seconds is None:
-            return await self._bare.on_invoke_tool(context, text)
-        return await invoke_function_tool(function_tool=self._bare, context=context, arguments=text)
+        """Execute the tool once, and raise its own exception, or the failure that an MCP server reports."""
+        noted: list[Any] = []
+        token = _REPORTED.set(noted)
+        try:
+            if self._tells and self._bare.timeout_seconds is None:
+                output = await self._bare.on_invoke_tool(context, text)
+            else:
+                output = await invoke_function_tool(
+                    function_tool=self._bare, context=context, arguments=text
+                )
+        except ToolTimeoutError as error:
+            raise _TimedOut(str(error)) from error
+        finally:
+            _REPORTED.reset(token)
+        if noted:
+            texts = [part.text for part in noted[-1].content if part.type == "text"]
+            said = "\n".join(texts) or "the tool says that it failed"
+            raise ReportedFailure(said, output)
+        return output
 
     async def _stand_in(self, context: Any, arguments: Mapping[str, object], again: bool) -> Any:
         """Execute the tool with arguments that the model did not choose, with the guardrails of a call.
@@ -345,6 +396,9 @@ class _Tool:
         if text is None:
             raise error
         function = resolve_function_tool_failure_error_function(tool, context)
+        if isinstance(error, CallFailed) and function is default_tool_error_function:
+            # It may have had its effect, and the model must not be asked to try again.
+            text = str(error)
         shown = function is not default_tool_error_function and (
             context.run_config is None or context.run_config.trace_include_sensitive_data
         )

@@ -29,7 +29,7 @@ from mcp.types import CallToolResult, TextContent, Tool
 
 from replanning import Answer, ReplanningEngine
 from replanning.integrations.openai_agents import replanned
-from replanning.journal import SqliteStore
+from replanning.journal import AttemptFailed, SqliteStore
 from replanning.testing import ScriptedGate, VirtualClock
 from tests.support.runs import make_engine, skipping
 from tests.support.tracing import Spans
@@ -312,7 +312,7 @@ async def test_cancellation(clock: VirtualClock) -> None:
 
 
 async def test_timeout(clock: VirtualClock) -> None:
-    """A tool that exceeds its own timeout is replaced; where nothing replaces it, the framework sees the timeout."""
+    """A tool without effect that exceeds its own timeout is replaced; otherwise the framework sees the timeout."""
 
     @function_tool(name_override="search", timeout=0.001)
     async def slow(query: str) -> str:
@@ -333,10 +333,12 @@ async def test_timeout(clock: VirtualClock) -> None:
         await anyio.sleep_forever()
         return query
 
-    async with replanned(
-        agent_of(calls("search"), slow, search_archive), repairing(clock), capabilities=WEB
-    ) as agent:
-        assert outputs(await Runner.run(agent, "x?")) == ["x, from the archive"]
+    reading = {**WEB, "search": {"capability": "web", "effect": "none"}}
+    timed_out = "Tool 'search' timed out after 0.001 seconds."
+    for capabilities, told in ((reading, "x, from the archive"), (WEB, timed_out)):
+        agent = agent_of(calls("search"), slow, search_archive)
+        async with replanned(agent, repairing(clock), capabilities=capabilities) as attached:
+            assert outputs(await Runner.run(attached, "x?")) == [told]
     for tool in (slow, slow_and_severe, slow_and_explained):
         seen = []
         async with replanned(agent_of(calls("search"), tool), repairing(clock)) as agent:
@@ -645,6 +647,52 @@ async def test_mcp_servers(clock: VirtualClock) -> None:
             seen += outputs(await Runner.run(agent, "x?"))
     [alone] = outputs(await Runner.run(agent_of(calls("search"), mcp_servers=[Server()]), "x?"))
     assert seen == [alone, [{"type": "input_text", "text": "x, from the archive"}]]
+
+
+class Refusing(Server):
+    """A server whose search answers that it failed."""
+
+    async def call_tool(self, tool_name: str, arguments: Any, meta: Any = None) -> Any:
+        if tool_name != "search":
+            return await super().call_tool(tool_name, arguments, meta)
+        content = [TextContent(type="text", text="upstream 503")]
+        return CallToolResult.model_validate({"content": content, "isError": True})
+
+
+async def test_failure_that_an_mcp_server_reports(clock: VirtualClock) -> None:
+    """A result that says that it is an error is a failure; without a way on the model sees it as without an engine."""
+    seen = []
+    engine = repairing(clock)
+    for capabilities in (None, WEB):
+        agent = agent_of(calls("search"), mcp_servers=[Refusing()])
+        async with replanned(agent, engine, capabilities=capabilities) as attached:
+            seen += outputs(await Runner.run(attached, "x?"))
+    [alone] = outputs(await Runner.run(agent_of(calls("search"), mcp_servers=[Refusing()]), "x?"))
+    assert seen == [alone, [{"type": "input_text", "text": "x, from the archive"}]]
+    assert alone == [{"type": "input_text", "text": "upstream 503"}]
+    failures = [
+        record.body.failure.message
+        for run in engine.store.runs()
+        for record in engine.store.read(run.run)
+        if isinstance(record.body, AttemptFailed)
+    ]
+    assert failures == ["upstream 503", "upstream 503"]
+
+
+async def test_model_is_not_asked_to_repeat_what_is_in_doubt(clock: VirtualClock) -> None:
+    """About a call that ran into its time limit the model is told that it may have taken effect."""
+
+    @function_tool
+    async def pay(query: str) -> str:
+        await anyio.sleep_forever()
+        return query
+
+    agent = agent_of(calls("pay"), pay)
+    async with replanned(agent, repairing(clock), capabilities={"pay": {"timeout": 5}}) as attached:
+        [told] = outputs(await Runner.run(attached, "x?"))
+    assert "ran into its deadline after 5 s" in told
+    assert "whether 'pay' took effect is unknown" in told
+    assert "try again" not in told
 
 
 async def test_conversation(clock: VirtualClock) -> None:
