@@ -25,6 +25,7 @@ from replanning.errors import (
 )
 from replanning.history.status import replay_records
 from replanning.plan.messages import did_you_mean
+from replanning.run.attempt import current_attempt
 
 Capabilities = Mapping[str, str | Mapping[str, object]]
 """By the name of a tool, its capability, or the fields that `replanning.tool` takes."""
@@ -173,6 +174,14 @@ def earlier_output(engine: ReplanningEngine, run_id: str, key: str) -> tuple[obj
                 f"call {task_id!r} was done before, and its output was not kept: {error}"
             ) from error
     return None
+
+
+def has_deadline(session: Session) -> bool:
+    """Return whether the attempt that is being executed has a deadline, after which it is left behind."""
+    attempt = current_attempt()
+    if attempt is None:
+        return False
+    return session.run.live.entry(attempt.task_id).log.deadline is not None
 
 
 def shown_questions(

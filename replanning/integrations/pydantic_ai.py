@@ -6,7 +6,7 @@ Tested with pydantic-ai 2.68. See docs/integrations/pydantic_ai.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import count
@@ -17,10 +17,11 @@ from zlib import crc32
 from pydantic_core import to_json
 
 from replanning.engine.engine import ReplanningEngine
-from replanning.errors import CallSkipped, NeedsHuman, UnknownRun
+from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NotRunning, UnknownRun
 from replanning.integrations.frameworks import (
     SessionTask,
     describe_tools,
+    has_deadline,
     invoke_approved,
     missing_framework,
     shown_questions,
@@ -32,6 +33,7 @@ from replanning.journal.store import is_valid_run_id
 from replanning.plan.types import RunId
 
 try:
+    from pydantic_ai._utils import abandon_threads_on_cancel
     from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
     from pydantic_ai.exceptions import (
         ApprovalRequired,
@@ -213,9 +215,11 @@ class _AgentRun:
             nonlocal executed
             # An approval applies to the first execution: of this tool, or of its substitute when the agent stopped.
             approved, executed = ctx.tool_call_approved and not executed, True
-            if other == name and values is arguments:
-                return await toolset.wrapped.call_tool(name, arguments, ctx, tool)
-            return await self._dispatch(other, values, ctx, approved=approved)
+            # A function that hangs in a thread is left behind there when its time is over.
+            with abandon_threads_on_cancel() if has_deadline(session) else nullcontext():
+                if other == name and values is arguments:
+                    return await toolset.wrapped.call_tool(name, arguments, ctx, tool)
+                return await self._dispatch(other, values, ctx, approved=approved)
 
         try:
             return await invoke_approved(
@@ -237,6 +241,13 @@ class _AgentRun:
             raise ApprovalRequired(metadata={METADATA: {"questions": shown}}) from error
         except CallSkipped as skipped:
             return str(skipped)
+        except NotRunning as error:
+            if not (ctx.tool_call_approved and session.run.ended):
+                raise
+            raise CallFailed(
+                f"the run of this approval has ended ({session.run.result.status}): a call is approved and done once, and "
+                f"its output is returned for the same arguments alone; let the model make the call of {name!r} again"
+            ) from error
 
     async def _dispatch(
         self, name: str, arguments: Mapping[str, object], ctx: Any, *, approved: bool

@@ -16,7 +16,8 @@ from opentelemetry import context as otel
 
 from replanning.engine.session import Execute, Session
 from replanning.errors import NotRunning
-from replanning.run.attempt import TaskContext, as_current_attempt, current_attempt
+from replanning.integrations.frameworks import has_deadline
+from replanning.run.attempt import as_current_attempt, current_attempt
 
 ResultT = TypeVar("ResultT")
 
@@ -138,12 +139,6 @@ class SessionThread:
                 raise NotRunning("the session has ended")
             return self._portal.start_task_soon(function)
 
-    def is_timed(self, attempt: TaskContext | None) -> bool:
-        """Return whether an attempt has a deadline."""
-        if attempt is None:
-            return False
-        return self.session.run.live.entry(attempt.task_id).log.deadline is not None
-
 
 class _Call:
     """Call that another thread makes: the event loop awaits its function, and hands the tools to that thread.
@@ -193,7 +188,7 @@ class _Call:
     async def _hand_over(self, name: str, arguments: Mapping[str, object]) -> object:
         """Have a tool executed by the thread of the call, or by a third one if it has a deadline."""
         attempt = current_attempt()
-        if self._thread.is_timed(attempt):
+        if has_deadline(self._thread.session):
             return await self._execute_in_third_thread(name, arguments)
         assert self._execute is not None
         execute = self._execute

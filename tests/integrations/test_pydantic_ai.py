@@ -3,12 +3,15 @@
 import importlib
 import json
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from anyio import from_thread
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -27,6 +30,7 @@ from pydantic_ai import (
     ModelRetry,
     RunContext,
     Tool,
+    ToolApproved,
     ToolDenied,
     capture_run_messages,
 )
@@ -588,3 +592,64 @@ def test_missing_framework(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.delitem(sys.modules, "replanning.integrations.pydantic_ai")
             with pytest.raises(ImportError, match=r"tested with 2\.68.*replanning\[pydantic-ai\]"):
                 importlib.import_module("replanning.integrations.pydantic_ai")
+async def test_approved_call_is_executed_once(clock: VirtualClock, tmp_path: Path) -> None:
+    """An approval that is sent twice, also after a failure and by another process, executes the call once."""
+    executed: list[str] = []
+
+    def pay(query: str) -> str:
+        executed.append(query)
+        return f"paid {query}"
+
+    asks = {"output_type": [str, DeferredToolRequests]}
+    tools = [Tool(pay, requires_approval=True)]
+    model = calling(("pay", {"query": "all"}))
+
+    def agent(store: SqliteStore, answers: FunctionModel = model) -> Agent[Any, Any]:
+        return agent_of(answers, tools, make_engine("repair", clock=clock, store=store), **asks)
+
+    with closing(SqliteStore(tmp_path / "runs.db")) as store:
+        stopped = (await agent(store).run("pay")).all_messages()
+
+    def failing(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        raise Down("the model is away")
+
+    def approved(query: str) -> Any:
+        edited = ToolApproved(override_args={"query": query})
+        return {
+            "message_history": stopped,
+            "deferred_tool_results": DeferredToolResults(approvals={"id0": edited}),
+        }
+
+    with closing(SqliteStore(tmp_path / "runs.db")) as store, pytest.raises(Down):
+        await agent(store, FunctionModel(failing)).run(**approved("half"))
+    for _ in range(2):
+        with closing(SqliteStore(tmp_path / "runs.db")) as store:
+            result = await agent(store).run(**approved("half"))
+            assert result.output == "done: ['paid half']"
+    assert executed == ["half"]
+    refused = pytest.raises(CallFailed, match="a call is approved and done once")
+    with closing(SqliteStore(tmp_path / "runs.db")) as store, refused:
+        await agent(store).run(**approved("all"))
+    assert executed == ["half"]
+
+
+async def test_function_that_hangs() -> None:
+    """A synchronous function that exceeds the time stated for it is left behind in its thread."""
+    woken = threading.Event()
+    ended = anyio.Event()
+
+    def hang(query: str) -> str:
+        woken.wait(20)
+        from_thread.run_sync(ended.set)
+        return query
+
+    attached = Replanned({"hang": {"timeout": 0.05}}, engine=make_engine("repair"))
+    model = calling(("hang", {"query": "x"}))
+    agent = Agent(model, tools=[hang], capabilities=[attached])
+    with pytest.raises(CallFailed, match="ran into its deadline"):
+        await agent.run("go")
+    assert not ended.is_set()
+    woken.set()
+    await ended.wait()
+
+
