@@ -17,6 +17,7 @@ from pyee.base import EventEmitter
 
 from replanning.decision.evaluation import PlanEvaluation
 from replanning.decision.request import TriggerDetector
+from replanning.engine.session import CALL_KEY
 from replanning.history.wording import format_duration
 from replanning.journal.records import (
     AttemptFailed,
@@ -36,6 +37,7 @@ from replanning.live.scheduler import COUNTED_FAILURES
 from replanning.live.states import WAITING
 from replanning.live.view import PlanView
 from replanning.plan.messages import one_line
+from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import RunId, TriggerId
 from replanning.plugins import load_plugin, plugin_name
 from replanning.run.event_loop import isolate
@@ -360,6 +362,11 @@ class ToolBreakers:
                 return
             if not self._is_needed(name):
                 return
+            is_call = CALL_KEY in live.entry(body.task).task.metadata
+            if is_call and not self._has_stand_in(tool):
+                # Calls of an agent come from anywhere: five wrong addresses say nothing about the
+                # sixth, and nothing would be gained by refusing it.
+                return
             what = f"{len(breaker.roots)} tasks in a row failed for one cause, the last"
         # Each trial that fails doubles the time until the next one.
         delay = life.settings.cooldown * 2**breaker.openings
@@ -374,6 +381,14 @@ class ToolBreakers:
         users = reversed(live.dependency_index.resource_users[tool])
         for task_id in islice(users, _MAX_EXAMINED_TASKS):
             if live.entries[task_id].state in WAITING:
+                return True
+        return False
+
+    def _has_stand_in(self, tool: ToolSpec) -> bool:
+        """Return whether another available tool has the capability of a tool."""
+        for other in self._lifecycle.live.tools.values():
+            does_the_same = other.capability is not None and other.capability == tool.capability
+            if does_the_same and other.available and other.name != tool.name:
                 return True
         return False
 

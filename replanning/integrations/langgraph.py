@@ -46,6 +46,7 @@ from replanning.integrations.frameworks import (
     tool_fields,
 )
 from replanning.integrations.session_thread import SessionThread
+from replanning.plan.tasks import Retry
 
 try:
     from langchain_core.callbacks import BaseCallbackManager
@@ -54,7 +55,7 @@ try:
     from langchain_core.runnables.config import ensure_config, merge_configs
     from langchain_core.utils.function_calling import convert_to_openai_tool
     from langgraph.callbacks import GraphCallbackHandler
-    from langgraph.errors import GraphBubbleUp, GraphInterrupt, ParentCommand
+    from langgraph.errors import GraphBubbleUp, GraphInterrupt
     from langgraph.graph import START
     from langgraph.graph.state import CompiledStateGraph
     from langgraph.prebuilt import ToolNode
@@ -63,9 +64,9 @@ try:
 except ImportError as error:
     raise missing_framework(__name__, "langgraph 1.2 or later", "langgraph", error) from error
 try:
-    from langchain.agents.middleware import AgentMiddleware
+    from langchain.agents.middleware import AgentMiddleware, ToolRetryMiddleware
 except ImportError:  # a ToolNode can be given the methods of the middleware without langchain
-    AgentMiddleware = object
+    AgentMiddleware, ToolRetryMiddleware = object, ()
 
 _PASSES: Final = (GraphBubbleUp,)
 
@@ -77,6 +78,9 @@ _CHECKPOINTER: Final = "__pregel_checkpointer"
 
 _MESSAGE: Final = "message"
 """Key of a message in the recorded output of a tool."""
+
+_ONE_ATTEMPT: Final = Retry(max_attempts=1)
+"""For what LangGraph or a middleware repeats by itself: the attempts of both would multiply."""
 
 _DEFAULT_NAME: Final = "LangGraph"
 """Name of a graph that was compiled without one."""
@@ -113,18 +117,23 @@ def replanned(
     detached: list[str] = []
     approved = _tools_behind_approval(graph)
     for name, node in graph.nodes.items():
+        repeats = bool(node.retry_policy or graph.retry_policy)
         if isinstance(node.bound, ToolNode):
-            described += [
-                (tool.name, _described(tool, dangerous=tool.name in approved))
-                for tool in node.bound.tools_by_name.values()
-            ]
+            for tool in node.bound.tools_by_name.values():
+                fields = _described(tool, dangerous=tool.name in approved)
+                if repeats or _is_repeated(tool.name, node.bound):
+                    fields.setdefault("retry", _ONE_ATTEMPT)
+                described.append((tool.name, fields))
             if not _has_middleware(node.bound):
                 detached += [
                     each for each in node.bound.tools_by_name if each in (capabilities or {})
                 ]
         elif name != START:
             capability = (node.metadata or {}).get("capability")
-            described.append((name, tool_fields("", {}, kind="langgraph", stated=capability)))
+            fields = tool_fields("", {}, kind="langgraph", stated=capability)
+            if repeats:
+                fields.setdefault("retry", _ONE_ATTEMPT)
+            described.append((name, fields))
             bodies[name] = node.bound
     if twice := [
         name for name, times in Counter(name for name, _ in described).items() if times > 1
@@ -211,6 +220,16 @@ def _owners(node: Any) -> list[Any]:
     return owners
 
 
+def _is_repeated(tool: str, node: Any) -> bool:
+    """Return whether another middleware of an agent repeats calls of a tool that fail."""
+    for owner in _owners(node):
+        if isinstance(owner, ToolRetryMiddleware):
+            names = getattr(owner, "_tool_filter", None)
+            if names is None or tool in names:
+                return True
+    return False
+
+
 class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not followed
     """Run of a graph, with the session of its calls; as a callback handler it receives only interrupts."""
 
@@ -274,8 +293,6 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         node = get_runtime().execution_info.task_id
         try:
             return await self._call(name, arguments, execute, call_id)
-        except ParentCommand:  # the graph is left, and not resumed
-            raise
         except Exception:
             # The graph cuts off the other calls of this node, and would execute them again when it is resumed.
             while self._executing.get(node):

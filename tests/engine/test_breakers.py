@@ -3,10 +3,11 @@
 """Breakers of tools: after failures of one cause in a row a tool is unavailable for a while, and then tried by one task."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import pytest
 
-from replanning import Plan, ReplanningEngine, Task, TaskContext, TaskState, ToolSpec
+from replanning import Plan, ReplanningEngine, Task, TaskContext, TaskState, ToolSpec, tool
 from replanning.engine.engine import Mode
 from replanning.engine.monitor import ToolBreakers
 from replanning.environment import move_on_after
@@ -130,6 +131,34 @@ async def test_breaker_stays_closed(case: str, clock: VirtualClock) -> None:
         document, work, max_concurrency=workers, replanning=case != "no engine"
     )
     assert (result.status, updates(engine, result.run)) == ("failed", [])
+
+
+@pytest.mark.parametrize("has_mirror", [False, True])
+async def test_calls_of_an_agent(has_mirror: bool, clock: VirtualClock) -> None:
+    """A tool whose calls fail in a row is refused only where another one takes over; otherwise each call is made."""
+    executed: list[str] = []
+
+    @tool(capability="get")
+    async def fetch(url: str) -> str:
+        """Fetch."""
+        executed.append(url)
+        if url != "good":
+            raise ConnectionRefusedError("refused")
+        return "page"
+
+    @tool(capability="get" if has_mirror else "other")
+    async def mirror(url: str) -> str:
+        """Fetch elsewhere."""
+        return "copy"
+
+    engine = make_engine("repair", clock=clock)
+    async with engine.session("serve users", tools=[fetch, mirror]) as session:
+        for _ in range(6):
+            with suppress(OSError):
+                await session.call(fetch, "bad")
+        answer = await session.call(fetch, "good")
+    assert answer == ("copy" if has_mirror else "page")
+    assert executed.count("good") == (not has_mirror)
 
 
 async def test_trial_that_succeeds(clock: VirtualClock) -> None:

@@ -646,7 +646,7 @@ async def test_failure_within_a_command(clock: VirtualClock) -> None:
         assert told(await agent.ainvoke(QUESTION)) == [("search", "call-0", text)]
 
 
-class Results(AgentState[Any]):
+class Results(AgentState[Any]):  # type: ignore[misc]  # its types are not followed
     """The state of an agent whose tools write into it."""
 
     notes: Annotated[list[str], operator.add]
@@ -690,38 +690,6 @@ async def test_results_of_all_kinds(is_async: bool) -> None:
     assert seen[0] == seen[1]
     notes, fields, _ = seen[1]
     assert (notes, fields[1]["artifact"]) == (["q0"], {"q1", Path("q1")})
-
-
-async def test_command_for_the_graph_around(clock: VirtualClock) -> None:
-    """The first command for the graph around an agent takes effect, and does not wait for other calls."""
-    seen = []
-    for engine in (None, make_engine("repair", clock=clock)):
-
-        @tool
-        async def first(tool_call_id: Annotated[str, InjectedToolCallId]) -> Any:
-            """Leave at once."""
-            return Command(graph=Command.PARENT, update={"log": ["first"]}, goto="report")
-
-        @tool
-        async def second(tool_call_id: Annotated[str, InjectedToolCallId]) -> Any:
-            """Leave a little later."""
-            for _ in range(50):
-                await anyio.lowlevel.checkpoint()
-            return Command(graph=Command.PARENT, update={"log": ["second"]}, goto="report")
-
-        calls: Any = [{"name": name, "args": {}, "id": name} for name in ("first", "second")]
-        model = FakeModel(messages=iter([AIMessage("", tool_calls=calls)]))
-        agent = agent_of(model, [first, second], engine)
-
-        async def work(state: State, agent: Any = agent) -> Any:
-            return await agent.ainvoke(QUESTION)
-
-        builder = StateGraph(State)
-        builder.add_node("agent", work)
-        builder.add_node("report", report)
-        builder.add_edge(START, "agent")
-        seen.append((await builder.compile().ainvoke({"query": "a"}))["log"])
-    assert seen[0] == seen[1] == ["first", "1 found"]
 
 
 @pytest.mark.parametrize("call_id", ["1", ""])
@@ -782,6 +750,55 @@ async def test_tool_behind_an_approval(verdict: str, clock: VirtualClock) -> Non
         with pytest.raises(Exception, match="q0: down"):
             await asking.ainvoke(Command(resume=answer), on_thread())
     assert executed == (["q0"] if verdict == "approve" else [])
+
+
+@pytest.mark.parametrize("is_outside", [True, False], ids=["outside", "inside"])
+async def test_retries_of_a_middleware_are_not_multiplied(
+    is_outside: bool, clock: VirtualClock
+) -> None:
+    """A tool that another middleware repeats is executed as often as without an engine."""
+    executed: list[str] = []
+
+    @tool
+    async def down(query: str) -> str:
+        """Fail in a way that may pass."""
+        executed.append(query)
+        raise ConnectionRefusedError("refused")
+
+    retry = ToolRetryMiddleware(max_retries=2, initial_delay=0, on_failure="error")
+    both = [retry, ReplanningMiddleware()] if is_outside else [ReplanningMiddleware(), retry]
+    alone = create_agent(model_of("down"), [down], middleware=[retry])
+    attached = create_agent(model_of("down"), [down], middleware=both)
+    attached = replanned(attached, make_engine("repair", clock=clock))
+    for agent in (alone, attached):
+        executed.clear()
+        with pytest.raises(ConnectionRefusedError):
+            await agent.ainvoke(QUESTION)
+        assert len(executed) == 3
+
+
+@pytest.mark.parametrize("of_graph", [False, True])
+async def test_retries_of_a_node_are_not_multiplied(of_graph: bool, clock: VirtualClock) -> None:
+    """A node with a retry policy is executed as often as without an engine, unless retries are stated for it."""
+    policy = RetryPolicy(initial_interval=0, jitter=False, max_attempts=3)
+    stated: Any = {"search": {"retry": {"max_attempts": 2, "delay": 0}}}
+    executed: list[str] = []
+
+    async def search(state: State) -> State:
+        executed.append(state["query"])
+        raise ConnectionRefusedError("refused")
+
+    graph = graph_of(search, retry_policy=None if of_graph else policy)
+    if of_graph:
+        graph.retry_policy = [policy]
+    engine = make_engine("repair", clock=clock)
+    attached = replanned(graph, engine)
+    attached_twice = replanned(graph, engine, capabilities=stated)
+    for each, times in ((graph, 3), (attached, 3), (attached_twice, 6)):
+        executed.clear()
+        with pytest.raises(ConnectionRefusedError):
+            await each.ainvoke({"query": "a"})
+        assert len(executed) == times
 
 
 async def test_same_agent(clock: VirtualClock) -> None:

@@ -333,7 +333,7 @@ async def test_timeout(clock: VirtualClock) -> None:
         await anyio.sleep_forever()
         return query
 
-    reading = {**WEB, "search": {"capability": "web", "effect": "none"}}
+    reading: dict[str, Any] = {**WEB, "search": {"capability": "web", "effect": "none"}}
     timed_out = "Tool 'search' timed out after 0.001 seconds."
     for capabilities, told in ((reading, "x, from the archive"), (WEB, timed_out)):
         agent = agent_of(calls("search"), slow, search_archive)

@@ -43,6 +43,7 @@ from pydantic_ai.usage import UsageLimits
 
 from replanning import Alternative, ReplanningEngine, ReplanRequest, Retry
 from replanning.changes import ReplaceTask
+from replanning.errors import CallFailed
 from replanning.integrations.pydantic_ai import Replanned
 from replanning.journal import SqliteStore
 from replanning.testing import VirtualClock
@@ -592,6 +593,8 @@ def test_missing_framework(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.delitem(sys.modules, "replanning.integrations.pydantic_ai")
             with pytest.raises(ImportError, match=r"tested with 2\.68.*replanning\[pydantic-ai\]"):
                 importlib.import_module("replanning.integrations.pydantic_ai")
+
+
 async def test_approved_call_is_executed_once(clock: VirtualClock, tmp_path: Path) -> None:
     """An approval that is sent twice, also after a failure and by another process, executes the call once."""
     executed: list[str] = []
@@ -651,5 +654,3 @@ async def test_function_that_hangs() -> None:
     assert not ended.is_set()
     woken.set()
     await ended.wait()
-
-
