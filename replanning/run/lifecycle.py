@@ -1337,9 +1337,9 @@ class OutcomeCollector:
     def take(self, record: Record, *, is_new: bool = True) -> None:
         """Take a record, and record the outcome of an alternative if it is known now.
 
-        The cases are: an outcome that is on record counts for the source of the alternative; a
-        revision that skips tasks has worked out at once, because no attempt will end; and the end
-        of an attempt may satisfy a lineage that was changed, or leave it stuck.
+        The cases are: the end of an attempt may satisfy a lineage that was changed, or leave it
+        stuck; a revision that skips tasks has worked out at once, because no attempt will end; and
+        an outcome that is on record counts for the source of the alternative.
 
         Args:
             record: a revision, the end of an attempt, or an outcome.
@@ -1351,16 +1351,7 @@ class OutcomeCollector:
         body = record.body
         applied: PendingOutcome | None = None
         is_stuck = False
-        if isinstance(body, OutcomeRecorded):
-            source = lineages.source_by_replan.get(body.replan)
-            if source is not None:
-                key = source_key(source)
-                self._outcomes.append(ToolOutcome(key, None, body.succeeded, record.at))
-        elif isinstance(body, PlanRevised):
-            for candidate in lineages.pending.values():
-                if candidate.replan == body.replan:
-                    applied = candidate
-        elif isinstance(body, ATTEMPT_ENDS):
+        if isinstance(body, ATTEMPT_ENDS):
             entry = live.entry(body.task)
             applied = lineages.pending.get(entry.root)
             is_stuck = entry.state in STUCK
@@ -1373,6 +1364,15 @@ class OutcomeCollector:
                 self._outcomes.append(
                     ToolOutcome(name, capability, succeeded, record.at, entry.log.duration)
                 )
+        elif isinstance(body, PlanRevised):
+            for candidate in lineages.pending.values():
+                if candidate.replan == body.replan:
+                    applied = candidate
+        elif isinstance(body, OutcomeRecorded):
+            source = lineages.source_by_replan.get(body.replan)
+            if source is not None:
+                key = source_key(source)
+                self._outcomes.append(ToolOutcome(key, None, body.succeeded, record.at))
         if applied is None:
             return
         done = all(live.entry(root).satisfied for root in applied.roots)
