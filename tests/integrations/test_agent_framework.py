@@ -40,10 +40,12 @@ from agent_framework import (
 from opentelemetry import trace
 
 from replanning import Answer, ReplanningEngine
+from replanning.changes import AbortRun
+from replanning.errors import NotRunning, RunOwned
 from replanning.integrations.agent_framework import Replanned
 from replanning.journal import SqliteStore
 from replanning.testing import ScriptedGate, VirtualClock
-from tests.support.runs import make_engine, skipping
+from tests.support.runs import alternative, make_engine, skipping
 from tests.support.tracing import Spans
 
 WEB = {"search": "web", "search_archive": "web"}
@@ -185,23 +187,6 @@ async def test_skipped(clock: VirtualClock) -> None:
     assert outputs(response) == ["task 'search-1' was skipped: nobody needs it"]
 
 
-async def test_retry(clock: VirtualClock) -> None:
-    """A tool that fails in a way that may pass is tried again; its own properties may say how it is described."""
-    attempts = 0
-
-    @tool(additional_properties={"replanning": {"idempotent": True}})
-    async def flaky(query: str, times: int = 2) -> list[object]:
-        nonlocal attempts
-        attempts += 1
-        if attempts < 3:
-            raise TimeoutError("slow")
-        return [query * times]
-
-    agent = Agent(calls("flaky"), tools=[flaky], middleware=[Replanned(engine=repairing(clock))])
-    assert outputs(await agent.run("x?")) == ['["xx"]']
-    assert attempts == 3
-
-
 async def test_timeout(clock: VirtualClock) -> None:
     """The model is told of a tool that exceeds its timeout, where nothing replaces it."""
 
@@ -287,29 +272,6 @@ async def test_as_before(
         # Tools of one answer are executed at once, in threads, and end in any order.
         seen.append([*said, shown, sorted(span.name for span in spans.finished)])
     assert seen[0] == seen[1]
-
-
-async def test_parallel_calls(clock: VirtualClock) -> None:
-    """Calls that the model makes at once are executed at once, and each has its own result."""
-    started = 0
-    both = anyio.Event()
-
-    @tool
-    async def meet(query: str) -> str:
-        nonlocal started
-        started += 1
-        if started == 2:
-            both.set()
-        await both.wait()
-        return query
-
-    engine = repairing(clock)
-    model = calls("meet", "search", "meet")
-    agent = Agent(
-        model, tools=[meet, search, search_archive], middleware=[Replanned(WEB, engine=engine)]
-    )
-    assert outputs(await agent.run("x?")) == ["x", "x, from the archive", "x"]
-    assert statuses(engine) == ["succeeded"]
 
 
 def asks(context: Any) -> Any:
@@ -587,6 +549,59 @@ async def test_trace(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> No
             assert names == ["replanning.attempt", "replanning.run", "invoke_agent a"]
     assert len(spans.traces) == 2
     assert len(spans.named("execute_tool search_archive")) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_session_that_cannot_go_on(stream: bool, clock: VirtualClock) -> None:
+    """A session that was aborted, that another process owns, or whose tools do not exist ends the run of the agent."""
+    engine = make_engine(lambda request: [alternative(AbortRun(reason="enough"))], clock=clock)
+    agent = Agent(
+        Model([call("search")], [call("search", 1)]),
+        tools=[search],
+        middleware=[Replanned(engine=engine)],
+    )
+    with pytest.raises(MiddlewareFailure) as raised:
+        await play(agent, stream)
+    assert isinstance(raised.value.__cause__, NotRunning)
+    assert statuses(engine) == ["aborted"]
+
+    agent = Agent(
+        calls("search"), tools=[search], middleware=[Replanned({"serch": "web", "find": "web"})]
+    )
+    with pytest.raises(
+        MiddlewareFailure, match=r"no tool called 'serch'.*search.*no tool called 'find'"
+    ) as raised:
+        await play(agent, stream)
+    assert isinstance(raised.value.__cause__, ValueError)
+
+    engine = repairing(clock)
+    agent = Agent(
+        calls("search"), tools=[search], middleware=[Replanned(engine=engine, objective="busy")]
+    )
+    session = agent.create_session()
+    async with engine.session("busy") as busy:
+        session.state["replanning"] = busy.run.id
+        with pytest.raises(MiddlewareFailure) as raised:
+            await play(agent, stream, session=session)
+        assert isinstance(raised.value.__cause__, RunOwned)
+
+
+@pytest.mark.filterwarnings("ignore:.*add_tools is experimental")
+async def test_tools_of_a_later_step(clock: VirtualClock) -> None:
+    """A tool that another one adds to the agent is tried again, but not replaced."""
+
+    @tool
+    async def load(query: str, ctx: FunctionInvocationContext) -> str:
+        ctx.add_tools([search])
+        return "loaded"
+
+    agent = Agent(
+        Model([call("load")], [call("search", 1)]),
+        tools=[load, search_archive],
+        middleware=[Replanned(engine=repairing(clock))],
+    )
+    [_, output] = outputs(await agent.run("x?"))
+    assert "no answer about x" in output
 
 
 def test_other_framework(monkeypatch: pytest.MonkeyPatch) -> None:

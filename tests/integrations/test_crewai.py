@@ -51,7 +51,7 @@ from crewai.tools.tool_failure import (
 )
 from pydantic import Field
 
-from replanning import Answer, ReplanningEngine, Retry
+from replanning import Answer, ReplanningEngine
 from replanning.integrations.crewai import replanned
 from replanning.journal import NoteAdded
 from replanning.testing import ScriptedGate
@@ -229,26 +229,6 @@ async def test_substitute(way: str, functions: bool) -> None:
     assert output.tasks_output[0].tool_failures == []
     assert statuses(engine) == ["succeeded"]
     assert crew.agents[0].tools == crew.tasks[0].tools == [search, search_archive]
-
-
-@FUNCTIONS
-def test_retry(functions: bool) -> None:
-    """A tool that fails in a way that may pass is tried again, and the model sees the result."""
-    attempts = []
-
-    @tool
-    def flaky(query: str) -> Any:
-        """Fail twice."""
-        attempts.append(query)
-        if len(attempts) < 3:
-            return ToolFailure(message="busy", retryable=True)
-        return query * 2
-
-    model = calls("flaky", functions=functions)
-    retry = {"flaky": {"retry": Retry(delay=0)}}
-    with replanned(crew_of(model, flaky), repairing(), capabilities=retry) as crew:
-        crew.kickoff()
-    assert (results(model), attempts) == (["xx"], ["x", "x", "x"])
 
 
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
@@ -461,30 +441,6 @@ def test_copies_of_a_crew() -> None:
     assert {"find-it", "find-it-2"} < done(engine).keys()
 
 
-def meeting() -> Any:
-    """A tool whose calls wait for one another, two at a time."""
-    barrier = threading.Barrier(2, timeout=20)
-
-    @tool
-    def meet(query: str) -> str:
-        """Wait for the other one."""
-        barrier.wait()
-        return query
-
-    return meet
-
-
-def test_calls_at_once() -> None:
-    """Calls that the model makes at once are executed at once, and each has its own result."""
-    called = [call_of("meet", 0, query="a"), call_of("search", 1), call_of("meet", 2, query="b")]
-    model = ScriptedModel(model="scripted", answers=[called, "done"])
-    with replanned(
-        crew_of(model, meeting(), search, search_archive), repairing(), capabilities=WEB
-    ) as crew:
-        crew.kickoff()
-    assert results(model) == ["a", "x, from the archive", "b"]
-
-
 def test_tasks_at_once() -> None:
     """Tasks with `async_execution` run in threads, with their tools attached."""
     engine = repairing()
@@ -514,6 +470,53 @@ def test_streaming() -> None:
             pass
         assert streaming.result.raw == "done"
     assert (results(model), statuses(engine)) == (["x, from the archive"], ["succeeded"])
+
+
+def test_own_tools_come_first() -> None:
+    """Where two agents have tools of one name, each uses its own, also as a substitute."""
+    models, agents = [], []
+    for number in range(2):
+
+        @tool("Find")
+        def find(query: str, number: int = number) -> str:
+            """Find."""
+            raise PermissionError(str(number))
+
+        @tool("Look up")
+        def look_up(query: str, own: int = number) -> str:
+            """Look it up."""
+            return f"{query} by {own}"
+
+        models.append(calls("find"))
+        agents.append(agent_of(models[-1], find, look_up, role=f"helper {number}"))
+    tasks = [
+        Task(description=f"find {each.role}", expected_output="it", agent=each) for each in agents
+    ]
+    web = {"Find": "web", "look_up": "web"}
+    with replanned(Crew(agents=agents, tasks=tasks), repairing(), capabilities=web) as crew:
+        crew.kickoff()
+    assert [results(model) for model in models] == [["x by 0"], ["x by 1"]]
+
+
+def test_limits_of_use() -> None:
+    """Each execution counts against the limit of its tool; a tool whose limit is spent is no substitute."""
+
+    @tool(max_usage_count=1)
+    def limited(query: str) -> str:
+        """Do it once."""
+        return f"{query} once"
+
+    model = calls("search", "search")
+    with replanned(
+        crew_of(model, search, limited),
+        repairing(),
+        capabilities={"search": "web", "limited": "web"},
+    ) as crew:
+        output = crew.kickoff()
+    assert results(model)[0] == "x once"
+    assert results(model)[1] == "Error executing tool: no key to ask about x"
+    assert (search.current_usage_count, limited.current_usage_count) == (2, 1)
+    assert len(output.tasks_output[0].tool_failures) == 1
 
 
 def test_what_only_the_model_can_mend() -> None:

@@ -413,22 +413,28 @@ async def test_wrong_arguments(clock: VirtualClock) -> None:
     assert engine.history(engine.store.runs()[0].run).events == ()
 
 
-async def test_parallel_calls(clock: VirtualClock) -> None:
-    """Calls of one answer are executed at once, and each is replaced by itself."""
-    running = asyncio.Barrier(2)
+async def test_what_a_failed_tool_asked_for(clock: VirtualClock) -> None:
+    """A transfer or an end that a tool asks for before it fails is dropped; what its substitute asks for is done."""
 
-    async def search(query: str) -> str:
-        await running.wait()
+    def search(query: str, tool_context: ToolContext) -> str:
+        tool_context.actions.transfer_to_agent = "nobody"
+        tool_context.actions.escalate = True
+        tool_context.request_confirmation(hint="?")
         raise KeyError(query)
 
-    root = agent(
-        [call("search", query="a"), call("search", query="b")],
-        [text("done")],
-        tools=[search, search_archive],
+    def search_archive(query: str, tool_context: ToolContext) -> str:
+        tool_context.state["from"] = "archive"
+        tool_context.actions.skip_summarization = True
+        return query
+
+    chat = Chat(
+        agent([call("search", query="a")], tools=[search, search_archive]),
+        attached(make_engine("repair", clock=clock)),
     )
-    chat = Chat(root, attached(make_engine("repair", clock=clock)))
-    await chat.send(text("find a"))
-    assert chat.seen[1:] == [[{"result": "a, from the archive"}, {"result": "b, from the archive"}]]
+    events = await chat.send(text("find a"))
+    assert len(events) == 2
+    asked = events[1].actions.model_dump(exclude_defaults=True, exclude_none=True)
+    assert asked == {"skip_summarization": True, "state_delta": {"from": "archive"}}
 
 
 async def test_agents_as_tools(clock: VirtualClock) -> None:
@@ -564,6 +570,28 @@ async def test_confirmations_of_the_framework(clock: VirtualClock, confirmed: bo
     if confirmed:
         [run] = engine.store.runs()
         assert (run.run, run.status) == (asked[0].invocation_id, "succeeded")
+
+
+async def test_confirmed_and_failed(clock: VirtualClock) -> None:
+    """A tool that was confirmed and fails is replaced; one that itself needs a confirmation cannot stand in then."""
+    for tools, seen in (
+        ([search_archive], [{"result": "a, from the archive"}]),
+        ([FunctionTool(search_archive, require_confirmation=True)], None),
+    ):
+        ran: list[str] = []
+        stated = {"delete": "web", "search_archive": "web"}
+        root = agent(
+            [call("delete", query="a")], [text("done")], tools=[deleting(ran, fails=True), *tools]
+        )
+        chat = Chat(root, attached(make_engine("repair", clock=clock), stated))
+        answer = confirmation(await chat.send(text("go")), confirmed=True)
+        if seen is None:
+            with pytest.raises(KeyError):
+                await chat.send(answer)
+        else:
+            await chat.send(answer)
+            assert chat.seen[1:] == [seen]
+        assert ran == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -181,23 +181,6 @@ def parallel(saver: Any = None) -> Any:
     return builder.compile(checkpointer=saver)
 
 
-@pytest.mark.parametrize("mode", ["values", "updates", "custom", "messages", ["updates", "custom"]])
-async def test_same_stream(clock: VirtualClock, mode: Any) -> None:
-    """Without failures a graph streams the same with us as without us, its subgraph included."""
-    graph = parallel()
-    ours = replanned(graph, make_engine(clock=clock))
-
-    async def streamed(each: Any) -> list[Any]:
-        chunks = [
-            chunk async for chunk in each.astream({"log": []}, stream_mode=mode, subgraphs=True)
-        ]
-        return [([name.partition(":")[0] for name in where], *chunk) for where, *chunk in chunks]
-
-    assert await streamed(ours) == await streamed(graph)
-    assert ours.get_graph(xray=True).draw_mermaid() == graph.get_graph(xray=True).draw_mermaid()
-    assert dict(ours.get_subgraphs()).keys() == dict(graph.get_subgraphs()).keys()
-
-
 async def test_same_events_and_state(clock: VirtualClock) -> None:
     """Without failures a graph emits the same events with us as without us, and has the same states in its checkpoints."""
     seen = []
@@ -276,6 +259,16 @@ async def test_interrupt_and_resume(tmp_path: Path, clock: VirtualClock) -> None
     assert not executed
 
 
+async def test_static_breakpoint(clock: VirtualClock) -> None:
+    """A breakpoint before a node pauses the run as an interrupt does."""
+    engine = make_engine(clock=clock)
+    graph = replanned(parallel(InMemorySaver()), engine)
+    await graph.ainvoke({"log": []}, on_thread(), interrupt_before=["inner"])
+    assert statuses(engine) == ["paused"]
+    await graph.ainvoke(None, on_thread())
+    assert statuses(engine) == ["succeeded"]
+
+
 def other(name: str) -> Callable[[ReplanRequest], list[Alternative]]:
     """Doubtful proposals to use another node or tool, or none."""
 
@@ -333,6 +326,16 @@ async def test_question_without_checkpointer(clock: VirtualClock) -> None:
     graph = replanned(graph_of(raising(OSError("disk full"))), asking(clock, other("archive")))
     with pytest.raises(OSError, match="disk full"):
         await graph.ainvoke({"query": "a"})
+
+
+async def test_answer_elsewhere(clock: VirtualClock) -> None:
+    """A question that is answered through the engine is not asked again when the graph is resumed."""
+    engine = asking(clock, other("archive"))
+    graph = replanned(graph_of(raising(OSError("disk full")), saver=InMemorySaver()), engine)
+    await graph.ainvoke({"query": "a"}, on_thread())
+    [question] = engine.pending()
+    engine.answer(question.id, "approve")
+    assert (await graph.ainvoke(None, on_thread()))["log"] == ["a from the archive", "1 found"]
 
 
 async def test_interrupts_and_questions(clock: VirtualClock) -> None:
@@ -939,6 +942,24 @@ async def test_agent_without_the_middleware(clock: VirtualClock) -> None:
     assert told(result) == [("search", "call-0", "q0 from the archive")]
 
 
+async def test_objective(clock: VirtualClock) -> None:
+    """The objective of a run is what is stated, or else the name of the graph, if it has one of its own."""
+    engine, graph = make_engine("repair", clock=clock), graph_of(report)
+    named = graph.copy({"name": "Reporter"})
+    for each in (
+        replanned(graph, engine),
+        replanned(named, engine),
+        replanned(graph, engine, objective="Find out"),
+    ):
+        await each.ainvoke({"query": "a", "log": []})
+    objectives = [info.objective for info in engine.store.runs()]
+    assert (await replanned(graph).ainvoke({"query": "a", "log": []}))["log"] == [
+        "0 found",
+        "1 found",
+    ]
+    assert objectives == ["Find out", "Run the graph Reporter", "Run a graph"]
+
+
 async def test_fields_of_a_node(clock: VirtualClock) -> None:
     """What is stated of a node counts: a dangerous one does not take the place of another unless a person agrees."""
     engine = make_engine("repair", clock=clock)
@@ -950,6 +971,16 @@ async def test_fields_of_a_node(clock: VirtualClock) -> None:
     assert len(question["choices"]) == 1
     answer = Command(resume={"question": question["question"], "verdict": "approve"})
     assert (await graph.ainvoke(answer, on_thread()))["log"] == ["a from the archive", "1 found"]
+
+
+async def test_capabilities_in_metadata(clock: VirtualClock) -> None:
+    """A capability, or fields, may stand in the metadata of a node."""
+    builder = StateGraph(State)
+    builder.add_node("search", raising(ValueError("down")), metadata={"capability": "web"})
+    builder.add_node("archive", archive, metadata={"capability": {"capability": "web"}})
+    builder.add_edge(START, "search")
+    graph = replanned(builder.compile(), make_engine("repair", clock=clock))
+    assert (await graph.ainvoke({"query": "a"}))["log"] == ["a from the archive"]
 
 
 def tool_node(calls: list[str], saver: Any, engine: ReplanningEngine | None) -> Any:

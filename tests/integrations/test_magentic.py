@@ -18,10 +18,13 @@ from agent_framework import Agent, InMemoryCheckpointStorage
 from agent_framework_orchestrations import MagenticBuilder, StandardMagenticManager
 
 from replanning import ReplanningEngine
+from replanning.changes import AbortRun
+from replanning.errors import NotRunning
 from replanning.integrations.magentic import replanned
 from replanning.journal import SqliteStore
 from replanning.testing import VirtualClock
 from tests.integrations.test_agent_framework import Model, repairing, statuses
+from tests.support.runs import alternative, make_engine
 
 RESEARCH = {"researcher": "research", "librarian": "research"}
 PLAN = "To do:\n- Find the figures\n  - in the web\n- Write the report"
@@ -192,6 +195,32 @@ async def test_plans_of_people(clock: VirtualClock) -> None:
         "writer",
     ]
     assert statuses(engine) == ["succeeded"]
+
+
+async def test_plan_that_is_made_twice(clock: VirtualClock) -> None:
+    """A manager whose ledger cannot be read plans anew as before; a workflow that ends without success fails."""
+    script = ["facts", PLAN, "no ledger", "facts", PLAN, ledger("nobody"), "the answer"]
+    engine, said = repairing(clock), list[str]()
+    async with replanned(
+        manager_of(*script, progress_ledger_retry_count=1, max_round_count=3), engine
+    ) as manager:
+        outputs = (await workflow_of(manager, said).run("Report!")).get_outputs()
+    assert (said, [str(each) for each in outputs]) == ([], ["the answer"])
+    assert [state for _, state in tasks(engine).values()] == ["CANCELLED"] * 4
+    assert statuses(engine) == ["failed"]
+
+
+async def test_session_that_cannot_go_on(clock: VirtualClock) -> None:
+    """A session that was aborted, or whose participants do not exist, ends the workflow."""
+    engine = make_engine(lambda request: [alternative(AbortRun(reason="enough"))], clock=clock)
+    script = ["facts", PLAN, ledger("writer"), ledger("writer", progress=False)]
+    with pytest.raises(NotRunning):
+        async with replanned(manager_of(*script), engine) as manager:
+            await workflow_of(manager, []).run("Report!")
+    assert statuses(engine) == ["aborted"]
+    with pytest.raises(ValueError, match="no participant called 'write'"):
+        async with replanned(manager_of(*script), capabilities={"write": "x"}) as manager:
+            await workflow_of(manager, []).run("Report!")
 
 
 async def test_resume(tmp_path: Path) -> None:

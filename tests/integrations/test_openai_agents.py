@@ -16,6 +16,7 @@ from agents import (
     RunState,
     ToolGuardrailFunctionOutput,
     ToolOutputGuardrailTripwireTriggered,
+    UserError,
     function_tool,
     handoff,
     set_trace_processors,
@@ -28,10 +29,12 @@ from agents.tracing import TracingProcessor, custom_span
 from mcp.types import CallToolResult, TextContent, Tool
 
 from replanning import Answer, ReplanningEngine
+from replanning.changes import AbortRun
+from replanning.errors import NotRunning
 from replanning.integrations.openai_agents import replanned
 from replanning.journal import AttemptFailed, SqliteStore
 from replanning.testing import ScriptedGate, VirtualClock
-from tests.support.runs import make_engine, skipping
+from tests.support.runs import alternative, make_engine, skipping
 from tests.support.tracing import Spans
 
 
@@ -154,24 +157,6 @@ async def test_skipped(clock: VirtualClock) -> None:
         assert outputs(await Runner.run(agent, "x?")) == [
             "task 'search-1' was skipped: nobody needs it"
         ]
-
-
-async def test_retry(clock: VirtualClock) -> None:
-    """A tool that fails in a way that may pass is tried again, and the model sees the result."""
-    attempts = 0
-
-    @function_tool
-    async def flaky(query: str) -> str:
-        nonlocal attempts
-        attempts += 1
-        if attempts < 3:
-            raise ConnectionError("the service is slow")
-        return query * 2
-
-    engine = repairing(clock)
-    async with replanned(agent_of(calls("flaky"), flaky), engine) as agent:
-        result = await Runner.run(agent, "x?")
-    assert (outputs(result), attempts) == (["xx"], 3)
 
 
 @function_tool(failure_error_function=lambda context, error: f"{context.tool_name}: {error}")
@@ -380,6 +365,24 @@ async def test_handoffs(explicit: bool, clock: VirtualClock) -> None:
         assert outputs(result)[-1] == "x, from the archive"
         assert result.last_agent.name == "helper"
         assert result.last_agent.handoffs[0] is agent
+
+
+async def test_handoff_to_others(clock: VirtualClock) -> None:
+    """An agent that was not named and is reached through `handoff(…)` has tools that are tried again."""
+    attempts = 0
+
+    @function_tool
+    async def flaky(query: str) -> str:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            raise ConnectionError("the service is slow")
+        return query
+
+    async with replanned(
+        triage_of(handoff(agent_of(calls("flaky"), flaky))), repairing(clock)
+    ) as agent:
+        assert outputs(await Runner.run(agent, "x?"))[-1] == "x"
 
 
 @function_tool(needs_approval=True)
@@ -715,6 +718,27 @@ async def test_conversation(clock: VirtualClock) -> None:
     ]
 
 
+async def test_turns_of_a_thread(clock: VirtualClock) -> None:
+    """Each turn of a conversation is a session, and one in which nothing was left open is not resumed."""
+    engine = repairing(clock)
+    for turn in range(2):
+        original = agent_of(calls("search"), search, search_archive)
+        async with replanned(original, engine, capabilities=WEB, thread="talk") as agent:
+            assert outputs(await Runner.run(agent, "x?")) == ["x, from the archive"]
+        assert statuses(engine) == ["succeeded"] * (turn + 1)
+
+
+async def test_run_that_was_aborted(clock: VirtualClock) -> None:
+    """A session that was aborted ends the run of the agent at its next call."""
+    engine = make_engine(lambda request: [alternative(AbortRun(reason="enough"))], clock=clock)
+    model = ScriptedModel([[call_of("explained", number=number)] for number in range(2)])
+    with pytest.raises(UserError) as raised:
+        async with replanned(agent_of(model, explained), engine) as agent:
+            await Runner.run(agent, "x?")
+    assert isinstance(raised.value.__cause__, NotRunning)
+    assert statuses(engine) == ["aborted"]
+
+
 def test_other_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the framework, or with one that works in another way, the module names the extra that installs it."""
     monkeypatch.delitem(sys.modules, "replanning.integrations.openai_agents")
@@ -727,3 +751,34 @@ def test_other_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "agents", None)
     with pytest.raises(ImportError, match=r"replanning\[openai-agents\]"):
         import_module("replanning.integrations.openai_agents")
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+async def test_state_that_is_approved_twice(blocks: int, tmp_path: Path) -> None:
+    """An approved state that is run twice executes its call once, in one block and in two of the same thread."""
+    paid: list[str] = []
+
+    @function_tool(needs_approval=True)
+    async def pay(query: str) -> str:
+        paid.append(query)
+        return "paid"
+
+    def agent(*turns: Any) -> Agent:
+        return Agent("payer", model=ScriptedModel(list(turns)), tools=[pay])
+
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "runs.db"))
+    call, done = [function_call("pay", {"query": "x"}, call_id="c1")], [assistant_message("done")]
+    async with replanned(agent(call), engine, thread="t") as attached:
+        saved = (await Runner.run(attached, "go")).to_state().to_string()
+
+    async def approve(attached: Agent) -> list[Any]:
+        state = await RunState.from_string(attached, saved)
+        state.approve(state.get_interruptions()[0])
+        return outputs(await Runner.run(attached, state))
+
+    told: list[Any] = []
+    for _ in range(blocks):
+        async with replanned(agent(done, done), engine, thread="t") as attached:
+            for _ in range(3 - blocks):
+                told += await approve(attached)
+    assert (told, paid) == (["paid", "paid"], ["x"])

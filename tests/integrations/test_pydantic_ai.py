@@ -216,24 +216,6 @@ async def test_skipped(clock: VirtualClock) -> None:
     assert "task 'search-1' was skipped: nobody needs it" in result.output
 
 
-async def test_retry(clock: VirtualClock) -> None:
-    """An error that may pass is tried again after a while, and the model does not hear of it."""
-    attempts = []
-
-    def search(query: str) -> str:
-        attempts.append(query)
-        if len(attempts) < 3:
-            raise ConnectionError("reset")
-        return query
-
-    result = await agent_of(calling(ONE_SEARCH), [search], make_engine("repair", clock=clock)).run(
-        "find x"
-    )
-    assert result.output == "done: ['x']"
-    assert attempts == ["x"] * 3
-    assert result.usage.requests == 2
-
-
 async def test_give_up(clock: VirtualClock) -> None:
     """Where there is no way on, the agent ends with the exception of its tool, and its session is paused."""
     engine = make_engine("repair", clock=clock)
@@ -593,6 +575,50 @@ def test_missing_framework(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.delitem(sys.modules, "replanning.integrations.pydantic_ai")
             with pytest.raises(ImportError, match=r"tested with 2\.68.*replanning\[pydantic-ai\]"):
                 importlib.import_module("replanning.integrations.pydantic_ai")
+
+
+async def test_approval_of_another_tool(clock: VirtualClock) -> None:
+    """The approval of a call is none of a tool that takes its place and asks for one itself, which then gets its own."""
+
+    def search_archive(ctx: RunContext[None], query: str) -> str:
+        if not ctx.tool_call_approved:
+            raise ApprovalRequired(metadata={"asks": ctx.tool_name})
+        return query
+
+    engine = make_engine("repair", clock=clock)
+    tools = [Tool(search, requires_approval=True), search_archive]
+    agent = agent_of(calling(ONE_SEARCH), tools, engine, output_type=[str, DeferredToolRequests])
+    result, asked = await agent.run("find x"), []
+    while isinstance(result.output, DeferredToolRequests):
+        asked.append(result.output.metadata)
+        results = result.output.build_results(approve_all=True)
+        result = await agent.run(
+            message_history=result.all_messages(), deferred_tool_results=results
+        )
+    assert asked == [{}, {"id0": {"asks": "search_archive"}}]
+    assert result.output == "done: ['x']"
+
+
+async def test_output_that_was_not_kept(clock: VirtualClock) -> None:
+    """A call whose output is no JSON returns it as it is, and is not executed a second time by a run that goes on."""
+    made: list[object] = []
+
+    def make() -> object:
+        made.append(object())
+        return made[-1]
+
+    def check() -> str:
+        raise Down
+
+    engine = make_engine("repair", clock=clock)
+    agent = agent_of(
+        calling(("make", {}), ("check", {})), [Tool(make, sequential=True), check], engine
+    )
+    with capture_run_messages() as messages, pytest.raises(Down):
+        await agent.run("make one")
+    with pytest.raises(CallFailed, match="was not kept"):
+        await agent.run(message_history=messages[:2])
+    assert len(made) == 1
 
 
 async def test_approved_call_is_executed_once(clock: VirtualClock, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any
 
@@ -239,33 +238,6 @@ def test_ctrl_c_while_a_call_is_recorded(kind: type) -> None:
         [call] = thread.session.run.live
         assert (call.state is TaskState.DONE) == (kind is AttemptSucceeded)
         assert search_in(thread, lambda name, _: name, kind) == "search"
-
-
-def test_calls_of_many_threads() -> None:
-    """Many threads call tools of one session at once, of which some fail: each gets its result, and all is recorded."""
-
-    def search(number: int) -> object:
-        def execute(name: str, _: Mapping[str, object]) -> object:
-            if name == "search" and number % 7 == 0:
-                raise PermissionError("no key")
-            return [name, number]
-
-        return search_in(thread, execute)
-
-    store = MemoryStore()
-    described = describe_tools(
-        {name: {"capability": "web"} for name in ("search", "archive")}, None
-    )
-    engine = make_engine("repair", store=store)
-    with (
-        SessionThread.open(engine.session("search", tools=described)) as thread,
-        ThreadPoolExecutor(8) as pool,
-    ):
-        found = list(pool.map(search, range(300)))
-    assert found == [["search" if number % 7 else "archive", number] for number in range(300)]
-    [run] = store.runs()
-    assert run.status == "succeeded"
-    assert sum(isinstance(record.body, AttemptSucceeded) for record in store.read(run.run)) == 300
 
 
 def test_records_of_calls_are_delivered() -> None:
