@@ -24,7 +24,6 @@ from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.plan import AttemptId, JsonObject, RunId
 from replanning.plan.types import JsonValue
 from replanning.providers.repair import RepairProvider
-from replanning.run import Work
 from replanning.settings import ApprovalSettings, Weights
 from replanning.telemetry import Exporter
 from replanning.tools import ToolExecutor
@@ -429,33 +428,3 @@ def past(engine: rp.ReplanningEngine) -> None:
     assert_type(found.plan_at(0), rp.Plan)
     text: str = history.markdown_report(found) + history.export_history(found)
     use(text, found.diff(0, 1))
-
-
-async def tests_of_plans() -> None:
-    """Plans tested with the public fakes."""
-    async with testing.VirtualClock() as clock:
-        build = [
-            testing.raises(FileNotFoundError("pypa-build")),
-            testing.returns({"wheel": "x"}, after=3),
-        ]
-        script: dict[str, testing.ScriptStep | Sequence[testing.ScriptStep]] = {
-            "build": build,
-            "sign": testing.hangs(),
-        }
-        executor = testing.ScriptedExecutor(script, clock=clock)
-        as_work: Work = executor
-        gate = testing.ScriptedGate(
-            [testing.returns(rp.Answer("approve"), after=60), rp.Answer("reject")], clock=clock
-        )
-        provider = testing.ScriptedProvider(
-            [rp.Alternative(changes=(), reason="x"), testing.hangs()],
-            clock=clock,
-            usage=journal.Usage(calls=1),
-        )
-        engine = rp.ReplanningEngine(
-            [provider], gate=gate, environment=testing.virtual_environment(7, clock=clock)
-        )
-        await engine.execute(PLAN, as_work)
-    report = testing.simulate(PLAN, testing.FaultSchedule(fail={"build": 0.5}), runs=10, seed=1)
-    assert_type(report.success_rate, float)
-    use(executor.calls_of("build")[0].number, gate.questions, provider.requests)

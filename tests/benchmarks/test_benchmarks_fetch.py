@@ -1,10 +1,7 @@
 """Getting the published data: what is fetched, checked, kept and made of it, from a server on this machine."""
 
-import gzip
 import hashlib
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -12,10 +9,9 @@ from typing import Literal
 import pytest
 
 pytest.importorskip("benchmarks", reason="benchmarks are part of a checkout, not of a distribution")
-from benchmarks import fetch, instances, published, workflows
+from benchmarks import fetch, instances, workflows
 from tests.support.http_server import Answer, HttpServer, Request
 
-ROOT = Path(__file__).parents[2]
 QUERY = """Here are the actions I can do.
 
 [STATEMENT]
@@ -187,38 +183,3 @@ def test_of_another_form(
     with pytest.raises(fetch.FetchError, match=why):
         fetch.fetch(tmp_path, host=server.url, wanted={"file": server.publish(form, document)})
     assert not (tmp_path / "file").exists()
-
-
-def test_without_network(tmp_path: Path) -> None:
-    """Where nothing can be reached, the command says so in a line and ends with 1."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks",
-        "fetch",
-        "--data",
-        str(tmp_path),
-        "--from",
-        "http://127.0.0.1:9",
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "cannot be reached" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_catalogue() -> None:
-    """Everything that the benchmarks read is to be had, each file by its checksum at a whole commit."""
-    found = fetch.catalogue()
-    assert len(found[workflows.FILE].files) == 104
-    for dataset in found.values():
-        assert len(dataset.commit) == 40
-        assert all(len(checksum) == 64 and size for _, size, checksum in dataset.files)
-
-
-def test_same_as_before() -> None:
-    """Runtimes are kept to the millisecond, and parents are found wherever they stand."""
-    text = published.workflows([("w.json", json.dumps(WORKFLOW).encode())])
-    assert json.loads(gzip.decompress(text)) == [
-        {"name": "small", "file": "w.json", "tasks": [["a", 1.0, []], ["b", 2.0, [0]]]}
-    ]

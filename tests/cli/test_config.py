@@ -233,3 +233,40 @@ def test_trust_says_what_is_trusted(tmp_path: Path) -> None:
         "planning: {replanning: {enabled: 3}, history: {directory: /tmp/x}}"
     )
     assert "planning.replanning.enabled" in cli(tmp_path, "config", "trust", code=2).stderr
+
+
+@pytest.mark.parametrize("source", ["file", "variable"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "acme-123456.yaml"),
+        ("run", "wrong.yaml"),
+        ("simulate", "wrong.yaml", "--json"),
+        ("simulate", "right.yaml", "--fail", "acme-123456"),
+        ("run", "right.yaml", "--run-id", "acme-123456"),
+        ("validate", "wrong.yaml"),
+        ("validate", "wrong.yaml", "--json"),
+        ("tools", "tools.yaml"),
+        ("status", "--store", "acme-123456.db"),
+    ],
+)
+def test_own_patterns(tmp_path: Path, words: tuple[str, ...], source: str) -> None:
+    """What commands print before there is a run, errors included, is masked as the settings say."""
+    pattern = "acme-[0-9]+"
+    (tmp_path / "own.yaml").write_text(f"replanning:\n  redaction: {{patterns: ['{pattern}']}}\n")
+    (tmp_path / "wrong.yaml").write_text(
+        "goal: {objective: x}\ntasks: [{id: a, optional: acme-123456}]\n"
+    )
+    (tmp_path / "right.yaml").write_text("goal: {objective: x}\n")
+    (tmp_path / "tools.yaml").write_text(
+        "tools: [{name: t, kind: shell, command: echo acme-123456}]\n"
+    )
+    variables = {"REPLANNING_REDACTION__PATTERNS": f'["{pattern}"]'}
+    if source == "file" and words[0] in ("run", "simulate"):
+        words, variables = (*words, "--settings", "own.yaml"), {}
+    done = cli(tmp_path, *words, code=0 if words[0] == "tools" else 2, **variables)
+    assert "acme-123456" not in done.stdout + done.stderr
+    assert (
+        "[redacted]" in done.stdout + done.stderr
+        or "--run-id: what looks like a secret" in done.stderr
+    )

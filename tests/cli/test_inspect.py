@@ -7,7 +7,6 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import pytest
 
 from replanning import (
     Alternative,
-    PlanEvaluation,
     ReplanningEngine,
     ReplanRequest,
     Settings,
@@ -24,7 +22,6 @@ from replanning import (
     ToolSpec,
 )
 from replanning.changes import SkipTask
-from replanning.exporters._narrator import Line, Narrator
 from replanning.history import ReplanHistory, import_history
 from replanning.journal import SqliteStore
 from replanning.testing import VirtualClock
@@ -169,20 +166,6 @@ def test_status() -> None:
     )
     assert (found["evaluation"]["done"], found["evaluation"]["health"]) == (1, "stuck")
     assert [entry["run"] for entry in data("status")] == ["asking", "done"]
-
-
-def test_strain_is_told_once() -> None:
-    """The display has a line when many attempts begin to fail, and none while that goes on."""
-    strained = PlanEvaluation(1, 2, 0.5, 90.0, "strained", ("look for a common cause",))
-    narrator = Narrator(lambda: pytest.fail("no view is needed"))
-    lines = [
-        narrator.line_for(event)
-        for event in (strained, strained, replace(strained, health="good"), strained)
-    ]
-    told = Line(
-        "!", "1 of 2 tasks done (50%), about 90 s left, strained: look for a common cause", "yellow"
-    )
-    assert lines == [told, None, None, told]
 
 
 def test_status_of_a_dead_process(folder: Path) -> None:
@@ -373,22 +356,6 @@ def test_answer_waits_for_resume() -> None:
     assert "question 1 is not open; it was answered already" in call(
         "reject", "asking", "1", code=1
     )
-
-
-def test_two_open_questions() -> None:
-    """An answer must name one of several open questions; programs are told the command that resumes its run."""
-    make_run("asking", "b", doubts=True, tool="true")
-    make_run("other", "a", doubts=True, tool="true")
-    assert "2 questions are open: other 1, asking 1; name one of them" in call("approve", code=1)
-    resume = "replanning resume asking --store runs/history.db"
-    expected = {
-        "run": "asking",
-        "question": "asking.q1",
-        "verdict": "approve",
-        "taken": False,
-        "resume": resume,
-    }
-    assert data("approve", "asking", "q1") == expected
 
 
 def test_answer_all() -> None:

@@ -93,6 +93,28 @@ def test_model_judges_on_the_command_line(graded: Path) -> None:
     assert answer(graded, "status", "r")["spent"]["calls"] == 2
 
 
+def test_judge_that_wants_smaller_tasks(tmp_path: Path) -> None:
+    """A task that a judge finds too large is divided by the same model, and its parts are judged as well."""
+    write_settings(tmp_path, judge={"provider": "openai"})
+    write_plan(
+        tmp_path,
+        {"write": "echo {text} >> said.txt"},
+        "id: all, tool: write, arguments: {text: all}",
+    )
+    parts: list[JsonValue] = [
+        {"id": name, "tool": "write", "arguments": {"text": name}} for name in ("one", "two")
+    ]
+    replies: list[JsonValue] = [
+        {"success": False, "should_replan": True, "reason": "too large"},
+        {"reason": "one at a time", "confidence": 0.8, "tasks": parts},
+        {"success": True},
+        {"success": True},
+    ]
+    with ScriptedLLMServer(replies) as server:
+        cli(tmp_path, "run", "plan.yaml", "--replan-provider", "repair", **server.environ())
+    assert sorted(lines(tmp_path / "said.txt")) == ["all", "one", "two"]
+
+
 def test_actions_of_a_goal_are_judged(tmp_path: Path) -> None:
     """In planning mode a model that the settings name judges each action, which is done again with its feedback."""
     write_settings(tmp_path, judge={"provider": "openai"})

@@ -377,20 +377,6 @@ def test_graph_of_tasks() -> None:
     assert "paused, 2 of 4 tasks done (50%), about 3 s left" in texts
 
 
-def test_graph_of_a_chain_grows_downwards() -> None:
-    """Boxes never cover one another; a long chain grows downwards instead of to the side."""
-    tasks = [*chain_of(*(f"s{n}" for n in range(30))), Task(id="end", depends_on=("s0", "s29"))]
-    make_run("chain", tasks, "s3", stop_after=6)
-    _, boxes = drawn()
-    places = [(x, y) for x, y, _ in boxes.values()]
-    assert max(x for x, _ in places) < 600 < max(y for _, y in places)
-    assert all(
-        abs(x - u) >= 220 or abs(y - v) >= 42
-        for i, (x, y) in enumerate(places)
-        for u, v in places[:i]
-    )
-
-
 def test_graph_of_a_large_plan() -> None:
     """Above 200 tasks those of one stage in one state are one box with their number."""
     tasks = [Task(id=f"t{n}", depends_on=(f"t{n - 100}",) if n >= 100 else ()) for n in range(500)]

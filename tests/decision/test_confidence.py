@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import Alternative, CallbackGate, ReplanningEngine, ReplanRequest, Settings
@@ -53,7 +53,6 @@ from tests.support.live import (
     task,
     tool,
 )
-from tests.support.live_strategies import Changes, situation
 from tests.support.runs import Proposer, again, bodies, chain, environment, failing
 
 
@@ -186,37 +185,6 @@ def test_compare() -> None:
         0,
         1,
     ]
-
-
-@settings(max_examples=40)
-@given(data=st.data(), confidence=st.none() | st.floats(0, 1), left=st.none() | st.floats(-10, 10))
-def test_scores_are_shares(
-    data: st.DataObject, confidence: float | None, left: float | None
-) -> None:
-    """Each part and the total of a score lie between 0 and 1, with any weights."""
-    drawn = Changes()
-    run = situation(data.draw, drawn)
-    changes = tuple(drawn.several(data.draw, run.live, 2))
-    if run.live.check(changes):
-        return
-    share = data.draw(st.floats(0, 1))
-    weights = Weights(self_assessment=share, past_success=1 - share, availability=0, simplicity=0)
-    alternative = Alternative(
-        changes=changes, reason="", confidence=confidence, expected_duration=5.0
-    )
-    past = run.live.statistics.outcomes
-    for scorer in (ConfidenceScorer(), ConfidenceScorer(weights)):
-        score = scorer.score(
-            alternative, PlanView(run.live), lambda name: past.get(name, ()), time_left=left
-        )
-        parts = (
-            score.total,
-            score.self_assessment,
-            score.past_success,
-            score.availability,
-            score.simplicity,
-        )
-        assert all(0 <= part <= 1 for part in parts)
 
 
 SHRINK = Settings.model_validate({"alternatives": {"shrink": True}})

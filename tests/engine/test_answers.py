@@ -1,7 +1,6 @@
 """Answers to questions: later, from elsewhere, stale, across crashes and store failures."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Literal
@@ -464,32 +463,3 @@ async def test_crash_at_any_record(
         assert len(bodies(engine.store, "run-1", QuestionAsked)) == 1
         assert len(bodies(engine.store, "run-1", QuestionAnswered)) == 1
         dialogue(engine, "run-1")
-
-
-class ReadStore(MemoryStore):
-    """A store in which something happens each time that an inbox was read."""
-
-    def __init__(self, *happenings: Callable[[], object]) -> None:
-        super().__init__()
-        self.happenings = list(happenings)
-
-    def inbox(self, run: RunId) -> Sequence[InboxMessage]:
-        """The messages from before that."""
-        messages = super().inbox(run)
-        if self.happenings:
-            self.happenings.pop(0)()
-        return messages
-
-
-async def test_answered_twice_at_once(clock: VirtualClock) -> None:
-    """Of two people who answer a run elsewhere at the same time, the second is told, and the first answer counts."""
-    store = ReadStore()
-    engine = asking(clock, store=store)
-    result = await engine.execute(chain("a", "b"), failing("a"))
-    question = result.questions[0]
-    store.happenings = [partial(asking(clock, store=store).answer, question, "reject", by="bob")]
-    with pytest.raises(UnknownQuestion, match="it was answered already"):
-        engine.answer(question, "approve", by="ada")
-    resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
-    assert (resumed.status, resumed.revisions) == ("failed", ())
-    assert [body.by for body in bodies(store, result.run, QuestionAnswered)] == ["bob"]

@@ -7,7 +7,7 @@ import pytest
 
 from replanning import Answer, ReplanningEngine, ReplanningError, Task
 from replanning.changes import AddTask, ReplaceTask, RetryTask, SkipTask
-from replanning.errors import ChangeRejected, JournalCorrupt, NotRunning, UnknownQuestion
+from replanning.errors import ChangeRejected, NotRunning, UnknownQuestion
 from replanning.history import run_status
 from replanning.journal import (
     AnswerRefused,
@@ -20,7 +20,6 @@ from replanning.journal import (
 )
 from replanning.testing import ScriptedExecutor, ScriptedGate, VirtualClock, raises, returns
 from replanning.testing.clock import EPOCH
-from tests.support.journals import edit_records
 from tests.support.questions import asked, asking, dialogue, proposing, two_ways
 from tests.support.runs import Proposer, bodies, chain, failing, perform, plan
 
@@ -54,25 +53,6 @@ async def test_doubt_asks(clock: VirtualClock) -> None:
     assert question.candidates[0].score.self_assessment == 0.4
     assert "- a [FAILED]\n+ a~2 [PENDING]\n  b: waiting for a~2 instead of a" in question.diffs[0]
     assert "+ a [SKIPPED]" in question.diffs[1]
-
-
-async def test_unreadable_runs_hide_no_questions(
-    clock: VirtualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A run whose records contradict one another is left out of the open questions with a warning, unless it is named."""
-    engine = asking(clock, store=SqliteStore(tmp_path / "runs.db"))
-    for run_id in ("good", "bad"):
-        async with engine.open(chain("a", "b"), run_id=run_id) as run:
-            await perform(run, failing("a"))
-    edit_records(
-        tmp_path / "runs.db",
-        lambda seq, kind, data: (kind, data.replace('"task":"a"', '"task":"x"')),
-        run="bad",
-    )
-    assert [question.run for question in engine.pending()] == ["good"]
-    assert "the questions of run bad are left out: record 2 (attempt-started)" in caplog.text
-    with pytest.raises(JournalCorrupt, match="does not fit the records before it"):
-        engine.pending("bad")
 
 
 async def nobody_knows(*answers: Answer, always_for: tuple[str, ...] = ("goal-unreachable",)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
@@ -24,7 +23,6 @@ from replanning import (
     ReplanningEngine,
     ReplanRequest,
     Task,
-    open_run,
 )
 from replanning.changes import AddTask, ModifyTask, ReplaceTask, SkipTask
 from replanning.errors import ChangeRejected, LLMUnavailable, PlanError, StoreError
@@ -39,18 +37,12 @@ from replanning.testing import (
     VirtualClock,
     raises,
 )
-from replanning.tools import ToolExecutor
-from tests.exporters.test_forges_steering import CLARIFY, UNCLEAR, Scene
 from tests.support.cli import cli
-from tests.support.forges import FakeGitHub
-from tests.support.http_server import Answer as Served
-from tests.support.http_server import HttpServer, Request
 from tests.support.runs import Proposer, environment
 from tests.support.secret_examples import PEM, WRAPPINGS, Example, examples
 from tests.support.tracing import Spans
 
 WRAPPED = ("plain", "on a line", "JSON", "coloured", "in a file name")
-MCP_SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"
 SLICE = examples()[::12]
 SETTINGS: JsonObject = {
     "capture_content": True,
@@ -364,75 +356,6 @@ async def test_run(
     } == {}
 
 
-@pytest.mark.deep
-async def test_tools(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What programs, files and servers tell in two reads, as results and as errors, is in no journal and no log."""
-    caplog.set_level(logging.DEBUG)
-    chosen, names = examples(), tmp_path / "in" / "names"
-    names.mkdir(parents=True)
-    for number, each in enumerate(chosen):
-        text = told(each, "said")
-        (names / re.sub(r"[/\x00]", "_", each.text)[:200]).touch()
-        for part, piece in enumerate((text[: len(text) // 2], text[len(text) // 2 :])):
-            (tmp_path / "in" / f"{number}.{part}").write_text(piece, newline="")
-
-    def parts(request: Request) -> Served:
-        texts = [
-            (tmp_path / "in" / f"{request.path.rpartition('/')[2]}.{part}").read_bytes()
-            for part in (0, 1)
-        ]
-        return (500 if "bad" in request.path else 200), {"content-type": "text/plain"}, texts
-
-    slowly = "cat in/{n}.0; sleep 0.001; cat in/{n}.1"
-    commands = {"out": slowly, "err": f"({slowly}) >&2; exit 3", "ls": "ls in/names"}
-    described = [
-        {"name": name, "kind": "shell", "command": command} for name, command in commands.items()
-    ]
-    with HttpServer(parts) as server, closing(SqliteStore(tmp_path / "out.db")) as store:
-        described += [
-            {"name": name, "kind": "http", "url": f"{server.url}/{name}/{{n}}"}
-            for name in ("good", "bad")
-        ]
-        mcp = {"web": {"command": [sys.executable, str(MCP_SERVER)]}}
-        tasks = [{"id": "ls", "tool": "ls"}]
-        for number in range(len(chosen)):
-            calls = {name: {"n": number} for name in ("out", "err", "good", "bad")}
-            calls |= {
-                "web.say": {"text": str(number)},
-                "web.search": {"query": str(number)},
-                "web.wipe": {"path": str(number)},
-            }
-            tasks += [
-                {"id": f"{name}-{number}", "tool": name, "arguments": given}
-                for name, given in calls.items()
-            ]
-        given = {"goal": {"objective": "x"}, "mcp": mcp, "tools": described, "tasks": tasks}
-        plan = Plan.model_validate(
-            {**given, "tasks": [{**task, "retry": {"max_attempts": 1}} for task in tasks]}
-        )
-        async with ToolExecutor(plan, cwd=tmp_path) as execute:
-            plan = await execute.discover(plan)
-            async with open_run(plan, store=store, run_id="run") as run:
-                async for task in run.ready():
-                    async with run.attempt(task) as attempt:
-                        secret = told(
-                            chosen[int("0" + task.id.rpartition("-")[2].strip("ls"))], "sent"
-                        )
-                        sent = (
-                            dict.fromkeys(task.arguments, secret)
-                            if "." in task.id
-                            else task.arguments
-                        )
-                        told_task = task.model_copy(update={"arguments": sent})
-                        attempt.output = await execute(told_task, attempt.context)
-    kept = [path.read_bytes().decode("utf-8", "replace") for path in tmp_path.glob("out.db*")]
-    assert "end of said" in "".join(kept)
-    assert "end of sent" in "".join(kept)
-    # The server of the tests wraps its own log over lines, behind which no secret is looked for.
-    logged = [record.getMessage() for record in caplog.records if record.name != "replanning.mcp"]
-    assert leaks(chosen, *kept, *logged)[:5] == []
-
-
 def test_commands(tmp_path: Path) -> None:
     """Commands that print a plan, tools, settings or their errors before or while a run is opened print no secret."""
     chosen, shown = [each for each in SLICE[::2] if len(each.text) < 200], []
@@ -550,33 +473,6 @@ async def test_people_elsewhere(chosen: Sequence[Example], tmp_path: Path) -> No
         reports = [text_report(run.history), export_history(run.history)]
     assert "end of request" in "".join(reports)
     assert leaks(chosen, *shown, *waiting, *files(tmp_path), *reports)[:5] == []
-
-
-@pytest.mark.parametrize(
-    "chosen", [SLICE[::3], pytest.param(examples()[::4], marks=pytest.mark.deep)], ids=len
-)
-async def test_comments_of_issues(
-    chosen: Sequence[Example], caplog: pytest.LogCaptureFixture
-) -> None:
-    """What people write below an issue is told by no journal, prompt, notice, message or log."""
-    caplog.set_level(logging.DEBUG)
-    found = []
-    async with VirtualClock() as clock:
-        for each in chosen:
-            fake = FakeGitHub(clock.now)
-            scene = Scene(fake, clock, UNCLEAR)
-            await scene.play(
-                CLARIFY,
-                ("ada", f"/approve {told(each, 'command')}"),
-                ("ada", told(each, "comment")),
-            )
-            written = [body for body in fake.texts() if "end of c" not in body]
-            assert "end of comment" in "".join(scene.model.prompts)
-            found += leaks(
-                [each], *map(repr, scene.bodies()), *scene.model.prompts, *written, *scene.told
-            )
-    assert found[:5] == []
-    assert leaks(chosen, caplog.text)[:5] == []
 
 
 @pytest.mark.parametrize(

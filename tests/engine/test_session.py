@@ -472,10 +472,6 @@ async def test_arguments_that_do_not_fit(clock: VirtualClock) -> None:
     assert session.run.result.ok
 
 
-def not_async(name: str, arguments: Mapping[str, object]) -> Any:
-    """Execute a tool at once."""
-
-
 async def test_left_by_an_exception(clock: VirtualClock) -> None:
     """An exception of the agent leaves the session paused, to be resumed; what is called afterwards is refused."""
     with pytest.raises(KeyError):

@@ -199,18 +199,6 @@ async def test_one_deadline(fake, forge, clock):
     assert await forge.comments() == []
 
 
-async def test_no_answer(fake, clock):
-    """A forge that never answers is given up at the deadline."""
-
-    async def silence(request: httpx.Request) -> httpx.Response:
-        await clock.sleep(float("inf"))
-        raise AssertionError("it never wakes up")
-
-    with pytest.raises(ForgeError, match="no response within 30 s"):
-        await on(fake, clock, transport=httpx.MockTransport(silence)).comments()
-    assert clock.elapsed == pytest.approx(30)
-
-
 @github
 async def test_the_limit_of_github(fake, forge, clock):
     """A limit that is used up is waited for, not hammered on, until the moment that GitHub has named."""
@@ -461,16 +449,6 @@ async def test_a_pull_request_of_github() -> None:
         "head": "fix",
         "changed_files": [{"path": "a.py", "status": "modified", "additions": 2, "deletions": 1}],
     }
-
-
-async def test_more_files_than_are_told():
-    """Of many files the first are told, and that there are more."""
-    fake = FakeGitHub(pull=True)
-    fake.files = [f"f{number}" for number in range(305)]
-    about = (await on(fake).issue()).repository
-    names, changed = about["files"], about["pull_request"]["changed_files"]
-    assert (len(names), names[0], names[-1]) == (201, "src/", "… [cut: there are more]")
-    assert (len(changed), changed[-1]) == (301, "… [cut: there are more]")
 
 
 @gitlab

@@ -16,7 +16,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from replanning import Plan, ReplanningEngine, Settings, Task, TaskContext
-from replanning.cli.lookup import open_notifiers
 from replanning.exporters._forge import MAX_COMMENT_CHARS, ForgeError, Marker, find_marker
 from replanning.exporters._notices import HEADINGS, Notice, NoticeKind, RunNotices
 from replanning.exporters.notices import ConsoleNotifier, FileForge, FileNotifier
@@ -524,24 +523,6 @@ def test_a_run_that_was_killed_goes_on_in_the_same_file(tmp_path: Path) -> None:
     assert killed.stderr.splitlines() == ["📋 Progress: 0/1 (0%) complete"]
     assert "🙋 Decision Needed: task 'write'" in asked.stderr
     assert again.stderr.splitlines()[0] == "📋 Progress: 1/1 (100%) complete"
-
-
-@pytest.mark.parametrize(
-    ("targets", "places"),
-    [
-        (("a.md", "./a.md", "a.md "), 1),
-        (("a.md", "A.md"), 2),
-        (("console", "console", "a.md"), 2),
-        (("github=octo/repo#12", "github=Octo/Repo#12"), 1),
-    ],
-)
-def test_each_place_is_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: tuple[str, ...], places: int
-) -> None:
-    """However a place is written, it is told once, and what are two files is not taken for one."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GITHUB_TOKEN", "not-used")
-    assert len(open_notifiers(targets)) == places
 
 
 @pytest.mark.parametrize(

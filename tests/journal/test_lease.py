@@ -41,16 +41,6 @@ while True:
     say(seq)
 """
 
-RACE = """
-store = opened()
-say("ready")
-for line in sys.stdin:
-    try:
-        store.acquire(line.strip(), owner_id(), 0.0, 1e9)
-        say("won")
-    except RunOwned:
-        say("lost")
-"""
 
 OPEN = """
 say("ready")
@@ -112,20 +102,6 @@ def tell(process, line):
     """Say a line to a process."""
     process.stdin.write(line + "\n")
     process.stdin.flush()
-
-
-def test_race(place):
-    """Of processes that want the same run at the same time, exactly one gets it."""
-    runs = [f"run-{number}" for number in range(20)]
-    with opened(place) as store, ExitStack() as stack:
-        for run in runs:
-            store.release(store.create(run, "me", 0.0, 5.0))
-        racers = [stack.enter_context(program(RACE, place)) for _ in range(2)]
-        assert [answer(racer) for racer in racers] == ["ready", "ready"]
-        for run in runs:
-            for racer in racers:
-                tell(racer, run)
-            assert sorted(answer(racer) for racer in racers) == ["lost", "won"]
 
 
 def test_kill(place):

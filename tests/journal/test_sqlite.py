@@ -322,15 +322,3 @@ def test_waiting_thread(path, monkeypatch):
         assert seen == [[]]
         store.append(lease, sample_record(1))
         assert [info.run for info in store.runs()] == [RUN]
-
-
-def test_unfinished_reading_is_harmless(path):
-    """A loop over records that was left does not keep the log from being written back."""
-    with closing(SqliteStore(path)) as store:
-        lease = store.create(RUN, "me", 0.0, 5.0)
-        for seq in range(1, 301):
-            store.append(lease, sample_record(seq))
-        reading = store.read(RUN)
-        assert next(reading).seq == 1
-        assert asked(path, "PRAGMA wal_checkpoint(TRUNCATE)") == [(0, 0, 0)]
-        assert len(list(reading)) == 299

@@ -71,6 +71,11 @@ REJECTED = {
             "changes[5]: task 'c' depends on 'nowhere', which does not exist",
         ],
     ),
+    "a retry of what is done": (
+        after(journaled("a"), "run a"),
+        [retry("a")],
+        ["changes[0]: task 'a' is DONE: it cannot be retried"],
+    ),
     "a dependency named twice": (
         journaled("a", "b"),
         [add("x", "a", "a"), modify("a", depends_on=["b", "b"])],

@@ -52,12 +52,6 @@ def wide_class(attributes: int, reason: str = "") -> str:
     return WIDE.format(reason=reason, assignments="\n".join(assignments))
 
 
-def test_plain_code_passes(tmp_path: Path) -> None:
-    """Code below all limits passes without a word."""
-    done = check(tmp_path, PLAIN)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
 def test_packed_forms_are_named_with_their_places(tmp_path: Path) -> None:
     """Each packed form is counted, and named with its file and line."""
     packed = "a, b = 1, 2\nc = a if b else 0\nd = [e for e in (a, b)]\nf = a and b\n"
@@ -89,12 +83,6 @@ def test_dense_functions_are_named(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[1].startswith("  replanning/plan/module.py:1 total: ")
 
 
-def test_code_without_comments_is_refused(tmp_path: Path) -> None:
-    """Docstrings and directives of linters are no comments."""
-    done = check(tmp_path, PLAIN.replace("# One comment for a few lines is enough.", "# noqa: X"))
-    assert done.stdout == "comments per 1,000 lines of code: 0.0, expected at least 35\n"
-
-
 def test_a_large_class_needs_a_reason(tmp_path: Path) -> None:
     """More than 15 attributes need a reason in the docstring, and no reason allows more than 20."""
     reason = ". It has many attributes because it is made up"
@@ -105,14 +93,6 @@ def test_a_large_class_needs_a_reason(tmp_path: Path) -> None:
     )
     too_large = check(tmp_path / "large", wide_class(21, reason))
     assert "classes of more than 20 attributes: 1.0, expected at most 0" in too_large.stdout
-
-
-def test_models_may_have_any_number_of_attributes(tmp_path: Path) -> None:
-    """The fields of a pydantic model are those of a document, so they are not limited."""
-    models = wide_class(21).replace(
-        "class Wide:", "class Model(BaseModel): ...\n\nclass Wide(Model):"
-    )
-    assert check(tmp_path, models).returncode == 0
 
 
 def test_a_few_functions_may_have_many_decisions(tmp_path: Path) -> None:

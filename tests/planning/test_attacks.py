@@ -7,8 +7,6 @@ import pytest
 from replanning import Answer, CallbackGate, Task, ToolSpec
 from replanning.journal import AttemptFailed, MemoryStore
 from replanning.testing import VirtualClock
-from tests.exporters.test_forges_steering import DECIDE, Scene
-from tests.support.forges import FakeGitHub
 from tests.support.planning import (
     TOOLS,
     WHICH,
@@ -213,19 +211,6 @@ async def test_a_free_text_answer_repeats_nothing_dangerous(plan, hangs, told):
     assert told in asked[1]
     assert told in planning.state.held["post"].risk
     assert desk.tools == ["write", tool, tool]
-
-
-async def test_comments_repeat_nothing_dangerous():
-    """A free-text answer does not repeat a dangerous action; `/approve` of a member does, with its text."""
-    async with VirtualClock() as clock:
-        desk = Desk({"wipe": [ValueError("no right to")]})
-        replies = {"action_sequence": WIPES, "decision:execution": go_on(**WHICH)}
-        scene = Scene(FakeGitHub(clock.now), clock, replies, tools=RISKY, desk=desk)
-        again = (("ada", "Just do it again!"), ("ada", "/approve but gently"))
-        assert await scene.play(DECIDE, ("ada", "/approve"), "which may do harm", *again)
-    assert [text for _, _, text in scene.answers()] == ["", "but gently"]
-    assert scene.feedback() == ["Just do it again!"]
-    assert desk.tools == ["write", "wipe", "wipe"]
 
 
 async def planned_before(store):

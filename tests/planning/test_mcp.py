@@ -120,26 +120,6 @@ def test_a_plan_with_servers_is_validated_and_run(tmp_path: Path) -> None:
     assert "searching" not in done.stderr
 
 
-def test_a_missing_server_fails_only_its_task(tmp_path: Path) -> None:
-    """If a server cannot be started, the task fails with the reason, and another tool of its capability is used."""
-    down = tmp_path / "down"
-    down.touch()
-    more = """goal: {objective: find}
-tools:
-- {name: look, kind: mcp, server: web, tool: search, capability: look, dangerous: false}
-- {name: local, kind: shell, command: echo found, capability: look}
-tasks:
-- {id: a, tool: look}
-"""
-    servers(tmp_path, "--down", down, more=more).rename(tmp_path / "plan.yaml")
-    done = cli(tmp_path, "run", "plan.yaml", "--json")
-    assert json.loads(done.stdout)["outputs"]["a"]["stdout"] == "found"
-    assert (
-        "note: MCP server 'web' is not there: it ended before it answered: its database is being"
-        in done.stderr
-    )
-
-
 def test_a_goal_is_solved_with_the_tools_of_a_server(tmp_path: Path) -> None:
     """`replanning solve` plans with the tools of servers, and executes the plan."""
     action: JsonObject = {

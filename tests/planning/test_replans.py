@@ -42,7 +42,6 @@ from tests.support.resume import RUN
 
 OTHER = {"subtasks": [{"id": "other", "description": "Do it otherwise"}]}
 USED = [("write", "write"), ("post", "post")]
-ONCE_MORE = revision(action("write", "write"), action("post", "post"))
 
 
 # Targets, and what is kept
@@ -226,30 +225,6 @@ WRITE, POST, END = (action(name, "shout") for name in ("write", "post", "end"))
 def both(**said):
     """Return decisions for two replans with two causes, and no more."""
     return (because("partial_replan", 0, **said), because("partial_replan", 1, **said), go_on())
-
-
-@pytest.mark.parametrize("question", [{}, WHICH], ids=["approval", "question"])
-async def test_approvals_respect_limits(question):
-    """Of two approved replans, only those within the limit are executed; the model is asked about the other."""
-    replies = {
-        **AT_ONCE,
-        "decision:execution": both(confidence=0.4, **question),
-        "revision": revision(END),
-    }
-    settings = {**EACH, "planning": {"replanning": {"execution": {"max_partial_replans": 1}}}}
-    gate = eve("approve", "approve", comment="yes")
-    planning, model, _ = await run(replies, Desk(takes=1), settings, gate)
-
-    assert planning.result.status == "succeeded", planning.result.reason
-    assert len(gate.questions) == 2
-    state = planning.state
-    assert (len(state.plans), state.counts.partial_replans, model.asked.count("revision")) == (
-        2,
-        1,
-        1,
-    )
-    refused = next(one for one in state.records if one.override_reason == "limit")
-    assert any(one.instead_of == refused.replan_id for one in state.records)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """Bridges over facts: what is changed and left alone, chains of substitutes, and the proposals of others, completed."""
 
 import json
-import random
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -520,40 +518,6 @@ async def test_logistics(
         "drive-2",
         "unload-2",
     ]
-
-
-KEYS = "goal objective facts tools name cost parameters requires adds removes objects tasks id tool arguments depends_on"
-NAME = re.compile(r"[a-z][\w-]*")
-
-
-def in_other_words(text: str, words: dict[str, str]) -> str:
-    """A text in which every name is replaced by another word."""
-    return NAME.sub(lambda name: words.get(name[0], name[0]), text)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(
-    ("text", "event"),
-    [
-        (LOGISTICS, Event(2, ["in(red,middle)"], ["in(red,depot)", "in(red,north)"])),
-        (LOGISTICS, Event(0, [], ["road(depot,north)"])),
-    ],
-    ids=["turn", "road"],
-)
-async def test_random_words(seed: int, text: str, event: Event) -> None:
-    """Random words instead of the names of objects, predicates, tools and tasks change nothing about the result."""
-    rng = random.Random(seed)
-    names = sorted(set(NAME.findall(text)) - set(KEYS.split()))
-    words = {name: "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=9)) for name in names}
-    holds, ceased = (
-        [in_other_words(fact, words) for fact in facts] for facts in (event.holds, event.ceased)
-    )
-    usual = await outcome_of(text, event)
-    strange = await outcome_of(in_other_words(text, words), Event(event.after, holds, ceased))
-    assert [words[usual.tools[task]] for task in usual.done] == [
-        strange.tools[task] for task in strange.done
-    ]
-    assert strange.reached
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"needs the published instances in {DATA}")

@@ -339,50 +339,6 @@ async def judged_after_failure(plan: Plan, steps: int, gone: bool, goal: Sequenc
         run.pause()
 
 
-@patient
-@given(
-    plan=plans(),
-    steps=st.integers(0, 4),
-    ceased=st.lists(st.sampled_from(FACTS), max_size=2, unique=True),
-    picks=st.lists(st.integers(0, 8), min_size=1, max_size=5),
-    chained=st.booleans(),
-)
-def test_no_completion_fails(
-    plan: Plan, steps: int, ceased: list[str], picks: list[int], chained: bool
-) -> None:
-    """A completion of whatever another provider proposes is taken, can be carried out, and keeps most of what was new."""
-    proposed = [plan.tools[pick % len(plan.tools)].name for pick in picks]
-    anyio.run(completing, plan, min(steps, len(plan.tasks) - 1), ceased, proposed, chained)
-
-
-async def completing(
-    plan: Plan, steps: int, ceased: Sequence[str], tools: Sequence[str], chained: bool
-) -> None:
-    """Let facts cease, propose these tools for the rest of the plan, and judge what is made of that."""
-    async with open_run(plan) as run:
-        now = _done(run, plan, steps) - set(ceased)
-        run.observe(ceased=ceased)
-        left = [entry.id for entry in run.live if entry.state != "DONE"]
-        changes: list[PlanChange] = [RemoveTask(task_id=task_id) for task_id in reversed(left)]
-        for number, tool in enumerate(tools):
-            before = (f"w{number - 1}",) if chained and number else ()
-            changes.append(AddTask(task=Task(id=f"w{number}", tool=tool, depends_on=before)))
-        proposed = Alternative(changes=tuple(changes), reason="written", source="model")
-        trigger = ContextChanged(tasks=tuple(left), facts=tuple(ceased))
-        request = ReplanRequest((trigger,), PlanView(run.live), 3, 1e12)
-        found = await RepairProvider().complete(request, proposed, "")
-        assert found == await RepairProvider().complete(request, proposed, "")
-        if found is not None:
-            _judge(run, found, now)
-            assert found.source in ("model+repair", "repair+model")
-            run.apply(found.changes)
-            there = {task.id for task in run.plan.tasks} - {task.id for task in plan.tasks}
-            kept = [task for task in there if task.startswith("w") and "~" not in task]
-            assert 2 * len(kept) >= len(there)
-            assert kept
-        run.pause()
-
-
 @given(domain=domains(), goal=st.frozensets(st.sampled_from(FACTS), min_size=1, max_size=3))
 def test_shortest_way(
     domain: tuple[tuple[ToolSpec, ...], frozenset[str]], goal: frozenset[str]

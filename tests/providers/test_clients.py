@@ -27,7 +27,6 @@ from replanning.errors import (
     LLMTimeout,
 )
 from replanning.llm import LLMOptions, LLMProvider, Price, PriceTable
-from replanning.plan import JsonObject
 from replanning.plugins import load_plugin
 from replanning.providers._client import strict_schema
 from replanning.providers.anthropic import AnthropicProvider
@@ -38,7 +37,7 @@ from replanning.providers.openai import OpenAIProvider
 from replanning.testing import hangs, returns
 from tests.support.llm import Total
 from tests.support.llm_clients import CLIENTS, KEY, City, Network, client, fails, said
-from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer, ServerReply
+from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 EXCHANGES = DATA / "provider_exchanges_open.jsonl.gz"
@@ -262,47 +261,6 @@ async def test_requests_fit_the_published_description(kind) -> None:
     assert objections("CreateEmbeddingRequest", embedding) == []
     wrong = chats[0] | {"temperature": "warm", "messages": []}
     assert len(objections("CreateChatCompletionRequest", wrong)) >= 2
-
-
-@pytest.mark.integration
-@described
-def test_scripted_server_fits_the_published_description() -> None:
-    """What the scripted server of other tests answers in the form of OpenAI fits OpenAI's own description of its API."""
-    declined, cut = (ServerReply("no", finish=finish) for finish in ("refusal", "length"))
-    script: list[LLMServerReply] = [
-        "five",
-        declined,
-        cut,
-        {"sum": 5},
-        *map(ServerReply.error, (400, 401, 404, 429, 500)),
-    ]
-    asked = {
-        "model": "m",
-        "messages": [USER],
-        "tool_choice": {"type": "function", "function": {"name": "total"}},
-    }
-    with (
-        ScriptedLLMServer(script) as server,
-        httpx.Client(base_url=server.url, headers={"authorization": "Bearer k"}) as http,
-    ):
-        answers = [http.post("/v1/chat/completions", json=asked) for _ in script]
-        models = http.get("/v1/models").json()
-        vectors = http.post("/v1/embeddings", json={"model": "m", "input": ["a"]}).json()
-    assert [answer.status_code for answer in answers] == [
-        200,
-        200,
-        200,
-        200,
-        400,
-        401,
-        404,
-        429,
-        500,
-    ]
-    kinds = ["CreateChatCompletionResponse"] * 4 + ["ErrorResponse"] * 5
-    told = [*zip(kinds, (answer.json() for answer in answers), strict=True)]
-    told += [("ListModelsResponse", models), ("CreateEmbeddingResponse", vectors)]
-    assert [found for kind, body in told for found in objections(kind, body)] == []
 
 
 ULM = '{"name": "Ulm", "people": 126000}'
@@ -648,11 +606,6 @@ class Tree(BaseModel):
     default: str = Field("none", min_length=3, title="Anything")
 
 
-class Free(BaseModel):
-    tree: Tree
-    arguments: JsonObject
-
-
 def test_strict_schemas() -> None:
     """A strict schema says the same in less: every member is required, no other may stand there."""
     schema = strict_schema(Tree)
@@ -666,30 +619,6 @@ def test_strict_schemas() -> None:
         "required": ["kind", "branches", "default"],
         "additionalProperties": False,
     }
-
-
-@pytest.mark.parametrize(
-    "annotation",
-    [
-        dict[str, int],
-        JsonObject,
-        Any,
-        list[Any],
-        list,
-        dict,
-        tuple[int, str],
-        tuple[()],
-        Free,
-        dict[Literal["a"], int],
-    ],
-)
-async def test_what_no_strict_schema_says(annotation) -> None:
-    """A shape in which anything may stand is not told strictly, and told all the same."""
-    model = create_model("Answer[x]", value=(annotation, ...))
-    network = Network(said(OpenAIProvider))
-    await client(OpenAIProvider, network).complete("Which?", LLMOptions(schema=model))
-    form = network.bodies[0]["response_format"]["json_schema"]
-    assert (strict_schema(model), form["strict"], form["name"]) == (None, False, "Answer_x_")
 
 
 shapes = st.recursive(

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from typing import Any
 
 import anyio
@@ -359,26 +358,6 @@ async def test_the_nearest_tasks_are_shown_of_a_long_plan():
     assert found["limits"][0]["tasks"]["PENDING"] == 1_499
 
 
-def test_work_grows_with_what_is_shown_not_with_the_plan():
-    """A prompt about a plan a hundred times as long calls about as many functions."""
-
-    async def calls(length: int) -> int:
-        tasks = [{"id": f"t{n}", "depends_on": [f"t{n - 1}"] if n else []} for n in range(length)]
-        calls: list[object] = []
-        async with open_run(
-            Plan.model_validate({"goal": {"objective": "test"}, "tasks": tasks})
-        ) as run:
-            request = ReplanRequest((TaskFailed(tasks=(TaskId("t300"),)),), run.view, 3, 0.0)
-            sys.setprofile(
-                lambda frame, event, value: calls.append(event) if event == "call" else None
-            )
-            (await PromptBuilder.for_request(request, 24_000, Redactor().value)).render()
-            sys.setprofile(None)
-        return len(calls)
-
-    assert anyio.run(calls, 60_000) <= 1.1 * anyio.run(calls, 600)
-
-
 def long_plan(fill: int) -> Plan:
     """A plan with much of everything, whose texts are so long."""
     text = "word " * (fill // 5)
@@ -430,15 +409,6 @@ def test_what_is_cut_first_is_what_the_documentation_says():
                 gone.append(name)
     assert gone == [name for name in CUT_ORDER if name in gone]
     assert gone[:2] == ["context", "facts"]
-
-
-async def test_a_long_value_is_cut_where_it_is_marked():
-    """A long output is shown as far as there is room, and says at its end how long it was."""
-    found = await shown(PLAN, outputs={"fetch": {"log": "x" * 50_000, "code": 3}})
-    text = json.dumps(found["results"][0], ensure_ascii=False)
-    assert "… [cut: " in text
-    assert len(text) < 2_000
-    assert found["results"][0]["output"]["code"] == 3
 
 
 hostile = st.text(

@@ -538,16 +538,6 @@ async def test_all_together_comes_before_one_alone() -> None:
     )
 
 
-async def test_task_named_twice_is_handled_once() -> None:
-    """A task that several triggers name gets one way on."""
-    async with open_run(made("  - {id: a, tool: t, fallbacks: [{tool: u}]}")) as run:
-        failed = broken(run, "a")
-        (alternative,) = await proposed(
-            run, failed, TaskTimedOut(tasks=("a",)), HumanRequest(tasks=("a",))
-        )
-    assert len(alternative.changes) == 1
-
-
 async def test_what_can_be_repaired_is() -> None:
     """One task without a way on does not keep another from being repaired, and both are told."""
     tasks = "  - {id: a, tool: t, fallbacks: [{tool: u}]}\n  - {id: b, tool: t}\n  - {id: end, depends_on: [a, b]}"
@@ -733,21 +723,3 @@ def test_every_plan_with_a_way_on_finishes(case: tuple[Plan, set[str]]) -> None:
         )
 
     anyio.run(main)
-
-
-@given(case=plans())
-def test_proposals_are_deterministic_and_fit(case: tuple[Plan, set[str]]) -> None:
-    """The same request gives the same alternatives, and the plan takes each of them."""
-    plan, _ = case
-    first = [task.id for task in plan.tasks if not task.depends_on and task.tool != "good"]
-
-    async def main() -> None:
-        async with open_run(plan) as run:
-            trigger = broken(run, *first)
-            one, two = await proposed(run, trigger), await proposed(run, trigger)
-            assert one == two != []
-            assert all(not run.view.check(alternative.changes) for alternative in one)
-            run.pause()
-
-    if first:
-        anyio.run(main)

@@ -1,7 +1,6 @@
 """When a failed task is run again by itself."""
 
 import errno
-import math
 import socket
 import sqlite3
 from collections import Counter
@@ -12,8 +11,6 @@ from urllib.error import HTTPError, URLError
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from replanning import Plan, ReplanningEngine, Retry, Settings, Task
 from replanning.errors import PlanError, TransientError
@@ -328,17 +325,3 @@ def test_a_stated_number_of_attempts_survives_the_journal() -> None:
     restored = Task.model_validate(stated.model_dump(mode="json", exclude_defaults=True))
     assert restored.retry is not None
     assert restored.retry.states_attempts
-
-
-@given(st.integers(1, 10_000), st.floats(0, 1e6), st.floats(0, 1, exclude_max=True), st.booleans())
-def test_own_retries(round_: int, delay: float, chance: float, exponential: bool) -> None:
-    """The retries that a task declares take precedence, and a delay is at most an hour after any number of attempts."""
-    own = {"max_attempts": 2, "delay": 4, "exponential": False, "jitter": True}
-    assert after(PASSING, 1, chance=0.25, retry=own) == (103.0, False)
-    assert after(PASSING, 2, retry=own) == (None, True)
-    retry = {"max_attempts": round_ + 1, "delay": delay, "exponential": exponential}
-    due, used_up = after(PASSING, round_, chance=chance, retry=retry)
-    assert not used_up
-    assert due is not None
-    assert math.isfinite(due)
-    assert 100 <= due <= 100 + 3_600

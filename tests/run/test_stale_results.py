@@ -311,25 +311,6 @@ async def test_what_fails_the_second_time_keeps_its_output() -> None:
     assert (result.status, result.outputs) == ("failed", {"a": "en", "switch": "de"})
 
 
-async def test_change_after_the_end() -> None:
-    """A context that changes after the end of a run is recorded, and nothing follows from it."""
-    store = MemoryStore()
-    async with make_engine("repair", store=store).open(
-        plan(Task(id="a"), context={"x": 1}, on_stale="redo")
-    ) as run:
-        await perform(run, lambda task, context: read_x(context))
-        run.change_context({"x": 2})
-    assert [record.body.kind for record in store.read(run.id)][-2:] == [
-        "run-ended",
-        "context-updated",
-    ]
-
-
-async def read_x(context: TaskContext) -> object:
-    """Read a value of the context."""
-    return context.context["x"]
-
-
 async def test_several_changes() -> None:
     """After each change, what is stale is done again, although the same was done before."""
 

@@ -19,7 +19,7 @@ from replanning import (
     open_run,
 )
 from replanning.changes import AddTask
-from replanning.errors import NotRunning, RecordNotSerializable, RunOwned, StoreError, UnknownTask
+from replanning.errors import NotRunning, RecordNotSerializable, RunOwned, StoreError
 from replanning.journal import (
     AttemptFailed,
     AttemptFenced,
@@ -439,42 +439,6 @@ async def test_lease_is_renewed_while_the_loop_is_blocked(tmp_path: Path) -> Non
 
 
 # What can never be kept
-
-
-def nested(depth: int) -> object:
-    """A list in a list in a list."""
-    value: object = 1
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
-ODD = {
-    "nested": nested(200),
-    "deeply nested": nested(5_000),
-    "object": object(),
-}
-
-
-@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-async def test_outputs_that_cannot_be_stored(
-    odd: object, clock: VirtualClock, tmp_path: Path
-) -> None:
-    """An output that no journal can have is at hand in its process, and missing with the reason after resuming."""
-    with closing(SqliteStore(tmp_path / "history.db")) as store:
-        engine = make_engine(store=store, clock=clock)
-        async with engine.open(chain("a", "b")) as run:
-            run.succeeded(run.started("a"), odd)
-            assert type(run.live.results.output_of("a")) is type(odd)
-        assert clock.elapsed == 0
-        (made,) = bodies(store, RUN, AttemptSucceeded)
-        assert not made.recoverable
-        assert made.unstored
-        async with engine.resume(RUN) as run:
-            with pytest.raises(UnknownTask, match="its output was not stored: it"):
-                run.live.results.output_of("a")
-            assert await perform(run) == ["b"]
-        assert run.result.status == "succeeded"
 
 
 SECRET = "password=correcthorsebattery"

@@ -313,36 +313,6 @@ def test_lists_of_a_higher_source_replace() -> None:
     assert (loaded.settings.triggers, loaded.settings.approval.always_for) == (("timeout",), ())
 
 
-KEYS = st.sampled_from(
-    [
-        "cooldown",
-        "enabled",
-        "retry.delay",
-        "limits",
-        "approval.on_timeout",
-        "weights.simplicity",
-        "a.b",
-    ]
-)
-VALUES = st.sampled_from(
-    [None, True, 0, -1, 0.5, 10**400, "", "skip", "1", [], ["x"], {}, {"delay": 1}]
-)
-
-
-@given(st.dictionaries(KEYS | st.text(max_size=5), VALUES, max_size=5))
-def test_any_arguments(arguments: dict[str, Any]) -> None:
-    """Whatever arguments say: each of them counts and is named as a source, or the error lists what is wrong."""
-    sources: set[str] = set()
-    refused = False
-    try:
-        sources = set(load(arguments=arguments).sources)
-    except SettingsError as error:
-        refused = bool(error.problems)
-    assert refused or sources == {
-        key for key, value in arguments.items() if key != "limits" or value not in (None, {})
-    }
-
-
 # Names and ranges
 
 
@@ -513,48 +483,6 @@ def test_no_secret_in_what_is_wrong(name: str, form: str) -> None:
     told = "; ".join(problems(environ={name: form.format(f"sk-{'a' * 20}{'b' * 200}")}))
     assert name in told
     assert "bbb" not in told
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(
-            ["ALTERNATIVES", "LLM", "PLANNING__REPLANNING", "LLM__PRICES__", "PROVIDER", "X", ""]
-        ).flatmap(
-            lambda lead: st.text("AX_.[ éẞ", max_size=4).map(lambda end: f"REPLANNING_{lead}{end}")
-        )
-        | st.sampled_from(
-            [
-                f"REPLANNING_{key.replace('.', '__').upper()}"
-                for key in keys()
-                if "override" not in key
-            ]
-        ),
-        st.sampled_from(
-            [
-                "",
-                "{",
-                "\udcff",
-                '{"a.b": {"c": 1}}',
-                '{"max_count": NaN}',
-                "[]",
-                "null",
-                "1e999",
-                "a,,b",
-                "\x00",
-            ]
-        ),
-        max_size=4,
-    )
-)
-def test_any_variables(environ: dict[str, str]) -> None:
-    """Whatever variables there are, settings come of them or one error that names each of those that are wrong."""
-    try:
-        load(environ=environ)
-    except SettingsError as error:
-        told = [str(problem) for problem in error.problems]
-    else:
-        told = []
-    assert all(line.startswith("environment REPLANNING_") for line in told)
 
 
 def test_variables_that_say_nothing() -> None:

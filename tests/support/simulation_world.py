@@ -1,14 +1,11 @@
 """A world around a simulated run, drawn from a seed: plan, work, providers, people, store, and what else happens."""
 
-import gzip
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from random import Random
 from typing import Final, Literal
 
@@ -61,11 +58,8 @@ from replanning.testing import (
 )
 from tests.support.resume import RUN
 
-# Plans: every shape and field that a plan file can have, and shapes of real workflows
+# Plans: every shape and field that a plan file can have
 
-REAL_SHAPES = (
-    Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "wfinstances_open.json.gz"
-)
 CONDITIONS = (
     "context.flag",
     "not context.flag",
@@ -78,9 +72,9 @@ Edges = list[list[int]]
 """For each task, the earlier tasks that it depends on."""
 
 
-def random_plan(rng: Random, *, real: bool = False) -> Plan:
+def random_plan(rng: Random) -> Plan:
     """A plan, small as a rule."""
-    edges = real_edges(rng) if real else random_edges(rng)
+    edges = random_edges(rng)
     resources: dict[str, float] = (
         {"cpu": rng.choice([1, 2, 4]), "disk": 10} if rng.random() < 0.4 else {}
     )
@@ -133,34 +127,6 @@ def random_edges(rng: Random) -> Edges:
     if shape == "loose":
         return [[] for _ in range(size)]
     return [sorted(rng.sample(range(i), min(i, rng.choice([0, 1, 1, 2, 3])))) for i in range(size)]
-
-
-@cache
-def _real() -> list[Edges]:
-    with gzip.open(REAL_SHAPES, "rt") as file:
-        return [
-            _ordered([parents for _, _, parents in workflow["tasks"]])
-            for workflow in json.load(file)
-        ]
-
-
-def _ordered(edges: Edges) -> Edges:
-    """The same tasks, each after those that it depends on."""
-    place: dict[int, int] = {}
-    while len(place) < len(edges):
-        free = [
-            i
-            for i, needed in enumerate(edges)
-            if i not in place and all(dep in place for dep in needed)
-        ]
-        place |= {task: len(place) + i for i, task in enumerate(free)}
-    return [sorted(place[dep] for dep in edges[task]) for task in place]
-
-
-def real_edges(rng: Random) -> Edges:
-    """The shape of a real workflow: some whole, of most the first tasks."""
-    edges = rng.choice(_real())
-    return edges if rng.random() < 0.05 else edges[: rng.choice([8, 15, 30, 60])]
 
 
 def _tools(rng: Random, resources: dict[str, float]) -> list[dict[str, object]]:
@@ -433,7 +399,6 @@ class World:
     """Everything about a simulated run that a seed decides."""
 
     seed: int
-    real: bool = False
     life: int = 1
     run_id: RunId = RUN
     seen: dict[str, tuple[Mapping[str, object], Mapping[str, object]]] = field(default_factory=dict)
@@ -449,7 +414,7 @@ class World:
 
     def __post_init__(self) -> None:
         rng = self.rng("world")
-        self.plan = random_plan(rng, real=self.real)
+        self.plan = random_plan(rng)
         self.settings = random_settings(rng)
         self.observing = rng.random() < 0.04
         self.workers = rng.choice([1, 1, 2, 3, 8])

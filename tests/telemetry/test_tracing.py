@@ -2,12 +2,10 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.metrics import MeterProvider
@@ -27,7 +25,6 @@ from replanning import (
 )
 from replanning.changes import CancelTask, ReplaceTask
 from replanning.journal import (
-    AttemptStarted,
     ErrorContained,
     MemoryStore,
     Record,
@@ -36,7 +33,6 @@ from replanning.journal import (
     Usage,
 )
 from replanning.testing import (
-    FlakyStore,
     ScriptedExecutor,
     ScriptedGate,
     ScriptedProvider,
@@ -488,16 +484,6 @@ async def test_failed_run_is_an_error(spans: Spans) -> None:
     assert (paused.error, paused.attributes["run.status"]) == (None, "paused")
 
 
-async def test_failing_store_ends_spans(spans: Spans, clock: VirtualClock) -> None:
-    """A run that its store stops has all its spans ended."""
-    store = FlakyStore(fails=lambda operation, number: operation == "append" and number > 3)
-    await make_engine(store=store, clock=clock, tracer_provider=spans.provider).execute(
-        chain("a", "b"), failing()
-    )
-    (run,) = spans.tree()
-    assert run.attributes["run.status"] == "paused"
-
-
 async def test_usage_of_attempts_and_run(spans: Spans) -> None:
     """What was spent is on the attempt that charged it, summed up on the run."""
 
@@ -652,50 +638,3 @@ async def test_metrics(clock: VirtualClock) -> None:
         "replanning.replan.duration": {(): 3},
         "replanning.confidence": {("scripted",): pytest.approx(0.81)},
     }
-
-
-@given(
-    kinds=st.lists(st.sampled_from(["fine", "broken", "late"]), min_size=1, max_size=8),
-    edges=st.sets(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=12),
-    mode=st.sampled_from(["act", "observe"]),
-)
-def test_every_attempt_has_its_span(
-    kinds: list[str], edges: set[tuple[int, int]], mode: Literal["act", "observe"]
-) -> None:
-    """Whatever happens in a run: one trace, one span for each attempt, and each within its parent's time."""
-    spans, store = Spans(), MemoryStore()
-    steps = {
-        "fine": returns(after=1),
-        "broken": raises(ValueError("broken")),
-        "late": returns(after=100),
-    }
-    tasks = [
-        Task(
-            id=f"t{n}",
-            timeout=10,
-            depends_on=tuple(f"t{a}" for a, b in sorted(edges) if b == n and a < n),
-        )
-        for n in range(len(kinds))
-    ]
-
-    async def main() -> None:
-        async with VirtualClock() as clock:
-            engine = make_engine(again, store=store, clock=clock, tracer_provider=spans.provider)
-            engine.mode = mode
-            script = {f"t{n}": steps[kind] for n, kind in enumerate(kinds)}
-            work = ScriptedExecutor(script, default=steps["fine"], clock=clock)
-            await engine.execute(plan(*tasks), work, max_concurrency=3)
-
-    anyio.run(main)
-    assert len(spans.traces) == 1
-    started = sorted(str(body.attempt) for body in bodies(store, "run-1", AttemptStarted))
-    attempts = [
-        str(span.attributes["replanning.attempt.id"]) for span in spans.named("replanning.attempt")
-    ]
-    assert sorted(attempts) == started
-    by_id = {span.id: span for span in spans.flat}
-    assert [span.name for span in spans.flat if span.parent is None] == ["replanning.run"]
-    for span in spans.flat:
-        if span.parent is not None:
-            parent = by_id[span.parent]
-            assert parent.start <= span.start <= span.end <= parent.end

@@ -307,27 +307,6 @@ async def test_a_server_that_is_killed_is_started_again(pulse):
     assert caught[0].in_doubt
 
 
-async def test_a_server_that_ends_while_nobody_uses_it(pulse):
-    """It is started again without a word, and the next call waits for it."""
-    reports = Reports()
-    async with open_executor(plan("--pulse", pulse.path), default_timeout=PATIENCE) as (
-        executor,
-        _,
-    ):
-        executor.watch(reports)
-        reports.seen.clear()
-        with anyio.move_on_after(None) as scope:
-            async with anyio.create_task_group() as group:
-                group.start_soon(executor, use("web.hang"), Attempt("1"))
-                process = await hanging(pulse)
-                scope.cancel()
-        os.kill(process, signal.SIGKILL)
-        while not executor.unavailable_servers:
-            await anyio.lowlevel.checkpoint()
-        assert await executor(use("web.say", text="on"), Attempt("2")) == {"text": "on"}
-    assert [seen[1] for seen in reports.seen if not seen[1]] == []
-
-
 @pytest.mark.parametrize(
     ("killed", "apart"),
     [

@@ -28,7 +28,7 @@ from replanning import (
     journal,
     open_run,
 )
-from replanning.changes import RetryTask, SkipTask
+from replanning.changes import SkipTask
 from replanning.config import load_settings
 from replanning.errors import SettingsError
 from replanning.history import export_history, import_history
@@ -385,28 +385,6 @@ async def test_tool_that_goes_during_its_attempt(
                     raise ConnectionResetError("the server has ended")
     assert seen == used
     assert run.result.ok == ("b" in used)
-
-
-@given(st.lists(st.sampled_from(["waits", "done", "running", "revived"]), min_size=1, max_size=8))
-def test_resource_change_invariant(ends: list[str]) -> None:
-    """Exactly the waiting users of a lost tool are named, whichever have finished, also after a retry."""
-    tasks = "\n".join(["  - {id: last}", *(f"  - {{id: t{i}, tool: a}}" for i in range(len(ends)))])
-
-    async def main() -> None:
-        async with watched(made(tasks, tools="[{name: a}]")) as (run, found):
-            for i, end in enumerate(ends):
-                if end == "revived":
-                    run.apply([SkipTask(task_id=f"t{i}")])
-                    run.apply([RetryTask(task_id=f"t{i}")])
-                elif end == "running":
-                    run.started(f"t{i}")
-                elif end == "done":
-                    done(run, f"t{i}")
-            run.change_resource("a", available=False)
-            waiting = {f"t{i}" for i, end in enumerate(ends) if end in ("waits", "revived")}
-            assert [set(trigger.tasks) for trigger in found()] == ([waiting] if waiting else [])
-
-    anyio.run(main)
 
 
 # better-path-found
