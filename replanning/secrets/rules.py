@@ -19,6 +19,10 @@ _NO_WORDS: Final = r"(?=[A-Za-z_-]{0,64}\d|(?:[A-Za-z]{1,8}[_-]){0,3}[A-Za-z]{16
 """Condition on what follows: with a digit, or with more consecutive letters than words have."""
 
 _TOKENS: Final = (
+    (  # private keys
+        "----",
+        r"[- ]BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4}.*?(?:----[- ]END [A-Z0-9 ]{0,60}-{0,5}|\Z)",
+    ),
     ("sk- rk- pk-", rf"(?<![A-Za-z0-9]...){_NO_WORDS}[A-Za-z0-9_-]{{16,}}"),
     (
         "sk_ rk_ pk_",
@@ -42,14 +46,6 @@ _TOKENS: Final = (
     ),
 )
 """Prefixes and rest of the tokens of services; also listed in docs/concepts/security.md."""
-
-_PRIVATE_KEYS: Final = (
-    (
-        "-----BEGIN ",
-        r"[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z0-9 ]{0,60}-{0,5}|\Z)",
-    ),
-    ("---- BEGIN SSH2 ", r"[A-Z ]{0,20}PRIVATE KEY ----.*?(?:---- END SSH2 [A-Z ]{0,40}-{0,4}|\Z)"),
-)
 
 # Values
 
@@ -241,9 +237,7 @@ def _accepts_option(match: re.Match[str]) -> bool:
 def _format_rules() -> Iterator[tuple[str, re.Pattern[str]]]:
     for prefixes, rest in _TOKENS:
         for prefix in prefixes.split():
-            yield prefix, re.compile(f"{re.escape(prefix)}{rest}")
-    for prefix, rest in _PRIVATE_KEYS:
-        yield prefix, re.compile(f"{prefix}{rest}", re.DOTALL)
+            yield prefix, re.compile(f"{re.escape(prefix)}{rest}", re.DOTALL)
 
 
 def _name_rules() -> Iterator[_Rule]:

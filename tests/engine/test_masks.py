@@ -1,5 +1,6 @@
 """Secrets: work, dependents and results have true values, and nothing that leaves the run holds one."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -484,6 +485,34 @@ async def test_secret_goes_nowhere_else(case: str) -> None:
     seen, rejected = await received(changes)
     assert seen == {}
     assert reason in rejected
+
+
+@pytest.mark.anyio
+async def test_model_is_told_the_rule() -> None:
+    """A model is told what a mask stands for and why a proposal is rejected, and its next one brings the secret back."""
+
+    def reply(tool: str) -> str:
+        task = {"id": "new", "tool": tool, "arguments": HEADER}
+        change = {"kind": "replace", "task_id": "a", "tasks": [task]}
+        candidate = {"reason": "r", "confidence": 0.9, "changes": [change]}
+        return json.dumps({"candidates": [candidate]})
+
+    seen: dict[str, object] = {}
+
+    async def work(task: Task, context: TaskContext) -> object:
+        if task.id == "a":
+            raise OSError("no")
+        seen[task.id] = task.arguments
+        return None
+
+    llm = ScriptedLLM([reply("post"), reply("mirror")])
+    result = await ReplanningEngine(providers=[llm]).execute(LOST_PLAN, work)
+    assert result.ok, result.reason
+    assert seen["new"] == FETCH["headers"]
+    first, second = llm.requests
+    assert "`[redacted]` stands for a secret" in str(first.options.system)
+    assert not [secret for secret in (KEY, TOKEN, PASSWORD) if secret in first.prompt]
+    assert "does not go to 'post'" in second.prompt
 
 
 @pytest.mark.anyio
