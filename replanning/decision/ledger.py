@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from replanning.changes import PlanChange, changes_hash, new_task_ids, target_task_ids
+from replanning.changes import changes_hash, new_task_ids, target_task_ids
 from replanning.errors import BudgetExceeded
 from replanning.journal.records import (
     AlternativesConsidered,
@@ -238,6 +238,8 @@ class LineageLedger:
 
     Attributes:
         roots: the root of the lineage of each task that replaced another; any other is its own.
+        originals: the first task in place of which each task stands alone, so that changes to it
+            and to what replaced it have one hash.
         replans: number of applied replans per lineage.
         tried: the hashes of the changes that were applied per lineage.
         pending: the applied alternatives with an open outcome, by the roots of their lineages.
@@ -252,15 +254,7 @@ class LineageLedger:
     source_by_replan: dict[ReplanId, str] = field(default_factory=dict)
     by_source: dict[str, deque[bool]] = field(default_factory=dict)
     _roots_by_replan: dict[ReplanId, tuple[TaskId, ...]] = field(default_factory=dict)
-    _originals: dict[TaskId, TaskId] = field(default_factory=dict)
-
-    def hash_of(self, changes: Sequence[PlanChange]) -> str:
-        """Return the hash of changes, equal for a task and for what replaced it."""
-        originals = {}
-        for task_id in target_task_ids(changes):
-            if task_id in self._originals:
-                originals[task_id] = self._originals[task_id]
-        return changes_hash(changes, originals)
+    originals: dict[TaskId, TaskId] = field(default_factory=dict)
 
     def fold_revision(self, at: float, revised: PlanRevised) -> None:
         """Follow the replacements of a revision; count a replan, and await its outcome.
@@ -284,12 +278,12 @@ class LineageLedger:
             if root not in new:
                 lineages[root] = None
         # Hashed before its own replacements are known, as it was when it was proposed.
-        fingerprint = self.hash_of(changes)
+        fingerprint = changes_hash(changes, self.originals)
         for change in changes:
             if change.kind == "replace" and len(change.tasks) == 1:
                 replacement = change.tasks[0].id
-                original = self._originals.get(change.task_id, change.task_id)
-                self._originals[replacement] = original
+                original = self.originals.get(change.task_id, change.task_id)
+                self.originals[replacement] = original
         pending = PendingOutcome(revised.replan, tuple(lineages), at)
         self._roots_by_replan[revised.replan] = pending.roots
         for root in lineages:

@@ -319,7 +319,9 @@ def _was_rejected(task: TaskView) -> bool:
 def _danger(alternative: Alternative, triggers: Sequence[Trigger], view: PlanView) -> str:
     """Return why a person must agree to a call that the changes make; empty if not."""
     changes = alternative.changes
-    concerned = {*target_task_ids(changes), *_trigger_tasks(triggers)}
+    concerned = set(target_task_ids(changes))
+    for trigger in triggers:
+        concerned.update(trigger.tasks)
     existing = concerned.difference(new_task_ids(changes))
     # Whoever wrote the plan has agreed to these calls.
     stated = []

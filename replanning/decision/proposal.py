@@ -289,7 +289,7 @@ def check_repeats(
     if tried and not only_retries:
         # A finished task is done again with other values of the context each time.
         is_redone = any(entry.state is TaskState.DONE for entry in proposal.entries)
-        if not is_redone and ledger.lineages.hash_of(proposal.changes) in tried:
+        if not is_redone and changes_hash(proposal.changes, ledger.lineages.originals) in tried:
             return "the same was tried before and did not help"
 
     declined_at = ledger.questions.declined_at.get(proposal.fingerprint)

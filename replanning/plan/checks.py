@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from types import NoneType
-from typing import Final
+from typing import Final, NamedTuple
 
 from pydantic import JsonValue
 
@@ -243,8 +243,8 @@ def _is_simple_call(task: TaskBody, scope: TaskScope) -> bool:
             kind = tool.parameters.get(name, "")
             if type(value) not in _SIMPLE_TYPES.get(kind, ()):
                 return False
-    required, excess = scope.demands(tool)
-    if excess or not all(map(arguments.__contains__, required)):
+    demands = scope.demands(tool)
+    if demands.excess or not all(map(arguments.__contains__, demands.required)):
         return False
     return not arguments or not has_references(arguments)
 
@@ -304,6 +304,20 @@ def nested_bodies(task: TaskBody) -> list[tuple[JsonPath, TaskBody]]:
     return bodies
 
 
+class ToolDemands(NamedTuple):
+    """What a tool needs of its tasks and of the plan.
+
+    Attributes:
+        required: the arguments that it cannot do without.
+        excess: the resources that it takes too much of, each with the amount.
+        placeholders: the placeholders in its patterns, each with its first field.
+    """
+
+    required: list[str]
+    excess: list[tuple[str, float]]
+    placeholders: dict[str, str]
+
+
 @dataclass(eq=False)
 class TaskScope:
     """Names that the tasks of a plan may use.
@@ -321,8 +335,7 @@ class TaskScope:
     objects: Mapping[str, str]
     servers: Mapping[str, McpServer] = field(default_factory=dict)
     hints: NameSuggester = field(default_factory=NameSuggester)
-    _placeholders: dict[str, dict[str, str]] = field(default_factory=dict)
-    _demands: dict[str, tuple[list[str], list[tuple[str, float]]]] = field(default_factory=dict)
+    _demands: dict[str, ToolDemands] = field(default_factory=dict)
 
     @cached_property
     def object_types(self) -> frozenset[str]:
@@ -352,33 +365,10 @@ class TaskScope:
                 return True
         return False
 
-    def demands(self, tool: ToolSpec) -> tuple[list[str], list[tuple[str, float]]]:
-        """Return the required arguments of a tool, and the resources that it takes too much of."""
-        if tool.name not in self._demands:
-            optional = frozenset(tool.optional)
-            required = [name for name in tool.parameters if name not in optional]
-            if not tool.parameters:
-                # Only its patterns tell what it cannot do without.
-                required = list(self.placeholders(tool))
-            excess: list[tuple[str, float]] = []
-            if tool.resources:
-                excess = self.excess(tool.resources)
-            self._demands[tool.name] = (required, excess)
-        return self._demands[tool.name]
-
-    def excess(self, resources: Mapping[str, float]) -> list[tuple[str, float]]:
-        """Return the resources with an amount above the capacity."""
-        above = []
-        for name, amount in resources.items():
-            # A resource that the plan lacks is reported as such.
-            if amount > self.capacity.get(name, amount):
-                above.append((name, amount))
-        return above
-
-    def placeholders(self, tool: ToolSpec) -> dict[str, str]:
-        """Return the placeholders in the patterns of a tool, each with its first field."""
-        if tool.name in self._placeholders:
-            return self._placeholders[tool.name]
+    def demands(self, tool: ToolSpec) -> ToolDemands:
+        """Return what a tool needs of its tasks and of the plan."""
+        if tool.name in self._demands:
+            return self._demands[tool.name]
         fields: dict[str, str] = {}
         for field_name in _PATTERN_FIELDS:
             value: str | Iterable[str] | Mapping[str, str] = getattr(tool, field_name)
@@ -395,8 +385,26 @@ class TaskScope:
                 for placeholder in placeholders(text):
                     if placeholder != IDEMPOTENCY_KEY:
                         fields.setdefault(placeholder, field_name)
-        self._placeholders[tool.name] = fields
-        return fields
+
+        optional = frozenset(tool.optional)
+        required = [name for name in tool.parameters if name not in optional]
+        if not tool.parameters:
+            # Only its patterns tell what it cannot do without.
+            required = list(fields)
+        excess: list[tuple[str, float]] = []
+        if tool.resources:
+            excess = self.excess(tool.resources)
+        self._demands[tool.name] = ToolDemands(required, excess, fields)
+        return self._demands[tool.name]
+
+    def excess(self, resources: Mapping[str, float]) -> list[tuple[str, float]]:
+        """Return the resources with an amount above the capacity."""
+        above = []
+        for name, amount in resources.items():
+            # A resource that the plan lacks is reported as such.
+            if amount > self.capacity.get(name, amount):
+                above.append((name, amount))
+        return above
 
 
 def _check_unique(what: str, names: Sequence[str], key: str) -> Iterator[Finding]:
@@ -433,7 +441,7 @@ def _check_tool(tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:
             yield ("optional",), f": {parameter!r} is no parameter of it{hint}"
     # A tool without stated parameters takes any, so no placeholder can be wrong.
     if tool.parameters:
-        for hole, name in scope.placeholders(tool).items():
+        for hole, name in scope.demands(tool).placeholders.items():
             if hole not in tool.parameters:
                 hint = hints(hole, tool.parameters)
                 yield (name,), f": {{{hole}}} in {name} is no parameter of it{hint}"
@@ -511,15 +519,15 @@ def _check_call(body: TaskBody, tool: ToolSpec, scope: TaskScope) -> Iterator[Fi
                 got = brief_repr(value)
                 yield ("arguments", name), f"{which} is {got}, expected {expected}"
     # Not all parameters: each of many tasks may leave out many optional ones.
-    required, _ = scope.demands(tool)
-    for name in required:
+    demands = scope.demands(tool)
+    for name in demands.required:
         if name in arguments:
             continue
         if name in parameters:
             needed = f"{brief_repr(name)} ({parameters[name]})"
             yield ("arguments",), f"tool {tool.name!r} needs the argument {needed}"
             continue
-        where = scope.placeholders(tool)[name]
+        where = demands.placeholders[name]
         text = f"tool {tool.name!r} names {{{name}}} in its {where}: give that argument"
         if where == "command":
             text += f"; write {{{{{name}}}}} there if the braces are meant"
@@ -543,8 +551,7 @@ def _check_resources(body: TaskBody, tool: ToolSpec | None, scope: TaskScope) ->
     excess = []
     if tool is not None:
         # The amount that a task states itself replaces that of its tool.
-        _, by_tool = scope.demands(tool)
-        excess += [item for item in by_tool if item[0] not in own]
+        excess += [item for item in scope.demands(tool).excess if item[0] not in own]
     if own:
         excess += scope.excess(own)
     for resource, amount in excess:
