@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
@@ -50,6 +50,7 @@ _REPAIRABLE_WAITING_STATES: Final = {
 """States of tasks that have not failed, but are repaired for triggers of these kinds."""
 
 
+@dataclass(repr=False, eq=False)
 class RepairProvider:
     """Alternatives from the plan itself.
 
@@ -59,19 +60,17 @@ class RepairProvider:
     If a task has no repair, an alternative without changes gives the reasons. The goal is never weakened. If the plan
     states facts, also a bridge from the current facts to the longest useful rest of the plan; such bridges yield
     priority to proposals of other providers that the facts show to be valid.
+
+    Args:
+        threads: whether long searches run in a thread; false for simulations, which must not depend on the time at
+            which a thread finishes.
     """
 
     name = "repair"
     yields_priority = True
     immediate = True
 
-    def __init__(self, *, threads: bool = True) -> None:
-        """Create a provider that runs long searches in a thread.
-
-        Args:
-            threads: false for simulations, which must not depend on the time at which a thread finishes.
-        """
-        self._threads = threads
+    threads: bool = field(default=True, kw_only=True)
 
     def __repr__(self) -> str:
         return "<RepairProvider>"
@@ -85,7 +84,7 @@ class RepairProvider:
         if len(better_paths) == len(request.triggers):  # otherwise repairs come first
             shortcuts: list[Alternative] = []
             if any(not path.tool for path in better_paths):
-                shortcuts = await find_cheaper_paths(request, threads=self._threads)
+                shortcuts = await find_cheaper_paths(request, threads=self.threads)
             return [*_equally_capable_paths(better_paths, view), *shortcuts]
         # The tasks that triggers name, or else all stuck ones, each once with the kinds of its triggers.
         concerned: dict[str, tuple[TaskView, set[str]]] = {}
@@ -167,7 +166,7 @@ class RepairProvider:
         # Only tools with effects can bring facts about.
         if not any(tool.adds or tool.produces for tool in view.tools.values()):
             return [*alternatives, *verdicts]
-        bridges = await find_repairs(request, threads=self._threads)
+        bridges = await find_repairs(request, threads=self.threads)
         alternatives += [alternative for alternative in bridges if alternative.changes]
         if any(alternative.changes for alternative in bridges):
             return alternatives
@@ -189,7 +188,7 @@ class RepairProvider:
         The source of the result names both providers, the other one first if all of its tasks are kept; it then
         precedes the alternatives of `repair`.
         """
-        completed = await complete_proposal(request, alternative, threads=self._threads)
+        completed = await complete_proposal(request, alternative, threads=self.threads)
         if completed is None:
             return None
         result, keeps_all_tasks = completed

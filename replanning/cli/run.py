@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import sysconfig
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
 from pathlib import Path
 from tempfile import mkdtemp
@@ -245,7 +245,9 @@ def _carry_out(
     started = environment.clock.now()
     run: PlanRun | None = None
     providers: list[ProviderSpec] = []
-    judge_model = create_judge_model(settings)
+    judge_model = None
+    if settings.judge.provider is not None:
+        judge_model = create_judge_model(settings, settings.judge.provider)
     if settings.enabled:
         providers.extend(dict.fromkeys(options.providers or settings.provider))
     if judge_model is not None:
@@ -304,17 +306,15 @@ def _carry_out(
         )
 
 
-def create_judge_model(settings: Settings) -> LLMProvider | None:
-    """Return the language model that judges results; None if the settings name none, or judging is off.
+def create_judge_model(settings: Settings, names: Sequence[str]) -> LLMProvider | None:
+    """Return the language model that judges results; None if judging is off.
 
     Raises:
         NoLLMProvider: it cannot be used.
     """
-    if settings.judge.provider is None or not (settings.enabled and settings.judge.enabled):
+    if not (settings.enabled and settings.judge.enabled):
         return None
-    return create_llm_provider(
-        settings.judge.provider, settings=settings, redactor=redactor_for(settings)
-    )
+    return create_llm_provider(names, settings=settings, redactor=redactor_for(settings))
 
 
 async def run_until_stopped(

@@ -552,7 +552,9 @@ def _run_planning(
     model = create_llm_provider(
         job.llm or AUTO, settings=settings, environment=environment, redactor=redactor_for(settings)
     )
-    judge_model = create_judge_model(settings)
+    judge_model = None
+    if settings.judge.provider is not None:
+        judge_model = create_judge_model(settings, settings.judge.provider)
     on_issue = any(target.partition("=")[0] in lookup.FORGES for target in options.notify or ())
     reads_replies = on_issue and options.ask != "never"
 

@@ -570,11 +570,14 @@ class ReplanningEngine:
 
         def begin(group: anyio.abc.TaskGroup) -> None:
             if life.end is None:
-                # Where the store fails, it is done when the store works again.
-                with suppress(StoreError):
-                    replanner.record_pending_decisions()
+                # A new run has no decisions and triggers on record.
+                if life.opening.past is not None:
+                    # Where the store fails, it is done when the store works again.
+                    with suppress(StoreError):
+                        replanner.record_pending_decisions()
                 questions.resume(group)
-                replanner.reload()
+                if life.opening.past is not None:
+                    replanner.reload()
             group.start_soon(replanner.run)
             life.plugins.run("a listener", self.monitor.deliver, watch, delivered)
             delivery.start()

@@ -222,18 +222,15 @@ class SqliteStore(SqlStore):
         status = status_after(body)
 
         def insert(database: sqlite3.Connection) -> None:
-            if status is None:  # for most records: a statement is a transaction of its own
-                database.execute(_APPEND_SQL, values)
-                return
-            with database:
-                database.execute("BEGIN IMMEDIATE")
-                database.execute(_APPEND_SQL, values)
+            database.execute(_APPEND_SQL, values)
+            if status is not None:
                 database.execute(_STATUS_SQL, (status, lease.run))
-                if isinstance(body, RunOpened):
-                    database.execute(_TITLE_SQL, (*run_title(body), lease.run))
+            if isinstance(body, RunOpened):
+                database.execute(_TITLE_SQL, (*run_title(body), lease.run))
 
         try:
-            self._repeat(insert, LOOP_LOCK_TIMEOUT)
+            # Most records have no status, and one statement is a transaction of its own.
+            self._repeat(insert, LOOP_LOCK_TIMEOUT, transaction=status is not None)
         except sqlite3.IntegrityError:
             raise self._read(lambda database: self._refuse(database, lease, record)) from None
         except (sqlite3.Error, UnicodeError) as error:
@@ -266,27 +263,32 @@ class SqliteStore(SqlStore):
         *,
         retried: bool = False,
     ) -> ResultT:
-        def transaction(database: sqlite3.Connection) -> ResultT:
-            with database:
-                # At once, because others may write between a read and a write that waits.
-                database.execute("BEGIN IMMEDIATE")
-                return request(database)
-
         timeout = lock_timeout()
         if timeout < LOCK_TIMEOUT and not retried:
             timeout = LOOP_LOCK_TIMEOUT
         try:
-            return self._repeat(transaction, timeout)
+            return self._repeat(request, timeout, transaction=True)
         except (sqlite3.Error, UnicodeError) as error:  # the latter for a lone surrogate
             raise store_error(error, self._path, doing) from error
 
-    def _repeat(self, action: Callable[[sqlite3.Connection], ResultT], timeout: float) -> ResultT:
+    def _repeat(
+        self,
+        action: Callable[[sqlite3.Connection], ResultT],
+        timeout: float,
+        *,
+        transaction: bool = False,
+    ) -> ResultT:
         """Return the result of an action, which is tried again while another process holds the lock of the file."""
         end: float | None = None
         while True:
             with self._lock:
                 try:
-                    return action(self._connection)
+                    if not transaction:
+                        return action(self._connection)
+                    with self._connection:
+                        # At once, because others may write between a read and a write that waits.
+                        self._connection.execute("BEGIN IMMEDIATE")
+                        return action(self._connection)
                 except sqlite3.OperationalError as error:
                     if not _error_name(error).startswith("SQLITE_BUSY"):
                         raise

@@ -173,6 +173,7 @@ class People:
     work_asks: bool = False
 
 
+@dataclass(repr=False, eq=False)
 class Busy:
     """Registry of what keeps a run from its end although nothing runs.
 
@@ -187,10 +188,9 @@ class Busy:
             left.
     """
 
-    def __init__(self, on_free: Callable[[], None]) -> None:
-        self._on_free = on_free
-        self.blocks: list[str] = []
-        self._watches: dict[str, Callable[[], bool]] = {}
+    _on_free: Callable[[], None]
+    blocks: list[str] = field(default_factory=list)
+    _watches: dict[str, Callable[[], bool]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<Busy {self.reasons()}>"
@@ -1189,6 +1189,7 @@ def warn_of_error(where: str, error: BaseException | str, redactor: Redactor) ->
     return text
 
 
+@dataclass(slots=True, eq=False)
 class Evaluation:
     """Evaluates the plan of a run, and finds past outcomes of its tools.
 
@@ -1199,10 +1200,9 @@ class Evaluation:
         evaluator: evaluates the plan after every task.
     """
 
-    def __init__(self, life: Lifecycle) -> None:
-        self._lifecycle = life
-        self.evaluator = PlanEvaluator()
-        self._mean_durations: dict[str, float] | None = None
+    _lifecycle: Lifecycle
+    evaluator: PlanEvaluator = field(default_factory=PlanEvaluator)
+    _mean_durations: dict[str, float] | None = None
 
     def evaluate(self) -> PlanEvaluation:
         """Return the progress and health of the plan now.

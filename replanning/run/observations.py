@@ -18,10 +18,11 @@ from replanning.journal.records import (
     Usage,
 )
 from replanning.journal.store import FINISHED_STATUSES, to_plain_json
+from replanning.live.plan import LivePlan
 from replanning.plan.messages import NameSuggester, brief_repr
 from replanning.plan.references import fact_problem, normalise_fact
 from replanning.plan.tasks import Goal
-from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId
+from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
 from replanning.run.event_loop import Parameters, ResultT
 from replanning.run.lifecycle import Lifecycle
 from replanning.run.processes import host_id, process_start_time
@@ -51,10 +52,9 @@ class ObservedRun:
         live: the live plan; read it, and change it only through the run.
     """
 
-    def __init__(self, lifecycle: Lifecycle) -> None:
-        self.id = lifecycle.run_id
-        self.live = lifecycle.live
-        self._lifecycle = lifecycle
+    id: RunId
+    live: LivePlan
+    _lifecycle: Lifecycle
 
     @in_loop_thread
     def observe(self, holds: Sequence[str] = (), ceased: Sequence[str] = ()) -> None:

@@ -100,16 +100,16 @@ _NON_CAUSAL_RECORDS = (
 """Records that only follow from others, or have no consequences."""
 
 
+@dataclass(slots=True, repr=False, eq=False)
 class LeaseRenewer:
     """Renews the leases of an engine's open runs in one thread.
 
     A thread renews them even while users' code blocks the event loop.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lives: set[Lifecycle] = set()
-        self._left = threading.Event()
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lives: set[Lifecycle] = field(default_factory=set)
+    _left: threading.Event = field(default_factory=threading.Event)
 
     def add(self, life: Lifecycle) -> None:
         """Renew the lease of a run from now on."""
@@ -184,7 +184,12 @@ class RunFactory:
         settings: JsonObject = self.settings.model_dump(
             mode="json", exclude_defaults=True, exclude={"redaction"}
         )
-        spans = self._create_spans(run)
+        spans = self.telemetry.run_tracer(
+            run,
+            self.environment.clock,
+            self.redactor,
+            capture_content=self.settings.capture_content,
+        )
         try:
             opened = RunOpened(
                 run, plan, mode, settings, spans.traceparent, None, __version__, open_ended
@@ -279,7 +284,14 @@ class RunFactory:
                 records: list[Record] = []
                 reading = _read_journal(self.store, run, records)
                 await yielding(settled(reading), self.environment.clock)
-                spans = self._create_spans(run, records)
+                # A resumed run continues its first trace.
+                spans = self.telemetry.run_tracer(
+                    run,
+                    self.environment.clock,
+                    self.redactor,
+                    capture_content=self.settings.capture_content,
+                    records=records,
+                )
                 if plan is not None and isinstance(records[0].body, RunOpened):
                     opened = replace(records[0].body, plan=plan)
                     records[0] = records[0]._replace(body=opened)
@@ -440,14 +452,6 @@ class RunFactory:
             if ended is not None and (ended.status == "succeeded" or live.aborted is not None):
                 life.restore_end(ended)
         return PlanRun(life)
-
-    def _create_spans(self, run: RunId, records: Sequence[Record] = ()) -> RunTracer:
-        """Create the spans of a run; a resumed run continues its first trace."""
-        clock = self.environment.clock
-        content = self.settings.capture_content
-        return self.telemetry.run_tracer(
-            run, clock, self.redactor, capture_content=content, records=records
-        )
 
 
 async def _retry_while_locked(action: Callable[[], ResultT]) -> ResultT:
@@ -661,7 +665,8 @@ async def run_services(
                 # Before the run could end again for lack of an answer. A pause was meant for the
                 # earlier process.
                 process_messages(run, on_message, skip_kind="pause")
-            life.enforce_wall_clock()
+            if life.ledger.budget_tracker.budget.wall_clock is not None:
+                life.enforce_wall_clock()
             try:
                 yield run
             except anyio.get_cancelled_exc_class():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Final, NamedTuple
 
@@ -75,6 +76,7 @@ class TakenOutput(NamedTuple):
     is_withheld: bool = False
 
 
+@dataclass(repr=False, eq=False)
 class OutputKeeper:
     """Takes the outputs of attempts, and gives those of a resumed run their types again.
 
@@ -87,14 +89,11 @@ class OutputKeeper:
         max_bytes: the limit of an output as JSON.
     """
 
-    def __init__(
-        self, live: LivePlan, redactor: Redactor, codec: Codec | None, max_bytes: int
-    ) -> None:
-        self._live = live
-        self._redactor = redactor
-        self._codec = codec
-        self._max_bytes = max_bytes
-        self.return_types: dict[str, TypeAdapter[Any]] = {}
+    _live: LivePlan
+    _redactor: Redactor
+    _codec: Codec | None
+    _max_bytes: int
+    return_types: dict[str, TypeAdapter[Any]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<OutputKeeper of {self._live!r}>"

@@ -149,7 +149,9 @@ class PlanRun(ObservedRun):
     """
 
     def __init__(self, lifecycle: Lifecycle) -> None:
-        super().__init__(lifecycle)
+        self.id = lifecycle.run_id
+        self.live = lifecycle.live
+        self._lifecycle = lifecycle
         self._history: ReplanHistory | None = None
 
     def __repr__(self) -> str:

@@ -163,7 +163,7 @@ class Telemetry:
         redactor: Redactor,
         *,
         capture_content: bool,
-        records: Sequence[journal.Record],
+        records: Sequence[journal.Record] = (),
     ) -> RunTracer:
         """Return the tracer of a run, resumed if it has records, or `NOOP_TRACER` if no provider is configured."""
         from opentelemetry import trace as api
