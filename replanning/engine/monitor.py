@@ -121,9 +121,10 @@ class PlanMonitor:
                 detectors.append(make(life.settings))
         watch = RunWatch(life, detectors, self)
         self._watches[life.run_id] = watch
+        # Without handlers nobody would receive an event.
         if self._event_names:
             watch.subscribe()
-        watch.enqueue(MonitorNotice(life.run_id, "started"))
+            watch.enqueue(MonitorNotice(life.run_id, "started"))
         return watch
 
     def unwatch(self, run: RunId) -> None:

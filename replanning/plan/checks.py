@@ -111,7 +111,7 @@ def check_plan(
                 yield ("tasks", index, *path), f"{which}: {text}"
         yield from _check_graph(tasks, bodies, scope.hints)
 
-    return _first_problems(findings())
+    return first_problems(Problem(format_path(path), text) for path, text in findings())
 
 
 def check_graph(tasks: Sequence[Task]) -> list[Problem]:
@@ -121,11 +121,8 @@ def check_graph(tasks: Sequence[Task]) -> list[Problem]:
     """
     ids = {task.id for task in tasks}
     bodies = [_parsed_bodies(task, ids) for task in tasks]
-    return _first_problems(_check_graph(tasks, bodies, NameSuggester()))
-
-
-def _first_problems(findings: Iterator[Finding]) -> list[Problem]:
-    return first_problems(Problem(format_path(path), text) for path, text in findings)
+    found = _check_graph(tasks, bodies, NameSuggester())
+    return first_problems(Problem(format_path(path), text) for path, text in found)
 
 
 def _check_graph(

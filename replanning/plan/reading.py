@@ -63,11 +63,22 @@ def read_text_file(
     """
     place = str(path)
     try:
-        kind = _unreadable_kind(pathlib.Path(path))
+        kind = ""
+        file_path = pathlib.Path(path)
+        # Reading any of these may never end.
+        if file_path.is_fifo():
+            # The shell's <(…) and /dev/stdin are pipes, too, and somebody writes to them.
+            if not str(file_path.absolute()).startswith(("/dev/", "/proc/")):
+                kind = "a named pipe"
+        elif file_path.is_char_device() or file_path.is_block_device():
+            if str(file_path) != "/dev/null":
+                kind = "a device"
+        elif file_path.is_socket():
+            kind = "a socket"
         if kind:
             raise ValueError(f"it is {kind}; give a file")
         # A pipe does not tell its size, so the reading itself is bounded.
-        with pathlib.Path(path).open("rb") as file:
+        with file_path.open("rb") as file:
             content = file.read(max_size + 1)
     except (OSError, TypeError, ValueError) as error:  # the last two say that this is no path
         reason = getattr(error, "strerror", None) or error
@@ -80,22 +91,6 @@ def read_text_file(
         line = content.count(b"\n", 0, error.start) + 1
         text = f"byte {error.start + 1} of the file is not UTF-8"
         raise PlanError([Problem(f"{place}:{line}", text)]) from error
-
-
-def _unreadable_kind(path: pathlib.Path) -> str:
-    """Return what a path is if reading it may never end, such as "a named pipe"; else ""."""
-    if path.is_fifo():
-        # The shell's <(…) and /dev/stdin are pipes, too, and somebody writes to them.
-        if str(path.absolute()).startswith(("/dev/", "/proc/")):
-            return ""
-        return "a named pipe"
-    if path.is_char_device() or path.is_block_device():
-        if str(path) == "/dev/null":
-            return ""
-        return "a device"
-    if path.is_socket():
-        return "a socket"
-    return ""
 
 
 def format_of(path: str | PathLike[str]) -> Format:

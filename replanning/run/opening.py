@@ -385,7 +385,8 @@ class RunFactory:
             budget = self.settings.budget
         ledger = Ledger(budget, lambda: live.counts[TaskState.RUNNING])
         await yielding(settled(live.load_tasks()), self.environment.clock)
-        await yielding(settled(_apply_records(records, live, ledger)), self.environment.clock)
+        if len(records) > 1:
+            await yielding(settled(_apply_records(records, live, ledger)), self.environment.clock)
         if opened.forked_from is not None:
             old, revision = opened.forked_from
             # The copy is complete only with the revision at which the old run was forked.

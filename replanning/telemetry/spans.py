@@ -288,6 +288,7 @@ class OTelRunTracer(RunTracer):
             names.RUN_SPAN, {names.RUN_ID: run, names.RUN_RESUMED: bool(records)}, parent, links
         )
         self._context = set_span_in_context(self._span, parent)
+        self.traceparent = _format_trace(self._context)
         # The spans that a process leaves open when it is killed have ids that the next one knows, from the same base.
         self._base = self._base or self._span.get_span_context().span_id
         self._run: WatchedRun | None = None
@@ -304,11 +305,6 @@ class OTelRunTracer(RunTracer):
 
     def __repr__(self) -> str:
         return f"<OTelRunTracer {'closed' if self._closed else 'open'} {self.traceparent}>"
-
-    @property
-    def traceparent(self) -> str | None:
-        """The trace context as a W3C `traceparent` header; None if the span context is not valid."""
-        return _format_trace(self._context)
 
     def watch(self, run: WatchedRun) -> None:
         """Follow the records of a run from now on."""

@@ -79,12 +79,13 @@ class WatchedRun(Protocol):
 
 
 class RunTracer:
-    """Tracing hooks of a run. These do nothing; `OTelRunTracer` in `replanning.telemetry.spans` writes spans."""
+    """Tracing hooks of a run. These do nothing; `OTelRunTracer` in `replanning.telemetry.spans` writes spans.
 
-    @property
-    def traceparent(self) -> str | None:
-        """The trace context as a W3C `traceparent` header; None without a trace."""
-        return None
+    Attributes:
+        traceparent: the trace context as a W3C `traceparent` header; None without a valid trace.
+    """
+
+    traceparent: str | None = None
 
     def watch(self, run: WatchedRun) -> None:
         """Follow the records of a run from now on."""
