@@ -49,8 +49,14 @@ _TOKENS: Final = (
 
 # Values
 
-_REFERENCE: Final = re.compile(r"\{(?:env:)?[A-Za-z_][A-Za-z0-9_-]{0,63}\}|\$\{[^{}\r\n]{1,1000}\}")
-"""References to values, which are no secrets: `{env:NAME}`, the argument `{name}` of a tool, and `${task.output}`."""
+_REFERENCE: Final = re.compile(
+    r"\{env:[A-Za-z_][A-Za-z0-9_]*\}|\$\{[^{}\r\n]{1,1000}\}"
+    r"|(?<![A-Za-z0-9])\{[A-Za-z_][A-Za-z0-9_-]{0,63}\}(?![A-Za-z0-9])"
+)
+"""References to values, which are no secrets: `{env:NAME}`, `${task.output}`, and the argument `{name}` of a tool.
+
+An argument stands alone, because braces within a word may be part of a password.
+"""
 
 _FILLER: Final = "\ufdd0"
 """Stands for each character of a reference while secrets are looked for. No text has it: Unicode reserves it."""

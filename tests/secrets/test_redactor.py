@@ -322,6 +322,7 @@ def test_literal_parts_beside_references() -> None:
         == f"Cookie: id={MASK}; session={{env:SESSION}}"
     )
     assert REDACT.text(f"password={TOKENS[9]}${{a.output}}") == f"password={MASK}${{a.output}}"
+    assert REDACT.value({"password": "Xy9{abc}Qw8"}) == {"password": MASK}
     assert REDACT.value({"cookie": "id=31d4d96e407a; s={env:S}"}) == {
         "cookie": f"id={MASK}; s={{env:S}}"
     }
