@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Never
 
 __all__ = ["main"]
 
@@ -34,3 +36,19 @@ def main() -> None:
     ):  # before a command has begun, while the program is still being imported
         sys.stderr.write("error: interrupted\n")
         sys.exit(130)
+    except SystemExit as end:
+        if "temporalio" in sys.modules and isinstance(end.code, int):
+            _end_at_once(end.code)
+        raise
+
+
+def _end_at_once(code: int) -> Never:
+    """End the process without taking the interpreter down.
+
+    Threads of Temporal's SDK run until the process ends. One that calls into Python while the interpreter is taken down
+    aborts the process.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code)
