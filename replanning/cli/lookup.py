@@ -6,7 +6,7 @@ import getpass
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
@@ -239,8 +239,11 @@ def find_questions(store: RunStore, words: Sequence[str]) -> tuple[RunInfo, Ques
 
 def open_questions_by_run(store: RunStore, run: str | None) -> Iterator[list[Question]]:
     """Yield the open questions of each unfinished run, or only of the one named; others that cannot be read are named."""
-    for info in store.runs():
-        if (run is None or info.run == run) and info.status not in stores.FINISHED_STATUSES:
+    unfinished = [info for info in store.runs() if info.status not in stores.FINISHED_STATUSES]
+    if run is None:
+        ask_workers(store, unfinished)
+    for info in unfinished:
+        if run is None or info.run == run:
             try:
                 questions = open_questions(store.read(info.run))
             except ReplanningError as error:
@@ -249,6 +252,13 @@ def open_questions_by_run(store: RunStore, run: str | None) -> Iterator[list[Que
                 print_message(f"run {info.run} cannot be read: {error}")
             else:
                 yield questions
+
+
+def ask_workers(store: RunStore, runs: Iterable[RunInfo]) -> None:
+    """Before several runs are read: let workers on Temporal answer at once, so that all dead ones take one time limit."""
+    ask = getattr(store, "ask_workers", None)  # of runs on Temporal
+    if ask is not None:
+        ask([info.run for info in runs])
 
 
 def check_run_id(run_id: str) -> None:

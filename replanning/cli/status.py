@@ -171,6 +171,7 @@ def status(
     reports: list[tuple[journal.RunInfo, RunStatusReport | str]] = []
     with lookup.existing_store(store) as opened:
         runs = opened.runs()
+        lookup.ask_workers(opened, runs[:limit])
         for info in runs[:limit]:
             try:
                 reports.append((info, run_status(opened, info, now)))

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, Final, TypeVar
 
+from anyio import create_task_group
 from anyio.from_thread import start_blocking_portal
 from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
@@ -33,6 +34,9 @@ from replanning.plan.types import JsonObject, RunId
 ResultT = TypeVar("ResultT")
 
 DEFAULT_QUEUE: Final = "replanning"
+
+_NO_RECORDS: Final = 2**53
+"""Number of a record that no journal reaches."""
 
 _TIMEOUT: Final = 15.0
 """Seconds after which an answer of a worker is given up; Temporal waits up to 10 for one that has just died."""
@@ -98,6 +102,7 @@ class TemporalStore(RunStore):
         self.portal = self._portal.__enter__()
         self._address = place.partition("/")[0]
         self._queues: dict[str, str] = {}  # by run, where there was a worker of late
+        self._listed: dict[str, str] = {}  # by run, its task queue, as it was listed last
         self._clock, self._silent_until = SystemClock(), dict[str, float]()
         try:
             self.client, self.queue = self.portal.call(connect, place)
@@ -116,11 +121,40 @@ class TemporalStore(RunStore):
         async def read() -> None:
             async for execution in self.client.list_workflows("WorkflowType = 'replanning.Plan'"):
                 info = await _info(execution)
+                self._listed.setdefault(execution.id, execution.task_queue)
                 if execution.id not in found or found[execution.id].created < info.created:
                     found[execution.id] = info
 
         self._call(read)
         return sorted(found.values(), key=lambda info: info.created, reverse=True)
+
+    def ask_workers(self, runs: Sequence[str]) -> None:
+        """Ask the workers of several listed runs, all at once, whether they answer.
+
+        Reading a run whose worker has died takes the whole time limit, because Temporal does not know of its death at
+        once. After this call, reading the runs of such a task queue fails immediately.
+        """
+        first_runs: dict[str, str] = {}
+        for run in runs:
+            first_runs.setdefault(self._listed[run], run)
+
+        async def ask() -> None:
+            async with create_task_group() as group:
+                for queue, run in first_runs.items():
+                    group.start_soon(self._ask_worker, queue, run)
+
+        self._call(ask)
+
+    async def _ask_worker(self, queue: str, run: str) -> None:
+        """Ask the worker of one task queue, and note whether it is silent; other errors are told when a run is read."""
+        try:
+            if await _has_worker(self.client, queue):
+                await self._run(run).records(_NO_RECORDS)
+        except WorkflowQueryFailedError:
+            return
+        except RPCError as error:
+            if _is_silence(error):
+                self._silent_until[queue] = self._clock.now() + _TIMEOUT
 
     def info(self, run: str) -> RunInfo:
         """Return a run.
@@ -237,8 +271,7 @@ class TemporalStore(RunStore):
         except (WorkflowUpdateRPCTimeoutOrCancelledError, WorkflowQueryFailedError) as error:
             raise NoWorker(f"no worker answers for run {run!r}: {error}") from error
         except RPCError as error:
-            late = error.status in (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED)
-            if (late or "no poller" in error.message) and run in self._queues:
+            if _is_silence(error) and run in self._queues:
                 queue = self._queues[run]
                 self._silent_until[queue] = (
                     self._clock.now() + _TIMEOUT
@@ -259,6 +292,12 @@ class TemporalStore(RunStore):
         return NoWorker(
             f"no worker serves task queue {queue!r}; start one with: replanning worker FILE --on {place}"
         )
+
+
+def _is_silence(error: RPCError) -> bool:
+    """Return whether an error says that no worker has answered."""
+    is_late = error.status in (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED)
+    return is_late or "no poller" in error.message
 
 
 async def _has_worker(client: Client, queue: str) -> bool:

@@ -1,16 +1,20 @@
 """The command line on Temporal: real commands, on a real server, with workers that are started and killed."""
 
+import asyncio  # noqa: TID251 # the SDK needs it
 import json
 import signal
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import pytest
 
-from tests.support.cli import Started, Terminal, cli, write_plan
+from replanning import Plan, Task, TaskContext
+from replanning.cli import lookup
+from replanning.journal import QuestionAsked
+from tests.support.cli import PATIENCE, Started, Terminal, cli, write_plan
 from tests.support.temporal import Server, missing_part
 
 TOOLS = {
@@ -191,6 +195,68 @@ def test_pause_and_resume(tmp_path: Path, alone: str) -> None:
         assert listed.count("succeeded") >= 2
         serving.process.send_signal(signal.SIGINT)
         serving.end()
+
+
+def test_workers_that_are_gone_are_asked_together(
+    tmp_path: Path, alone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands that read all runs ask the workers of several task queues at once, and say which of them are gone."""
+    from temporalio.client import Client, Interceptor, OutboundInterceptor, QueryWorkflowInput
+    from temporalio.service import RPCError, RPCStatusCode
+
+    from replanning.integrations.temporal_store import TemporalStore
+
+    queues = [f"queue-{number}" for number in range(4)]
+
+    class Silence(Interceptor):  # type: ignore[misc] # its types may not be installed
+        """Workers none of which answers, once all of them have been asked."""
+
+        def intercept_client(self, next: OutboundInterceptor) -> OutboundInterceptor:  # noqa: A002 # its name
+            asked = set[str]()
+            all_asked = asyncio.Event()
+
+            class Outbound(OutboundInterceptor):  # type: ignore[misc] # likewise
+                async def query_workflow(self, input: QueryWorkflowInput) -> Never:  # noqa: A002 # its name
+                    asked.add(input.id)
+                    if len(asked) == len(queues):
+                        all_asked.set()
+                    async with asyncio.timeout(PATIENCE):
+                        await all_asked.wait()
+                    raise RPCError("no answer", RPCStatusCode.DEADLINE_EXCEEDED, b"")
+
+            return Outbound(next)
+
+    def open_silent(place: str) -> TemporalStore:
+        store = TemporalStore(place.removeprefix(lookup.ON_TEMPORAL))
+        store.client = Client(**{**store.client.config(), "interceptors": [Silence()]})
+        return store
+
+    address = alone.removeprefix("--on=temporal=").partition("/")[0]
+    asyncio.run(run_and_leave(address, queues))
+    monkeypatch.setattr(lookup, "open_temporal", open_silent)
+    for command in ("status", "pending"):
+        told = cli(tmp_path, command, alone)
+        for queue in queues:
+            assert f"no worker serves task queue {queue!r}" in told.stderr
+
+
+async def run_and_leave(address: str, queues: Sequence[str]) -> None:
+    """Begin a run in each task queue, which a question keeps open, and end its worker."""
+    from temporalio.client import Client
+    from temporalio.worker import Worker
+
+    from replanning.integrations.temporal import ReplanningPlugin, TemporalOrchestrator
+
+    async def fail(task: Task, context: TaskContext) -> object:
+        raise ValueError("it is broken")
+
+    client = await Client.connect(address)
+    plan = Plan.parse("goal: {objective: x}\ntasks: [{id: a}]")
+    for queue in queues:
+        async with Worker(client, task_queue=queue, plugins=[ReplanningPlugin(fail)]):
+            run = await TemporalOrchestrator(client, task_queue=queue).start(plan, run_id=queue)
+            while not any(isinstance(each.body, QuestionAsked) for each in await run.records()):
+                pass
 
 
 def test_a_worker_that_is_stopped(tmp_path: Path, on: str) -> None:
