@@ -57,6 +57,11 @@ class BudgetTracker:
 
     Args:
         budget: the limits; None means unlimited.
+
+    Attributes:
+        spent: the usage on record.
+        unrecorded: usage that the store did not accept; it is spent all the same.
+        exceeded: which limits are exceeded, in words; empty if none is.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -65,7 +70,8 @@ class BudgetTracker:
         self.has_limits = any(limit is not None for limit in limits)
         self.spent = Usage()
         self.reservations: list[Usage] = []
-        self.unrecorded: list[Usage] = []  # spent while the store fails
+        self.unrecorded: list[Usage] = []
+        self.exceeded = ""
 
     def __repr__(self) -> str:
         return f"<BudgetTracker spent={self.spent} reserved={self.reserved} of {self.budget!r}>"
@@ -94,6 +100,14 @@ class BudgetTracker:
         # Recorded at last, so it must not count twice.
         if usage in self.unrecorded:
             self.unrecorded.remove(usage)
+        if self.has_limits:
+            self.exceeded = self.exceeded_reason()
+
+    def spend_unrecorded(self, usage: Usage) -> None:
+        """Count usage that the store did not accept."""
+        self.unrecorded.append(usage)
+        if self.has_limits:
+            self.exceeded = self.exceeded_reason()
 
     def exceeded_reason(self, planned: Usage | None = None) -> str:
         """Return in words the limits that the usage exceeds; empty if none.
@@ -101,7 +115,6 @@ class BudgetTracker:
         With `planned`, the limits that it would exceed together with `planned` and the
         reservations.
         """
-        # Usage that the store did not accept is spent all the same.
         total = sum(self.unrecorded, self.spent)
         verb = "has exceeded"
         if planned is not None:

@@ -275,7 +275,7 @@ class Scheduler:
         claimed: TaskEntry | None = None
         passed_over: list[TaskEntry] = []
         while claimed is None and (entry := queue.pop()) is not None:
-            if self._lacks(entry):
+            if self.lacks(entry):
                 self.parked[entry.id] = entry
                 continue
             # Most plans declare no resources, and then nothing is looked up for any task.
@@ -307,19 +307,19 @@ class Scheduler:
         claimed.place.claim = self.last_claim
         return claimed
 
-    def _lacks(self, entry: TaskEntry) -> bool:
-        """Return whether a task lacks something that no running task will give back."""
+    def lacks(self, entry: TaskEntry) -> str:
+        """Return what a task lacks that no running task gives back, in words; empty if nothing."""
         name = entry.task.tool
         tool = None if name is None else self._tools.get(name)
         if tool is not None and not tool.available:
-            return True
+            return f"its tool {name!r} is unavailable"
         if self.pool.limited and not self.pool.can_ever_fit(self.pool.demand(entry.task)):
-            return True
-        if self.breakers and name in self.breakers and not self.breakers[name].admits(entry):
-            return True
-        if tool is None or self._facts_allow is None:
-            return False
-        return not self._facts_allow(entry)
+            return "its resources are no longer there"
+        if name in self.breakers and not self.breakers[name].admits(entry):
+            return f"its tool {name!r} is being tried by another task"
+        if tool is None or self._facts_allow is None or self._facts_allow(entry):
+            return ""
+        return "its facts do not hold"
 
     def begin(self, entry: TaskEntry) -> None:
         """End the claim of a task because its attempt starts; the attempt keeps the resources."""
@@ -364,24 +364,6 @@ class Scheduler:
                 self.return_claim(entry)
                 return True
         return False
-
-    def lacks(self, entry: TaskEntry) -> str:
-        """Return what a claimed task lacks now, in words; it may have gone since the claim."""
-        name = entry.task.tool
-        tool = None if name is None else self._tools.get(name)
-        if tool is not None and not tool.available:
-            return f"its tool {name!r} is unavailable"
-        if self.pool.limited:
-            demand = self.pool.demand(entry.task)
-            missing = demand
-            if entry.place.reserved is not None:
-                # It holds them already; but the capacity may have shrunk below what is in use.
-                missing = dict.fromkeys(demand, 0.0)
-            if not self.pool.can_ever_fit(demand) or not self.pool.fits_now(missing):
-                return "its resources are no longer there"
-        if tool is None or self._facts_allow is None or self._facts_allow(entry):
-            return ""
-        return "its facts do not hold"
 
     # Lineages that one caller executes alone
 

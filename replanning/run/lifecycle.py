@@ -72,7 +72,6 @@ from replanning.plan.types import (
     JsonValue,
     QuestionId,
     ReplanId,
-    RunId,
     TaskId,
     TriggerId,
 )
@@ -252,8 +251,7 @@ class PluginTasks:
 class Lifecycle:
     """Keeps journal, live plan and ledger in step, runs attempts, applies revisions, ends the run.
 
-    Its own state is small: the running attempts (`running`), the budget that was exceeded, and the
-    end. It has many attributes because the parts of a run meet here: each of the others is one
+    Its own state is small: the running attempts (`running`) and the end. It has many attributes because the parts of a run meet here: each of the others is one
     part with a state of its own.
 
     Args:
@@ -280,6 +278,7 @@ class Lifecycle:
         timer: calls back at points in time.
         end: the end of the run, once it has ended.
         clock: the clock of the run.
+        run_id: the id of the run.
         opening: how the run was opened.
         running: the attempts that have not ended, with the tasks and bodies of each.
         busy: what keeps the run from its end.
@@ -309,6 +308,7 @@ class Lifecycle:
         self.redactor = redactor
         self.spans = spans
         self.clock = environment.clock
+        self.run_id = lease.run
         self.loop = LoopThread()
         self.timer = Timer(environment.clock, live.scheduler.deadlines.next_due, self._on_deadline)
         self.journal = RunJournal(
@@ -334,17 +334,11 @@ class Lifecycle:
         self.plugins = PluginTasks()
         self.people = People()
         self.end: RunEnded | None = None
-        self._budget_exceeded = ledger.budget_tracker.exceeded_reason()
         self.failures = FailureKeeper(settings, redactor, environment.chance, is_transient)
 
     def __repr__(self) -> str:
         state = self.end.status if self.end is not None else "running"
         return f"<Lifecycle of {self.run_id!r} {state} {self.journal!r}>"
-
-    @property
-    def run_id(self) -> RunId:
-        """The id of the run."""
-        return self.journal.lease.run
 
     # Records
 
@@ -562,8 +556,8 @@ class Lifecycle:
     @property
     def stopping(self) -> str:
         """Why nothing more is handed out, although the run has not ended; empty when it is."""
-        if self._budget_exceeded:
-            return f"the run {self._budget_exceeded}"
+        if self.ledger.budget_tracker.exceeded:
+            return f"the run {self.ledger.budget_tracker.exceeded}"
         if self.ledger.pause is not None:
             return "the run is to pause"
         if self.live.aborted is not None:
@@ -576,9 +570,17 @@ class Lifecycle:
             return self.stopping
         if entry.state is not TaskState.READY:
             return f"the task is {entry.state}"
-        lacking = self.live.scheduler.lacks(entry)
+        scheduler = self.live.scheduler
+        lacking = scheduler.lacks(entry)
         if lacking:
             return lacking
+        if scheduler.pool.limited:
+            missing = scheduler.pool.demand(entry.task)
+            if entry.place.reserved is not None:
+                # It holds them already; but the capacity may have shrunk below what is in use.
+                missing = dict.fromkeys(missing, 0.0)
+            if not scheduler.pool.fits_now(missing):
+                return "its resources are no longer there"
         if entry.place.holds:
             return "the task is held by a question"
         return ""
@@ -700,9 +702,14 @@ class Lifecycle:
 
     def _can_never_start(self, entry: TaskEntry) -> bool:
         """Return whether a ready task is parked for what nobody will give back."""
-        if entry.state is not TaskState.READY or entry.id not in self.live.scheduler.parked:
+        scheduler = self.live.scheduler
+        if entry.state is not TaskState.READY or entry.id not in scheduler.parked:
             return False
-        pool = self.live.scheduler.pool
+        name = entry.task.tool
+        # A running task tries the tool, and gives it back.
+        if name in scheduler.breakers and not scheduler.breakers[name].admits(entry):
+            return False
+        pool = scheduler.pool
         demand = pool.demand(entry.task)
         if pool.can_ever_fit(demand) and not pool.fits_now(demand):
             return False
@@ -994,9 +1001,8 @@ class Lifecycle:
         recorded = self.journal.seq
         self.journal.append_soon(UsageCharged(usage, attempt_id, provider))
         if self.journal.seq == recorded:
-            tracker.unrecorded.append(usage)
-        self._budget_exceeded = tracker.exceeded_reason()
-        if self._budget_exceeded:
+            tracker.spend_unrecorded(usage)
+        if tracker.exceeded:
             self.dispatcher.wake_lineages()
             self.check_completion()
 
@@ -1072,7 +1078,7 @@ class Lifecycle:
                 busy=bool(self.busy.reasons()),
                 open_ended=self.opening.open_ended,
                 replans=self.settings.enabled,
-                budget_exceeded=self._budget_exceeded,
+                budget_exceeded=self.ledger.budget_tracker.exceeded,
             )
             decided = decide_end(self.live, self.ledger, circumstances)
             if decided is None:
