@@ -278,6 +278,10 @@ class ReportedFailure(Exception):
         self.result = result
 
 
+class TimedOut(TimeoutError):
+    """A tool exceeded the time limit of its framework, so it may have taken effect; the cause is the framework's exception."""
+
+
 def reported_result(error: ReportedFailure | NeedsHuman) -> Any:
     """Return the result of a tool that reported its failure; error is what the session raised in the end.
 

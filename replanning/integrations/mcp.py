@@ -248,9 +248,12 @@ class McpProxy:
     def _report_availability(self) -> None:
         for name, tool in [*self.session.run.live.tools.items()]:
             served = self._tools.get(name)
-            reason = (
-                "no server has it any more" if served is None else served.session.unavailable_reason
-            )
+            if served is None:
+                reason = "no server has it any more"
+            elif served.session.starts_again:
+                reason = ""  # calls wait for it
+            else:
+                reason = served.session.unavailable_reason
             if tool.available == bool(reason):
                 with suppress(ValueError, NotRunning):
                     self.session.run.change_resource(name, available=not reason, reason=reason)

@@ -20,6 +20,7 @@ from replanning.engine.session import Session
 from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NotRunning, StoreError
 from replanning.integrations.frameworks import (
     ReportedFailure,
+    TimedOut,
     describe_tools,
     earlier_output,
     missing_framework,
@@ -129,10 +130,6 @@ class _Halted(Exception):
 
 
 _PASSES: Final = (_Halted, ModelBehaviorError)
-
-
-class _TimedOut(TimeoutError):
-    """A tool ran into the time limit that the framework has for it; the cause is the exception to handle."""
 
 
 _REPORTED: Final[ContextVar[list[Any] | None]] = ContextVar("replanning_reported", default=None)
@@ -323,7 +320,7 @@ class _Tool:
                 own = error.own_error
             if isinstance(own, ReportedFailure):
                 return own.result
-            if isinstance(own, _TimedOut):
+            if isinstance(own, TimedOut):
                 own = own.__cause__ or own
             return await self._give_up(context, own)
         return output
@@ -340,7 +337,7 @@ class _Tool:
                     function_tool=self._bare, context=context, arguments=text
                 )
         except ToolTimeoutError as error:
-            raise _TimedOut(str(error)) from error
+            raise TimedOut(str(error)) from error
         finally:
             _REPORTED.reset(token)
         if noted:

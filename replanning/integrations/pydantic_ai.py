@@ -20,6 +20,7 @@ from replanning.engine.engine import ReplanningEngine
 from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NotRunning, UnknownRun
 from replanning.integrations.frameworks import (
     SessionTask,
+    TimedOut,
     describe_tools,
     has_deadline,
     invoke_approved,
@@ -217,9 +218,14 @@ class _AgentRun:
             approved, executed = ctx.tool_call_approved and not executed, True
             # A function that hangs in a thread is left behind there when its time is over.
             with abandon_threads_on_cancel() if has_deadline(session) else nullcontext():
-                if other == name and values is arguments:
+                if other != name or values is not arguments:
+                    return await self._dispatch(other, values, ctx, approved=approved)
+                try:
                     return await toolset.wrapped.call_tool(name, arguments, ctx, tool)
-                return await self._dispatch(other, values, ctx, approved=approved)
+                except ModelRetry as retry:
+                    if ctx.last_attempt and isinstance(retry.__context__, TimeoutError):
+                        raise TimedOut(retry.message) from retry
+                    raise
 
         try:
             return await invoke_approved(
@@ -233,9 +239,14 @@ class _AgentRun:
                 resumed=self._resumed,
                 passes=_PASSES if ctx.last_attempt else (*_PASSES, ModelRetry),
             )
+        except TimedOut as error:
+            raise error.__cause__ or error  # noqa: B904 - as the framework raised it
         except NeedsHuman as error:
             if not self._asks(ctx):
-                raise error.own_error  # noqa: B904 - as the tool raised it, with its own cause
+                own = error.own_error
+                if isinstance(own, TimedOut) and own.__cause__ is not None:
+                    raise own.__cause__  # noqa: B904 - as the framework raised it
+                raise own  # noqa: B904 - as the tool raised it, with its own cause
             self._asked = True
             shown = shown_questions(self._engine, session.run.id, error.questions)
             raise ApprovalRequired(metadata={METADATA: {"questions": shown}}) from error

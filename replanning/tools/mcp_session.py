@@ -301,6 +301,7 @@ class McpSession:
     Attributes:
         tools: its tools by name, as it stated them last.
         unavailable_reason: why it is unavailable; "" if it is available.
+        starts_again: whether it has answered before and is being started again, for which calls wait.
         secrets: the secrets that it was given.
     """
 
@@ -317,6 +318,7 @@ class McpSession:
         self.name, self.server = name, server
         self.tools: dict[str, Tool] = {}
         self.unavailable_reason = "it was not started yet"
+        self.starts_again = False
         self.secrets = Secrets(environ)
         self._environ, self._cwd, self._clock, self._on_change = environ, cwd, clock, on_change
         self._connection = _Connection(name, self.secrets)
@@ -440,6 +442,7 @@ class McpSession:
                     self.tools = await _list_tools(client)
                     scope.deadline = math.inf
                     connection.client, self.unavailable_reason = client, ""
+                    self.starts_again = False
                     self._on_change(self)
                     connection.settled.set()
                     async with anyio.create_task_group() as group:
@@ -460,8 +463,10 @@ class McpSession:
         if said := connection.stderr_tail.decode(errors="replace").strip():
             reason += f": {said.splitlines()[-1].strip()}"
         self.unavailable_reason = connection.reason = self.secrets.redact(reason)
+        self.starts_again = False
         if self._start_count <= MAX_RESTARTS and not self._closing:
             self._connection = _Connection(self.name, self.secrets)
+            self.starts_again = connection.client is not None
         # That a server ended which nobody was using is worth a word only if it cannot be started again.
         told = not self._closing and (connection.client is None or bool(connection.calls))
         connection.client = None

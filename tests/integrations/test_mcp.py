@@ -177,6 +177,17 @@ async def test_no_more_effects_than_without(end: str, tmp_path: Path) -> None:
     assert effects == {"charge": 1, "read": again, "put": again}
 
 
+async def test_call_while_the_server_is_started_again(tmp_path: Path) -> None:
+    """A call that is made while a server is started again waits for it, instead of failing."""
+    async with proxied() as (client, proxy), anyio.create_task_group() as group:
+        given = {"effects": str(tmp_path / "effects"), "end": "gone"}
+        group.start_soon(client.call_tool, "charge", given)
+        while not proxy.unavailable:
+            await anyio.lowlevel.checkpoint()
+        result = await client.call_tool("archive", {"query": "x"})
+        assert (result.is_error, result.structured_content) == (False, SUBSTITUTE)
+
+
 async def test_trace() -> None:
     """The server gets the span of the attempt as that of its caller, so that its spans are below it."""
     spans = Spans()

@@ -248,6 +248,26 @@ async def test_model_retry(clock: VirtualClock) -> None:
         await agent_of(FunctionModel(answer), [search], engine).run("find x")
 
 
+async def test_time_limit_of_the_framework(clock: VirtualClock) -> None:
+    """A tool that exceeded the time limit of the framework may have taken effect: no other tool is executed, unless it only reads."""
+
+    async def hang(query: str) -> str:
+        await anyio.sleep_forever()
+        return query
+
+    archive = {"search_archive": "web"}
+    for stated, found in (({}, False), ({"effect": "none"}, True)):
+        tools = [Tool(hang, name="search", timeout=0.01, max_retries=0), search_archive]
+        fields: dict[str, Any] = {"search": {"capability": "web", **stated}, **archive}
+        attached = Replanned(fields, engine=make_engine("repair", clock=clock))
+        agent = Agent(calling(ONE_SEARCH), tools=tools, capabilities=[attached])
+        if found:
+            assert (await agent.run("find x")).output == FOUND
+        else:
+            with pytest.raises(Exception, match="exceeded max retries"):
+                await agent.run("find x")
+
+
 async def test_deferred_calls(clock: VirtualClock) -> None:
     """Approvals and calls that are executed elsewhere stop the agent; the run that has the results resumes the session."""
     executed = []
