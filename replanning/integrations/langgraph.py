@@ -70,8 +70,8 @@ except ImportError:  # a ToolNode can be given the methods of the middleware wit
 
 _PASSES: Final = (GraphBubbleUp,)
 
-_KEY: Final = "__replanning"
-"""Key in the configuration for the run of the graph; keys that begin with `__` are not stored in checkpoints."""
+_KEY: Final = "__pregel_replanning"
+"""Key in the configuration for the run of the graph; keys that begin like this are neither stored nor shown in streams."""
 
 _CHECKPOINTER: Final = "__pregel_checkpointer"
 """Key in the configuration for the checkpointer that a graph passes on to the graphs within it."""
@@ -155,7 +155,8 @@ def replanned(
     }
     # Without the names of nodes, so that a thread can be resumed after a node was added.
     name = "a graph" if graph.get_name() == _DEFAULT_NAME else f"the graph {graph.get_name()}"
-    attachment = _Attachment(engine or ReplanningEngine(), objective or f"Run {name}", tools)
+    engine = engine or ReplanningEngine()
+    attachment = _Attachment(engine, objective or f"Run {name}", tools, graph)
     return ReplannedGraph(attachment=attachment, **vars(graph.copy({"nodes": nodes})))
 
 
@@ -313,7 +314,8 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         messages = _Messages()
 
         async def encoded(tool: str, values: Mapping[str, object]) -> object:
-            return messages.encode(await execute(tool, values))
+            output = await execute(tool, values)
+            return messages.encode(output) if is_tool else output
 
         answered = False
         while True:
@@ -322,11 +324,11 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             try:
                 # A node of tools makes all of its calls again; one that is done is answered from the journal.
                 once = answered or (is_tool and self.session.is_recorded(key))
-                return messages.decode(
-                    await self.session.invoke(
-                        name, arguments, execute=encoded, key=key, once=once, passes=_PASSES
-                    )
+                output = await self.session.invoke(
+                    name, arguments, execute=encoded, key=key, once=once, passes=_PASSES
                 )
+                # A node may return what looks like a message: a change of the state.
+                return messages.decode(output) if is_tool else output
             except ReportedFailure as error:
                 return error.result
             except CallSkipped as skipped:
@@ -440,7 +442,7 @@ class _Messages:
         return encoded
 
     def decode(self, output: object) -> object:
-        """Return the message behind the output of a call."""
+        """Return the message behind the output of a call of a tool."""
         for encoded, message in self._executed:
             if encoded is output:
                 return message
@@ -456,6 +458,7 @@ class _Attachment:
     engine: ReplanningEngine
     objective: str
     tools: Sequence[FunctionTool[..., Any]]
+    original: CompiledStateGraph
 
     def _session(self, graph: Any, given: Any, config: Any) -> Any:
         """Return the unfinished session of the thread if the graph is resumed, or else a new session."""
@@ -488,9 +491,16 @@ class _Attachment:
             return False
         return bool(graph.checkpointer or self._configurable(graph, config).get(_CHECKPOINTER))
 
+    def _lacks_thread(self, graph: Any, config: Any) -> bool:
+        """Return whether the graph refuses to run, because it has a checkpointer and nothing says for which thread."""
+        return self._asks(graph, config) and not self._configurable(graph, config)
+
     @asynccontextmanager
     async def open(self, graph: Any, given: Any, config: Any) -> AsyncIterator[Any]:
         """Open a session in a task of its own, because any task may close a stream; yield the configuration."""
+        if self._lacks_thread(graph, config):
+            yield config
+            return
         task = SessionTask(self._session(graph, given, config))
         try:
             run = _Run(self.engine, await task.session(), asks=self._asks(graph, config))
@@ -504,6 +514,9 @@ class _Attachment:
     @contextmanager
     def open_in_thread(self, graph: Any, given: Any, config: Any) -> Iterator[Any]:
         """Open a session in an event loop in a thread of its own."""
+        if self._lacks_thread(graph, config):
+            yield config
+            return
         with SessionThread.open(self._session(graph, given, config)) as thread:
             run = _Run(self.engine, thread.session, thread, asks=self._asks(graph, config))
             yield run.added_to(config)
@@ -517,6 +530,14 @@ class ReplannedGraph(CompiledStateGraph):  # type: ignore[misc]  # its types are
     def __init__(self, *, attachment: _Attachment, **fields: Any) -> None:
         super().__init__(**fields)
         self.attachment = attachment
+
+    def get_graph(self, config: Any = None, **options: Any) -> Any:
+        """Return a drawing of the graph, with the functions of the user."""
+        return self.attachment.original.get_graph(config, **options)
+
+    async def aget_graph(self, config: Any = None, **options: Any) -> Any:
+        """Return a drawing of the graph, with the functions of the user."""
+        return await self.attachment.original.aget_graph(config, **options)
 
     def stream(self, input: Any, config: Any = None, **options: Any) -> Iterator[Any]:  # noqa: A002 # its name there
         """Run the graph in this thread; `invoke` does so too."""

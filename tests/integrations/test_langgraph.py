@@ -755,6 +755,47 @@ async def test_tool_behind_an_approval(verdict: str, clock: VirtualClock) -> Non
     assert executed == (["q0"] if verdict == "approve" else [])
 
 
+class Told(TypedDict, total=False):
+    """A state with one field, which is called like the key of a recorded message."""
+
+    message: str
+
+
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+async def test_state_that_looks_like_a_message(is_async: bool, clock: VirtualClock) -> None:
+    """A node may return a change of a field called `message`."""
+    builder = StateGraph(Told)
+    builder.add_node("say", lambda state: {"message": "hello"})
+    builder.add_edge(START, "say")
+    graph = replanned(builder.compile(), make_engine("repair", clock=clock))
+    if is_async:
+        result = await graph.ainvoke({})
+    else:
+        result = await anyio.to_thread.run_sync(graph.invoke, {})
+    assert result == {"message": "hello"}
+
+
+async def test_nothing_of_ours_is_seen(clock: VirtualClock) -> None:
+    """Drawings, the configurations in streams, and the refusal to run without a thread are those of the graph alone."""
+    alone = graph_of(archive, saver=InMemorySaver())
+    attached = replanned(alone, make_engine("repair", clock=clock))
+    assert attached.get_graph().to_json() == alone.get_graph().to_json()
+    assert (await attached.aget_graph()).to_json() == alone.get_graph().to_json()
+    stream = attached.astream({"query": "a"}, on_thread(), stream_mode="debug")
+    payloads = [part["payload"] async for part in stream if part["type"] == "checkpoint"]
+    configs = [payload["config"]["configurable"] for payload in payloads]
+    assert {key for config in configs for key in config} == {
+        "thread_id",
+        "checkpoint_ns",
+        "checkpoint_id",
+    }
+    for graph in (alone, attached):
+        with pytest.raises(ValueError, match="thread_id"):
+            await graph.ainvoke({"query": "a"})
+        with pytest.raises(ValueError, match="thread_id"):
+            await anyio.to_thread.run_sync(graph.invoke, {"query": "a"})
+
+
 @pytest.mark.parametrize("is_outside", [True, False], ids=["outside", "inside"])
 async def test_retries_of_a_middleware_are_not_multiplied(
     is_outside: bool, clock: VirtualClock
