@@ -324,6 +324,20 @@ def test_exceeded() -> None:
     assert "money=1.5" in repr(spending)
 
 
+def test_usage_that_is_not_on_record_is_spent() -> None:
+    """Usage that the store did not accept is spent all the same, and counts once when it is stored."""
+    usage = journal.Usage(calls=2)
+    limited = BudgetTracker(Budget(calls=1))
+    limited.spend_unrecorded(usage)
+    assert limited.exceeded == "has exceeded the budget: 2 of 1 calls"
+    limited.spend(usage)
+    assert (limited.spent, limited.unrecorded) == (usage, [])
+    assert limited.exceeded == "has exceeded the budget: 2 of 1 calls"
+    unlimited = BudgetTracker(Budget())
+    unlimited.spend_unrecorded(usage)
+    assert unlimited.exceeded == ""
+
+
 @pytest.mark.parametrize(
     "amounts", [{"calls": -1}, {"tokens": float("nan")}, {"money": float("inf")}]
 )

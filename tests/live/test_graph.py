@@ -13,7 +13,7 @@ from replanning.errors import ExpressionError, NoResult, UnknownTask
 from replanning.journal import AttemptSucceeded, ConditionEvaluated
 from replanning.journal.values import AnnotatedJson
 from replanning.live.entries import TaskEntry
-from replanning.live.scheduler import MAX_LOOKAHEAD, Deadlines, ResourcePool
+from replanning.live.scheduler import MAX_LOOKAHEAD, Deadlines, ResourcePool, ToolBreaker
 from tests.support.live import (
     JournaledPlan,
     add,
@@ -208,6 +208,21 @@ def test_ended_tasks_have_no_backoff(happens: Callable[[JournaledPlan], object])
         None,
         None,
     )
+
+
+def test_a_tool_that_another_task_tries_is_lacking() -> None:
+    """While one task tries a tool that has failed, another one waits and says for what."""
+    run = journaled(task("a", tool="pip"), task("b", tool="pip"), tools=[tool("pip")])
+    scheduler = run.live.scheduler
+    scheduler.breakers["pip"] = ToolBreaker(openings=1)
+    trial = scheduler.claim_next()
+    assert trial is run.live.entry("a")
+    assert scheduler.claim_next() is None
+    assert scheduler.lacks(trial) == ""
+    reason = "its tool 'pip' is being tried by another task"
+    assert scheduler.lacks(run.live.entry("b")) == reason
+    scheduler.return_claim(trial)
+    assert scheduler.lacks(run.live.entry("b")) == ""
 
 
 # Parts of the graph
