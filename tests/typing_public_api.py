@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, assert_never, assert_type
 
 from opentelemetry.sdk.trace import TracerProvider
-from pydantic import BaseModel
 
 import replanning as rp
-from replanning import changes, errors, history, journal, llm, testing
+from replanning import changes, errors, history, journal, testing
 from replanning.decision import AlternativeProvider, HumanGate, TriggerDetector
 from replanning.engine import MonitorNotice
 from replanning.environment import Clock
@@ -253,31 +252,6 @@ def providers() -> list[rp.ReplanningEngine]:
     ]
 
 
-class Parrot(llm.LLMProvider):
-    name = "parrot"
-
-    async def request(self, prompt: str, options: llm.LLMOptions) -> llm.Completion:
-        return self.completion(prompt, prompt, options)
-
-
-class Larger(BaseModel):
-    number: float
-
-
-async def models() -> list[float]:
-    """Language models by name and as objects, and their answers."""
-    found: llm.LLMProvider = llm.create_llm_provider(
-        ["openai", "parrot:grey"], settings=rp.Settings(), environ={}
-    )
-    engine = rp.ReplanningEngine(
-        [Parrot(model="grey"), found, "openai:gpt-4.1,anthropic", "repair"]
-    )
-    await engine.aclose()
-    larger: Larger = await found.complete_json("Which is larger, 9.11 or 9.9?", Larger)
-    text: str = await Parrot().complete("Who is a good boy?", llm.LLMOptions(temperature=0.0))
-    return [larger.number, *await found.embed(text)]
-
-
 class SlowSuccessTrigger(journal.TriggerEvent):
     kind: str = "slow-success"
 
@@ -367,29 +341,6 @@ class Printer(Exporter):
 
     async def export(self, run: RunId, record: journal.Record) -> None:
         use(run, record.seq, record.at, journal.dump_body(record.body))
-
-
-def stores(path: Path) -> list[journal.RunStore]:
-    """Stores, and what is read from them."""
-    found: list[journal.RunStore] = [
-        journal.SqliteStore(path, synchronous="full"),
-    ]
-    for store in found:
-        infos: Sequence[journal.RunInfo] = store.runs()
-        for record in store.read(infos[0].run):
-            assert_type(record, journal.Record)
-            if isinstance(record.body, journal.TriggerFired):
-                trigger: journal.Trigger = record.body.trigger
-                use(trigger.fingerprint)
-            elif isinstance(record.body, journal.DecisionMade):
-                use(record.body.decision, record.body.rule)
-        store.close()
-    try:
-        body: journal.RecordBody = journal.load_body("revised", "{}")
-        use(body.kind)
-    except errors.StoreError as error:
-        use(error)
-    return found
 
 
 def parts(clock: Clock, tracer_provider: TracerProvider) -> rp.ReplanningEngine:

@@ -12,15 +12,12 @@ import pytest
 pytest.importorskip("benchmarks", reason="benchmarks are part of a checkout, not of a distribution")
 from benchmarks import (
     calls,
-    capacity,
-    fanout,
     figures,
     instances,
     outages,
     peers,
     planbench,
     planning,
-    plots,
     readme,
     recorded,
     sizing,
@@ -29,7 +26,6 @@ from benchmarks import (
 from benchmarks.instances import Action, Domain
 from replanning.planning import Phase
 from tests.support.llm_server import ScriptedLLMServer
-from tests.support.temporal import missing_part
 
 ROOT = Path(__file__).parents[2]
 DATA = (ROOT / instances.SHARED).resolve()
@@ -224,14 +220,6 @@ def test_calls_are_measured_with_the_engine_and_without():
     assert "another is left out: surely-not-installed is not installed" in report.table()
 
 
-def test_plots_are_svg_with_names_as_text():
-    """A plot shows its rows by name, whatever characters they have."""
-    svg = plots.bars("Shares & more", [("a < b", 50.0, 40.0, 60.0)])
-    assert svg.startswith("<svg")
-    assert "a &lt; b" in svg
-    assert "Shares &amp; more" in svg
-
-
 def test_the_pages_show_the_results():
     """The tables and plots of the pages are those of the committed results."""
     shown = [
@@ -287,39 +275,6 @@ def test_sizes_are_calculated_from_what_was_measured():
         sizing.Capacity("a host", "", (), ()).sizes()
         == "This table needs figures of a PostgreSQL server."
     )
-
-
-@pytest.mark.slow
-def test_what_a_host_carries_is_measured():
-    """Each figure is measured in memory, on SQLite and, where there is a server, on PostgreSQL."""
-    report = capacity.measure(short=True)
-    absent = {sizing.DISK, "written for 1,000 records, with the log"}
-    assert len(report.rows) >= 15
-    for row in report.rows:
-        first, *others = row.values
-        if "another process" not in row.name:
-            assert all(value is not None and value >= 0 for value in others)
-            assert (first is None) == (row.name in absent)
-
-
-@pytest.mark.slow
-def test_large_plans_on_temporal_are_measured():
-    """Plans on a server of Temporal are carried out, and their figures shown."""
-    if problem := missing_part():
-        pytest.skip(problem)
-    report = fanout.measure(short=True)
-    assert [row.status for row in report.rows] == ["succeeded", "succeeded"]
-    assert all(row.seconds > 0 < row.memory for row in report.rows)
-    assert "| 200, independent |" in report.table()
-
-
-@pytest.mark.parametrize(
-    "text", ["<!-- benchmarks:nonsense -->\n", "<!-- benchmarks:tools -->\nno end"]
-)
-def test_a_marker_that_is_wrong_is_named(text):
-    """A marker in the README that names no benchmark, or has no end, is named instead of passed over."""
-    with pytest.raises(ValueError, match=r"benchmarks:(nonsense is none of|tools has no end)"):
-        readme.written(text)
 
 
 def test_what_planning_mode_costs_is_measured():

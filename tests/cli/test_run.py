@@ -148,31 +148,6 @@ def test_set_changes_the_context(tmp_path: Path) -> None:
     )
 
 
-def test_a_command_changes_the_context(tmp_path: Path) -> None:
-    """A command that finds something out says so by its variable, and a step that was skipped is done after all."""
-    gate = Gate(tmp_path / "gate")
-    tools = {
-        "tell": 'echo found=true >> "$REPLANNING_CONTEXT"',
-        "good": "true",
-        "hold": gate.command,
-    }
-    tasks = """
-        id: extra, tool: good, when: context.found
-        id: look, tool: tell
-        id: hold, tool: hold
-        id: last, tool: good, depends_on: [look, extra, hold]
-    """
-    write_plan(tmp_path, tools, tasks, more="context: {found: false}")
-
-    with Started(tmp_path, "run", "plan.yaml", "--json") as started:
-        started.until("the context changed: found is now True")
-        started.until("extra done")
-        gate.open()
-        (revision,) = json.loads(started.end())["revisions"]
-
-    assert [trigger["kind"] for trigger in revision["triggers"]] == ["context-changed"]
-
-
 @pytest.mark.parametrize(
     ("said", "told"),
     [

@@ -3,11 +3,8 @@
 """Ledger of a run, folded from its journal alone, and its budget."""
 
 import dataclasses
-from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from replanning import Alternative, Budget, Goal, journal
 from replanning.decision.ledger import MAX_RECENT_RECORDS, BudgetTracker, Ledger
@@ -345,23 +342,3 @@ def test_usage_is_never_negative(amounts: dict[str, float]) -> None:
     """Usage is finite and not negative, so that no charge can free a budget."""
     with pytest.raises(ValueError, match="usage must be finite and not negative"):
         journal.Usage(**amounts)
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 40))))
-def test_never_reserved_past_the_limit(steps: list[tuple[bool, int]]) -> None:
-    """Spent and reserved usage together stay within the limit, in any order of calls."""
-    spending = BudgetTracker(Budget(tokens=100))
-    held: list[tuple[Callable[[], None], journal.Usage]] = []
-    for settles, tokens in steps:
-        if settles and held:
-            release, used = held.pop(tokens % len(held))
-            release()
-            spending.spent += used
-        else:
-            try:
-                held.append(
-                    (spending.reserve(journal.Usage(tokens=tokens)), journal.Usage(tokens=tokens))
-                )
-            except BudgetExceeded:
-                assert spending.spent.tokens + spending.reserved.tokens + tokens > 100
-        assert spending.spent.tokens + spending.reserved.tokens <= 100

@@ -303,20 +303,6 @@ async def test_answer_by_calling_the_engine(clock: VirtualClock) -> None:
     assert result.revisions[0].by == "person:ada"
 
 
-async def test_changes_with_a_mask_are_refused(clock: VirtualClock) -> None:
-    """Changes by hand are refused where a mask stands in an argument that had no secret."""
-    masked = ReplaceTask(task_id="a", tasks=(Task(id="a2", arguments={"key": "[redacted]"}),))
-    why = "stands for a value that is not shown: .* in the arguments of 'a2'"
-    engine = asking(clock)
-    async with engine.open(chain("a")) as run:
-        run.failed(run.started("a"), "broken")
-        await clock.sleep(1)
-        with pytest.raises(ChangeRejected, match=why):
-            run.apply([masked])
-        await run.wait()
-    assert (run.live.revision, engine.store.inbox(run.id)) == (0, [])
-
-
 async def test_secret_in_an_edit_is_used_and_masked_in_the_journal(clock: VirtualClock) -> None:
     """An edit with a secret gives it to the task, and the journal and the questions have a mask in its place."""
     secret = "AKIAIOSFODNN7EXAMPLE"

@@ -129,20 +129,6 @@ async def test_bounded_queue(clock: VirtualClock) -> None:
     assert contained.error == "more than 10000 records wait for it; further ones are dropped"
 
 
-async def test_cancelled_run() -> None:
-    """Of a run whose orchestrator is cancelled, an exporter is told how it was left."""
-    exporter = RecordingExporter()
-    engine = ReplanningEngine([], exporters=[exporter])
-    with anyio.CancelScope() as scope:
-        async with engine.open(chain("a")) as run:
-            async for task in run.ready():
-                async with run.attempt(task):
-                    scope.cancel()
-                    await anyio.sleep_forever()
-    assert [record for _, record in exporter.records] == list(engine.store.read(run.id))
-    assert exporter.bodies(RunEnded)
-
-
 async def test_closing_the_engine(clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
     """Closing the engine closes every exporter; one that raises or hangs is logged and keeps nobody from it."""
 

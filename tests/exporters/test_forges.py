@@ -301,15 +301,6 @@ async def test_moved(fake, forge):
     assert len(seen) == 3
 
 
-@github
-async def test_the_token_of_an_app(fake, forge):
-    """The token of an app, as in GitHub Actions, is asked whose it is in the way that it may be."""
-    fake.app = True
-    await forge.post("news")
-    (ours,) = await forge.comments()
-    assert (ours.own, ours.notice) == (True, True)
-
-
 GITHUB_CORP = {"GITHUB_API_URL": "https://git.corp/api/v3/"}
 GITLAB_CORP = {"GITLAB_API_URL": "https://git.corp"}
 CI = {"CI_API_V4_URL": "https://git.corp/api/v4"}
@@ -518,19 +509,6 @@ async def test_the_same_account(fake, forge):
     assert [await forge.may_steer(one) for one in comments] == [False, True, False, False, True]
     _, person, faked, *_ = comments
     assert (person.own, person.notice, faked.notice) == (True, False, False)
-
-
-async def test_a_notice_that_somebody_edits(fake, forge):
-    """A notice stays a notice about the same question when somebody adds text to it."""
-    await forge.post(f"Which?\n\n{Marker('question', 'r', 'r.q1')}")
-    fake.comments[0]["body"] += "\r\n\r\nI would say yes."
-    (comment,) = await forge.comments()
-    assert (comment.notice, comment.question, await forge.may_steer(comment)) == (
-        True,
-        "r.q1",
-        False,
-    )
-    assert "I would say yes." in comment.body
 
 
 @gitlab

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 
-import httpx
 import pytest
 
 from replanning import Environment
@@ -129,19 +128,6 @@ def mock(program: list[str]) -> Iterator[Callable[..., str]]:
         process.communicate(timeout=PATIENCE)
 
 
-class Preferring(httpx.AsyncHTTPTransport):
-    """Asks the mock server for one of the answers that the description has."""
-
-    def __init__(self, method: str, status: int) -> None:
-        super().__init__()
-        self._method, self._status = method, status
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        if request.method == self._method and "/issues/" in request.url.path:
-            request.headers["prefer"] = f"code={self._status}"
-        return await super().handle_async_request(request)
-
-
 def github(url: str, **more: object) -> GitHubIssue:
     """An issue of this server."""
     return GitHubIssue("octocat/Hello-World#1347", token=TOKEN, base_url=url, environ={}, **more)  # type: ignore[arg-type]
@@ -183,16 +169,3 @@ async def test_whatever_the_description_allows(mock: Callable[..., str], seed: i
             assert isinstance(await forge.may_steer(comment), bool)
         assert (await forge.issue()).issue_id == "octocat/Hello-World#1347"
         assert await forge.post("hello")
-
-
-@pytest.mark.parametrize(
-    ("method", "status"), [("GET", 404), ("GET", 410), ("POST", 403), ("POST", 410), ("POST", 422)]
-)
-async def test_refusals_of_the_description(
-    mock: Callable[..., str], method: str, status: int
-) -> None:
-    """The refusals that GitHub describes are errors at once, with their status."""
-    async with aclosing(github(mock(), transport=Preferring(method, status))) as forge:
-        with pytest.raises(ForgeError) as caught:
-            await (forge.comments() if method == "GET" else forge.post("hello"))
-        assert (caught.value.status, caught.value.final) == (status, True)

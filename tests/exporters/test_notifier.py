@@ -250,16 +250,6 @@ async def test_what_a_slow_forge_did_not_take_in_time_is_said(clock, caplog):
     assert "the latest checklist could not be posted to fake: no response in time" in caplog.text
 
 
-async def test_a_forge_that_does_answer_is_given_more_time_at_the_end(clock):
-    """Notices that a slow forge does not accept while the run closes are posted while the notifier closes."""
-    issue = Late(clock, 2.0)
-    planning = planner(EVENTFUL, clock, Notifier(issue, edit_interval=0), failing=2)
-    assert await planning.execute_with_planning(RUN)
-    posts = issue.posts
-    await planning.engine.aclose()
-    assert issue.posts > posts
-
-
 async def test_an_issue_that_is_not_there_is_not_asked_for_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -20,8 +20,7 @@ from google.adk.apps import App, ResumabilityConfig
 from google.adk.models import BaseLlm, LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import InMemoryRunner
-from google.adk.tools import AgentTool, BaseTool, FunctionTool, LongRunningFunctionTool, ToolContext
-from google.adk.tools.base_toolset import BaseToolset
+from google.adk.tools import AgentTool, FunctionTool, LongRunningFunctionTool, ToolContext
 from google.adk.workflow import Workflow
 from google.genai import types
 from opentelemetry.sdk.trace import TracerProvider
@@ -505,39 +504,6 @@ async def test_workflow(clock: VirtualClock) -> None:
     [run] = engine.store.runs()
     assert (run.objective, run.status) == ("go", "paused")
     assert len(engine.history(run.run).replay()) == 4
-
-
-class Archive(BaseTool):  # type: ignore[misc] # its types may not be installed
-    """Tool of its own class."""
-
-    def _get_declaration(self) -> Any:
-        query = types.Schema(
-            type=types.Type.OBJECT, properties={"query": types.Schema(type=types.Type.STRING)}
-        )
-        return types.FunctionDeclaration(
-            name=self.name, description=self.description, parameters=query
-        )
-
-    async def run_async(self, *, args: Any, tool_context: Any) -> Any:
-        return {"book": args["query"], "by": tool_context.user_id}
-
-
-class Shelf(BaseToolset):  # type: ignore[misc] # its types may not be installed
-    """Toolset with one tool."""
-
-    async def get_tools(self, readonly_context: Any = None) -> list[Any]:
-        return [Archive(name="archive", description="Look into a book.")]
-
-
-async def test_toolsets(clock: VirtualClock) -> None:
-    """A tool of a toolset, under its prefix, stands in for a function, with the context of the call."""
-    stated = {"search": "web", "shelf_archive": "web"}
-    chat = searching(
-        [search, Shelf(tool_name_prefix="shelf")],
-        attached(make_engine("repair", clock=clock), stated),
-    )
-    await chat.send(text("find a"))
-    assert chat.seen[1:] == [[{"book": "a", "by": "u"}]]
 
 
 def deleting(ran: list[str], *, fails: bool = False) -> Any:

@@ -1,6 +1,5 @@
 """The SQLite store: its file, its schema, and what can be wrong with them."""
 
-import gc
 import os
 import shutil
 import sqlite3
@@ -141,17 +140,6 @@ def test_unusable_paths(tmp_path, path):
         with pytest.raises(StoreError, match=message):
             SqliteStore(refused)
     assert path.read_text() == "dear diary\n" * 1000
-
-
-def test_dropped(path):
-    """A store that nobody has any more has closed its file, without a warning."""
-    store = SqliteStore(path)
-    store.create(RUN, "me", 0.0, 5.0)
-    log = path.with_name(path.name + "-wal")
-    assert log.exists()
-    del store
-    gc.collect()
-    assert not log.exists()
 
 
 def test_closed(path):

@@ -360,18 +360,6 @@ def test_folders(place, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("place", ["runs.jsonl", "old", "old/", "jsonl:old", "jsonl:"])
-def test_stores_of_jsonl_files(place, tmp_path, monkeypatch):
-    """A place that named a store of JSONL files is refused with the last version that reads it and what to do."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "run-1.jsonl").touch()
-    message = rf"'{place}' cannot be a store: replanning 0\.1\.0 is the last .*history RUN --json"
-    with pytest.raises(StoreError, match=message):
-        journal.open_store(place)
-    assert [path.name for path in tmp_path.iterdir()] == ["old"]
-
-
 def test_near_id(store):
     """Who mistypes an id is told the nearest one."""
     store.create("build-2024", "me", 0.0, 5.0)

@@ -33,7 +33,7 @@ from replanning.testing import (
     returns,
     virtual_environment,
 )
-from tests.support.llm import Total, somebodys_plugins
+from tests.support.llm import somebodys_plugins
 
 __all__ = ["somebodys_plugins"]
 
@@ -170,19 +170,6 @@ async def test_waiting_counts_against_the_deadline(clock: VirtualClock) -> None:
                 await guarded.complete("?", LLMOptions(deadline=clock.now() + wait))
         assert (clock.elapsed, len(model.requests)) == (10, 1)
     assert await guarded.complete("?") == "yes"
-
-
-async def test_guarded_is_its_client(clock: VirtualClock) -> None:
-    """A guarded model does everything that its client does, under its name."""
-    model = scripted(clock, {"sum": 5}, "direct", model="big")
-    guarded = GuardedLLM(model)
-    assert (guarded.name, guarded.model, await guarded.is_available()) == ("one", "big", True)
-    assert await guarded.complete_json("2 + 3?", Total) == Total(sum=5)
-    assert len(await guarded.embed("text")) == 64
-    assert (await guarded.request("?", model.requests[0].options)).text == "direct"
-    assert repr(guarded) == f"<GuardedLLM closed {model!r}>"
-    await guarded.aclose()
-    assert model.closed
 
 
 # Several

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from replanning import Goal, Plan, Settings, ToolSpec
-from replanning.errors import PlanError, SettingsError
+from replanning.errors import PlanError
 from replanning.journal import MemoryStore
 from replanning.planning import (
     IssueComment,
@@ -155,14 +155,6 @@ async def test_a_phase_that_comes_to_nothing():
         planning = coordinator({"task_decomposition": "no"}, clock)
         assert await planning.decompose_task() is None
     assert planning.result.status == "aborted"
-
-
-@pytest.mark.parametrize("method", ["understand_goal", "make_plan"])
-async def test_there_are_no_phases_without_planning(method):
-    """The methods of phases are rejected without planning, with the name of the setting."""
-    async with VirtualClock() as clock:
-        with pytest.raises(SettingsError, match=r"planning\.enabled"):
-            await getattr(coordinator({}, clock, settings=OFF), method)()
 
 
 async def test_a_judge_is_told_once_what_a_phase_came_to():

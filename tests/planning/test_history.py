@@ -427,17 +427,6 @@ async def test_a_full_disk_loses_nothing(tmp_path):
     assert in_order(written(folder)) == rebuilt(store, tmp_path / "fresh")
 
 
-async def test_a_disk_that_stays_full(tmp_path, caplog):
-    """If there is room only after the run, closing names the run with missing lines, and they can be written later."""
-    store, folder = MemoryStore(), tmp_path / "history"
-    folder.write_text("in the way")
-    planning = await solved({}, folder, store=store)
-    folder.unlink()
-    assert planning.result.status == "succeeded"
-    assert f"the planning history lacks the latest lines of {RUN}" in caplog.text
-    assert rebuilt(store, folder)[-1]["result"] == "succeeded"
-
-
 # The files of the planning history
 
 
@@ -571,45 +560,6 @@ def test_the_index_is_made_again(tmp_path):
     index.write_bytes(elsewhere)
     assert tasks_of(store_at(tmp_path), "owner/repo#13") == []
     assert tasks_of(store_at(tmp_path), ISSUE) == ["t0", "t1", "t2"]
-
-
-WRITE = """
-import sys
-from replanning.planning import PlanningHistoryStore
-folder, own = sys.argv[1:]
-mine = PlanningHistoryStore(folder, task_uuid=own, issue_id="owner/repo#12")
-ours = PlanningHistoryStore(folder, task_uuid="shared", issue_id="owner/repo#12")
-print("ready", flush=True)
-sys.stdin.readline()
-for number in range(40):
-    ours.save_execution({"event": f"{own} {number}", "padding": "x" * 3000})
-    mine.save_execution({"event": f"{own} {number}"})
-"""
-
-
-def test_several_processes_at_once(tmp_path):
-    """Four processes that write into one file and into their own lose no line, tear none, and number them without gaps."""
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITE, str(tmp_path), f"own{number}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(4)
-    ]
-    for child in children:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-    for child in children:
-        child.communicate("go\n")
-
-    lines = written(tmp_path, "shared")
-    assert [line["seq"] for line in lines] == list(range(1, 161))
-    assert {line["event"] for line in lines} == {
-        f"own{task} {number}" for task in range(4) for number in range(40)
-    }
-    assert sorted(tasks_of(store_at(tmp_path), ISSUE)) == ["own0", "own1", "own2", "own3", "shared"]
 
 
 # Torn files

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from replanning import ToolSpec
 from replanning.plan import JsonObject
-from replanning.plan.types import JsonValue
 from replanning.planning import Phase, ReplanLimits, ReplanPromptBuilder, ReplanType
 from replanning.planning.decisions import (
     ALLOWED_REPLANS,
@@ -405,15 +404,6 @@ def test_a_long_decomposition_is_cut_by_whole_subtasks():
     assert found[-1] == {"cut": f"{250 - len(found) + 1} more of these"}
     with pytest.raises(ValueError, match=f"at least {MIN_PROMPT_CHARS}"):
         builder(max_chars=MIN_PROMPT_CHARS - 1)
-
-
-def test_what_is_no_json_is_told_as_well_as_it_can_be():
-    """Numbers that are none, and nesting without end, are told in a form that is JSON."""
-    deep: JsonValue = "end"
-    for _ in range(2_000):
-        deep = [deep]
-    told: JsonObject = {"context": {"number": float("nan"), "deep": deep}}
-    assert sections(builder().build("completion", told))["context"]
 
 
 def test_a_decision_about_nothing_in_particular_has_no_cause():

@@ -271,31 +271,6 @@ def test_bounds_hold(bound: int) -> None:
     assert (found.actions, found.conclusive) == (None, False)
 
 
-LINKS = [f"link({a},{b})" for a in range(40) for b in range(40)]
-
-
-@pytest.mark.parametrize(
-    ("needs", "facts", "complete"),
-    [
-        pytest.param(
-            ["p({a},{b},{c},{d},{e},{f})x"], [f"p({',' * 10_000})y"], True, id="separators"
-        ),
-        pytest.param(["{a}{b}{a}{b}{c}{c}"], ["a" * 10_000 + "b"], False, id="repeated"),
-        pytest.param(
-            ["link({a},{b})", "link({b},{c})", "link({c},{d})", "end({d})"],
-            [*LINKS, "end(x)"],
-            False,
-            id="joins",
-        ),
-    ],
-)
-def test_hostile_facts(needs: Sequence[str], facts: Sequence[str], complete: bool) -> None:
-    """Facts that a pattern or a tool fits in very many ways take bounded time; if not all were tried, nothing is proven."""
-    tool = ToolSpec(name="use", requires=needs, adds=("done",))
-    found = reachable_actions(facts, Domain((tool,), {}, {}))
-    assert (found.actions, found.complete) == ((), complete)
-
-
 @pytest.mark.parametrize(
     ("stated", "needs", "adds"),
     [

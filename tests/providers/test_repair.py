@@ -46,7 +46,6 @@ from replanning.testing import (
     returns,
     virtual_environment,
 )
-from tests.support.cost import calls
 from tests.support.runs import bodies
 
 Script = dict[str, ScriptStep | list[ScriptStep]]
@@ -242,23 +241,6 @@ async def test_each_way_is_tried_once(fields: str, tools: str, why: str) -> None
         f"no repair for task 'get~3', which is FAILED (OSError): {why},"
         " it is not optional, the error will not pass by itself"
     )
-
-
-def test_cost_of_many_tools_of_one_capability() -> None:
-    """A failure costs about the same, however many other tools have the capability of its tool."""
-
-    def cost(size: int, failures: int) -> int:
-        tools = [{"name": f"t{n}", "capability": "c"} for n in range(size)]
-        tasks = [{"id": f"f{n}", "tool": f"t{n}"} for n in range(size)]
-        document = Plan.model_validate(
-            {"goal": {"objective": "test"}, "tools": tools, "tasks": tasks}
-        )
-        return calls(lambda: anyio.run(offered, document, *(f"f{n}" for n in range(failures))))
-
-    cost(21, 20)  # what is imported first
-    few = cost(100, 20) - cost(100, 10)
-    many = cost(400, 20) - cost(400, 10)
-    assert many < 1.5 * few
 
 
 async def test_equal_tool_gets_the_arguments_it_takes() -> None:

@@ -397,23 +397,6 @@ async def test_moved_file(tmp_path: Path) -> None:
     assert run.result.outputs == {"a": None, "b": None}
 
 
-async def test_damaged_record(tmp_path: Path) -> None:
-    """A journal edited by hand is refused with file and record, and its run can be resumed when it is mended."""
-    store, path = await on_disk(tmp_path)
-    whole: dict[int, str] = {}
-
-    def shorten(seq: int, kind: str, data: str) -> tuple[str, str]:
-        whole[seq] = data
-        return kind, data[:-9]
-
-    edit_records(path, shorten)
-    message = await refused(store, JournalCorrupt)
-    assert f"{path}: record 1 of run 'run-1' cannot be read: " in message
-    edit_records(path, lambda seq, kind, data: (kind, whole[seq]))
-    async with make_engine(store=store).resume(RUN) as run:
-        assert await perform(run) == ["b"]
-
-
 async def test_opened_and_killed_at_once() -> None:
     """A process that was killed between taking a run and its first record leaves nothing that is in the way."""
     store = MemoryStore()

@@ -268,30 +268,6 @@ async def test_tasks_that_are_started_later(loops: int, waits: int) -> None:
     assert len(bodies(store, run.id, AttemptFenced)) <= len(seen) - 5
 
 
-async def test_loops_that_choose() -> None:
-    """What one loop passes over is handed out to the others, also to one that begins later, and to nobody twice."""
-    document = plan(
-        *(Task(id=f"{kind}{n}", metadata={"kind": kind}) for n in range(3) for kind in "abc")
-    )
-    seen: list[tuple[str, str]] = []
-    async with open_run(document) as run, anyio.create_task_group() as group:
-
-        async def pull(kind: str) -> None:
-            async for task in run.ready():
-                seen.append((kind, task.id))
-                if task.metadata["kind"] == kind:
-                    async with run.attempt(task):
-                        await anyio.lowlevel.checkpoint()
-
-        for kind in "ab":
-            group.start_soon(pull, kind)
-        for _ in range(20):
-            await anyio.lowlevel.checkpoint()
-        group.start_soon(pull, "c")
-    assert run.result.status == "succeeded"
-    assert len(seen) == len(set(seen))
-
-
 async def test_what_is_handed_out_again() -> None:
     """A task that was passed over is handed out again after an edit, and one that may not start once it may."""
     async with open_run(plan(Task(id="a", tool="t"), tools=[{"name": "t"}])) as run:

@@ -459,21 +459,6 @@ def test_patterns_from_a_variable() -> None:
         assert loaded.settings.redaction.patterns == patterns
 
 
-def test_prices_from_variables_of_their_own() -> None:
-    """The price of a model may be a variable, or two; what is wrong is told with the name of the one that says it."""
-    name = "REPLANNING_LLM__PRICES__O3"
-    for environ in (
-        {name: '{"input": 2, "output": 8}'},
-        {f"{name}__INPUT": "2", f"{name}__OUTPUT": "8"},
-    ):
-        loaded = load(environ=environ)
-        assert loaded.settings.llm.prices == {"o3": PriceSettings(input=2, output=8)}
-        assert loaded.sources == {"llm.prices": f"environment {next(iter(environ))}"}
-    assert problems(environ={name: "much"}) == [
-        f"environment {name} llm.prices o3: expected a section with input, output, got 'much'"
-    ]
-
-
 @pytest.mark.parametrize(
     "name", ["REPLANNING_LLM", "REPLANNING_LLM__TEMPERATURE", "REPLANNING_TRIGGERS"]
 )

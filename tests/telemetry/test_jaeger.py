@@ -1,10 +1,7 @@
 """Traces of runs and sessions as they arrive: at a collector in this process, and at a real Jaeger, asked through its API."""
 
 import json
-import signal
 from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,25 +10,21 @@ from replanning import (
     Answer,
     CallbackGate,
     ReplanningEngine,
-    Retry,
     Settings,
     Task,
     TaskContext,
-    tool,
 )
 from replanning.exporters.otlp import OtlpExporter
-from replanning.journal import RunOpened, RunStore, SqliteStore
+from replanning.journal import RunOpened, RunStore
 from replanning.providers.llm import LLMAlternatives
 from replanning.providers.openai import OpenAIProvider
 from tests.support.backends import Jaeger, Received, jaeger
-from tests.support.cli import REPAIRED, REPAIRED_TASKS, Gate, Started, write_plan
 from tests.support.llm_server import ScriptedLLMServer
 from tests.support.models import candidate, replaced, reply
 from tests.support.runs import bodies, plan
 from tests.support.tracing import Collector, Flat, outline
 
 SECRET = "sk-planted0000000000000000000000"
-REPAIRED_BY = ("plan replanning", ["propose repair", "replanning.score", "replanning.apply"])
 
 
 @pytest.fixture(scope="module")
@@ -133,72 +126,3 @@ async def test_run(server: Jaeger | Received) -> None:
     )
     assert [node.error for node in (run, replanned, *replanned.children, replacement)] == [None] * 7
     assert SECRET[:12] not in server.text(trace)
-
-
-def test_killed_run(server: Jaeger | Received, tmp_path: Path) -> None:
-    """A run that was killed is one tree with what resumed it: no span of either hangs on one that was lost."""
-    gate = Gate(tmp_path / "gate")
-    write_plan(
-        tmp_path,
-        {**REPAIRED, "hold": gate.command},
-        f"{REPAIRED_TASKS} id: hold, tool: hold, depends_on: [last], idempotent: true\n",
-    )
-    variables = {"OTEL_BSP_SCHEDULE_DELAY": "50", "OTEL_SERVICE_NAME": "killed"}
-    trace = ("--trace", f"otlp={server.endpoint}")
-    with Started(tmp_path, "run", "plan.yaml", "--run-id", "r", *trace, **variables) as process:
-        process.until("hold started")
-        with closing(SqliteStore(tmp_path / ".replanning" / "history.db")) as store:
-            found = trace_of(store, "r")
-        server.spans(
-            found,
-            lambda spans: any(
-                span.attributes.get("replanning.attempt.id") == "last#1" for span in spans
-            ),
-        )
-        process.process.send_signal(signal.SIGKILL)
-        process.end(-signal.SIGKILL)
-    with Started(tmp_path, "resume", "r", *trace, **variables) as process:
-        process.until("hold started")
-        gate.open()
-        process.end()
-    (killed,) = server.tree(found, ended)
-    before = ["first#1", "pack#1", REPAIRED_BY, "pack~2#1", "last#1", "hold#1"]
-    assert outline(killed) == ("replanning.run", [*before, ("replanning.run", ["hold#2"])])
-    held, resumed = killed.children[-2:]
-    assert (killed.error, held.attributes["attempt.outcome"]) == (
-        "its process ended before the run did",
-        "interrupted",
-    )
-    assert (resumed.error, resumed.children[0].links) == (None, (("hold#1", "retries"),))
-
-
-async def test_session(server: Jaeger | Received) -> None:
-    """Calls of an agent are attempts below the session, and spans of the agent's own work are below the call."""
-    exporter = OtlpExporter(server.endpoint, service_name="agent")
-    tracer = exporter.tracer_provider().get_tracer("mine")
-
-    @tool(capability="search")
-    async def search(query: str) -> str:
-        raise ConnectionError(f"no answer to {query}")
-
-    @tool(capability="search")
-    def search_archive(query: str) -> str:
-        with tracer.start_as_current_span("read the archive"):
-            return query
-
-    engine = ReplanningEngine(settings=Settings(retry=Retry(max_attempts=1)), exporters=[exporter])
-    with tracer.start_as_current_span("invoke_agent"):
-        async with engine.session("answer", tools=[search, search_archive]) as session:
-            assert await session.call(search, "changelog") == "changelog"
-    await engine.aclose()
-    (agent,) = server.tree(
-        trace_of(engine.store, session.run.id),
-        lambda spans: any(span.parent is None for span in spans),
-    )
-    calls = ["search-1#1", REPAIRED_BY, ("search-1~2#1", ["read the archive"])]
-    assert outline(agent) == ("invoke_agent", [("replanning.run", calls)])
-    assert [node.error for node in agent.children[0].children] == [
-        "no answer to changelog",
-        None,
-        None,
-    ]

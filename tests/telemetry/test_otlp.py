@@ -166,21 +166,6 @@ async def test_dead_collector(nowhere: str, caplog: pytest.LogCaptureFixture) ->
     assert said(caplog) == [exporter.problem]
 
 
-async def test_absent_collector_is_not_waited_for(nowhere: str) -> None:
-    """Where nothing listens at the end, a program does not wait for that to change."""
-    exporter = OtlpExporter(nowhere, timeout=600, close_limit=600)
-    await repaired(exporter)
-    assert exporter.problem == f"spans could not be sent: no collector listens at {nowhere}"
-
-
-async def test_collector_that_refuses(caplog: pytest.LogCaptureFixture) -> None:
-    """A collector that answers with an error harms nobody, and its answer is part of what is said."""
-    with HttpServer(lambda request: (403, {}, b"")) as collector:
-        exporter = OtlpExporter(collector.url)
-        await repaired(exporter)
-    assert ("403" in exporter.problem, len(said(caplog))) == (True, 1)
-
-
 async def test_stuck_collector(caplog: pytest.LogCaptureFixture) -> None:
     """A collector that never answers holds up neither the run nor, beyond the limit, the end of the program."""
     released = threading.Event()

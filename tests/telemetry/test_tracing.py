@@ -29,7 +29,6 @@ from replanning.journal import (
     MemoryStore,
     Record,
     RunOpened,
-    RunResumed,
     Usage,
 )
 from replanning.testing import (
@@ -364,30 +363,6 @@ async def test_users_spans_nest(spans: Spans) -> None:
     assert [child.name for child in run.children[1].children[0].children] == ["chat model"]
 
 
-async def test_context_is_the_attempts_alone(spans: Spans) -> None:
-    """Between attempts, and in the body that opened the run, the current span is the caller's."""
-    seen: list[str] = []
-
-    def current() -> str:
-        return getattr(trace.get_current_span(), "name", "none")
-
-    engine = make_engine(tracer_provider=spans.provider)
-    with spans.provider.get_tracer("mine").start_as_current_span("request"):
-        async with engine.open(chain("a", "b")) as run:
-            seen.append(current())
-            async for task in run.ready():
-                seen.append(current())
-                async with run.attempt(task):
-                    seen.append(current())
-        seen.append(current())
-    assert seen == ["request", *["request", "replanning.attempt"] * 2, "request"]
-    (request,) = spans.tree()
-    assert (request.name, [child.name for child in request.children]) == (
-        "request",
-        ["replanning.run"],
-    )
-
-
 async def test_ways_to_end(spans: Spans, clock: VirtualClock) -> None:
     """A timeout is an error; an interruption, a cancellation and the end of the run are not."""
     engine = make_engine(clock=clock, **ONCE, tracer_provider=spans.provider)
@@ -595,19 +570,6 @@ async def test_failing_tracing_harms_nobody() -> None:
     assert (result.status, len(result.revisions)) == ("succeeded", 1)
     (contained,) = bodies(engine.store, result.run, ErrorContained)
     assert (contained.where, "token=[redacted]" in contained.error) == ("tracing", True)
-
-
-async def test_resumed_without_tracing_before(spans: Spans) -> None:
-    """A run that was not traced when it began begins its trace when it is resumed with tracing, and stays in it."""
-    store = MemoryStore()
-    async with make_engine(store=store).open(chain("a")) as run:
-        pass
-    engine = make_engine(store=store, tracer_provider=spans.provider)
-    for _ in range(2):
-        async with engine.resume(run.id) as run:
-            pass
-    assert len(spans.traces) == 1
-    assert all(body.trace for body in bodies(store, run.id, RunResumed))
 
 
 async def test_metrics(clock: VirtualClock) -> None:

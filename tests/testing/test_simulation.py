@@ -493,23 +493,6 @@ async def kill_and_resume(seed: int) -> list[str]:
     return problems
 
 
-async def fork_and_resume(seed: int) -> list[str]:
-    """Play a run, and fork another one from one of its revisions."""
-    world, records = World(seed), MemoryStore()
-    problems = await play(world, records)
-    revisions = [
-        record.body.number for record in records.read(RUN) if isinstance(record.body, PlanRevised)
-    ]
-    revision = world.rng("fork").choice([0, *revisions])
-    async with VirtualClock() as clock:
-        other = world.engine(records, clock).fork(RUN, revision, new_id="run-2")
-    forked = World(seed, life=5, run_id=other)
-    forked.stopped_until.update(world.stopped_until)
-    problems += await play(forked, records)
-    _show(records, other)
-    return problems
-
-
 async def run_random_order(seed: int) -> list[str]:
     """Play a run that need not come out the same twice."""
     world, records = World(seed), MemoryStore()
@@ -522,7 +505,6 @@ SCENES: Final[dict[Scene, float]] = {
     run_once: 86,
     leave_and_resume: 8,
     kill_and_resume: 4,
-    fork_and_resume: 2,
 }
 """What may become of a run, and in how many of a hundred it does."""
 

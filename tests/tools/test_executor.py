@@ -12,7 +12,6 @@ from replanning.plan.tasks import Task
 from replanning.tools import (
     InvalidArguments,
     InvalidTool,
-    Secrets,
     ToolCall,
     ToolExecutor,
     ToolTimedOut,
@@ -142,14 +141,6 @@ async def test_default_timeout(where):
             group.start_soon(executor, work, Attempt())
             await anyio.wait_all_tasks_blocked()
             done.set()
-
-
-def test_reprs():
-    """An executor says how many tools and which kinds it has, and secrets only how many they are."""
-    secrets = Secrets({"A": "s3cr3t"})
-    secrets.resolve("{env:A}")
-    assert repr(secrets) == "<Secrets 1 known>"
-    assert repr(ToolExecutor(PLAN)) == "<ToolExecutor 1 tools, kinds http, mcp, python, shell>"
 
 
 def test_all_errors_are_of_the_library():

@@ -1,22 +1,17 @@
 """The kind `http`, against a real server."""
 
-import contextlib
 import gzip
 import itertools
 import json
-import shutil
 import socket
-import ssl
 import threading
 import tracemalloc
 import zlib
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import anyio
 import anyio.abc
 import pytest
-from anyio.streams.tls import TLSStream
 
 from replanning.errors import TransientError
 from replanning.plan.types import JsonObject
@@ -28,7 +23,6 @@ from replanning.tools import (
     InvalidTool,
     ToolExecutor,
     ToolOutputTooLarge,
-    ToolUnavailable,
     TransientHttpStatusFailed,
 )
 from tests.support.http_server import Answer, HttpServer, Request
@@ -346,47 +340,6 @@ async def test_nobody_there(server: HttpServer):
             await use(http(url))
         assert f"tool 't': GET {url} got no answer: " in str(caught.value)
         assert isinstance(caught.value, TransientError) is not caught.value.in_doubt
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
-async def test_untrusted_certificate(tmp_path: Path):
-    """A server whose certificate is not trusted is not there for us, and no retry changes that."""
-    name, pem = "localhost", str(tmp_path / "server.pem")
-    make = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-subj",
-        f"/CN={name}",
-        "-keyout",
-        pem,
-        "-out",
-    ]
-    certificate = str(tmp_path / "certificate.pem")
-    await anyio.run_process([*make, certificate])
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, pem)
-    async with (
-        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
-        anyio.create_task_group() as group,
-    ):
-        port = listener.extra(anyio.abc.SocketAttribute.local_port)
-
-        async def handle(stream: anyio.abc.ByteStream) -> None:
-            async with stream:
-                with contextlib.suppress(
-                    anyio.BrokenResourceError, anyio.EndOfStream, ssl.SSLError
-                ):
-                    await TLSStream.wrap(stream, server_side=True, ssl_context=context)
-
-        group.start_soon(listener.serve, handle)
-        with pytest.raises(ToolUnavailable, match="needs a server it can trust") as caught:
-            await use(http(f"https://127.0.0.1:{port}/"))
-        group.cancel_scope.cancel()
-    assert not isinstance(caught.value, TransientError)
 
 
 @pytest.mark.parametrize(

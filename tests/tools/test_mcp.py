@@ -15,7 +15,7 @@ import pytest
 from pydantic import JsonValue
 
 from replanning import Plan, PlanError, ReplanningEngine, Task
-from replanning.journal import AttemptFailed, ResourceChanged, ResourceUpdated, TriggerFired
+from replanning.journal import AttemptFailed, ResourceUpdated
 from replanning.plan import JsonObject
 from replanning.tools import (
     InvalidArguments,
@@ -598,42 +598,6 @@ async def test_a_tool_of_equal_capability_takes_over(tmp_path, pulse):
     [failed] = [body for body in journal if isinstance(body, AttemptFailed)]
     assert "the MCP server 'web' went away while it was at work" in failed.failure.message
     assert not run.live.tools["look"].available
-
-
-async def test_the_rest_learns_that_a_server_is_gone(tmp_path, pulse):
-    """What waits for a server that has died triggers replanning, before it is tried; the trigger says why."""
-    down = tmp_path / "down"
-    say = {
-        "name": "say",
-        "kind": "mcp",
-        "server": "web",
-        "tool": "say",
-        "capability": "talk",
-        "dangerous": False,
-    }
-    echo = {"name": "echo", "kind": "shell", "command": "echo {text}", "capability": "talk"}
-    tasks = [
-        {
-            "id": "a",
-            "tool": "web.hang",
-            "optional": True,
-            "effect": "none",
-            "retry": {"max_attempts": 1},
-        },
-        {"id": "b", "tool": "say", "arguments": {"text": "hi"}, "depends_on": ["a"]},
-    ]
-    wanted = plan("--pulse", pulse.path, "--down", down, described=[say, echo], tasks=tasks)
-
-    run, journal = await run_of(wanted, killing(pulse, down))
-    fired = [body.trigger for body in journal if isinstance(body, TriggerFired)]
-    gone = next(
-        trigger
-        for trigger in fired
-        if isinstance(trigger, ResourceChanged) and trigger.name == "say"
-    )
-    reason = "'say' is unavailable (MCP server 'web': its process has ended), and 1 waiting task needs it: 'b'"
-    assert gone.reason == reason
-    assert run.result.outputs["b"]["stdout"] == "hi"
 
 
 async def test_a_server_that_comes_back_is_used_again(tmp_path, pulse):

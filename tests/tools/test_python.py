@@ -78,14 +78,6 @@ async def test_functions(name, arguments, result):
     assert await call(python(name), arguments) == result
 
 
-async def test_unusual_signatures():
-    """A function may take the name of the context as an argument, or say nothing of what it takes."""
-    with pytest.raises(AttributeError):
-        await call(python("who"), {"greeting": "not", "context": None})
-    executor = ToolExecutor([python("dict", "builtins")])
-    assert [await executor(task({"a": n}), Attempt()) for n in (1, 2)] == [{"a": 1}, {"a": 2}]
-
-
 @pytest.mark.parametrize(("transient", "error"), [(True, TransientError), (False, KeyError)])
 async def test_failures_of_a_function(transient, error):
     """What a function raises reaches the orchestrator as it is."""

@@ -514,41 +514,6 @@ async def test_noted_group_is_that_of_the_command():
     assert [int(str(output["stdout"]))] == attempt.noted
 
 
-DIES = """
-import os, signal, sys, anyio
-from replanning.tools import ToolExecutor
-from tests.support.tools import Attempt, shell, task
-
-def die(pid):
-    print(pid, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-executor = ToolExecutor([shell("touch ran")], cwd=sys.argv[1])
-anyio.run(executor, task(), Attempt(on_note=die), backend=sys.argv[2])
-"""
-
-
-@pytest.mark.deep
-@pytest.mark.skipif(
-    not hasattr(os, "pidfd_open"), reason="needs Linux to wait for a process of someone else"
-)
-async def test_killed_before_the_note(tmp_path: Path, anyio_backend_name: str):
-    """When we are killed before a process group is recorded, its command never runs."""
-    dead = await anyio.run_process(
-        [sys.executable, "-c", DIES, str(tmp_path), anyio_backend_name], check=False
-    )
-    assert dead.returncode == -signal.SIGKILL, dead.stderr.decode()
-    try:
-        process = os.pidfd_open(int(dead.stdout))
-    except ProcessLookupError:
-        pass
-    else:
-        with anyio.fail_after(PATIENCE):
-            await anyio.wait_readable(process)
-        os.close(process)
-    assert names_in(tmp_path) == []
-
-
 async def test_output_can_be_stored():
     """Whatever a command prints, its output is JSON that can be written as UTF-8."""
     output = await use(shell('head -c 4000 /dev/urandom; printf \'\\n{"a": "\\\\ud800"}\''))

@@ -458,18 +458,6 @@ async def test_possible_shortcuts(news: dict[str, Any], tasks: tuple[str, ...]) 
             )
 
 
-async def test_following_of_shortcuts_is_bounded() -> None:
-    """However many tools a fact makes possible, only so many facts are followed."""
-    chain = ", ".join(f"{{name: t{n}, requires: [f{n}], adds: [f{n + 1}]}}" for n in range(200))
-    plan = made(
-        "  - {id: near, tool: t50}\n  - {id: far, tool: t199}", facts="[]", tools=f"[{chain}]"
-    )
-    async with watched(plan, triggers=("better-path-found",)) as (run, found):
-        run.observe(holds=["f0"])
-        (trigger,) = found()
-    assert trigger.tasks == ("near",)
-
-
 async def test_better_path_has_its_own_time() -> None:
     """Alternatives for a better path are waited for no longer than its cap, while all others have a replan's time."""
     tools = "[{name: dear, capability: c, cost: 10}, {name: cheap, capability: c, cost: 4}]"
