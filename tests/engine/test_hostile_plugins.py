@@ -434,8 +434,7 @@ anyio.run(main, backend=sys.argv[2])
 """
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-@pytest.mark.parametrize("part", ["work", "provider"])
+@pytest.mark.parametrize(("part", "backend"), [("work", "asyncio"), ("provider", "trio")])
 def test_signal_ends_a_program(part: str, backend: str, tmp_path: Path) -> None:
     """A real SIGINT while work or a provider runs ends the program with KeyboardInterrupt, and pauses the run."""
     place = tmp_path / "runs.db"

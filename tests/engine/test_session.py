@@ -586,3 +586,23 @@ async def test_ids_of_calls(clock: VirtualClock) -> None:
         assert await session.invoke("echo", {"value": 1}, key="\ud800") == 1
         with pytest.raises(RecordNotSerializable):
             await session.call(echo, 2)
+
+
+async def test_run_that_was_taken_over(clock: VirtualClock) -> None:
+    """A session whose run another process has taken over executes nothing more, and each call says so."""
+    executed: list[int] = []
+
+    async def count(number: int) -> int:
+        executed.append(number)
+        return number
+
+    store = MemoryStore()
+    async with make_engine(clock=clock, store=store).session("count", tools=[count]) as session:
+        await session.call(count, 1)
+        await clock.sleep(40)
+        store.acquire(session.run.id, "another process", clock.now(), 30)
+        for number in (2, 3):
+            with pytest.raises(NotRunning, match="another process has taken the run over"):
+                await session.call(count, number)
+    assert executed == [1]
+    assert session.run.result.status == "paused"
