@@ -51,15 +51,15 @@ _TOKENS: Final = (
 
 _REFERENCE: Final = re.compile(
     r"\{env:[A-Za-z_][A-Za-z0-9_]*\}|\$\{[^{}\r\n]{1,1000}\}"
-    r"|(?<![A-Za-z0-9])\{[A-Za-z_][A-Za-z0-9_-]{0,63}\}(?![A-Za-z0-9])"
+    r"|\{(?<![A-Za-z0-9]\{)[A-Za-z_][A-Za-z0-9_-]{0,63}\}(?![A-Za-z0-9])"
 )
 """References to values, which are no secrets: `{env:NAME}`, `${task.output}`, and the argument `{name}` of a tool.
 
 An argument stands alone, because braces within a word may be part of a password.
 """
 
-_FILLER: Final = "\ufdd0"
-"""Stands for each character of a reference while secrets are looked for. No text has it: Unicode reserves it."""
+_FILLER: Final = "\x7f"
+"""Stands for each character of a reference while secrets are looked for: a character that no secret has."""
 
 _PLACEHOLDER: Final = re.compile(
     r"\{[^{}]*\}?|\$[A-Za-z_]\w*|\$\(.*|`.*|<[\w -]*>?|\[redacted\]?|[*x.…]+|%\(?\w+\)?s?",
