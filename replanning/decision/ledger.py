@@ -52,6 +52,7 @@ Fingerprint = tuple[str, str, str]
 """Kind, lineage root and normalised cause of a trigger."""
 
 
+@dataclass(repr=False, eq=False)
 class BudgetTracker:
     """Usage of a run, spent and reserved, against its budget.
 
@@ -64,17 +65,20 @@ class BudgetTracker:
         exceeded: which limits are exceeded, in words; empty if none is.
     """
 
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
-        limits = (budget.calls, budget.tokens, budget.money)
-        self.has_limits = any(limit is not None for limit in limits)
-        self.spent = Usage()
-        self.reservations: list[Usage] = []
-        self.unrecorded: list[Usage] = []
-        self.exceeded = ""
+    budget: Budget
+    spent: Usage = field(default_factory=Usage)
+    reservations: list[Usage] = field(default_factory=list)
+    unrecorded: list[Usage] = field(default_factory=list)
+    exceeded: str = ""
 
     def __repr__(self) -> str:
         return f"<BudgetTracker spent={self.spent} reserved={self.reserved} of {self.budget!r}>"
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether the budget limits calls, tokens or money."""
+        limits = (self.budget.calls, self.budget.tokens, self.budget.money)
+        return any(limit is not None for limit in limits)
 
     @property
     def reserved(self) -> Usage:

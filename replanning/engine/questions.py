@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import anyio
@@ -60,6 +60,7 @@ MAX_REFUSED_ANSWERS: Final = 5
 """Answers of a gate that may be refused in a row before the gate counts as failed."""
 
 
+@dataclass(repr=False, eq=False)
 class Questions:
     """The open questions of one run.
 
@@ -73,12 +74,11 @@ class Questions:
         conversations: the questions that are put to the gate now.
     """
 
-    def __init__(self, life: Lifecycle, gate: HumanGate | None, *, durable: bool) -> None:
-        self._lifecycle = life
-        self.gate = gate
-        self._durable = durable
-        self.conversations: dict[QuestionId, anyio.CancelScope] = {}
-        self._group: TaskGroup | None = None
+    _lifecycle: Lifecycle
+    gate: HumanGate | None
+    durable: bool = field(kw_only=True)
+    conversations: dict[QuestionId, anyio.CancelScope] = field(default_factory=dict)
+    _group: TaskGroup | None = None
 
     def resume(self, group: TaskGroup) -> None:
         """Take up the questions of a resumed run.
@@ -381,7 +381,7 @@ class Questions:
         outcome = life.settings.approval.on_timeout
         if not outcome:
             outcome = "abort"
-            if self._durable:
+            if self.durable:
                 outcome = "pause"
         reason = f"{spoken_id(asked.question)} was not answered in time"
         while asked.question in life.ledger.questions.open and life.end is None:

@@ -255,6 +255,7 @@ def _value_hash(value: JsonValue) -> bytes:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
 
 
+@dataclass(slots=True, repr=False, eq=False)
 class Staleness:
     """What is known about stale results: values that changed, and tasks that are done again.
 
@@ -265,10 +266,7 @@ class Staleness:
         recorded: the stale results that were recorded last, with their causes.
     """
 
-    __slots__ = ("history", "recorded", "redoes", "redone")
-
-    def __init__(self, plan: Plan) -> None:
-        self.history = ContextHistory()
-        self.redone: dict[TaskId, None] = {}
-        self.redoes = plan.on_stale == "redo"
-        self.recorded: Mapping[TaskId, tuple[str, ...]] = {}
+    redoes: bool
+    history: ContextHistory = field(default_factory=ContextHistory)
+    redone: dict[TaskId, None] = field(default_factory=dict)
+    recorded: Mapping[TaskId, tuple[str, ...]] = field(default_factory=dict)

@@ -34,13 +34,11 @@ _READY: Final = TaskState.READY
 _PENDING: Final = TaskState.PENDING
 
 
+@dataclass(slots=True, repr=False, eq=False)
 class TaskResults(Mapping[str, Any]):
     """Results of finished tasks by the id of their lineage's root; any other id of the lineage is found as well."""
 
-    __slots__ = ("_entries",)
-
-    def __init__(self, entries: Mapping[TaskId, TaskEntry]) -> None:
-        self._entries = entries
+    _entries: Mapping[TaskId, TaskEntry]
 
     def __repr__(self) -> str:
         return f"<TaskResults of {list(self)}>"
@@ -313,7 +311,7 @@ class TaskGraph:
         self.version = 0
         self.revision = 0
         self.revision_hash = ""
-        self.staleness = Staleness(plan)
+        self.staleness = Staleness(redoes=plan.on_stale == "redo")
         self.statistics = Statistics()
         pool = ResourcePool(plan.resources, self.tools)
         self.scope = TaskScope(self.tools, pool.capacity, plan.objects)

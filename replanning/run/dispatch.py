@@ -114,6 +114,7 @@ class Run(Protocol):
         """Do what is to be done when nothing can be handed out, and say what the puller does."""
 
 
+@dataclass(repr=False, eq=False)
 class Dispatcher:
     """Hands ready tasks out.
 
@@ -128,15 +129,14 @@ class Dispatcher:
         run: prepares tasks, and knows when it is over.
     """
 
-    def __init__(self, live: LivePlan, ledger: Ledger, run: Run) -> None:
-        self._live = live
-        self._ledger = ledger
-        self._run = run
-        self.pullers: WeakSet[Puller] = WeakSet()
-        self.over = anyio.Event()
-        self._waiters: deque[anyio.Event] = deque()
-        self._lineage_waiters: dict[TaskId, anyio.Event] = {}
-        self._claims_this_turn = 0
+    _live: LivePlan
+    _ledger: Ledger
+    _run: Run
+    pullers: WeakSet[Puller] = field(default_factory=WeakSet)
+    over: anyio.Event = field(default_factory=anyio.Event)
+    _waiters: deque[anyio.Event] = field(default_factory=deque)
+    _lineage_waiters: dict[TaskId, anyio.Event] = field(default_factory=dict)
+    _claims_this_turn: int = 0
 
     def __repr__(self) -> str:
         return f"<Dispatcher waiting={len(self._waiters)} lineages={list(self._lineage_waiters)}>"

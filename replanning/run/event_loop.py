@@ -8,7 +8,7 @@ import heapq
 import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock, Thread, get_ident
 from typing import ClassVar, Final, ParamSpec, TypeVar, TypeVarTuple
@@ -79,6 +79,7 @@ def describe_error(error: BaseException) -> str:
     return repr(error)
 
 
+@dataclass(repr=False, eq=False)
 class LoopThread:
     """The thread of the event loop that runs now, to which other threads hand their calls.
 
@@ -86,12 +87,11 @@ class LoopThread:
         closed: true once no more calls are taken from other threads.
     """
 
-    def __init__(self) -> None:
-        self._thread = get_ident()
-        self._token = anyio.lowlevel.current_token()
-        self._lock = Lock()
-        self._handed_over = 0
-        self.closed = False
+    _thread: int = field(default_factory=get_ident)
+    _token: anyio.lowlevel.EventLoopToken = field(default_factory=anyio.lowlevel.current_token)
+    _lock: Lock = field(default_factory=Lock)
+    _handed_over: int = 0
+    closed: bool = False
 
     def __repr__(self) -> str:
         return f"<LoopThread {self._thread}{' closed' if self.closed else ''}>"

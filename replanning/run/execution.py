@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from replanning.decision.policy import DOUBT_ADVICE
 from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NoResult, NotRunning
 from replanning.journal.values import copy_containers
@@ -15,6 +17,7 @@ from replanning.run.lifecycle import GIVEN_UP
 from replanning.run.observations import ObservedRun
 
 
+@dataclass(repr=False, eq=False)
 class Worker:
     """Pulls and executes tasks one after another, as an `async for` over `ready` with an `attempt` for each would.
 
@@ -24,10 +27,9 @@ class Worker:
         in_own_task: as `Attempt` takes it.
     """
 
-    def __init__(self, run: ObservedRun, work: Work, *, in_own_task: bool = False) -> None:
-        self._run = run
-        self._work = work
-        self._in_own_task = in_own_task
+    _run: ObservedRun
+    _work: Work
+    in_own_task: bool = field(default=False, kw_only=True)
 
     def __repr__(self) -> str:
         return f"<Worker of {self._run!r}>"
@@ -38,7 +40,7 @@ class Worker:
         while (handed := await life.dispatcher.next_task()) is not None:
             task = handed.task
             async with Attempt(
-                self._run, task, claimed=handed.claim.entry, in_own_task=self._in_own_task
+                self._run, task, claimed=handed.claim.entry, in_own_task=self.in_own_task
             ) as attempt:
                 if not attempt.cancelled:
                     attempt.output = await self._work(task, attempt.context)

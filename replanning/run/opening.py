@@ -659,7 +659,16 @@ async def run_services(
         async with anyio.create_task_group() as group:
             life.plugins.start = group.start_soon
             if life.end is None:
-                _start_services(run, group, renewer, on_message)
+                group.start_soon(life.timer.run)
+            if life.end is None and life.journal.store.durable:
+                if isinstance(life.clock, SystemClock):
+                    renewer.add(life)
+                else:
+                    # A thread would not see the time of another clock.
+                    renew = partial(_renew_lease, life)
+                    group.start_soon(_repeat, life.clock, life.opening.lease_ttl / 3, renew)
+                poll = partial(process_messages, run, on_message)
+                group.start_soon(_repeat, life.clock, INBOX_POLL_SECONDS, poll)
             for service in services:
                 service(group)
             if past is not None:
@@ -738,27 +747,6 @@ def _announce_missing_tools(life: Lifecycle, past: ResumeState | None) -> None:
     for tool in life.live.plan.tools:
         if not tool.available and tool.name not in announced and users.get(tool.name):
             life.journal.append_soon(ResourceUpdated(tool.name, available=False))
-
-
-def _start_services(
-    run: PlanRun,
-    group: anyio.abc.TaskGroup,
-    renewer: LeaseRenewer,
-    on_message: MessageHandler | None,
-) -> None:
-    """Start the timer of a run, and for a durable store the renewal and the inbox."""
-    life = run._lifecycle
-    group.start_soon(life.timer.run)
-    if not life.journal.store.durable:
-        return
-    if isinstance(life.clock, SystemClock):
-        renewer.add(life)
-    else:
-        # A thread would not see the time of another clock.
-        renew = partial(_renew_lease, life)
-        group.start_soon(_repeat, life.clock, life.opening.lease_ttl / 3, renew)
-    poll = partial(process_messages, run, on_message)
-    group.start_soon(_repeat, life.clock, INBOX_POLL_SECONDS, poll)
 
 
 def _leave(life: Lifecycle, reason: str) -> None:
