@@ -42,6 +42,7 @@ from replanning.plan.reading import locate_problems
 from replanning.plan.types import JsonObject, RunId
 from replanning.plugins import load_plugin
 from replanning.run.opening import redactor_for
+from replanning.telemetry import Exporter
 from replanning.tools import ToolExecutor, check_machine, check_tools
 from replanning.tools.check import check_unused_arguments
 
@@ -235,7 +236,11 @@ def _carry_out(
     settings = settings or lookup.read_settings(options.settings, quiet=options.quiet)
     if options.replan is False:
         settings = settings.model_copy(update={"enabled": False})
-    exporters = [lookup.open_trace_exporter(options.trace)] if options.trace else []
+    exporters: list[Exporter] = []
+    tracer = None
+    if options.trace:
+        tracer = lookup.open_trace_exporter(options.trace)
+        exporters.append(tracer)
     exporters += lookup.open_notifiers(options.notify) if options.notify else []
     environment = Environment()
     display = None
@@ -297,9 +302,11 @@ def _carry_out(
         return RunSummary(
             run.result,
             run.live,
-            options,
+            options.store,
             store,
             elapsed,
+            resume_options=options.resume_options(),
+            tracer=tracer,
             exporters=exporters,
             redact=run.redact_value,
             interrupted=interrupted,

@@ -656,9 +656,11 @@ def _run_planning(
         summary = RunSummary(
             run.result,
             run.live,
-            options,
+            options.store,
             store,
             elapsed,
+            resume_options=options.resume_options(),
+            tracer=exporters[0] if options.trace else None,
             exporters=exporters,
             redact=run.redact_value,
             interrupted=interrupted,

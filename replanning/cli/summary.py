@@ -10,7 +10,6 @@ from replanning import RunResult
 from replanning.changes import dump_change
 from replanning.cli.app import (
     ExitCode,
-    RunOptions,
     console,
     escape_control,
     print_json,
@@ -65,9 +64,11 @@ class RunSummary:
     Args:
         result: the result of the run.
         live: its last state.
-        options: of the command line.
+        place: of the store, as the command line names it.
         store: of the run.
         elapsed: seconds that it took in this process.
+        resume_options: options that a later `resume` needs as well.
+        tracer: where the spans were sent, if they were.
         exporters: that the run was shown to.
         redact: masks the secrets that the run knows, in what is printed.
         interrupted: it was stopped at once.
@@ -83,10 +84,12 @@ class RunSummary:
         self,
         result: RunResult,
         live: LivePlan,
-        options: RunOptions,
+        place: str,
         store: RunStore,
         elapsed: float,
         *,
+        resume_options: Sequence[str] = (),
+        tracer: Exporter | None = None,
         exporters: Sequence[Exporter] = (),
         redact: Callable[[JsonValue], JsonValue] = lambda value: value,
         interrupted: bool = False,
@@ -96,16 +99,15 @@ class RunSummary:
         self.exit_code = ExitCode.INTERRUPTED if interrupted else _EXIT_CODES[self.result.status]
         self.notes: Sequence[str] = ()
         self._elapsed = elapsed
-        self._store, self._durable = options.store, store.durable
+        self._store, self._durable = place, store.durable
         self._trace_id, self._trace_place = "", ""
-        if options.trace:
-            exporter = exporters[0]
-            self._trace_place = str(getattr(exporter, "endpoint", exporter.name))
+        if tracer is not None:
+            self._trace_place = str(getattr(tracer, "endpoint", tracer.name))
         problems = (
             getattr(exporter, "problem", "") for exporter in exporters
         )  # optional; final once closed
         self._unsent = [problem for problem in problems if problem]
-        self._resume_options = options.resume_options()
+        self._resume_options = resume_options
         self._resume = self._command("resume", self.result.run, *self._resume_options)
         self._tasks: list[TaskRow] = []
         self._repairs: list[Repair] = []

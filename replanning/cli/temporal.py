@@ -309,9 +309,15 @@ def _follow(store: TemporalStore, run: str, options: RunOptions, seen: int) -> i
         stale={task_id: found.causes for task_id, found in stale_results(live).items()},
         problems=tuple(ledger.problems.values()),
     )
-    return RunSummary(result, live, options, store, elapsed=clock.now() - started).report(
-        json=options.json
+    summary = RunSummary(
+        result,
+        live,
+        options.store,
+        store,
+        elapsed=clock.now() - started,
+        resume_options=options.resume_options(),
     )
+    return summary.report(json=options.json)
 
 
 class _Follower:

@@ -34,11 +34,14 @@ _READY: Final = TaskState.READY
 _PENDING: Final = TaskState.PENDING
 
 
-@dataclass(slots=True, repr=False, eq=False)
 class TaskResults(Mapping[str, Any]):
     """Results of finished tasks by the id of their lineage's root; any other id of the lineage is found as well."""
 
-    _entries: Mapping[TaskId, TaskEntry]
+    # No dataclass, because conditions would read its fields instead of the results.
+    __slots__ = ("_entries",)
+
+    def __init__(self, entries: Mapping[TaskId, TaskEntry]) -> None:
+        self._entries = entries
 
     def __repr__(self) -> str:
         return f"<TaskResults of {list(self)}>"
