@@ -39,7 +39,15 @@ from replanning.environment import Environment
 from replanning.errors import BudgetExceeded, LLMError, ReplanningError
 from replanning.integrations.frameworks import missing_framework
 from replanning.journal.memory import MemoryStore
-from replanning.journal.records import Failure, Record, RecordBody, RunOpened, Usage, UsageCharged
+from replanning.journal.records import (
+    AttemptSucceeded,
+    Failure,
+    Record,
+    RecordBody,
+    RunOpened,
+    Usage,
+    UsageCharged,
+)
 from replanning.journal.store import Lease, decode_body, encode_body
 from replanning.journal.values import NotStorable, decode, encode
 from replanning.live.graph import CopyOnRead
@@ -516,13 +524,18 @@ class PlanWorkflow:
                     retry_policy=RetryPolicy(maximum_attempts=_DESCRIBE_ATTEMPTS),
                 )
             with gc_paused():
+                packed = described or request.get("plan", "")
+                if packed:
+                    self._plan = await _read_plan(json.loads(_unpacked(packed)), self._clock)
                 if journal:
-                    await self.store.restore(run_id, journal, self._clock)
+                    outputs = request.get("outputs", {})
+                    await self.store.restore(run_id, journal, self._clock, outputs)
+                if self._plan is None:
                     opened = self._engine.resume(run_id)
+                elif journal:
+                    opened = self._engine.run_or_resume(self._plan, run_id=run_id)
                 else:
-                    plan = await _read_plan(json.loads(_unpacked(described)), self._clock)
-                    self._plan = plan
-                    opened = self._engine.open(plan, run_id=run_id)
+                    opened = self._engine.open(self._plan, run_id=run_id)
                 self.live_run = run = await stack.enter_async_context(opened)
                 await self._clock.end_step()
                 gc.collect(
@@ -538,7 +551,8 @@ class PlanWorkflow:
             await workflow.wait_condition(workflow.all_handlers_finished)
             journal = self.store.journal()
             if not self._pause_reason and len(journal) < _MAX_PAYLOAD_BYTES:
-                workflow.continue_as_new(args=[{"updates": self._taken}, journal])
+                again = {"updates": self._taken, **self._values_beside_the_journal(run, packed)}
+                workflow.continue_as_new(args=[again, journal])
             result = replace(result, reason=self._pause_reason or _TOO_LARGE)
         outputs = {name: encode(value, None).value for name, value in result.outputs.items()}
         missing = run.live.results.missing(outputs)
@@ -559,6 +573,30 @@ class PlanWorkflow:
             "questions": list(result.questions),
             "failures": {task: str(failure) for task, failure in result.failures.items()},
         }
+
+    def _values_beside_the_journal(self, run: PlanRun, packed: str) -> dict[str, Any]:
+        """Return what the next workflow needs and the journal does not have, because it has masks there.
+
+        That is the plan, if it holds secrets, and the outputs with secrets that this workflow was given.
+
+        Args:
+            run: the run.
+            packed: the plan, if this workflow was given it.
+        """
+        values: dict[str, Any] = {}
+        opened = next(self.store.read(run.id)).body
+        assert isinstance(opened, RunOpened)
+        if packed and opened.plan is not self._plan:
+            values["plan"] = packed
+        outputs: JsonObject = {}
+        for entry in run.live:
+            if entry.output.recoverable and entry.output.unstored:
+                attempt = f"{entry.id}#{entry.log.count}"
+                outputs[attempt] = encode(entry.output.value, None).value
+        values["outputs"] = outputs
+        if _size(values) > _MAX_PAYLOAD_BYTES:
+            return {}
+        return values
 
     async def _watch_history(self, run: PlanRun) -> None:
         """Pause the run when the history is long. What Temporal suggests comes so early that long journals are replayed too often."""
@@ -1090,8 +1128,15 @@ class _Store(MemoryStore):
         tail = _compressed("\n".join(self._lines)) if self._lines and last > after else b""
         return found if found and len(found) + len(tail) > most else found + tail
 
-    async def restore(self, run: RunId, journal: bytes, clock: _Clock) -> None:
-        """Fill the store with a journal, in steps."""
+    async def restore(self, run: RunId, journal: bytes, clock: _Clock, outputs: JsonObject) -> None:
+        """Fill the store with a journal, in steps.
+
+        Args:
+            run: the run.
+            journal: the journal.
+            clock: ends the steps.
+            outputs: by attempt, true outputs that the journal has masks for; it keeps them.
+        """
         texts = list(_uncompressed(journal))
         self._pages = [
             (int(text.rpartition("\n")[2].partition(" ")[0]), page) for text, page in texts
@@ -1110,6 +1155,9 @@ class _Store(MemoryStore):
                     decoded: RecordBody = replace(rest, plan=plan)
                 else:
                     decoded = decode_body(kind, body)
+                    if isinstance(decoded, AttemptSucceeded) and decoded.attempt in outputs:
+                        output = outputs[decoded.attempt]
+                        decoded = replace(decoded, output=output, recoverable=True)
                 super().append(lease, Record(int(seq), float(at), decoded))
             await clock.end_step()
         self.release(lease)

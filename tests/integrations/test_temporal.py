@@ -477,6 +477,43 @@ async def test_secrets_in_an_encrypted_history(address: str) -> None:
         assert "sesame" not in text
 
 
+async def test_secrets_go_on_with_a_workflow_that_is_continued(address: str) -> None:
+    """A workflow that continues as a new one still has the outputs and the arguments with secrets that it had."""
+    got: list[object] = []
+
+    async def work(task: Task, context: ActivityContext) -> object:
+        if task.id == "login":
+            return {"token": TOKEN}
+        if task.id == "last":
+            got.append(dict(context.arguments))
+            got.append(context.results["login"])
+        return None
+
+    chain = [{"id": f"t{n}", **({"depends_on": [f"t{n - 1}"]} if n else {})} for n in range(40)]
+    last = {
+        "id": "last",
+        "depends_on": ["t39", "login"],
+        "arguments": {"token": "${login.output.token}", "password": "correct-horse-7-battery"},
+    }
+    plan = Plan.model_validate(
+        {"goal": {"objective": "log in"}, "tasks": [{"id": "login"}, *chain, last]}
+    )
+    plugin = ReplanningPlugin(work, max_history=60, secrets_in_history=True)
+    async with runs(address, plugin) as start:
+        run = await start(plan)
+        result = await run.result()
+        records = await run.records()
+        await replay(run, plugin)
+    assert got == [
+        {"token": TOKEN, "password": "correct-horse-7-battery"},
+        {"token": TOKEN},
+    ]
+    assert result["outputs"]["login"] == {"token": TOKEN}
+    assert len(records_of(records, RunResumed)) >= 2
+    assert TOKEN not in str(records)
+    assert "correct-horse" not in str(records)
+
+
 async def test_context_with_a_secret_does_not_leave_its_worker(address: str) -> None:
     """A task that needs a value of the context with a secret fails with the reason, until the context has another value."""
     seen: list[object] = []
