@@ -207,7 +207,7 @@ class _Agents:
             tools=[self._wrap_tool(each, own) for each in (*tools, *agent.tools)],
             mcp_servers=[],
             handoffs=[],
-            hooks=_Hooks(self, agent.hooks or AgentHooks()),
+            hooks=_Hooks(self, AgentHooks() if agent.hooks is None else agent.hooks),
         )
         self._copies[id(agent)] = agent, made
         for each in agent.handoffs:

@@ -10,7 +10,7 @@ from replanning.journal.values import copy_containers
 from replanning.live.entries import TaskEntry
 from replanning.live.states import TaskState
 from replanning.plan.messages import join_names
-from replanning.plan.tasks import Task
+from replanning.plan.tasks import Task, is_repeatable
 from replanning.plan.types import AttemptId, TaskId
 from replanning.run.attempt import Attempt, Work
 from replanning.run.lifecycle import GIVEN_UP
@@ -141,7 +141,8 @@ class LineageExecution:
         doubtful = dict[str, None]()
         for leaf in needed:
             for entry in leaf.lineage():
-                if entry.log.in_doubt:
+                tool = life.live.tools.get(entry.task.tool or "")
+                if entry.log.in_doubt and not is_repeatable(entry.task, tool):
                     doubtful[repr(entry.task.tool or entry.id)] = None
         doubt = ""
         if doubtful:

@@ -307,6 +307,23 @@ async def test_nobody_can_be_asked(clock: VirtualClock) -> None:
     assert (session.run.result.status, session.run.result.questions) == ("succeeded", ())
 
 
+async def test_a_harmless_call_is_in_no_doubt(clock: VirtualClock) -> None:
+    """A call that only reads, or may be repeated, was repeated: its error speaks neither of an effect nor of what to declare."""
+    executed: list[int] = []
+
+    async def read(value: int) -> None:
+        executed.append(value)
+        await anyio.sleep_forever()
+
+    async with engine_of(clock).session(
+        "read", tools=[tool(effect="none", timeout=5)(read)]
+    ) as session:
+        with pytest.raises(CallFailed, match="deadline after 5 s") as failed:
+            await session.call(read, 1)
+    assert "effect" not in str(failed.value)
+    assert executed == [1, 1, 1]
+
+
 async def test_a_thread_that_was_left_behind_is_not_executed_again(clock: VirtualClock) -> None:
     """A call that was cancelled while a thread executed it may still take effect: it is not repeated by itself."""
     began, go_on = threading.Event(), threading.Event()

@@ -12,6 +12,7 @@ pytest.importorskip("agents")
 
 from agents import (
     Agent,
+    AgentHooks,
     Runner,
     RunState,
     ToolGuardrailFunctionOutput,
@@ -603,6 +604,25 @@ async def test_what_is_no_agent(clock: VirtualClock) -> None:
     ):
         async with replanned(agent_of(calls("search"), search), capabilities={"serach": "web"}):
             pass
+
+
+class Events(list[str], AgentHooks):  # type: ignore[misc] # its types may not be installed
+    """Hooks of an agent that are false as long as they have noted nothing."""
+
+    async def on_start(self, *args: Any) -> None:
+        self.append("start")
+
+    async def on_end(self, *args: Any) -> None:
+        self.append("end")
+
+
+async def test_hooks_that_are_false(clock: VirtualClock) -> None:
+    """The hooks of an agent are called, whatever their truth value is."""
+    events = Events()
+    agent = agent_of(calls("search_archive"), search_archive, hooks=events)
+    async with replanned(agent, repairing(clock)) as attached:
+        await Runner.run(attached, "x?")
+    assert events == ["start", "end"]
 
 
 class Server(MCPServer):  # type: ignore[misc] # its types may not be installed
