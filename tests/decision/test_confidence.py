@@ -6,8 +6,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from replanning import Alternative, CallbackGate, ReplanningEngine, ReplanRequest, Settings
 from replanning.changes import AbortRun, PlanChange, ReplaceTask
@@ -258,15 +256,6 @@ async def test_outcomes_of_answers(answer: Answer, outcomes: list[bool]) -> None
         engine = ReplanningEngine(providers, gate=gate, store=store, environment=environment(clock))
         assert (await engine.execute(chain("a"), failing("a"))).status == "succeeded"
     assert [outcome.succeeded for outcome in store.outcomes(tool=source_key("modest"))] == outcomes
-
-
-@given(st.floats(0, 1), st.lists(st.booleans(), max_size=50))
-def test_shrunk_is_between(own: float, outcomes: list[bool]) -> None:
-    """A shrunk confidence lies between self-assessment and past success; without outcomes it is unchanged."""
-    earned = (sum(outcomes) + 1) / (len(outcomes) + 2)
-    found = shrink_confidence(own, outcomes)
-    assert min(own, earned) - 1e-6 <= found <= max(own, earned) + 1e-6
-    assert shrink_confidence(own, []) == pytest.approx(own, abs=1e-6)
 
 
 def test_shrunk_by_example() -> None:

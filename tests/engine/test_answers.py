@@ -25,7 +25,6 @@ from replanning.journal import (
     MemoryStore,
     QuestionAnswered,
     QuestionAsked,
-    QuestionReminded,
     Record,
     RunEnded,
     RunStore,
@@ -286,22 +285,6 @@ async def test_question_about_a_finished_task_is_stale() -> None:
                 result = await run.wait()
         assert (result.status, result.revisions) == ("succeeded", ())
         assert "q1 withdrawn" in dialogue(engine, run.id)
-
-
-async def test_reminded_before_the_resume(tmp_path: Path) -> None:
-    """A resume asks again, but does not repeat a reminder."""
-    store = SqliteStore(f"{tmp_path}/history.db")
-    async with VirtualClock() as clock:
-        engine = asking(clock, gate=ScriptedGate(), store=store)
-        async with engine.open(chain("a")) as run:
-            run.failed(run.started("a"), "broken")
-            await clock.sleep(250)
-        gate = ScriptedGate()
-        engine.gate = gate
-        result = await engine.attach(SequentialOrchestrator(failing())).resume(run.id)
-    assert (result.status, len(gate.questions), gate.reminders) == ("paused", 1, [])
-    assert len(bodies(store, run.id, QuestionReminded)) == 1
-    store.close()
 
 
 async def test_asked_once_for_one_cause() -> None:

@@ -297,23 +297,6 @@ async def test_an_action_that_fails_while_another_is_replanned(kind, times, firs
     assert planning.state.counts.lineages == {"write": 1, "post": 1}
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "after"),
-    [
-        ((WRITE, POST, END), (POST, END), [("v3.end", "shout")]),
-        ((WRITE, POST, END), (WRITE, POST, END), [("v3.end", "shout")]),
-        ((WRITE, POST), (WRITE, POST), []),
-    ],
-)
-async def test_of_two_plans_at_once_the_later_leaves_what_is_begun(first, second, after):
-    """If two failures lead to two plans at once, what the first has begun is not done twice, and counts once."""
-    revisions = revision(*first), revision(*second)
-    planning, used = await two_failures("decision:execution", 1, "partial_replan", *revisions)
-
-    assert used == [("v2.post", "shout"), ("v2.write", "shout"), *after]
-    assert len(planning.state.plans) == 2 + len(after)
-
-
 # When the model looks back at what was done, how large its answers may be, and what comes of that
 
 

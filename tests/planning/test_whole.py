@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
+from contextlib import asynccontextmanager
 
 from replanning import Answer, Plan, Settings, ToolSpec
 from replanning.exporters.notices import FileNotifier
@@ -26,11 +24,9 @@ from tests.support.coding import (
     commits,
     repository,
     tools,
-    use,
 )
 from tests.support.invariants import invariant_violations
 from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
-from tests.support.planning import Model, Replies, go_on, planned, replan, revision, summary
 
 CHECKED = re.compile(r"^- \[(.)\] \*\*(\w+)\*\*", re.MULTILINE)
 
@@ -53,15 +49,6 @@ async def over_http(
             )
             yield planning
             await planning.engine.aclose()
-
-
-def working(folder: Path, replies: Replies) -> AbstractAsyncContextManager[PlanningCoordinator]:
-    """Return planning mode on the files of a folder, with a scripted model."""
-    specs = [
-        ToolSpec.model_validate({**tool, "kind": "shell", "cwd": str(folder)}) for tool in FILES
-    ]
-    script = Model(replies)
-    return over_http(lambda request: json.dumps(script(request.prompt)), specs, "Note it")
 
 
 async def test_a_coding_task(tmp_path):
@@ -147,45 +134,3 @@ def right_history(lines: Sequence[JsonObject]) -> None:
     assert "the program is wrong" in str(revised["reason"])
     assert revised["changes"]
     assert "repair" in str(revised["updated_plan"])
-
-
-FILES: list[JsonObject] = [
-    {
-        "name": "write",
-        "command": "printf %s {text} > {path}",
-        "parameters": {"path": "string", "text": "string"},
-    },
-    {"name": "read", "command": "cat {path}", "parameters": {"path": "string"}},
-]
-
-
-async def test_workflow_two_revisions_then_success(tmp_path):
-    """Two reflections find that something is missing, each revision adds it, with its reason, and the goal is achieved."""
-    replies = {
-        **planned(use("note", "write", path="a.txt", text="a")),
-        "decision:reflection": (
-            replan("plan_revision", issues_found=["b is missing"]),
-            replan("plan_revision", issues_found=["c is missing"]),
-            go_on(),
-        ),
-        "revision": (
-            revision(use("more", "write", path="b.txt", text="b")),
-            revision(use("rest", "write", path="c.txt", text="c")),
-        ),
-        "completion": (summary(achieved=False), summary(achieved=False), summary()),
-    }
-    async with working(tmp_path, replies) as planning:
-        assert await planning.execute_with_planning()
-
-    assert sorted(path.name for path in tmp_path.glob("*.txt")) == ["a.txt", "b.txt", "c.txt"]
-    assert planning.state.counts.plan_revisions == 2
-    assert planning.state.completion["status"] == "success"
-    first, second, third = planning.state.plans
-    assert [(plan.number, plan.kept) for plan in planning.state.plans] == [
-        (1, ()),
-        (2, ("note",)),
-        (3, ("note", "more")),
-    ]
-    assert (first.reason, second.tasks["more"]) == ("", "v2.more")
-    assert "b is missing" in second.reason
-    assert "c is missing" in third.reason

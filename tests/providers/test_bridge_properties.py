@@ -24,7 +24,6 @@ from replanning import (
 )
 from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask, SkipTask
 from replanning.journal import (
-    BetterPathFound,
     ContextChanged,
     FactsObserved,
     ResourceChanged,
@@ -242,49 +241,6 @@ def test_no_offered_repair_fails(
         troubled, plan, min(steps, len(plan.tasks) - 1), ceased, down, fail=fail, goal=goal
     )
     anyio.run(trouble)
-
-
-@patient
-@given(
-    plan=plans(),
-    steps=st.integers(0, 3),
-    holds=st.lists(st.sampled_from(FACTS), max_size=3, unique=True),
-)
-def test_better_paths_cost_less_and_reach_the_goal(
-    plan: Plan, steps: int, holds: list[str]
-) -> None:
-    """A path that is offered when facts begin to hold costs less, can be carried out, and achieves what the plan is for."""
-    anyio.run(fortunate, plan, min(steps, len(plan.tasks) - 1), holds)
-
-
-async def fortunate(plan: Plan, steps: int, holds: list[str]) -> None:
-    """Let facts begin to hold, judge what is offered, and let a run take it."""
-    costs = {tool.name: tool.cost or 0.0 for tool in plan.tools}
-    tools = {tool.name: tool for tool in plan.tools}
-    async with open_run(plan) as run:
-        now = _done(run, plan, steps) | frozenset(holds)
-        run.observe(holds=holds)
-        waiting = tuple(entry.id for entry in run.live if entry.state != "DONE")
-        end, stuck = carried_out(plan, {task.id for task in plan.tasks[:steps]}, now)
-        request = ReplanRequest((BetterPathFound(tasks=waiting),), PlanView(run.live), 3, 1e12)
-        offered = await RepairProvider().propose(request)
-        assert offered == await RepairProvider(threads=False).propose(request)
-        for alternative in offered:
-            assert not stuck
-            _judge(run, alternative, now)
-            changed = _changed(run.plan, alternative.changes)
-            before, later = (
-                [costs[task.tool or ""] for task in each.tasks] for each in (plan, changed)
-            )
-            assert sum(later) < sum(before), alternative
-            required = {
-                fact for task in plan.tasks[steps:] for fact in tools[task.tool or ""].requires
-            }
-            ends = [tools[task.tool or ""].adds for task in plan.tasks[steps:]]
-            wanted = {fact for adds in ends if required.isdisjoint(adds) for fact in adds} & end
-            done = {task.id for task in plan.tasks[:steps]}
-            assert carried_out(changed, done, now)[0].issuperset(wanted), alternative
-        run.pause()
 
 
 @patient

@@ -168,23 +168,3 @@ def test_no_loop_to_hand_over_to(anyio_backend_name: str) -> None:
         ["answer"],
         " closed>",
     )
-
-
-async def test_call_while_the_run_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that a thread is handing over when the run is left is refused, and waits for no loop that has ended."""
-    begun, pause, hand_over, store = Event(), Event(), anyio.from_thread.run_sync, MemoryStore()
-
-    def late(*arguments: Any, **options: Any) -> Any:
-        begun.set()
-        while "closed" not in repr(run._lifecycle.loop):
-            pause.wait(0.001)
-        return hand_over(*arguments, **options)
-
-    async with open_run(chain("a"), store=store) as run:
-        await perform(run)
-        monkeypatch.setattr(anyio.from_thread, "run_sync", late)
-        call = ThreadPoolExecutor(1).submit(run.observe, ["seen(x)"])
-        begun.wait()
-    assert [body.kind for body in bodies(store, run.id)][-2:] == ["attempt-succeeded", "run-ended"]
-    with pytest.raises(NotRunning):
-        call.result()

@@ -691,14 +691,6 @@ def test_override_of_another_form(answer: object, got: str) -> None:
     assert told.startswith(f"override {asked.url}: {FORM}")
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"", b"{", b"\xff", b"[" * 10_000])
-def test_server_that_sends_no_json(body: bytes) -> None:
-    """An answer that is no JSON is an error that says what was expected."""
-    with server(body) as asked:
-        (told,) = problems(environ={"REPLANNING_OVERRIDE_URL": asked.url})
-    assert told.startswith(f"override {asked.url}: {FORM}")
-
-
 @pytest.mark.parametrize(
     ("status", "body", "reason"),
     [

@@ -357,15 +357,6 @@ async def test_packed_answers(server: HttpServer, encoding: str, body: bytes):
     assert server.requests[0].headers["accept-encoding"] == "gzip, deflate"
 
 
-async def test_answers_that_cannot_be_unpacked(server: HttpServer):
-    """An answer in an encoding that was not asked for is an error that leaves doubt."""
-    server.answer = lambda request: (200, {"content-encoding": "br"}, b"text")
-    with pytest.raises(
-        HttpConnectionLost, match="its answer is compressed with 'br' and cannot be decompressed"
-    ):
-        await use(http(server.url))
-
-
 @pytest.mark.parametrize(
     ("headers", "body"),
     [

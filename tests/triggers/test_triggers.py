@@ -11,8 +11,6 @@ from typing import Any, get_args
 
 import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from replanning import (
     Alternative,
@@ -239,28 +237,6 @@ async def test_skipped_task_is_named_when_its_condition_holds() -> None:
         assert found() == []
         run.change_context({"n": 3})
         assert [trigger.tasks for trigger in found()] == [("post",)]
-
-
-@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8))
-def test_context_change_invariant(tasks: list[tuple[bool, bool]]) -> None:
-    """Exactly the tasks that read the key and still have to run are named, once; an equal value changes nothing."""
-    texts = [
-        f"  - {{id: t{i}, arguments: {{v: '{'${context.x}' if read else 0}'}}}}"
-        for i, (read, _) in enumerate(tasks)
-    ]
-
-    async def main() -> None:
-        async with watched(made("\n".join(["  - {id: last}", *texts]), context="{x: 1}")) as (
-            run,
-            found,
-        ):
-            done(run, *(f"t{i}" for i, (_, over) in enumerate(tasks) if over))
-            run.change_context({"x": 2, "y": 2}, removed=["z"])
-            run.change_context({"x": 2})
-            expected = tuple(f"t{i}" for i, (read, over) in enumerate(tasks) if read and not over)
-            assert [trigger.tasks for trigger in found()] == ([expected] if expected else [])
-
-    anyio.run(main)
 
 
 FACTS = """[
