@@ -367,15 +367,3 @@ def parts(clock: Clock, tracer_provider: TracerProvider) -> rp.ReplanningEngine:
         tracer_provider=tracer_provider,
         codec=str,
     )
-
-
-def past(engine: rp.ReplanningEngine) -> None:
-    """What was replanned, and why."""
-    found = engine.history("mine")
-    for event in found.filter(trigger="task-failed", decision="execute", success=True):
-        assert_type(event, history.ReplanEvent)
-        use(event.executed, event.reason, event.candidates[0].score)
-    assert_type(found.metrics.success_rate, float | None)
-    assert_type(found.plan_at(0), rp.Plan)
-    text: str = history.markdown_report(found) + history.export_history(found)
-    use(text, found.diff(0, 1))

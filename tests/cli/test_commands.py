@@ -18,8 +18,6 @@ from tests.support.cli import (
     REPAIRED_TASKS,
     answer,
     cli,
-    lines,
-    process,
     write_plan,
 )
 
@@ -113,15 +111,6 @@ def test_wrong_usage_is_explained(tmp_path: Path, arguments: str, message: str) 
     assert message in " ".join(done.stderr.split())
     assert not done.stdout
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_run_id_is_used_once(tmp_path: Path) -> None:
-    """A second run under an id that is taken is refused, and the first stays as it was."""
-    write_plan(tmp_path, {"good": "echo x >> log"}, "id: one, tool: good")
-    cli(tmp_path, "run", "plan.yaml", "--run-id", "r")
-    refused = process(tmp_path, "run", "plan.yaml", "--run-id", "r", code=2)
-    assert refused.stderr.startswith("error: run 'r' already exists")
-    assert lines(tmp_path / "log") == ["x"]
 
 
 # Commands that run nothing

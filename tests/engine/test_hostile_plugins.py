@@ -248,16 +248,6 @@ async def test_parts_that_raise(
     assert any("in _play" in line for line in traceback)
 
 
-@pytest.mark.parametrize("part", ["predicate", "codec"])
-async def test_helpers_of_attempts_that_raise(part: str, clock: VirtualClock) -> None:
-    """An Exception of a codec, or of a predicate for transient errors, is told in the failure of the attempt."""
-    raising = Raising(part, lambda: OSError("out of paper"))
-    engine = engine_with(raising, clock, RaisingStore())
-    result = await engine.execute(plan(Task(id="a"), Task(id="b")), raising.work)
-    failed = bodies(engine.store, result.run, AttemptFailed)
-    assert "OSError('out of paper')" in "".join(str(body) for body in failed)
-
-
 async def test_providers_that_do_not_fail() -> None:
     """A provider with nothing to propose, and one that the budget refuses, are no problems."""
 

@@ -34,8 +34,7 @@ from replanning.journal import (
     MemoryStore,
     Record,
 )
-from replanning.plan.types import RunId, TaskId
-from replanning.telemetry import Exporter
+from replanning.plan.types import TaskId
 from tests.support.runs import make_engine
 
 SEEN: ContextVar[list[str]] = ContextVar("seen")
@@ -238,24 +237,6 @@ def test_ctrl_c_while_a_call_is_recorded(kind: type) -> None:
         [call] = thread.session.run.live
         assert (call.state is TaskState.DONE) == (kind is AttemptSucceeded)
         assert search_in(thread, lambda name, _: name, kind) == "search"
-
-
-def test_records_of_calls_are_delivered() -> None:
-    """Exporters get the records of a call while its tool is executed, although the thread of the session slept."""
-    started = threading.Event()
-
-    class Notice(Exporter):
-        name = "notice"
-
-        async def export(self, run: RunId, record: Record) -> None:
-            if isinstance(record.body, AttemptStarted):
-                started.set()
-
-    engine = ReplanningEngine(exporters=[Notice()])
-    with SessionThread.open(
-        engine.session("search", tools=describe_tools({"search": {}}, None))
-    ) as thread:
-        assert search_in(thread, lambda *_: started.wait(20)) is True
 
 
 def call_elsewhere(function: Callable[..., object], *args: object) -> None:

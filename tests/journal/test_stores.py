@@ -326,17 +326,6 @@ def test_good_id(store, run):
     assert len(list(store.read(run))) == 1
 
 
-@pytest.mark.parametrize("place", ["x" * 300, "sqlite:" + "x" * 300, "d/" * 3000, "a\0b"])
-async def test_impossible_places(place):
-    """A place that can be none is refused as such, by `open_store` and by an engine."""
-    with pytest.raises(
-        StoreError, match=r"cannot be a store: (?:File name too long|.*embedded null)"
-    ):
-        journal.open_store(place)
-    with pytest.raises(StoreError, match="cannot be a store"):
-        ReplanningEngine(store=place)
-
-
 def test_home(tmp_path, monkeypatch):
     """A leading `~` that no shell has replaced names the home folder; the home of nobody is refused."""
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -30,8 +30,7 @@ from replanning.journal import (
     TaskFailed,
 )
 from replanning.live import PlanView
-from replanning.providers._planner import bridge
-from replanning.providers._planner.bridge import find_repairs, repair_problems
+from replanning.providers._planner.bridge import repair_problems
 from replanning.providers._planner.domain import Domain, ToolAction, reachable_actions
 from replanning.providers._planner.search import Target, find_cheapest_path, solve
 from replanning.providers.repair import RepairProvider
@@ -398,12 +397,6 @@ async def test_turns_of_the_event_loop(length: int) -> None:
 
     turns = await turns_during(pose)
     assert turns == 0 if length < 1_000 else turns >= 5
-
-
-async def test_event_loop_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a search goes on beyond what is done at once, the event loop has its turns."""
-    monkeypatch.setattr(bridge, "MAX_INLINE_NODES", 0)
-    assert await turns_during(partial(find_repairs, trouble(700))) > 10
 
 
 @pytest.mark.parametrize("first", ["at({a})", "part({b})"])

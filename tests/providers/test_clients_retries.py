@@ -259,31 +259,6 @@ async def test_what_errors_keep(header) -> None:
     assert "(HTTP 400, request req_7)" in str(error)
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        *(
-            (body, "m")
-            for body in (
-                {"error": {"message": "m"}},
-                {"error": "m"},
-                {"message": "m"},
-                {"detail": "m"},
-                "m",
-            )
-        ),
-        ({"detail": [{"loc": ["x"]}]}, "[{'loc': ['x']}]"),
-        ({"x": 1}, "{'x': 1}"),
-        ([], "[]"),
-    ],
-)
-async def test_forms_of_complaints(body, message) -> None:
-    """The error message of a service is found in each of the usual forms."""
-    with pytest.raises(LLMRequestRejected) as caught:
-        await openai(Network(httpx.Response(405, json=body))).complete("2 + 2?")
-    assert caught.value.excerpt == message
-
-
 def test_several_event_loops() -> None:
     """One client serves several event loops one after another, and within each of them keeps its connection."""
     with ScriptedLLMServer(["one", "two", "three", "four"]) as server:
