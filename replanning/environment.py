@@ -31,7 +31,8 @@ class SystemClock:
     """Clock of this machine: the time of day at the start, monotonic from then on.
 
     Args:
-        not_before: a time that has passed, though on another machine, from which a clock that is behind it continues.
+        not_before: a time that has passed, though on another machine, from which a clock that is
+            behind it continues.
     """
 
     def __init__(self, not_before: float = 0.0) -> None:

@@ -35,7 +35,10 @@ _PENDING: Final = TaskState.PENDING
 
 
 class TaskResults(Mapping[str, Any]):
-    """Results of finished tasks by the id of their lineage's root; any other id of the lineage is found as well."""
+    """Results of finished tasks by the id of their lineage's root.
+
+    Any other id of the lineage is found as well.
+    """
 
     # No dataclass, because conditions would read its fields instead of the results.
     __slots__ = ("_entries",)
@@ -70,7 +73,9 @@ class TaskResults(Mapping[str, Any]):
         return len(self.outputs())
 
     def output_of(self, task_id: TaskId) -> Any:
-        """Return the output found through the lineage of a task; a mapping if several sinks replaced it.
+        """Return the output found through the lineage of a task.
+
+        It is a mapping if several sinks replaced the task.
 
         The output of a finished task that is done again counts until that is done.
 
@@ -127,7 +132,10 @@ class TaskResults(Mapping[str, Any]):
         return outputs
 
     def missing(self, known: Container[str] = ()) -> dict[str, str]:
-        """Return the reasons why tasks have no result, by the ids of the roots; those with a known result are left out."""
+        """Return the reasons why tasks have no result, by the ids of the roots.
+
+        Those with a known result are left out.
+        """
         reasons: dict[str, str] = {}
         for entry in self._entries.values():
             if entry.parent is None and entry.id not in known:
@@ -424,7 +432,10 @@ class TaskGraph:
     # Tasks and dependencies
 
     def insert(self, task: Task, parent: TaskEntry | None) -> TaskEntry:
-        """Add a task without its dependencies, which `link` adds; the caller counts it as PENDING."""
+        """Add a task without its dependencies, which `link` adds.
+
+        The caller counts it as PENDING.
+        """
         root = task.id
         iteration = 0
         if parent is not None:

@@ -263,9 +263,9 @@ class Scheduler:
         """Claim the next ready task whose tool, resources and facts are there.
 
         Each task that leaves the queue before one can be claimed falls under one of three cases: it
-        lacks something that no running task gives back, and is parked; its resources are in use, and
-        it is passed over; or it can start, and is claimed. A task that was passed over too often
-        ends the search, so that large demands do not starve.
+        lacks something that no running task gives back, and is parked; its resources are in use,
+        and it is passed over; or it can start, and is claimed. A task that was passed over too
+        often ends the search, so that large demands do not starve.
 
         Args:
             queue: the queue of a reserved lineage; by default that of all others.

@@ -288,7 +288,10 @@ class PlanView:
 
     @property
     def recent_ends(self) -> tuple[bool, ...]:
-        """Whether each of the last 20 attempts succeeded, oldest first; a replan that was applied counts as a failure."""
+        """Whether each of the last 20 attempts succeeded, oldest first.
+
+        A replan that was applied counts as a failure.
+        """
         return tuple(self._live.statistics.recent_ends)
 
     def unfinished_by_tool(self) -> Iterator[tuple[str, int, float | None]]:
@@ -444,7 +447,10 @@ class ReplanningInfo(NamedTuple):
 
 
 MIN_SUBGRAPH_LIMIT: Final = 1_000
-"""Number of tasks that are always followed; a part with more than this and a quarter of the plan is not reduced."""
+"""Number of tasks that are always followed.
+
+A part with more than this and a quarter of the plan is not reduced.
+"""
 
 
 Subgraph = tuple[frozenset[TaskId], frozenset[str]]
@@ -528,7 +534,9 @@ def _build_problem(live: LivePlan, draft: Draft, part: Subgraph | None) -> Strip
 def _relevant_subgraph(
     live: LivePlan, draft: Draft, tasks: Collection[TaskId], facts: Collection[str]
 ) -> Subgraph | None:
-    """Return all unfinished tasks and facts related to some of them, however indirectly; None if it is most of the plan.
+    """Return all unfinished tasks and facts related to some of them, however indirectly.
+
+    It returns None if that is most of the plan.
 
     Tasks are related if one depends on the other, or if they share a fact that one of them changes.
     """
@@ -571,7 +579,10 @@ def _relevant_subgraph(
 def _tasks_sharing_facts(
     live: LivePlan, index: FactIndex, task: Task, seen_facts: set[str]
 ) -> Iterator[TaskId]:
-    """Yield the tasks that share a new fact with a task, if one of them changes it; adds the fact to those seen."""
+    """Yield the tasks that share a new fact with a task, if one of them changes it.
+
+    The fact is added to those seen.
+    """
     action, _ = live.dependency_index.ground(task)
     for fact in action.facts:
         changed = fact in action.adds or fact in action.removes

@@ -66,9 +66,12 @@ class TaskContext:
 
     @property
     def results(self) -> Mapping[str, Any]:
-        """Outputs of finished tasks by id; the output of a replacement is found under the id of the original task.
+        """Outputs of finished tasks by id.
 
-        Containers are this attempt's own copies, other objects are shared. A `KeyError` says why there is no output.
+        The output of a replacement is found under the id of the original task.
+
+        Containers are this attempt's own copies, other objects are shared. A `KeyError` says why
+        there is no output.
         """
         # Made on first use: most work reads neither results nor the context.
         if self._results is None:
@@ -79,7 +82,8 @@ class TaskContext:
     def context(self) -> Mapping[str, JsonValue]:
         """The context of the run now; arrays and objects are copies, see `change_context`.
 
-        The keys that are read are recorded with the result, which is stale once one of them changes.
+        The keys that are read are recorded with the result, which is stale once one of them
+        changes.
         """
         if self._context is None:
             live = self._run.live
@@ -105,7 +109,10 @@ class TaskContext:
 
     @property
     def feedback(self) -> str:
-        """The feedback of a judge on the previous attempt, if the task is run again because of it; else empty."""
+        """The feedback of a judge on the previous attempt, if the task is run again because of it.
+
+        Empty if it is run for another reason.
+        """
         return self._run.live.entry(self._task.id).log.feedback
 
     @property
@@ -117,8 +124,8 @@ class TaskContext:
     def idempotency_key(self) -> str:
         """The same for every attempt at the same call in this run, so that a service can recognise a repetition.
 
-        It changes where the task gets another tool or other arguments, and after each feedback of a judge: unfinished work
-        is to be done anew.
+        It changes where the task gets another tool or other arguments, and after each feedback of a
+        judge: unfinished work is to be done anew.
         """
         entry = self._run.live.entry(self._task.id)
         key = f"{self._run.id}/{self._task.id}"
@@ -140,7 +147,10 @@ class TaskContext:
     def change_context(
         self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()
     ) -> None:
-        """Report values of the context that have changed or are gone; the result of this attempt is not stale by that."""
+        """Report values of the context that have changed or are gone.
+
+        The result of this attempt is not stale by that.
+        """
         self._run._change_context(changes, removed, self.attempt_id)
 
     def observe(self, holds: Sequence[str] = (), ceased: Sequence[str] = ()) -> None:
@@ -169,8 +179,8 @@ _current_attempt: Final = ContextVar[TaskContext | None]("replanning.current_att
 def current_attempt() -> TaskContext | None:
     """Return the context of the attempt that this code is executed for; None outside of one.
 
-    It is known in the work of a task and in the functions that it calls, also in threads that anyio or asyncio start for
-    them. Its `idempotency_key` lets a service recognise a repeated call.
+    It is known in the work of a task and in the functions that it calls, also in threads that anyio
+    or asyncio start for them. Its `idempotency_key` lets a service recognise a repeated call.
     """
     return _current_attempt.get()
 
@@ -194,8 +204,8 @@ def validate_work(work: Callable[..., object], max_concurrency: int = 1) -> None
     """Refuse work that no worker could run, before anything runs: every task would fail, and be replanned.
 
     Args:
-        work: an async function of a task and its context. A lambda, an object that can be called, and a function that
-            is annotated as returning an awaitable are taken on trust.
+        work: an async function of a task and its context. A lambda, an object that can be called,
+            and a function that is annotated as returning an awaitable are taken on trust.
         max_concurrency: the number of workers.
 
     Raises:
@@ -222,11 +232,12 @@ def validate_work(work: Callable[..., object], max_concurrency: int = 1) -> None
 class Attempt:
     """One execution of a task: `async with run.attempt(task) as attempt: attempt.output = ...`.
 
-    An exception of the body is a failure and goes no further; KeyboardInterrupt, SystemExit and cancellation
-    are recorded as an interruption and go on.
+    An exception of the body is a failure and goes no further; KeyboardInterrupt, SystemExit and
+    cancellation are recorded as an interruption and go on.
 
-    Where the attempt may not start (the run has ended, its journal takes nothing, or the task was taken out of
-    the plan meanwhile), the body is cancelled at its first checkpoint, and has no `context` until then.
+    Where the attempt may not start (the run has ended, its journal takes nothing, or the task was
+    taken out of the plan meanwhile), the body is cancelled at its first checkpoint, and has no
+    `context` until then.
 
     Attributes:
         run: the run.
@@ -234,7 +245,8 @@ class Attempt:
         claimed: the task in the live plan, if it was claimed just now.
         started: the id of this attempt, once it was started.
         passes: exceptions that are control flow rather than failures, and go on.
-        needs_output: whether an output that cannot be stored is a failure; otherwise it is left out.
+        needs_output: whether an output that cannot be stored is a failure; otherwise it is left
+            out.
         in_own_task: whether the body runs in a task of the library, so that a cancellation that the
             library did not cause is a failure.
         id: the id of this attempt.
@@ -315,9 +327,9 @@ class Attempt:
     ) -> bool:
         """Report how the body has ended, and return whether its exception goes no further.
 
-        The cases, in order: nothing that it reports is accepted any more; it has returned; it raised
-        control flow of a framework, which goes on; it has failed, also by a cancellation that the
-        library did not cause; it was cancelled, or the program ends.
+        The cases, in order: nothing that it reports is accepted any more; it has returned; it
+        raised control flow of a framework, which goes on; it has failed, also by a cancellation
+        that the library did not cause; it was cancelled, or the program ends.
         """
         life = self.run._lifecycle
         if self._token is not None:

@@ -120,8 +120,9 @@ class Dispatcher:
 
     Its state is who waits: `_waiters`, in the order in which they came, for any task;
     `_lineage_waiters`, one for each lineage that somebody executes alone; `over`, for the end; and
-    which tasks pullers have claimed without starting them (`pullers`). Whoever changes what can run wakes them; they
-    look again, and nothing is handed over while waking, so a wake-up too many does no harm.
+    which tasks pullers have claimed without starting them (`pullers`). Whoever changes what can run
+    wakes them; they look again, and nothing is handed over while waking, so a wake-up too many does
+    no harm.
 
     Args:
         live: the plan.

@@ -126,7 +126,10 @@ class LoopThread:
         )
 
     def _runs_here(self) -> bool:
-        """Return whether the loop runs in this thread now; some loops are run by several threads in turn."""
+        """Return whether the loop runs in this thread now.
+
+        Some loops are run by several threads in turn.
+        """
         try:
             return anyio.lowlevel.current_token() == self._token
         except RuntimeError:  # no loop runs here
@@ -140,7 +143,10 @@ class LoopThread:
                 self._handed_over -= 1
 
     async def close(self) -> None:
-        """Take no more calls from other threads; those that wait are executed before this returns, and the loop can end."""
+        """Take no more calls from other threads.
+
+        Those that wait are executed before this returns, and the loop can end.
+        """
         with self._lock:
             self.closed = True
         # A cancelled loop would leave other threads waiting for results that never come.

@@ -47,7 +47,9 @@ class Worker:
 
 
 class LineageExecution:
-    """Attempts at the tasks of one lineage, which whoever calls `PlanRun.perform` executes; they are reserved for it.
+    """Attempts at the tasks of one lineage, which whoever calls `PlanRun.perform` executes.
+
+    They are reserved for it.
 
     Args:
         run: the run.
@@ -134,7 +136,8 @@ class LineageExecution:
     def _own_error(self) -> Exception:
         """Return the error of a call that goes no further: what its own tool raised last, or else the reasons.
 
-        If the call may have had its effect, the error says so and how to declare that it may be repeated.
+        If the call may have had its effect, the error says so and how to declare that it may be
+        repeated.
         """
         life = self._lifecycle
         needed = life.needed_for(self.root).values()

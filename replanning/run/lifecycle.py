@@ -251,8 +251,8 @@ class PluginTasks:
 class Lifecycle:
     """Keeps journal, live plan and ledger in step, runs attempts, applies revisions, ends the run.
 
-    Its own state is small: the running attempts (`running`) and the end. It has many attributes because the parts of a run meet here: each of the others is one
-    part with a state of its own.
+    Its own state is small: the running attempts (`running`) and the end. It has many attributes
+    because the parts of a run meet here: each of the others is one part with a state of its own.
 
     Args:
         store: where records go before they take effect.
@@ -1174,8 +1174,8 @@ class Lifecycle:
 def warn_of_error(where: str, error: BaseException | str, redactor: Redactor) -> str:
     """Warn of an error that was contained, on the logger `replanning`, with its traceback.
 
-    An error of this library, such as a forge's refusal, was written for its reader: its text says what
-    is wrong and what to do, and a traceback would only hide it.
+    An error of this library, such as a forge's refusal, was written for its reader: its text says
+    what is wrong and what to do, and a traceback would only hide it.
 
     Returns:
         The text of the error. It has no secrets, as the warning has none.
@@ -1280,11 +1280,13 @@ _UNBILLED_ERRORS: Final = (LLMRequestRejected, LLMUnavailable)
 
 @dataclass(slots=True, eq=False, repr=False)
 class RunMeter:
-    """Reserves, traces and counts the calls that one provider makes for a run; each counts, however it ends.
+    """Reserves, traces and counts the calls that one provider makes for a run.
 
-    An answer counts with the tokens that the service reports. A call that the service turned down, or that did not
-    reach it, counts without tokens. The cost of any other, such as one cut off at its deadline, is unknown: it counts
-    with everything that was reserved, so that the budget holds.
+    Each counts, however it ends.
+
+    An answer counts with the tokens that the service reports. A call that the service turned down,
+    or that did not reach it, counts without tokens. The cost of any other, such as one cut off at
+    its deadline, is unknown: it counts with everything that was reserved, so that the budget holds.
 
     Attributes:
         note: records remarks on calls.
@@ -1299,7 +1301,9 @@ class RunMeter:
 
     @contextmanager
     def call(self, call: LLMCall) -> Iterator[Callable[[Completion], None]]:
-        """Reserve the estimate of a call and trace it; yields a function to be called with the completion.
+        """Reserve the estimate of a call and trace it.
+
+        Yields a function to be called with the completion.
 
         Raises:
             BudgetExceeded: it does not fit the rest of the budget; nothing was sent.

@@ -20,7 +20,10 @@ IDEMPOTENCY_KEY_VARIABLE: Final = "REPLANNING_IDEMPOTENCY_KEY"
 """The environment variable that holds the idempotency key of an attempt, by which its processes are recognised."""
 
 KILL_TIMEOUT_SECONDS: Final = 5.0
-"""Seconds to wait for killed processes to exit; only the system itself can hold one up for longer."""
+"""Seconds to wait for killed processes to exit.
+
+Only the system itself can hold one up for longer.
+"""
 
 _MAX_SCANS: Final = 200
 """Scans for processes to kill, on a machine on which others never stop coming and going."""
@@ -37,7 +40,10 @@ def host_id() -> str:
 
 
 def process_start_time(pid: int) -> float:
-    """Return the start time of a process in clock ticks since boot; 0 where the system does not tell."""
+    """Return the start time of a process in clock ticks since boot.
+
+    It is 0 where the system does not tell.
+    """
     stat = process_stat(pid)
     return float(stat[STAT_START_TIME]) if stat else 0.0
 
@@ -179,7 +185,10 @@ def _group_members(group: int) -> Iterator[int]:
 
 
 def _process_environ(pid: int) -> list[bytes]:
-    """Return the environment that a process was started with; empty where it is gone or belongs to another user."""
+    """Return the environment that a process was started with.
+
+    It is empty where the process is gone or belongs to another user.
+    """
     try:
         return (_PROC_DIR / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:

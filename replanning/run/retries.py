@@ -155,7 +155,9 @@ _SQLITE_BUSY: Final = (
 
 
 class FailedElsewhere(ReplanningError):
-    """Work failed in another process; raised by work that hands tasks on, it stands for that failure.
+    """Work failed in another process.
+
+    Raised by work that hands tasks on, it stands for that failure.
 
     Args:
         failure: the record of the failure.
@@ -323,7 +325,10 @@ def _classify_group(
 
 
 def _verdict(part: BaseException, names: Sequence[str]) -> Verdict | None:
-    """Return the verdict on one exception, without those that it wraps; None if it is not recognised."""
+    """Return the verdict on one exception, without those that it wraps.
+
+    It returns None if the exception is not recognised.
+    """
     if isinstance(part, ToolError) and part.in_doubt:
         return "in-doubt"
     if isinstance(part, TransientError | StoreError):

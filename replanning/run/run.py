@@ -80,18 +80,19 @@ class RunResult:
     Attributes:
         status: `succeeded`, `failed`, `aborted`, `paused` or `needs_human`.
         reason: the reason, in one sentence.
-        outputs: results by the ids of the original tasks; the `KeyError` for a task without one says why.
+        outputs: results by the ids of the original tasks; the `KeyError` for a task without one
+            says why.
         revisions: the revisions of the plan with their reasons, in order.
         questions: the ids of the questions that a person must answer.
         spent: the usage that budgets counted.
         unjournaled: whether the store failed and the run continued without it.
-        failures: by task, the last failure of each one that ended FAILED or BLOCKED, with its true text. `reason` and
-            `problems` are as recorded, where secrets are masked.
-        stale: by task, the causes of each stale result: `context.KEY`, which the task has read and which has changed
-            since, or the id of a task that it followed.
-        problems: the errors of plugins, and others, that the run contained, oldest first: a provider that raised or
-            did not answer in time, an exporter that sent nothing. The logger `replanning` warns of each with its
-            traceback.
+        failures: by task, the last failure of each one that ended FAILED or BLOCKED, with its true
+            text. `reason` and `problems` are as recorded, where secrets are masked.
+        stale: by task, the causes of each stale result: `context.KEY`, which the task has read and
+            which has changed since, or the id of a task that it followed.
+        problems: the errors of plugins, and others, that the run contained, oldest first: a
+            provider that raised or did not answer in time, an exporter that sent nothing. The
+            logger `replanning` warns of each with its traceback.
     """
 
     run: RunId
@@ -140,12 +141,13 @@ def read_in_loop_thread(
 class PlanRun(ObservedRun):
     """One execution of one plan, from which workers pull and to which they report.
 
-    Made by `ReplanningEngine.open`, and without an engine by `open_run`. An edit is one revision, which counts as
-    an edit and not as a replan.
+    Made by `ReplanningEngine.open`, and without an engine by `open_run`. An edit is one revision,
+    which counts as an edit and not as a replan.
 
-    Any thread may report, observe, edit, pause and ask for replanning: a call from another thread waits until the event
-    loop of the run has executed it, and raises what it raises there. Once the run was left, it is `NotRunning`. Any thread
-    may read `plan`, `result`, `history` and `replanning_info`; `live` and `view` belong to the thread of the event loop.
+    Any thread may report, observe, edit, pause and ask for replanning: a call from another thread
+    waits until the event loop of the run has executed it, and raises what it raises there. Once the
+    run was left, it is `NotRunning`. Any thread may read `plan`, `result`, `history` and
+    `replanning_info`; `live` and `view` belong to the thread of the event loop.
     """
 
     def __init__(self, lifecycle: Lifecycle) -> None:
@@ -259,16 +261,22 @@ class PlanRun(ObservedRun):
     # Pulling and reporting
 
     def ready(self) -> ReadyTasks:
-        """Iterate over tasks the moment they may run, across revisions; call it once for each worker.
+        """Iterate over tasks the moment they may run, across revisions.
 
-        The iterator ends when the run does. It hands out a task again only after an attempt at it, or an edit. So the body
-        may execute a task, or have another task do so: `group.start_soon(work, task)`. What it does not start is handed
-        out by other iterators, and by any once this one was left.
+        Call it once for each worker.
+
+        The iterator ends when the run does. It hands out a task again only after an attempt at it,
+        or an edit. So the body may execute a task, or have another task do so:
+        `group.start_soon(work, task)`. What it does not start is handed out by other iterators, and
+        by any once this one was left.
         """
         return ReadyTasks(self._lifecycle)
 
     def attempt(self, task: Task) -> Attempt:
-        """Execute a task: journal, deadline, cancellation; an exception of the body is a failure."""
+        """Execute a task, with journal, deadline and cancellation.
+
+        An exception of the body is a failure.
+        """
         return Attempt(self, task)
 
     async def perform(
@@ -276,28 +284,32 @@ class PlanRun(ObservedRun):
     ) -> object:
         """Execute a task, and each task that replaces it, until one is done or no alternative is left.
 
-        The work runs in the async task of the caller, with its context variables, cancellation and spans. The caller waits
-        while the engine decides what follows a failure. Meanwhile nobody else executes these tasks.
+        The work runs in the async task of the caller, with its context variables, cancellation and
+        spans. The caller waits while the engine decides what follows a failure. Meanwhile nobody
+        else executes these tasks.
 
         Args:
             task_id: the task; it may depend on others.
-            work: executes the task, and each task that replaces it: returns its output, raises when it fails.
-            passes: exceptions that are control flow rather than failures. They are raised at once, and the task may be
-                performed again.
+            work: executes the task, and each task that replaces it: returns its output, raises when
+                it fails.
+            passes: exceptions that are control flow rather than failures. They are raised at once,
+                and the task may be performed again.
 
         Returns:
             The output as the work returned it, or the recorded output if the task was done before.
 
         Raises:
-            CallFailed: no alternative is left, and the tool of the task raised no exception, as after a timeout; or the task
-                was done before, and its output was not recorded.
-            CallSkipped: the engine or a person decided to skip the task, or its condition does not hold.
-            Exception: no alternative is left; what the tool of the task raised last, not what another one raised that stood
-                in for it.
-            NeedsHuman: a person must answer first, and the engine has no gate; perform it again after the answer. Its
-                cause is the error of the task. A call of a session about which nobody can be asked raises that error.
-            NotRunning: the run ended before the task was done or given up, or another process has taken it over; or somebody
-                else performs the task.
+            CallFailed: no alternative is left, and the tool of the task raised no exception, as
+                after a timeout; or the task was done before, and its output was not recorded.
+            CallSkipped: the engine or a person decided to skip the task, or its condition does not
+                hold.
+            Exception: no alternative is left; what the tool of the task raised last, not what
+                another one raised that stood in for it.
+            NeedsHuman: a person must answer first, and the engine has no gate; perform it again
+                after the answer. Its cause is the error of the task. A call of a session about
+                which nobody can be asked raises that error.
+            NotRunning: the run ended before the task was done or given up, or another process has
+                taken it over; or somebody else performs the task.
             UnknownTask: there never was such a task.
         """
         validate_work(work)
@@ -311,8 +323,8 @@ class PlanRun(ObservedRun):
             The id of the attempt, to report its end with.
 
         Raises:
-            NotRunning: the task is not ready, a question holds it, what it needs is not there, or the run has ended or
-                is about to.
+            NotRunning: the task is not ready, a question holds it, what it needs is not there, or
+                the run has ended or is about to.
             StoreError: the journal does not take it; the task must not be executed.
         """
         life = self._lifecycle
@@ -363,7 +375,10 @@ class PlanRun(ObservedRun):
 
     @in_loop_thread
     def pause(self, reason: str = "asked to pause", *, by: str = "") -> None:
-        """Hand out nothing more; the run ends as `paused` when all running attempts have finished."""
+        """Hand out nothing more.
+
+        The run ends as `paused` when all running attempts have finished.
+        """
         # A second request would put another reason on record than the one that stops the run.
         if self._lifecycle.end is None and self._lifecycle.ledger.pause is None:
             self._lifecycle.journal.append_soon(RunPaused(reason, by))
@@ -380,7 +395,9 @@ class PlanRun(ObservedRun):
         by: str = "edit",
         expected_revision: int | None = None,
     ) -> int:
-        """Apply changes by hand: all or none; one revision. They may be JSON, as `parse_changes` takes it.
+        """Apply changes by hand: all or none, as one revision.
+
+        They may be JSON, as `parse_changes` takes it.
 
         A program that makes changes of its own says its name in `by`, for the history.
 
@@ -388,7 +405,8 @@ class PlanRun(ObservedRun):
             The number of the revision.
 
         Raises:
-            ChangeRejected: with every problem, or because there is nothing to change; nothing has changed.
+            ChangeRejected: with every problem, or because there is nothing to change; nothing has
+                changed.
             NotRunning: the run has ended.
             StoreError: the journal does not take it; nothing has changed.
         """
@@ -427,7 +445,8 @@ class PlanRun(ObservedRun):
     def leave_risks_to_work(self) -> None:
         """Hand out tasks with whatever arguments their references give, because the work asks about risks itself.
 
-        Otherwise, a task fails whose arguments make its tool dangerous in a way that the plan did not show.
+        Otherwise, a task fails whose arguments make its tool dangerous in a way that the plan did
+        not show.
         """
         self._lifecycle.people.work_asks = True
 
@@ -453,11 +472,14 @@ class PlanRun(ObservedRun):
 
 
 class ReadyTasks:
-    """Hands out tasks the moment they may run; ends when the run does. Each worker uses one of its own.
+    """Hands out tasks the moment they may run, until the run ends.
 
-    A task is handed out once, and again after its attempt has ended or was refused, or it was edited; so a body may
-    start it later, in a task of its own. One that was not started when the next is pulled is also handed out to other
-    iterators that have nothing else to do, and returns to the queue when this object is dropped.
+    Each worker uses one of its own.
+
+    A task is handed out once, and again after its attempt has ended or was refused, or it was
+    edited; so a body may start it later, in a task of its own. One that was not started when the
+    next is pulled is also handed out to other iterators that have nothing else to do, and returns
+    to the queue when this object is dropped.
     """
 
     __slots__ = ("__weakref__", "_lifecycle", "_puller")

@@ -32,7 +32,8 @@ class ExporterContext:
     """Store and clock of the engine that an exporter is attached to.
 
     Attributes:
-        store: the journals of the runs; for a resumed run, the records before the resume are found only here.
+        store: the journals of the runs; for a resumed run, the records before the resume are found
+            only here.
         clock: the clock of the runs.
     """
 
@@ -143,7 +144,8 @@ class Instruments:
 class Telemetry:
     """Tracer and instruments for runs, from the given providers or else from the global ones.
 
-    The global providers are looked up when a run is opened, so they may be configured after the engine is made.
+    The global providers are looked up when a run is opened, so they may be configured after the
+    engine is made.
 
     Args:
         tracer_provider: supplies the tracer.
