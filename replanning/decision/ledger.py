@@ -273,11 +273,18 @@ class LineageLedger:
     _roots_by_replan: dict[ReplanId, tuple[TaskId, ...]] = field(default_factory=dict)
     originals: dict[TaskId, TaskId] = field(default_factory=dict)
 
-    def fold_revision(self, at: float, revised: PlanRevised) -> None:
+    def fold_revision(
+        self, at: float, revised: PlanRevised, considered: AlternativesConsidered | None
+    ) -> None:
         """Follow the replacements of a revision; count a replan, and await its outcome.
 
         A replan counts for the lineages that it changes. Lineages that it starts do not count: a
         new task must have its own replans left.
+
+        Args:
+            at: the time of the revision.
+            revised: the revision.
+            considered: the candidates of its replan.
         """
         changes = revised.changes
         for change in changes:
@@ -287,6 +294,11 @@ class LineageLedger:
                     self.roots[task.id] = root
         if revised.replan is None:
             return
+        if considered is not None and revised.chosen is not None:
+            # A number beyond the candidates means that a person wrote the changes.
+            if revised.chosen < len(considered.candidates):
+                chosen = considered.candidates[revised.chosen]
+                self.source_by_replan[revised.replan] = chosen.alternative.source
 
         new = set(new_task_ids(changes))
         lineages: dict[TaskId, None] = {}
@@ -420,7 +432,13 @@ class Ledger:
                 self.replan_ids[body.replan] = None
                 self._considered[body.replan] = body
             case PlanRevised():
-                self._fold_revision(at, body)
+                self.revisions.append((at, body))
+                considered = None
+                if body.replan is not None:
+                    considered = self._considered.get(body.replan)
+                    self.undecided_revisions[body.replan] = body
+                    self.applied_count += 1
+                self.lineages.fold_revision(at, body, considered)
             case DecisionMade():
                 self._fold_decision(at, body)
             case OutcomeRecorded():
@@ -493,22 +511,6 @@ class Ledger:
             self._reopen(left_out)
         self.undecided_revisions.pop(replan, None)
         self._considered.pop(replan, None)
-
-    def _fold_revision(self, at: float, body: PlanRevised) -> None:
-        """Apply a revision; if a replan has made it, its outcome is awaited from now on."""
-        self.revisions.append((at, body))
-        self.lineages.fold_revision(at, body)
-        replan = body.replan
-        if replan is None:
-            return
-        self.undecided_revisions[replan] = body
-        self.applied_count += 1
-        considered = self._considered.get(replan)
-        if considered is not None and body.chosen is not None:
-            # A number beyond the candidates means that a person wrote the changes.
-            if body.chosen < len(considered.candidates):
-                chosen = considered.candidates[body.chosen]
-                self.lineages.source_by_replan[replan] = chosen.alternative.source
 
     def _fold_answer(self, at: float, body: QuestionAnswered) -> None:
         closed = self.questions.close(at, body)

@@ -46,6 +46,9 @@ from replanning.settings import AlternativeSettings, LimitSettings, Weights
 INFEASIBLE: Final = "the plan could not be carried out"
 """Beginning of the reason for which an alternative is rejected on the facts."""
 
+_BEGUN: Final = FINISHED | {TaskState.RUNNING}
+"""States of tasks that have begun, or are not going to."""
+
 _MAX_PROBLEMS: Final = 5
 """Number of problems that one reason names."""
 
@@ -117,16 +120,19 @@ def analyse(
         redactor: recognises names that look like secrets, and masks.
         asked_at: time of the request in seconds since the epoch; what has begun since is left out.
     """
+    started: set[TaskId] = set()
+    for task_id in target_task_ids(proposed.changes):
+        target = live.entries.get(task_id)
+        if target is None or target.state not in _BEGUN:
+            continue
+        if target.condition_revision == CONDITION_NOT_MET or (
+            target.log.count and target.log.started_at >= asked_at
+        ):
+            started.add(task_id)
     alternative = proposed
-    rest = _drop_started(proposed.changes, live, asked_at)
-    if rest and len(rest) < len(proposed.changes):
-        # The estimate was made for all of the changes.
-        update = {
-            "changes": rest,
-            "reason": f"{proposed.reason} (without what has begun meanwhile)",
-            "expected_cost": None,
-        }
-        alternative = proposed.model_copy(update=update)
+    if started:
+        alternative = _without_started(proposed, started)
+
     name_problems = secret_name_problems(alternative.changes, redactor)
     if name_problems:
         alternative = alternative.model_copy(update={"changes": ()})
@@ -198,33 +204,27 @@ def tasks_to_run(changes: Sequence[PlanChange], view: PlanView) -> list[Task]:
     return list(tasks.values())
 
 
-def _drop_started(
-    changes: Sequence[PlanChange], live: LivePlan, since: float
-) -> tuple[PlanChange, ...]:
-    """Return changes without those of tasks that have started since a time, or were skipped.
+def _without_started(proposed: Alternative, started: Collection[TaskId]) -> Alternative:
+    """Return an alternative without the changes of tasks that have started meanwhile.
 
-    Skipped means: by their conditions. All changes are returned if one of them does more than
-    replace, modify, skip or retry one task, because such changes belong together.
+    It is returned as it is if one of its changes does more than replace, modify, skip or retry one
+    task, because such changes belong together, or if nothing would be left.
     """
-    started = set()
-    known = live.entries
-    targets = target_task_ids(changes)
-    for entry in [known[task_id] for task_id in targets if task_id in known]:
-        if entry.state is not TaskState.RUNNING and entry.state not in FINISHED:
-            continue
-        if entry.condition_revision == CONDITION_NOT_MET or (
-            entry.log.count and entry.log.started_at >= since
-        ):
-            started.add(entry.id)
-    if not started:
-        return tuple(changes)
-    kept = []
-    for change in changes:
+    rest = []
+    for change in proposed.changes:
         if change.kind not in ("replace", "modify", "skip", "retry"):
-            return tuple(changes)
+            return proposed
         if change.task_id not in started:
-            kept.append(change)
-    return tuple(kept)
+            rest.append(change)
+    if not rest:
+        return proposed
+    update = {
+        "changes": tuple(rest),
+        "reason": f"{proposed.reason} (without what has begun meanwhile)",
+        # The estimate was made for all of the changes.
+        "expected_cost": None,
+    }
+    return proposed.model_copy(update=update)
 
 
 # Checks of the changes alone

@@ -321,9 +321,10 @@ class Replanner:
             finally:
                 self._in_progress.clear()
                 # The other triggers are decided, or queued elsewhere.
-                for trigger_id in self._held_tasks.keys() - self._waiting.keys():
-                    life.live.scheduler.release(self._held_tasks.pop(trigger_id))
-                    life.dispatcher.wake()
+                for trigger_id in list(self._held_tasks):
+                    if trigger_id not in self._waiting:
+                        life.live.scheduler.release(self._held_tasks.pop(trigger_id))
+                        life.dispatcher.wake()
             life.check_completion()
 
     def _drop_failed(self, triggers: Sequence[Trigger], error: Exception) -> None:
