@@ -93,12 +93,13 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
                 f"{at}.produces", f"{name}: {key!r} is a part of every output; name it otherwise"
             )
     # Many tasks may use one long tool, and many fallbacks inherit the same checks: each of these is read once.
+    tools = {tool.name: tool for tool in plan.tools}
     bodies: dict[str, list[str]] = {}
     holes: dict[str, list[LeadingHoles]] = {}
     commands: dict[int, tuple[list[_Command], bool, set[str]]] = {}
     for index, task in enumerate(plan.tasks):
         for path, body, checks in _task_bodies(("tasks", index), task):
-            described = plan.tool(body.tool)
+            described = tools.get(body.tool or "")
             if described is not None and described.body is not None:
                 if described.name not in bodies:
                     bodies[described.name] = missing_arguments(iter_strings(described.body), {})
