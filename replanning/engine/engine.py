@@ -565,7 +565,9 @@ class ReplanningEngine:
         replanner = Replanner(
             life, self.generator, self.policy, questions, observe_only=self.mode == "observe"
         )
-        delivery = ExporterDelivery(life, self.exporters)
+        delivery: ExporterDelivery | None = None
+        if self.exporters:
+            delivery = ExporterDelivery(life, self.exporters)
         delivered = anyio.Event()
 
         def begin(group: anyio.abc.TaskGroup) -> None:
@@ -580,12 +582,14 @@ class ReplanningEngine:
                     replanner.reload()
             group.start_soon(replanner.run)
             life.plugins.run("a listener", self.monitor.deliver, watch, delivered)
-            delivery.start()
+            if delivery is not None:
+                delivery.start()
 
         async def close() -> None:
             self.monitor.unwatch(run.id)
             await delivered.wait()
-            await delivery.close()
+            if delivery is not None:
+                await delivery.close()
 
         triggers: Sequence[str] = ()
         threshold = 0
@@ -619,7 +623,8 @@ class ReplanningEngine:
             del self._open_runs[run.id]
             # `close` was not called where the orchestrator was cancelled.
             self.monitor.unwatch(run.id)
-            await delivery.flush()
+            if delivery is not None:
+                await delivery.flush()
             # Users may never call `aclose`, and no connection may outlive the runs it was for.
             if not self._open_runs:
                 await self._provider_registry.aclose()
