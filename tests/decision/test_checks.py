@@ -163,6 +163,11 @@ def test_tools_that_get_no_secret(change: PlanChange) -> None:
             "the tool 'gone' is unavailable",
         ),
         (
+            check_fits_plan,
+            [modify("b", tool="gone")],
+            "the tool 'gone' is unavailable",
+        ),
+        (
             check_futile_calls,
             [replace("a", task("c", tool="pip", arguments=PASSWORD))],
             "'a' has failed with the same tool and arguments",
@@ -173,7 +178,7 @@ def test_tools_that_get_no_secret(change: PlanChange) -> None:
             "it saves -67% of the remaining cost, which is too little",
         ),
     ],
-    ids=["masks", "empty", "fits", "available", "futile", "saving"],
+    ids=["masks", "empty", "fits", "available", "another tool", "futile", "saving"],
 )
 def test_rejected(check: Callable[[Proposal], str], changes: list[PlanChange], reason: str) -> None:
     """A check rejects a proposal with its reason, and accepts one without the fault."""

@@ -84,12 +84,21 @@ def test_replans_are_counted_once() -> None:
 # What was applied
 
 
+def test_decision_before_any_search() -> None:
+    """A decision for want of an alternative, before any was looked for, closes its trigger and tells of no search."""
+    decision = journal.DecisionMade("r1", ("t1",), "keep", "no-alternative", "why")
+    ledger = ledger_of(fired(1), decision)
+    assert (ledger.open_triggers, ledger.fruitless_searches) == ({}, {})
+
+
 def test_revisions_count_for_their_lineages() -> None:
     """A replan counts for the roots of the tasks it changes, not for new tasks; an edit by a person counts for none."""
     new = replace("a~2", "n")
     ledger = ledger_of(
         revised(replace("a", "a~2"), replan=None),
-        revised(new, add("m", before=("b",)), modify("n", name="x"), number=2),
+        revised(
+            new, add("m", before=("b",)), modify("n", name="x"), modify("m", name="y"), number=2
+        ),
         revised(skip("c"), replan=None, number=3),
     )
     assert ledger.lineages.replans == {"a": 1, "b": 1}

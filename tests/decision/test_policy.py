@@ -399,6 +399,15 @@ def test_results_that_are_not_stale_any_more() -> None:
     assert stale_reason(trigger, run.live) == "the results are not stale any more"
 
 
+def test_changed_context_concerns_no_finished_task() -> None:
+    """A trigger about a changed context is stale once its tasks are done."""
+    run = journaled("a", "b")
+    trigger = journal.ContextChanged(tasks=("a",), keys=("x",))
+    assert stale_reason(trigger, run.live) == ""
+    run.run("a")
+    assert stale_reason(trigger, run.live) == "no remaining task depends on it"
+
+
 def test_unreachable_goal_is_stale_when_a_task_can_run() -> None:
     """A goal-unreachable trigger is stale once a task can run."""
     run = pressing()
