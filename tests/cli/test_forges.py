@@ -185,10 +185,9 @@ def test_an_issue_that_cannot_be_read(
     assert fake.count("POST") == 0
 
 
-@both
-def test_what_is_missing_is_sent_later(folder: Path, kind: type[FakeForge], issue: str) -> None:
+def test_what_is_missing_is_sent_later(folder: Path) -> None:
     """Notices that a forge did not take are sent by `notify` after the end of the run, once, and the summary says so."""
-    fake = kind()
+    fake, issue = FakeGitHub(), "octo/repo#12"
     with world(fake) as (environ, _):
         fake.faults = [Fault("POST", 403, message="the issue is locked") for _ in range(50)]
         done = cli(folder, *SOLVE, "--issue", issue, **environ)
@@ -213,10 +212,9 @@ def test_what_is_missing_is_sent_later(folder: Path, kind: type[FakeForge], issu
     )
 
 
-@both
-def test_a_forge_that_fails_harms_no_run(folder: Path, kind: type[FakeForge], issue: str) -> None:
+def test_a_forge_that_fails_harms_no_run(folder: Path) -> None:
     """A run succeeds although nothing can be written on its issue; people and programs learn what is missing."""
-    fake = kind()
+    fake, issue = FakeGitLab(), "gitlab:group/project#3"
     with world(fake) as (environ, _):
         good = answer(folder, *SOLVE, "--issue", issue, **environ)
         fake.faults = [Fault("POST", 403, message="the issue is locked") for _ in range(50)]
