@@ -29,7 +29,13 @@ from replanning.journal import (
     RecordBody,
 )
 from replanning.live import TaskState, TaskView
-from replanning.llm.quoting import DataSection, encode_data, fit_sections, truncate_value
+from replanning.llm.quoting import (
+    DataSection,
+    encode_data,
+    encode_excerpt,
+    fit_sections,
+    truncate_value,
+)
 from replanning.plan import JsonObject
 from replanning.plan.references import placeholders
 from replanning.plan.types import JsonValue
@@ -97,11 +103,6 @@ on, and what depended on it waits for them: `depends_on` is for the order among 
 
 _RETRY_PROMPT: Final = """\
 You have answered before. What is rejected above is what you proposed, with why none of it can be used. Propose something else."""
-
-
-def encode_line(value: JsonValue, max_chars: int, redact: Redact) -> str:
-    """Return a value as a line of data, redacted and truncated to about so many characters."""
-    return encode_data(truncate_value(redact(truncate_value(value, 8 * max_chars)), max_chars))
 
 
 class PromptBuilder:
@@ -193,7 +194,7 @@ class PromptBuilder:
         return fit_sections(sections, self._size - len(end), (*CUT_ORDER, "happened", "goal")) + end
 
     def _encode(self, value: JsonValue, room: int) -> str:
-        return encode_line(value, min(room, self._size // 6), self._redact)
+        return encode_excerpt(value, min(room, self._size // 6), self._redact)
 
     # The data of each kind, the most important first
 

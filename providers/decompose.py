@@ -13,10 +13,9 @@ from replanning import Alternative, PlanView, ReplanRequest
 from replanning.errors import NoResult
 from replanning.live import TaskState, TaskView
 from replanning.llm import LLMOptions, LLMProvider
-from replanning.llm.quoting import DataSection, fit_sections
+from replanning.llm.quoting import DataSection, encode_excerpt, fit_sections
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
-from replanning.providers._prompt import encode_line
 from replanning.providers.llm import (
     NewTask,
     ProposalParser,
@@ -149,7 +148,7 @@ class Decomposer:
             ),
         }
         lines = {
-            n: [encode_line(each, MAX_PROMPT_CHARS // 6, redact) for each in values]
+            n: [encode_excerpt(each, MAX_PROMPT_CHARS // 6, redact) for each in values]
             for n, values in data.items()
         }
         sections = [DataSection(name, encoded) for name, encoded in lines.items() if encoded]

@@ -15,10 +15,9 @@ from replanning.llm.completions import LLMOptions, Meter
 from replanning.llm.provider import LLMProvider
 from replanning.llm.quoting import (
     DataSection,
-    encode_data,
+    encode_excerpt,
     fit_sections,
     truncate_text,
-    truncate_value,
 )
 from replanning.plan.checks import nested_bodies
 from replanning.plan.document import Plan
@@ -212,7 +211,7 @@ class JudgedWork:
         parts = [judgement.reason or judgement.feedback or "the judge does not accept it", missing]
         text = "\n".join(filter(None, parts))
         if consequence == "replan":
-            excerpt = encode_data(truncate_value(_as_json(output), _MAX_EXCERPT_CHARS))
+            excerpt = encode_excerpt(_as_json(output), _MAX_EXCERPT_CHARS, life.redactor.value)
             raise NotAccepted(f"{text}\nits output: {excerpt}", "rejected")
         if judgement.should_continue and not can_retry:
             text = f"still unfinished after {context.continuations + 1} attempts (judge.max_iterations): {text}"
@@ -400,10 +399,7 @@ class LLMJudge:
         }
         sections = []
         for name, values in data.items():
-            texts = [
-                encode_data(truncate_value(clean(truncate_value(value, 8 * room)), room))
-                for value in values
-            ]
+            texts = [encode_excerpt(value, room, clean) for value in values]
             sections += [DataSection(name, texts)] if texts else []
         order = ("told", "goal", "acceptance", "result", "task")
         return fit_sections(sections, _MAX_PROMPT_CHARS - len(end), order) + end

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -36,6 +36,15 @@ _JSON_ENCODER: Final = json.JSONEncoder(ensure_ascii=False)
 def encode_data(value: JsonValue) -> str:
     """Return a value as JSON on one line, without tags and invisible characters."""
     return escape_markup(_JSON_ENCODER.encode(value))
+
+
+def encode_excerpt(value: JsonValue, room: int, redact: Callable[[JsonValue], JsonValue]) -> str:
+    """Return a value as a line of data without secrets, truncated to about `room` characters.
+
+    Secrets are taken out before it is truncated to that size: what is left of one that was cut would
+    not be recognised any more. Truncating it roughly beforehand spares the look through huge values.
+    """
+    return encode_data(truncate_value(redact(truncate_value(value, 8 * room)), room))
 
 
 def escape_markup(text: str) -> str:

@@ -13,9 +13,9 @@ from typing import Final, get_args
 from replanning.llm.quoting import (
     DataSection,
     encode_data,
+    encode_excerpt,
     escape_markup,
     fit_sections,
-    truncate_value,
 )
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject, JsonValue
@@ -389,7 +389,7 @@ class ReplanPromptBuilder:
                 )
             if len(line) <= room:
                 return line
-        return encode_data(truncate_value(self._redact(truncate_value(value, 8 * room)), room))
+        return encode_excerpt(value, room, self._redact)
 
 
 def _section_items(value: JsonValue) -> list[JsonValue]:

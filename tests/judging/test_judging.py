@@ -284,6 +284,21 @@ async def test_model_is_told_when_to_replan(clock: VirtualClock) -> None:
     assert played.failures() == [("rejected", 'too large\nits output: "a"')]
 
 
+async def test_a_secret_that_is_cut_is_masked() -> None:
+    """Of an output that is quoted in part, no part of a secret is left where it is cut."""
+    secret = "ghp_" + "a1B2c3" * 6
+    for padding in range(1_960, 2_000, 8):
+        clock = VirtualClock()
+        model = llm(clock, {"success": False, "should_replan": True, "reason": "too large"})
+
+        async def work(task, context, padding=padding):
+            return f"{'long ' * (padding // 5)}{secret}{' long' * 100}"
+
+        played = await play(LLMJudge(model), work=work, clock=clock)
+        ((_, failure),) = played.failures()
+        assert "ghp_" not in failure
+
+
 async def test_states_on_the_way(clock: VirtualClock) -> None:
     """A task that is sent back is NEEDS_CONTINUATION until it runs again with the feedback, also after a resume."""
     async with clock:
