@@ -295,6 +295,9 @@ def _classify(
             inner = getattr(wrapped, "reason", None)  # of urllib and urllib3
         if inner is None and is_unclear and wrapped.args:
             inner = wrapped.args[0]
+        if inner is None and verdict is None:
+            # `raise PaymentFailed() from error`: what was lost on the way is in doubt all the same.
+            inner = wrapped.__cause__
         wrapped = inner
     if verdict == "in-doubt" and _only_reads(chain):
         verdict = "may-pass"

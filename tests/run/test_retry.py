@@ -200,6 +200,19 @@ def test_unclear_errors_are_told_by_what_they_wrap() -> None:
     assert (failure_from(unclear).transient, failure_from(unclear).in_doubt) == (True, False)
 
 
+def test_an_error_raised_from_another_says_what_that_one_says() -> None:
+    """A program's own error for a lost connection is in doubt; its own verdict counts where it has one."""
+    own = ValueError("the payment failed")
+    own.__cause__ = TimeoutError()
+    assert failure_from(own).in_doubt
+    handled = ValueError("no such order")
+    handled.__context__ = TimeoutError()
+    assert not failure_from(handled).in_doubt
+    refused = error("app.Refused", status=422)
+    refused.__cause__ = TimeoutError()
+    assert not failure_from(refused).in_doubt
+
+
 @pytest.mark.parametrize(
     "raised", [*MAY_PASS, *IN_DOUBT, *DEFINITE], ids=lambda e: f"{type(e).__module__}-{e!r}"
 )
