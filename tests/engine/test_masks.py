@@ -220,7 +220,7 @@ SECRET_PLAN = Plan.model_validate(
 @pytest.mark.parametrize("given", [True, False])
 async def test_literal_secrets_of_a_plan_after_a_resume(tmp_path: Path, *, given: bool) -> None:
     """A resumed run has the literal secrets of a plan that is given again; else their tasks fail before their work."""
-    engine = ReplanningEngine(store=SqliteStore(tmp_path / "runs.db"))
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "runs.db"), settings={"cooldown": 0})
     async with engine.open(SECRET_PLAN, run_id="r") as run:
         async for task in run.ready():
             async with run.attempt(task):
