@@ -195,7 +195,7 @@ class QuestionLedger:
                 self.asked_at[body.question] = at
             case TriggerAttached():
                 self.triggers[body.question].append(body.trigger)
-            case QuestionReminded():
+            case _:
                 self.reminded.add(body.question)
 
     def close(self, at: float, answer: QuestionAnswered) -> QuestionAsked | None:

@@ -58,10 +58,12 @@ class ExporterDelivery:
         try:
             async with move_on_after(EXPORTER_TIMEOUT_SECONDS, self._lifecycle.clock):
                 for queue in self._queues:
-                    await queue.done.wait()
+                    # One whose task was cancelled before it began is left to `flush`.
+                    if queue.has_begun:
+                        await queue.done.wait()
         finally:  # the caller may have a time limit that ends a moment earlier
             for queue in self._queues:
-                queue.finished = True  # whether or not all was sent
+                queue.finished = queue.has_begun  # whether or not all was sent
 
     async def flush(self) -> None:
         """Hand over the rest of the records of a run that was cancelled, within the time limit."""
@@ -79,6 +81,7 @@ class _ExporterQueue:
 
     def __init__(self, life: Lifecycle, exporter: Exporter) -> None:
         self.done = anyio.Event()
+        self.has_begun = False
         self.finished = False
         self.detached = False
         self._lifecycle = life
@@ -106,6 +109,7 @@ class _ExporterQueue:
 
     async def deliver(self) -> None:
         """Hand over until closed."""
+        self.has_begun = True
         try:
             while not self._closing:
                 await self._wakeup.wait()

@@ -587,6 +587,8 @@ class ReplanningEngine:
 
         async def close() -> None:
             self.monitor.unwatch(run.id)
+            # Where the program ends at once, the task that delivers was cancelled before it began.
+            await self.monitor.deliver(watch, delivered)
             await delivered.wait()
             if delivery is not None:
                 await delivery.close()

@@ -142,8 +142,18 @@ class PlanMonitor:
     async def deliver(self, watch: RunWatch, delivered: anyio.Event) -> None:
         """Call the handlers of a run's events until it is no longer watched.
 
-        `delivered` is set when all have been called.
+        A second call returns at once. `delivered` is set when all have been called, or when nothing
+        calls them any more.
         """
+        if watch.is_delivering:
+            return
+        watch.is_delivering = True
+        try:
+            await self._deliver(watch)
+        finally:
+            delivered.set()
+
+    async def _deliver(self, watch: RunWatch) -> None:
         async with watch.receive:
             async for event in watch.receive:
                 for handler in self.handlers(type(event)):
@@ -155,7 +165,6 @@ class PlanMonitor:
                         if not isinstance(event, ErrorContained):
                             name = getattr(handler, "__qualname__", handler)
                             watch.record_failure(f"listener {name!r}", error)
-        delivered.set()
 
     def handlers(self, event_type: type) -> list[Callable[[object], Awaitable[None] | None]]:
         """Return the handlers of a type of event and of its base classes, the type's own first."""
@@ -183,6 +192,7 @@ class RunWatch:
         self._overflow = False
         self._emits_records = False
         self._last_number = 0
+        self.is_delivering = False
         self._send: MemoryObjectSendStream[object]
         self.receive: MemoryObjectReceiveStream[object]
         self._send, self.receive = anyio.create_memory_object_stream[object](MAX_QUEUED_EVENTS)
