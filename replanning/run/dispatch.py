@@ -35,7 +35,11 @@ from replanning.plan.tasks import Task
 from replanning.plan.types import TaskId
 
 CLAIMS_PER_TURN: Final = 256
-"""Tasks that are handed out, to all pullers together, before the event loop gets a turn."""
+"""Looks for a task, by all pullers together, after which the event loop is given a turn.
+
+Counted since the last turn that was given for this reason; turns that it gets otherwise do not
+reset the count.
+"""
 
 WAKING_RECORDS: Final = (
     AttemptSucceeded,
@@ -193,43 +197,46 @@ class Dispatcher:
         queue = None
         if root is not None:
             queue = self._live.scheduler.queue.reserved[root.id]
-        while True:
-            while self._claims_this_turn >= CLAIMS_PER_TURN:
-                # Other tasks of the event loop run first. The first puller that waits for that
-                # resets the count; the others only wait.
-                is_first = self._claims_this_turn == CLAIMS_PER_TURN
+        woken: anyio.Event | None = None
+        try:
+            while True:
+                while self._claims_this_turn >= CLAIMS_PER_TURN:
+                    # Other tasks of the event loop run first. The first puller that waits for that
+                    # resets the count; the others only wait.
+                    is_first = self._claims_this_turn == CLAIMS_PER_TURN
+                    self._claims_this_turn += 1
+                    try:
+                        await anyio.lowlevel.checkpoint()
+                    finally:
+                        if is_first:
+                            self._claims_this_turn = 0
                 self._claims_this_turn += 1
-                try:
-                    await anyio.lowlevel.checkpoint()
-                finally:
-                    if is_first:
-                        self._claims_this_turn = 0
-            self._claims_this_turn += 1
-            if self._run.can_hand_out():
-                handed = self._claim(queue, copied=copied)
-                if handed is None and puller is not None and puller.left_by_others:
-                    handed = await self._take_over(puller, copied=copied)
-                if handed is not None:
-                    return handed
-            idle = self._run.when_idle(root)
-            if idle == "over":
-                return None
-            if idle == "again":
-                continue
-            woken = anyio.Event()
-            if root is None:
-                self._waiters.append(woken)
-            else:
-                self._lineage_waiters[root.id] = woken
-            try:
+                if self._run.can_hand_out():
+                    # Between a claim and its return there must be no await: a puller that is
+                    # cancelled there would keep the claim.
+                    handed = self._claim(queue, copied=copied)
+                    if handed is None and puller is not None and puller.left_by_others:
+                        handed = await self._take_over(puller, copied=copied)
+                    if handed is not None:
+                        return handed
+                idle = self._run.when_idle(root)
+                if idle == "over":
+                    return None
+                if idle == "again":
+                    continue
+                woken = anyio.Event()
+                if root is None:
+                    self._waiters.append(woken)
+                else:
+                    self._lineage_waiters[root.id] = woken
                 await woken.wait()
-            except BaseException:
-                if woken in self._waiters:
-                    self._waiters.remove(woken)
-                elif root is None:
-                    # Another puller takes the task for which this one was woken.
-                    self.wake()
-                raise
+        except BaseException:
+            if woken is not None and woken in self._waiters:
+                self._waiters.remove(woken)
+            if root is None:
+                # At any await it may have been woken for a task, which another puller takes now.
+                self.wake()
+            raise
 
     def _claim(self, queue: ReadyQueue | None, *, copied: bool) -> Handed | None:
         """Claim the next task that turns out to run: its condition holds, its arguments exist."""

@@ -323,6 +323,58 @@ async def test_cancelled_waiter_passes_on() -> None:
     assert run.result.status == "succeeded"
 
 
+async def next_id(run: PlanRun, scope: anyio.CancelScope, pulled: list[str]) -> None:
+    """Pull one task, unless the scope is cancelled first."""
+    with scope:
+        pulled.append((await anext(run.ready())).id)
+
+
+@pytest.mark.parametrize("earlier", [253, 254, 255])
+async def test_woken_waiter_is_cancelled(earlier: int) -> None:
+    """A waiter that is cancelled a turn after it was woken leaves the task to the next one, however many ran before."""
+    others = [Task(id=f"t{number}") for number in range(earlier)]
+    async with open_run(plan(Task(id="a"), Task(id="b", depends_on=["a"]), *others)) as run:
+        attempt = run.started("a")
+        ready = run.ready()
+        for _ in others:
+            async with run.attempt(await anext(ready)):
+                pass
+        pulled: list[str] = []
+        first = anyio.CancelScope()
+        async with anyio.create_task_group() as group:
+            group.start_soon(next_id, run, first, [])
+            await anyio.wait_all_tasks_blocked()
+            group.start_soon(next_id, run, anyio.CancelScope(), pulled)
+            await anyio.wait_all_tasks_blocked()
+            run.succeeded(attempt)
+            await anyio.lowlevel.checkpoint()
+            first.cancel()
+            await anyio.wait_all_tasks_blocked()
+            group.cancel_scope.cancel()
+    assert pulled == ["b"]
+
+
+async def test_waiter_is_cancelled_as_it_takes_over() -> None:
+    """A waiter that is cancelled as it takes over a task that a worker has left lets the next one take it."""
+    async with open_run(chain("a")) as run:
+        leaving = run.ready()
+        await anext(leaving)
+        pulled: list[str] = []
+        first = anyio.CancelScope()
+        async with anyio.create_task_group() as group:
+            group.start_soon(next_id, run, first, [])
+            await anyio.wait_all_tasks_blocked()
+            group.start_soon(next_id, run, anyio.CancelScope(), pulled)
+            await anyio.wait_all_tasks_blocked()
+            group.start_soon(anext, leaving, None)
+            for _ in range(2):
+                await anyio.lowlevel.checkpoint()
+            first.cancel()
+            await anyio.wait_all_tasks_blocked()
+            group.cancel_scope.cancel()
+    assert pulled == ["a"]
+
+
 async def test_transient_error_is_retried(clock: VirtualClock) -> None:
     """An error that may pass is tried again with growing delays, without an engine too; any other one is not."""
     work = ScriptedExecutor(
