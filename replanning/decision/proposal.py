@@ -44,9 +44,12 @@ from replanning.secrets import MASK, Redactor
 from replanning.settings import AlternativeSettings, LimitSettings, Weights
 
 INFEASIBLE: Final = "the plan could not be carried out"
-"""Beginning of the reason for which an alternative is rejected on the facts."""
+"""Prefix by which the generator recognises proposals that only the facts forbid.
 
-_BEGUN: Final = FINISHED | {TaskState.RUNNING}
+It has them completed. Do not use it in other reasons.
+"""
+
+_NO_LONGER_WAITING: Final = FINISHED | {TaskState.RUNNING}
 """States of tasks that have begun, or are not going to."""
 
 _MAX_PROBLEMS: Final = 5
@@ -54,7 +57,7 @@ _MAX_PROBLEMS: Final = 5
 
 
 NEUTRAL_SCORE = 0.5
-"""Score of missing evidence."""
+"""Score where there is no evidence."""
 
 PRIOR_WEIGHT = 10
 """Number of outcomes of a source after which they count as much as its self-assessment."""
@@ -85,7 +88,8 @@ class Proposal:
         targets: the existing tasks that the changes concern, in order.
         entries: the targets that the plan has.
         arguments: the arguments in the changes.
-        fingerprint: hash of the changes, equal for duplicates.
+        fingerprint: hash of `changes`, for duplicates in one round and for declined changes. What
+            was tried is looked up by the hash with the originals.
         draft: the changes, staged on the plan.
         tasks_to_run: the tasks that would run because of the changes; empty if they do not fit.
         live: the plan.
@@ -120,18 +124,19 @@ def analyse(
         redactor: recognises names that look like secrets, and masks.
         asked_at: time of the request in seconds since the epoch; what has begun since is left out.
     """
-    started: set[TaskId] = set()
+    # Begun, or skipped by a condition that was found false.
+    settled_meanwhile: set[TaskId] = set()
     for task_id in target_task_ids(proposed.changes):
         target = live.entries.get(task_id)
-        if target is None or target.state not in _BEGUN:
+        if target is None or target.state not in _NO_LONGER_WAITING:
             continue
         if target.condition_revision == CONDITION_NOT_MET or (
             target.log.count and target.log.started_at >= asked_at
         ):
-            started.add(task_id)
+            settled_meanwhile.add(task_id)
     alternative = proposed
-    if started:
-        alternative = _without_started(proposed, started)
+    if settled_meanwhile:
+        alternative = _without_settled(proposed, settled_meanwhile)
 
     name_problems = secret_name_problems(alternative.changes, redactor)
     if name_problems:
@@ -141,7 +146,7 @@ def analyse(
     # Providers see masks in place of secrets, and repeat them.
     is_masked = any(is_redacted(value) for _, value in arguments)
     mask_problems: list[str] = []
-    # Another tool in place of the one that a task has would get its secrets, without any mask.
+    # A modify that swaps the tool would hand the task's secrets to it unmasked.
     if is_masked or any(change.kind == "modify" for change in alternative.changes):
         masks = MaskRestorer(alternative.changes, live, redactor)
         mask_problems += masks.check_moved_tools()
@@ -204,8 +209,8 @@ def tasks_to_run(changes: Sequence[PlanChange], view: PlanView) -> list[Task]:
     return list(tasks.values())
 
 
-def _without_started(proposed: Alternative, started: Collection[TaskId]) -> Alternative:
-    """Return an alternative without the changes of tasks that have started meanwhile.
+def _without_settled(proposed: Alternative, settled: Collection[TaskId]) -> Alternative:
+    """Return an alternative without the changes of tasks that are settled meanwhile.
 
     It is returned as it is if one of its changes does more than replace, modify, skip or retry one
     task, because such changes belong together, or if nothing would be left.
@@ -214,7 +219,7 @@ def _without_started(proposed: Alternative, started: Collection[TaskId]) -> Alte
     for change in proposed.changes:
         if change.kind not in ("replace", "modify", "skip", "retry"):
             return proposed
-        if change.task_id not in started:
+        if change.task_id not in settled:
             rest.append(change)
     if not rest:
         return proposed
@@ -231,10 +236,12 @@ def _without_started(proposed: Alternative, started: Collection[TaskId]) -> Alte
 
 
 def check_content(proposal: Proposal) -> str:
-    """Reject changes that no plan could take: with secrets or masks, or none at all.
+    """Reject changes that no plan could take.
 
-    A tool would get the mask or the truncation mark itself. A replacement may repeat a text with
-    such a mark if the original task already had it. Secrets do not go to other tools or addresses.
+    They (1) carry names that look like secrets, (2) would send a secret to another tool or address,
+    (3) are empty, or (4) hold a mask or cut mark that the original task did not have: the tool
+    would receive it literally.
+
     An alternative without changes may be the verdict that the goal is unreachable.
     """
     if proposal.name_problems:
@@ -276,7 +283,10 @@ def _masked_texts(arguments: JsonValue) -> list[str]:
 def check_repeats(
     proposal: Proposal, tried: Collection[str], triggers: Sequence[Trigger], ledger: Ledger
 ) -> str:
-    """Reject changes that did not help before, or that a person declined.
+    """Reject changes that were applied before, whatever came of it, or that a person declined.
+
+    Single calls that must fail again are rejected by `check_futile_calls`; `PathGenerator.rank`
+    rejects duplicates within one round.
 
     Args:
         proposal: the proposal.
@@ -287,7 +297,7 @@ def check_repeats(
     # A retry may succeed where the last one failed.
     only_retries = all(isinstance(change, RetryTask) for change in proposal.changes)
     if tried and not only_retries:
-        # A finished task is done again with other values of the context each time.
+        # Redoing a finished task is no repetition: it reads newer context values.
         is_redone = any(entry.state is TaskState.DONE for entry in proposal.entries)
         if not is_redone and changes_hash(proposal.changes, ledger.lineages.originals) in tried:
             return "the same was tried before and did not help"
@@ -295,11 +305,11 @@ def check_repeats(
     declined_at = ledger.questions.declined_at.get(proposal.fingerprint)
     if declined_at is None:
         return ""
-    # The person kept the plan, and it is stuck for that reason. Any other trigger is news.
+    # Only a goal-unreachable trigger merely repeats the situation the person decided on. Any other
+    # trigger, or an attempt since, is new information: ask again.
     for trigger in triggers:
         if trigger.kind != "goal-unreachable":
             return ""
-    # So is an attempt since then.
     for entry in proposal.entries:
         if entry.log.started_at > declined_at:
             return ""
@@ -341,21 +351,21 @@ def check_fits_plan(proposal: Proposal) -> str:
 
     reserved = proposal.live.scheduler.queue.reserved
     left_out: list[TaskId] = []
-    rewired: set[TaskId] = set()
+    keeps_tool: set[TaskId] = set()
     for change in proposal.changes:
         if change.kind == "remove":
             if change.task_id in reserved:
                 left_out.append(change.task_id)
         elif change.kind == "modify":
             if "tool" not in change.fields:
-                rewired.add(change.task_id)
+                keeps_tool.add(change.task_id)
     if left_out:
         names = join_names(left_out, _MAX_PROBLEMS)
         return f"a caller waits for the result of {names}, which it leaves out"
 
     for task in proposal.tasks_to_run:
-        # A task that keeps its tool while other fields change would wait for it in any case.
-        if task.id in rewired:
+        # It would wait for its tool with or without this change.
+        if task.id in keeps_tool:
             continue
         tool = proposal.view.tool(task.tool)
         # The caller's own functions need no description, and are always available.
@@ -366,6 +376,8 @@ def check_fits_plan(proposal: Proposal) -> str:
 
 def check_futile_calls(proposal: Proposal) -> str:
     """Reject calls that must fail, because the same call failed or was refused before.
+
+    Whole sets of changes that were applied before are rejected by `check_repeats`.
 
     A failed call may be repeated if another new task runs first, or if a fact that it needs was
     made true since. One that was refused as dangerous may be, if its arguments have other values.

@@ -63,10 +63,13 @@ MAX_STALE_VIEWS: Final = 2
 """How often providers are asked again because the plan was edited while they were asked."""
 
 _AUTOMATIC_DECIDERS: Final = ("policy", "observe")
-"""Values of `by` in decisions that neither a person nor the deadline of a question made."""
+"""Values of `by` in decisions that the engine made by itself."""
 
 _HOLD_KINDS: Final = ("context-changed", "resource-changed")
-"""Kinds of trigger that are fired before a task has failed."""
+"""Triggers whose tasks are held back until the decision.
+
+Nothing has failed yet, and starting them would be premature.
+"""
 
 
 class Replanner:
@@ -134,9 +137,9 @@ class Replanner:
                 self._queue(trigger)
             case TriggerDropped(trigger=dropped):
                 self._waiting.pop(dropped, None)
-                for mark, trigger in list(self._deferred.items()):
+                for fingerprint, trigger in list(self._deferred.items()):
                     if trigger.id == dropped:
-                        del self._deferred[mark]
+                        del self._deferred[fingerprint]
             case QuestionAnswered():
                 self.reload()
             case DecisionMade(by=decider) if decider not in _AUTOMATIC_DECIDERS:
@@ -259,13 +262,12 @@ class Replanner:
     def _drop_or_defer_repetition(self, trigger: Trigger) -> bool:
         """Drop or defer a trigger like one that was decided; return whether it is left out.
 
-        The state is the queue: a trigger leaves it when it is dropped, or moves to the deferred
-        ones until the cooldown of its fingerprint is over. The cases are: a cooldown that is over,
-        a decision for other lineages, a trigger that waits already, and one that has to.
+        Left alone if the cooldown is over or other lineages are concerned. Otherwise deferred until
+        the cooldown ends, or dropped if a trigger like it is deferred already.
         """
         life = self._lifecycle
-        mark = trigger.fingerprint
-        decided_at, decided_lineages = life.ledger.last_decided[mark]
+        fingerprint = trigger.fingerprint
+        decided_at, decided_lineages = life.ledger.last_decided[fingerprint]
         cooldown = life.settings.cooldown
         if decided_at <= life.clock.now() - cooldown:
             return False
@@ -273,16 +275,16 @@ class Replanner:
         for task_id in trigger.tasks:
             if roots.get(task_id, task_id) not in decided_lineages:
                 return False
-        if mark in self._deferred:
+        if fingerprint in self._deferred:
             why = "the same trigger waits for its cooldown already"
             life.journal.append(TriggerDropped(trigger.id, why))
             return True
 
         def end_cooldown() -> None:
-            if self._deferred.get(mark) is trigger:
-                self._queue(self._deferred.pop(mark))
+            if self._deferred.get(fingerprint) is trigger:
+                self._queue(self._deferred.pop(fingerprint))
 
-        self._deferred[mark] = self._waiting.pop(trigger.id)
+        self._deferred[fingerprint] = self._waiting.pop(trigger.id)
         life.timer.call_at(decided_at + cooldown, end_cooldown)
         return True
 
@@ -301,26 +303,28 @@ class Replanner:
                 if not life.live.revision_hash:
                     await yielding(life.live.compute_hash(), life.clock)
                 if life.end is not None:
-                    # They are on record for the process that resumes the run.
+                    # The triggers stay in the journal for a resume.
                     self._waiting.clear()
                 # They may have been dropped while the hash was computed.
                 if self._waiting:
                     if life.ledger.undecided_revisions:
                         self.record_pending_decisions()
                     await self._replan(self._take_groups())
-            except Exception as error:  # noqa: BLE001 - the engine never makes things worse
-                if _may_pass(error):
-                    # The run may have ended by then, and nothing more is decided.
+            except Exception as error:  # noqa: BLE001 - a defect costs the triggers, not the run
+                if _is_outage_or_end(error):
+                    # wait_for_store raises NotRunning if the run ended; there is nothing to decide
+                    # then.
                     with suppress(NotRunning):
                         await life.wait_for_store()
-                        # What was recorded before the store failed need not be done again.
+                        # reload() rebuilds the queue from the ledger, so nothing recorded is
+                        # decided twice.
                         self._in_progress.clear()
                         self.reload()
                 else:
                     self._drop_failed(list(self._in_progress.values()), error)
             finally:
                 self._in_progress.clear()
-                # The other triggers are decided, or queued elsewhere.
+                # Release the holds of all triggers that are no longer queued.
                 for trigger_id in list(self._held_tasks):
                     if trigger_id not in self._waiting:
                         life.live.scheduler.release(self._held_tasks.pop(trigger_id))
@@ -364,8 +368,9 @@ class Replanner:
         """Decide about groups of triggers whose footprints are disjoint.
 
         Providers are asked about all groups at the same time. When all have answered, the groups
-        are decided in the order of their triggers. Until then the plan is frozen, so the order of
-        replies does not matter.
+        are decided in the order of their triggers. No decision is applied until all have answered,
+        so the order of replies does not matter. Edits may still happen; `_replan_group` deals with
+        them.
         """
         life = self._lifecycle
         limit = life.settings.limits.replans_per_run
@@ -449,7 +454,7 @@ class Replanner:
                 if failure is not None:
                     raise failure
                 current = [trigger for trigger in current if not self._drop_if_stale(trigger)]
-                # Otherwise an edit has settled the matter meanwhile.
+                # If empty, an edit has settled everything.
                 if current and ranked is not None:
                     latest = ranked
                     if ranked.version != life.live.version:
@@ -460,8 +465,8 @@ class Replanner:
                     else:
                         with life.busy("a decision"):
                             self._decide(replan, current, latest, began)
-            except Exception as error:  # noqa: BLE001 - the engine never makes things worse
-                if _may_pass(error):
+            except Exception as error:  # noqa: BLE001 - a defect costs the triggers, not the run
+                if _is_outage_or_end(error):
                     turns.error = error
                 else:
                     self._drop_failed(current, error)
@@ -552,7 +557,7 @@ class Replanner:
         self, replan: ReplanId, triggers: Sequence[Trigger], decision: Decision, began: float
     ) -> None:
         life = self._lifecycle
-        # The end of a run is its last record.
+        # The run may have ended meanwhile; nothing may follow RunEnded.
         if life.end is not None:
             return
         by = "policy"
@@ -593,8 +598,10 @@ class Replanner:
         return triggers
 
 
-def _may_pass(error: Exception) -> bool:
-    """Return whether deciding may succeed later: the store failed, or the run is over.
+def _is_outage_or_end(error: Exception) -> bool:
+    """Return whether to wait for the store instead of dropping the triggers.
+
+    NotRunning counts: the triggers stay on record for the resume.
 
     Any other error would only come again, and so would that of a record that no store can keep.
     """

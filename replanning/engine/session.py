@@ -137,7 +137,7 @@ class Session:
         digest = key and _digest(key)
         started: AttemptId | None = None
         while (task_id := self._by_key.get(digest)) is None or not (
-            once or life.is_unsettled(task_id)
+            once or life.can_go_on(task_id)
         ):
             try:
                 task_id, started = self._add(tool, given.journaled, digest)
@@ -232,7 +232,7 @@ class Session:
             value != recorded[each] and not is_redacted(value) and not is_redacted(recorded[each])
             for each, value in given.items()
         )
-        if tool == name and (not other or life.is_unsettled(task_id)):
+        if tool == name and (not other or life.can_go_on(task_id)):
             if life.redactor.value(given) == recorded:
                 # The journal has masks in their place; the caller has the true values.
                 life.live.entry(task_id).task = task.model_copy(update={"arguments": given})

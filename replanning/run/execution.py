@@ -123,7 +123,7 @@ class LineageExecution:
                 or (end is not None and end.status == "paused")
             ):
                 stopping = (
-                    life.stopping if end is None else f"the run is {end.status} ({end.reason})"
+                    life.stop_reason if end is None else f"the run is {end.status} ({end.reason})"
                 )
                 raise NotRunning(f"task {self._asked!r} cannot be performed: {stopping}") from (
                     self.error or self.last

@@ -105,10 +105,11 @@ GIVEN_UP: Final = STUCK | {TaskState.CANCELLED}
 
 
 class ResumeState(NamedTuple):
-    """The past of a resumed run, beside the part that its live plan and ledger hold.
+    """The past of a resumed run, apart from what its live plan and ledger hold.
 
     Attributes:
-        last_cause: the last record that can cause triggers; the process may have ended before.
+        last_cause: the last record that triggers can follow from; the old process may have died
+            before firing them.
         fired_triggers: the triggers that were fired after it.
         announced_resources: tools and resources whose availability is on record.
         stopped_at: the time of the last record.
@@ -265,7 +266,7 @@ class Lifecycle:
         redactor: masks secrets in everything that leaves the run.
         spans: traces the run.
         codec: turns outputs that are not JSON into JSON.
-        is_transient: says of an exception that is not recognised whether it may pass.
+        is_transient: decides whether an unrecognised exception is transient.
         lease_ttl: seconds for which the lease holds unless it is renewed.
 
     Attributes:
@@ -484,7 +485,8 @@ class Lifecycle:
     def _on_store_given_up(self, reason: str) -> None:
         """End as paused in this process alone, as the store takes no record of it.
 
-        If another process owns the run, it executes again what was running here.
+        Lease lost: cancel our attempts, because the new owner runs them again. Patience over: let
+        them finish; `close` tries to write their results.
         """
         if self.end is not None:
             return
@@ -496,7 +498,7 @@ class Lifecycle:
 
     def can_hand_out(self) -> bool:
         """Return whether tasks may begin now."""
-        return self.end is None and self.journal.state == "open" and not self.stopping
+        return self.end is None and self.journal.state == "open" and not self.stop_reason
 
     def prepare(self, entry: TaskEntry, *, copied: bool) -> Task | None:
         """Return a claimed task with its arguments filled in; None if it will not run.
@@ -544,7 +546,7 @@ class Lifecycle:
             return "over"
         if root is None:
             return "wait"
-        if self.stopping:
+        if self.stop_reason:
             return "over"
         # While the store fails the outcome is unknown, so the caller keeps waiting.
         if self.journal.state == "open" and self._is_settled(root):
@@ -554,8 +556,8 @@ class Lifecycle:
         return "wait"
 
     @property
-    def stopping(self) -> str:
-        """Why nothing more is handed out, although the run has not ended; empty when it is."""
+    def stop_reason(self) -> str:
+        """Why nothing more is handed out although the run goes on; empty if tasks are handed out."""
         if self.ledger.budget_tracker.exceeded:
             return f"the run {self.ledger.budget_tracker.exceeded}"
         if self.ledger.pause is not None:
@@ -566,8 +568,8 @@ class Lifecycle:
 
     def obstacle_to(self, entry: TaskEntry) -> str:
         """Why no attempt at a task may start, even if it was handed out; empty when it may."""
-        if self.stopping:
-            return self.stopping
+        if self.stop_reason:
+            return self.stop_reason
         if entry.state is not TaskState.READY:
             return f"the task is {entry.state}"
         scheduler = self.live.scheduler
@@ -645,7 +647,10 @@ class Lifecycle:
         self.check_completion()
 
     def _is_settled(self, root: TaskEntry) -> bool:
-        """Return whether a lineage is done or given up, or blocked on an unasked question."""
+        """Return whether nothing more will happen to a lineage by itself.
+
+        It is done, given up, or waits for a question that is put to nobody at the moment.
+        """
         if root.satisfied:
             return True
         questions = self.questions_about(root)
@@ -682,9 +687,10 @@ class Lifecycle:
         return needed
 
     def _fail_unavailable(self, root: TaskEntry) -> bool:
-        """Fail a call that can never start, unless a replan is pending; return whether it did.
+        """Fail a call whose tool, resources or facts will not come back, or skip it by its condition.
 
-        Nobody waits for the tool, resources or facts of a call.
+        Return whether anything changed. In an open-ended run no end of the run would report this
+        to the caller.
         """
         for entry in self.live.leaves(root):
             if not self._can_never_start(entry):
@@ -719,8 +725,11 @@ class Lifecycle:
                 return False
         return True
 
-    def is_unsettled(self, task_id: TaskId) -> bool:
-        """Return whether a lineage can go on, now or after an answer."""
+    def can_go_on(self, task_id: TaskId) -> bool:
+        """Return whether the lineage may still produce a result.
+
+        It may if it is not settled, or if a question about it is open.
+        """
         root = self.live.entry(task_id)
         return not self._is_settled(root) or bool(self.questions_about(root))
 
@@ -746,7 +755,8 @@ class Lifecycle:
             task: the task; it depends on no other, and has no condition.
 
         Returns:
-            The attempt id; the caller attaches the body. None if the task must wait.
+            The attempt id; the caller attaches the body. None if it must wait, or if a reaction to
+            the start cancelled it or ended the run.
 
         Raises:
             ChangeRejected: its tool is unknown, or does not take these arguments.
@@ -767,7 +777,7 @@ class Lifecycle:
         attempt_id = AttemptId(f"{task.id}#1")
         self._record_start(attempt_id, task.id, 1, timeout, task)
         if self.live.entries[task.id].log.current != attempt_id or self.end is not None:
-            # Whoever heard of the start has cancelled it.
+            # A reaction to the start has cancelled it or ended the run.
             return None
         return attempt_id
 
@@ -775,7 +785,7 @@ class Lifecycle:
         """Return whether a call has to go through the queue: for a turn, resources or facts."""
         scheduler = self.live.scheduler
         tool = self.live.tool_of(task)
-        if self.dispatcher.turn_is_due or self.stopping:
+        if self.dispatcher.turn_is_due or self.stop_reason:
             return True
         if scheduler.pool.limited or scheduler.breakers or self.live.world.closed:
             return True
@@ -934,7 +944,7 @@ class Lifecycle:
         retry_at, exhausted = schedule_retry(
             entry, tool, failure, self.settings, now=self.clock.now(), chance=chance
         )
-        if retry_at is not None and self._is_taken_over(entry.task):
+        if retry_at is not None and self._has_substitute(entry.task):
             retry_at = None
         if retry_at is None:
             exhausted = False
@@ -946,10 +956,10 @@ class Lifecycle:
         )
         self.after_observation()
 
-    def _is_taken_over(self, task: Task) -> bool:
-        """Return whether a reading task need not wait for its tool, which is unavailable now.
+    def _has_substitute(self, task: Task) -> bool:
+        """Return whether replanning beats waiting for a retry with the unavailable tool.
 
-        Another tool does the same, and the first has no effect that could be had twice.
+        Another available tool has the same capability, and the task has no effects.
         """
         tool = self.live.tool_of(task)
         if tool is None or tool.available or tool.capability is None:
@@ -998,9 +1008,9 @@ class Lifecycle:
     ) -> None:
         """Count usage against the budget; once it is exceeded, nothing more is handed out."""
         tracker = self.ledger.budget_tracker
-        recorded = self.journal.seq
+        seq_before = self.journal.seq
         self.journal.append_soon(UsageCharged(usage, attempt_id, provider))
-        if self.journal.seq == recorded:
+        if self.journal.seq == seq_before:
             tracker.spend_unrecorded(usage)
         if tracker.exceeded:
             self.dispatcher.wake_lineages()
@@ -1062,13 +1072,13 @@ class Lifecycle:
         """Follow up on an observation: wake pullers, and end the run when nothing is left.
 
         Args:
-            block_ended: whether a block ends in which nobody could look for the end.
+            block_ended: a `busy` block was just left; completion checks were suppressed inside it.
         """
         self.dispatcher.wake()
         counts = self.live.counts
         is_drained = not counts[TaskState.READY] and not counts[TaskState.RUNNING]
         # Looking for the end takes time, so it is done only where it may have come.
-        if is_drained or block_ended or self.stopping or self.live.goal.stop_when_reached:
+        if is_drained or block_ended or self.stop_reason or self.live.goal.stop_when_reached:
             self.check_completion()
 
     def check_completion(self) -> None:
@@ -1090,7 +1100,8 @@ class Lifecycle:
             if isinstance(decided, RunEnded):
                 self.finish(decided.status, decided.reason, decided.cancelled)
                 return
-            # Triggers may follow from it, and keep the run going.
+            # Look again: a trigger may have made the run busy; otherwise `quiescent_at` is now
+            # this revision and `decide_end` returns `failed`.
             with suppress(StoreError):
                 self.journal.append(decided)
 
@@ -1150,7 +1161,7 @@ class Lifecycle:
         self._mark_ended(end)
 
     def close(self, reason: str) -> None:
-        """Leave the run: pause it if it has not ended, and try once more to write what was kept."""
+        """Leave the run: try once more to write what was kept, and pause it if it has not ended."""
         journal = self.journal
         if journal.state == "closed":
             return
@@ -1248,7 +1259,7 @@ class Evaluation:
         return evaluation
 
     def past_outcomes(self, tool: str) -> Sequence[bool]:
-        """Return outcomes as evidence of success, oldest first: in this run, after earlier runs.
+        """Return outcomes as evidence of success: those of earlier runs first, then of this run.
 
         Without any of its own, those of the other tools of its capability. With a `source_key`,
         those of a source's alternatives.
@@ -1353,8 +1364,8 @@ class OutcomeCollector:
 
         Args:
             record: a revision, the end of an attempt, or an outcome.
-            is_new: false for the last record of a resumed run, in case its earlier process had no
-                time to handle it; the tool has its outcome then.
+            is_new: False when replaying the last record after a resume; the outcome of its tool is
+                not collected then.
         """
         live = self._lifecycle.live
         lineages = self._lifecycle.ledger.lineages
