@@ -280,7 +280,8 @@ class PathGenerator:
         """Vet and rank the alternatives of replies, best first.
 
         Those that need no person come first, then those that score more. Ties go by provider, then
-        by the order in which a provider made its proposals.
+        by the order in which a provider made its proposals. Duplicates within the round are
+        rejected here; repetitions of earlier rounds, by `check_repeats` and `check_futile_calls`.
         """
         life = vetter.life
         settings = life.settings.alternatives

@@ -418,4 +418,4 @@ class ToolBreakers:
         life.journal.append_soon(
             ResourceUpdated(name, None, True, "one task tries it again", trial)
         )
-        life.after_observation()
+        life.follow_up()

@@ -331,7 +331,7 @@ class Lifecycle:
         self.evaluation = Evaluation(self)
         self.opening = Opening(records[0].at, lease_ttl)
         self.running: dict[AttemptId, tuple[TaskEntry, AttemptBody | None]] = {}
-        self.busy = Busy(partial(self.after_observation, block_ended=True))
+        self.busy = Busy(partial(self.follow_up, block_ended=True))
         self.plugins = PluginTasks()
         self.people = People()
         self.end: RunEnded | None = None
@@ -418,7 +418,7 @@ class Lifecycle:
             self.journal.append(body, draft)
         for attempt_id in stopped.values():
             self._cancel_attempt(attempt_id)
-        self.after_observation()
+        self.follow_up()
         self.check_completion()
         due = live.scheduler.deadlines.next_due()
         if due is not None:
@@ -917,7 +917,7 @@ class Lifecycle:
         self.journal.append_soon(body, stored)
         if self._may_be_stale(entry):
             self.record_stale_results()
-        self.after_observation()
+        self.follow_up()
 
     def _may_be_stale(self, entry: TaskEntry) -> bool:
         """Return whether a result that was taken just now may be stale already."""
@@ -954,7 +954,7 @@ class Lifecycle:
         self.journal.append_soon(
             AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted, trace)
         )
-        self.after_observation()
+        self.follow_up()
 
     def _has_substitute(self, task: Task) -> bool:
         """Return whether replanning beats waiting for a retry with the unavailable tool.
@@ -993,7 +993,7 @@ class Lifecycle:
             AttemptInterrupted(attempt_id, entry.id, reason, retry_at, trace, in_doubt=not again)
         )
         # The caller may be leaving the run, so its end is looked for a little later.
-        self.timer.call_at(now, self.after_observation)
+        self.timer.call_at(now, self.follow_up)
 
     def record_stale_results(self) -> bool:
         """Record which finished tasks have stale results, unless the last record says the same."""
@@ -1041,7 +1041,7 @@ class Lifecycle:
     def body_ended(self, attempt_id: AttemptId) -> None:
         """Free the resources that the body of a cancelled attempt held until it ended."""
         self.live.scheduler.free_resources(attempt_id)
-        self.after_observation()
+        self.follow_up()
 
     def _cancel_attempts(self) -> None:
         for attempt_id in list(self.running):
@@ -1064,11 +1064,11 @@ class Lifecycle:
             self.journal.append_soon(
                 AttemptTimedOut(attempt_id, entry.id, timeout, retry_at, trace)
             )
-        self.after_observation()
+        self.follow_up()
 
     # The end
 
-    def after_observation(self, *, block_ended: bool = False) -> None:
+    def follow_up(self, *, block_ended: bool = False) -> None:
         """Follow up on an observation: wake pullers, and end the run when nothing is left.
 
         Args:

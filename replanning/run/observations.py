@@ -261,7 +261,7 @@ class ObservedRun:
         # Only a task that is done again makes it worth looking for stale results at once.
         if isinstance(body, ContextUpdated) and self.live.staleness.redoes and life.end is None:
             life.record_stale_results()
-        life.after_observation()
+        life.follow_up()
 
     def _require_running(self, consequence: str) -> None:
         if self._lifecycle.end is not None:
