@@ -5,15 +5,15 @@ Pure: the same plan, ledger and candidates give the same decision.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from replanning.changes import (
-    AddTask,
     Alternative,
     CancelTask,
+    ModifyTask,
     PlanChange,
     RemoveTask,
     ReplaceTask,
@@ -35,10 +35,10 @@ from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
 from replanning.live.states import FINISHED, STUCK, WAITING, TaskState
-from replanning.live.view import PlanView, TaskView, strips_problem
+from replanning.live.view import DraftView, PlanView, TaskView, strips_problem
 from replanning.plan.messages import join_names
 from replanning.plan.risk import command_risk
-from replanning.plan.tasks import Task, has_no_effect, is_repeatable, share_capability
+from replanning.plan.tasks import Task, TaskBody, has_no_effect, is_repeatable, share_capability
 from replanning.plan.types import TaskId
 from replanning.settings import Settings
 
@@ -54,6 +54,9 @@ _WHOLE_PLAN_KINDS: Final = ("goal-unreachable", "human-request", "better-path-fo
 
 PERSISTENT_KINDS: Final = ("task-failed", "timeout", "resource-changed")
 """Kinds of trigger whose cause lasts until the plan is changed at the tasks concerned."""
+
+_REPETITION_FIELDS: Final = ("tool", "arguments", "effect", "idempotent", "retry", "fallbacks")
+"""The call of a task, and what the plan states about repeating it or taking another."""
 
 
 # Triggers
@@ -263,12 +266,13 @@ class ReplanPolicy:
             return ask("provider-asks", alternative.ask)
 
         # A second payment, or a second message, cannot be taken back.
-        repeated = _unsafe_repetition(alternative, triggers, view)
+        after = view.with_changes(alternative.changes)
+        repeated = _unsafe_repetition(alternative, triggers, view, after)
         if repeated:
             return ask("in-doubt", _doubt(repeated, view))
 
         # No confidence makes up for a command that may destroy something.
-        danger = _danger(alternative, triggers, view)
+        danger = _danger(alternative, triggers, view, after)
         if danger:
             return ask("dangerous-tool", danger)
 
@@ -316,8 +320,14 @@ def _was_rejected(task: TaskView) -> bool:
 # Rules
 
 
-def _danger(alternative: Alternative, triggers: Sequence[Trigger], view: PlanView) -> str:
-    """Return why a person must agree to a call that the changes make; empty if not."""
+def _danger(
+    alternative: Alternative, triggers: Sequence[Trigger], view: PlanView, after: DraftView
+) -> str:
+    """Return why a person must agree to a call that the changes make; empty if not.
+
+    The calls are those of the tasks that will run, and of their fallbacks: a fallback that the
+    plan states is taken without asking, so a new one must be agreed to when it comes into the plan.
+    """
     changes = alternative.changes
     concerned = set(target_task_ids(changes))
     for trigger in triggers:
@@ -326,23 +336,32 @@ def _danger(alternative: Alternative, triggers: Sequence[Trigger], view: PlanVie
     # Whoever wrote the plan has agreed to these calls.
     stated = []
     for task_id in sorted(existing):
-        task = view.task(task_id).task
-        stated.append(task.arguments)
-        for fallback in task.fallbacks:
-            stated.append(fallback.arguments)
+        for call in _calls(view.task(task_id).task):
+            stated.append(call.arguments)
 
-    for task in tasks_to_run(changes, view):
-        tool = view.tool(task.tool)
-        if tool is None:
-            continue
-        if tool.dangerous:
-            return f"the tool {tool.name!r} needs a person's agreement"
-        if task.arguments in stated:
-            continue
-        harm = command_risk(tool, task.arguments)
-        if harm:
-            return f"the tool {tool.name!r} needs a person's agreement: {harm}"
+    for task in tasks_to_run(changes, after):
+        for call in _calls(task):
+            tool = view.tool(call.tool)
+            if tool is None:
+                continue
+            if tool.dangerous:
+                # A fallback to a dangerous tool is asked about once it is to be taken.
+                if call is task:
+                    return f"the tool {tool.name!r} needs a person's agreement"
+                continue
+            if call.arguments in stated:
+                continue
+            harm = command_risk(tool, call.arguments)
+            if harm:
+                return f"the tool {tool.name!r} needs a person's agreement: {harm}"
     return ""
+
+
+def _calls(body: TaskBody) -> Iterator[TaskBody]:
+    """Yield a task, its fallbacks, and theirs."""
+    yield body
+    for fallback in body.fallbacks:
+        yield from _calls(fallback)
 
 
 def _divides_rejected(alternative: Alternative, view: PlanView) -> bool:
@@ -356,7 +375,7 @@ def _divides_rejected(alternative: Alternative, view: PlanView) -> bool:
 
 
 def _unsafe_repetition(
-    alternative: Alternative, triggers: Sequence[Trigger], view: PlanView
+    alternative: Alternative, triggers: Sequence[Trigger], view: PlanView, after: DraftView
 ) -> list[TaskId]:
     """Return the tasks whose effects an alternative might have a second time.
 
@@ -364,21 +383,22 @@ def _unsafe_repetition(
     idempotent. Another tool would have an effect of its own, so it may replace only a call that
     has no effect. A fallback that the plan declares may take its place in any case.
     """
-    again: dict[TaskId, RetryTask | ReplaceTask] = {}
+    again: dict[TaskId, RetryTask | ReplaceTask | ModifyTask] = {}
     left_out: list[TaskId] = []
-    added: list[Task] = []
     for change in alternative.changes:
         match change:
             case RetryTask() | ReplaceTask():
                 again[change.task_id] = change
+            case ModifyTask():
+                # A retry reads what is modified, before it or after it.
+                again.setdefault(change.task_id, change)
             case RemoveTask() | SkipTask() | CancelTask():
                 left_out.append(change.task_id)
-            case AddTask():
-                added.append(change.task)
 
     concerned = list(again)
-    if added:
-        # An added task may do the work of a task that is left out, or that failed.
+    run = tasks_to_run(alternative.changes, after)
+    if run:
+        # A task may take up the work of one that is left out, or that failed.
         concerned += left_out
         concerned += _trigger_tasks(triggers)
     new = set(new_task_ids(alternative.changes))
@@ -389,8 +409,8 @@ def _unsafe_repetition(
         task = view.task(task_id)
         repeats = again.get(task_id)
         if task.state is TaskState.DONE:
-            if repeats is None:
-                # It is left as it is: what is added does something else.
+            if repeats is None or isinstance(repeats, ModifyTask):
+                # It is not done again: what is added does something else.
                 continue
             if not is_repeatable(task.task, view.tool(task.task.tool)):
                 unsafe[task_id] = None
@@ -401,35 +421,68 @@ def _unsafe_repetition(
             if has_no_effect(part.task, view.tool(part.task.tool)):
                 continue
             if repeats is None:
-                is_safe = not any(
-                    share_capability(part.task.tool, other.tool, view.tools) for other in added
-                )
+                is_safe = not any(_takes_up(other, part, view, after) for other in run)
+            elif isinstance(repeats, ReplaceTask):
+                is_safe = _is_harmless_replacement(repeats, run, part, view, after)
             else:
-                is_safe = _is_harmless(repeats, task.task, part, view)
+                is_safe = _is_harmless_retry(repeats, part, view, after)
             if not is_safe:
                 unsafe[part.id] = None
     return list(unsafe)
 
 
-def _is_harmless(
-    change: RetryTask | ReplaceTask, task: Task, part: TaskView, view: PlanView
+def _takes_up(task: Task, part: TaskView, view: PlanView, after: DraftView) -> bool:
+    """Return whether a task does the work of another, which the task in its place did not do."""
+    if not share_capability(part.task.tool, task.tool, view.tools):
+        return False
+    for earlier in after.lineage(task.id):
+        if earlier.id in after.new_task_ids:
+            continue
+        if share_capability(part.task.tool, view.task(earlier.id).task.tool, view.tools):
+            return False
+    return True
+
+
+def _is_harmless_replacement(
+    change: ReplaceTask, run: Sequence[Task], part: TaskView, view: PlanView, after: DraftView
 ) -> bool:
-    """Return whether a change of a task may have the effect of a part of its lineage again.
+    """Return whether a replacement may have the effect of a part of its lineage again.
 
     It may take a fallback that the plan declares for the task, or else only repeat the call of the
     part, which is idempotent.
     """
-    if isinstance(change, ReplaceTask) and len(change.tasks) == 1:
-        new = change.tasks[0]
-        for fallback in task.fallbacks:
-            if (new.tool, new.arguments) == (fallback.tool, fallback.arguments):
+    # Further changes may modify and replace the new tasks.
+    calls = []
+    for task in run:
+        if any(earlier.id == change.task_id for earlier in after.lineage(task.id)):
+            calls.append((task.tool, task.arguments))
+    if len(calls) == 1:
+        for fallback in view.task(change.task_id).task.fallbacks:
+            if calls[0] == (fallback.tool, fallback.arguments):
                 return True
     if not is_repeatable(part.task, view.tool(part.task.tool)):
         return False
-    if isinstance(change, RetryTask):
-        return change.task_id == part.id
-    call = (part.task.tool, part.task.arguments)
-    return all((new.tool, new.arguments) == call for new in change.tasks)
+    return all(call == (part.task.tool, part.task.arguments) for call in calls)
+
+
+def _is_harmless_retry(
+    change: RetryTask | ModifyTask, part: TaskView, view: PlanView, after: DraftView
+) -> bool:
+    """Return whether a task, perhaps modified, may have the effect of a part of its lineage again.
+
+    It may only repeat its own call, which is idempotent. A modification leaves no trace of the call
+    in doubt, so that a later retry would repeat another one. Hence it is not harmless even alone.
+    """
+    old = view.task(change.task_id).task
+    new = after.task(change.task_id).task
+    for name in _REPETITION_FIELDS:
+        if getattr(new, name) != getattr(old, name):
+            return False
+    if isinstance(change, ModifyTask):
+        return True
+    if change.task_id != part.id:
+        return False
+    return is_repeatable(part.task, view.tool(part.task.tool))
 
 
 def _doubt(tasks: Sequence[TaskId], view: PlanView) -> str:

@@ -32,7 +32,7 @@ from replanning.live.entries import CONDITION_NOT_MET, TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import FINISHED, STUCK, WAITING, TaskState
 from replanning.live.strips import ground_action
-from replanning.live.view import PlanView, TaskView, strips_problem
+from replanning.live.view import DraftView, PlanView, TaskView, strips_problem
 from replanning.llm.quoting import is_truncated
 from replanning.plan.json_values import is_redacted, iter_strings
 from replanning.plan.messages import join_names
@@ -164,7 +164,7 @@ def analyse(
     run: list[Task] = []
     # Changes that do not fit may name tasks that do not exist, and leave nothing to look at.
     if not draft.problems:
-        run = tasks_to_run(changes, view)
+        run = tasks_to_run(changes, DraftView(live, draft))
 
     return Proposal(
         proposed=proposed,
@@ -184,22 +184,21 @@ def analyse(
     )
 
 
-def tasks_to_run(changes: Sequence[PlanChange], view: PlanView) -> list[Task]:
-    """Return the tasks that will run because of changes, as the changes leave them."""
-    tasks = {}
+def tasks_to_run(changes: Sequence[PlanChange], after: DraftView) -> list[Task]:
+    """Return the tasks that will run because of changes, as the changes leave them.
+
+    Args:
+        changes: the changes.
+        after: the plan with these changes.
+    """
+    tasks: dict[TaskId, Task] = {}
     for change in changes:
         match change.kind:
             case "add":
                 tasks[change.task.id] = change.task
             case "retry" | "modify":
-                # An earlier change of the same alternative may have made or changed the task.
-                task = tasks.get(change.task_id) or view.task(change.task_id).task
-                update: dict[str, JsonValue] = {}
-                if change.kind == "modify":
-                    for name in ("tool", "resources"):
-                        if name in change.fields:
-                            update[name] = change.fields[name]
-                tasks[task.id] = task.model_copy(update=update)
+                # Other changes of the same alternative may make or modify the task.
+                tasks[change.task_id] = after.task(change.task_id).task
             case "remove" | "skip" | "cancel":
                 tasks.pop(change.task_id, None)
             case "replace":
@@ -564,7 +563,8 @@ class ConfidenceScorer:
         if self.shrink and alternative.source:
             own = shrink_confidence(own, past(source_key(alternative.source)))
 
-        run = tasks_to_run(alternative.changes, view)
+        after = view.with_changes(alternative.changes)
+        run = tasks_to_run(alternative.changes, after)
         tools = dict.fromkeys(task.tool for task in run if task.tool)
         rates = []
         for name in tools:

@@ -245,7 +245,7 @@ class PlanView:
 
     def with_changes(self, changes: Sequence[PlanChange]) -> DraftView:
         """Return the plan as valid changes would leave it."""
-        return DraftView(self._live, changes)
+        return DraftView(self._live, Draft(self._live, changes))
 
     def unused_id(self, base: TaskId, taken: Container[TaskId] = ()) -> TaskId:
         """Return an id derived from another that no task has had and that is not in `taken`."""
@@ -321,9 +321,9 @@ class DraftView:
 
     __slots__ = ("_base", "_draft")
 
-    def __init__(self, live: LivePlan, changes: Sequence[PlanChange]) -> None:
+    def __init__(self, live: LivePlan, draft: Draft) -> None:
         self._base = PlanView(live)
-        self._draft = Draft(live, changes)
+        self._draft = draft
 
     def __repr__(self) -> str:
         return f"<DraftView of {len(self._draft.changes)} changes to {self._base!r}>"

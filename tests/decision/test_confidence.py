@@ -160,16 +160,20 @@ def test_tasks_to_run() -> None:
     """Tasks to run are those that changes add, retry or modify, as the changes leave them."""
     changes: list[PlanChange] = [
         add("x", tool="uv"),
-        modify("x", tool="pip", timeout="nonsense"),
+        modify("x", tool="pip", arguments={"out": "x"}),
         retry("a"),
+        modify("a", effect="none"),
         modify("b", resources={"cpu": 1}),
         replace("b", "b2", "b3"),
         skip("b3"),
         reorder("x", "b2"),
         AbortRun(),
     ]
-    found = {task.id: task.tool for task in tasks_to_run(changes, view())}
-    assert found == {"x": "pip", "a": "pip", "b2": None}
+    assert tasks_to_run(changes, view().with_changes(changes)) == [
+        task("x", tool="pip", arguments={"out": "x"}),
+        task("a", tool="pip", resources={"cpu": 2}, effect="none"),
+        task("b2"),
+    ]
 
 
 def test_compare() -> None:

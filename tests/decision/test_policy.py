@@ -18,6 +18,7 @@ from tests.support.live import (
     add,
     cancel,
     journaled,
+    modify,
     replace,
     retry,
     skip,
@@ -220,12 +221,84 @@ def test_cut_off_tasks_need_approval(timeout: bool, changes: list[PlanChange]) -
 
 
 @pytest.mark.parametrize("timeout", [True, False])
-def test_a_stand_in_has_an_effect_of_its_own(timeout: bool) -> None:
-    """An idempotent task in doubt is repeated without asking, and never given to another tool."""
+@pytest.mark.parametrize(
+    "other",
+    [
+        [instead(tasks=(task("n", tool="uv"),))],
+        [instead(tasks=(task("n", tool="pip"),)), modify("n", tool="uv")],
+        [instead(tasks=(task("n", tool="pip"),)), replace("n", task("m", tool="uv"))],
+        [modify("a", tool="uv"), RETRY],
+        [RETRY, modify("a", tool="uv")],
+        [modify("a", arguments={"out": "y"}), RETRY],
+        [modify("a", tool="uv"), retry("a", delay=5), modify("a", timeout=5)],
+    ],
+)
+def test_a_stand_in_has_an_effect_of_its_own(timeout: bool, other: list[PlanChange]) -> None:
+    """An idempotent task in doubt is repeated without asking, and never becomes another call."""
     run = cut_off(timeout, idempotent=True)
     assert decided(run, candidate(RETRY)).kind == "execute"
-    other = instead(tasks=(task("n", tool="uv"),))
-    assert decided(run, candidate(other)).rule == "in-doubt"
+    assert decided(run, candidate(modify("a", timeout=5, resources={}), RETRY)).kind == "execute"
+    assert decided(run, candidate(*other)).rule == "in-doubt"
+    reading = cut_off(timeout, effect="none")
+    assert decided(reading, candidate(*other)).kind == "execute"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tool": "uv"},
+        {"arguments": {"out": "y"}},
+        {"effect": "none"},
+        {"idempotent": True},
+        {"retry": {"max_attempts": 9}},
+        {"fallbacks": [{"tool": "uv"}]},
+    ],
+)
+@pytest.mark.parametrize("changes", [[], [RETRY], [instead(tasks=(task("n", tool="uv"),))]])
+def test_no_proposal_allows_itself_to_repeat_a_task(
+    fields: dict[str, object], changes: list[PlanChange]
+) -> None:
+    """A person is asked before a task in doubt becomes another call or states that it may be repeated."""
+    run = cut_off(True)
+    assert decided(run, candidate(modify("a", **fields), *changes)).rule == "in-doubt"
+    assert decided(run, candidate(modify("a", timeout=5))).kind == "execute"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [modify("b", tool="uv"), skip("a")],
+        [modify("b", tool="uv")],
+        [replace("b", task("n", tool="uv"))],
+        [replace("b", "n"), modify("n", tool="uv"), cancel("a")],
+        [add("n", tool="echo"), modify("n", tool="uv"), skip("a")],
+        [add("n", tool="echo"), replace("n", task("m", tool="uv")), skip("a")],
+    ],
+)
+def test_other_tasks_take_up_work_in_doubt(changes: list[PlanChange]) -> None:
+    """A person is asked before a task that did other work takes up that of a task in doubt."""
+    run = cut_off(True, idempotent=True)
+    assert decided(run, candidate(*changes)).rule == "in-doubt"
+
+
+def test_other_tasks_keep_their_work() -> None:
+    """A task that does the same kind of work as one in doubt is changed without asking."""
+    run = journaled(
+        task("a", tool="pip"),
+        task("b", tool="pip"),
+        tools=[tool("pip", capability="build"), tool("uv", capability="build")],
+    )
+    run.fold(journal.AttemptTimedOut(run.start("a"), "a", 2.0))
+    for changes in ([modify("b", tool="uv")], [replace("b", task("n", tool="uv"))]):
+        assert decided(run, candidate(*changes)).kind == "execute"
+
+
+def test_finished_tasks_are_annotated() -> None:
+    """A finished task gets another name without asking: it is not done again."""
+    run = one()
+    run.run("a")
+    assert decided(run, candidate(modify("a", name="built"))).kind == "execute"
+    assert decided(run, candidate(modify("a", name="built"), RETRY)).rule == "in-doubt"
 
 
 def test_finished_tasks_have_taken_effect() -> None:
@@ -264,22 +337,67 @@ def test_declared_fallbacks_need_no_approval(changes: list[PlanChange], kind: st
 
 def test_dangerous_tools() -> None:
     """A dangerous tool needs approval."""
-    assert decided(one(), candidate(instead(tasks=(task("n", tool="rm"),)))) == Decision(
-        "ask", "dangerous-tool", "the tool 'rm' needs a person's agreement", chosen=0
-    )
+    asked = Decision("ask", "dangerous-tool", "the tool 'rm' needs a person's agreement", chosen=0)
+    assert decided(one(), candidate(instead(tasks=(task("n", tool="rm"),)))) == asked
+    # A task that waits is executed as it is modified.
+    assert decided(one(), candidate(modify("b", tool="rm"))) == asked
+
+
+DELETING: dict[str, object] = {"tool": "start", "arguments": {"x": ["rm", "f"]}}
+
+
+def started(arguments: dict[str, object]) -> list[list[PlanChange]]:
+    """Return the ways to execute the first task with another tool and these arguments."""
+    called = {"tool": "start", "arguments": arguments}
+    return [
+        [instead(tasks=(task("n", **called),))],
+        [modify("a", **called), RETRY],
+        [RETRY, modify("a", tool="start"), modify("a", arguments=arguments)],
+        [replace("a", "n"), modify("n", **called)],
+        [skip("a"), add("n"), modify("n", **called)],
+    ]
 
 
 @pytest.mark.parametrize(("stated", "kind"), [({}, "ask"), ({"x": ["rm", "f"]}, "execute")])
 def test_arguments_that_make_a_command_dangerous(stated: dict[str, object], kind: str) -> None:
     """A use whose command is dangerous needs approval, unless the plan states these arguments for the task itself."""
-    start = task("n", tool="start", arguments={"x": ["rm", "f"]})
-    assert decided(one(arguments=stated), candidate(instead(tasks=(start,)))).kind == kind
-    assert (
-        decided(
-            one(), candidate(instead(tasks=(task("n", tool="start", arguments={"x": "ls"}),)))
-        ).kind
-        == "execute"
-    )
+    for changes in started({"x": ["rm", "f"]}):
+        run = one(arguments=stated)
+        run.fail("a")
+        assert decided(run, candidate(*changes)).kind == kind
+    for changes in started({"x": "ls"}):
+        run = one()
+        run.fail("a")
+        assert decided(run, candidate(*changes)).kind == "execute"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [modify("a", fallbacks=[DELETING])],
+        [modify("a", fallbacks=[DELETING]), instead(tasks=(task("n", **DELETING),))],
+        [modify("b", fallbacks=[{"tool": "echo", "fallbacks": [DELETING]}])],
+        [add("n", tool="echo", fallbacks=[DELETING])],
+        [instead(tasks=(task("n", tool="echo", fallbacks=[DELETING]),))],
+    ],
+)
+def test_a_new_fallback_is_judged(changes: list[PlanChange]) -> None:
+    """A person agrees to a dangerous fallback before it comes into the plan: nobody is asked again."""
+    run = one()
+    run.fail("a")
+    assert decided(run, candidate(*changes)).rule == "dangerous-tool"
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_fallback_of_the_plan_is_agreed_to(nested: bool) -> None:
+    """A task is retried and its fallbacks are taken without asking if the plan states their arguments."""
+    fallback: dict[str, object] = DELETING
+    if nested:
+        fallback = {"tool": "echo", "fallbacks": [DELETING]}
+    run = one(fallbacks=[fallback])
+    run.fail("a")
+    for changes in ([RETRY], [instead(tasks=(task("n", **fallback),))]):
+        assert decided(run, candidate(*changes)).kind == "execute"
 
 
 # Limits
