@@ -35,6 +35,7 @@ from replanning.journal import RunStore
 from replanning.live.plan import LivePlan
 from replanning.plan.json_form import shown_form
 from replanning.plan.types import JsonObject, JsonValue
+from replanning.plugins import plugin_name
 from replanning.telemetry import Exporter
 
 MAX_TASKS_SHOWN: Final = 40
@@ -102,7 +103,9 @@ class RunSummary:
         self._store, self._durable = place, store.durable
         self._trace_id, self._trace_place = "", ""
         if tracer is not None:
-            self._trace_place = str(getattr(tracer, "endpoint", tracer.name))
+            # An exporter of a plugin may have neither.
+            place_of_traces = getattr(tracer, "endpoint", None) or plugin_name(tracer)
+            self._trace_place = str(place_of_traces)
         problems = (
             getattr(exporter, "problem", "") for exporter in exporters
         )  # optional; final once closed
