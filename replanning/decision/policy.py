@@ -219,6 +219,7 @@ class ReplanPolicy:
         view: PlanView,
         *,
         gate: bool = False,
+        after: DraftView | None = None,
     ) -> Decision:
         """Decide on the best candidate that was not rejected.
 
@@ -230,6 +231,7 @@ class ReplanPolicy:
             candidates: best first, the rejected ones last.
             view: the plan.
             gate: whether a person can be asked when there is no alternative.
+            after: the plan with the changes of the best candidate, where that is known.
         """
         settings = self.settings.alternatives
         always_asked = ""
@@ -266,7 +268,8 @@ class ReplanPolicy:
             return ask("provider-asks", alternative.ask)
 
         # A second payment, or a second message, cannot be taken back.
-        after = view.with_changes(alternative.changes)
+        if after is None:
+            after = view.with_changes(alternative.changes)
         repeated = _unsafe_repetition(alternative, triggers, view, after)
         if repeated:
             return ask("in-doubt", _doubt(repeated, view))

@@ -542,6 +542,7 @@ class ConfidenceScorer:
         *,
         time_left: float | None = None,
         tasks: Collection[TaskId] = (),
+        run: Sequence[Task] | None = None,
     ) -> Score:
         """Return the score of an alternative on the current plan.
 
@@ -556,6 +557,7 @@ class ConfidenceScorer:
             past: finds earlier outcomes of a tool, and of a source's alternatives.
             time_left: seconds that remain of the budget, if it limits them.
             tasks: the tasks for which alternatives are sought.
+            run: the tasks that will run because of it, where that is known.
         """
         own = alternative.confidence
         if own is None:
@@ -563,8 +565,9 @@ class ConfidenceScorer:
         if self.shrink and alternative.source:
             own = shrink_confidence(own, past(source_key(alternative.source)))
 
-        after = view.with_changes(alternative.changes)
-        run = tasks_to_run(alternative.changes, after)
+        if run is None:
+            changes = alternative.changes
+            run = tasks_to_run(changes, view.with_changes(changes))
         tools = dict.fromkeys(task.tool for task in run if task.tool)
         rates = []
         for name in tools:

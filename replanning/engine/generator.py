@@ -183,6 +183,7 @@ class AlternativeVetter:
                 self.past,
                 time_left=self.time_left,
                 tasks=tasks,
+                run=proposal.tasks_to_run,
             )
             rejected = check_confidence(proposal, score, settings.alternatives)
         candidate = Candidate(proposal.alternative, score, rejected)

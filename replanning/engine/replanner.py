@@ -48,7 +48,7 @@ from replanning.journal.records import (
 )
 from replanning.live.entries import TaskEntry
 from replanning.live.states import SATISFIED
-from replanning.live.view import PlanView
+from replanning.live.view import DraftView, PlanView
 from replanning.plan.types import QuestionId, ReplanId, TriggerId
 from replanning.run.event_loop import isolate, yielding
 from replanning.run.lifecycle import Lifecycle
@@ -531,7 +531,14 @@ class Replanner:
                 # Whoever declined it is not asked about it again.
                 if changes_hash(candidate.alternative.changes) in declined:
                     gate = False
-        decision = self._policy.decide(triggers, ranked.candidates, ranked.view, gate=gate)
+        after: DraftView | None = None
+        if ranked.usable:
+            draft = ranked.drafts[0]
+            if draft is not None and draft.version == life.live.version:
+                after = DraftView(life.live, draft)
+        decision = self._policy.decide(
+            triggers, ranked.candidates, ranked.view, gate=gate, after=after
+        )
         if decision.blocks and ranked.notes:
             # A person who has to act must know what was tried in vain.
             notes = "; ".join(ranked.notes)
