@@ -110,7 +110,7 @@ class DecisionSettings(Section):
 
 
 class GoalSettings(Section):
-    """Limit of clarification questions, and the assumption made without an answer."""
+    """Planning mode: how many clarifications are asked for, and what is assumed without an answer."""
 
     max_clarification_requests: _Count = 2
     auto_assume_on_no_response: bool = True

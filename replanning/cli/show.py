@@ -66,7 +66,7 @@ MIN_ROWS: Final = 16
 """Lines of tasks that a terminal shows, however low it is."""
 
 MIN_STEPS: Final = 20
-"""Lines about repairs that a terminal shows, the newest, however low it is."""
+"""Lines of repairs that are shown even on a low terminal; older repairs are left out first."""
 
 _REPAIR_STYLES: Final = {
     "failed": "red",

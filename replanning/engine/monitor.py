@@ -1,6 +1,7 @@
 """Monitoring of runs: detectors turn records into triggers, failures open breakers of tools.
 
-Handlers are called with events. `stale_reason` in `decision/policy.py` judges later whether a trigger still holds.
+Detectors see each record once it has taken effect; nothing here runs by time except the trials of
+tools (`ToolBreakers`). Handlers are called with events. `stale_reason` in `decision/policy.py` judges later whether a trigger still holds.
 """
 
 from __future__ import annotations

@@ -62,10 +62,12 @@ MAX_REFUSED_ANSWERS: Final = 5
 
 @dataclass(repr=False, eq=False)
 class Questions:
-    """The open questions of one run.
+    """Records the questions of one run, puts the open ones to the gate, and carries out answers.
+
+    `ledger.questions.open` has the open ones.
 
     Args:
-        life: the run whose plan is in question.
+        _lifecycle: the run whose plan is in question.
         gate: asks a person; without one, questions are kept until a person answers from elsewhere.
         durable: whether the run can be paused until then.
 

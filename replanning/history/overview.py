@@ -85,7 +85,7 @@ _MAX_STEPS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """One task as people see it.
+    """One task in `show`, the live display and the summary; `show --json` has every field of it.
 
     Attributes:
         name: the name to show; the id unless a program planned the task.

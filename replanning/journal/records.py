@@ -45,7 +45,7 @@ from replanning.plugins import installed_plugins, load_plugin
 
 JOURNAL_FORMAT: Final = 2
 """Version of the JSON form of records, written into the first record of every journal; raise it when a kind or a field
-of a record is renamed or changes its meaning."""
+of a record is renamed or changes its meaning. A new kind, or a new field with a default, leaves it as it is."""
 
 RunStatus = Literal["succeeded", "failed", "aborted", "paused", "needs_human"]
 

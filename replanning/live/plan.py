@@ -63,7 +63,9 @@ _YIELD_AFTER_CHARS: Final = 4_000
 
 
 class LivePlan(TaskGraph):
-    """Plan while it runs. Synchronous and without I/O; only `apply` and `fold` change it.
+    """Plan while it runs. Synchronous and without I/O.
+
+    `apply` and `fold` change it; `advance` also ends backoffs, without a record.
 
     Args:
         plan: the plan document to start from.

@@ -286,7 +286,7 @@ class Attempt:
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every attempt at the task in this run."""
+        """See `TaskContext.idempotency_key`: the same until the call changes, or a judge asks for more."""
         return self.context.idempotency_key
 
     def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:

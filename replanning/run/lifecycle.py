@@ -932,7 +932,7 @@ class Lifecycle:
         return False
 
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
-        """Take the failure of an attempt, see `PlanRun.failed`."""
+        """Record the failure of an attempt, and decide when its task runs again (`schedule_retry`)."""
         entry = self._end_attempt(attempt_id, "failed")
         if entry is None:
             return

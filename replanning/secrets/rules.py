@@ -18,6 +18,8 @@ Span = tuple[int, int]
 _NO_WORDS: Final = r"(?=[A-Za-z_-]{0,64}\d|(?:[A-Za-z]{1,8}[_-]){0,3}[A-Za-z]{16,})"
 """Condition on what follows: with a digit, or with more consecutive letters than words have."""
 
+# Prefixes, separated by blanks, and a pattern of the rest. A look-behind spans the prefix: it has one
+# dot for each of its characters. A new row needs an example in `tests/support/secret_examples.py`.
 _TOKENS: Final = (
     (  # private keys
         "----",

@@ -130,7 +130,10 @@ class TransientCommandFailed(CommandFailed, TransientError):
 
 
 class HttpStatusFailed(ToolError):
-    """A server answered with a status that is no success."""
+    """A server answered with a status that is no success.
+
+    The message tells `retry_after`; the delay of a retry does not follow it.
+    """
 
     def __init__(
         self,
