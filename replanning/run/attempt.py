@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Never, Self
@@ -249,6 +249,8 @@ class Attempt:
             out.
         in_own_task: whether the body runs in a task of the library, so that a cancellation that the
             library did not cause is a failure.
+        scope: the scope of a worker that executes one attempt after another in it, until one of
+            them is cancelled; an attempt has a scope of its own otherwise.
         id: the id of this attempt.
         output: assigned by the body.
         cancelled: whether nothing that the body still reports is accepted.
@@ -262,14 +264,20 @@ class Attempt:
     passes: tuple[type[BaseException], ...] = ()
     needs_output: bool = True
     in_own_task: bool = False
+    scope: InitVar[anyio.CancelScope | None] = None
     id: AttemptId = field(default=_NOT_STARTED, init=False)
     output: object = field(default=None, init=False)
     error: Exception | None = field(default=None, init=False)
     cancelled: bool = field(default=False, init=False)
     context: TaskContext = field(init=False)
-    _scope: anyio.CancelScope = field(default_factory=anyio.CancelScope, init=False)
+    _scope: anyio.CancelScope = field(init=False)
+    _has_own_scope: bool = field(init=False)
     _before: TaskContext | None = field(default=None, init=False)
     _token: Token[Context] | None = field(default=None, init=False)
+
+    def __post_init__(self, scope: anyio.CancelScope | None) -> None:
+        self._has_own_scope = scope is None
+        self._scope = scope or anyio.CancelScope()
 
     def __repr__(self) -> str:
         return f"<Attempt {self.id or 'not started'} at {self.task.id!r}>"
@@ -308,7 +316,8 @@ class Attempt:
             self.claimed is not None and life.start_now(self.claimed, self)
         ) or await life.start_pulled(self):
             self.started = self.id
-        self._scope.__enter__()
+        if self._has_own_scope:
+            self._scope.__enter__()
         if self.started is None:
             # An `async with` cannot skip its body, which therefore ends at its first checkpoint.
             self.cancel()
@@ -336,15 +345,21 @@ class Attempt:
             life.spans.detach(self._token)
         # Set, not reset: a reset fails where the body is left in another context.
         _current_attempt.set(self._before)
-        try:
-            swallowed = self._scope.__exit__(kind, error, trace)
-        except Exception as rest:  # noqa: BLE001 # of a group from which the scope took its own cancellation
-            swallowed = False
-            error = rest
+        swallowed = False
+        if self._has_own_scope:
+            try:
+                swallowed = bool(self._scope.__exit__(kind, error, trace))
+            except Exception as rest:  # noqa: BLE001 # of a group from which the scope took its own cancellation
+                error = rest
         if self.cancelled:
             life.body_ended(self.id)
             if error is None or swallowed:
                 return True
+            if not self._has_own_scope:
+                if isinstance(error, BaseExceptionGroup):
+                    error = error.split(anyio.get_cancelled_exc_class())[1]
+                if error is None or isinstance(error, anyio.get_cancelled_exc_class()):
+                    return False  # the worker's scope takes it
         elif error is None:
             life.succeeded(self.id, self.output, keep_if_possible=not self.needs_output)
             return True

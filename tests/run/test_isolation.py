@@ -191,3 +191,24 @@ async def test_resources_of_work_that_is_stopping(
             run.cancel_task("a", reason="no longer wanted")
     assert events == [("began", "a", 0), ("ended", "a", 5), ("began", "b", 5), ("ended", "b", 9)]
     assert run.result.status == "succeeded"
+
+
+async def test_errors_while_an_attempt_is_cancelled(clock: VirtualClock) -> None:
+    """What work raises beside its cancellation neither ends its worker nor reaches the next task."""
+
+    async def cleans_up(task: Task, context: TaskContext) -> str:
+        async def fail_at_the_end() -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                raise ValueError("while cleaning up")
+
+        if task.id == "a":
+            async with anyio.create_task_group() as group:
+                group.start_soon(fail_at_the_end)
+                group.start_soon(anyio.sleep_forever)
+        return task.id
+
+    document = plan(Task(id="a", timeout=1, optional=True), Task(id="b"), Task(id="c"))
+    result = await make_engine(clock=clock).execute(document, cleans_up)
+    assert (result.status, dict(result.outputs)) == ("succeeded", {"b": "b", "c": "c"})
