@@ -42,6 +42,7 @@ from replanning.llm.provider import validation_message
 from replanning.plan import JsonObject
 from replanning.plan.json_values import exceeds_depth
 from replanning.plan.messages import truncate
+from replanning.plan.tasks import for_another_tool
 from replanning.plan.types import JsonValue
 from replanning.providers._prompt import (
     DEFAULT_PROMPT_CHARS,
@@ -457,11 +458,15 @@ class ProposalParser:
     def _convert_task(self, new: NewTask, old: Task | None = None) -> Task:
         fields: JsonObject = new.model_dump(exclude_none=True)
         self._check({"tool": None, **fields}, new.id)
-        names = [name for name in _INHERITED if old is not None and name in old.model_fields_set]
+        inherited: dict[str, object] = {}
+        if old is not None:
+            inherited = {
+                name: getattr(old, name) for name in _INHERITED if name in old.model_fields_set
+            }
+            if fields.get("tool") != old.tool:
+                inherited.update(for_another_tool(old))
         try:
-            return TypeAdapter(Task).validate_python(
-                {**{name: getattr(old, name) for name in names}, **fields}
-            )
+            return TypeAdapter(Task).validate_python({**inherited, **fields})
         except ValidationError as error:
             raise _InvalidCandidate(
                 f"task {_quoted(new.id)}: {_problem_text(error, 'the task')}"

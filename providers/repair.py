@@ -13,6 +13,7 @@ from replanning.errors import ExpressionError
 from replanning.journal import BetterPathFound, ContextChanged, Failure
 from replanning.live import TaskState, TaskView
 from replanning.plan import JsonObject, TaskId
+from replanning.plan.tasks import allows_repetition, for_another_tool, stated_retry
 from replanning.providers._planner.bridge import complete_proposal, find_cheaper_paths, find_repairs
 
 MAX_STUCK_TASKS: Final = 1_000
@@ -374,7 +375,12 @@ class RepairCase:
         }
         dropped = ", ".join(repr(name) for name in task.arguments if name not in arguments)
         without = f" (without {dropped}, which it does not take)" if dropped else ""
-        fields = {"tool": tool.name, "arguments": arguments, "depends_on": ()}
+        fields: dict[str, object] = {
+            "tool": tool.name,
+            "arguments": arguments,
+            "depends_on": (),
+            **for_another_tool(task),
+        }
         reason = f"do {task.id!r} with {tool.name!r}, of the same capability {tool.capability!r}{without}"
         return self._replacement(task.model_copy(update=fields), EQUIVALENT_TOOL_CONFIDENCE, reason)
 
@@ -384,7 +390,12 @@ class RepairCase:
         may_pass = failure.transient or failure.in_doubt
         if not may_pass and "context-changed" not in self.trigger_kinds:
             return NotApplicable("the error will not pass by itself")
-        if task.task.retry is not None:
+        tool = self.view.tool(task.task.tool)
+        # A call in doubt that is not repeated by itself has used up none of them, and a person decides.
+        is_retried = not failure.in_doubt or allows_repetition(
+            task.task, tool, is_named=failure.transient
+        )
+        if is_retried and stated_retry(task.task, tool) is not None:
             return NotApplicable("the retries it declares are used up", is_final=False)
         if task.failures > MAX_RETRIES:
             return NotApplicable(f"it has failed {task.failures} times", is_final=False)

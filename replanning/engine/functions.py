@@ -27,7 +27,7 @@ from replanning.errors import PlanError, Problem
 from replanning.plan.document import Plan
 from replanning.plan.json_values import copy_json
 from replanning.plan.messages import validation_problems
-from replanning.plan.tasks import Retry, Task, ToolSpec
+from replanning.plan.tasks import Task, ToolSpec
 from replanning.run.attempt import TaskContext, Work
 
 Parameters = ParamSpec("Parameters")
@@ -74,9 +74,8 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
     Args:
         function: the function. One that is not async is executed in a thread, which a cancellation
             does not stop. A parameter annotated as `TaskContext` receives the context of the task.
-        retry: what to do after an error that may pass.
-        fields: fields of its `ToolSpec`, such as `capability`, `effect` and `idempotent`; they
-            override the signature and the docstring.
+        fields: fields of its `ToolSpec`, such as `capability`, `effect`, `idempotent` and `retry`;
+            they override the signature and the docstring.
 
     Attributes:
         spec: its description.
@@ -91,12 +90,9 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
     def __init__(
         self,
         function: Callable[Parameters, ReturnedT],
-        *,
-        retry: Retry | None = None,
         **fields: Any,
     ) -> None:
         self.function = function
-        self.retry = retry
         update_wrapper(self, function)
         try:
             self._signature = inspect.signature(function)
@@ -268,16 +264,15 @@ ToolFunction = Callable[..., Any]
 def tool(function: Callable[Parameters, ReturnedT], /) -> FunctionTool[Parameters, ReturnedT]: ...
 @overload
 def tool(
-    *, retry: Retry | None = None, **fields: Any
+    **fields: Any,
 ) -> Callable[[Callable[Parameters, ReturnedT]], FunctionTool[Parameters, ReturnedT]]: ...
 def tool(function: Any = None, /, **fields: Any) -> Any:
     """Turn a function into a tool: a decorator with or without fields.
 
     Args:
         function: the function.
-        fields: as `FunctionTool` takes them: `retry`, and the fields of a `ToolSpec`, such as
-            `capability`, `effect`, `idempotent`, `requires`, `adds`, `cost`, `timeout` and
-            `dangerous`.
+        fields: the fields of a `ToolSpec`, such as `capability`, `effect`, `idempotent`, `retry`,
+            `requires`, `adds`, `cost`, `timeout` and `dangerous`.
     """
     return (
         partial(tool, **fields) if function is None and fields else FunctionTool(function, **fields)
@@ -343,19 +338,11 @@ class FunctionTools:
         return known
 
     def describe(self, plan: Plan) -> Plan:
-        """Return the plan with these tools added; its tasks get the `retry` of their functions by default."""
+        """Return the plan with these tools added."""
         known = {spec.name for spec in plan.tools}
-        tasks = []
-        for task in plan.tasks:
-            function = self.functions.get(task.tool or "")
-            states_retry = function is not None and function.retry is not None
-            if function is not None and states_retry and "retry" not in task.model_fields_set:
-                tasks.append(task.model_copy(update={"retry": function.retry}))
-            else:
-                tasks.append(task)
         tools = (*plan.tools, *(spec for spec in self.specs if spec.name not in known))
         fields = {name: getattr(plan, name) for name in plan.model_fields_set}
-        return Plan.model_validate({**fields, "tools": tools, "tasks": tasks})
+        return Plan.model_validate({**fields, "tools": tools})
 
     def require_functions(self, plan: Plan) -> None:
         """Refuse a plan with tasks or tools that none of these functions executes; the engine may use any of its tools.

@@ -190,16 +190,15 @@ class Session:
         arguments = _escaped(arguments)
         model = self._models.get((name, function is None))
         if model is None:
-            model = Task(
-                id=task_id,
-                tool=name,
-                arguments={},
-                # Stated here as well, because the plan may not describe the tool.
-                effect=None if function is None else function.spec.effect,
-                idempotent=None if function is None else function.spec.idempotent,
-                retry=None if function is None else function.retry,
-                metadata={},
-            )
+            stated: dict[str, Any] = {}
+            if function is not None:
+                # The plan may not describe the tool, or be of a run with an earlier version of it.
+                described = live.tools.get(name)
+                for field in ("effect", "idempotent", "retry"):
+                    value = getattr(function.spec, field)
+                    if described is None or getattr(described, field) != value:
+                        stated[field] = value
+            model = Task(id=task_id, tool=name, arguments={}, metadata={}, **stated)
             if name in live.tools:
                 self._models[name, function is None] = model
         task = model.model_copy(

@@ -222,10 +222,6 @@ class McpProxy:
             given = ToolSpec.model_validate(fields)
             spec = mcp_tool_spec(session.name, session.server, tool, given, session.secrets.redact)
             if spec is not None:
-                retry = None
-                is_harmless = spec.effect == "none" or spec.idempotent is True
-                if self._retry is not None and is_harmless:
-                    retry = self._retry.model_copy(update={"on": (_RETRIED_ERROR,)})
 
                 async def call(**arguments: object) -> object:
                     return await session.call(tool.name, arguments)
@@ -233,7 +229,11 @@ class McpProxy:
                 described = {
                     key: getattr(spec, key) for key in spec.model_fields_set - _SERVER_FIELDS
                 }
-                return FunctionTool(call, retry=retry, **described)
+                is_harmless = spec.effect == "none" or spec.idempotent is True
+                if self._retry is not None and is_harmless:
+                    retry = self._retry.model_copy(update={"on": (_RETRIED_ERROR,)})
+                    described.setdefault("retry", retry)
+                return FunctionTool(call, **described)
         return None
 
     def _on_change(self, session: McpSession) -> None:

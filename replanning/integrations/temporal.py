@@ -52,7 +52,7 @@ from replanning.journal.store import Lease, decode_body, encode_body
 from replanning.journal.values import NotStorable, decode, encode
 from replanning.live.graph import CopyOnRead
 from replanning.plan.document import Plan
-from replanning.plan.tasks import Task
+from replanning.plan.tasks import Task, stated_retry
 from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
 from replanning.run.attempt import TaskContext, Work, as_current_attempt
 from replanning.run.event_loop import describe_error, gc_paused, is_cancelled, isolate
@@ -625,8 +625,10 @@ class PlanWorkflow:
             except KeyError as error:
                 missing[name] = str(error)
         masks = self.live_run._lifecycle.opening.masks
+        # The worker tells by `on` what its exceptions mean, and the plan may describe the tool.
+        sent = task.model_copy(update={"retry": stated_retry(task, live.tool_of(task))})
         request = {
-            "task": task.model_dump(mode="json", exclude_defaults=True),
+            "task": sent.model_dump(mode="json", exclude_defaults=True),
             "context": {
                 "run_id": context.run_id,
                 "attempt_id": context.attempt_id,

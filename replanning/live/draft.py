@@ -34,7 +34,7 @@ from replanning.live.states import (
 )
 from replanning.plan.checks import check_task, may_read_results, result_references
 from replanning.plan.messages import join_names
-from replanning.plan.tasks import Task, program_note
+from replanning.plan.tasks import Task, for_another_tool, program_note
 from replanning.plan.types import JsonObject, TaskId
 
 _ANNOTATION_FIELDS = frozenset({"name", "goal", "metadata"})
@@ -289,6 +289,9 @@ class Draft:
             return
         # Only the fields that were set, so that the defaults stay defaults.
         fields = old.model_dump(exclude_unset=True)
+        if change.fields.get("tool", old.tool) != old.tool:
+            # What the task states of a tool's effect was said of the one that it had.
+            fields.update(for_another_tool(old))
         fields.update(change.fields)
         try:
             new = Task.model_validate(fields)

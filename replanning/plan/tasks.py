@@ -398,6 +398,10 @@ class ToolSpec(StrictModel):
     timeout: Seconds | None = Field(
         default=None, description="Seconds, where the task states none."
     )
+    retry: Retry | None = Field(
+        default=None,
+        description="What to do after an error that may pass, where the task does not say so.",
+    )
 
     def preconditions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
         """Return the facts that must hold before a use with these arguments (`requires` and `needs`).
@@ -540,6 +544,53 @@ def is_repeatable(task: TaskBody, tool: ToolSpec | None) -> bool:
         return tool.idempotent
     # RFC 9110 defines these methods as idempotent; the tool did not say otherwise.
     return tool.kind == "http" and _http_method(tool) in ("PUT", "DELETE")
+
+
+def stated_retry(task: TaskBody, tool: ToolSpec | None) -> Retry | None:
+    """Return the retries that a task states, or else those that its tool states."""
+    if task.retry is None and tool is not None:
+        return tool.retry
+    return task.retry
+
+
+def allows_repetition(task: TaskBody, tool: ToolSpec | None, *, is_named: bool) -> bool:
+    """Return whether a call in doubt is repeated without asking: that is harmless, or retries are stated for it.
+
+    Args:
+        task: the task.
+        tool: its tool, if the plan describes it.
+        is_named: whether `on` of its retries names the error.
+    """
+    if is_repeatable(task, tool):
+        return True
+    if is_declared_unrepeatable(task, tool):
+        return False
+    if is_named:
+        return True
+    retry = stated_retry(task, tool)
+    return retry is not None and retry.states_attempts and not retry.on
+
+
+def for_another_tool(task: TaskBody) -> dict[str, object]:
+    """Return what becomes of the fields of a task that speak of its tool's effect, once another tool executes it.
+
+    Nobody has said of the other tool that it only reads, or that its calls may be repeated. Of
+    `retry`, the delays remain, and a limit to one attempt.
+    """
+    fields: dict[str, object] = {}
+    if task.effect is not None:
+        fields["effect"] = None
+    if task.idempotent is not None:
+        fields["idempotent"] = None
+    if task.retry is not None:
+        kept = {"delay", "exponential", "jitter"}
+        if task.retry.max_attempts == 1:
+            kept.add("max_attempts")
+        kept &= task.retry.model_fields_set
+        fields["retry"] = None
+        if kept:
+            fields["retry"] = Retry.model_validate(task.retry.model_dump(include=kept))
+    return fields
 
 
 def is_declared_unrepeatable(task: TaskBody, tool: ToolSpec | None) -> bool:

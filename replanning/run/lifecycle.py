@@ -936,7 +936,7 @@ class Lifecycle:
         entry = self._end_attempt(attempt_id, "failed")
         if entry is None:
             return
-        failure = self.failures.take(entry, error)
+        failure = self.failures.take(entry, self.live.tool_of(entry.task), error)
         text = f"attempt {attempt_id} failed: {failure}\n{failure.traceback}"
         _log.warning("%s", text.rstrip())
         tool = self.live.tool_of(entry.task)

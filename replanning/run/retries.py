@@ -21,10 +21,11 @@ from replanning.journal.records import Failure
 from replanning.live.entries import TaskEntry
 from replanning.plan.tasks import (
     READING_METHODS,
+    Retry,
     TaskBody,
     ToolSpec,
-    is_declared_unrepeatable,
-    is_repeatable,
+    allows_repetition,
+    stated_retry,
 )
 from replanning.plan.types import TaskId
 from replanning.run.event_loop import describe_error
@@ -405,7 +406,9 @@ class FailureKeeper:
     is_transient: IsTransient | None
     _masked: dict[TaskId, tuple[Failure, Failure]] = field(default_factory=dict)
 
-    def take(self, entry: TaskEntry, error: BaseException | str | Failure) -> Failure:
+    def take(
+        self, entry: TaskEntry, tool: ToolSpec | None, error: BaseException | str | Failure
+    ) -> Failure:
         """Return the failure to record: bounded, and masked before anything is cut off.
 
         It is masked here, and not where the record is stored: causes and reasons are made of
@@ -415,8 +418,8 @@ class FailureKeeper:
         if isinstance(error, Failure):
             failure = error
         else:
-            retry = entry.task.retry or self.settings.retry
-            failure = failure_from(error, retry.on, self.is_transient)
+            policy = retry_policy(entry.task, tool, self.settings)
+            failure = failure_from(error, policy.on, self.is_transient)
         message = failure.message
         kind = failure.kind
         most = self.settings.judge.max_iterations
@@ -457,13 +460,12 @@ def may_repeat(task: TaskBody, tool: ToolSpec | None, failure: Failure) -> bool:
     """
     if not failure.in_doubt:
         return failure.transient
-    if is_repeatable(task, tool):
-        return True
-    if is_declared_unrepeatable(task, tool):
-        return False
-    if failure.transient:  # `on` names it
-        return True
-    return task.retry is not None and task.retry.states_attempts and not task.retry.on
+    return allows_repetition(task, tool, is_named=failure.transient)
+
+
+def retry_policy(task: TaskBody, tool: ToolSpec | None, settings: Settings) -> Retry:
+    """Return the retries of a task: those that it states, or its tool, or else those of the settings."""
+    return stated_retry(task, tool) or settings.retry
 
 
 def schedule_retry(
@@ -497,7 +499,7 @@ def schedule_retry(
     repeatable = may_repeat(entry.task, tool, failure)
     if failure.kind == "interrupted":  # no fault of the task, so it is run again at once
         return (now, False) if repeatable else (None, True)
-    policy = entry.task.retry or settings.retry
+    policy = retry_policy(entry.task, tool, settings)
     delay = policy.delay
     if policy.exponential:
         delay *= 2 ** min(entry.log.in_round - 1, _MAX_DOUBLINGS)

@@ -27,7 +27,7 @@ def test_description() -> None:
     assert tool.spec.description == "Search the web."
     assert tool.spec.parameters == {"query": "string", "at": "any", "limit": "any", "all": "any"}
     assert (tool.spec.optional, tool.spec.capability) == (("at", "limit", "all"), "web")
-    assert (tool.spec.dangerous, tool.retry) == (True, Retry(max_attempts=2))
+    assert (tool.spec.dangerous, tool.spec.retry) == (True, Retry(max_attempts=2))
     [same] = describe_tools({"look": tool_fields("", {}, stated="web")}, {"look": {"cost": 2}})
     assert (same.spec.capability, same.spec.cost) == ("web", 2)
     with pytest.raises(ValueError, match="tool 'look': capability: expected text, got 3"):
