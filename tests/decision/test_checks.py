@@ -97,14 +97,6 @@ def test_what_a_proposal_answers() -> None:
     assert fitting.fingerprint == proposed(run, replace("a", new)).fingerprint
 
 
-def test_masks_are_restored() -> None:
-    """A mask that the provider was shown is replaced by the value of the task."""
-    run = build_plan()
-    found = proposed(run, replace("a", task("c", tool="uv", arguments=MASKED)))
-    assert found.arguments == (("c", PASSWORD),)
-    assert found.proposed.changes[0].tasks[0].arguments == MASKED
-
-
 def test_what_has_begun_is_left_out() -> None:
     """Changes of a task that has started since the request are left out, with a note."""
     run = build_plan()

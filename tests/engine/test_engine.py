@@ -7,12 +7,10 @@ import pytest
 
 from replanning import (
     Alternative,
-    PlanMonitor,
     ReplanningEngine,
     ReplanRequest,
     Task,
     TaskContext,
-    TaskState,
 )
 from replanning.changes import (
     AbortRun,
@@ -27,7 +25,6 @@ from replanning.engine import MonitorNotice
 from replanning.errors import PluginError
 from replanning.journal import (
     AlternativesConsidered,
-    AttemptFailed,
     AttemptStarted,
     AttemptSucceeded,
     DecisionMade,
@@ -197,23 +194,6 @@ async def test_ties_go_by_provider(clock: VirtualClock) -> None:
         late, Proposer(lambda request: [repeat], "early"), clock=clock
     ).execute(chain("a"), failing("a"))
     assert result.revisions[0].changes[0].kind == "skip"
-
-
-async def test_limit_per_lineage(clock: VirtualClock) -> None:
-    """A replacement counts on in the lineage of its original, which is replanned three times; then it is BLOCKED."""
-    engine = make_engine(again, clock=clock)
-    async with engine.open(chain("a")) as run:
-        await perform(run, failing("a", "a~2", "a~3", "a~4"))
-    assert (run.result.status, len(run.result.revisions)) == ("failed", 3)
-    lineage = [(task.id, task.iteration, task.root) for task in run.view.tasks()]
-    assert lineage == [("a", 0, "a"), ("a~2", 1, "a"), ("a~3", 2, "a"), ("a~4", 3, "a")]
-    assert run.view.task("a~4").state is TaskState.BLOCKED
-    blocked = [
-        (body.rule, body.blocks)
-        for body in bodies(engine.store, run.id, DecisionMade)
-        if body.blocks
-    ]
-    assert blocked == [("limit-lineage", ("a~4",))]
 
 
 async def test_limit_per_run() -> None:
@@ -414,22 +394,6 @@ async def test_handlers_are_told() -> None:
     assert heard[3] == "stopped"
     (contained,) = bodies(engine.store, result.run, ErrorContained)
     assert "listener" in contained.where
-
-
-async def test_failing_detector_is_contained() -> None:
-    """A detector that raises is recorded and the run goes on without its triggers."""
-
-    class Broken:
-        name = "task-failed"
-        observes = (AttemptFailed,)
-
-        def detect(self, observation: object, view: object) -> list[TaskFailed]:
-            raise RuntimeError("detector")
-
-    engine = ReplanningEngine([], monitor=PlanMonitor([Broken()]))  # type: ignore[list-item]
-    result = await engine.execute(chain("a"), failing("a"))
-    (contained,) = bodies(engine.store, result.run, ErrorContained)
-    assert (result.status, "task-failed" in contained.where) == ("failed", True)
 
 
 async def test_unknown_provider() -> None:

@@ -25,15 +25,11 @@ from replanning.changes import (
     RetryTask,
     SkipTask,
 )
-from replanning.decision import ReplanRequest
 from replanning.errors import CallFailed, ChangeRejected, RunFailed
-from replanning.journal import AlternativesConsidered, PlanRevised, SqliteStore
+from replanning.journal import AlternativesConsidered, SqliteStore
 from replanning.plan import RunId
 from replanning.secrets import Redactor
 from replanning.testing import RecordingExporter, ScriptedLLM
-from replanning.tools import ToolExecutor
-from tests.support.cli import cli
-from tests.support.http_server import HttpServer, Request
 from tests.support.runs import Proposer, bodies
 from tests.support.tracing import Spans
 
@@ -41,11 +37,11 @@ TOKEN = "tok-9f8e7d6c5b4a"
 PASSWORD = "correct-horse-7-battery"
 
 FORMS = {
-    "Authorization": ("Bearer {env:SHOP_TOKEN}", f"Bearer {TOKEN}"),
-    "Cookie": ("theme=dark; session={env:SHOP_TOKEN}", f"theme=dark; session={TOKEN}"),
-    "X-Api-Key": ("key {env:SHOP_TOKEN}", f"key {TOKEN}"),
-    "Proxy-Authorization": ("Basic {env:SHOP_TOKEN}", f"Basic {TOKEN}"),
-    "X-Token": ("{env:SHOP_TOKEN}", TOKEN),
+    "Authorization": "Bearer {env:SHOP_TOKEN}",
+    "Cookie": "theme=dark; session={env:SHOP_TOKEN}",
+    "X-Api-Key": "key {env:SHOP_TOKEN}",
+    "Proxy-Authorization": "Basic {env:SHOP_TOKEN}",
+    "X-Token": "{env:SHOP_TOKEN}",
 }
 
 ORDER: dict[str, Any] = {
@@ -53,12 +49,6 @@ ORDER: dict[str, Any] = {
     "tools": [{"name": "order", "kind": "http", "method": "POST", "url": "URL/order"}],
     "tasks": [{"id": "a", "tool": "order"}],
 }
-
-
-def echo(request: Request) -> tuple[int, dict[str, str], bytes]:
-    """Answer with the header that a server would repeat."""
-    text = request.headers.get("authorization") or request.headers.get("cookie") or ""
-    return 200, {"content-type": "text/plain"}, f"you sent {text}".encode()
 
 
 def leaks(folder: Path) -> list[str]:
@@ -69,58 +59,6 @@ def leaks(folder: Path) -> list[str]:
         if path.is_file()
         and any(secret.encode() in path.read_bytes() for secret in (TOKEN, PASSWORD))
     ]
-
-
-@pytest.mark.anyio
-async def test_every_form_of_a_secret_header_is_sent(tmp_path: Path) -> None:
-    """Each documented form of a header with `{env:NAME}` arrives complete, also after a resume, and is stored nowhere."""
-    headers = {name: template for name, (template, _) in FORMS.items()}
-    expected = {name.lower(): text for name, (_, text) in FORMS.items()}
-    with HttpServer(echo) as server:
-        tool = {**ORDER["tools"][0], "url": f"{server.url}/order", "headers": headers}
-        tasks = [{"id": "a", "tool": "order"}, {"id": "b", "tool": "order", "depends_on": ["a"]}]
-        plan = Plan.model_validate({**ORDER, "tools": [tool], "tasks": tasks})
-        environ = {"SHOP_TOKEN": TOKEN}
-        engine = ReplanningEngine(store=SqliteStore(tmp_path / "runs.db"))
-        async with (
-            ToolExecutor(plan, environ=environ) as work,
-            engine.open(plan, run_id="r") as run,
-        ):
-            async for task in run.ready():
-                async with run.attempt(task) as attempt:
-                    attempt.output = output = await work(task, attempt.context)
-                    assert TOKEN in str(output)
-                break
-        async with engine.resume("r") as run, ToolExecutor(run.plan, environ=environ) as work:
-            async for task in run.ready():
-                async with run.attempt(task) as attempt:
-                    attempt.output = await work(task, attempt.context)
-        await engine.aclose()
-    assert run.result.ok, run.result.reason
-    assert len(server.requests) == 2
-    for request in server.requests:
-        assert {name: request.headers[name] for name in expected} == expected
-    assert leaks(tmp_path) == []
-
-
-def test_command_line_sends_the_header_and_prints_no_secret(tmp_path: Path) -> None:
-    """A plan file that the command runs sends the header, and what is printed and stored has a mask."""
-    with HttpServer(echo) as server:
-        (tmp_path / "plan.yaml").write_text(
-            "goal: {objective: one}\n"
-            "tools:\n"
-            "  - {name: order, kind: http, method: POST, url: '" + server.url + "/x',"
-            " headers: {Authorization: 'Bearer {env:SHOP_TOKEN}'}}\n"
-            "tasks: [{id: a, tool: order}]\n"
-        )
-        done = cli(tmp_path, "run", "plan.yaml", "--store", "runs.db", SHOP_TOKEN=TOKEN)
-        told = cli(
-            tmp_path, "run", "plan.yaml", "--store", "runs.db", "--json", SHOP_TOKEN=TOKEN
-        ).stdout
-    assert server.requests[0].headers["authorization"] == f"Bearer {TOKEN}"
-    assert "you sent [redacted]" in told
-    assert TOKEN not in done.stdout + done.stderr + told
-    assert leaks(tmp_path) == []
 
 
 LOGIN = Plan.model_validate(
@@ -270,62 +208,6 @@ async def test_masked_context_after_a_resume(tmp_path: Path) -> None:
                 assert attempt.context.context["to"] == "eve"
                 with pytest.raises(KeyError, match="'login' holds a secret"):
                     attempt.context.context["login"]
-    await engine.aclose()
-
-
-@pytest.mark.anyio
-async def test_first_run_has_the_literal_secrets_of_its_plan() -> None:
-    """A run uses the literal secrets of its plan, and warns that its journal does not keep them."""
-    seen: list[object] = []
-
-    async def work(task: Task, context: TaskContext) -> object:
-        tool = context.tool
-        seen.append([task.arguments, None if tool is None else dict(tool.headers)])
-        return None
-
-    result = await ReplanningEngine().execute(SECRET_PLAN, work, max_concurrency=1)
-    assert result.ok
-    assert [{"password": PASSWORD}, None] in seen
-    assert [{}, {"Authorization": f"Bearer {TOKEN}"}] in seen
-
-
-def replacing(arguments: dict[str, Any]) -> Any:
-    """A provider that replaces the failed task by one with these arguments."""
-
-    def propose(request: ReplanRequest) -> list[Alternative]:
-        task = Task(id="b", arguments=arguments)
-        change = ReplaceTask(task_id="a", tasks=(task,))
-        return [Alternative(changes=(change,), reason="r", confidence=0.9)]
-
-    return propose
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("place", ["password", "elsewhere"])
-async def test_mask_in_a_proposal(place: str) -> None:
-    """A mask in a proposal stands for the value at the same place of the replaced task; any other is rejected."""
-    seen: list[object] = []
-
-    async def work(task: Task, context: TaskContext) -> object:
-        if task.id == "a":
-            raise OSError("no")
-        seen.append(task.arguments)
-        return None
-
-    arguments = {"deep": [{"password": PASSWORD, "size": 1}]}
-    plan = Plan.model_validate(
-        {"goal": {"objective": "g"}, "tasks": [{"id": "a", "arguments": arguments}]}
-    )
-    proposed = {"deep": [{place: "[redacted]", "size": 2}]}
-    engine = ReplanningEngine(providers=[Proposer(replacing(proposed))])
-    result = await engine.execute(plan, work, run_id="r")
-    if place == "password":
-        assert seen == [{"deep": [{"password": PASSWORD, "size": 2}]}], result.reason
-    else:
-        assert seen == []
-        (event,) = engine.history("r").events[:1]
-        assert "[redacted]" in event.rejected[0].rejected
-    assert all(PASSWORD not in repr(body) for body in bodies(engine.store, "r", PlanRevised))
     await engine.aclose()
 
 
@@ -523,28 +405,10 @@ async def test_edit_of_a_person_follows_the_same_rule() -> None:
             ChangeRejected, match="is for the tool 'fetch', and does not go to 'post'"
         ):
             run.replace_task("a", new(HEADER, "post"))
+        with pytest.raises(ChangeRejected, match="stands for a value that is not shown"):
+            run.modify_task("a", arguments={"name": "[redacted]"})
         run.replace_task("a", new(HEADER, "mirror"))
         assert run.live.entry("new").task.arguments == FETCH["headers"]
-
-
-@pytest.mark.anyio
-async def test_mask_in_an_edit() -> None:
-    """An edit may repeat a mask where the task has a secret; elsewhere it is rejected with the reason."""
-    plan = Plan.model_validate(
-        {
-            "goal": {"objective": "g"},
-            "tasks": [{"id": "a", "arguments": {"password": PASSWORD, "size": 1}}],
-        }
-    )
-    async with ReplanningEngine().open(plan) as run:
-        fields: Any = {"arguments": {"password": "[redacted]", "size": 2}}
-        run.apply([ModifyTask(task_id="a", fields=fields)])
-        async for task in run.ready():
-            assert task.arguments == {"password": PASSWORD, "size": 2}
-            with pytest.raises(ChangeRejected, match="stands for a value that is not shown"):
-                run.modify_task("a", arguments={"name": "[redacted]"})
-            async with run.attempt(task):
-                pass
 
 
 @pytest.mark.anyio
@@ -671,8 +535,7 @@ async def test_failure_of_a_call_without_an_exception_is_told_to_the_caller(tmp_
 def test_references_are_no_secrets() -> None:
     """A reference `{env:NAME}` stays where a secret would be masked, and a secret beside it is masked."""
     redactor = Redactor()
-    for name, (template, _) in FORMS.items():
-        assert redactor.value({name: template}) == {name: template}
+    assert redactor.value(FORMS) == FORMS
     tool = ToolSpec(name="t", headers={"Authorization": "Bearer {env:A}"})
     assert redactor.document(tool) is tool
     beside = redactor.value({"Authorization": "{env:A} hunter2hunter2"})

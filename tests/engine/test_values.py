@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from replanning import Plan, ReplanningEngine, Task, TaskContext
-from replanning.errors import CallFailed
 from replanning.journal import AttemptSucceeded, PlanRevised, SqliteStore
 from replanning.journal.values import decode, encode
 from replanning.secrets import Redactor
@@ -451,28 +450,3 @@ async def test_result_says_why_there_is_no_output() -> None:
     with pytest.raises(KeyError, match="no task 'nothing'"):
         result.outputs["nothing"]
     assert result.outputs.get("make") is None
-
-
-@pytest.mark.anyio
-async def test_call_of_a_session_is_never_repeated_for_a_lost_output(tmp_path: Path) -> None:
-    """A call that was done under its key is not executed again because its output was not stored."""
-    calls = []
-
-    async def pay() -> Connection:
-        calls.append(1)
-        return Connection()
-
-    for _ in range(2):
-        engine = ReplanningEngine(store=SqliteStore(tmp_path / "r.db"))
-        try:
-            async with engine.session("pay", tools=[pay], run_id="r") as session:
-                if calls:
-                    with pytest.raises(CallFailed, match="was done before, and its output"):
-                        await session.invoke("pay", {}, key="k")
-                else:
-                    await session.invoke("pay", {}, key="k")
-                    raise EOFError
-        except EOFError:
-            pass
-        await engine.aclose()
-    assert calls == [1]

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from replanning import Environment, Plan, ReplanningEngine, RunResult, Settings
-from replanning.changes import ModifyTask, RetryTask
 from replanning.errors import LLMRequestRejected, LLMUnavailable
 from replanning.history import export_history, markdown_report
 from replanning.journal import AlternativesConsidered
 from replanning.llm import FallbackLLM
 from replanning.llm.provider import GuardedLLM
-from replanning.plan import JsonObject, TaskId
+from replanning.plan import JsonObject
 from replanning.testing import (
     LLMReply,
     ScriptedExecutor,
@@ -28,7 +27,7 @@ from replanning.testing import (
 from tests.support.invariants import invariant_violations
 from tests.support.llm import somebodys_plugins
 from tests.support.llm_server import ScriptedLLMServer
-from tests.support.runs import Proposer, alternative, bodies
+from tests.support.runs import bodies
 from tests.support.tracing import Spans
 
 __all__ = ["somebodys_plugins"]
@@ -291,35 +290,3 @@ async def test_a_secret_in_a_proposal_reaches_the_tool_and_no_record(clock: Virt
     assert result.status == "succeeded"
     assert {"lens": SECRET} in [call.task.arguments for call in work.calls]
     assert SECRET not in repr(list(engine.store.read(result.run)))
-
-
-@pytest.mark.parametrize(
-    ("written", "taken"), [("[redacted]", True), ("key: [redacted]", False)], ids=("same", "other")
-)
-async def test_what_takes_the_place_of_a_task_with_a_mark_may_have_it_too(
-    written: str, taken: bool
-) -> None:
-    """A task that replaces one with a redacted secret may have the redacted text."""
-    read = PLAN.tasks[0].model_copy(update={"arguments": {"lens": SECRET}})
-    plan = PLAN.model_copy(update={"tasks": (read, *PLAN.tasks[1:])})
-    run = await play(photo(lens=written), plan=plan, behind=())
-    assert (run.result.status == "succeeded") is taken
-    assert ("do without" in run.considered[0].candidates[0].rejected) is not taken
-
-
-@pytest.mark.parametrize("nested", [False, True], ids=("fallback", "undo-of-fallback"))
-async def test_no_fallback_that_a_task_is_given_holds_a_mark(nested: bool) -> None:
-    """Fallbacks that a change of fields gives to a task are held to the same as arguments: none is used with a mark."""
-    other: JsonObject = {"tool": "camera", "arguments": {"lens": "key: [redacted]"}}
-    fallback: JsonObject = {"tool": "camera", "undo": other} if nested else other
-    fields: JsonObject = {"fallbacks": [fallback]}
-    given = alternative(
-        ModifyTask(task_id=TaskId("read"), fields=fields), RetryTask(task_id=TaskId("read"))
-    )
-    async with VirtualClock() as clock:
-        engine = ReplanningEngine(
-            [Proposer(lambda request: [given])], environment=virtual_environment(clock=clock)
-        )
-        result = await engine.execute(PLAN, ScriptedExecutor(BROKEN, clock=clock))
-    (candidate,) = bodies(engine.store, result.run, AlternativesConsidered)[0].candidates
-    assert ("do without" in candidate.rejected, result.revisions) == (True, ())
