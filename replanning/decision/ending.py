@@ -21,7 +21,7 @@ _MAX_MESSAGE_CHARS: Final = 200
 
 
 class Circumstances(NamedTuple):
-    """What decides about the end of a run, beside its plan and ledger.
+    """State outside the plan and the ledger that decides whether a run ends.
 
     Attributes:
         busy: whether something is being decided or written, from which more work may follow.

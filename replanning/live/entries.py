@@ -55,7 +55,7 @@ class AttemptLog:
 
 @dataclass(slots=True, eq=False)
 class ReadLog:
-    """When a task ran and which values it saw, by which its result is known to be stale later.
+    """Versions of the values that an attempt saw; they tell later whether its result is stale.
 
     Attributes:
         started: number of attempts in the run that had ended when the last attempt began.
@@ -74,7 +74,7 @@ class ReadLog:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """How a task waits for its turn; owned by the scheduler.
+    """Place of a task in the queue; owned by the scheduler.
 
     Attributes:
         claim: number of the claim under which a worker holds the task; 0 without one.
@@ -93,7 +93,7 @@ class Place:
 
 @dataclass(slots=True, eq=False)
 class Replacement:
-    """What took the place of a task.
+    """Tasks that replaced a task.
 
     Attributes:
         tasks: the tasks that replaced it.

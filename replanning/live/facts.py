@@ -257,7 +257,7 @@ def _value_hash(value: JsonValue) -> bytes:
 
 @dataclass(slots=True, repr=False, eq=False)
 class Staleness:
-    """What is known about stale results: values that changed, and tasks that are done again.
+    """Evidence of stale results: changed values, and tasks that are done again.
 
     Attributes:
         history: the changes to the context.

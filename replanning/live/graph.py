@@ -212,7 +212,7 @@ _MAX_RECENT_ENDS: Final = 20
 
 @dataclass(slots=True, repr=False, eq=False)
 class Statistics:
-    """What the attempts of a run have shown so far, as evidence for scores and estimates.
+    """Outcomes and durations of the attempts of a run, used by scores and estimates.
 
     Attributes:
         ended_attempts: number of attempts that have ended.

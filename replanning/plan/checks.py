@@ -302,7 +302,7 @@ def nested_bodies(task: TaskBody) -> list[tuple[JsonPath, TaskBody]]:
 
 
 class ToolDemands(NamedTuple):
-    """What a tool needs of its tasks and of the plan.
+    """Requirements of a tool on its tasks and on the plan.
 
     Attributes:
         required: the arguments that it cannot do without.
@@ -363,7 +363,7 @@ class TaskScope:
         return False
 
     def demands(self, tool: ToolSpec) -> ToolDemands:
-        """Return what a tool needs of its tasks and of the plan."""
+        """Return the requirements of a tool on its tasks and on the plan."""
         if tool.name in self._demands:
             return self._demands[tool.name]
         fields: dict[str, str] = {}

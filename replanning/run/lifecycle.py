@@ -136,7 +136,7 @@ class AttemptBody(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Opening:
-    """How a run was opened.
+    """Circumstances under which a run was opened.
 
     Attributes:
         started_at: time of its first record, in seconds since the epoch.

@@ -1,4 +1,4 @@
-"""What counts as a secret, and the one masker. Its scope is stated in docs/concepts/security.md."""
+"""Recognition and masking of secrets, within the scope of docs/concepts/security.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as a secret in plain text: formats of tokens, values beside names of secrets, headers, logins in addresses.
+"""Rules for secrets in plain text: formats of tokens, values beside names of secrets, headers, logins in addresses.
 
 Every rule begins with a literal hint, which is looked for first, and reads a bounded number of characters behind it. So
 the time is linear in the length of any text, and short where no hint occurs. Nothing beyond these rules is promised.

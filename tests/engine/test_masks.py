@@ -36,7 +36,7 @@ from tests.support.tracing import Spans
 TOKEN = "tok-9f8e7d6c5b4a"
 PASSWORD = "correct-horse-7-battery"
 
-FORMS = {
+FORMS: dict[str, Any] = {
     "Authorization": "Bearer {env:SHOP_TOKEN}",
     "Cookie": "theme=dark; session={env:SHOP_TOKEN}",
     "X-Api-Key": "key {env:SHOP_TOKEN}",

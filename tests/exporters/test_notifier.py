@@ -207,20 +207,6 @@ async def test_what_was_missed_is_posted_later(expected, errors, effective, ever
     assert marks_and_texts(issue) == marks_and_texts(expected)
 
 
-async def test_what_was_missed_is_posted_when_the_run_is_resumed(records, expected, clock):
-    """Notices that one process could not post are posted by the next."""
-    issue = Issue([BAD_GATEWAY] * 1_000)
-    first = attached(issue, records, clock)
-    with pytest.raises(ForgeError):
-        await first.export(RUN, records[-1])
-    with pytest.raises(ForgeError, match="could not be posted to fake: HTTP 502"):
-        await first.aclose()
-    issue.errors.clear()
-    second = attached(issue, records, clock)
-    await second.export(RUN, records[-1])
-    assert marks_and_texts(issue) == marks_and_texts(expected)
-
-
 async def test_a_forge_is_left_alone_as_long_as_it_says(records, expected, clock):
     """After a rate limit nothing is sent before its time is over, not even at the end; then everything is."""
     issue = Issue([ForgeError("slow down", status=403, retry_after=60)] * 2)

@@ -45,17 +45,12 @@ from replanning.errors import NotRunning, RunOwned
 from replanning.integrations.agent_framework import Replanned
 from replanning.journal import SqliteStore
 from replanning.testing import ScriptedGate, VirtualClock
+from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.runs import alternative, make_engine, skipping
 from tests.support.tracing import Spans
 
 WEB = {"search": "web", "search_archive": "web"}
 SERVER = Path(__file__).parents[1] / "support" / "mcp_plain_server.py"
-
-
-@pytest.fixture(scope="module", params=["asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """The one event loop that the framework knows."""
-    return str(request.param)
 
 
 class Model(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClient):  # type: ignore[misc]

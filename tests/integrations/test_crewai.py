@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -688,11 +687,3 @@ def test_example() -> None:
     example = Path(__file__).parents[2] / "examples" / "crewai_agent.py"
     ran = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=120)
     assert ran.stdout.endswith("found changelog, from the archive\n"), ran.stderr
-
-
-def test_other_framework(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the framework the module names the extra that installs it."""
-    monkeypatch.delitem(sys.modules, "replanning.integrations.crewai")
-    monkeypatch.setitem(sys.modules, "crewai", None)
-    with pytest.raises(ImportError, match=r"replanning\[crewai\]"):
-        import_module("replanning.integrations.crewai")

@@ -9,6 +9,7 @@ import pytest
 from replanning import Goal, Plan, ReplanningEngine, Task, ToolSpec, tool
 from replanning.testing import VirtualClock
 from replanning.tools import ToolExecutor
+from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.effects import (
     ATTEMPTS,
     ENDINGS,
@@ -23,12 +24,6 @@ from tests.support.http_server import HttpServer
 from tests.support.runs import make_engine
 
 Stated = Mapping[str, Any]
-
-
-@pytest.fixture(scope="module", params=["asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """The one event loop that the frameworks know."""
-    return str(request.param)
 
 
 async def in_session(charge: Charge, engine: ReplanningEngine | None, stated: Stated) -> object:

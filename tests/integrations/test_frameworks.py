@@ -1,5 +1,8 @@
 """What integrations share, without a framework: wrong arguments, descriptions of tools, and runs of threads."""
 
+import sys
+from importlib import import_module
+
 import pytest
 
 from replanning import Retry
@@ -59,3 +62,20 @@ async def test_threads(clock: VirtualClock) -> None:
     async with engine.session("talk", run_id=run_id):
         pass
     assert thread_run(engine, "a/b") != run_id
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [
+        ("crewai", "crewai"),
+        ("google_adk", "google.adk.plugins.base_plugin"),
+        ("magentic", "agent_framework_orchestrations"),
+    ],
+)
+def test_missing_framework(name: str, needed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the framework the module names the extra that installs it."""
+    module = f"replanning.integrations.{name}"
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, needed, None)
+    with pytest.raises(ImportError, match=rf"replanning\[{name.replace('_', '-')}\]"):
+        import_module(module)

@@ -4,7 +4,6 @@ import asyncio  # noqa: TID251 # the framework's own event loop
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -785,14 +784,6 @@ async def test_spans(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> No
         span = spans[span.parent.span_id]
         path.append(span.name)
     assert path == ["reading", "replanning.attempt", "replanning.run", "invoke_agent assistant"]
-
-
-def test_missing_framework(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the framework the import names the extra."""
-    monkeypatch.setitem(sys.modules, "google.adk.plugins.base_plugin", None)
-    monkeypatch.delitem(sys.modules, "replanning.integrations.google_adk")
-    with pytest.raises(ImportError, match=r"replanning\[google-adk\]"):
-        import_module("replanning.integrations.google_adk")
 
 
 def test_example() -> None:

@@ -39,17 +39,12 @@ from replanning.changes import ReplaceTask, SkipTask
 from replanning.integrations.langgraph import ReplannedGraph, ReplanningMiddleware, replanned
 from replanning.journal import AttemptStarted, SqliteStore
 from replanning.testing import VirtualClock
+from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.questions import DOUBT, asking
 from tests.support.runs import alternative, bodies, make_engine, skipping
 from tests.support.tracing import Spans
 
 WEB = {"search": "web", "archive": "web"}
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """LangGraph runs on asyncio alone."""
-    return "asyncio"
 
 
 class State(TypedDict, total=False):

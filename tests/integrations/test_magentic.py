@@ -1,9 +1,7 @@
 """Magentic workflows of the Microsoft Agent Framework with scripted models: with an engine and without one."""
 
 import json
-import sys
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +22,11 @@ from replanning.integrations.magentic import replanned
 from replanning.journal import SqliteStore
 from replanning.testing import VirtualClock
 from tests.integrations.test_agent_framework import Model, repairing, statuses
+from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.runs import alternative, make_engine
 
 RESEARCH = {"researcher": "research", "librarian": "research"}
 PLAN = "To do:\n- Find the figures\n  - in the web\n- Write the report"
-
-
-@pytest.fixture(scope="module", params=["asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """The one event loop that the framework knows."""
-    return str(request.param)
 
 
 def ledger(
@@ -249,11 +242,3 @@ async def test_resume(tmp_path: Path) -> None:
         await workflow.run(checkpoint_id=last.checkpoint_id)
     assert said == ["researcher", "writer"]
     assert statuses(engine()) == ["succeeded"]
-
-
-def test_other_framework(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the framework the module names the extra that installs it."""
-    monkeypatch.delitem(sys.modules, "replanning.integrations.magentic")
-    monkeypatch.setitem(sys.modules, "agent_framework_orchestrations", None)
-    with pytest.raises(ImportError, match=r"replanning\[magentic\]"):
-        import_module("replanning.integrations.magentic")

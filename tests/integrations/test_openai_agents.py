@@ -35,14 +35,9 @@ from replanning.errors import NotRunning
 from replanning.integrations.openai_agents import replanned
 from replanning.journal import AttemptFailed, SqliteStore
 from replanning.testing import ScriptedGate, VirtualClock
+from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.runs import alternative, make_engine, skipping
 from tests.support.tracing import Spans
-
-
-@pytest.fixture(scope="module", params=["asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """The one event loop that the framework knows."""
-    return str(request.param)
 
 
 class Recorder(TracingProcessor):  # type: ignore[misc] # its types may not be installed

@@ -47,16 +47,11 @@ from replanning.errors import CallFailed
 from replanning.integrations.pydantic_ai import Replanned
 from replanning.journal import SqliteStore
 from replanning.testing import VirtualClock
+from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.questions import DOUBT, asking
 from tests.support.runs import alternative, make_engine, skipping
 
 WEB = {"search": "web", "search_archive": "web"}
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """Run these tests where pydantic-ai runs."""
-    return "asyncio"
 
 
 class Down(Exception):

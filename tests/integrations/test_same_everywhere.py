@@ -16,6 +16,7 @@ from replanning.journal import Record, dump_body, open_store
 from replanning.plan import RunId
 from replanning.testing import VirtualClock, virtual_environment
 from tests.support import postgres, temporal
+from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.deep
 PLAN = Plan.load(Path(replanning.cli.__file__).parent / "demo/plan.yaml")
@@ -34,12 +35,6 @@ DECISIONS = (
 """Kinds of records of what the engine finds and decides; the order of others depends on how long tasks take."""
 
 TIMES = ("at", "deadline", "duration", "remind_at", "traceback")
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """The SDK of Temporal needs asyncio."""
-    return "asyncio"
 
 
 async def work(task: Task, context: TaskContext) -> object:

@@ -14,17 +14,12 @@ from replanning import Plan, ReplanningEngine
 from replanning.errors import CallFailed
 from replanning.journal import SqliteStore
 from replanning.tools import ToolExecutor
+from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.cli import Gate, Started, answer
 from tests.support.shop import FORMS, KEY, PASSWORD, SECRETS, TOKEN, Shop
 
 CLIENT = Path(__file__).parents[1] / "support" / "shop_client.py"
 ENVIRON = {"SHOP_KEY": KEY, "SHOP_PASSWORD": PASSWORD}
-
-
-@pytest.fixture(scope="module", params=["asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """The one event loop that the frameworks know."""
-    return str(request.param)
 
 
 def leaks(folder: Path) -> list[str]:

@@ -51,6 +51,7 @@ from replanning.journal.records import (
 from replanning.live.plan import LivePlan
 from replanning.llm.completions import Completion, LLMCall
 from replanning.tools import ToolExecutor
+from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.http_server import HttpServer
 
 pytest.importorskip("temporalio", reason="the Temporal SDK is not installed")
@@ -83,12 +84,6 @@ PLAN = Plan.parse(
       - {id: c, tool: main, depends_on: [b]}
     """
 )
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """The SDK needs asyncio."""
-    return "asyncio"
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from replanning.plan import RunId
 from replanning.run.retries import FailedElsewhere
 from replanning.testing import VirtualClock, virtual_environment
 from tests.integrations.test_same_everywhere import story
+from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.crash import Process, let_pass
 from tests.support.invariants import invariant_violations
 from tests.support.temporal import Server, missing_part
@@ -52,12 +53,6 @@ AIMS = (
 """What chance would seldom kill before or after."""
 
 INTERRUPTED = "interrupted"
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """The SDK needs asyncio."""
-    return "asyncio"
 
 
 @pytest.fixture(scope="module")

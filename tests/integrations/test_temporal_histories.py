@@ -15,6 +15,7 @@ from socket import gethostname
 import pytest
 
 from replanning import Plan, Task
+from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.temporal import Server, missing_part
 
 if missing := missing_part():
@@ -41,12 +42,6 @@ async def work(task: Task, context: ActivityContext) -> str:
     if task.tool == "scan":
         raise OSError("the scanner does not answer")
     return task.id
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """The SDK needs asyncio."""
-    return "asyncio"
 
 
 def plugin() -> ReplanningPlugin:

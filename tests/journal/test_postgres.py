@@ -31,19 +31,10 @@ from replanning.testing.stores import (
 )
 from tests.support.cli import cli, write_plan
 from tests.support.crash import let_pass
-from tests.support.postgres import Server, missing_part
+from tests.support.postgres import Server
 
 pytestmark = pytest.mark.deep
 _schemas = count()
-
-
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[Server]:
-    """A server for all tests of this process."""
-    if problem := missing_part():
-        pytest.skip(problem)
-    with Server.running() as server:
-        yield server
 
 
 @pytest.fixture

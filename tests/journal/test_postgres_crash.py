@@ -22,7 +22,7 @@ from tests.support.crash import (
     suspend,
     text,
 )
-from tests.support.postgres import Server, missing_part
+from tests.support.postgres import Server
 
 HOSTS: Final = (
     {"HOST": "here", "AHEAD": "5400", "lease": "-2"},
@@ -34,15 +34,6 @@ HOSTS: Final = (
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    """A server for the tests of this module."""
-    if problem := missing_part():
-        pytest.skip(problem)
-    with Server.running() as running:
-        yield running
-
-
 def folder(path: Path, server: Server) -> Path:
     """Make a folder whose history is in a schema of its own."""
     path.mkdir()
@@ -50,7 +41,7 @@ def folder(path: Path, server: Server) -> Path:
     return path
 
 
-def test_killed_at_any_moment(server: Server, tmp_path: Path) -> None:
+def test_killed_at_any_moment(postgres_server: Server, tmp_path: Path) -> None:
     """Killed at moments of chance, continued by another host, the server killed in between, a run loses and repeats nothing.
 
     To look for faults: `REPLANNING_KILLS=500 REPLANNING_SEED=7 pytest tests/journal/test_postgres_crash.py`.
@@ -58,20 +49,21 @@ def test_killed_at_any_moment(server: Server, tmp_path: Path) -> None:
 
     @contextmanager
     def outage(rng: Random) -> Iterator[None]:
-        (server.kill if rng.random() < 0.5 else server.crash)()
+        (postgres_server.kill if rng.random() < 0.5 else postgres_server.crash)()
         yield
-        server.start()
+        postgres_server.start()
 
     left, rng = (
         int(os.environ.get("REPLANNING_KILLS", "50")),
         Random(os.environ.get("REPLANNING_SEED", "20240229")),
     )
-    undisturbed, _ = play("postgres", folder(tmp_path / "undisturbed", server), rng, 0)
+    undisturbed, _ = play("postgres", folder(tmp_path / "undisturbed", postgres_server), rng, 0)
     assert (undisturbed["status"], undisturbed["differences"]) == ("succeeded", []), undisturbed
     number = 0
     while left > 0:
         number += 1
-        place, hosts = folder(tmp_path / f"run-{number}", server), HOSTS if number % 2 else ({},)
+        place = folder(tmp_path / f"run-{number}", postgres_server)
+        hosts = HOSTS if number % 2 else ({},)
         said, killed = play(
             "postgres", place, rng, min(KILLS_PER_RUN, left), hosts=hosts, outage=outage
         )
@@ -84,9 +76,9 @@ def test_killed_at_any_moment(server: Server, tmp_path: Path) -> None:
         assert not left_running(place), f"still running: {left_running(place)}"
 
 
-def test_suspended_and_taken_over(server: Server, tmp_path: Path) -> None:
+def test_suspended_and_taken_over(postgres_server: Server, tmp_path: Path) -> None:
     """A host that was suspended until another had finished its run writes nothing when it wakes, and ends paused."""
-    place, (here, there) = folder(tmp_path / "run", server), HOSTS
+    place, (here, there) = folder(tmp_path / "run", postgres_server), HOSTS
     with started("postgres", place, **here) as process:
         go(process)
         next(tick for tick in process.ticks() if tick.startswith(">attempt-succeeded"))

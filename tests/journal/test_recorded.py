@@ -33,7 +33,7 @@ from replanning.history import (
 from replanning.journal import RunStore, open_store
 from replanning.testing import VirtualClock
 from tests.support.planning import Desk, Model, coordinator
-from tests.support.postgres import Server, missing_part
+from tests.support.postgres import Server
 from tests.support.runs import make_engine, perform
 
 FOLDER = Path(__file__).parent / "recorded"
@@ -59,15 +59,6 @@ STATUSES = {
 AN_HOUR = 3600.0
 
 _schemas = count()
-
-
-@pytest.fixture(scope="module")
-def postgres_server() -> Iterator[Server]:
-    """A server for all tests of this file."""
-    if problem := missing_part():
-        pytest.skip(problem)
-    with Server.running() as server:
-        yield server
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.deep)])

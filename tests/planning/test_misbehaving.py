@@ -504,8 +504,8 @@ def _count(found: Told, streak: Counter[str], done: JsonObject, approved: bool) 
     found.counts[f"repeats of {done['phase']} {kind} {about}"] += 1
 
 
-def exceeded(seen: Told, settings: Settings, *, reached: bool = False) -> list[str]:
-    """Return the exceeded limits, or those that were just reached, each beginning with its name."""
+def exceeded(seen: Told, settings: Settings) -> list[str]:
+    """Return the exceeded limits, each beginning with its name."""
     replanning = settings.planning.replanning
     revisions, most_replans = (
         settings.planning.revision.max_revisions,
@@ -533,7 +533,7 @@ def exceeded(seen: Told, settings: Settings, *, reached: bool = False) -> list[s
     return [
         f"{name}: {count} of {limit}"
         for name, count, limit in found
-        if limit is not None and (count > limit or (reached and count == limit > 0))
+        if limit is not None and count > limit
     ]
 
 

@@ -19,7 +19,6 @@ from tests.support.planning import (
     MISSING,
     PHASES,
     SUBTASKS,
-    TOOLS,
     USUAL,
     WHICH,
     Desk,
@@ -419,17 +418,6 @@ async def test_an_output_that_is_approved_or_states_no_failure_goes_on(output):
     assert (planning.result.status, desk.tools) == ("succeeded", ["write", "post"])
     assert model.asked.count("reflection") == (output == {"ok": False})
     assert "decision:execution" not in model.asked
-
-
-async def test_an_accepted_exit_code_is_expected():
-    """An exit code that the tool accepts is no reason for a reflection."""
-    tools = [tool.model_copy(update={"accepted": (1,)}) for tool in TOOLS]
-    planning, model, desk = await run(
-        desk=Desk({"write": [{"exit_code": 1, "stdout": ""}]}), tools=tools
-    )
-
-    assert (planning.result.status, desk.tools) == ("succeeded", ["write", "post"])
-    assert not {"reflection", "decision:execution"} & {*model.asked}
 
 
 FAILING_TEST = CommandFailed("write", "pytest", 1, "", "1 failed")

@@ -26,6 +26,7 @@ from replanning.journal import (
 )
 from replanning.orchestrators import SwarmOrchestrator
 from replanning.tools import ToolExecutor
+from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.crash import (
     KILLS_PER_RUN,
     PATIENCE,
@@ -45,12 +46,6 @@ from tests.support.runs import make_engine, perform, plan
 LINUX = pytest.mark.skipif(
     sys.platform != "linux", reason="processes are recognised on Linux alone"
 )
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """These tests are about processes: one event loop will do."""
-    return "asyncio"
 
 
 # Processes that are killed at any moment

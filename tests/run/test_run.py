@@ -1,9 +1,11 @@
 """Runs: pulling, reporting, observing, editing; with and without an engine."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import anyio
 import pytest
+from anyio.abc import TaskGroup
 from pydantic import JsonValue
 
 from replanning import (
@@ -303,35 +305,36 @@ async def test_worker_that_leaves() -> None:
     assert run.result.status == "succeeded"
 
 
-async def test_cancelled_waiter_passes_on() -> None:
-    """A waiter that is cancelled as it is woken lets another one take the task."""
-    async with open_run(chain("a", "b")) as run:
-        attempt = run.started("a")
+@asynccontextmanager
+async def two_waiters(run: PlanRun, turns: int) -> AsyncIterator[TaskGroup]:
+    """Have two wait for a task; the first is cancelled some turns after the body, so the second must get it."""
+    first = anyio.CancelScope()
+    pulled: list[Task] = []
 
-        async def wait_in(scope: anyio.CancelScope) -> None:
-            with scope:
-                await perform(run)
+    async def cancelled() -> None:
+        with first:
+            await anext(run.ready())
 
-        first, second = anyio.CancelScope(), anyio.CancelScope()
-        async with anyio.create_task_group() as group:
-            group.start_soon(wait_in, first)
-            group.start_soon(wait_in, second)
-            for _ in range(5):
-                await anyio.lowlevel.checkpoint()
-            run.succeeded(attempt)
-            first.cancel()
-    assert run.result.status == "succeeded"
+    async def waiting() -> None:
+        pulled.append(await anext(run.ready()))
+
+    async with anyio.create_task_group() as group:
+        for waiter in (cancelled, waiting):
+            group.start_soon(waiter)
+            await anyio.wait_all_tasks_blocked()
+        yield group
+        for _ in range(turns):
+            await anyio.lowlevel.checkpoint()
+        first.cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert len(pulled) == 1
+        group.cancel_scope.cancel()
 
 
-async def next_id(run: PlanRun, scope: anyio.CancelScope, pulled: list[str]) -> None:
-    """Pull one task, unless the scope is cancelled first."""
-    with scope:
-        pulled.append((await anext(run.ready())).id)
-
-
-@pytest.mark.parametrize("earlier", [253, 254, 255])
-async def test_woken_waiter_is_cancelled(earlier: int) -> None:
-    """A waiter that is cancelled a turn after it was woken leaves the task to the next one, however many ran before."""
+@pytest.mark.parametrize("turns", [0, 1])
+@pytest.mark.parametrize("earlier", [0, 253, 254, 255])
+async def test_woken_waiter_is_cancelled(earlier: int, turns: int) -> None:
+    """A waiter that is cancelled when it was woken leaves the task to the next one, however many ran before."""
     others = [Task(id=f"t{number}") for number in range(earlier)]
     async with open_run(plan(Task(id="a"), Task(id="b", depends_on=["a"]), *others)) as run:
         attempt = run.started("a")
@@ -339,19 +342,8 @@ async def test_woken_waiter_is_cancelled(earlier: int) -> None:
         for _ in others:
             async with run.attempt(await anext(ready)):
                 pass
-        pulled: list[str] = []
-        first = anyio.CancelScope()
-        async with anyio.create_task_group() as group:
-            group.start_soon(next_id, run, first, [])
-            await anyio.wait_all_tasks_blocked()
-            group.start_soon(next_id, run, anyio.CancelScope(), pulled)
-            await anyio.wait_all_tasks_blocked()
+        async with two_waiters(run, turns):
             run.succeeded(attempt)
-            await anyio.lowlevel.checkpoint()
-            first.cancel()
-            await anyio.wait_all_tasks_blocked()
-            group.cancel_scope.cancel()
-    assert pulled == ["b"]
 
 
 async def test_waiter_is_cancelled_as_it_takes_over() -> None:
@@ -359,20 +351,8 @@ async def test_waiter_is_cancelled_as_it_takes_over() -> None:
     async with open_run(chain("a")) as run:
         leaving = run.ready()
         await anext(leaving)
-        pulled: list[str] = []
-        first = anyio.CancelScope()
-        async with anyio.create_task_group() as group:
-            group.start_soon(next_id, run, first, [])
-            await anyio.wait_all_tasks_blocked()
-            group.start_soon(next_id, run, anyio.CancelScope(), pulled)
-            await anyio.wait_all_tasks_blocked()
+        async with two_waiters(run, 2) as group:
             group.start_soon(anext, leaving, None)
-            for _ in range(2):
-                await anyio.lowlevel.checkpoint()
-            first.cancel()
-            await anyio.wait_all_tasks_blocked()
-            group.cancel_scope.cancel()
-    assert pulled == ["a"]
 
 
 async def test_transient_error_is_retried(clock: VirtualClock) -> None:

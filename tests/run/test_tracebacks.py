@@ -72,22 +72,6 @@ async def test_a_traceback_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-async def test_a_contained_error_is_logged(
-    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A contained error is logged with its traceback; without logging it is all that appears on standard error."""
-    engine = ReplanningEngine([ScriptedProvider([[]])])
-    engine.monitor.on(AttemptFailed, lambda event: {}["listened"])
-    await engine.execute(chain("a"), look_up)
-    (record,) = [record for record in caplog.records if record.name == "replanning"]
-    assert "KeyError('listened')" in record.message
-    assert 'lambda event: {}["listened"]' in record.message
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LOG, "propagate", False)
-        await engine.execute(chain("a"), look_up)
-    assert capsys.readouterr().err.rstrip() == record.message
-
-
 async def test_long_and_missing_tracebacks() -> None:
     """A long traceback keeps its ends without half a secret; an error that was not raised, or an older journal, has none."""
     store = MemoryStore()
