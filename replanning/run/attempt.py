@@ -239,6 +239,9 @@ class Attempt:
     taken out of the plan meanwhile), the body is cancelled at its first checkpoint, and has no
     `context` until then.
 
+    It has many attributes because it serves workers, loops of one's own and calls of sessions, and
+    holds what these state, what the body reports, and what was there before it.
+
     Attributes:
         run: the run.
         task: the task.
