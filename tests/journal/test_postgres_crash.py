@@ -1,8 +1,6 @@
 """Processes that are killed while they run a plan on PostgreSQL, hosts that take over, and servers that crash in between."""
 
-import os
 import signal
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,13 +9,10 @@ from typing import Final
 
 import pytest
 
-from replanning.journal import AttemptSucceeded
 from tests.support.crash import (
-    KILLS_PER_RUN,
+    check_kills,
     go,
     journal,
-    left_running,
-    play,
     started,
     suspend,
     text,
@@ -53,27 +48,13 @@ def test_killed_at_any_moment(postgres_server: Server, tmp_path: Path) -> None:
         yield
         postgres_server.start()
 
-    left, rng = (
-        int(os.environ.get("REPLANNING_KILLS", "50")),
-        Random(os.environ.get("REPLANNING_SEED", "20240229")),
+    check_kills(
+        "postgres",
+        lambda name: folder(tmp_path / name, postgres_server),
+        50,
+        hosts=HOSTS,
+        outage=outage,
     )
-    undisturbed, _ = play("postgres", folder(tmp_path / "undisturbed", postgres_server), rng, 0)
-    assert (undisturbed["status"], undisturbed["differences"]) == ("succeeded", []), undisturbed
-    number = 0
-    while left > 0:
-        number += 1
-        place = folder(tmp_path / f"run-{number}", postgres_server)
-        hosts = HOSTS if number % 2 else ({},)
-        said, killed = play(
-            "postgres", place, rng, min(KILLS_PER_RUN, left), hosts=hosts, outage=outage
-        )
-        left -= killed
-        assert said == undisturbed, f"{said} instead of {undisturbed}; seen in {place}"
-        done = Counter(
-            r.body.task for r in journal("postgres", place) if isinstance(r.body, AttemptSucceeded)
-        )
-        assert set(done.values()) == {1}, f"done more than once: {done}"
-        assert not left_running(place), f"still running: {left_running(place)}"
 
 
 def test_suspended_and_taken_over(postgres_server: Server, tmp_path: Path) -> None:

@@ -5,12 +5,10 @@ import select
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -18,7 +16,6 @@ import pytest
 from replanning import Environment, Plan, ReplanningEngine, Task, TaskContext, TaskState
 from replanning.errors import RunOwned
 from replanning.journal import (
-    AttemptSucceeded,
     ProcessStarted,
     Record,
     RunResumed,
@@ -28,13 +25,11 @@ from replanning.orchestrators import SwarmOrchestrator
 from replanning.tools import ToolExecutor
 from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.crash import (
-    KILLS_PER_RUN,
     PATIENCE,
     Process,
+    check_kills,
     go,
     journal,
-    left_running,
-    play,
     started,
     suspend,
     taken_over,
@@ -57,22 +52,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
 
     To look for faults: `REPLANNING_KILLS=500 REPLANNING_SEED=7 pytest tests/run/test_crash.py -k any_moment`.
     """
-    left, rng = (
-        int(os.environ.get("REPLANNING_KILLS", "26")),
-        Random(os.environ.get("REPLANNING_SEED", "20240229")),
-    )
-    undisturbed, _ = play("sqlite", tmp_path / "undisturbed", rng, 0)
-    assert (undisturbed["status"], undisturbed["differences"]) == ("succeeded", []), undisturbed
-    while left > 0:
-        folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
-        said, killed = play("sqlite", folder, rng, min(KILLS_PER_RUN, left))
-        left -= killed
-        assert said == undisturbed, f"{said} instead of {undisturbed}; seen in {folder}"
-        done = Counter(
-            r.body.task for r in journal("sqlite", folder) if isinstance(r.body, AttemptSucceeded)
-        )
-        assert set(done.values()) == {1}, f"done more than once: {done}"
-        assert not left_running(folder), f"still running: {left_running(folder)}"
+    check_kills("sqlite", lambda name: tmp_path / name, 26)
 
 
 @contextmanager

@@ -239,6 +239,47 @@ def play(
     raise AssertionError(f"it was killed although nobody killed it, or refused: {said}")
 
 
+def check_kills(
+    kind: str,
+    make_folder: Callable[[str], Path],
+    kills: int,
+    *,
+    hosts: Sequence[Mapping[str, str]] = ({},),
+    outage: Callable[[Random], AbstractContextManager[None]] | None = None,
+) -> None:
+    """Check that runs whose processes are killed lose and repeat nothing, and end as one that was left alone.
+
+    Args:
+        make_folder: makes the folder of a run with this name.
+        kills: the number of kills, unless REPLANNING_KILLS says another; REPLANNING_SEED has the seed.
+        hosts: variables of the processes of every second run, which take turns.
+        outage: as for `play`.
+    """
+    left = int(os.environ.get("REPLANNING_KILLS", str(kills)))
+    rng = Random(os.environ.get("REPLANNING_SEED", "20240229"))
+    undisturbed, _ = play(kind, make_folder("undisturbed"), rng, 0)
+    assert (undisturbed["status"], undisturbed["differences"]) == ("succeeded", []), undisturbed
+    number = 0
+    while left > 0:
+        number += 1
+        folder = make_folder(f"run-{number}")
+        said, killed = play(
+            kind,
+            folder,
+            rng,
+            min(KILLS_PER_RUN, left),
+            hosts=hosts if number % 2 else ({},),
+            outage=outage,
+        )
+        left -= killed
+        assert said == undisturbed, f"{said} instead of {undisturbed}; seen in {folder}"
+        done = Counter(
+            r.body.task for r in journal(kind, folder) if isinstance(r.body, AttemptSucceeded)
+        )
+        assert set(done.values()) == {1}, f"done more than once: {done}"
+        assert not left_running(folder), f"still running: {left_running(folder)}"
+
+
 def worn_out(records: Sequence[Record]) -> bool:
     """Whether a task was cut off so often that it is not proposed once more to run it again."""
     begun = Counter(
