@@ -29,6 +29,8 @@ from replanning import (
 from replanning.changes import ReplaceTask
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 
+TRACING = "tracing on, per task; floor: one span each, no tracing"
+
 PEER_TASKS = 200
 """Tasks of the plan that other libraries execute as well."""
 
@@ -53,7 +55,8 @@ def measure(
         lambda: [_ratio("sequential, per task", rounds, tasks, _sequential, _bare_tasks, bar=2.6)],
         lambda: [_ratio("swarm of 100, per task", rounds, tasks, _swarm, _task_group)],
         lambda: [_small(rounds)],
-        lambda: [_tracing(rounds, tasks)],
+        # Spans on, against a run without tracing whose work makes one span of the SDK for each task.
+        lambda: [_ratio(TRACING, rounds, tasks, _traced, _spanned, bar=1.5)],
         lambda: _replans(min(rounds, 3), 200 if short else 400, large),
         lambda: _bursts(min(rounds, 3), 100 if short else 500, 1_000 if short else 10_000),
         lambda: [footprint.store(rounds, tasks)],
@@ -101,14 +104,6 @@ def _small(rounds: int) -> Figure:
     return single(
         "a plan of 20 tasks, beyond the bare tasks", [1000 * seconds for seconds in extra], "ms"
     )
-
-
-def _tracing(rounds: int, tasks: int) -> Figure:
-    """Spans on, against a run without tracing whose work makes one span of the SDK for each task."""
-    rows = [(each(_traced, tasks), each(_spanned, tasks)) for _ in range(rounds + 1)][1:]
-    traced = [row[0] for row in rows]
-    floor = [row[1] for row in rows]
-    return paired("tracing on, per task; floor: one span each, no tracing", traced, floor, 1.5)
 
 
 def _growth(rounds: int) -> list[Figure]:

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from replanning.errors import ChangeRejected, Problem
+from replanning.plan.checks import nested_bodies
 from replanning.plan.messages import (
     brief_repr,
     did_you_mean,
@@ -19,7 +20,7 @@ from replanning.plan.messages import (
     format_path,
     validation_problems,
 )
-from replanning.plan.tasks import Items, StrictModel, Task, TaskBody
+from replanning.plan.tasks import Items, StrictModel, Task
 from replanning.plan.types import JsonObject, JsonValue, TaskId, to_seconds
 
 __all__ = [
@@ -191,23 +192,13 @@ def change_arguments(changes: Sequence[PlanChange]) -> Iterator[TaskArguments]:
             case "add":
                 tasks = (change.task,)
         for task in tasks:
-            # Most tasks have none of these, and then there is nothing to look at.
-            if task.arguments or task.fallbacks or task.undo is not None:
-                for arguments in task_arguments(task):
-                    yield task.id, arguments
-
-
-def task_arguments(body: TaskBody) -> Iterator[JsonValue]:
-    """Yield the arguments of a task, of its fallbacks and of its undo."""
-    yield body.arguments
-    for fallback in body.fallbacks:
-        yield from task_arguments(fallback)
-    if body.undo is not None:
-        yield from task_arguments(body.undo)
+            for _, body in nested_bodies(task):
+                if body.arguments:
+                    yield task.id, body.arguments
 
 
 def _field_arguments(fields: JsonValue) -> Iterator[JsonValue]:
-    """Yield the same arguments from fields that are not validated yet."""
+    """Yield the arguments in the fields of a task that are not validated yet."""
     if not isinstance(fields, dict):
         return
     yield fields.get("arguments")

@@ -8,6 +8,7 @@ from typing import Final
 from replanning.journal.records import QuestionAsked, Trigger, normalised_cause
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
+from replanning.live.strips import find_root, join_groups
 from replanning.plan.types import QuestionId, TaskId
 
 MAX_FOLLOWED_TASKS: Final = 10_000
@@ -37,25 +38,16 @@ def group_triggers(
             held[task_id] = question.question
     waiting = {}
     # Following dependents can only join two groups or find a held task.
-    roots = {_find(groups, index) for index in groups}
+    roots = {find_root(groups, index) for index in groups}
     if held or len(roots) > 1:
         waiting = _join_overlapping(triggers, starts, held, groups)
 
     together: dict[int, list[Trigger]] = {}
     for index, trigger in enumerate(triggers):
         if index not in waiting:
-            together.setdefault(_find(groups, index), []).append(trigger)
+            together.setdefault(find_root(groups, index), []).append(trigger)
     blocked = [(triggers[index], question) for index, question in waiting.items()]
     return list(together.values()), blocked
-
-
-def _find(groups: list[int], index: int) -> int:
-    """Return the root of a group, and halve the path to it, which keeps later calls short."""
-    while groups[index] != index:
-        parent = groups[groups[index]]
-        groups[index] = parent
-        index = parent
-    return index
 
 
 def _join_common_causes(
@@ -74,8 +66,7 @@ def _join_common_causes(
             if tool in live.tools and not live.tools[tool].available:
                 causes.append(("unavailable", tool))
         for cause in causes:
-            root = _find(groups, first.setdefault(cause, index))
-            groups[_find(groups, index)] = root
+            join_groups(groups, index, first.setdefault(cause, index))
 
 
 def _join_overlapping(
@@ -107,8 +98,7 @@ def _join_overlapping(
             if len(followed) < MAX_FOLLOWED_TASKS:
                 other = followed.get(entry)
             if other is not None:
-                root = _find(groups, other)
-                groups[_find(groups, index)] = root
+                join_groups(groups, index, other)
                 continue
             followed[entry] = index
             own.append(entry)

@@ -20,7 +20,6 @@ from replanning.changes import (
     change_arguments,
     changes_hash,
     target_task_ids,
-    task_arguments,
 )
 from replanning.decision.evaluation import task_cost
 from replanning.decision.ledger import Ledger, source_key
@@ -34,6 +33,7 @@ from replanning.live.states import FINISHED, STUCK, WAITING, TaskState
 from replanning.live.strips import ground_action
 from replanning.live.view import DraftView, PlanView, TaskView, strips_problem
 from replanning.llm.quoting import is_truncated
+from replanning.plan.checks import nested_bodies
 from replanning.plan.json_values import is_redacted, iter_strings
 from replanning.plan.messages import join_names
 from replanning.plan.risk import resolved_risk
@@ -259,8 +259,8 @@ def check_content(proposal: Proposal) -> str:
         return ""
     original: set[str] = set()
     for entry in proposal.entries:
-        for arguments in task_arguments(entry.task):
-            original.update(_masked_texts(arguments))
+        for _, body in nested_bodies(entry.task):
+            original.update(_masked_texts(body.arguments))
     names: dict[str, None] = {}
     for task_id, texts in masked:
         if not original.issuperset(texts):

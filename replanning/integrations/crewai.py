@@ -20,6 +20,7 @@ from pydantic import PrivateAttr, SerializationInfo, model_serializer
 from replanning.engine.engine import ReplanningEngine
 from replanning.errors import CallSkipped, NeedsHuman, NotRunning, StoreError, TransientError
 from replanning.integrations.frameworks import (
+    ONE_ATTEMPT,
     ReportedFailure,
     describe_tools,
     missing_framework,
@@ -29,7 +30,7 @@ from replanning.integrations.frameworks import (
 )
 from replanning.integrations.session_thread import SessionThread
 from replanning.live.states import TaskState
-from replanning.plan.tasks import Retry, Task
+from replanning.plan.tasks import Task
 from replanning.plan.types import MAX_NAME_CHARS, AttemptId, TaskId
 from replanning.run.run import PlanRun
 
@@ -72,8 +73,6 @@ _NOTED_FIELDS: Final = {
 }
 
 _MAX_ID_CHARS: Final = 60
-
-_ONE_ATTEMPT: Final = Retry(max_attempts=1)
 
 _current: ContextVar[_Attachment | None] = ContextVar("replanning_crewai", default=None)
 """The attachment in whose block a crew runs; CrewAI copies the context to its threads, also to those of its handlers."""
@@ -201,8 +200,7 @@ class _Attachment:
         """Return the tools of one agent or task as tools whose calls are calls of the session."""
         own: dict[str, _Tool] = {}
         wrapped = []
-        # CrewAI repeats such a call by itself, and the attempts of both would multiply.
-        fields = {"retry": _ONE_ATTEMPT} if given.repeats else {}
+        fields = {"retry": ONE_ATTEMPT} if given.repeats else {}
         for original in given.tools:
             if isinstance(original, _Tool):
                 raise ValueError(

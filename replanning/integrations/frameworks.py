@@ -25,6 +25,7 @@ from replanning.errors import (
 )
 from replanning.history.status import replay_records
 from replanning.plan.messages import did_you_mean
+from replanning.plan.tasks import Retry
 from replanning.run.attempt import current_attempt
 
 Capabilities = Mapping[str, str | Mapping[str, object]]
@@ -276,6 +277,10 @@ class ReportedFailure(Exception):
     def __init__(self, said: str, result: object) -> None:
         super().__init__(said)
         self.result = result
+
+
+ONE_ATTEMPT: Final = Retry(max_attempts=1)
+"""Retries of a tool that its framework repeats by itself: the attempts of both would multiply."""
 
 
 class TimedOut(TimeoutError):

@@ -37,6 +37,7 @@ from replanning.errors import (
     UnknownQuestion,
 )
 from replanning.integrations.frameworks import (
+    ONE_ATTEMPT,
     ReportedFailure,
     SessionTask,
     describe_tools,
@@ -46,7 +47,6 @@ from replanning.integrations.frameworks import (
     tool_fields,
 )
 from replanning.integrations.session_thread import SessionThread
-from replanning.plan.tasks import Retry
 
 try:
     from langchain_core.callbacks import BaseCallbackManager
@@ -78,9 +78,6 @@ _CHECKPOINTER: Final = "__pregel_checkpointer"
 
 _MESSAGE: Final = "message"
 """Key of a message in the recorded output of a tool."""
-
-_ONE_ATTEMPT: Final = Retry(max_attempts=1)
-"""For what LangGraph or a middleware repeats by itself: the attempts of both would multiply."""
 
 _DEFAULT_NAME: Final = "LangGraph"
 """Name of a graph that was compiled without one."""
@@ -122,7 +119,7 @@ def replanned(
             for tool in node.bound.tools_by_name.values():
                 fields = _described(tool, dangerous=tool.name in approved)
                 if repeats or _is_repeated(tool.name, node.bound):
-                    fields.setdefault("retry", _ONE_ATTEMPT)
+                    fields.setdefault("retry", ONE_ATTEMPT)
                 described.append((tool.name, fields))
             if not _has_middleware(node.bound):
                 detached += [
@@ -132,7 +129,7 @@ def replanned(
             capability = (node.metadata or {}).get("capability")
             fields = tool_fields("", {}, kind="langgraph", stated=capability)
             if repeats:
-                fields.setdefault("retry", _ONE_ATTEMPT)
+                fields.setdefault("retry", ONE_ATTEMPT)
             described.append((name, fields))
             bodies[name] = node.bound
     if twice := [

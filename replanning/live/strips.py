@@ -285,6 +285,22 @@ def _instantiate(patterns: Iterable[str], values: Mapping[str, str]) -> list[str
     return facts
 
 
+def find_root(groups: list[int], index: int) -> int:
+    """Return the root of a group of a union-find, where each item links to another one of its group or to itself."""
+    while groups[index] != index:
+        parent = groups[groups[index]]
+        # Halving the path keeps the next search short.
+        groups[index] = parent
+        index = parent
+    return index
+
+
+def join_groups(groups: list[int], one: int, other: int) -> None:
+    """Join the groups of two items of a union-find, under the root of the other one."""
+    root = find_root(groups, other)
+    groups[find_root(groups, one)] = root
+
+
 def connected_components(
     steps: Sequence[StripsStep], lacking: Collection[str] = ()
 ) -> list[list[StripsStep]]:
@@ -293,16 +309,7 @@ def connected_components(
     No dependency links two groups, nor a fact that a step changes or lacks. Facts that nobody
     changes do not link steps: most steps of a plan may read the same ones.
     """
-    group = list(range(len(steps)))
-
-    def find(index: int) -> int:
-        while group[index] != index:
-            parent = group[group[index]]
-            # Halving the path keeps the next search short.
-            group[index] = parent
-            index = parent
-        return index
-
+    groups = list(range(len(steps)))
     place = {step.id: index for index, step in enumerate(steps)}
     changed = set(lacking)
     for step in steps:
@@ -313,11 +320,10 @@ def connected_components(
         linked = [place[dep] for dep in step.depends_on if dep in place]
         linked += [first.setdefault(fact, index) for fact in step.action.facts if fact in changed]
         for other in linked:
-            root = find(other)
-            group[find(index)] = root
+            join_groups(groups, index, other)
     components: dict[int, list[StripsStep]] = {}
     for index, step in enumerate(steps):
-        components.setdefault(find(index), []).append(step)
+        components.setdefault(find_root(groups, index), []).append(step)
     return list(components.values())
 
 
