@@ -93,6 +93,11 @@ _IN_DOUBT_CLASSES: Final = {
     "builtins": (
         *("TimeoutError", "ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError"),
     ),
+    # The work waited for something that was cut off: of its own, of a client, or in a thread.
+    "replanning": ("CancelledWithin",),
+    "asyncio": ("CancelledError",),
+    "concurrent": ("CancelledError",),
+    "trio": ("Cancelled",),
     "http": ("IncompleteRead", "RemoteDisconnected"),
     "httpx": ("NetworkError", "RemoteProtocolError", "TimeoutException"),
     "httpx2": ("NetworkError", "RemoteProtocolError", "TimeoutException"),

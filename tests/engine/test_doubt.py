@@ -1,5 +1,6 @@
 """Calls in doubt: whose statements allow a repetition, when a person is asked, and what the question says."""
 
+import asyncio  # noqa: TID251 # trio has no such cancellations
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -147,6 +148,15 @@ async def test_a_person_is_asked_about_what_is_not_repeated(
     (question,) = engine.pending(result.run)
     (candidate,) = question.candidates
     assert [change.kind for change in candidate.alternative.changes] == ["retry"]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_cancellation_within_the_work_is_in_doubt(clock: VirtualClock) -> None:
+    """A tool that is cut off by a cancellation of its own is executed once, and no other tool in its place."""
+    shop = Shop()
+    tools = [shop.tool("pay", asyncio.CancelledError), shop.tool("other")]
+    result = await run(make_engine("repair", clock=clock), *tools)
+    assert (result.status, shop.executions) == ("needs_human", {"pay": 1})
 
 
 async def test_retries_that_were_stated_are_used_up(clock: VirtualClock) -> None:

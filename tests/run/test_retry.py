@@ -1,5 +1,7 @@
 """When a failed task is run again by itself."""
 
+import asyncio  # noqa: TID251 # its cancellations are told apart from those of the library
+import concurrent.futures
 import errno
 import socket
 import sqlite3
@@ -131,6 +133,7 @@ MAY_PASS = [
 ]
 
 IN_DOUBT = [
+    concurrent.futures.CancelledError(),
     ConnectionResetError(),
     TimeoutError(errno.ETIMEDOUT, "no connection"),
     error("aiohttp.client_exceptions.ClientResponseError", status=502),
@@ -204,6 +207,8 @@ def test_an_error_raised_from_another_says_what_that_one_says() -> None:
     """A program's own error for a lost connection is in doubt; its own verdict counts where it has one."""
     own = ValueError("the payment failed")
     own.__cause__ = TimeoutError()
+    assert failure_from(own).in_doubt
+    own.__cause__ = asyncio.CancelledError()
     assert failure_from(own).in_doubt
     handled = ValueError("no such order")
     handled.__context__ = TimeoutError()
