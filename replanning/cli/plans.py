@@ -32,7 +32,7 @@ from replanning.cli.app import (
 from replanning.cli.lookup import load_document, read_plan, read_settings, read_text_argument
 from replanning.errors import Problem, SettingsError
 from replanning.history.wording import pluralise
-from replanning.plan.document import plan_schema
+from replanning.plan.document import plan_schema, redaction_warning
 from replanning.plan.messages import did_you_mean, format_path, one_line, parse_path
 from replanning.plan.reading import format_of, locate_problems, read_document
 from replanning.plan.risk import detected_risk
@@ -77,6 +77,7 @@ def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
             *check_unused_arguments(document),
             *check_danger(document),
             *check_machine(document),
+            *_literal_secrets(document),
         ]
     except PlanError as error:
         problems = [*error.problems, *_tool_problems(path, error.problems)]
@@ -93,6 +94,12 @@ def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
         for note in notes:
             console().print(f"note: {escape_control(redactor().text(note.message))}")
     raise typer.Exit(ExitCode.USAGE if problems else ExitCode.OK)
+
+
+def _literal_secrets(plan: Plan) -> list[Problem]:
+    """Return a note about the secrets in a plan, which a resumed run lacks."""
+    warning = redaction_warning(redactor().document(plan), plan)
+    return [Problem("", warning)] if warning else []
 
 
 def _tool_problems(path: str, reported: Sequence[Problem]) -> list[Problem]:

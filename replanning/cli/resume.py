@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from replanning.cli import lookup
-from replanning.cli.app import RUN_EXIT_CODES_HELP, Program, RunArgument, RunOptions, epilog
+from replanning.cli.app import RUN_EXIT_CODES_HELP, Program, RunArgument, RunOptions, epilog, fail
 from replanning.cli.run import resume_plan
 from replanning.errors import JournalCorrupt, NotRunning
 from replanning.journal import RunOpened
@@ -20,6 +21,7 @@ commands = Program()
     epilog=epilog(
         "replanning resume latest",
         "replanning resume 20250131-120000-1a2b3c4d5e6f --set context.region=us",
+        "replanning resume latest --plan plan.yaml    the plan has literal secrets",
         "replanning resume 20250131-120000-1a2b3c4d5e6f --from 2    a new run of the tasks that revision 2 had left",
         codes=RUN_EXIT_CODES_HELP,
     )
@@ -34,6 +36,15 @@ def resume(
             metavar="REVISION",
             min=0,
             help="Start a new run from this revision of the old one.",
+        ),
+    ] = None,
+    plan_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--plan",
+            metavar="FILE",
+            help="The plan that the run was opened with, unchanged: literal secrets, which no journal keeps, are taken"
+            " from it. --set then repeats what was set when the run was opened.",
         ),
     ] = None,
     options: RunOptions,
@@ -51,6 +62,8 @@ def resume(
         advice = "start a new run, or one from a revision of this one with --from (0 is the original plan)"
         raise NotRunning(f"run {info.run!r} {how}: {advice}")
     if remote:
+        if plan_file is not None:
+            fail("--plan: on Temporal, the worker has the plan")
         from replanning.cli import temporal  # other runs do not need it
 
         raise typer.Exit(temporal.resume(info, options, revision))
@@ -68,7 +81,9 @@ def resume(
             f"run {info.run!r} {what}; only that program can go on with it, with run_id={info.run!r}"
         )
     if any(map(lookup.is_phase_task, opened.plan.tasks)):
+        if plan_file is not None:
+            fail(f"--plan: run {info.run!r} is one of planning mode, which has no plan file")
         from replanning.cli.solve import resume_planning  # other runs need no planning mode
 
         raise typer.Exit(resume_planning(info.run, opened.plan, options, revision))
-    raise typer.Exit(resume_plan(info.run, opened, options, revision))
+    raise typer.Exit(resume_plan(info.run, opened, options, revision, plan_file))

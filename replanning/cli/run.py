@@ -17,7 +17,7 @@ from typing import Annotated, Final
 import anyio
 import typer
 
-from replanning import Environment, Plan, PlanRun, ReplanningEngine, Settings
+from replanning import Environment, Plan, PlanRun, ReplanningEngine, Settings, ToolSpec
 from replanning.cli import lookup
 from replanning.cli.app import (
     RUN_EXIT_CODES_HELP,
@@ -93,11 +93,7 @@ def run(
     settings: Settings | None = None
     if not on_temporal:  # where a worker has settings of its own
         settings = lookup.read_settings(options.settings, quiet=options.quiet)
-    document = lookup.read_plan(path)
-    if options.context:
-        context = {**document.context, **parse_context_options(options.context)}
-        changed = document.model_copy(update={"context": context})
-        document = Plan.model_validate(changed.model_dump(mode="json", exclude_unset=True))
+    document = _read_plan(path, options)
     if problems := check_tools(document):
         raise PlanError(locate_problems(problems, path))
     if not options.quiet:
@@ -118,7 +114,23 @@ def run(
     raise typer.Exit(summary.report(json=options.json))
 
 
-def resume_plan(run_id: RunId, opened: RunOpened, options: RunOptions, revision: int | None) -> int:
+def _read_plan(path: str, options: RunOptions) -> Plan:
+    """Return the plan of a file, with the context that the options set."""
+    document = lookup.read_plan(path)
+    if not options.context:
+        return document
+    context = {**document.context, **parse_context_options(options.context)}
+    changed = document.model_copy(update={"context": context})
+    return Plan.model_validate(changed.model_dump(mode="json", exclude_unset=True))
+
+
+def resume_plan(
+    run_id: RunId,
+    opened: RunOpened,
+    options: RunOptions,
+    revision: int | None,
+    plan_file: Path | None,
+) -> int:
     """Resume the run of a plan, or a copy of one of its revisions; print its summary, return the exit code.
 
     Args:
@@ -126,22 +138,46 @@ def resume_plan(run_id: RunId, opened: RunOpened, options: RunOptions, revision:
         opened: the record with which it was opened.
         options: of the command line.
         revision: the revision to copy; None to resume the run itself.
+        plan_file: the file of the plan that it was opened with; None to do with what its journal has.
 
     Raises:
-        ReplanningError: it cannot be resumed.
+        ReplanningError: it cannot be resumed, or the file has another plan.
     """
     was_enabled = (opened.settings or {}).get("enabled", True) is not False and opened.mode != "off"
     options.replan = was_enabled if options.replan is None else options.replan
     options.observe = options.observe or opened.mode == "observe"
-    summary = _carry_out(
-        options,
-        opened.plan,
-        lambda engine, _: engine.resume(
-            run_id if revision is None else engine.fork(run_id, revision)
-        ),
-        context=parse_context_options(options.context or ()),
-    )
+    plan = opened.plan
+    changed_context: JsonObject | None = None
+    if plan_file is None:
+        changed_context = parse_context_options(options.context or ())
+    else:
+        plan = _with_found_tools(_read_plan(str(plan_file), options), opened.plan)
+
+    def open_run(engine: ReplanningEngine, _: Plan) -> AbstractAsyncContextManager[PlanRun]:
+        resumed = run_id
+        if revision is not None:
+            resumed = engine.fork(run_id, revision)
+        if plan_file is None:
+            return engine.resume(resumed)
+        return engine.run_or_resume(plan, run_id=resumed)
+
+    summary = _carry_out(options, plan, open_run, context=changed_context)
     return summary.report(json=options.json)
+
+
+def _with_found_tools(given: Plan, opened: Plan) -> Plan:
+    """Return a plan with the tools of its MCP servers as they were when its run was opened."""
+    if not given.mcp:
+        return given
+    own = {tool.name: tool for tool in given.tools if tool.kind != "mcp"}
+    tools: list[ToolSpec] = []
+    for tool in opened.tools:
+        if tool.kind == "mcp":
+            tools.append(tool)
+        elif tool.name in own:
+            tools.append(own.pop(tool.name))
+    tools += own.values()
+    return given.model_copy(update={"tools": tuple(tools)})
 
 
 @commands.command(

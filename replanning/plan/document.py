@@ -424,7 +424,7 @@ def redaction_warning(clean: Plan, plan: Plan) -> str:
         return ""
     where = join_names(places, _MAX_WARNED_PLACES)
     return (
-        f"what looks like a secret stands in {where}; this run uses it, and its journal does not "
-        "keep it: after a resume it is missing unless the plan is given again; refer to it as "
-        "{env:NAME} instead"
+        f"what looks like a secret stands in {where}; the run uses it, and its journal does not "
+        "keep it: after a resume it is missing unless the plan is given again (`replanning resume "
+        "RUN --plan FILE`, or `run_or_resume`); refer to it as {env:NAME}, which is not missing"
     )

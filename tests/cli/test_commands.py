@@ -117,8 +117,9 @@ def test_wrong_usage_is_explained(tmp_path: Path, arguments: str, message: str) 
 
 
 def test_validate_a_plan_that_is_valid(tmp_path: Path) -> None:
-    """A valid plan is said to be so; what the machine lacks, and arguments that nothing uses, are noted."""
-    write_plan(tmp_path, REPAIRED, REPAIRED_TASKS.replace("{what: it}", "{what: it, mode: loud}"))
+    """A valid plan is said to be so; missing programs, arguments that nothing uses, and literal secrets are noted."""
+    arguments = "{what: it, mode: loud, token: ghp_abcdefghijklmnopqrstuvwxyz0123456789}"
+    write_plan(tmp_path, REPAIRED, REPAIRED_TASKS.replace("{what: it}", arguments))
 
     result = answer(tmp_path, "validate", "plan.yaml")
     told = cli(tmp_path, "validate", "plan.yaml").stdout
@@ -128,6 +129,8 @@ def test_validate_a_plan_that_is_valid(tmp_path: Path) -> None:
     assert missing in [note["message"] for note in result["notes"]]
     assert "plan.yaml is valid: 3 tasks, 3 tools" in told
     assert "note: task 'pack': tool 'absent' makes no use of 'mode'" in told
+    assert "note: what looks like a secret stands in the arguments of task 'pack'" in told
+    assert "ghp_" not in told
 
 
 def test_validate_tells_everything(tmp_path: Path) -> None:

@@ -186,6 +186,25 @@ def test_resume_with_another_context(tmp_path: Path) -> None:
     assert (result["status"], result["tasks"]["extra"]) == ("succeeded", "DONE")
 
 
+SECRET = "ghp_abcdefghijklmnopqrstuvwxyz0123456789"
+FROM_START = ("resume", "r", "--from", "0")
+
+
+def test_resume_with_the_plan(tmp_path: Path) -> None:
+    """`resume --plan` takes literal secrets from the file, and refuses the file of another plan."""
+    tasks = f"id: a, tool: wait\nid: b, tool: tell, arguments: {{token: {SECRET}}}, depends_on: [a]"
+    tools = {"wait": "test -e go", "tell": "echo {token} >> told"}
+    write_plan(tmp_path, tools, tasks, name="other.yaml", more="name: other")
+    write_plan(tmp_path, tools, tasks)
+    cli(tmp_path, *RUN, code=1)
+    (tmp_path / "go").touch()
+
+    assert "secret in its arguments" in answer(tmp_path, *FROM_START, code=1)["reason"]
+    assert "another plan" in cli(tmp_path, *FROM_START, "--plan", "other.yaml", code=2).stderr
+    assert answer(tmp_path, *FROM_START, "--plan", "plan.yaml")["status"] == "succeeded"
+    assert lines(tmp_path / "told") == [SECRET]
+
+
 # Settings
 
 
