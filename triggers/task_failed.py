@@ -45,6 +45,8 @@ class TaskFailedDetector:
                 reason = f"the condition of {label} cannot be evaluated: {failure.message}"
             case "arguments":
                 reason = f"{label} cannot be given its arguments: {failure.message}"
+            case "secret":
+                reason = f"{label} cannot run: {failure.message}"
             case _:
                 times = f" after {task.attempts} attempts" if task.attempts > 1 else ""
                 reason = f"{label} failed{times}: {failure}"

@@ -380,6 +380,7 @@ def check_futile_calls(proposal: Proposal) -> str:
 
     A failed call may be repeated if another new task runs first, or if a fact that it needs was
     made true since. One that was refused as dangerous may be, if its arguments have other values.
+    One whose secret a resumed run lacks may not be, until the secret is there again.
     """
     view = proposal.view
     for change in proposal.changes:
@@ -404,6 +405,22 @@ def check_futile_calls(proposal: Proposal) -> str:
                     if reason:
                         return reason
                     break
+    return _lost_secret(proposal)
+
+
+def _lost_secret(proposal: Proposal) -> str:
+    """Return why a task, which has failed or is new, would lack a secret; empty if none would."""
+    lineage: list[TaskEntry] = []
+    for entry in proposal.entries:
+        lineage += entry.lineage()
+    for task in proposal.tasks_to_run:
+        known = proposal.live.entries.get(task.id)
+        # A task that waits would fail in the same way without these changes.
+        if known is not None and known.state not in STUCK:
+            continue
+        lost = proposal.live.masked.problem_of(task, lineage)
+        if lost:
+            return f"{task.id!r} cannot run: {lost}"
     return ""
 
 

@@ -235,8 +235,7 @@ class Session:
             if life.redactor.value(given) == recorded:
                 # The journal has masks in their place; the caller has the true values.
                 life.live.entry(task_id).task = task.model_copy(update={"arguments": given})
-                if life.opening.masks is not None:
-                    life.opening.masks.tasks.discard(task_id)
+                life.live.masked.tasks.discard(task_id)
             return
         revisions = (revised.changes for _, revised in life.ledger.revisions)
         if not any(

@@ -58,7 +58,7 @@ from replanning.run.attempt import TaskContext, Work, as_current_attempt
 from replanning.run.event_loop import describe_error, gc_paused, is_cancelled, isolate
 from replanning.run.lifecycle import RunMeter, warn_of_error
 from replanning.run.opening import RunFactory, redactor_for
-from replanning.run.outputs import MaskedParts, WithheldOutput, await_problem
+from replanning.run.outputs import WithheldOutput, await_problem
 from replanning.run.retries import FailedElsewhere, failure_from
 from replanning.run.run import Outputs, PlanRun
 from replanning.secrets import Redactor
@@ -624,7 +624,6 @@ class PlanWorkflow:
                 results[name] = encode(context.results[name], None).value
             except KeyError as error:
                 missing[name] = str(error)
-        masks = self.live_run._lifecycle.opening.masks
         # The worker tells by `on` what its exceptions mean, and the plan may describe the tool.
         sent = task.model_copy(update={"retry": stated_retry(task, live.tool_of(task))})
         request = {
@@ -634,7 +633,7 @@ class PlanWorkflow:
                 "attempt_id": context.attempt_id,
                 "idempotency_key": context.idempotency_key,
                 "context": live.context,
-                "lost": [] if masks is None else sorted(masks.context),
+                "lost": sorted(live.masked.context),
                 "results": results,
                 "missing": missing,
                 "feedback": context.feedback,
@@ -676,10 +675,7 @@ class PlanWorkflow:
             getattr(context, method)(**arguments)
         if told["lost"]:
             assert self.live_run is not None
-            life = self.live_run._lifecycle
-            if life.opening.masks is None:
-                life.opening.masks = MaskedParts(life.live, self._plan)
-            life.opening.masks.context.update(told["lost"])
+            self.live_run.live.masked.context.update(told["lost"])
 
     @workflow.update
     async def answer(self, question: str, answer: dict[str, Any]) -> None:

@@ -62,6 +62,7 @@ FailureKind = Literal[
     "condition",
     "arguments",
     "refused",
+    "secret",
     "unavailable",
     "output",
     "unfinished",
@@ -78,8 +79,8 @@ class Failure:
     """Reason why an attempt did not succeed.
 
     `kind` names the origin: the work itself (`error`), its deadline, an interruption, or the library while it
-    prepared the attempt (`condition`, `arguments`, `refused` where these make a command dangerous, or `unavailable` for a
-    call of what is not there) or stored its result (`output`). A judge's verdict is
+    prepared the attempt (`condition`, `arguments`, `refused` where these make a command dangerous, `secret` where a resumed
+    run lacks one, or `unavailable` for a call of what is not there) or stored its result (`output`). A judge's verdict is
     `unfinished` (the task is run again, with the message as feedback), `rejected` (an alternative is needed) or
     `blocked` (a person must act). `traceback` shows the last frames outside of this library, without secrets.
 

@@ -47,16 +47,21 @@ from replanning.journal.records import (
 from replanning.live.draft import Draft
 from replanning.live.entries import CONDITION_NOT_MET, TaskEntry, TaskOutput
 from replanning.live.graph import TaskGraph
+from replanning.live.masked import MaskedParts
 from replanning.live.scheduler import COUNTED_FAILURES, ToolBreaker
 from replanning.live.states import TaskEvent, TaskState, transition
-from replanning.plan.checks import TaskScope
+from replanning.plan.checks import TaskScope, nested_bodies
 from replanning.plan.document import Plan
+from replanning.plan.json_values import is_redacted
 from replanning.plan.references import resolve_references
 from replanning.plan.tasks import Task
 from replanning.plan.types import TaskId
 
 _PENDING: Final = TaskState.PENDING
 _RUNNING: Final = TaskState.RUNNING
+
+_TOOL_TEMPLATES: Final = {"command", "url", "headers", "body", "env"}
+"""Fields of a tool that are sent or executed."""
 
 _YIELD_AFTER_CHARS: Final = 4_000
 """Characters of a plan that are hashed between two pauses."""
@@ -73,13 +78,15 @@ class LivePlan(TaskGraph):
 
     Attributes:
         goal: the current goal.
+        masked: the parts of a resumed plan that its journal lacks.
     """
 
-    __slots__ = ("_holds_by_question", "goal")
+    __slots__ = ("_holds_by_question", "goal", "masked")
 
     def __init__(self, plan: Plan, *, empty: bool = False) -> None:
         super().__init__(plan, empty=empty)
         self.goal = plan.goal
+        self.masked = MaskedParts()
         self._holds_by_question: dict[str, tuple[TaskId, ...]] = {}
 
     def __repr__(self) -> str:
@@ -145,6 +152,35 @@ class LivePlan(TaskGraph):
             "sequential": self.plan.sequential and tasks == self.plan.tasks,
         }
         return self.plan.model_copy(update=current)
+
+    def find_masked_parts(self, given: Plan | None) -> None:
+        """Note which parts have a mask in the place of a secret, after a journal was replayed.
+
+        Args:
+            given: the plan that the caller has given again; its parts are complete.
+        """
+        complete: dict[TaskId, Task] = {}
+        if given is not None:
+            complete = {task.id: task for task in given.tasks}
+        for entry in self:
+            if complete.get(entry.id) is entry.task:
+                continue
+            for _, body in nested_bodies(entry.task):
+                if body.arguments and is_redacted(body.arguments):
+                    self.masked.tasks.add(entry.id)
+        if given is None:
+            servers: set[str] = set()
+            for name, server in self.plan.mcp.items():
+                if is_redacted(server.model_dump(mode="json")):
+                    servers.add(name)
+            for tool in self.tools.values():
+                templates = tool.model_dump(mode="json", include=_TOOL_TEMPLATES)
+                if is_redacted(templates) or tool.server in servers:
+                    self.masked.tools.add(tool.name)
+        for key, value in self.context.items():
+            is_given = given is not None and given.context.get(key) == value
+            if is_redacted(value) and not is_given:
+                self.masked.context.add(key)
 
     # Revising
 

@@ -94,11 +94,10 @@ class TaskContext:
                 if entry.reads.keys is None:
                     entry.reads.keys = reads
                 reads = entry.reads.keys
-            masks = self._run._lifecycle.opening.masks
             self._context = CopyOnRead(
                 live.context,
                 lambda key: reads.setdefault(str(key), live.staleness.history.version),
-                () if masks is None else masks.context,
+                live.masked.context,
             )
         return self._context
 

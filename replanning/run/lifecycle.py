@@ -78,7 +78,7 @@ from replanning.plan.types import (
 from replanning.run.dispatch import WAKING_RECORDS, Claim, Dispatcher, Idle
 from replanning.run.event_loop import LoopThread, Timer, describe_error
 from replanning.run.journal import RunJournal
-from replanning.run.outputs import Codec, MaskedParts, OutputKeeper
+from replanning.run.outputs import Codec, OutputKeeper
 from replanning.run.retries import (
     MAX_TRACEBACK_CHARS,
     FailureKeeper,
@@ -144,7 +144,6 @@ class Opening:
         open_ended: whether it goes on when all tasks are done, because more are added.
         record: the first record, in the process that has written it.
         past: the past of a resumed run.
-        masks: what a resumed run lacks because its journal has a mask in its place.
         inbox_problem: the last failure of the inbox, which is reported once.
     """
 
@@ -153,7 +152,6 @@ class Opening:
     open_ended: bool = False
     record: Record | None = None
     past: ResumeState | None = None
-    masks: MaskedParts | None = None
     inbox_problem: str = ""
 
 
@@ -463,6 +461,27 @@ class Lifecycle:
         except ChangeRejected as error:
             self.record_error("the outputs that were not stored", error)
 
+    def retry_with_secrets(self) -> None:
+        """Run tasks of a resumed run again that failed for want of a secret, which is given now."""
+        again: list[TaskId] = []
+        for task_id in self.live.stuck:
+            entry = self.live.entry(task_id)
+            failure = entry.log.failure
+            if failure is None or failure.kind != "secret":
+                continue
+            if not self.live.masked.problem_of(entry.task, entry.lineage()):
+                again.append(task_id)
+        if not again:
+            return
+        changes = tuple(RetryTask(task_id=task_id) for task_id in again)
+        names = join_names([repr(task_id) for task_id in again], 5)
+        try:
+            self.revise(changes, f"the secrets that {names} lacked were given again", "resume")
+        except StoreError:
+            return  # the run is paused
+        except ChangeRejected as error:
+            self.record_error("the tasks that lacked a secret", error)
+
     # A failing store
 
     async def wait_for_store(self) -> None:
@@ -514,15 +533,13 @@ class Lifecycle:
         arguments = task.arguments
         refers = bool(arguments) and has_references(arguments)
         try:
+            lost = self.live.masked.problem_of(task, entry.lineage())
+            if lost:
+                self._fail_unstarted(entry, lost, kind="secret")
+                return None
             # A revision may have changed what the condition refers to.
             is_due = task.when is not None and entry.condition_revision != self.live.revision
             if is_due and not self._evaluate_condition(entry):
-                return None
-            lost = ""
-            if self.opening.masks is not None:
-                lost = self.opening.masks.problem_of(entry)
-            if lost:
-                self._fail_unstarted(entry, lost, kind="arguments")
                 return None
             if refers:
                 filled = self._filled_arguments(entry)
@@ -592,11 +609,6 @@ class Lifecycle:
         value: bool | None = None
         error = ""
         try:
-            lost = ""
-            if self.opening.masks is not None:
-                lost = self.opening.masks.problem_of(entry)
-            if lost:
-                raise ExpressionError(lost)
             value = self.live.evaluate(entry.task.when or "")
         except ExpressionError as problem:
             error = str(problem)

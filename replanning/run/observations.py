@@ -106,10 +106,8 @@ class ObservedRun:
         gone = tuple(key for key in removed if key in old)
         if not new and not gone:
             return
-        masks = self._lifecycle.opening.masks
-        if masks is not None:
-            # The new values are true ones, so tasks may use these keys again.
-            masks.context.difference_update(new)
+        # The new values are true ones, so tasks may use these keys again.
+        self.live.masked.context.difference_update(new)
         attempt = None
         if attempt_id in self._lifecycle.running:
             attempt = attempt_id

@@ -73,7 +73,7 @@ from replanning.run.event_loop import (
     yielding,
 )
 from replanning.run.lifecycle import Lifecycle, OutcomeCollector, ResumeState
-from replanning.run.outputs import Codec, MaskedParts
+from replanning.run.outputs import Codec
 from replanning.run.processes import kill_orphaned_processes
 from replanning.run.retries import IsTransient, may_repeat
 from replanning.run.run import PlanRun
@@ -296,8 +296,8 @@ class RunFactory:
                     opened = replace(records[0].body, plan=plan)
                     records[0] = records[0]._replace(body=opened)
                 live, ledger = await self._rebuild_state(records, settled)
+                live.find_masked_parts(plan)
                 made = self._build_run(lease, records, live, ledger, spans)
-                made._lifecycle.opening.masks = MaskedParts(live, plan)
             kill_orphaned_processes(run, records)
         except BaseException as error:
             spans.close(error)
@@ -736,6 +736,7 @@ def _finish_past(
             ended = replace(ended, retry_at=life.clock.now())
         life.journal.append_soon(ended)
     life.retry_unstored()
+    life.retry_with_secrets()
 
 
 def _announce_missing_tools(life: Lifecycle, past: ResumeState | None) -> None:

@@ -1,4 +1,4 @@
-"""Outputs of attempts: what the plan gets, what the journal keeps, and what a resumed run lacks."""
+"""Outputs of attempts: what the plan gets, and what the journal keeps."""
 
 from __future__ import annotations
 
@@ -21,12 +21,7 @@ from replanning.journal.values import (
     measure,
 )
 from replanning.live.entries import TaskEntry, TaskOutput
-from replanning.live.facts import context_keys
 from replanning.live.plan import LivePlan
-from replanning.plan.checks import nested_bodies
-from replanning.plan.document import Plan
-from replanning.plan.json_values import is_redacted
-from replanning.plan.messages import join_names
 from replanning.plan.types import JsonValue, TaskId
 from replanning.run.event_loop import describe_error
 from replanning.secrets import MASK, Redactor
@@ -39,13 +34,6 @@ _SIMPLE_TYPES: Final = frozenset({NoneType, bool, int})
 
 _MIN_INTEGER: Final = -(2**63)
 _MAX_INTEGER: Final = 2**63
-
-_TOOL_TEMPLATES: Final = {"command", "url", "headers", "body", "env"}
-"""Fields of a tool that are sent or executed."""
-
-_MASK_CURE: Final = (
-    "refer to it as {env:NAME}, or resume the run with the plan that it was opened with"
-)
 
 
 class WithheldOutput(NamedTuple):
@@ -210,61 +198,3 @@ def await_problem(output: object, task_id: TaskId) -> str:
         f"task {task_id!r} returned a {type(output).__name__}{named}, which nobody has awaited; "
         "was `await` forgotten, or `async for`?"
     )
-
-
-class MaskedParts:
-    """Parts of a resumed run that its journal lacks, because it has a mask in their place.
-
-    A mask must never reach a tool: a task that would use one fails before its work.
-
-    Args:
-        live: the plan, as it was read from the journal.
-        plan: the plan that the caller has given again; its tasks, tools and context are complete.
-
-    Attributes:
-        tasks: the tasks with masked arguments.
-        tools: the tools with masked templates.
-        context: the keys of the context with masked values.
-    """
-
-    def __init__(self, live: LivePlan, plan: Plan | None) -> None:
-        self.tasks: set[TaskId] = set()
-        self.tools: set[str] = set()
-        self.context: set[str] = set()
-        complete = {}
-        if plan is not None:
-            complete = {task.id: task for task in plan.tasks}
-        for entry in live:
-            if complete.get(entry.id) is entry.task:
-                continue
-            for _, body in nested_bodies(entry.task):
-                if body.arguments and is_redacted(body.arguments):
-                    self.tasks.add(entry.id)
-        if plan is None:
-            for tool in live.tools.values():
-                if is_redacted(tool.model_dump(mode="json", include=_TOOL_TEMPLATES)):
-                    self.tools.add(tool.name)
-        for key, value in live.context.items():
-            is_given = plan is not None and plan.context.get(key) == value
-            if is_redacted(value) and not is_given:
-                self.context.add(key)
-
-    def __bool__(self) -> bool:
-        return bool(self.tasks or self.tools or self.context)
-
-    def problem_of(self, entry: TaskEntry) -> str:
-        """Return why a task cannot run: it would use a masked part; empty if it would not."""
-        places = []
-        is_masked = any(ancestor.id in self.tasks for ancestor in entry.lineage())
-        if is_masked and is_redacted(entry.task.arguments):
-            places.append("its arguments")
-        if entry.task.tool in self.tools:
-            places.append(f"its tool {entry.task.tool!r}")
-        if self.context:
-            for key in context_keys(entry.task):
-                if key in self.context:
-                    places.append(f"the context {key!r}")
-        if not places:
-            return ""
-        where = join_names(places, 5)
-        return f"the journal has {MASK} for a secret in {where}; {_MASK_CURE}"

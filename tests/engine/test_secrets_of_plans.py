@@ -17,16 +17,19 @@ from replanning import (
     TaskContext,
     open_run,
 )
+from replanning.changes import PlanChange, ReplaceTask, RetryTask
 from replanning.config import load_settings
+from replanning.decision import AlternativeProvider
 from replanning.errors import SettingsError
 from replanning.journal import (
+    AlternativesConsidered,
     ErrorContained,
     MemoryStore,
     RunOpened,
 )
 from replanning.orchestrators import SequentialOrchestrator
-from replanning.plan.types import JsonValue
-from tests.support.runs import bodies, chain
+from replanning.plan.types import JsonValue, TaskId
+from tests.support.runs import Proposer, alternative, bodies, chain
 
 SETTINGS = Settings.model_validate(
     {
@@ -70,7 +73,7 @@ async def test_what_the_journal_lacks_is_said() -> None:
         pass
     (note,) = bodies(store, "elsewhere", ErrorContained)
     places = "the arguments of task 'a', the arguments of task 'b', the checks of task 'c', the context 'key'"
-    assert f"stands in {places}; this run uses it" in note.error
+    assert f"stands in {places}; the run uses it" in note.error
 
 
 SECRETS = f"""
@@ -148,3 +151,80 @@ def test_unusable_patterns(pattern: str, problem: str, tmp_path: Path) -> None:
         load_settings(path)
     assert problem in str(caught.value)
     assert "redaction.patterns" in str(caught.value)
+
+
+# Secrets that a resumed run lacks
+
+
+LACKING = {
+    "argument": f"tasks: [{{id: a}}, {{id: b, arguments: {{token: {TOKEN}}}, depends_on: [a]}}]",
+    "argument of tools": f"tools: [{{name: t, capability: c}}, {{name: u, capability: c}}]\n"
+    f"tasks: [{{id: a}}, {{id: b, tool: t, arguments: {{token: {TOKEN}}}, depends_on: [a]}}]",
+    "tool": f"tools: [{{name: t, env: {{TOKEN: {TOKEN}}}}}]\ntasks: [{{id: a}}, {{id: b, tool: t}}]",
+    "context": f"context: {{key: {TOKEN}}}\ntasks: [{{id: a}}, {{id: b, arguments: {{x: '${{context.key}}'}}}}]",
+    "condition": f"context: {{key: {TOKEN}}}\ntasks: [{{id: a}}, {{id: b, when: 'context.key != 1'}}]",
+}
+"""Plans whose task `b` lacks a secret after a resume, by the place of the secret."""
+
+
+async def left_run(place: str) -> tuple[Plan, MemoryStore]:
+    """A plan, and the store with its run, which was left before its first task."""
+    plan, store = Plan.parse(f"goal: {{objective: x}}\n{LACKING[place]}"), MemoryStore()
+    async with open_run(plan, store=store, run_id="run"):
+        pass
+    return plan, store
+
+
+def quick_engine(store: MemoryStore, *providers: AlternativeProvider) -> ReplanningEngine:
+    """An engine that does not wait between replans; with the default provider where none is named."""
+    return ReplanningEngine(providers or ("repair",), store=store, settings=Settings(cooldown=0))
+
+
+@pytest.mark.parametrize("place", LACKING)
+async def test_a_task_that_lacks_a_secret_is_not_run_again(place: str) -> None:
+    """A resumed run ends with the place of the secret that its journal lacks, after one try and no repair."""
+    _, store = await left_run(place)
+    async with quick_engine(store).resume("run") as run:
+        async for task in run.ready():
+            run.succeeded(run.started(task.id), 1)
+    assert (run.result.status, run.result.revisions) == ("failed", ())
+    assert "'b' failed (the journal has [redacted] for a secret in " in run.result.reason
+    assert "resume RUN --plan FILE" in run.result.failures["b"].message
+
+
+PROPOSALS: dict[str, PlanChange] = {
+    "repetition": RetryTask(task_id=TaskId("b")),
+    "replacement": ReplaceTask(
+        task_id=TaskId("b"), tasks=(Task(id="c", arguments={"token": "[redacted]"}),)
+    ),
+}
+"""Changes that would run a task without its secret."""
+
+
+@pytest.mark.parametrize("change", PROPOSALS)
+async def test_a_proposal_to_run_what_lacks_a_secret_is_rejected(change: str) -> None:
+    """Whoever proposes to repeat or replace a task, without its secret, is told why that is rejected."""
+    _, store = await left_run("argument")
+    proposer = Proposer(lambda request: [alternative(PROPOSALS[change])])
+    async with quick_engine(store, proposer).resume("run") as run:
+        async for task in run.ready():
+            run.succeeded(run.started(task.id), 1)
+    assert (run.result.status, run.result.revisions) == ("failed", ())
+    considered = bodies(store, "run", AlternativesConsidered)
+    assert "cannot run: the journal has [redacted] for a secret in its arguments" in str(considered)
+
+
+@pytest.mark.parametrize("place", LACKING)
+async def test_a_task_that_lacked_a_secret_runs_once_the_plan_is_given(place: str) -> None:
+    """The run that failed for it is resumed with its plan, which revives the task without a replan."""
+    plan, store = await left_run(place)
+    async with quick_engine(store).resume("run") as run:
+        async for task in run.ready():
+            run.succeeded(run.started(task.id), 1)
+    async with quick_engine(store).run_or_resume(plan, run_id="run") as run:
+        async for task in run.ready():
+            run.succeeded(run.started(task.id), 2)
+    assert (run.result.status, run.result.outputs) == ("succeeded", {"a": 1, "b": 2})
+    assert [revised.reason for revised in run.result.revisions] == [
+        "the secrets that 'b' lacked were given again"
+    ]
