@@ -833,12 +833,10 @@ def _rate_limit_end(answer: ApiResponse, now: float) -> float:
     headers, until = answer.headers, 0.0
     if _integer_header(headers, "x-ratelimit-remaining", "ratelimit-remaining") == 0:
         until = float(_integer_header(headers, "x-ratelimit-reset", "ratelimit-reset") or 0)
-    wait = (
-        retry_after_seconds(headers, now)
-        if answer.status in (403, 429) or answer.status >= 500
-        else 0.0
-    )
-    until = max(until, now + wait if wait else 0.0)
+    if answer.status in (403, 429) or answer.status >= 500:
+        wait = retry_after_seconds(headers, now)
+        if wait:
+            until = max(until, now + wait)
     return now + _DEFAULT_RATE_LIMIT_WAIT if _is_rate_limited(answer) and until <= now else until
 
 

@@ -290,7 +290,8 @@ class HTTPLLMProvider(LLMProvider):
                 status=status,
                 request_id=request_id,
                 excerpt=excerpt,
-                retry_after=retry_after_seconds(response.headers, self.environment.clock.now()),
+                retry_after=retry_after_seconds(response.headers, self.environment.clock.now())
+                or 0.0,
                 permanent=response.headers.get("x-should-retry") == "false",
             )
         content: JsonValue = None

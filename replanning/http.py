@@ -221,21 +221,36 @@ def error_message(body: bytes) -> str:
     return f"{message} {json.dumps(details)}" if details else str(message)
 
 
-def retry_after_seconds(headers: Mapping[str, str], now: float) -> float:
-    """Return the seconds that a service asks to wait, given as a number or as a date; 0 if it does not."""
+def parse_http_date(text: str) -> float | None:
+    """Return the moment that a header names, in seconds since the epoch; None if it names none."""
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return moment.timestamp()
+
+
+def retry_after_seconds(headers: Mapping[str, str], now: float | None) -> float | None:
+    """Return the seconds that a service asks to wait, as a number or until a date; None if it does not.
+
+    Args:
+        headers: headers of its response.
+        now: time from which a date counts; without it dates are ignored.
+    """
     for name, scale in _RETRY_AFTER_HEADERS:
         value = headers.get(name, "")
         try:
             wait = float(value) / scale
         except ValueError:
-            try:
-                moment = parsedate_to_datetime(value)
-            except (ValueError, TypeError, OverflowError):
+            moment = parse_http_date(value)
+            if moment is None or now is None:
                 continue
-            wait = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - now
-        if wait > 0:  # false for not-a-number
+            wait = max(0.0, moment - now)
+        if wait >= 0:  # false for not-a-number
             return wait
-    return 0.0
+    return None
 
 
 def same_origin_url(url: str, place: str) -> str:

@@ -26,6 +26,7 @@ from replanning.errors import (
 )
 from replanning.integrations.frameworks import (
     UNFINISHED,
+    Capabilities,
     SessionTask,
     describe_tools,
     invoke_approved,
@@ -100,7 +101,7 @@ class Replanned(AgentMiddleware):  # type: ignore[misc] # its types may not be i
 
     def __init__(
         self,
-        capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
+        capabilities: Capabilities | None = None,
         *,
         engine: ReplanningEngine | None = None,
         objective: str = "",

@@ -21,6 +21,7 @@ from replanning.engine.engine import ReplanningEngine
 from replanning.errors import CallSkipped, NeedsHuman, NotRunning, StoreError, TransientError
 from replanning.integrations.frameworks import (
     ONE_ATTEMPT,
+    Capabilities,
     ReportedFailure,
     describe_tools,
     missing_framework,
@@ -83,7 +84,7 @@ def replanned(
     crew: CrewT,
     engine: ReplanningEngine | None = None,
     *,
-    capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
+    capabilities: Capabilities | None = None,
     objective: str = "",
     thread: str | None = None,
 ) -> Iterator[CrewT]:

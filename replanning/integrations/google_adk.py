@@ -20,6 +20,7 @@ from replanning.engine.session import Session
 from replanning.errors import CallSkipped, NeedsHuman, StaleAnswer, UnknownQuestion
 from replanning.integrations.frameworks import (
     UNFINISHED,
+    Capabilities,
     ReportedFailure,
     SessionTask,
     describe_tools,
@@ -108,7 +109,7 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
 
     def __init__(
         self,
-        capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
+        capabilities: Capabilities | None = None,
         *,
         engine: ReplanningEngine | None = None,
         agents: Sequence[BaseAgent] = (),

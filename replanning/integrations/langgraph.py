@@ -38,6 +38,7 @@ from replanning.errors import (
 )
 from replanning.integrations.frameworks import (
     ONE_ATTEMPT,
+    Capabilities,
     ReportedFailure,
     SessionTask,
     describe_tools,
@@ -87,7 +88,7 @@ def replanned(
     graph: CompiledStateGraph,
     engine: ReplanningEngine | None = None,
     *,
-    capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
+    capabilities: Capabilities | None = None,
     objective: str = "",
 ) -> ReplannedGraph:
     """Return a compiled graph whose nodes, and whose tools under a `ReplanningMiddleware`, are calls of a session.

@@ -21,6 +21,7 @@ from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import Session
 from replanning.errors import NotRunning, StoreError
 from replanning.integrations.frameworks import (
+    Capabilities,
     SessionTask,
     describe_tools,
     missing_framework,
@@ -58,7 +59,7 @@ async def replanned(
     manager: MagenticManagerBase,
     engine: ReplanningEngine | None = None,
     *,
-    capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
+    capabilities: Capabilities | None = None,
 ) -> AsyncIterator[Any]:
     """A manager whose plan is that of a session, and whose rounds are calls of participants, which may be replaced.
 
@@ -97,7 +98,7 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         self,
         manager: Any,
         engine: ReplanningEngine,
-        capabilities: Mapping[str, str | Mapping[str, object]] | None,
+        capabilities: Capabilities | None,
     ) -> None:
         super().__init__(
             max_stall_count=manager.max_stall_count,

@@ -19,6 +19,7 @@ from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import Session
 from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NotRunning, StoreError
 from replanning.integrations.frameworks import (
+    Capabilities,
     ReportedFailure,
     TimedOut,
     describe_tools,
@@ -78,7 +79,7 @@ async def replanned(
     agent: AgentT,
     engine: ReplanningEngine | None = None,
     *,
-    capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
+    capabilities: Capabilities | None = None,
     agents: Sequence[Agent] = (),
     objective: str = "",
     thread: str | None = None,

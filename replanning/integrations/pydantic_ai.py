@@ -19,6 +19,7 @@ from pydantic_core import to_json
 from replanning.engine.engine import ReplanningEngine
 from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NotRunning, UnknownRun
 from replanning.integrations.frameworks import (
+    Capabilities,
     SessionTask,
     TimedOut,
     describe_tools,
@@ -91,7 +92,7 @@ class Replanned(AbstractCapability[Any]):  # type: ignore[misc]
 
     def __init__(
         self,
-        capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
+        capabilities: Capabilities | None = None,
         *,
         engine: ReplanningEngine | None = None,
         approvals: bool | None = None,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import email.utils
 import json
+import math
 import re
 import ssl
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 from pydantic import JsonValue
 
-from replanning.http import read_body, same_origin_url
+from replanning.http import parse_http_date, read_body, retry_after_seconds, same_origin_url
 from replanning.plan.commands import (
     HOLE_DELIMITER,
     MARKED_HOLE,
@@ -364,15 +364,6 @@ class HttpToolRunner:
 
 def _retry_after(response: httpx.Response) -> float | None:
     """Return the seconds that the server asks to wait, by its own clock if it names a time."""
-    stated = response.headers.get("retry-after", "").strip()
-    if re.fullmatch(r"[0-9]{1,9}", stated):
-        return float(stated)
-    until, now = (
-        email.utils.parsedate_tz(text) for text in (stated, response.headers.get("date", ""))
-    )
-    if until is None or now is None:
-        return None
-    try:
-        return max(0.0, float(email.utils.mktime_tz(until) - email.utils.mktime_tz(now)))
-    except (ValueError, OverflowError):  # a date that no calendar has
-        return None
+    now = parse_http_date(response.headers.get("date", ""))
+    wait = retry_after_seconds(response.headers, now)
+    return None if wait == math.inf else wait

@@ -22,9 +22,6 @@ from google.adk.runners import InMemoryRunner
 from google.adk.tools import AgentTool, FunctionTool, LongRunningFunctionTool, ToolContext
 from google.adk.workflow import Workflow
 from google.genai import types
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from replanning import Alternative, Answer, ReplanningEngine, ReplanRequest, Retry
 from replanning.changes import ReplaceTask
@@ -41,6 +38,7 @@ from tests.support.effects import (
     count_exceeded,
 )
 from tests.support.runs import alternative, make_engine
+from tests.support.tracing import Spans
 
 pytestmark = [
     pytest.mark.filterwarnings(
@@ -763,8 +761,8 @@ async def test_cancellation(clock: VirtualClock) -> None:
 
 async def test_spans(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans of a tool are below that of the attempt, which is below that of the session, below that of the invocation."""
-    memory, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(memory))
+    spans = Spans()
+    provider = spans.provider
     monkeypatch.setattr("google.adk.telemetry.tracing.tracer", provider.get_tracer("adk"))
     monkeypatch.setattr(
         "google.adk.telemetry._instrumentation.tracing.tracer", provider.get_tracer("adk")
@@ -777,13 +775,8 @@ async def test_spans(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> No
     engine = make_engine("repair", clock=clock, tracer_provider=provider)
     chat = searching([search, search_archive], attached(engine))
     await chat.send(text("go"))
-    spans = {span.context.span_id: span for span in memory.get_finished_spans()}
-    [span] = [each for each in spans.values() if each.name == "reading"]
-    path = [span.name]
-    while span.parent is not None:
-        span = spans[span.parent.span_id]
-        path.append(span.name)
-    assert path == ["reading", "replanning.attempt", "replanning.run", "invoke_agent assistant"]
+    above = ["replanning.attempt", "replanning.run", "invoke_agent assistant"]
+    assert spans.path("reading") == above
 
 
 def test_example() -> None:

@@ -12,9 +12,6 @@ from typing import Any
 import anyio
 import pytest
 from anyio import from_thread
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pydantic import BaseModel
 
 pytest.importorskip("pydantic_ai")
@@ -50,6 +47,7 @@ from replanning.testing import VirtualClock
 from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.questions import DOUBT, asking
 from tests.support.runs import alternative, make_engine, skipping
+from tests.support.tracing import Spans
 
 WEB = {"search": "web", "search_archive": "web"}
 
@@ -503,9 +501,8 @@ async def test_history_of_messages(clock: VirtualClock) -> None:
 
 async def test_trace_in_one_piece(clock: VirtualClock) -> None:
     """Spans of a session are below that of the run, and spans of tools, also of substitutes, below that of the call."""
-    spans = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(spans))
+    spans = Spans()
+    provider = spans.provider
     engine = make_engine("repair", clock=clock, tracer_provider=provider)
     tracer = provider.get_tracer("test")
 
@@ -517,21 +514,13 @@ async def test_trace_in_one_piece(clock: VirtualClock) -> None:
     await agent_of(calling(ONE_SEARCH), [search, search_archive], engine, instrumented).run(
         "find x"
     )
-    finished = {span.context.span_id: span for span in spans.get_finished_spans()}
-    assert len({span.context.trace_id for span in finished.values()}) == 1
-
-    def path(span: Any) -> list[str]:
-        return (
-            [span.name]
-            if span.parent is None
-            else [span.name, *path(finished[span.parent.span_id])]
-        )
-
     run = ["replanning.run", "invoke_agent agent"]
-    paths = [path(span) for span in finished.values()]
-    assert ["execute_tool search", run[1]] in paths
-    assert ["looking", "execute_tool search_archive", "replanning.attempt", *run] in paths
-    assert paths.count(["replanning.attempt", *run]) == 2
+    assert spans.path("execute_tool search") == run[1:]
+    looking = ["execute_tool search_archive", "replanning.attempt", *run]
+    assert spans.path("looking") == looking
+    [above] = spans.named("replanning.run")
+    parents = [span.parent for span in spans.named("replanning.attempt")]
+    assert parents == [above.context] * 2
 
 
 async def test_stated_fields(clock: VirtualClock) -> None:

@@ -65,6 +65,16 @@ class Spans:
     def named(self, name: str) -> list[ReadableSpan]:
         return [span for span in self.finished if span.name == name]
 
+    def path(self, name: str) -> list[str]:
+        """The names of the spans above the only span of a name, up to the first of its trace."""
+        by_id = {span.id: span for span in self.flat}
+        [span] = [each for each in by_id.values() if each.name == name]
+        above = []
+        while span.parent:
+            span = by_id[span.parent]
+            above.append(span.name)
+        return above
+
     def tree(self) -> tuple[Node, ...]:
         return tree(self.flat)
 
