@@ -14,39 +14,28 @@ import anyio
 import pytest
 
 from replanning import (
-    Alternative,
     ReplanningEngine,
-    ReplanRequest,
     Settings,
     Task,
     ToolSpec,
 )
-from replanning.changes import SkipTask
 from replanning.history import ReplanHistory, import_history
 from replanning.journal import SqliteStore
 from replanning.testing import VirtualClock
-from tests.support.cli import Started, cli, process, write_plan, write_settings
-from tests.support.runs import Proposer, again, alternative, chain, environment, failing, plan
+from tests.support.cli import STORE, Started, call, cli, process, write_plan, write_settings
+from tests.support.questions import doubtful
+from tests.support.runs import (
+    Proposer,
+    again,
+    chain,
+    environment,
+    failing,
+    perform,
+    plan,
+)
 
-STORE = "runs/history.db"
+pytestmark = pytest.mark.usefixtures("in_folder")
 SETTINGS = Settings(triggers=("task-failed", "human-request"))
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def doubtful(request: ReplanRequest) -> list[Alternative]:
-    """Two ways on about which a person must be asked."""
-    task_id = request.triggers[0].tasks[0]
-    replacement = again(request)[0].model_copy(update={"confidence": 0.4})
-    return [
-        replacement,
-        alternative(SkipTask(task_id=task_id), confidence=0.35, reason="without it"),
-    ]
 
 
 def make_run(
@@ -71,18 +60,10 @@ def make_run(
                 *(task.model_copy(update={"tool": tool}) for task in tasks), tools=tools
             )
             async with engine.open(document, run_id=run_id) as run:
-                async for task in run.ready():
-                    async with run.attempt(task) as attempt:
-                        attempt.output = await failing(*failures)(task, attempt.context)
+                await perform(run, failing(*failures))
             engine.store.close()
 
     anyio.run(play)
-
-
-def call(*words: str, **more: Any) -> str:
-    """Return the output of a command about the store."""
-    done = cli(Path.cwd(), *words, REPLANNING_STORE=STORE, **more)
-    return done.stdout + done.stderr
 
 
 def data(*words: str) -> Any:
@@ -168,14 +149,14 @@ def test_status() -> None:
     assert [entry["run"] for entry in data("status")] == ["asking", "done"]
 
 
-def test_status_of_a_dead_process(folder: Path) -> None:
+def test_status_of_a_dead_process(tmp_path: Path) -> None:
     """A run whose process is gone is not called running, nor is its task, which has an age; how to resume is said."""
     write_plan(
-        folder,
+        tmp_path,
         {"fine": "true", "kill": "kill -9 $PPID"},
         "id: ok, tool: fine\nid: a, tool: kill, depends_on: [ok]",
     )
-    process(folder, "run", "plan.yaml", "--run-id", "dead", "--store", STORE, code=-9)
+    process(tmp_path, "run", "plan.yaml", "--run-id", "dead", "--store", STORE, code=-9)
     assert "process gone" in call("status")
     text = call("status", "dead")
     assert "run dead was running when its process ended" in text
@@ -397,11 +378,11 @@ def test_answer_all() -> None:
         ("missing.yaml", None, 2, "missing.yaml: the file cannot be read: No such file"),
     ],
 )
-def test_bad_changes(folder: Path, name: str, text: str | None, code: int, message: str) -> None:
+def test_bad_changes(tmp_path: Path, name: str, text: str | None, code: int, message: str) -> None:
     """Changes that are none, or do not fit the plan, are refused with their place before anything is left for the run."""
     make_run("asking", "b", doubts=True)
     if text is not None:
-        (folder / name).write_text(text)
+        (tmp_path / name).write_text(text)
     assert message in call("modify", "--changes", name, code=code)
     assert "waits to be taken" not in call("pending")
 
@@ -432,28 +413,37 @@ def test_requests() -> None:
 
 
 @pytest.fixture
-def asking(folder: Path) -> Iterator[Started]:
+def asking(tmp_path: Path) -> Iterator[Started]:
     """A process that carries out a plan and waits for an answer."""
     tools = {
         "first": "exit 3 ## capability: build",
         "second": "echo built ## capability: build",
         "show": "echo shown",
     }
-    write_plan(folder, tools, "id: build, tool: first\nid: show, tool: show, depends_on: [build]")
+    write_plan(tmp_path, tools, "id: build, tool: first\nid: show, tool: show, depends_on: [build]")
     write_settings(
-        folder, alternatives={"require_approval": True}, triggers=["task-failed", "human-request"]
+        tmp_path, alternatives={"require_approval": True}, triggers=["task-failed", "human-request"]
     )
     with Started(
-        folder, "run", "plan.yaml", "--store", STORE, "--ask", "store", "--run-id", "one", "--json"
+        tmp_path,
+        "run",
+        "plan.yaml",
+        "--store",
+        STORE,
+        "--ask",
+        "store",
+        "--run-id",
+        "one",
+        "--json",
     ) as run:
         run.until("question 1")
         yield run
 
 
 @pytest.mark.deep
-def test_modify_from_elsewhere(asking: Started, folder: Path) -> None:
+def test_modify_from_elsewhere(asking: Started, tmp_path: Path) -> None:
     """A person's own changes are applied instead of what was proposed."""
-    (folder / "changes.yaml").write_text(
+    (tmp_path / "changes.yaml").write_text(
         "- {kind: replace, task_id: build, tasks: [{id: mine, tool: show}]}"
     )
     words = (

@@ -19,17 +19,20 @@ import pytest
 from replanning import Alternative, ReplanningEngine, ReplanRequest, Settings, Task
 from replanning.journal import SqliteStore
 from replanning.testing import VirtualClock
-from tests.support.cli import REPAIRED, REPAIRED_TASKS, Gate, Started, Terminal, cli, write_plan
+from tests.support.cli import (
+    REPAIRED,
+    REPAIRED_TASKS,
+    STORE,
+    Gate,
+    Started,
+    Terminal,
+    call,
+    cli,
+    write_plan,
+)
 from tests.support.runs import Proposer, again, environment, plan
 
-STORE = "runs/history.db"
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("in_folder")
 
 
 def make_run(
@@ -64,12 +67,6 @@ def make_run(
             store.close()
 
     anyio.run(play)
-
-
-def call(*words: str, **more: Any) -> str:
-    """Return the output of a command about the store."""
-    done = cli(Path.cwd(), *words, REPLANNING_STORE=STORE, **more)
-    return done.stdout + done.stderr
 
 
 def shown(*words: str, columns: int = 80, lines: int = 24) -> str:
@@ -222,23 +219,23 @@ def test_session() -> None:
     assert "add more (search)" in text
 
 
-def test_run_of_another_process(folder: Path) -> None:
+def test_run_of_another_process(tmp_path: Path) -> None:
     """A run that another process is executing is shown as it is now: what runs, for how long, and what waits for it."""
-    gate = Gate(folder / "gate")
+    gate = Gate(tmp_path / "gate")
     write_plan(
-        folder,
+        tmp_path,
         {**REPAIRED, "wait": gate.command},
         f"{REPAIRED_TASKS.rstrip()}\n    id: held, tool: wait, depends_on: [last]",
     )
-    with Started(folder, "run", "plan.yaml", "--run-id", "now") as started:
+    with Started(tmp_path, "run", "plan.yaml", "--run-id", "now") as started:
         started.until("held started")
-        text = cli(folder, "show").stdout
+        text = cli(tmp_path, "show").stdout
         for part in ("run now is running", "▶ held", "→ pack~2", "tool absent → present"):
             assert part in text
         assert "4 of 5 tasks" not in text
         gate.open()
         started.end()
-    assert "run now is succeeded" in cli(folder, "show", "now").stdout
+    assert "run now is succeeded" in cli(tmp_path, "show", "now").stdout
 
 
 def test_no_run() -> None:
@@ -250,18 +247,18 @@ def test_no_run() -> None:
     assert "did you mean 'one'" in call("show", "onn", code=1)
 
 
-def test_watching(folder: Path) -> None:
+def test_watching(tmp_path: Path) -> None:
     """`--watch` shows what the run's own process shows until the run ends, and then the tasks and repairs; it changes nothing."""
-    gate = Gate(folder / "gate")
+    gate = Gate(tmp_path / "gate")
     tasks = "id: held, tool: wait" + REPAIRED_TASKS.replace(
         "first, tool", "first, depends_on: [held], tool"
     )
-    write_plan(folder, {**REPAIRED, "wait": gate.command}, tasks)
-    with Started(folder, "run", "plan.yaml", "--run-id", "now") as started:
+    write_plan(tmp_path, {**REPAIRED, "wait": gate.command}, tasks)
+    with Started(tmp_path, "run", "plan.yaml", "--run-id", "now") as started:
         started.until("held started")
         with (
-            Terminal(folder, "show", "--watch", COLUMNS="80") as terminal,
-            Started(folder, "show", "--watch") as piped,
+            Terminal(tmp_path, "show", "--watch", COLUMNS="80") as terminal,
+            Started(tmp_path, "show", "--watch") as piped,
         ):
             terminal.until("▶ held")
             terminal.until("1 running")
@@ -276,13 +273,13 @@ def test_watching(folder: Path) -> None:
     assert "--json" in call("show", "--watch", "--json", code=2)
 
 
-def test_watching_is_stopped(folder: Path) -> None:
+def test_watching_is_stopped(tmp_path: Path) -> None:
     """Ctrl-C ends the watching with code 130 and the picture of that moment, and leaves run and terminal as they are."""
-    gate = Gate(folder / "gate")
-    write_plan(folder, {"wait": gate.command}, "id: held, tool: wait")
-    with Started(folder, "run", "plan.yaml", "--run-id", "now") as started:
+    gate = Gate(tmp_path / "gate")
+    write_plan(tmp_path, {"wait": gate.command}, "id: held, tool: wait")
+    with Started(tmp_path, "run", "plan.yaml", "--run-id", "now") as started:
         started.until("held started")
-        with Terminal(folder, "show", "--watch") as terminal:
+        with Terminal(tmp_path, "show", "--watch") as terminal:
             terminal.until("1 running")
             terminal.process.send_signal(signal.SIGINT)
             text = terminal.end(130)
@@ -311,10 +308,10 @@ anyio.run(main)
 """
 
 
-def test_exporter_in_a_program(folder: Path) -> None:
+def test_exporter_in_a_program(tmp_path: Path) -> None:
     """The exporter `live` shows a run of any program on standard error: lines in a pipe, with the tasks on a terminal."""
-    (folder / "program.py").write_text(PROGRAM)
-    command = [sys.executable, str(folder / "program.py")]
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(tmp_path / "program.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines() == ["result of a", "result of b"]
     told = [line[9:] for line in done.stderr.splitlines()]

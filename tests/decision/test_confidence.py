@@ -51,7 +51,7 @@ from tests.support.live import (
     task,
     tool,
 )
-from tests.support.runs import Proposer, again, bodies, chain, environment, failing
+from tests.support.runs import Proposer, again, bodies, chain, environment, failing, perform
 
 
 def view() -> PlanView:
@@ -208,9 +208,7 @@ async def assessed(store: RunStore, *broken: str, settings: Settings = SHRINK) -
         )
         name = f"run-{len(store.runs())}"
         async with engine.open(chain("a", "b"), run_id=name) as run:
-            async for task in run.ready():
-                async with run.attempt(task) as attempt:
-                    attempt.output = await failing(*broken)(task, attempt.context)
+            await perform(run, failing(*broken))
     considered = bodies(store, name, AlternativesConsidered)
     return [
         body.candidates[0].score.self_assessment for body in considered if body.candidates[0].score

@@ -29,7 +29,7 @@ from replanning.journal import (
 )
 from replanning.orchestrators import SequentialOrchestrator
 from replanning.plan.types import JsonValue, TaskId
-from tests.support.runs import Proposer, alternative, bodies, chain
+from tests.support.runs import Proposer, alternative, bodies, chain, perform
 
 SETTINGS = Settings.model_validate(
     {
@@ -54,8 +54,7 @@ async def test_runs_with_names_of_older_journals_go_on() -> None:
     async with open_run(chain("mine INT-123456", "b"), store=store, run_id="run"):
         pass
     async with ReplanningEngine(settings=SETTINGS, store=store).resume("run") as run:
-        async for task in run.ready():
-            run.succeeded(run.started(task.id), 1)
+        await perform(run)
     assert run.result is not None
     assert run.result.status == "succeeded"
 
@@ -185,8 +184,7 @@ async def test_a_task_that_lacks_a_secret_is_not_run_again(place: str) -> None:
     """A resumed run ends with the place of the secret that its journal lacks, after one try and no repair."""
     _, store = await left_run(place)
     async with quick_engine(store).resume("run") as run:
-        async for task in run.ready():
-            run.succeeded(run.started(task.id), 1)
+        await perform(run)
     assert (run.result.status, run.result.revisions) == ("failed", ())
     assert "'b' failed (the journal has [redacted] for a secret in " in run.result.reason
     assert "resume RUN --plan FILE" in run.result.failures["b"].message
@@ -207,8 +205,7 @@ async def test_a_proposal_to_run_what_lacks_a_secret_is_rejected(change: str) ->
     _, store = await left_run("argument")
     proposer = Proposer(lambda request: [alternative(PROPOSALS[change])])
     async with quick_engine(store, proposer).resume("run") as run:
-        async for task in run.ready():
-            run.succeeded(run.started(task.id), 1)
+        await perform(run)
     assert (run.result.status, run.result.revisions) == ("failed", ())
     considered = bodies(store, "run", AlternativesConsidered)
     assert "cannot run: the journal has [redacted] for a secret in its arguments" in str(considered)

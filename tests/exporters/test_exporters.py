@@ -21,7 +21,7 @@ from replanning.testing import (
     returns,
     virtual_environment,
 )
-from tests.support.runs import Proposer, again, bodies, chain, failing, plan
+from tests.support.runs import Proposer, again, bodies, chain, failing, perform, plan
 
 
 class Slow(RecordingExporter):
@@ -97,9 +97,7 @@ async def test_slow_exporter(clock: VirtualClock) -> None:
         [], exporters=[exporter], environment=virtual_environment(clock=clock)
     )
     async with engine.open(chain("a", "b")) as run:
-        async for task in run.ready():
-            async with run.attempt(task):
-                pass
+        await perform(run)
         finished = clock.elapsed
     assert finished == 0
     assert exporter.records == [(run.id, record) for record in engine.store.read(run.id)]

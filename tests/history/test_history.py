@@ -41,6 +41,7 @@ from replanning.journal import (
 )
 from replanning.plan.types import ReplanId
 from replanning.testing import ScriptedExecutor, ScriptedGate, VirtualClock, raises, returns
+from tests.support.questions import doubtful
 from tests.support.runs import (
     Proposer,
     again,
@@ -58,16 +59,6 @@ def two_ways(request: ReplanRequest) -> list[Alternative]:
     task_id = request.triggers[0].tasks[0]
     retry = alternative(RetryTask(task_id=task_id), confidence=0.1, reason="hope")
     return [*again(request), retry, alternative(RetryTask(task_id="nowhere"), reason="lost")]
-
-
-def doubtful(request: ReplanRequest) -> list[Alternative]:
-    """Ways on about which a person must be asked."""
-    task_id = request.triggers[0].tasks[0]
-    replacement = again(request)[0].model_copy(update={"confidence": 0.4})
-    return [
-        replacement,
-        alternative(SkipTask(task_id=task_id), confidence=0.35, reason="without it"),
-    ]
 
 
 async def test_replan_is_one_event() -> None:

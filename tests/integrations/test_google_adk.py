@@ -23,8 +23,7 @@ from google.adk.tools import AgentTool, FunctionTool, LongRunningFunctionTool, T
 from google.adk.workflow import Workflow
 from google.genai import types
 
-from replanning import Alternative, Answer, ReplanningEngine, ReplanRequest, Retry
-from replanning.changes import ReplaceTask
+from replanning import Answer, ReplanningEngine, Retry
 from replanning.integrations.google_adk import Replanned
 from replanning.journal import SqliteStore
 from replanning.testing import ScriptedGate, VirtualClock
@@ -37,7 +36,8 @@ from tests.support.effects import (
     count_cancelled,
     count_exceeded,
 )
-from tests.support.runs import alternative, make_engine
+from tests.support.questions import archive_instead
+from tests.support.runs import make_engine
 from tests.support.tracing import Spans
 
 pytestmark = [
@@ -47,8 +47,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:SequentialAgent is deprecated"),
     pytest.mark.filterwarnings("ignore:.*ResumabilityConfig:UserWarning"),
 ]
-
-DOUBT = 0.6
 
 REJECTED = "This tool call is rejected."
 
@@ -197,20 +195,6 @@ def confirmation(events: list[Any], **response: Any) -> Any:
             id=request.id, name=request.name, response=response
         )
     )
-
-
-def doubtful(request: ReplanRequest) -> list[Alternative]:
-    """The archive instead, which a person must approve."""
-    task_id = request.triggers[0].tasks[0]
-    new = {"id": request.view.unused_id(task_id), "tool": "search_archive", "depends_on": ()}
-    other = request.view.task(task_id).task.model_copy(update=new)
-    return [
-        alternative(
-            ReplaceTask(task_id=task_id, tasks=(other,)),
-            confidence=DOUBT,
-            reason="the archive has it",
-        )
-    ]
 
 
 async def test_same_without_failures(clock: VirtualClock) -> None:
@@ -612,12 +596,12 @@ async def test_question(clock: VirtualClock, tmp_path: Path, confirmed: bool, se
         raise KeyError(query)
 
     root = agent([call("search", query="a")], [text("done")], tools=[search, search_archive])
-    first = make_engine(doubtful, clock=clock, store=SqliteStore(tmp_path / "runs.db"))
+    first = make_engine(archive_instead, clock=clock, store=SqliteStore(tmp_path / "runs.db"))
     chat = Chat(root, attached(first))
     asked = await chat.send(text("go"))
     assert (first.store.runs()[0].status, len(first.pending())) == ("paused", 1)
 
-    second = make_engine(doubtful, clock=clock, store=SqliteStore(tmp_path / "runs.db"))
+    second = make_engine(archive_instead, clock=clock, store=SqliteStore(tmp_path / "runs.db"))
     later = Chat(root, attached(second))
     later.runner.session_service, later.session = chat.runner.session_service, chat.session
     await later.send(confirmation(asked, confirmed=confirmed))
@@ -634,11 +618,11 @@ async def test_question_that_is_not_put_to_the_user(clock: VirtualClock) -> None
 
     gate = ScriptedGate([Answer("approve", by="ada")], clock=clock)
     tools = [search, search_archive]
-    chat = searching(tools, attached(make_engine(doubtful, clock=clock, gate=gate)))
+    chat = searching(tools, attached(make_engine(archive_instead, clock=clock, gate=gate)))
     await chat.send(text("go"))
     assert chat.seen[1:] == [[{"result": "a, from the archive"}]]
 
-    engine = make_engine(doubtful, clock=clock)
+    engine = make_engine(archive_instead, clock=clock)
     with pytest.raises(KeyError):
         await Chat(
             agent([call("search", query="a")], tools=tools), attached(engine, approvals=False)
@@ -650,7 +634,8 @@ async def test_question_that_is_not_put_to_the_user(clock: VirtualClock) -> None
 
     reporting.__name__ = "search"
     chat = searching(
-        [reporting, search_archive], attached(make_engine(doubtful, clock=clock), approvals=False)
+        [reporting, search_archive],
+        attached(make_engine(archive_instead, clock=clock), approvals=False),
     )
     await chat.send(text("go"))
     assert chat.seen[1:] == [[{"error": "a"}]]
@@ -659,7 +644,7 @@ async def test_question_that_is_not_put_to_the_user(clock: VirtualClock) -> None
     with pytest.raises(KeyError):
         await Chat(
             agent([call("inner", request="a")], tools=[AgentTool(inner)]),
-            attached(make_engine(doubtful, clock=clock)),
+            attached(make_engine(archive_instead, clock=clock)),
         ).send(text("go"))
 
 

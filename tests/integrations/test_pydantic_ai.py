@@ -38,15 +38,14 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from pydantic_ai.models.instrumented import InstrumentationSettings
 from pydantic_ai.usage import UsageLimits
 
-from replanning import Alternative, ReplanningEngine, ReplanRequest, Retry
-from replanning.changes import ReplaceTask
+from replanning import ReplanningEngine, Retry
 from replanning.errors import CallFailed
 from replanning.integrations.pydantic_ai import Replanned
 from replanning.journal import SqliteStore
 from replanning.testing import VirtualClock
 from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
-from tests.support.questions import DOUBT, asking
-from tests.support.runs import alternative, make_engine, skipping
+from tests.support.questions import archive_instead, asking
+from tests.support.runs import make_engine, skipping
 from tests.support.tracing import Spans
 
 WEB = {"search": "web", "search_archive": "web"}
@@ -108,20 +107,6 @@ def agent_of(
     stated = {name: capability for name, capability in WEB.items() if name in names}
     attached = [] if engine is None else [Replanned(stated, engine=engine)]
     return Agent(model, tools=tools, capabilities=[*others, *attached], **options)
-
-
-def doubtful(request: ReplanRequest) -> list[Alternative]:
-    """The archive instead, which a person must approve."""
-    task_id = request.triggers[0].tasks[0]
-    new = {"id": request.view.unused_id(task_id), "tool": "search_archive", "depends_on": ()}
-    other = request.view.task(task_id).task.model_copy(update=new)
-    return [
-        alternative(
-            ReplaceTask(task_id=task_id, tasks=(other,)),
-            confidence=DOUBT,
-            reason="the archive has it",
-        )
-    ]
 
 
 def only_run(engine: ReplanningEngine) -> str:
@@ -305,7 +290,7 @@ async def test_question_as_an_approval(clock: VirtualClock, tmp_path: Path, verd
     """A question to a person is a request for an approval, which is carried out, or withdrawn, by the next run."""
     place = tmp_path / "history.db"
     tools = [search, search_archive]
-    ways = [asking(clock, doubtful, store=SqliteStore(place)) for _ in range(2)]
+    ways = [asking(clock, archive_instead, store=SqliteStore(place)) for _ in range(2)]
     options: dict[str, Any] = {"output_type": [str, DeferredToolRequests]}
     stopped = await agent_of(calling(ONE_SEARCH), tools, ways[0], **options).run("find x")
     [call] = stopped.output.approvals
@@ -321,7 +306,7 @@ async def test_question_as_an_approval(clock: VirtualClock, tmp_path: Path, verd
 
 async def test_question_without_approvals(clock: VirtualClock) -> None:
     """An agent that takes no requests for approvals sees the exception of its tool, and leaves no question."""
-    engine = asking(clock, doubtful)
+    engine = asking(clock, archive_instead)
     with pytest.raises(Down):
         await agent_of(calling(ONE_SEARCH), [search, search_archive], engine).run("find x")
     assert engine.pending(only_run(engine)) == []
@@ -335,7 +320,7 @@ async def test_approval_at_once(clock: VirtualClock) -> None:
         asked.append([call.tool_name for call in requests.approvals])
         return requests.build_results(approve_all=True)
 
-    engine = asking(clock, doubtful)
+    engine = asking(clock, archive_instead)
     tools = [Tool(search, requires_approval=True), search_archive]
     attached = Replanned(engine=engine, approvals=True)
     handler = HandleDeferredToolCalls(approve)

@@ -31,6 +31,7 @@ from replanning.testing.stores import (
     sample_plan,
     sample_record,
 )
+from tests.support.runs import perform
 
 STORES = {
     "memory": lambda folder: MemoryStore(),
@@ -283,9 +284,7 @@ async def test_finished_work_is_not_done_again(store, tmp_path):
         return "precious"
 
     async with engine.open(sample_plan(), run_id=RUN) as run:
-        async for task in run.ready():
-            async with run.attempt(task) as attempt:
-                attempt.output = await work(task, attempt.context)
+        await perform(run, work)
     store.close()
     for path in tmp_path.rglob("*.*"):
         if path.is_file():

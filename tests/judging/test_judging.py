@@ -26,7 +26,7 @@ from replanning.plan import JsonObject
 from replanning.providers.decompose import Decomposer
 from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, virtual_environment
 from tests.support.llm import PRICES
-from tests.support.runs import Proposer, again, alternative, bodies, plan
+from tests.support.runs import Proposer, again, alternative, bodies, perform, plan
 
 DONE = Judgement(True)
 GO_ON = Judgement(False, should_continue=True, feedback="add the tests", missing=("tests",))
@@ -83,9 +83,7 @@ async def play(
         )
         async with engine.open(wanted or plan(Task(id="a"))) as run:
             judged = JudgedWork(heard, by)
-            async for task in run.ready():
-                async with run.attempt(task) as attempt:
-                    attempt.output = await judged(task, attempt.context)
+            await perform(run, judged)
         tasks = list(run.view.tasks())
         return Played(
             engine, run, {t.id: t.state for t in tasks}, {t.id: t.reason for t in tasks}, told

@@ -23,10 +23,7 @@ FILE = "replanning.yaml"
 FORM = 'expected {"status": "success", "data": {"planning": {…}}}'
 
 
-@pytest.fixture(autouse=True)
-def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where the program runs: a folder without settings."""
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_folder")
 
 
 def load(section: str = "", **given: Any) -> LoadedSettings:

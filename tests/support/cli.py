@@ -36,6 +36,7 @@ CONFIGURATION = TemporaryDirectory(
     prefix="replanning-config-"
 )  # of the person who runs commands in tests
 ENVIRONMENT["XDG_CONFIG_HOME"] = CONFIGURATION.name
+STORE = "runs/history.db"
 PATIENCE = 60.0  # seconds after which a silent process is given up
 
 # A plan that several modules run, and that is repaired.
@@ -92,6 +93,12 @@ def checked(done: Done, code: int) -> Done:
 def answer(folder: Path, *arguments: object, code: Any = 0, **variables: str) -> Any:
     """The JSON that a command prints, which must be all that it prints."""
     return json.loads(cli(folder, *arguments, "--json", code=code, **variables).stdout)
+
+
+def call(*words: str, **more: Any) -> str:
+    """The output of a command about the runs in `STORE` of this folder."""
+    done = cli(Path.cwd(), *words, REPLANNING_STORE=STORE, **more)
+    return done.stdout + done.stderr
 
 
 def lines(path: Path) -> list[str]:

@@ -8,7 +8,7 @@ from replanning.decision import AlternativeProvider
 from replanning.journal import DecisionMade, PlanRevised, QuestionAnswered, QuestionAsked
 from replanning.testing import VirtualClock
 from tests.support.invariants import invariant_violations
-from tests.support.runs import Propose, alternative, bodies, make_engine
+from tests.support.runs import Propose, again, alternative, bodies, make_engine
 
 DOUBT = 0.4
 """A self-assessment with which a person must be asked."""
@@ -25,6 +25,22 @@ def two_ways(request: ReplanRequest) -> list[Alternative]:
         ),
         alternative(SkipTask(task_id=task_id), confidence=DOUBT - 0.05, reason="without it"),
     ]
+
+
+def doubtful(request: ReplanRequest) -> list[Alternative]:
+    """A copy of the first task concerned, or to go on without it; both are doubtful."""
+    replacement = again(request)[0].model_copy(update={"confidence": DOUBT})
+    skip = SkipTask(task_id=request.triggers[0].tasks[0])
+    return [replacement, alternative(skip, confidence=DOUBT - 0.05, reason="without it")]
+
+
+def archive_instead(request: ReplanRequest) -> list[Alternative]:
+    """The archive instead of the first tool concerned, which a person must approve."""
+    task_id = request.triggers[0].tasks[0]
+    new = {"id": request.view.unused_id(task_id), "tool": "search_archive", "depends_on": ()}
+    other = request.view.task(task_id).task.model_copy(update=new)
+    changes = ReplaceTask(task_id=task_id, tasks=(other,))
+    return [alternative(changes, confidence=DOUBT, reason="the archive has it")]
 
 
 def proposing(*changes: PlanChange, confidence: float = DOUBT) -> Propose:

@@ -29,6 +29,7 @@ from replanning.tools import (
     check_machine,
 )
 from replanning.tools.mcp import schema_problems
+from tests.support.runs import perform
 from tests.support.tools import Attempt, Pulse
 
 PATIENCE = 60
@@ -542,9 +543,7 @@ async def run_of(wanted, acting=None, *, watched=True):
             executor.watch(run.change_resource)
         if acting is not None:
             group.start_soon(acting, run)
-        async for task in run.ready():
-            async with run.attempt(task) as attempt:
-                attempt.output = await executor(task, attempt.context)
+        await perform(run, executor)
         executor.watch(None)
     await engine.aclose()
     return run, [record.body for record in engine.store.read(run.id)]
