@@ -23,7 +23,12 @@ from replanning.plan.commands import option_problems
 from replanning.plan.document import Plan
 from replanning.plan.json_values import as_object, iter_strings, map_strings
 from replanning.plan.messages import NameSuggester, brief_repr, join_names, one_line
-from replanning.plan.references import find_references, placeholders, rename_references
+from replanning.plan.references import (
+    IDEMPOTENCY_KEY,
+    find_references,
+    placeholders,
+    rename_references,
+)
 from replanning.plan.risk import command_risk
 from replanning.plan.tasks import Fallback, Task, TaskBody, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, TaskId
@@ -272,7 +277,9 @@ def tool_parameters(tool: ToolSpec) -> Mapping[str, str]:
         tool.url or "",
         *iter_strings(tool.body, keys=False),
     )
-    return {name: "any" for text in texts for name in placeholders(text)}
+    parameters = {name: "any" for text in texts for name in placeholders(text)}
+    parameters.pop(IDEMPOTENCY_KEY, None)  # which the executor fills in
+    return parameters
 
 
 def missing_arguments(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:

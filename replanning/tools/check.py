@@ -19,7 +19,7 @@ from replanning.plan.commands import (
 from replanning.plan.document import Plan
 from replanning.plan.json_values import iter_strings
 from replanning.plan.messages import brief_repr, did_you_mean, first_problems, format_path
-from replanning.plan.references import placeholders
+from replanning.plan.references import IDEMPOTENCY_KEY, placeholders
 from replanning.plan.risk import command_risk
 from replanning.plan.tasks import COMMAND_PREFIX, TaskBody, ToolSpec
 from replanning.plan.types import JsonPath
@@ -102,7 +102,8 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
             described = tools.get(body.tool or "")
             if described is not None and described.body is not None:
                 if described.name not in bodies:
-                    bodies[described.name] = missing_arguments(iter_strings(described.body), {})
+                    templates = iter_strings(described.body)
+                    bodies[described.name] = missing_arguments(templates, {IDEMPOTENCY_KEY: ""})
                 if lacking := [
                     name for name in bodies[described.name] if name not in body.arguments
                 ]:
@@ -140,13 +141,13 @@ _Command = tuple[int, str, list[str], tuple[str, ...]]
 
 
 def _read_commands(checks: Sequence[str]) -> tuple[list[_Command], bool, set[str]]:
-    """Return the commands among checks (number, text, problems, placeholders), whether any is wrong, and all placeholders."""
-    commands = [
-        (number, text, command_problems(command), placeholders(command))
-        for number, text in enumerate(checks)
-        if text.startswith(COMMAND_PREFIX)
-        for command in [text.removeprefix(COMMAND_PREFIX)]
-    ]
+    """Return the commands among checks (number, text, problems, arguments), whether any is wrong, and all arguments."""
+    commands: list[_Command] = []
+    for number, text in enumerate(checks):
+        if text.startswith(COMMAND_PREFIX):
+            command = text.removeprefix(COMMAND_PREFIX)
+            needed = tuple(missing_arguments([command], {IDEMPOTENCY_KEY: ""}))
+            commands.append((number, text, command_problems(command), needed))
     return (
         commands,
         any(found for _, _, found, _ in commands),

@@ -116,8 +116,8 @@ def test_everything_is_wrong():
 
 
 def test_missing_arguments():
-    """What the body of a request needs and a task, fallback or undo does not give is listed, each with its place."""
-    body: JsonObject = {"a": ["{x}", "<{y}>"]}
+    """What a body needs and a task, fallback or undo does not give is listed with its place; the idempotency key is given."""
+    body: JsonObject = {"a": ["{x}", "<{y}>"], "key": "{idempotency_key}"}
     tool: JsonObject = {
         "name": "a",
         "kind": "http",
@@ -129,6 +129,7 @@ def test_missing_arguments():
         "id": "one",
         "tool": "a",
         "arguments": {"x": 1},
+        "acceptance": ["$ grep {idempotency_key} log"],
         "fallbacks": [
             {"tool": "a", "arguments": {"x": 1, "y": 2}},
             {"tool": "a", "arguments": {"y": 1}},
