@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Final, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Final, Literal, Protocol, runtime_checkable
 
 import anyio
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from replanning.errors import BudgetExceeded, LLMError, LLMResponseInvalid, NotAccepted
 from replanning.llm.completions import LLMOptions, Meter
@@ -23,10 +23,10 @@ from replanning.plan.checks import nested_bodies
 from replanning.plan.document import Plan
 from replanning.plan.json_values import copy_json
 from replanning.plan.messages import brief_repr
-from replanning.plan.tasks import COMMAND_PREFIX, Goal, Task
+from replanning.plan.tasks import COMMAND_PREFIX, Goal, Task, ToolSpec
 from replanning.plan.types import JsonValue
 from replanning.plugins import plugin_name
-from replanning.run.attempt import TaskContext, Work, validate_work
+from replanning.run.attempt import TaskContext, TypedWork, Work, validate_work
 from replanning.run.event_loop import isolate
 from replanning.run.lifecycle import RunMeter
 
@@ -146,6 +146,12 @@ class JudgedWork:
 
     def __repr__(self) -> str:
         return f"<JudgedWork {self._work!r} judged by {self._judge!r}>"
+
+    async def return_types(self, tools: Iterable[ToolSpec]) -> Mapping[str, TypeAdapter[Any]]:
+        """Return the return annotations that the judged work knows."""
+        if isinstance(self._work, TypedWork):
+            return await self._work.return_types(tools)
+        return {}
 
     async def __call__(self, task: Task, context: TaskContext) -> object:
         """Execute a task, and return its output if the judge accepts it.

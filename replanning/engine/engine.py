@@ -70,7 +70,7 @@ from replanning.plan.secret_names import secret_name_problems
 from replanning.plan.tasks import Goal, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
 from replanning.plugins import load_plugin, plugin_name
-from replanning.run.attempt import Work, validate_work
+from replanning.run.attempt import TypedWork, Work, validate_work
 from replanning.run.event_loop import describe_error, without_group
 from replanning.run.execution import Worker
 from replanning.run.lifecycle import Lifecycle, ResumeState, warn_of_error
@@ -699,6 +699,10 @@ def _as_settings(settings: Settings | Mapping[str, JsonValue] | None) -> Setting
 
 async def run_workers(run: PlanRun, work: Work, max_concurrency: int) -> None:
     """Pull and execute tasks, up to `max_concurrency` at a time, until the run ends."""
+    outputs = run._lifecycle.outputs
+    untyped = outputs.untyped_tools()
+    if untyped and isinstance(work, TypedWork):
+        outputs.restore(await work.return_types(untyped))
     if max_concurrency == 1:
         await Worker(run, work).run()
         return

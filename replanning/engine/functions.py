@@ -242,6 +242,17 @@ def _type_adapter(hint: Any) -> TypeAdapter[Any] | None:
         return None
 
 
+def return_type_of(function: Callable[..., object]) -> TypeAdapter[Any] | None:
+    """Return what validates and dumps the return annotation of a function; None without a useful one."""
+    if isinstance(function, FunctionTool):
+        return function.return_type
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except Exception:  # noqa: BLE001 - an annotation may name something that only type checkers import
+        return None
+    return _type_adapter(hints.get("return", inspect.Signature.empty))
+
+
 def _type_name(hint: object) -> str:
     """Return the JSON type of an annotation; `any` if it has none, or several."""
     origin = get_origin(hint)

@@ -107,7 +107,8 @@ class TaskResults(Mapping[str, Any]):
             raise NoResult(
                 task_id,
                 f"it is an object of the function of the tool {entry.task.tool!r}; "
-                "give that function to the engine again, as one of its `tools`",
+                "give that function to the engine again, as one of its `tools`, or for the kind "
+                "`python` execute the run with a ToolExecutor that can import it",
             )
         if not output.recoverable:
             why = f": {output.unstored}" if output.unstored else ""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import InitVar, dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Never, Self
+from typing import Any, Final, Never, Protocol, Self, runtime_checkable
 
 import anyio
 from opentelemetry.context import Context
+from pydantic import TypeAdapter
 
 from replanning.errors import NotRunning
 from replanning.journal.records import Usage
@@ -197,6 +198,14 @@ def as_current_attempt(context: TaskContext | None) -> Iterator[None]:
 
 Work = Callable[[Task, TaskContext], Awaitable[object]]
 """Executes one task: returns its output, raises when it fails."""
+
+
+@runtime_checkable
+class TypedWork(Protocol):
+    """Work that knows the functions behind tools, whose outputs it gives their types after a resume."""
+
+    async def return_types(self, tools: Iterable[ToolSpec]) -> Mapping[str, TypeAdapter[Any]]:
+        """Return the return annotations of tools, by their names; a tool without a useful one is left out."""
 
 
 def validate_work(work: Callable[..., object], max_concurrency: int = 1) -> None:

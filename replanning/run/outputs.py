@@ -22,6 +22,7 @@ from replanning.journal.values import (
 )
 from replanning.live.entries import TaskEntry, TaskOutput
 from replanning.live.plan import LivePlan
+from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonValue, TaskId
 from replanning.run.event_loop import describe_error
 from replanning.secrets import MASK, Redactor
@@ -68,7 +69,7 @@ class TakenOutput(NamedTuple):
 class OutputKeeper:
     """Takes the outputs of attempts, and gives those of a resumed run their types again.
 
-    Its state is what it knows of return annotations (`return_types`), which sessions add to.
+    Its state is what it knows of return annotations (`return_types`), which sessions and work add to.
 
     Args:
         live: the plan, whose tasks the outputs belong to.
@@ -160,6 +161,15 @@ class OutputKeeper:
             return encode_annotated(document, self._redactor)
         except Exception:  # noqa: BLE001 - classes of users may raise anything; then it is not stored
             return None
+
+    def untyped_tools(self) -> list[ToolSpec]:
+        """Return the tools of a resumed run whose outputs wait for their return annotations."""
+        tools: dict[str, ToolSpec] = {}
+        for entry in self._live:
+            tool = self._live.tool_of(entry.task)
+            if tool is not None and isinstance(entry.output.value, AnnotatedJson):
+                tools[tool.name] = tool
+        return list(tools.values())
 
     def restore(self, return_types: Mapping[str, TypeAdapter[Any]]) -> None:
         """Turn the outputs of a resumed run into what return annotations name.

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import anyio
-from pydantic import JsonValue
+import anyio.to_thread
+from pydantic import JsonValue, TypeAdapter
 
+from replanning.engine.functions import return_type_of
 from replanning.environment import Clock, SystemClock
 from replanning.plan.document import Plan
 from replanning.plan.references import IDEMPOTENCY_KEY
@@ -38,7 +42,7 @@ from replanning.tools.errors import (
 )
 from replanning.tools.http import HttpToolRunner
 from replanning.tools.mcp import AvailabilityListener, McpToolRunner
-from replanning.tools.python import PythonToolRunner
+from replanning.tools.python import PythonToolRunner, callable_problems, load_callable
 from replanning.tools.shell import run_shell
 
 _JSON_TYPE_NAMES: Final[Mapping[type, str]] = {
@@ -167,6 +171,23 @@ class ToolExecutor:
     def unavailable_servers(self) -> Mapping[str, str]:
         """MCP servers that were asked and are unavailable, with the reasons."""
         return self._mcp_runner.unavailable
+
+    async def return_types(self, tools: Iterable[ToolSpec]) -> Mapping[str, TypeAdapter[Any]]:
+        """Return the return annotations of the functions of kind `python`, by the names of their tools.
+
+        A function that cannot be imported is left out: a task that calls it tells why.
+        """
+        found: dict[str, TypeAdapter[Any]] = {}
+        for tool in tools:
+            if tool.kind != "python" or callable_problems(tool.callable):
+                continue
+            load = partial(load_callable, tool.name, tool.callable or "")
+            with suppress(ToolUnavailable):
+                function = await anyio.to_thread.run_sync(load, abandon_on_cancel=True)
+                return_type = return_type_of(function)
+                if return_type is not None:
+                    found[tool.name] = return_type
+        return found
 
     async def __call__(self, task: Task, context: WorkContext) -> JsonValue:
         """Execute one task.

@@ -12,7 +12,9 @@ import anyio
 import anyio.to_thread
 from pydantic import JsonValue
 
+from replanning.engine.functions import return_type_of
 from replanning.plan.messages import did_you_mean
+from replanning.run.attempt import TaskContext
 from replanning.tools.call import ToolCall
 from replanning.tools.errors import InvalidArguments, InvalidTool, ToolUnavailable
 
@@ -52,6 +54,10 @@ class PythonToolRunner:
             self._threads = anyio.CapacityLimiter(_MAX_THREADS)
         in_thread = partial(anyio.to_thread.run_sync, abandon_on_cancel=True, limiter=self._threads)
         function = await in_thread(partial(load_callable, call.tool.name, call.tool.callable or ""))
+        return_type = return_type_of(function)
+        if return_type is not None and isinstance(call.context, TaskContext):
+            outputs = call.context._run._lifecycle.outputs
+            outputs.return_types.setdefault(call.tool.name, return_type)
         arguments: dict[str, object] = dict(call.arguments)
         try:
             signature = inspect.signature(function)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
+from enum import Enum
 
 import anyio
 import pytest
 
+from replanning import Plan, ReplanningEngine
 from replanning.errors import TransientError
+from replanning.journal import MemoryStore
+from replanning.judging import JudgedWork, RuleJudge
+from replanning.plan.types import TaskId
+from replanning.run import Work
 from replanning.tools import InvalidArguments, InvalidTool, ToolExecutor, ToolUnavailable
 from tests.support.tools import PATIENCE, Attempt, call, spec, task
 
@@ -170,3 +177,48 @@ async def test_cancelled_thread_is_not_waited_for():
     assert not stopped.is_set()
     stop.set()
     assert await anyio.to_thread.run_sync(stopped.wait, PATIENCE)
+
+
+# Results with types
+
+
+class Level(Enum):
+    LOW = 1
+
+
+@dataclass
+class Part:
+    number: int
+    level: Level
+
+
+def make_part() -> Part:
+    """A dataclass with an Enum."""
+    return Part(1, Level.LOW)
+
+
+PART = """
+goal: {objective: x}
+tools:
+  - {name: make, kind: python, callable: "tests.tools.test_python:make_part"}
+  - {name: double, kind: python, callable: "tests.tools.test_python:double"}
+tasks:
+  - {id: part, tool: make}
+  - {id: twice, tool: double, arguments: {x: "${part.output.number}"}, depends_on: [part]}
+"""
+
+
+@pytest.mark.parametrize("is_judged", [False, True])
+async def test_results_have_the_type_of_the_return_annotation(is_judged: bool) -> None:
+    """What a function returns is stored as its annotation says, and comes back as that after a resume."""
+    plan, store = Plan.parse(PART), MemoryStore()
+    executor = ToolExecutor(plan)
+    work: Work = JudgedWork(executor, RuleJudge(executor.check)) if is_judged else executor
+    engine = ReplanningEngine(store=store)
+    async with engine.open(plan, run_id="r") as run:
+        await run.perform(TaskId("part"), work)
+
+    result = await engine.execute(plan, work, run_id="r")
+
+    assert result.outputs == {"part": Part(1, Level.LOW), "twice": 2}
+    assert engine.history("r").unstored == {}
