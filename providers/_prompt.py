@@ -328,8 +328,7 @@ def _error_fields(failure: Failure | None) -> JsonObject:
 
 def _tool_fields(tool: ToolSpec) -> JsonObject:
     """Return a tool without its implementation, which does not concern a model."""
-    facts = (*tool.requires, *tool.adds, *tool.removes, *tool.needs, *tool.produces)
-    patterns = (*facts, tool.command or "", tool.url or "")
+    patterns = (*tool.fact_patterns, tool.command or "", tool.url or "")
     parameters = dict(tool.parameters) or {
         name: "any" for pattern in patterns for name in placeholders(pattern)
     }

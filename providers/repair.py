@@ -165,7 +165,7 @@ class RepairProvider:
                 )
             )
         # Only tools with effects can bring facts about.
-        if not any(tool.adds or tool.produces for tool in view.tools.values()):
+        if not any(tool.addition_patterns for tool in view.tools.values()):
             return [*alternatives, *verdicts]
         bridges = await find_repairs(request, threads=self.threads)
         alternatives += [alternative for alternative in bridges if alternative.changes]

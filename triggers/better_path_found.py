@@ -18,7 +18,6 @@ from replanning.journal import (
 )
 from replanning.live import PlanView, TaskView
 from replanning.live.states import WAITING
-from replanning.live.strips import artifact_fact
 from replanning.plan.messages import join_names, one_line
 
 MAX_TASKS_PER_TOOL = 1_000
@@ -115,9 +114,7 @@ def _possible_shortcuts(
     observation: Observation, usable: Sequence[ToolSpec], view: PlanView
 ) -> Iterator[BetterPathFound]:
     """Yield a trigger if waiting tasks add facts that hold now, or that tools may achieve from the new facts."""
-    effects = {
-        tool.name: (*tool.adds, *map(artifact_fact, tool.produces)) for tool in view.tools.values()
-    }
+    effects = {tool.name: tool.addition_patterns for tool in view.tools.values()}
     if isinstance(observation, FactsObserved):
         news, reached = sorted(observation.holds), list(observation.holds)
     else:
@@ -127,9 +124,7 @@ def _possible_shortcuts(
         news, reached = [name], [fact for tool in able for fact in effects[tool.name]]
     for fact in reached:  # grows during the loop
         able = (
-            t
-            for t in usable
-            if any(_may_equal(fact, need) for need in (*t.requires, *map(artifact_fact, t.needs)))
+            t for t in usable if any(_may_equal(fact, need) for need in t.precondition_patterns)
         )
         reached += [new for tool in able for new in effects[tool.name] if new not in reached]
         if len(reached) > MAX_FOLLOWED_FACTS:

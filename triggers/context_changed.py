@@ -193,7 +193,7 @@ def _tasks_missing_fact(fact: str, view: PlanView) -> Iterator[TaskView]:
     """Yield the tasks that have not started, need a fact that ceased, and have no predecessor that adds it."""
     adding = {task.id for task in _tasks_adding(fact, view)}
     for tool in view.tools.values():
-        if _may_match(fact, tool.requires, tool.needs):
+        if _may_match(fact, tool.precondition_patterns):
             for task in _unfinished_tasks(tool, view):
                 needed = task.state is not TaskState.RUNNING and fact in _ground_facts(
                     tool.preconditions, task, view
@@ -209,7 +209,7 @@ def _is_lost_for_goal(fact: str, view: PlanView) -> bool:
 
 def _tasks_adding(fact: str, view: PlanView) -> Iterator[TaskView]:
     for tool in view.tools.values():
-        if _may_match(fact, tool.adds, tool.produces):
+        if _may_match(fact, tool.addition_patterns):
             for task in _unfinished_tasks(tool, view):
                 if task.state not in STUCK and fact in _ground_facts(tool.additions, task, view):
                     yield task
@@ -251,10 +251,8 @@ def _runs_after(task: TaskView, adding: set[str], view: PlanView) -> bool:
     return False
 
 
-def _may_match(fact: str, patterns: Sequence[str], artifacts: Sequence[str]) -> bool:
+def _may_match(fact: str, patterns: Sequence[str]) -> bool:
     """Return whether one of the patterns could match a fact, judged by its name before the bracket."""
     head = fact.partition("(")[0]
     heads = (pattern.partition("(")[0] for pattern in patterns)
-    return any("{" in name or name == head for name in heads) or (
-        bool(artifacts) and head == "artifact"
-    )
+    return any("{" in name or name == head for name in heads)

@@ -26,7 +26,7 @@ from replanning.live import (
     StripsStep,
     TaskState,
 )
-from replanning.live.strips import artifact_fact, ground_action
+from replanning.live.strips import ground_action
 from replanning.plan.checks import result_references, reverse_graph
 from replanning.plan.json_values import as_text
 from replanning.plan.messages import join_names
@@ -562,9 +562,7 @@ def build_domain(
 
 def _usable_tools(view: AnyPlanView) -> tuple[ToolSpec, ...]:
     """Return the tools that are available, have effects, and take no more of any resource than there is."""
-    tools = (
-        tool for tool in view.tools.values() if tool.available and (tool.adds or tool.produces)
-    )
+    tools = (tool for tool in view.tools.values() if tool.available and tool.addition_patterns)
     return tuple(
         t
         for t in tools
@@ -575,21 +573,17 @@ def _usable_tools(view: AnyPlanView) -> tuple[ToolSpec, ...]:
 def _unbound_parameters(tool: ToolSpec, view: AnyPlanView, *, closed: bool) -> Iterator[str]:
     """Yield the parameters whose values come from tasks; those of the others come from facts and objects."""
     bound = (
-        {name for need in (*tool.requires, *tool.needs) for name in placeholders(need)}
+        {name for need in tool.precondition_patterns for name in placeholders(need)}
         if closed
         else set()
     )
     types = set(view.original_plan.objects.values())
-    texts = (*_fact_patterns(tool), tool.command or "", tool.url or "")
+    texts = (*tool.fact_patterns, tool.command or "", tool.url or "")
     for name in tool.parameters or dict.fromkeys(
         name for text in texts for name in placeholders(text)
     ):
         if name not in bound and tool.parameters.get(name) not in types:
             yield name
-
-
-def _fact_patterns(tool: ToolSpec) -> tuple[str, ...]:
-    return (*tool.requires, *tool.adds, *tool.removes, *tool.needs, *tool.produces)
 
 
 def _candidate_values(
@@ -603,7 +597,7 @@ def _candidate_values(
 
     A parameter that occurs in no fact gets the first value, with its references.
     """
-    if not any(name in placeholders(text) for text in _fact_patterns(tool)):
+    if not any(name in placeholders(text) for text in tool.fact_patterns):
         others = sorted(
             (task for task, _ in sources.get(name, ())), key=lambda task: task.tool != tool.name
         )
@@ -625,15 +619,9 @@ def _candidate_values(
 
 def _assumed_patterns(view: AnyPlanView, tools: Sequence[ToolSpec]) -> Iterator[str]:
     """Yield the preconditions that no tool adds; if the plan states no facts, they are assumed to hold."""
-    effects = [
-        pattern
-        for tool in view.tools.values()
-        for pattern in (*tool.adds, *map(artifact_fact, tool.produces))
-    ]
+    effects = [pattern for tool in view.tools.values() for pattern in tool.addition_patterns]
     patterns = [FactPattern(effect) for effect in effects]
-    for need in (
-        fact for tool in tools for fact in (*tool.requires, *map(artifact_fact, tool.needs))
-    ):
+    for need in (fact for tool in tools for fact in tool.precondition_patterns):
         if placeholders(need):
             start = need.partition("{")[0]
             others = (effect.partition("{")[0] for effect in effects)

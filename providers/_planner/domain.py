@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 
 from replanning import ToolSpec
 from replanning.errors import ExpressionError
-from replanning.live.strips import artifact_fact
 from replanning.plan import JsonObject
 from replanning.plan.references import FactPattern, placeholders
 from replanning.plan.types import JsonValue
@@ -182,13 +181,9 @@ class _ActionSchema:
     """A tool with the matchers of its preconditions."""
 
     def __init__(self, tool: ToolSpec, domain: Domain) -> None:
-        needs = [
-            n
-            for n in (*tool.requires, *map(artifact_fact, tool.needs))
-            if n not in domain.assumed_patterns
-        ]
-        adds = (*tool.adds, *map(artifact_fact, tool.produces))
-        named = (name for text in (*needs, *adds, *tool.removes) for name in placeholders(text))
+        needs = [n for n in tool.precondition_patterns if n not in domain.assumed_patterns]
+        patterns = (*needs, *tool.addition_patterns, *tool.removes)
+        named = (name for text in patterns for name in placeholders(text))
         types = set(domain.objects.values())
         self.tool = tool
         self.parameters = tuple(dict.fromkeys([*tool.parameters, *named]))

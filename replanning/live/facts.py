@@ -12,7 +12,7 @@ from typing import Final
 from replanning.errors import ExpressionError
 from replanning.live.entries import TaskEntry
 from replanning.live.scheduler import ResourcePool
-from replanning.live.strips import GroundAction, StripsProblem, ground_action, uses_facts
+from replanning.live.strips import GroundAction, StripsProblem, ground_action
 from replanning.plan.conditions import Condition
 from replanning.plan.document import Plan
 from replanning.plan.references import find_references, resolve_references
@@ -102,7 +102,7 @@ class DependencyIndex:
         cached = self._actions.get(task.id)
         if cached is not None and cached[0] is task and cached[1].name == tool.name:
             return cached[2], task.arguments
-        if not uses_facts(tool):
+        if not tool.fact_patterns:
             return _NO_ACTION, task.arguments
         arguments: JsonObject = {}
         for name, value in task.arguments.items():

@@ -22,7 +22,6 @@ from replanning.live.states import (
     TaskState,
     transition,
 )
-from replanning.live.strips import uses_facts
 from replanning.plan.checks import TaskScope
 from replanning.plan.conditions import Condition
 from replanning.plan.document import Plan
@@ -328,7 +327,7 @@ class TaskGraph:
         pool = ResourcePool(plan.resources, self.tools)
         self.scope = TaskScope(self.tools, pool.capacity, plan.objects)
         fact_index = None
-        if plan.facts is not None and any(map(uses_facts, plan.tools)):
+        if plan.facts is not None and any(tool.fact_patterns for tool in plan.tools):
             fact_index = FactIndex()
         self.dependency_index = DependencyIndex(
             self.tools, pool, self.context, self.results.output_of, fact_index

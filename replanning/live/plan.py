@@ -309,7 +309,7 @@ class LivePlan(TaskGraph):
         if self.counts[_RUNNING] == 1:
             self.statistics.busy_since = at
         tool = self.tool_of(entry.task)
-        if tool is not None and (tool.adds or tool.removes or tool.produces):
+        if tool is not None and (tool.addition_patterns or tool.removes):
             arguments: dict[str, JsonValue] = {}
             for name, value in entry.task.arguments.items():
                 # One by one: of a resumed run, an output that was not stored cannot be read, and

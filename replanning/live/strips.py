@@ -241,35 +241,22 @@ def _simulate(problem: StripsProblem, *, strict: bool) -> Feasibility:
     return Feasibility(tuple(executed.values()), still_stuck, missing, frozenset(facts))
 
 
-def uses_facts(tool: ToolSpec) -> bool:
-    """Return whether a tool requires or changes any fact."""
-    return bool(tool.requires or tool.adds or tool.removes or tool.needs or tool.produces)
-
-
 def ground_action(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> GroundAction:
     """Return the action of a tool with these arguments.
 
     Patterns with unknown arguments are left out.
     """
     values = {name: as_text(value) for name, value in arguments.items()}
-    requires = (*tool.requires, *map(artifact_fact, tool.needs))
-    adds = (*tool.adds, *map(artifact_fact, tool.produces))
-    required = _instantiate(requires, values)
-    added = _instantiate(adds, values)
+    required = _instantiate(tool.precondition_patterns, values)
+    added = _instantiate(tool.addition_patterns, values)
     removed = _instantiate(tool.removes, values)
     facts = [*required, *added, *removed]
     # What holds after the action may depend on a pattern that is left out.
-    patterns = [*requires, *adds, *tool.removes]
-    unresolved = len(facts) < len(patterns)
+    unresolved = len(facts) < len(tool.fact_patterns)
     in_order = tuple(dict.fromkeys(facts))
     return GroundAction(
         frozenset(required), frozenset(added), frozenset(removed), unresolved, in_order
     )
-
-
-def artifact_fact(name: str) -> str:
-    """Return the fact, or pattern of facts, that a name in `needs` or `produces` stands for."""
-    return f"artifact({name})"
 
 
 def _instantiate(patterns: Iterable[str], values: Mapping[str, str]) -> list[str]:

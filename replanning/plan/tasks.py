@@ -312,6 +312,11 @@ Effect = Literal["none", "reversible", "partly", "irreversible"]
 """What a tool or a task changes; `none` only reads."""
 
 
+def artifact_fact(name: str) -> str:
+    """Return the fact, or pattern of facts, that a name in `needs` or `produces` stands for."""
+    return f"artifact({name})"
+
+
 class ToolSpec(StrictModel):
     """Tool that executes tasks, as executors and planners need to know it."""
 
@@ -403,15 +408,28 @@ class ToolSpec(StrictModel):
         description="What to do after an error that may pass, where the task does not say so.",
     )
 
+    @property
+    def precondition_patterns(self) -> tuple[str, ...]:
+        """Patterns of the facts that must hold before a use: `requires` and `needs`."""
+        return (*self.requires, *map(artifact_fact, self.needs))
+
+    @property
+    def addition_patterns(self) -> tuple[str, ...]:
+        """Patterns of the facts that hold after a use: `adds` and `produces`."""
+        return (*self.adds, *map(artifact_fact, self.produces))
+
+    @property
+    def fact_patterns(self) -> tuple[str, ...]:
+        """Patterns of all facts that the tool needs or changes."""
+        return (*self.precondition_patterns, *self.addition_patterns, *self.removes)
+
     def preconditions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
         """Return the facts that must hold before a use with these arguments (`requires` and `needs`).
 
         Raises:
             PlanError: a pattern names a parameter that `arguments` lacks.
         """
-        return self._ground("requires", self.requires, arguments) + self._artifact_facts(
-            "needs", self.needs, arguments
-        )
+        return self._ground(self.precondition_patterns, arguments)
 
     def additions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
         """Return the facts that hold after a use with these arguments (`adds` and `produces`).
@@ -419,9 +437,7 @@ class ToolSpec(StrictModel):
         Raises:
             PlanError: a pattern names a parameter that `arguments` lacks.
         """
-        return self._ground("adds", self.adds, arguments) + self._artifact_facts(
-            "produces", self.produces, arguments
-        )
+        return self._ground(self.addition_patterns, arguments)
 
     def deletions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
         """Return the facts that no longer hold after a use with these arguments.
@@ -429,21 +445,16 @@ class ToolSpec(StrictModel):
         Raises:
             PlanError: a pattern names a parameter that `arguments` lacks.
         """
-        return self._ground("removes", self.removes, arguments)
-
-    def _artifact_facts(
-        self, field: str, names: Sequence[str], arguments: Mapping[str, JsonValue]
-    ) -> tuple[str, ...]:
-        return tuple(f"artifact({name})" for name in self._ground(field, names, arguments))
+        return self._ground(self.removes, arguments)
 
     def _ground(
-        self, field: str, patterns: Sequence[str], arguments: Mapping[str, JsonValue]
+        self, patterns: Sequence[str], arguments: Mapping[str, JsonValue]
     ) -> tuple[str, ...]:
         facts = []
         for pattern in patterns:
             names = placeholders(pattern)
             if lacking := [name for name in names if name not in arguments]:
-                text = f"tool {self.name!r}: {pattern!r} in {field} needs the arguments {lacking}, given are {list(arguments)}"
+                text = f"tool {self.name!r}: {pattern!r} needs the arguments {lacking}, given are {list(arguments)}"
                 raise PlanError([Problem("", text)])
             filled = fill_placeholders(pattern, {name: as_text(arguments[name]) for name in names})
             # Validation has normalised a pattern that has nothing to fill in.

@@ -263,16 +263,9 @@ def tool_parameters(tool: ToolSpec) -> Mapping[str, str]:
     """Return the parameters of a tool and their types; without declared ones, the placeholders in its patterns."""
     if tool.parameters:
         return tool.parameters
-    lists = (
-        tool.requires,
-        tool.adds,
-        tool.removes,
-        tool.needs,
-        tool.produces,
-        tuple(tool.headers.values()),
-    )
     texts = (
-        *(text for texts in lists for text in texts),
+        *tool.fact_patterns,
+        *tool.headers.values(),
         tool.command or "",
         tool.url or "",
         *iter_strings(tool.body, keys=False),

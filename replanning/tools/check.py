@@ -286,10 +286,13 @@ def check_unused_arguments(plan: Plan) -> list[Problem]:
 
 
 def _accepted_arguments(tool: ToolSpec) -> set[str]:
-    facts = (*tool.requires, *tool.adds, *tool.removes, *tool.needs, *tool.produces)
     return {
         *tool.parameters,
-        *(name for text in (*tool_templates(tool), *facts) for name in placeholders(text)),
+        *(
+            name
+            for text in (*tool_templates(tool), *tool.fact_patterns)
+            for name in placeholders(text)
+        ),
     }
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from replanning.errors import ExpressionError
 from replanning.journal import FactsObserved, ResourceUpdated
 from replanning.live import GroundAction, PlanView, StripsProblem, StripsStep
-from replanning.live.strips import artifact_fact, connected_components, regress_at
+from replanning.live.strips import connected_components, regress_at
 from replanning.plan.json_values import as_text
 from replanning.plan.references import FactPattern, fill_placeholders, normalise_fact, placeholders
 from tests.support.live import JournaledPlan, journaled, modify, replace, task, tool
@@ -196,7 +196,7 @@ def test_planning_problem() -> None:
     )
     assert (world.steps[1].depends_on, world.steps[1].action.adds) == (
         ("unlock",),
-        frozenset({artifact_fact("report")}),
+        frozenset({"artifact(report)"}),
     )
     assert world.feasibility().valid
     run.fold(FactsObserved(ceased=("has(k)",)))

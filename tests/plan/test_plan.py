@@ -90,7 +90,7 @@ def test_grounding():
     )
     assert move.deletions(arguments) == ("on(a,b,2)",)
     with pytest.raises(
-        PlanError, match=r"tool 'move': 'on\(\{x\},\{y\}\)' in removes needs the arguments \['x'\]"
+        PlanError, match=r"tool 'move': 'on\(\{x\},\{y\}\)' needs the arguments \['x'\]"
     ):
         move.deletions({"y": 1})
 
