@@ -28,7 +28,7 @@ from replanning.plan.types import JsonValue
 from replanning.plugins import plugin_name
 from replanning.run.attempt import TaskContext, TypedWork, Work, validate_work
 from replanning.run.event_loop import isolate
-from replanning.run.lifecycle import RunMeter
+from replanning.run.meter import RunMeter
 
 __all__ = [
     "CommandCheck",

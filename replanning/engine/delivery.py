@@ -13,7 +13,8 @@ from replanning.environment import Clock, move_on_after
 from replanning.journal.records import Record
 from replanning.plugins import plugin_name
 from replanning.run.event_loop import isolate
-from replanning.run.lifecycle import Lifecycle, warn_of_error
+from replanning.run.lifecycle import Lifecycle
+from replanning.run.retries import warn_of_error
 from replanning.secrets import Redactor
 from replanning.telemetry.exporter import Exporter
 

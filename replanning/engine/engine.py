@@ -73,10 +73,10 @@ from replanning.plugins import load_plugin, plugin_name
 from replanning.run.attempt import TypedWork, Work, validate_work
 from replanning.run.event_loop import describe_error, without_group
 from replanning.run.execution import Worker
-from replanning.run.lifecycle import Lifecycle, ResumeState, warn_of_error
+from replanning.run.lifecycle import Lifecycle, ResumeState
 from replanning.run.opening import RunFactory, redactor_for, run_services
 from replanning.run.outputs import Codec
-from replanning.run.retries import IsTransient
+from replanning.run.retries import IsTransient, warn_of_error
 from replanning.run.run import PlanRun, RunResult
 from replanning.secrets import Redactor
 from replanning.settings import Settings

@@ -44,7 +44,8 @@ from replanning.plan.tasks import Goal
 from replanning.plan.types import ReplanId, TaskId
 from replanning.plugins import plugin_name
 from replanning.run.event_loop import describe_error, isolate
-from replanning.run.lifecycle import Lifecycle, RunMeter
+from replanning.run.lifecycle import Lifecycle
+from replanning.run.meter import RunMeter
 
 _MAX_NOTES: Final = 20
 

@@ -42,7 +42,8 @@ from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import RunId, TriggerId
 from replanning.plugins import load_plugin, plugin_name
 from replanning.run.event_loop import isolate
-from replanning.run.lifecycle import ATTEMPT_ENDS, Lifecycle, ResumeState
+from replanning.run.lifecycle import Lifecycle, ResumeState
+from replanning.run.outcomes import ATTEMPT_ENDS
 
 EventT = TypeVar("EventT")
 

@@ -56,10 +56,10 @@ from replanning.plan.tasks import Task, stated_retry
 from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
 from replanning.run.attempt import TaskContext, Work, as_current_attempt
 from replanning.run.event_loop import describe_error, gc_paused, is_cancelled, isolate
-from replanning.run.lifecycle import RunMeter, warn_of_error
+from replanning.run.meter import RunMeter
 from replanning.run.opening import RunFactory, redactor_for
 from replanning.run.outputs import WithheldOutput, await_problem
-from replanning.run.retries import FailedElsewhere, failure_from
+from replanning.run.retries import FailedElsewhere, failure_from, warn_of_error
 from replanning.run.run import Outputs, PlanRun
 from replanning.secrets import Redactor
 from replanning.settings import Settings

@@ -130,6 +130,19 @@ def outdated_keys(live: TaskGraph, entry: TaskEntry) -> list[str]:
     return keys
 
 
+def may_be_stale(live: TaskGraph, entry: TaskEntry) -> bool:
+    """Return whether a result that was taken just now may be stale already."""
+    staleness = live.staleness
+    if not staleness.redoes or not (staleness.history.version or staleness.redone):
+        return False
+    if outdated_keys(live, entry):
+        return True
+    for dep in entry.task.depends_on:
+        if live.entries[dep].replacement.redone or dep in staleness.recorded:
+            return True
+    return False
+
+
 def followers(live: TaskGraph, redone: Collection[TaskId]) -> dict[TaskId, list[TaskId]]:
     """Return the tasks that have to wait for tasks that are done again.
 

@@ -322,10 +322,10 @@ class Attempt:
         life = self.run._lifecycle
         if self.started is not None:
             self.id = self.started
-            life.running[self.id] = life.live.entry(self.task.id), self
+            life.attempts.running[self.id] = life.live.entry(self.task.id), self
         elif (
-            self.claimed is not None and life.start_now(self.claimed, self)
-        ) or await life.start_pulled(self):
+            self.claimed is not None and life.attempts.start_now(self.claimed, self)
+        ) or await life.attempts.start_pulled(self):
             self.started = self.id
         if self._has_own_scope:
             self._scope.__enter__()
@@ -363,7 +363,7 @@ class Attempt:
             except Exception as rest:  # noqa: BLE001 # of a group from which the scope took its own cancellation
                 error = rest
         if self.cancelled:
-            life.body_ended(self.id)
+            life.attempts.body_ended(self.id)
             if error is None or swallowed:
                 return True
             if not self._has_own_scope:
@@ -372,12 +372,12 @@ class Attempt:
                 if error is None or isinstance(error, anyio.get_cancelled_exc_class()):
                     return False  # the worker's scope takes it
         elif error is None:
-            life.succeeded(self.id, self.output, keep_if_possible=not self.needs_output)
+            life.attempts.succeeded(self.id, self.output, keep_if_possible=not self.needs_output)
             return True
         assert error is not None
         # Control flow of a framework, such as a handoff: the call is made again, and not in doubt.
         if isinstance(error, self.passes):
-            life.interrupted(self.id, f"{type(error).__name__} in the worker", again=True)
+            life.attempts.interrupted(self.id, f"{type(error).__name__} in the worker", again=True)
             return False
         is_cancellation = isinstance(error, anyio.get_cancelled_exc_class())
         if is_cancellation and self.in_own_task and not is_cancelled():
@@ -385,10 +385,10 @@ class Attempt:
         if isinstance(error, Exception):
             # Without an attempt nothing can have failed: the body only met its cancellation.
             if self.started is not None:
-                life.failed(self.id, error)
+                life.attempts.failed(self.id, error)
                 self.error = error
             return True
         if not self.cancelled:
             # It is in doubt: what it has sent may arrive, and a thread that it left behind goes on.
-            life.interrupted(self.id, f"{type(error).__name__} in the worker")
+            life.attempts.interrupted(self.id, f"{type(error).__name__} in the worker")
         return False

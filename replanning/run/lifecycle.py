@@ -1,45 +1,31 @@
-"""Lifecycle of a run: attempts start, end or are retried; revisions are applied; the run comes to its end."""
+"""Lifecycle of a run: tasks are handed out, revisions applied, and the run comes to its end."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from replanning.changes import ModifyTask, PlanChange, RetryTask
 from replanning.decision.ending import Circumstances, decide_end
-from replanning.decision.evaluation import PlanEvaluation, PlanEvaluator
-from replanning.decision.ledger import Ledger, PendingOutcome, source_key
+from replanning.decision.ledger import Ledger
 from replanning.decision.policy import stale_reason
 from replanning.environment import Environment
 from replanning.errors import (
     ChangeRejected,
     ExpressionError,
-    LLMRequestRejected,
-    LLMUnavailable,
     NotRunning,
-    OutputError,
     Problem,
-    ReplanningError,
     StoreError,
-    UnknownAttempt,
 )
 from replanning.journal.records import (
-    AttemptFailed,
-    AttemptFenced,
-    AttemptInterrupted,
-    AttemptStarted,
-    AttemptSucceeded,
-    AttemptTimedOut,
     CallMade,
     ConditionEvaluated,
     ErrorContained,
     Failure,
     FailureKind,
-    OutcomeRecorded,
     PlanRevised,
     Record,
     ResultsStale,
@@ -50,22 +36,18 @@ from replanning.journal.records import (
     Usage,
     UsageCharged,
 )
-from replanning.journal.store import Lease, RunStore, ToolOutcome, mean_durations
+from replanning.journal.store import Lease, RunStore
 from replanning.live.draft import Draft
 from replanning.live.entries import TaskEntry
-from replanning.live.facts import context_keys
-from replanning.live.graph import MAX_OUTCOMES_PER_TOOL
 from replanning.live.plan import LivePlan
-from replanning.live.stale import outdated_keys, stale_results
+from replanning.live.stale import stale_results
 from replanning.live.states import STUCK, WAITING, TaskState
-from replanning.live.view import PlanView
-from replanning.llm.completions import Completion, LLMCall
 from replanning.plan.checks import check_task
 from replanning.plan.json_values import copy_json
-from replanning.plan.messages import brief_repr, join_names
+from replanning.plan.messages import join_names
 from replanning.plan.references import has_references
 from replanning.plan.risk import resolved_risk
-from replanning.plan.tasks import Task, has_no_effect, is_repeatable
+from replanning.plan.tasks import Task, is_repeatable
 from replanning.plan.types import (
     AttemptId,
     JsonObject,
@@ -75,30 +57,16 @@ from replanning.plan.types import (
     TaskId,
     TriggerId,
 )
-from replanning.run.dispatch import WAKING_RECORDS, Claim, Dispatcher, Idle
-from replanning.run.event_loop import LoopThread, Timer, describe_error
+from replanning.run.dispatch import WAKING_RECORDS, Dispatcher, Idle
+from replanning.run.event_loop import LoopThread, Timer
 from replanning.run.journal import RunJournal
+from replanning.run.outcomes import Evaluation
 from replanning.run.outputs import Codec, OutputKeeper
-from replanning.run.retries import (
-    MAX_TRACEBACK_CHARS,
-    FailureKeeper,
-    IsTransient,
-    format_traceback,
-    may_repeat,
-    redact_bounded,
-    schedule_retry,
-)
+from replanning.run.retries import FailureKeeper, IsTransient, warn_of_error
+from replanning.run.running import RunningAttempts
 from replanning.secrets import Redactor
 from replanning.settings import Settings
 from replanning.telemetry.tracer import RunTracer
-
-MAX_EVALUATION_SECONDS: Final = 0.1
-"""Time limit for an evaluator, in seconds; the run blocks on it."""
-
-_MAX_ERROR_CHARS: Final = 2_000
-
-_log: Final = logging.getLogger("replanning.run")
-_plugin_log: Final = logging.getLogger("replanning")
 
 GIVEN_UP: Final = STUCK | {TaskState.CANCELLED}
 """States of tasks that were given up, unless something is being decided about them."""
@@ -121,17 +89,6 @@ class ResumeState(NamedTuple):
     announced_resources: frozenset[str]
     stopped_at: float
     interruption_reason: str
-
-
-class AttemptBody(Protocol):
-    """The executing side of an attempt."""
-
-    id: AttemptId
-    task: Task
-
-    def cancel(self) -> None:
-        """Stop the body; nothing that it still reports is accepted."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -248,10 +205,10 @@ class PluginTasks:
 
 
 class Lifecycle:
-    """Keeps journal, live plan and ledger in step, runs attempts, applies revisions, ends the run.
+    """Hands tasks out, applies revisions, and ends the run, for which it brings its parts together.
 
-    Its own state is small: the running attempts (`running`) and the end. It has many attributes
-    because the parts of a run meet here: each of the others is one part with a state of its own.
+    Its own state is the end alone. It has many attributes because the parts of a run meet here:
+    each of the others is one part with a state of its own.
 
     Args:
         store: where records go before they take effect.
@@ -272,6 +229,7 @@ class Lifecycle:
         dispatcher: hands out tasks.
         outputs: takes the outputs of attempts.
         failures: takes the failures of attempts.
+        attempts: the attempts that run now.
         evaluation: evaluates the plan after every task.
         loop: the thread in which all of this happens.
         timer: calls back at points in time.
@@ -279,7 +237,6 @@ class Lifecycle:
         clock: the clock of the run.
         run_id: the id of the run.
         opening: how the run was opened.
-        running: the attempts that have not ended, with the tasks and bodies of each.
         busy: what keeps the run from its end.
         plugins: the tasks that execute code of plugins.
         people: whether people can be asked.
@@ -326,14 +283,24 @@ class Lifecycle:
         self.dispatcher = Dispatcher(live, ledger, self)
         self.journal.subscribe(self.dispatcher.on_record, WAKING_RECORDS)
         self.outputs = OutputKeeper(live, redactor, codec, settings.max_output)
-        self.evaluation = Evaluation(self)
+        self.evaluation = Evaluation(live, ledger, store, environment.clock, self.record_error)
         self.opening = Opening(records[0].at, lease_ttl)
-        self.running: dict[AttemptId, tuple[TaskEntry, AttemptBody | None]] = {}
         self.busy = Busy(partial(self.follow_up, block_ended=True))
         self.plugins = PluginTasks()
         self.people = People()
         self.end: RunEnded | None = None
         self.failures = FailureKeeper(settings, redactor, environment.chance, is_transient)
+        self.attempts = RunningAttempts(
+            live,
+            self.journal,
+            self.dispatcher,
+            self.outputs,
+            self.failures,
+            self.timer,
+            spans,
+            redactor,
+            self,
+        )
 
     def __repr__(self) -> str:
         state = self.end.status if self.end is not None else "running"
@@ -415,7 +382,7 @@ class Lifecycle:
             )
             self.journal.append(body, draft)
         for attempt_id in stopped.values():
-            self._cancel_attempt(attempt_id)
+            self.attempts.cancel(attempt_id)
         self.follow_up()
         self.check_completion()
         due = live.scheduler.deadlines.next_due()
@@ -511,7 +478,7 @@ class Lifecycle:
             return
         self._mark_ended(RunEnded("paused", reason))
         if self.journal.state == "closed":
-            self._cancel_attempts()
+            self.attempts.cancel_all()
 
     # Handing out tasks; called by the dispatcher
 
@@ -636,8 +603,7 @@ class Lifecycle:
         return arguments
 
     def _fail_unstarted(self, entry: TaskEntry, problem: str, *, kind: FailureKind) -> None:
-        """Fail a task before its work begins, as an attempt of its own."""
-        self.failed(self.start(entry), Failure("ArgumentError", problem, kind=kind))
+        self.attempts.fail_unstarted(entry, Failure("ArgumentError", problem, kind=kind))
 
     # Lineages that one caller executes alone
 
@@ -714,7 +680,7 @@ class Lifecycle:
             with suppress(StoreError):  # it is looked at again when the store works
                 if entry.task.when is None or self._evaluate_condition(entry):
                     failure = Failure("Unavailable", lacking, kind="unavailable")
-                    self.failed(self.start(entry), failure)
+                    self.attempts.fail_unstarted(entry, failure)
                 return True
         return False
 
@@ -787,7 +753,7 @@ class Lifecycle:
             return None
         self.dispatcher.count_claim()
         attempt_id = AttemptId(f"{task.id}#1")
-        self._record_start(attempt_id, task.id, 1, timeout, task)
+        self.attempts.record_start(attempt_id, task.id, 1, timeout, task)
         if self.live.entries[task.id].log.current != attempt_id or self.end is not None:
             # A reaction to the start has cancelled it or ended the run.
             return None
@@ -805,207 +771,7 @@ class Lifecycle:
             return True
         return has_references(task.arguments)
 
-    # Attempts
-
-    def start(self, entry: TaskEntry, body: AttemptBody | None = None) -> AttemptId:
-        """Record that an attempt at a task starts.
-
-        Raises:
-            StoreError: the journal does not take it; the task must not be executed.
-        """
-        number = entry.log.count + 1
-        attempt_id = AttemptId(f"{entry.id}#{number}")
-        timeout = entry.task.timeout
-        if timeout is None:
-            tool = self.live.tool_of(entry.task)
-            timeout = None if tool is None else tool.timeout
-        history = self.live.staleness.history
-        if history.version and entry.place.claim:
-            # Its references were replaced at the claim, maybe by values that have changed since.
-            version = history.version_at_claim(entry.place.claim)
-            if version != history.version:
-                entry.reads.keys = dict.fromkeys(context_keys(entry.task), version)
-        self._record_start(attempt_id, entry.id, number, timeout)
-        # Whoever heard of the start may have cancelled it.
-        if entry.log.current == attempt_id and self.end is None:
-            self.running[attempt_id] = entry, body
-        elif body is not None:
-            body.cancel()
-        return attempt_id
-
-    def _record_start(
-        self,
-        attempt_id: AttemptId,
-        task_id: TaskId,
-        number: int,
-        timeout: float | None,
-        call: Task | None = None,
-    ) -> None:
-        deadline = None
-        if timeout is not None:
-            deadline = self.clock.now() + timeout
-        self.journal.append(AttemptStarted(attempt_id, task_id, number, deadline, call))
-        if deadline is not None and deadline < self.timer.next_wakeup:
-            self.timer.notify_deadline(deadline)
-
-    def start_now(self, entry: TaskEntry, body: AttemptBody) -> bool:
-        """Start the attempt of a task that was claimed just now; false while the store fails."""
-        try:
-            body.id = self.start(entry, body)
-        except StoreError:
-            return False
-        return True
-
-    async def start_pulled(self, body: AttemptBody) -> bool:
-        """Start the attempt of a task that was pulled, once the store works.
-
-        Returns:
-            False when the task may not run any more.
-        """
-        entry = self.live.entry(body.task.id)
-        claim = Claim(entry, entry.place.claim)
-        try:
-            while not (obstacle := self.obstacle_to(entry)) and self.end is None:
-                try:
-                    body.id = self.start(entry, body)
-                except StoreError:
-                    with suppress(NotRunning):
-                        await self.wait_for_store()
-                else:
-                    return True
-        finally:
-            if claim.is_open:
-                self.dispatcher.requeue([claim])
-        body.id = AttemptId(f"{entry.id}#fenced")
-        if self.end is None:
-            fenced = AttemptFenced(body.id, entry.id, f"not started: {obstacle}")
-            self.journal.append_soon(fenced)
-        return False
-
-    def succeeded(
-        self, attempt_id: AttemptId, output: object = None, *, keep_if_possible: bool = False
-    ) -> None:
-        """Take the output of an attempt, see `PlanRun.succeeded`.
-
-        Args:
-            attempt_id: the attempt.
-            output: its output.
-            keep_if_possible: whether an output that is too large is left out of the journal,
-                instead of being a failure.
-        """
-        task_id = TaskId(str(attempt_id).rpartition("#")[0])
-        try:
-            taken = self.outputs.take(task_id, output)
-        except OutputError as error:
-            self.failed(attempt_id, Failure("OutputError", str(error), kind="output"))
-            return
-        if taken.is_too_large and not keep_if_possible:
-            self.failed(attempt_id, Failure("OutputError", taken.unstored, kind="output"))
-            return
-        entry = self._end_attempt(attempt_id, "succeeded")
-        if entry is None:
-            return
-        body = AttemptSucceeded(
-            attempt_id,
-            entry.id,
-            taken.value,
-            recoverable=not taken.is_withheld,
-            reads=entry.reads.keys or None,
-            unstored=taken.unstored,
-        )
-        stored = body
-        if taken.stored is not taken.value or taken.unstored:
-            stored = replace(body, output=taken.stored, recoverable=not taken.unstored)
-        if taken.unstored and not entry.output.unstored:
-            consequence = "the tasks of this process get it, and a resumed run lacks it"
-            if taken.is_withheld:
-                consequence = "no other task gets it"
-            _log.warning(
-                "the output of task %r is not stored: %s; %s",
-                entry.id,
-                self.redactor.text(taken.unstored),
-                consequence,
-            )
-        self.journal.append_soon(body, stored)
-        if self._may_be_stale(entry):
-            self.record_stale_results()
-        self.follow_up()
-
-    def _may_be_stale(self, entry: TaskEntry) -> bool:
-        """Return whether a result that was taken just now may be stale already."""
-        staleness = self.live.staleness
-        if not staleness.redoes or not (staleness.history.version or staleness.redone):
-            return False
-        if outdated_keys(self.live, entry):
-            return True
-        for dep in entry.task.depends_on:
-            if self.live.entries[dep].replacement.redone or dep in staleness.recorded:
-                return True
-        return False
-
-    def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
-        """Record the failure of an attempt, and decide when its task runs again (`schedule_retry`)."""
-        entry = self._end_attempt(attempt_id, "failed")
-        if entry is None:
-            return
-        failure = self.failures.take(entry, self.live.tool_of(entry.task), error)
-        text = f"attempt {attempt_id} failed: {failure}\n{failure.traceback}"
-        _log.warning("%s", text.rstrip())
-        tool = self.live.tool_of(entry.task)
-        chance = self.failures.chance()
-        retry_at, exhausted = schedule_retry(
-            entry, tool, failure, self.settings, now=self.clock.now(), chance=chance
-        )
-        if retry_at is not None and self._has_substitute(entry.task):
-            retry_at = None
-        if retry_at is None:
-            exhausted = False
-        else:
-            self.timer.notify_deadline(retry_at)
-        trace = self.spans.attempt_trace(attempt_id)
-        self.journal.append_soon(
-            AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted, trace)
-        )
-        self.follow_up()
-
-    def _has_substitute(self, task: Task) -> bool:
-        """Return whether replanning beats waiting for a retry with the unavailable tool.
-
-        Another available tool has the same capability, and the task has no effects.
-        """
-        tool = self.live.tool_of(task)
-        if tool is None or tool.available or tool.capability is None:
-            return False
-        if not has_no_effect(task, tool):
-            return False
-        for other in self.live.tools.values():
-            if other.available and other.capability == tool.capability:
-                return True
-        return False
-
-    def interrupted(self, attempt_id: AttemptId, reason: str, *, again: bool = False) -> None:
-        """Record that an attempt was cut off from outside.
-
-        Args:
-            attempt_id: the attempt.
-            reason: why.
-            again: whether its work itself says that it is to be executed again.
-        """
-        entry = self._end_attempt(attempt_id, "interrupted")
-        if entry is None or self.end is not None:
-            return
-        now = self.clock.now()
-        failure = Failure("Interrupted", reason, kind="interrupted")
-        tool = self.live.tool_of(entry.task)
-        retry_at: float | None = None
-        if again or may_repeat(entry.task, tool, failure):
-            retry_at = now
-        trace = self.spans.attempt_trace(attempt_id)
-        self.journal.append_soon(
-            AttemptInterrupted(attempt_id, entry.id, reason, retry_at, trace, in_doubt=not again)
-        )
-        # The caller may be leaving the run, so its end is looked for a little later.
-        self.timer.call_at(now, self.follow_up)
+    # Usage and stale results
 
     def record_stale_results(self) -> bool:
         """Record which finished tasks have stale results, unless the last record says the same."""
@@ -1028,54 +794,8 @@ class Lifecycle:
             self.dispatcher.wake_lineages()
             self.check_completion()
 
-    def _end_attempt(self, attempt_id: AttemptId, report: str) -> TaskEntry | None:
-        """Return the task of an attempt that ends now; None when the attempt is not current.
-
-        Such a report is recorded and has no effect.
-        """
-        running = self.running.pop(attempt_id, None)
-        if running is not None:
-            return running[0]
-        task_id = TaskId(str(attempt_id).rpartition("#")[0])
-        if task_id not in self.live:
-            raise UnknownAttempt(attempt_id)
-        if self.end is None:
-            self.journal.append_soon(AttemptFenced(attempt_id, task_id, report))
-        return None
-
-    def _cancel_attempt(self, attempt_id: AttemptId) -> None:
-        """Stop the body of an attempt that is not current any more."""
-        entry, body = self.running.pop(attempt_id, (None, None))
-        if entry is not None and body is not None:
-            self.live.scheduler.keep_resources(entry, attempt_id)
-            body.cancel()
-
-    def body_ended(self, attempt_id: AttemptId) -> None:
-        """Free the resources that the body of a cancelled attempt held until it ended."""
-        self.live.scheduler.free_resources(attempt_id)
-        self.follow_up()
-
-    def _cancel_attempts(self) -> None:
-        for attempt_id in list(self.running):
-            self._cancel_attempt(attempt_id)
-
     def _on_deadline(self, now: float) -> None:
-        for entry, attempt_id in self.live.advance(now):
-            # While the store fails, an attempt may have ended and the plan not know it yet.
-            if attempt_id not in self.running:
-                continue
-            timeout = round((entry.log.deadline or 0.0) - entry.log.started_at, 3)
-            failure = Failure("TimedOut", "", kind="timeout")
-            tool = self.live.tool_of(entry.task)
-            chance = self.failures.chance()
-            retry_at, _ = schedule_retry(
-                entry, tool, failure, self.settings, now=self.clock.now(), chance=chance
-            )
-            self._cancel_attempt(attempt_id)
-            trace = self.spans.attempt_trace(attempt_id)
-            self.journal.append_soon(
-                AttemptTimedOut(attempt_id, entry.id, timeout, retry_at, trace)
-            )
+        self.attempts.time_out(now)
         self.follow_up()
 
     # The end
@@ -1150,7 +870,7 @@ class Lifecycle:
         except StoreError:
             return  # when the store works again, the end is found again
         self._mark_ended(body)
-        self._cancel_attempts()
+        self.attempts.cancel_all()
 
     def _drop_triggers(self, status: RunStatus) -> None:
         """Drop the triggers that wait, except those that wait for a person."""
@@ -1192,228 +912,3 @@ class Lifecycle:
         self.end = body
         self.journal.wake()
         self.dispatcher.end()
-
-
-def warn_of_error(where: str, error: BaseException | str, redactor: Redactor) -> str:
-    """Warn of an error that was contained, on the logger `replanning`, with its traceback.
-
-    An error of this library, such as a forge's refusal, was written for its reader: its text says
-    what is wrong and what to do, and a traceback would only hide it.
-
-    Returns:
-        The text of the error. It has no secrets, as the warning has none.
-    """
-    if isinstance(error, str):
-        text = error
-        traceback = ""
-    elif isinstance(error, ReplanningError):
-        text = describe_error(error)
-        traceback = ""
-    else:
-        text = describe_error(error)
-        traceback = redact_bounded(format_traceback(error), MAX_TRACEBACK_CHARS, redactor)
-    # Masked before it is cut, because a part of a secret would not be recognised.
-    text = redactor.text(text)[:_MAX_ERROR_CHARS]
-    _plugin_log.warning("%s", f"{where}: {text}\n{traceback}".rstrip())
-    return text
-
-
-@dataclass(slots=True, eq=False)
-class Evaluation:
-    """Evaluates the plan of a run, and finds past outcomes of its tools.
-
-    Args:
-        life: the run.
-
-    Attributes:
-        evaluator: evaluates the plan after every task.
-    """
-
-    _lifecycle: Lifecycle
-    evaluator: PlanEvaluator = field(default_factory=PlanEvaluator)
-    _mean_durations: dict[str, float] | None = None
-
-    def evaluate(self) -> PlanEvaluation:
-        """Return the progress and health of the plan now.
-
-        An evaluator that fails, or takes long, is not asked again.
-        """
-        life = self._lifecycle
-        if self._mean_durations is None:
-            self._mean_durations = {}
-            with suppress(Exception):  # a third party's store may raise anything
-                self._mean_durations = mean_durations(life.journal.store)
-        view = PlanView(life.live)
-        past = dict(self._mean_durations)
-        if type(self.evaluator) is not PlanEvaluator:
-            try:
-                return self._ask(view, past)
-            except Exception as error:  # noqa: BLE001 - an evaluator must not harm the run
-                self.evaluator = PlanEvaluator()
-                life.record_error("evaluator", error)
-        return self.evaluator.evaluate(view, past)
-
-    def _ask(self, view: PlanView, past: dict[str, float]) -> PlanEvaluation:
-        """Return what a third party's evaluator says.
-
-        Raises:
-            TimeoutError: it took too long; the run waits for it.
-            TypeError: it returned something else.
-        """
-        clock = self._lifecycle.clock
-        began = clock.now()
-        evaluation: object = self.evaluator.evaluate(view, past)
-        if not isinstance(evaluation, PlanEvaluation):
-            raise TypeError(f"it returned {brief_repr(evaluation)} instead of a PlanEvaluation")
-        took = clock.now() - began
-        if took > MAX_EVALUATION_SECONDS:
-            raise TimeoutError(f"it took {took:g} s, and {MAX_EVALUATION_SECONDS:g} s are allowed")
-        return evaluation
-
-    def past_outcomes(self, tool: str) -> Sequence[bool]:
-        """Return outcomes as evidence of success: those of earlier runs first, then of this run.
-
-        Without any of its own, those of the other tools of its capability. With a `source_key`,
-        those of a source's alternatives.
-        """
-        live = self._lifecycle.live
-        store = self._lifecycle.journal.store
-        own = list(live.statistics.outcomes.get(tool, ()))
-        if not own:
-            own = list(self._lifecycle.ledger.lineages.by_source.get(tool, ()))
-        if len(own) < MAX_OUTCOMES_PER_TOOL:
-            newest_first = store.outcomes(tool=tool, capability=None)
-            earlier = [outcome.succeeded for outcome in reversed(newest_first)]
-            own = [*earlier, *own][-MAX_OUTCOMES_PER_TOOL:]
-        spec = live.tools.get(tool)
-        if own or spec is None or spec.capability is None:
-            return own
-        # The failures of a tool that is to be replaced say nothing about its replacement.
-        failing = {live.entry(task_id).task.tool for task_id in live.stuck}
-        newest_first = store.outcomes(tool=None, capability=spec.capability)
-        outcomes = [outcome.succeeded for outcome in reversed(newest_first)]
-        for other in live.tools.values():
-            if other.capability == spec.capability and other.name not in failing:
-                outcomes += live.statistics.outcomes.get(other.name, ())
-        return outcomes[-MAX_OUTCOMES_PER_TOOL:]
-
-
-_UNBILLED_ERRORS: Final = (LLMRequestRejected, LLMUnavailable)
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class RunMeter:
-    """Reserves, traces and counts the calls that one provider makes for a run.
-
-    Each counts, however it ends.
-
-    An answer counts with the tokens that the service reports. A call that the service turned down,
-    or that did not reach it, counts without tokens. The cost of any other, such as one cut off at
-    its deadline, is unknown: it counts with everything that was reserved, so that the budget holds.
-
-    Attributes:
-        note: records remarks on calls.
-    """
-
-    _lifecycle: Lifecycle
-    _provider: str
-    note: Callable[[str], None] = lambda text: None
-
-    def __repr__(self) -> str:
-        return f"<RunMeter of {self._provider} {self._lifecycle.ledger.budget_tracker!r}>"
-
-    @contextmanager
-    def call(self, call: LLMCall) -> Iterator[Callable[[Completion], None]]:
-        """Reserve the estimate of a call and trace it.
-
-        Yields a function to be called with the completion.
-
-        Raises:
-            BudgetExceeded: it does not fit the rest of the budget; nothing was sent.
-        """
-        life = self._lifecycle
-        release = life.loop.call(life.ledger.budget_tracker.reserve, call.estimate)
-        used = call.estimate
-        try:
-            with life.spans.chat_span(call) as traced:
-
-                def answered(completion: Completion) -> None:
-                    nonlocal used
-                    used = completion.usage
-                    traced(completion)
-
-                yield answered
-        except _UNBILLED_ERRORS:
-            used = Usage(calls=1) if used is call.estimate else used
-            raise
-        finally:
-            life.loop.call(life.charge, used, provider=self._provider)
-            release()
-
-
-ATTEMPT_ENDS: Final = (AttemptSucceeded, AttemptFailed, AttemptTimedOut, AttemptInterrupted)
-"""Kinds of record with which an attempt ends."""
-
-
-class OutcomeCollector:
-    """Records whether applied alternatives have worked out, and collects the outcomes of tools for later runs.
-
-    Args:
-        life: the run.
-    """
-
-    def __init__(self, life: Lifecycle) -> None:
-        self._lifecycle = life
-        self._outcomes: list[ToolOutcome] = []
-        life.journal.subscribe(self.take, [PlanRevised, OutcomeRecorded, *ATTEMPT_ENDS])
-
-    def take(self, record: Record, *, is_new: bool = True) -> None:
-        """Take a record, and record the outcome of an alternative if it is known now.
-
-        The cases are: the end of an attempt may satisfy a lineage that was changed, or leave it
-        stuck; a revision that skips tasks has worked out at once, because no attempt will end; and
-        an outcome that is on record counts for the source of the alternative.
-
-        Args:
-            record: a revision, the end of an attempt, or an outcome.
-            is_new: False when replaying the last record after a resume; the outcome of its tool is
-                not collected then.
-        """
-        live = self._lifecycle.live
-        lineages = self._lifecycle.ledger.lineages
-        body = record.body
-        applied: PendingOutcome | None = None
-        is_stuck = False
-        if isinstance(body, ATTEMPT_ENDS):
-            entry = live.entry(body.task)
-            applied = lineages.pending.get(entry.root)
-            is_stuck = entry.state in STUCK
-            name = entry.task.tool
-            # An interruption says nothing about the tool.
-            if is_new and name is not None and not isinstance(body, AttemptInterrupted):
-                tool = live.tools.get(name)
-                capability = tool.capability if tool else None
-                succeeded = isinstance(body, AttemptSucceeded)
-                self._outcomes.append(
-                    ToolOutcome(name, capability, succeeded, record.at, entry.log.duration)
-                )
-        elif isinstance(body, PlanRevised):
-            for candidate in lineages.pending.values():
-                if candidate.replan == body.replan:
-                    applied = candidate
-        elif isinstance(body, OutcomeRecorded):
-            source = lineages.source_by_replan.get(body.replan)
-            if source is not None:
-                key = source_key(source)
-                self._outcomes.append(ToolOutcome(key, None, body.succeeded, record.at))
-        if applied is None:
-            return
-        done = all(live.entry(root).satisfied for root in applied.roots)
-        if done or is_stuck:
-            seconds = record.at - applied.applied_at
-            self._lifecycle.journal.append_soon(OutcomeRecorded(applied.replan, done, seconds))
-
-    def save(self) -> None:
-        """Store the outcomes."""
-        if self._outcomes:
-            self._lifecycle.journal.store.add_outcomes(self._outcomes)

@@ -109,7 +109,7 @@ class ObservedRun:
         # The new values are true ones, so tasks may use these keys again.
         self.live.masked.context.difference_update(new)
         attempt = None
-        if attempt_id in self._lifecycle.running:
+        if attempt_id in self._lifecycle.attempts.running:
             attempt = attempt_id
         self._record_observation(ContextUpdated(new, gone, attempt))
 
@@ -238,7 +238,7 @@ class ObservedRun:
     @in_loop_thread
     def _record_process(self, attempt_id: AttemptId, group: int) -> None:
         # After the end of its attempt nobody would look for the process in the journal.
-        if attempt_id in self._lifecycle.running:
+        if attempt_id in self._lifecycle.attempts.running:
             self._lifecycle.journal.append(
                 ProcessStarted(attempt_id, host_id(), group, process_start_time(group))
             )

@@ -72,7 +72,8 @@ from replanning.run.event_loop import (
     without_group,
     yielding,
 )
-from replanning.run.lifecycle import Lifecycle, OutcomeCollector, ResumeState
+from replanning.run.lifecycle import Lifecycle, ResumeState
+from replanning.run.outcomes import OutcomeCollector
 from replanning.run.outputs import Codec
 from replanning.run.processes import kill_orphaned_processes
 from replanning.run.retries import IsTransient, may_repeat
@@ -646,7 +647,7 @@ async def run_services(
     life = run._lifecycle
     past = life.opening.past
     failure: BaseException | None = None
-    outcomes = OutcomeCollector(life)
+    outcomes = OutcomeCollector(life.live, life.ledger, life.journal)
     program = "orchestrator"
     if life.opening.open_ended:
         program = "agent"
@@ -755,8 +756,8 @@ def _leave(life: Lifecycle, reason: str) -> None:
     if life.end is None:
         # The run must not end as complete between two interruptions.
         with life.busy("leaving", then_check=False):
-            for attempt_id in list(life.running):
-                life.interrupted(attempt_id, reason)
+            for attempt_id in list(life.attempts.running):
+                life.attempts.interrupted(attempt_id, reason)
     pause = life.ledger.pause
     if pause is not None:
         reason = pause.reason

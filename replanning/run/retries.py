@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 from collections import deque
@@ -45,6 +46,10 @@ MAX_MESSAGE_CHARS: Final = 8_000
 MAX_TRACEBACK_CHARS: Final = 4_000
 
 _REDACTION_MARGIN: Final = 1_000
+
+_MAX_ERROR_CHARS: Final = 2_000
+
+_plugin_log: Final = logging.getLogger("replanning")
 
 _MAX_FRAMES: Final = 30
 
@@ -392,6 +397,30 @@ def _only_reads(chain: Sequence[BaseException]) -> bool:
 def _is_named(part: BaseException, retry_on: Collection[int | str]) -> bool:
     _, every_name = _class_names(type(part))  # type: ignore[arg-type]  # a class can be hashed
     return _status(part) in retry_on or not every_name.isdisjoint(retry_on)
+
+
+def warn_of_error(where: str, error: BaseException | str, redactor: Redactor) -> str:
+    """Warn of an error that was contained, on the logger `replanning`, with its traceback.
+
+    An error of this library, such as a forge's refusal, was written for its reader: its text says
+    what is wrong and what to do, and a traceback would only hide it.
+
+    Returns:
+        The text of the error. It has no secrets, as the warning has none.
+    """
+    if isinstance(error, str):
+        text = error
+        traceback = ""
+    elif isinstance(error, ReplanningError):
+        text = describe_error(error)
+        traceback = ""
+    else:
+        text = describe_error(error)
+        traceback = redact_bounded(format_traceback(error), MAX_TRACEBACK_CHARS, redactor)
+    # Masked before it is cut, because a part of a secret would not be recognised.
+    text = redactor.text(text)[:_MAX_ERROR_CHARS]
+    _plugin_log.warning("%s", f"{where}: {text}\n{traceback}".rstrip())
+    return text
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -47,7 +47,8 @@ from replanning.run.attempt import Attempt, Work, validate_work
 from replanning.run.dispatch import Claim
 from replanning.run.event_loop import Parameters, ResultT
 from replanning.run.execution import LineageExecution
-from replanning.run.lifecycle import Lifecycle, RunMeter
+from replanning.run.lifecycle import Lifecycle
+from replanning.run.meter import RunMeter
 from replanning.run.observations import (
     ObservedRun,
     in_loop_thread,
@@ -334,7 +335,7 @@ class PlanRun(ObservedRun):
             # Somebody may have pulled the task long ago, so what it needs may be gone by now.
             if obstacle := life.obstacle_to(entry):
                 raise NotRunning(f"no attempt at task {task_id!r} can start: {obstacle}")
-            return life.start(entry)
+            return life.attempts.start(entry)
         except (NotRunning, StoreError):
             # It is handed out again when it may start.
             life.dispatcher.requeue([Claim(entry, entry.place.claim)])
@@ -349,7 +350,7 @@ class PlanRun(ObservedRun):
         Raises:
             UnknownAttempt: there was no such attempt.
         """
-        self._lifecycle.succeeded(attempt_id, output)
+        self._lifecycle.attempts.succeeded(attempt_id, output)
         self._lifecycle.check_completion()  # pulling a task would check it, but callers that only report never pull
 
     @in_loop_thread
@@ -359,7 +360,7 @@ class PlanRun(ObservedRun):
         Raises:
             UnknownAttempt: there was no such attempt.
         """
-        self._lifecycle.failed(attempt_id, error)
+        self._lifecycle.attempts.failed(attempt_id, error)
         self._lifecycle.check_completion()
 
     @in_loop_thread

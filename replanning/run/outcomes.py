@@ -1,0 +1,187 @@
+"""Outcomes: how the plan goes, and how tools and applied alternatives have worked out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from replanning.decision.evaluation import PlanEvaluation, PlanEvaluator
+from replanning.decision.ledger import Ledger, PendingOutcome, source_key
+from replanning.environment import Clock
+from replanning.journal.records import (
+    AttemptFailed,
+    AttemptInterrupted,
+    AttemptSucceeded,
+    AttemptTimedOut,
+    OutcomeRecorded,
+    PlanRevised,
+    Record,
+)
+from replanning.journal.store import RunStore, ToolOutcome, mean_durations
+from replanning.live.graph import MAX_OUTCOMES_PER_TOOL
+from replanning.live.plan import LivePlan
+from replanning.live.states import STUCK
+from replanning.live.view import PlanView
+from replanning.plan.messages import brief_repr
+from replanning.run.journal import RunJournal
+
+MAX_EVALUATION_SECONDS: Final = 0.1
+"""Time limit for an evaluator, in seconds; the run blocks on it."""
+
+ATTEMPT_ENDS: Final = (AttemptSucceeded, AttemptFailed, AttemptTimedOut, AttemptInterrupted)
+"""Kinds of record with which an attempt ends."""
+
+
+@dataclass(slots=True, eq=False)
+class Evaluation:
+    """Evaluates the plan of a run, and finds past outcomes of its tools.
+
+    Args:
+        live: the plan.
+        ledger: the memory of replanning.
+        store: has the outcomes of earlier runs.
+        clock: the clock of the run.
+        record_error: records an error of the evaluator.
+
+    Attributes:
+        evaluator: evaluates the plan after every task.
+    """
+
+    _live: LivePlan
+    _ledger: Ledger
+    _store: RunStore
+    _clock: Clock
+    _record_error: Callable[[str, BaseException], None]
+    evaluator: PlanEvaluator = field(default_factory=PlanEvaluator)
+    _mean_durations: dict[str, float] | None = None
+
+    def evaluate(self) -> PlanEvaluation:
+        """Return the progress and health of the plan now.
+
+        An evaluator that fails, or takes long, is not asked again.
+        """
+        if self._mean_durations is None:
+            self._mean_durations = {}
+            with suppress(Exception):  # a third party's store may raise anything
+                self._mean_durations = mean_durations(self._store)
+        view = PlanView(self._live)
+        past = dict(self._mean_durations)
+        if type(self.evaluator) is not PlanEvaluator:
+            try:
+                return self._ask(view, past)
+            except Exception as error:  # noqa: BLE001 - an evaluator must not harm the run
+                self.evaluator = PlanEvaluator()
+                self._record_error("evaluator", error)
+        return self.evaluator.evaluate(view, past)
+
+    def _ask(self, view: PlanView, past: dict[str, float]) -> PlanEvaluation:
+        """Return what a third party's evaluator says.
+
+        Raises:
+            TimeoutError: it took too long; the run waits for it.
+            TypeError: it returned something else.
+        """
+        began = self._clock.now()
+        evaluation: object = self.evaluator.evaluate(view, past)
+        if not isinstance(evaluation, PlanEvaluation):
+            raise TypeError(f"it returned {brief_repr(evaluation)} instead of a PlanEvaluation")
+        took = self._clock.now() - began
+        if took > MAX_EVALUATION_SECONDS:
+            raise TimeoutError(f"it took {took:g} s, and {MAX_EVALUATION_SECONDS:g} s are allowed")
+        return evaluation
+
+    def past_outcomes(self, tool: str) -> Sequence[bool]:
+        """Return outcomes as evidence of success: those of earlier runs first, then of this run.
+
+        Without any of its own, those of the other tools of its capability. With a `source_key`,
+        those of a source's alternatives.
+        """
+        live = self._live
+        own = list(live.statistics.outcomes.get(tool, ()))
+        if not own:
+            own = list(self._ledger.lineages.by_source.get(tool, ()))
+        if len(own) < MAX_OUTCOMES_PER_TOOL:
+            newest_first = self._store.outcomes(tool=tool, capability=None)
+            earlier = [outcome.succeeded for outcome in reversed(newest_first)]
+            own = [*earlier, *own][-MAX_OUTCOMES_PER_TOOL:]
+        spec = live.tools.get(tool)
+        if own or spec is None or spec.capability is None:
+            return own
+        # The failures of a tool that is to be replaced say nothing about its replacement.
+        failing = {live.entry(task_id).task.tool for task_id in live.stuck}
+        newest_first = self._store.outcomes(tool=None, capability=spec.capability)
+        outcomes = [outcome.succeeded for outcome in reversed(newest_first)]
+        for other in live.tools.values():
+            if other.capability == spec.capability and other.name not in failing:
+                outcomes += live.statistics.outcomes.get(other.name, ())
+        return outcomes[-MAX_OUTCOMES_PER_TOOL:]
+
+
+class OutcomeCollector:
+    """Records whether applied alternatives have worked out, and collects the outcomes of tools for later runs.
+
+    Args:
+        live: the plan.
+        ledger: the memory of replanning.
+        journal: has the records, and gets the outcomes.
+    """
+
+    def __init__(self, live: LivePlan, ledger: Ledger, journal: RunJournal) -> None:
+        self._live = live
+        self._ledger = ledger
+        self._journal = journal
+        self._outcomes: list[ToolOutcome] = []
+        journal.subscribe(self.take, [PlanRevised, OutcomeRecorded, *ATTEMPT_ENDS])
+
+    def take(self, record: Record, *, is_new: bool = True) -> None:
+        """Take a record, and record the outcome of an alternative if it is known now.
+
+        The cases are: the end of an attempt may satisfy a lineage that was changed, or leave it
+        stuck; a revision that skips tasks has worked out at once, because no attempt will end; and
+        an outcome that is on record counts for the source of the alternative.
+
+        Args:
+            record: a revision, the end of an attempt, or an outcome.
+            is_new: False when replaying the last record after a resume; the outcome of its tool is
+                not collected then.
+        """
+        live = self._live
+        lineages = self._ledger.lineages
+        body = record.body
+        applied: PendingOutcome | None = None
+        is_stuck = False
+        if isinstance(body, ATTEMPT_ENDS):
+            entry = live.entry(body.task)
+            applied = lineages.pending.get(entry.root)
+            is_stuck = entry.state in STUCK
+            name = entry.task.tool
+            # An interruption says nothing about the tool.
+            if is_new and name is not None and not isinstance(body, AttemptInterrupted):
+                tool = live.tools.get(name)
+                capability = tool.capability if tool else None
+                succeeded = isinstance(body, AttemptSucceeded)
+                self._outcomes.append(
+                    ToolOutcome(name, capability, succeeded, record.at, entry.log.duration)
+                )
+        elif isinstance(body, PlanRevised):
+            for candidate in lineages.pending.values():
+                if candidate.replan == body.replan:
+                    applied = candidate
+        elif isinstance(body, OutcomeRecorded):
+            source = lineages.source_by_replan.get(body.replan)
+            if source is not None:
+                key = source_key(source)
+                self._outcomes.append(ToolOutcome(key, None, body.succeeded, record.at))
+        if applied is None:
+            return
+        done = all(live.entry(root).satisfied for root in applied.roots)
+        if done or is_stuck:
+            seconds = record.at - applied.applied_at
+            self._journal.append_soon(OutcomeRecorded(applied.replan, done, seconds))
+
+    def save(self) -> None:
+        """Store the outcomes."""
+        if self._outcomes:
+            self._journal.store.add_outcomes(self._outcomes)

@@ -1,0 +1,363 @@
+"""The attempts that run now: they start, report how they end, are cancelled, or run out of time."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+from replanning.errors import NotRunning, OutputError, StoreError, UnknownAttempt
+from replanning.journal.records import (
+    AttemptFailed,
+    AttemptFenced,
+    AttemptInterrupted,
+    AttemptStarted,
+    AttemptSucceeded,
+    AttemptTimedOut,
+    Failure,
+    RunEnded,
+)
+from replanning.live.entries import TaskEntry
+from replanning.live.facts import context_keys
+from replanning.live.plan import LivePlan
+from replanning.live.stale import may_be_stale
+from replanning.plan.tasks import Task, has_no_effect
+from replanning.plan.types import AttemptId, TaskId
+from replanning.run.dispatch import Claim, Dispatcher
+from replanning.run.event_loop import Timer
+from replanning.run.journal import RunJournal
+from replanning.run.outputs import OutputKeeper
+from replanning.run.retries import FailureKeeper, may_repeat, schedule_retry
+from replanning.secrets import Redactor
+from replanning.telemetry.tracer import RunTracer
+
+_log: Final = logging.getLogger("replanning.run")
+
+
+class AttemptBody(Protocol):
+    """The executing side of an attempt."""
+
+    id: AttemptId
+    task: Task
+
+    def cancel(self) -> None:
+        """Stop the body; nothing that it still reports is accepted."""
+        ...
+
+
+class Run(Protocol):
+    """The run, as its attempts need it."""
+
+    @property
+    def end(self) -> RunEnded | None:
+        """The end of the run, once it has ended."""
+
+    def obstacle_to(self, entry: TaskEntry) -> str:
+        """Return why no attempt at a task may start, even if it was handed out."""
+
+    async def wait_for_store(self) -> None:
+        """Wait until the store works again."""
+
+    def follow_up(self) -> None:
+        """Follow up on an observation."""
+
+    def record_stale_results(self) -> bool:
+        """Record which finished tasks have stale results."""
+
+
+@dataclass(repr=False, eq=False)
+class RunningAttempts:
+    """Records how attempts start and end, and cancels the bodies of those that are over.
+
+    Its state is one table, `running`: an attempt is in it from its start until it reports, times
+    out or is cancelled. Whatever it reports afterwards is fenced off: recorded, without effect.
+
+    Args:
+        live: the plan.
+        journal: stores what happens.
+        dispatcher: gets tasks back that were handed out and did not start.
+        outputs: takes the outputs of attempts.
+        failures: takes their failures, and knows the settings of retries.
+        timer: calls back at deadlines and retries.
+        spans: traces attempts.
+        redactor: masks secrets.
+        run: knows when it is over, and looks for its end.
+
+    Attributes:
+        running: the attempts that have not ended, with the task and the body of each.
+    """
+
+    _live: LivePlan
+    _journal: RunJournal
+    _dispatcher: Dispatcher
+    _outputs: OutputKeeper
+    _failures: FailureKeeper
+    _timer: Timer
+    _spans: RunTracer
+    _redactor: Redactor
+    _run: Run
+    running: dict[AttemptId, tuple[TaskEntry, AttemptBody | None]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<RunningAttempts {list(self.running)}>"
+
+    # Starting
+
+    def start(self, entry: TaskEntry, body: AttemptBody | None = None) -> AttemptId:
+        """Record that an attempt at a task starts.
+
+        Raises:
+            StoreError: the journal does not take it; the task must not be executed.
+        """
+        number = entry.log.count + 1
+        attempt_id = AttemptId(f"{entry.id}#{number}")
+        timeout = entry.task.timeout
+        if timeout is None:
+            tool = self._live.tool_of(entry.task)
+            timeout = None if tool is None else tool.timeout
+        history = self._live.staleness.history
+        if history.version and entry.place.claim:
+            # Its references were replaced at the claim, maybe by values that have changed since.
+            version = history.version_at_claim(entry.place.claim)
+            if version != history.version:
+                entry.reads.keys = dict.fromkeys(context_keys(entry.task), version)
+        self.record_start(attempt_id, entry.id, number, timeout)
+        # Whoever heard of the start may have cancelled it.
+        if entry.log.current == attempt_id and self._run.end is None:
+            self.running[attempt_id] = entry, body
+        elif body is not None:
+            body.cancel()
+        return attempt_id
+
+    def record_start(
+        self,
+        attempt_id: AttemptId,
+        task_id: TaskId,
+        number: int,
+        timeout: float | None,
+        call: Task | None = None,
+    ) -> None:
+        """Record that an attempt starts: at a task of the plan, or at a call that is new with it.
+
+        Raises:
+            StoreError: the journal does not take it; nothing has changed.
+        """
+        deadline = None
+        if timeout is not None:
+            deadline = self._timer.clock.now() + timeout
+        self._journal.append(AttemptStarted(attempt_id, task_id, number, deadline, call))
+        if deadline is not None and deadline < self._timer.next_wakeup:
+            self._timer.notify_deadline(deadline)
+
+    def start_now(self, entry: TaskEntry, body: AttemptBody) -> bool:
+        """Start the attempt of a task that was claimed just now; false while the store fails."""
+        try:
+            body.id = self.start(entry, body)
+        except StoreError:
+            return False
+        return True
+
+    async def start_pulled(self, body: AttemptBody) -> bool:
+        """Start the attempt of a task that was pulled, once the store works.
+
+        Returns:
+            False when the task may not run any more.
+        """
+        entry = self._live.entry(body.task.id)
+        claim = Claim(entry, entry.place.claim)
+        try:
+            while not (obstacle := self._run.obstacle_to(entry)) and self._run.end is None:
+                try:
+                    body.id = self.start(entry, body)
+                except StoreError:
+                    with suppress(NotRunning):
+                        await self._run.wait_for_store()
+                else:
+                    return True
+        finally:
+            if claim.is_open:
+                self._dispatcher.requeue([claim])
+        body.id = AttemptId(f"{entry.id}#fenced")
+        if self._run.end is None:
+            fenced = AttemptFenced(body.id, entry.id, f"not started: {obstacle}")
+            self._journal.append_soon(fenced)
+        return False
+
+    def fail_unstarted(self, entry: TaskEntry, failure: Failure) -> None:
+        """Fail a task before its work begins, as an attempt of its own.
+
+        Raises:
+            StoreError: the journal does not take it; nothing has changed.
+        """
+        self.failed(self.start(entry), failure)
+
+    # Reports
+
+    def succeeded(
+        self, attempt_id: AttemptId, output: object = None, *, keep_if_possible: bool = False
+    ) -> None:
+        """Take the output of an attempt, see `PlanRun.succeeded`.
+
+        Args:
+            attempt_id: the attempt.
+            output: its output.
+            keep_if_possible: whether an output that is too large is left out of the journal,
+                instead of being a failure.
+        """
+        task_id = TaskId(str(attempt_id).rpartition("#")[0])
+        try:
+            taken = self._outputs.take(task_id, output)
+        except OutputError as error:
+            self.failed(attempt_id, Failure("OutputError", str(error), kind="output"))
+            return
+        if taken.is_too_large and not keep_if_possible:
+            self.failed(attempt_id, Failure("OutputError", taken.unstored, kind="output"))
+            return
+        entry = self._end_attempt(attempt_id, "succeeded")
+        if entry is None:
+            return
+        body = AttemptSucceeded(
+            attempt_id,
+            entry.id,
+            taken.value,
+            recoverable=not taken.is_withheld,
+            reads=entry.reads.keys or None,
+            unstored=taken.unstored,
+        )
+        stored = body
+        if taken.stored is not taken.value or taken.unstored:
+            stored = replace(body, output=taken.stored, recoverable=not taken.unstored)
+        if taken.unstored and not entry.output.unstored:
+            consequence = "the tasks of this process get it, and a resumed run lacks it"
+            if taken.is_withheld:
+                consequence = "no other task gets it"
+            _log.warning(
+                "the output of task %r is not stored: %s; %s",
+                entry.id,
+                self._redactor.text(taken.unstored),
+                consequence,
+            )
+        self._journal.append_soon(body, stored)
+        if may_be_stale(self._live, entry):
+            self._run.record_stale_results()
+        self._run.follow_up()
+
+    def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
+        """Record the failure of an attempt, and decide when its task runs again (`schedule_retry`)."""
+        entry = self._end_attempt(attempt_id, "failed")
+        if entry is None:
+            return
+        failure = self._failures.take(entry, self._live.tool_of(entry.task), error)
+        text = f"attempt {attempt_id} failed: {failure}\n{failure.traceback}"
+        _log.warning("%s", text.rstrip())
+        retry_at, exhausted = self._schedule_retry(entry, failure)
+        if retry_at is not None and self._has_substitute(entry.task):
+            retry_at = None
+        if retry_at is None:
+            exhausted = False
+        else:
+            self._timer.notify_deadline(retry_at)
+        trace = self._spans.attempt_trace(attempt_id)
+        self._journal.append_soon(
+            AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted, trace)
+        )
+        self._run.follow_up()
+
+    def _schedule_retry(self, entry: TaskEntry, failure: Failure) -> tuple[float | None, bool]:
+        return schedule_retry(
+            entry,
+            self._live.tool_of(entry.task),
+            failure,
+            self._failures.settings,
+            now=self._timer.clock.now(),
+            chance=self._failures.chance(),
+        )
+
+    def _has_substitute(self, task: Task) -> bool:
+        """Return whether replanning beats waiting for a retry with the unavailable tool.
+
+        Another available tool has the same capability, and the task has no effects.
+        """
+        tool = self._live.tool_of(task)
+        if tool is None or tool.available or tool.capability is None:
+            return False
+        if not has_no_effect(task, tool):
+            return False
+        for other in self._live.tools.values():
+            if other.available and other.capability == tool.capability:
+                return True
+        return False
+
+    def interrupted(self, attempt_id: AttemptId, reason: str, *, again: bool = False) -> None:
+        """Record that an attempt was cut off from outside.
+
+        Args:
+            attempt_id: the attempt.
+            reason: why.
+            again: whether its work itself says that it is to be executed again.
+        """
+        entry = self._end_attempt(attempt_id, "interrupted")
+        if entry is None or self._run.end is not None:
+            return
+        now = self._timer.clock.now()
+        failure = Failure("Interrupted", reason, kind="interrupted")
+        tool = self._live.tool_of(entry.task)
+        retry_at: float | None = None
+        if again or may_repeat(entry.task, tool, failure):
+            retry_at = now
+        trace = self._spans.attempt_trace(attempt_id)
+        self._journal.append_soon(
+            AttemptInterrupted(attempt_id, entry.id, reason, retry_at, trace, in_doubt=not again)
+        )
+        # The caller may be leaving the run, so its end is looked for a little later.
+        self._timer.call_at(now, self._run.follow_up)
+
+    def _end_attempt(self, attempt_id: AttemptId, report: str) -> TaskEntry | None:
+        """Return the task of an attempt that ends now; None when the attempt is not current.
+
+        Such a report is recorded and has no effect.
+        """
+        running = self.running.pop(attempt_id, None)
+        if running is not None:
+            return running[0]
+        task_id = TaskId(str(attempt_id).rpartition("#")[0])
+        if task_id not in self._live:
+            raise UnknownAttempt(attempt_id)
+        if self._run.end is None:
+            self._journal.append_soon(AttemptFenced(attempt_id, task_id, report))
+        return None
+
+    # Attempts that are over for the run
+
+    def cancel(self, attempt_id: AttemptId) -> None:
+        """Stop the body of an attempt that is not current any more."""
+        entry, body = self.running.pop(attempt_id, (None, None))
+        if entry is not None and body is not None:
+            self._live.scheduler.keep_resources(entry, attempt_id)
+            body.cancel()
+
+    def body_ended(self, attempt_id: AttemptId) -> None:
+        """Free the resources that the body of a cancelled attempt held until it ended."""
+        self._live.scheduler.free_resources(attempt_id)
+        self._run.follow_up()
+
+    def cancel_all(self) -> None:
+        """Stop the bodies of all attempts."""
+        for attempt_id in list(self.running):
+            self.cancel(attempt_id)
+
+    def time_out(self, now: float) -> None:
+        """Let what is due happen: tasks go on after a delay, and attempts run out of time."""
+        for entry, attempt_id in self._live.advance(now):
+            # While the store fails, an attempt may have ended and the plan not know it yet.
+            if attempt_id not in self.running:
+                continue
+            timeout = round((entry.log.deadline or 0.0) - entry.log.started_at, 3)
+            failure = Failure("TimedOut", "", kind="timeout")
+            retry_at, _ = self._schedule_retry(entry, failure)
+            self.cancel(attempt_id)
+            trace = self._spans.attempt_trace(attempt_id)
+            self._journal.append_soon(
+                AttemptTimedOut(attempt_id, entry.id, timeout, retry_at, trace)
+            )
