@@ -258,8 +258,8 @@ _Retryable = Annotated[
 class Retry(StrictModel):
     """Attempts at a task after transient errors, and the delay between them.
 
-    A task or tool that states `max_attempts` is also tried again where nobody knows whether a failed attempt had its
-    effect, unless it says `idempotent: false`. If it states `on`, too, only the errors named there are.
+    Where nobody knows whether a failed attempt had its effect, a task is tried again if `on` names the error, or if it or
+    its tool states `max_attempts` and no `on`; never if it says `idempotent: false`.
     """
 
     max_attempts: Annotated[int, Field(strict=True, ge=1)] = Field(
