@@ -8,7 +8,7 @@ ReplanningError                  catch this to catch all of them
 ├── IllegalTransition            a task cannot go from its state by that event
 ├── UnknownTask, UnknownAttempt, UnknownQuestion, UnknownRun
 │   └── NoResult                 a task that exists has no result (yet)
-├── CallFailed                   there is no way on for a task that is performed, nor an exception of its own
+├── CallFailed                   no alternative is left for a task that is performed, and it raised nothing of its own
 │   ├── CallSkipped              ... because the engine or a person decided to skip it
 │   └── NeedsHuman               ... until a person answers; keeps the questions
 ├── NotRunning                   an operation needs a run that is under way
@@ -225,7 +225,7 @@ class StaleAnswer(ReplanningError):
 
 
 class CallFailed(ReplanningError):
-    """There is no way on for a task that is performed, and no exception of its own to be raised."""
+    """No alternative is left for a task that is performed, and it raised no exception of its own."""
 
 
 class CallSkipped(CallFailed):

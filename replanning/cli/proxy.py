@@ -94,7 +94,7 @@ def mcp_proxy(
     """Serve the tools of MCP servers on standard input and output, and keep calls that fail alive.
 
     The client sees the tools and their results as they are. When a call fails, another tool takes its place, it is tried
-    again, or a person is asked; where there is no way on, the client gets the failure of its tool. Messages go to standard
+    again, or a person is asked; where no alternative is left, the client gets the failure of its tool. Messages go to standard
     error.
     """
     if bool(server) is (tools is not None):

@@ -179,7 +179,7 @@ class LineageExecution:
             for entry in needed
             if entry.state in GIVEN_UP
         ]
-        text = f"there is no way on for task {self._asked!r}: {'; '.join(reasons)}"
+        text = f"no alternative is left for task {self._asked!r}: {'; '.join(reasons)}"
         if doubt:
             text += f"; {doubt}"
         failed = CallFailed(text)

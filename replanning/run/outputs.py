@@ -202,9 +202,15 @@ def await_problem(output: object, task_id: TaskId) -> str:
         return ""
     name = getattr(output, "__qualname__", "")
     named = f" of {name!r}" if name else ""
+    kind = f"an object of type {type(output).__name__}"
+    if is_iterator:
+        kind = "an async iterator"
+    if inspect.isasyncgen(output):
+        kind = "an async generator"
     if inspect.iscoroutine(output):
+        kind = "a coroutine"
         output.close()  # otherwise Python warns that it was never awaited
     return (
-        f"task {task_id!r} returned a {type(output).__name__}{named}, which nobody has awaited; "
+        f"task {task_id!r} returned {kind}{named}, which nobody has awaited; "
         "was `await` forgotten, or `async for`?"
     )

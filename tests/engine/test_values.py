@@ -419,7 +419,7 @@ async def test_forgotten_await_is_a_failure() -> None:
     async def stream() -> AsyncIterator[int]:
         yield 1
 
-    for made in (fetch, stream):
+    for made, kind in ((fetch, "a coroutine"), (stream, "an async generator")):
 
         async def work(task: Task, context: TaskContext, made: Any = made) -> object:
             return made()
@@ -431,6 +431,7 @@ async def test_forgotten_await_is_a_failure() -> None:
             )
         failure = result.failures["a"]
         assert failure.kind == "output"
+        assert f"returned {kind} of " in failure.message
         assert "was `await` forgotten" in failure.message
         assert made.__name__ in failure.message
 
