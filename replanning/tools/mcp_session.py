@@ -35,9 +35,10 @@ from mcp.types import (
 )
 
 from replanning.environment import Clock
+from replanning.plan.json_values import is_redacted
 from replanning.plan.tasks import McpServer
 from replanning.run.processes import kill_processes_with_variable
-from replanning.secrets import Redactor
+from replanning.secrets import MASK, Redactor
 from replanning.tools.call import Secrets, unset_variables
 
 for _name in ("mcp", "client"):  # keep log messages of the SDK off stderr
@@ -218,6 +219,11 @@ async def _open_transport(
         ServerStartError: something that it needs is missing.
         OSError: it cannot be started.
     """
+    if is_redacted(server.model_dump(mode="json")):
+        raise ServerStartError(
+            f"the journal has {MASK} for a secret in its description; resume the run with its plan "
+            "(`replanning resume RUN --plan FILE`), or refer to the secret as {env:NAME}"
+        )
     if unset := unset_variables(server, environ):
         raise ServerStartError(
             f"it needs the environment variables {', '.join(unset)}, which are not set"

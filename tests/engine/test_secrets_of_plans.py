@@ -160,6 +160,8 @@ LACKING = {
     "argument of tools": f"tools: [{{name: t, capability: c}}, {{name: u, capability: c}}]\n"
     f"tasks: [{{id: a}}, {{id: b, tool: t, arguments: {{token: {TOKEN}}}, depends_on: [a]}}]",
     "tool": f"tools: [{{name: t, env: {{TOKEN: {TOKEN}}}}}]\ntasks: [{{id: a}}, {{id: b, tool: t}}]",
+    "server": f"mcp: {{s: {{command: [x], env: {{TOKEN: {TOKEN}}}}}}}\n"
+    "tools: [{name: s.t, kind: mcp, server: s}]\ntasks: [{id: a}, {id: b, tool: s.t}]",
     "context": f"context: {{key: {TOKEN}}}\ntasks: [{{id: a}}, {{id: b, arguments: {{x: '${{context.key}}'}}}}]",
     "condition": f"context: {{key: {TOKEN}}}\ntasks: [{{id: a}}, {{id: b, when: 'context.key != 1'}}]",
 }

@@ -410,6 +410,10 @@ async def test_the_package_is_missing(monkeypatch):
             "it needs the environment variables NO_SUCH, which are",
         ),
         (
+            {"command": "true", "env": {"A": "[redacted]"}},
+            "the journal has [redacted] for a secret in its description",
+        ),
+        (
             {"command": ["sh", "-c", "echo first >&2; echo last >&2"]},
             "it ended before it answered: last",
         ),
