@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 from replanning import Plan, Settings
 from replanning.cli.app import (
     DEFAULT_STORE,
+    RunOptions,
     command_redactor,
     fail,
     print_message,
@@ -355,6 +356,21 @@ def read_settings(path: str | None, *, quiet: bool = False) -> Settings:
     return loaded.settings
 
 
+def run_settings(options: RunOptions) -> Settings:
+    """Load the settings for a run, as its options change them; see `read_settings`."""
+    settings = read_settings(options.settings, quiet=options.quiet)
+    if options.replan is False:
+        settings = settings.model_copy(update={"enabled": False})
+    return settings
+
+
+def provider_names(options: RunOptions, settings: Settings) -> list[str]:
+    """Return the names of the providers of a run; none where replanning is off."""
+    if not settings.enabled:
+        return []
+    return list(dict.fromkeys(options.providers or settings.provider))
+
+
 def read_plan(path: str) -> Plan:
     """Load a plan file.
 
@@ -509,6 +525,17 @@ def create_exporter(name: str, target: str, option: str) -> Exporter:
             [Problem(option, problem.message) for problem in error.problems]
         ) from None
     return exporter
+
+
+def open_exporters(options: RunOptions, display: Exporter | None) -> list[Exporter]:
+    """Return the exporters of a run: that of its spans first, if the options name one, then notifiers and display."""
+    exporters: list[Exporter] = []
+    if options.trace:
+        exporters.append(open_trace_exporter(options.trace))
+    exporters += open_notifiers(options.notify or ())
+    if display is not None:
+        exporters.append(display)
+    return exporters
 
 
 def open_trace_exporter(text: str) -> Exporter:

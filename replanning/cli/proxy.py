@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import anyio
 import typer
 
-from replanning import Environment, Goal, Plan, ReplanningEngine
+from replanning import Goal, Plan, ReplanningEngine
 from replanning.cli import lookup
 from replanning.cli.app import ExitCode, Program, RunOptions, epilog, fail, print_message
 from replanning.cli.gate import create_gate
@@ -121,11 +121,9 @@ def mcp_proxy(
         started = mcp.server_of_command(server or [], environ=os.environ, safe=words)
         plan = Plan(goal=Goal(objective=""), mcp={mcp.SERVER_NAME: started})
     capabilities = _parse_capabilities(capability or ())
-    settings = lookup.read_settings(options.settings, quiet=options.quiet)
-    exporters = [lookup.open_trace_exporter(options.trace)] if options.trace else []
-    exporters += lookup.open_notifiers(options.notify) if options.notify else []
-    environment, display = Environment(), lookup.create_display(picture=False)
-    exporters += [] if options.quiet else [display]
+    settings = lookup.run_settings(options)
+    display = lookup.create_display(picture=False)
+    exporters = lookup.open_exporters(options, None if options.quiet else display)
 
     async def serve(engine: ReplanningEngine, scopes: list[anyio.CancelScope]) -> None:
         retry = Retry(max_attempts=retries + 1) if retries else None
@@ -163,13 +161,12 @@ def mcp_proxy(
 
     with closing(lookup.open_store(options.store)) as store:
         engine = ReplanningEngine(
-            list(dict.fromkeys(options.providers or settings.provider)) if settings.enabled else [],
+            lookup.provider_names(options, settings),
             settings=settings,
             mode="observe" if options.observe else "act",
             gate=create_gate(options.ask, store, display, json=options.json),
             store=store,
             exporters=exporters,
-            environment=environment,
         )
         anyio.run(work, engine)
     raise typer.Exit(ExitCode.OK)

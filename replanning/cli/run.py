@@ -29,7 +29,7 @@ from replanning.cli.app import (
     fail,
     print_message,
 )
-from replanning.cli.context import parse_context_options, run_context_shell
+from replanning.cli.context import create_executor, parse_context_options
 from replanning.cli.gate import create_gate
 from replanning.cli.plans import discover_tools
 from replanning.cli.summary import RunSummary
@@ -42,8 +42,7 @@ from replanning.plan.reading import locate_problems
 from replanning.plan.types import JsonObject, RunId
 from replanning.plugins import load_plugin
 from replanning.run.opening import redactor_for
-from replanning.telemetry import Exporter
-from replanning.tools import ToolExecutor, check_machine, check_tools
+from replanning.tools import check_machine, check_tools
 from replanning.tools.check import check_unused_arguments
 
 commands = Program()
@@ -92,7 +91,7 @@ def run(
     on_temporal = lookup.is_on_temporal(options.store)
     settings: Settings | None = None
     if not on_temporal:  # where a worker has settings of its own
-        settings = lookup.read_settings(options.settings, quiet=options.quiet)
+        settings = lookup.run_settings(options)
     document = _read_plan(path, options)
     if problems := check_tools(document):
         raise PlanError(locate_problems(problems, path))
@@ -269,41 +268,24 @@ def _carry_out(
         environ: the environment of the tools; by default that of the program.
         context: values that change in the context as soon as the run is open.
     """
-    settings = settings or lookup.read_settings(options.settings, quiet=options.quiet)
-    if options.replan is False:
-        settings = settings.model_copy(update={"enabled": False})
-    exporters: list[Exporter] = []
-    tracer = None
-    if options.trace:
-        tracer = lookup.open_trace_exporter(options.trace)
-        exporters.append(tracer)
-    exporters += lookup.open_notifiers(options.notify) if options.notify else []
+    settings = settings or lookup.run_settings(options)
     environment = Environment()
     display = None
     if not options.quiet:
         display = lookup.create_display()
-        exporters.append(display)
+    exporters = lookup.open_exporters(options, display)
     started = environment.clock.now()
     run: PlanRun | None = None
-    providers: list[ProviderSpec] = []
+    providers: list[ProviderSpec] = [*lookup.provider_names(options, settings)]
     judge_model = None
     if settings.judge.provider is not None:
         judge_model = create_judge_model(settings, settings.judge.provider)
-    if settings.enabled:
-        providers.extend(dict.fromkeys(options.providers or settings.provider))
     if judge_model is not None:
         providers.append(load_plugin("providers", DECOMPOSER_PLUGIN)(judge_model))
 
     async def work() -> None:
         nonlocal run
-        executor = ToolExecutor(
-            plan,
-            default_timeout=settings.timeout.task,
-            output_limit=settings.max_output,
-            cwd=cwd,
-            environ=environ,
-            kinds={"shell": run_context_shell},
-        )
+        executor = create_executor(plan, settings, cwd=cwd, environ=environ)
         async with AsyncExitStack() as stack:
             rules = RuleJudge(executor.check)
             judge: Judge = rules
@@ -336,13 +318,11 @@ def _carry_out(
         assert run is not None
         elapsed = environment.clock.now() - started
         return RunSummary(
+            options,
             run.result,
             run.live,
-            options.store,
             store,
             elapsed,
-            resume_options=options.resume_options(),
-            tracer=tracer,
             exporters=exporters,
             redact=run.redact_value,
             interrupted=interrupted,

@@ -27,7 +27,7 @@ from replanning.cli.app import (
     print_json,
     print_message,
 )
-from replanning.cli.context import parse_context_options, run_context_shell
+from replanning.cli.context import create_executor, parse_context_options
 from replanning.cli.gate import ConsoleGate, create_gate
 from replanning.cli.plans import discover_tools, read_tools
 from replanning.cli.run import create_judge_model, run_until_stopped
@@ -55,7 +55,7 @@ from replanning.planning.steering import Issue
 from replanning.planning.tasks import describe_tool_use, is_tool_loop, phase_of
 from replanning.run.attempt import Work
 from replanning.run.opening import redactor_for
-from replanning.tools import ToolExecutor, check_machine
+from replanning.tools import check_machine
 
 commands = Program()
 
@@ -199,7 +199,7 @@ def solve(
         raise typer.Exit(_make_plan(job, options))
     if run_id is not None:
         lookup.check_run_id(run_id)
-    loaded = lookup.read_settings(options.settings, quiet=options.quiet)
+    loaded = lookup.run_settings(options)
     run, records = _existing_run(job.request, run_id, loaded, options.store)
     loaded = _with_approval(loaded, records, approve is not None)
     job = replace(job, llm=job.llm or _recorded_model(records))
@@ -260,7 +260,7 @@ def resume_planning(run: RunId, opened: Plan, options: RunOptions, revision: int
         records = list(store.read(run))
     model = next(iter(options.providers or ()), None) or _recorded_model(records)
     job = _Job(request_of(opened) or TaskRequest(goal=opened.goal), opened, model)
-    settings = _with_approval(lookup.read_settings(options.settings, quiet=options.quiet), records)
+    settings = _with_approval(lookup.run_settings(options), records)
 
     def start(planning: PlanningCoordinator) -> Awaitable[object]:
         return planning.execute_with_planning(
@@ -448,7 +448,7 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
         questions.extend(question.text for question in planning.engine.pending(planning.result.run))
 
     options.store, options.context = "memory", None
-    settings = lookup.read_settings(options.settings, quiet=options.quiet)
+    settings = lookup.run_settings(options)
     settings = settings.model_copy(
         update={"judge": settings.judge.model_copy(update={"enabled": False})}
     )
@@ -560,12 +560,7 @@ def _run_planning(
 
     async def execute() -> tuple[PlanningCoordinator, bool]:
         async with AsyncExitStack() as stack:
-            executor = ToolExecutor(
-                job.tools,
-                default_timeout=settings.timeout.task,
-                output_limit=settings.max_output,
-                kinds={"shell": run_context_shell},
-            )
+            executor = create_executor(job.tools, settings)
             await stack.enter_async_context(executor)
             use_tool: Work = executor
             if judge_model is not None:
@@ -588,10 +583,8 @@ def _run_planning(
                 gate=gate,
                 store=store,
                 exporters=[
-                    *([lookup.open_trace_exporter(options.trace)] if options.trace else []),
+                    *lookup.open_exporters(options, None if options.quiet else display),
                     PlanningHistoryExporter(PlanningHistoryStore(history)),
-                    *lookup.open_notifiers(options.notify or ()),
-                    *([] if options.quiet else [display]),
                 ],
                 environment=environment,
                 max_concurrency=options.concurrency,
@@ -654,13 +647,11 @@ def _run_planning(
         assert run is not None
         elapsed, exporters = environment.clock.now() - started, planning.engine.exporters
         summary = RunSummary(
+            options,
             run.result,
             run.live,
-            options.store,
             store,
             elapsed,
-            resume_options=options.resume_options(),
-            tracer=exporters[0] if options.trace else None,
             exporters=exporters,
             redact=run.redact_value,
             interrupted=interrupted,

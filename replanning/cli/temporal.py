@@ -23,7 +23,7 @@ from replanning.cli.app import (
     fail,
     print_message,
 )
-from replanning.cli.context import parse_context_options, run_context_shell
+from replanning.cli.context import create_executor, parse_context_options
 from replanning.cli.gate import ConsoleGate, create_gate
 from replanning.cli.plans import discover_tools, read_tools
 from replanning.cli.summary import RunSummary
@@ -39,7 +39,6 @@ from replanning.plan.types import RunId
 from replanning.run.attempt import Work
 from replanning.run.run import RunResult
 from replanning.telemetry import ExporterContext
-from replanning.tools import ToolExecutor
 
 if TYPE_CHECKING:
     from replanning.decision import HumanGate
@@ -123,17 +122,9 @@ async def _serve(plan: Plan, checks: Collection[str], options: RunOptions) -> bo
     from replanning.integrations.temporal import ActivityContext, ReplanningPlugin
     from replanning.integrations.temporal_store import connect
 
-    settings = lookup.read_settings(options.settings, quiet=options.quiet)
-    if options.replan is False:
-        settings = settings.model_copy(update={"enabled": False})
-    names = dict.fromkeys(options.providers or settings.provider) if settings.enabled else ()
-    engine = ReplanningEngine(list(names), settings=settings)
-    executor = ToolExecutor(
-        plan,
-        default_timeout=settings.timeout.task,
-        output_limit=settings.max_output,
-        kinds={"shell": run_context_shell},
-    )
+    settings = lookup.run_settings(options)
+    engine = ReplanningEngine(lookup.provider_names(options, settings), settings=settings)
+    executor = create_executor(plan, settings)
 
     async def work(task: Task, context: ActivityContext) -> object:
         """Execute a task, and run the checks that it must pass."""
@@ -309,14 +300,7 @@ def _follow(store: TemporalStore, run: str, options: RunOptions, seen: int) -> i
         stale={task_id: found.causes for task_id, found in stale_results(live).items()},
         problems=tuple(ledger.problems.values()),
     )
-    summary = RunSummary(
-        result,
-        live,
-        options.store,
-        store,
-        elapsed=clock.now() - started,
-        resume_options=options.resume_options(),
-    )
+    summary = RunSummary(options, result, live, store, clock.now() - started)
     return summary.report(json=options.json)
 
 
