@@ -740,19 +740,20 @@ class Draft:
     ) -> None:
         graph = self._graph
         original = graph.entries[task_id]
-        replacement = original.replacement
         if original.satisfied:
             graph.staleness.redone[task_id] = None
-            replacement.redone = True
+            original.replacement = original.replacement._replace(redone=True)
             graph.unsatisfy_dependents(original)
         event = TaskEvent.REPLACE
-        if replacement.redone:
+        if original.replacement.redone:
             event = TaskEvent.REDO
         graph.transition(original, event)
-        replacement.tasks = parts
-        replacement.unsatisfied = len(sinks)
-        replacement.sinks = tuple(graph.entries[sink] for sink in sinks)
-        for sink in replacement.sinks:
+        original.replacement = original.replacement._replace(
+            tasks=parts,
+            sinks=tuple(graph.entries[sink] for sink in sinks),
+            unsatisfied=len(sinks),
+        )
+        for sink in original.replacement.sinks:
             sink.sink_of = original
         graph.update_unsatisfied_count(original)
 
@@ -801,7 +802,7 @@ class Draft:
         if entry.state is not TaskState.CANCELLED:
             self._remove(task_id)
         entry.removed = True
-        entry.replacement.withdrawn = True
+        entry.replacement = entry.replacement._replace(withdrawn=True)
         entry.sink_of = None
 
     def _retry(self, task_id: TaskId, delay: float) -> None:
@@ -817,9 +818,7 @@ class Draft:
         entry.log.in_round = 0
         entry.log.continuations = 0
         entry.log.feedback = ""
-        entry.replacement.tasks = ()
-        entry.replacement.sinks = ()
-        entry.replacement.unsatisfied = 0
+        entry.replacement = entry.replacement._replace(tasks=(), sinks=(), unsatisfied=0)
         graph.update_unsatisfied_count(entry)
         ready_at = None
         if delay:

@@ -91,8 +91,7 @@ class Place:
     not_before: float | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Replacement:
+class Replacement(NamedTuple):
     """Tasks that replaced a task.
 
     Attributes:
@@ -108,6 +107,10 @@ class Replacement:
     unsatisfied: int = 0
     redone: bool = False
     withdrawn: bool = False
+
+
+_NO_REPLACEMENT: Final = Replacement()
+"""Shared, because most tasks are never replaced."""
 
 
 class TaskOutput(NamedTuple):
@@ -163,7 +166,7 @@ class TaskEntry:
     log: AttemptLog = field(default_factory=AttemptLog)
     reads: ReadLog = field(default_factory=ReadLog)
     place: Place = field(default_factory=Place)
-    replacement: Replacement = field(default_factory=Replacement)
+    replacement: Replacement = _NO_REPLACEMENT
 
     def __repr__(self) -> str:
         missing = self.unsatisfied_dependencies

@@ -479,9 +479,10 @@ class TaskGraph:
                     self.make_ready(waiting)
             satisfied = satisfied.sink_of
             if satisfied is not None:
-                satisfied.replacement.unsatisfied -= 1
+                left = satisfied.replacement.unsatisfied - 1
+                satisfied.replacement = satisfied.replacement._replace(unsatisfied=left)
                 # The replaced task counts only once all of its sinks do.
-                if satisfied.replacement.unsatisfied:
+                if left:
                     return
 
     def unsatisfy_dependents(self, entry: TaskEntry) -> None:
@@ -496,9 +497,10 @@ class TaskGraph:
                     self.has_early_skips = True
             original = unsatisfied.sink_of
             if original is not None:
-                if not original.replacement.unsatisfied:
+                before = original.replacement.unsatisfied
+                if not before:
                     stack.append(original)
-                original.replacement.unsatisfied += 1
+                original.replacement = original.replacement._replace(unsatisfied=before + 1)
                 self.update_unsatisfied_count(original)
 
     def update_unsatisfied_count(self, entry: TaskEntry) -> None:
