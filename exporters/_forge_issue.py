@@ -26,7 +26,7 @@ import httpx
 
 from replanning import Environment, Goal
 from replanning.environment import move_on_after
-from replanning.errors import Problem, SettingsError
+from replanning.errors import SettingsError
 from replanning.exporters._forge import (
     AUTHORSHIP_MARKER,
     ForgeComment,
@@ -209,8 +209,8 @@ class ForgeIssue(ABC):
         self._url = self._api_url(next(url for url in urls if url).strip().rstrip("/"))
         variable = self._url_variables[0]
         if problem := url_problem(self._url):
-            raise SettingsError(
-                [Problem(variable, f"{problem}; expected something like {self.default_url}")]
+            raise SettingsError.at(
+                variable, f"{problem}; expected something like {self.default_url}"
             )
         text = issue.strip()
         match = self._short_pattern.fullmatch(text)
@@ -218,22 +218,22 @@ class ForgeIssue(ABC):
             if url_problem(text.partition("#")[0].partition("?")[0]):
                 expected = f"{self.example}, or the URL of the page of {self._page_kinds}"
                 problem = f"{issue!r} is not an issue of {self._title}; expected {expected}"
-                raise SettingsError([Problem("issue", problem)])
+                raise SettingsError.at("issue", problem)
             page = httpx.URL(text)
             match = self._page_pattern.fullmatch(page.path)
             if match is None or not _is_project_path(match["project"]):
                 problem = (
                     f"{issue!r} is not the page of {self._page_kinds}, such as {self._page_example}"
                 )
-                raise SettingsError([Problem("issue", problem)])
+                raise SettingsError.at("issue", problem)
             api_host = httpx.URL(self._url).host
             if api_host not in (
                 page.host,
                 f"api.{page.host}",
             ):  # the token is sent to no other host
                 problem = f"{page.host} is not served by the API at {api_host}; set {variable} to the URL of its API"
-                raise SettingsError(
-                    [Problem("issue", f"{problem}, such as https://{page.host}{self._api_path}")]
+                raise SettingsError.at(
+                    "issue", f"{problem}, such as https://{page.host}{self._api_path}"
                 )
         self.id = self._locate(match)
         self._label = f"{self.name} {self.id.removeprefix('gitlab:')}"
@@ -242,7 +242,7 @@ class ForgeIssue(ABC):
             problem = (
                 "the token has characters that are not allowed in tokens; copy exactly the token"
             )
-            raise SettingsError([Problem(self._token_variable, problem)])
+            raise SettingsError.at(self._token_variable, problem)
         logins = (
             variables.get(self._trusted_variable, "").split(",") if trusted is None else trusted
         )

@@ -6,7 +6,7 @@ import sys
 from datetime import UTC, datetime
 from typing import ClassVar, Final, Literal, TextIO
 
-from replanning.errors import Problem, SettingsError
+from replanning.errors import SettingsError
 from replanning.journal import (
     AlternativesConsidered,
     AttemptFailed,
@@ -61,8 +61,8 @@ class ConsoleExporter(Exporter):
 
     def __init__(self, stream: TextIO | Literal["stderr", "stdout"] = "stderr") -> None:
         if isinstance(stream, str) and stream not in ("stderr", "stdout"):
-            raise SettingsError(
-                [Problem("console", f"{stream!r} is not a stream; expected stderr or stdout")]
+            raise SettingsError.at(
+                "console", f"{stream!r} is not a stream; expected stderr or stdout"
             )
         self._stream = stream
 

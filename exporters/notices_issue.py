@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
-from replanning.errors import Problem, SettingsError
+from replanning.errors import SettingsError
 from replanning.exporters._forge_issue import ForgeIssue
 from replanning.exporters.github import GitHubIssue
 from replanning.exporters.gitlab import GitLabIssue
@@ -26,9 +26,7 @@ class _IssueNotifier(Notifier):
     def __init__(self, issue: str = "") -> None:
         if not issue:
             example = f"{self.name}={self._issue_type.example}"
-            raise SettingsError(
-                [Problem(self.name, f"no issue is named; expected one such as {example}")]
-            )
+            raise SettingsError.at(self.name, f"no issue is named; expected one such as {example}")
         super().__init__(self._issue_type(issue), hint=ANSWER_HINT)
 
     @classmethod

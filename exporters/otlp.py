@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
 from replanning import __version__
-from replanning.errors import PluginError, Problem, SettingsError
+from replanning.errors import PluginError, SettingsError
 from replanning.telemetry import Exporter
 
 DEFAULT_ENDPOINT: Final = "http://localhost:4318"
@@ -258,12 +258,8 @@ def _base_url(endpoint: str) -> str:
     except ValueError:
         fits = False
     if not fits or any(character.isspace() for character in text):
-        raise SettingsError(
-            [
-                Problem(
-                    "otlp",
-                    f"{endpoint!r} is not a URL of a collector; expected one such as {DEFAULT_ENDPOINT}",
-                )
-            ]
+        raise SettingsError.at(
+            "otlp",
+            f"{endpoint!r} is not a URL of a collector; expected one such as {DEFAULT_ENDPOINT}",
         )
     return text.rstrip("/").removesuffix("/v1/traces")

@@ -193,7 +193,7 @@ def find_file() -> Path | None:
     """
     files = [name for name in FILES if os.path.lexists(name)]
     if len(files) > 1:
-        raise SettingsError([Problem(files[1], f"there is {files[0]!r}, too; keep one of them")])
+        raise SettingsError.at(files[1], f"there is {files[0]!r}, too; keep one of them")
     return Path(files[0]) if files else None
 
 
@@ -227,9 +227,7 @@ def trust_file(
         new.write_text(json.dumps(trusted, indent=2), encoding="utf-8")
         new.replace(file)
     except OSError as error:
-        raise SettingsError(
-            [Problem(str(file), f"it cannot be written: {error.strerror}")]
-        ) from error
+        raise SettingsError.at(str(file), f"it cannot be written: {error.strerror}") from error
     return {key: value.value for key, value in guarded.items()}
 
 
@@ -346,9 +344,7 @@ def _as_json(value: object) -> JsonValue:
     try:
         clean: JsonValue = json.loads(json.dumps(value))
     except (TypeError, ValueError, RecursionError):
-        raise PlanError(
-            [Problem("", f"got {brief_repr(value)}, which JSON cannot express")]
-        ) from None
+        raise PlanError.at("", f"got {brief_repr(value)}, which JSON cannot express") from None
     return clean
 
 
@@ -361,7 +357,7 @@ def _file_values(path: Path, problems: list[Problem]) -> dict[str, _Value]:
         raise SettingsError(error.problems) from None
     if not isinstance(document, dict):
         expected = f"expected a mapping with the section {SECTION!r}, got {brief_repr(document)}"
-        raise SettingsError([Problem(str(path), expected)])
+        raise SettingsError.at(str(path), expected)
     leaves: dict[JsonPath, tuple[str, JsonValue]] = {}
     for name, section in document.items():
         if name == SECTION and isinstance(section, dict):

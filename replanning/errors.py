@@ -43,7 +43,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 __all__ = [
     "BudgetExceeded",
@@ -120,6 +120,11 @@ class _ProblemsError(ReplanningError):
         lines = "\n".join(f"  {problem}" for problem in self.problems)
         count = len(self.problems)
         super().__init__(f"{self.summary} ({count} problem{'s' * (count != 1)}):\n{lines}")
+
+    @classmethod
+    def at(cls, place: str, message: str) -> Self:
+        """Return the error of a single problem."""
+        return cls([Problem(place, message)])
 
 
 class PlanError(_ProblemsError):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Type
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from replanning.errors import Problem, ReplanningError, SettingsError
+from replanning.errors import ReplanningError, SettingsError
 from replanning.version import __version__
 
 if TYPE_CHECKING:
@@ -367,8 +367,8 @@ def decode_argument(text: str, option: str) -> str:
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SettingsError(
-            [Problem(option, f"it is not UTF-8: {error.reason} at byte {error.start}")]
+        raise SettingsError.at(
+            option, f"it is not UTF-8: {error.reason} at byte {error.start}"
         ) from error
 
 

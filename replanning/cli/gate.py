@@ -17,7 +17,7 @@ from replanning.changes import PlanChange, ReplaceTask, dump_change, parse_chang
 from replanning.cli.app import DIFF_STYLES, console, escape_control
 from replanning.cli.lookup import RunDisplay, create_display, is_phase_task, user_name
 from replanning.environment import SystemClock
-from replanning.errors import Problem, SettingsError
+from replanning.errors import SettingsError
 from replanning.history.reports import candidate_lines
 from replanning.history.wording import printable_line, trigger_line
 from replanning.plan.messages import spoken_id
@@ -52,12 +52,10 @@ def create_gate(
     at_terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
     ways = "use --ask store or --no-ask" if store.durable else "use --no-ask"
     if ask == "console" and not at_terminal:
-        raise SettingsError(
-            [Problem("--ask", f"nobody can be asked here: this is no terminal; {ways}")]
-        )
+        raise SettingsError.at("--ask", f"nobody can be asked here: this is no terminal; {ways}")
     if ask == "store" and not (store.durable or remote_answers):
         problem = "nobody could answer: the run is kept in the memory of this process alone; use --ask console or --no-ask"
-        raise SettingsError([Problem("--ask", problem)])
+        raise SettingsError.at("--ask", problem)
     if ask == "console" or (ask is None and at_terminal and not json):
         display = display or create_display()
         display.questions_on_terminal = True

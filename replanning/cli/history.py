@@ -39,7 +39,7 @@ from replanning.cli.lookup import (
     split_run,
 )
 from replanning.environment import SystemClock, lease_time
-from replanning.errors import Problem, ReplanningError, RunOwned, SettingsError
+from replanning.errors import ReplanningError, RunOwned, SettingsError
 from replanning.history import (
     PlanEdit,
     Prediction,
@@ -405,7 +405,7 @@ def notify(
         issue = request.issue_id if request is not None else ""
         if not (to or issue):
             problem = f"run {info.run!r} belongs to no issue; name a file, github=owner/repo#12 or gitlab=group/project!7"
-            raise SettingsError([Problem("--to", problem)])
+            raise SettingsError.at("--to", problem)
         exporters = open_notifiers(to or [f"{forge_of(issue)}={issue}"], "--to")
         try:  # no other process posts meanwhile
             lease = opened.acquire(info.run, owner_id(), lease_time(clock), wait + 120.0)

@@ -491,7 +491,7 @@ def open_notifiers(targets: Sequence[str], option: str = "--notify") -> list[Exp
             place and name not in FORGES and name.isidentifier()
         ):  # more likely a slip than the name of a file
             expected = f"expected {' or '.join(f'{forge}=…' for forge in FORGES)}; for a file write {'./' + target!r}"
-            raise SettingsError([Problem(option, f"{name!r} is not a forge; {expected}")])
+            raise SettingsError.at(option, f"{name!r} is not a forge; {expected}")
         exporter: Exporter
         if target == "console":
             exporter = load_plugin("exporters", "notices-console")()
@@ -501,7 +501,7 @@ def open_notifiers(targets: Sequence[str], option: str = "--notify") -> list[Exp
             exporter = create_exporter("notices", target, option)
         write_error = getattr(exporter, "write_error", str)  # optional
         if problem := write_error():
-            raise SettingsError([Problem(option, problem)])
+            raise SettingsError.at(option, problem)
         endpoint = str(
             getattr(exporter, "endpoint", "")
         )  # forges, other than file systems, ignore capitals
@@ -548,13 +548,13 @@ def open_trace_exporter(text: str) -> Exporter:
     name, _, target = text.partition("=")
     if name not in installed_plugins("exporters"):
         installed = ", ".join(installed_plugins("exporters"))
-        raise SettingsError(
-            [Problem("--trace", f"there is no exporter {name!r}; installed are: {installed}")]
+        raise SettingsError.at(
+            "--trace", f"there is no exporter {name!r}; installed are: {installed}"
         )
     plugin: Any = load_plugin("exporters", name)  # `from_target` is optional
     if target and not hasattr(plugin, "from_target"):
-        raise SettingsError(
-            [Problem("--trace", f"exporter {name!r} does not take a target; remove {target!r}")]
+        raise SettingsError.at(
+            "--trace", f"exporter {name!r} does not take a target; remove {target!r}"
         )
     exporter: Exporter = plugin.from_target(target) if target else plugin()
     return exporter

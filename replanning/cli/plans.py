@@ -262,7 +262,7 @@ def read_tools(path: Path, argument: str = "--tools", *, planning: bool = True) 
         document = read_document(text, format=format_of(path), source=str(path))
         if not isinstance(document, dict) or not (document.get("tools") or document.get("mcp")):
             expected = "a section `tools` with at least one tool, or a section `mcp` with servers that have some"
-            raise PlanError([Problem(str(path), f"expected {expected}")])
+            raise PlanError.at(str(path), f"expected {expected}")
         try:
             sections = {name: document[name] for name in _TOOL_SECTIONS if name in document}
             plan = Plan.model_validate({"goal": {"objective": ""}, **sections})
@@ -358,7 +358,7 @@ def simulate(
         name for name in names if is_llm(name)
     ]:  # they cost money and have no virtual time
         message = f"a simulation asks no language model such as {', '.join(map(repr, models))}; use repair"
-        raise SettingsError([Problem("--replan-provider", message)])
+        raise SettingsError.at("--replan-provider", message)
     providers = list(dict.fromkeys(REPAIR_PLUGIN if name == AUTO else name for name in names))
     schedule = testing.FaultSchedule(
         fail=_parse_chances("fail", fail or ()),

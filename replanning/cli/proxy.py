@@ -16,7 +16,7 @@ from replanning.cli import lookup
 from replanning.cli.app import ExitCode, Program, RunOptions, epilog, fail, print_message
 from replanning.cli.gate import create_gate
 from replanning.cli.plans import read_tools
-from replanning.errors import Problem, ReplanningError, SettingsError
+from replanning.errors import ReplanningError, SettingsError
 from replanning.plan.messages import join_names
 from replanning.plan.tasks import Retry
 
@@ -191,15 +191,10 @@ def _parse_capabilities(options: list[str] | tuple[str, ...]) -> dict[str, str]:
         name, _, words = text.partition("=")
         tools = [word.strip() for word in words.split(",") if word.strip()]
         if not name.strip() or not tools:
-            raise SettingsError([Problem("--capability", f"expected NAME=TOOL,TOOL, got {text!r}")])
+            raise SettingsError.at("--capability", f"expected NAME=TOOL,TOOL, got {text!r}")
         if twice := [tool for tool in tools if found.get(tool, name.strip()) != name.strip()]:
-            raise SettingsError(
-                [
-                    Problem(
-                        "--capability",
-                        f"a tool has one capability; several have {join_names(twice, 5)}",
-                    )
-                ]
+            raise SettingsError.at(
+                "--capability", f"a tool has one capability; several have {join_names(twice, 5)}"
             )
         found |= dict.fromkeys(tools, name.strip())
     return found

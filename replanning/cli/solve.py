@@ -32,7 +32,7 @@ from replanning.cli.gate import ConsoleGate, create_gate
 from replanning.cli.plans import discover_tools, read_tools
 from replanning.cli.run import create_judge_model, run_until_stopped
 from replanning.cli.summary import RunSummary
-from replanning.errors import NotRunning, Problem, SettingsError, StoreError
+from replanning.errors import NotRunning, SettingsError, StoreError
 from replanning.journal import NoteAdded, RunOpened
 from replanning.journal.records import Record
 from replanning.journal.store import FINISHED_STATUSES
@@ -240,7 +240,7 @@ def plan(
         elif not os.access(save if save.exists() else save.parent, os.W_OK):
             problem = "cannot be written: permission denied"
         if problem:
-            raise SettingsError([Problem("--save", f"{save} {problem}; no model was asked")])
+            raise SettingsError.at("--save", f"{save} {problem}; no model was asked")
     raise typer.Exit(_make_plan(job, options, save=save))
 
 
@@ -289,10 +289,10 @@ def _read_job(
         what = "give the goal in words with --goal, or in a FILE" + (
             ", and not both" if file is not None else ""
         )
-        raise SettingsError([Problem("--goal", what)])
+        raise SettingsError.at("--goal", what)
     if tools is None:
         problem = "name a YAML file whose section `tools` describes the tools, as in a plan file"
-        raise SettingsError([Problem("--tools", problem)])
+        raise SettingsError.at("--tools", problem)
     library = read_tools(tools)
     if not options.quiet:
         for note in check_machine(library):
@@ -311,7 +311,7 @@ def _read_job(
         if not text or len(text) > MAX_GOAL_CHARS:
             problem = f"has more than {MAX_GOAL_CHARS} characters" if text else "is empty"
             place, what = ("--goal", "it") if file is None else ("FILE", str(file))
-            raise SettingsError([Problem(place, f"{what} {problem}")])
+            raise SettingsError.at(place, f"{what} {problem}")
         return _Job(TaskRequest(goal=Goal(objective=text), issue_id=issue_id), library, llm)
     name = issue.strip()
     family = lookup.forge_of(name)
@@ -319,14 +319,12 @@ def _read_job(
         family, name, "--issue"
     )  # the clients of forges come with their exporters
     if not (isinstance(exporter, lookup.IssueNotifier) and isinstance(exporter.forge, Issue)):
-        raise SettingsError(
-            [Problem("--issue", f"the exporter {family!r} that is installed reads no issues")]
+        raise SettingsError.at(
+            "--issue", f"the exporter {family!r} that is installed reads no issues"
         )
     forge = exporter.forge
     if comment and (problem := forge.write_error()):
-        raise SettingsError(
-            [Problem("--issue", f"{problem}; to only read the issue, use --no-comment")]
-        )
+        raise SettingsError.at("--issue", f"{problem}; to only read the issue, use --no-comment")
     if not options.quiet:
         print_message(f"reading {name}")
 
@@ -386,7 +384,7 @@ def _existing_run(
         kind = "" if earlier_request else ", and it is not a run of planning mode"
         ways = f"`replanning resume {run_id}` goes on with it, another --run-id begins another run"
         problem = f"there is a run {run_id!r} already, about {about[:_MAX_OBJECTIVE_CHARS]!r}{kind}: {ways}"
-        raise SettingsError([Problem("--run-id", problem)])
+        raise SettingsError.at("--run-id", problem)
     if statuses[run_id] == "aborted":
         ways = f"another --run-id solves the goal anew; `replanning why {run_id}` gives the reason"
         raise NotRunning(f"run {run_id!r} is over: it was aborted; {ways}")
@@ -479,8 +477,8 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
                 made.to_json() if save.suffix == ".json" else made.to_yaml(), encoding="utf-8"
             )
         except OSError as error:
-            raise SettingsError(
-                [Problem("--save", f"{save} cannot be written: {error.strerror}")]
+            raise SettingsError.at(
+                "--save", f"{save} cannot be written: {error.strerror}"
             ) from error
         print_message(f"the plan is in {save}; replanning run {save} carries it out")
     if options.json:
@@ -570,7 +568,7 @@ def _run_planning(
             library = await discover_tools(executor, job.tools, quiet=options.quiet)
             if not library.tools:
                 problem = "there are no tools: none is described, and no server has any"
-                raise SettingsError([Problem("--tools", problem)])
+                raise SettingsError.at("--tools", problem)
             gate = create_gate(
                 options.ask, store, display, json=options.json, remote_answers=reads_replies
             )

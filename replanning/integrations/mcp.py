@@ -409,7 +409,7 @@ async def open_proxy(
         StoreError: the run was opened for other servers, or has ended, or the store fails.
     """
     if not plan.mcp:
-        raise PlanError([Problem("mcp", "expected at least one server")])
+        raise PlanError.at("mcp", "expected at least one server")
     proxy = McpProxy(
         plan,
         capabilities or {},

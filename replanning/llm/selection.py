@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from replanning.environment import Environment
-from replanning.errors import NoLLMProvider, PluginError, Problem, SettingsError
+from replanning.errors import NoLLMProvider, PluginError, SettingsError
 from replanning.llm.completions import Price, PriceTable
 from replanning.llm.provider import FallbackLLM, GuardedLLM, LLMProvider
 from replanning.plugins import installed_plugins, load_plugin
@@ -121,7 +121,7 @@ def create_clients(
         problem = (
             "it may not receive the key of just any provider; name the provider that it belongs to"
         )
-        raise SettingsError([Problem("llm.base_url", problem)])
+        raise SettingsError.at("llm.base_url", problem)
     else:
         clients = []
         problems = []

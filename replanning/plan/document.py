@@ -177,7 +177,7 @@ class Plan(StrictModel):
             if document is None:
                 got = "it is empty"
             message = f"a plan is a mapping with the fields goal and tasks; {got}"
-            raise PlanError([Problem(source, message)])
+            raise PlanError.at(source, message)
         try:
             _check_number_of_tasks(document)
             return cls.model_validate(document)
@@ -283,7 +283,7 @@ def _check_number_of_tasks(document: JsonObject) -> None:
         if count > MAX_PLAN_TASKS:
             limit = f"more than {MAX_PLAN_TASKS} tasks, fallbacks and undo tasks"
             text = f"with these there are {limit}; divide the plan"
-            raise PlanError([Problem(format_path(path), text)])
+            raise PlanError.at(format_path(path), text)
         for where, body in bodies:
             if isinstance(body, dict):
                 for name in ("fallbacks", "undo"):

@@ -82,15 +82,15 @@ def read_text_file(
             content = file.read(max_size + 1)
     except (OSError, TypeError, ValueError) as error:  # the last two say that this is no path
         reason = getattr(error, "strerror", None) or error
-        raise PlanError([Problem(place, f"the {noun} cannot be read: {reason}")]) from error
+        raise PlanError.at(place, f"the {noun} cannot be read: {reason}") from error
     if len(content) > max_size:
-        raise PlanError([Problem(place, f"the {noun} is larger than {max_size} bytes")])
+        raise PlanError.at(place, f"the {noun} is larger than {max_size} bytes")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         text = f"byte {error.start + 1} of the file is not UTF-8"
-        raise PlanError([Problem(f"{place}:{line}", text)]) from error
+        raise PlanError.at(f"{place}:{line}", text) from error
 
 
 def format_of(path: str | PathLike[str]) -> Format:
@@ -120,12 +120,12 @@ def read_document(
             `source:line:column`.
     """
     if len(text) > max_size:
-        raise PlanError([Problem(source, f"the text has more than {max_size} characters")])
+        raise PlanError.at(source, f"the text has more than {max_size} characters")
     if not text.isascii():
         half = _SURROGATE.search(text)
         if half is not None:
             place = f"{source}:{_line_and_column(text, half.start())}"
-            raise PlanError([Problem(place, _SURROGATE_MESSAGE)])
+            raise PlanError.at(place, _SURROGATE_MESSAGE)
     try:
         if format == "yaml":
             return _read_yaml(text)
@@ -490,9 +490,9 @@ def _read_json(text: str) -> JsonValue:
     except json.JSONDecodeError as error:
         place = f"{error.lineno}:{error.colno}"
         reason = error.msg[:1].lower() + error.msg[1:]
-        raise PlanError([Problem(place, f"this is not JSON: {reason}")]) from None
+        raise PlanError.at(place, f"this is not JSON: {reason}") from None
     except ValueError:
-        raise PlanError([Problem("", "a number has too many digits")]) from None
+        raise PlanError.at("", "a number has too many digits") from None
     except RecursionError:
         too_deep = True
     if too_deep:
@@ -503,7 +503,7 @@ def _read_json(text: str) -> JsonValue:
         # Two halves that belong together are one character by now.
         for _, scalar, line, column in _json_tokens(text):
             if _SURROGATE.search(scalar):
-                raise PlanError([Problem(f"{line}:{column}", _SURROGATE_MESSAGE)])
+                raise PlanError.at(f"{line}:{column}", _SURROGATE_MESSAGE)
     return document
 
 

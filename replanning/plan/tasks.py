@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from replanning.errors import PlanError, Problem, ReplanningError
+from replanning.errors import PlanError, ReplanningError
 from replanning.plan.json_values import as_text
 from replanning.plan.messages import validation_problems
 from replanning.plan.references import fact_problem, fill_placeholders, normalise_fact, placeholders
@@ -455,7 +455,7 @@ class ToolSpec(StrictModel):
             names = placeholders(pattern)
             if lacking := [name for name in names if name not in arguments]:
                 text = f"tool {self.name!r}: {pattern!r} needs the arguments {lacking}, given are {list(arguments)}"
-                raise PlanError([Problem("", text)])
+                raise PlanError.at("", text)
             filled = fill_placeholders(pattern, {name: as_text(arguments[name]) for name in names})
             # Validation has normalised a pattern that has nothing to fill in.
             facts.append(normalise_fact(filled) if names else filled)

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from replanning.decision.request import HumanGate
 from replanning.engine.engine import ReplanningEngine, run_workers
 from replanning.environment import Environment
-from replanning.errors import NotRunning, Problem, SettingsError
+from replanning.errors import NotRunning, SettingsError
 from replanning.journal.store import RunStore
 from replanning.llm.provider import LLMProvider
 from replanning.plan.document import Plan
@@ -255,7 +255,7 @@ class PlanningCoordinator:
         """Run until a phase is done, and pause there; return whether it was reached."""
         if not self.settings.planning.enabled:
             problem = "planning is switched off, so that there is no plan and are no phases; set it to true"
-            raise SettingsError([Problem("planning.enabled", problem)])
+            raise SettingsError.at("planning.enabled", problem)
         if self.run is not None and is_phase_reached(self.run.live, phase):
             return True
         self._stop_after = phase

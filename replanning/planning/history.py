@@ -26,7 +26,7 @@ from pydantic import BaseModel
 
 from replanning.changes import AddTask, PlanChange, ReplaceTask, dump_change
 from replanning.environment import Environment
-from replanning.errors import Problem, RecordNotSerializable, SettingsError, StoreError, UnknownRun
+from replanning.errors import RecordNotSerializable, SettingsError, StoreError, UnknownRun
 from replanning.history.wording import format_iso_time
 from replanning.journal.records import (
     AttemptFailed,
@@ -579,13 +579,8 @@ class PlanningHistoryStore:
     def _require_task_uuid(self, task_uuid: str | None) -> str:
         task = task_uuid if task_uuid is not None else self._task
         if task is None:
-            raise SettingsError(
-                [
-                    Problem(
-                        "task_uuid",
-                        "no task is named: pass task_uuid to this method or to the store",
-                    )
-                ]
+            raise SettingsError.at(
+                "task_uuid", "no task is named: pass task_uuid to this method or to the store"
             )
         return task
 
@@ -611,13 +606,9 @@ class PlanningHistoryStore:
         """
         archive = None if archive_directory is None else Path(archive_directory)
         if archive is not None and archive.resolve() == self.directory.resolve():
-            raise SettingsError(
-                [
-                    Problem(
-                        "archive_directory",
-                        f"{archive} is the folder of the history itself; name another folder",
-                    )
-                ]
+            raise SettingsError.at(
+                "archive_directory",
+                f"{archive} is the folder of the history itself; name another folder",
             )
         pruned: list[PrunedTask] = []
         try:
