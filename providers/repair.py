@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
@@ -37,6 +37,13 @@ _MAX_DELAY: Final = 300.0
 _MAX_LISTED_ITEMS: Final = 5
 _MAX_EQUIVALENT_TOOLS: Final = 20
 _STUCK_STATES: Final = (TaskState.FAILED, TaskState.BLOCKED)
+_UNPREPARED: Final[Mapping[str, str]] = {
+    "condition": "whose condition can be evaluated now",
+    "arguments": "whose arguments exist now",
+    "secret": "with its secret",
+}
+"""Kinds of failures before an attempt began, each with what a new attempt has in its favour."""
+
 _WAITING_STATES = (
     TaskState.PENDING,
     TaskState.READY,
@@ -246,8 +253,9 @@ class RepairCase:
         if task.state is TaskState.BLOCKED and "human-request" not in kinds:  # by a limit
             return [], [NotApplicable(task.reason or "it was given up", is_final=False)]
         is_stuck, failure = task.state in _STUCK_STATES, task.failure
-        # It failed before it began, because its condition or arguments refer to something that did not exist.
-        unprepared = is_stuck and failure is not None and failure.kind in ("condition", "arguments")
+        # It failed before it began, because its condition or arguments refer to something that did not exist, or a
+        # resumed run lacks its secret.
+        unprepared = is_stuck and failure is not None and failure.kind in _UNPREPARED
         results: list[StrategyResult] = []
         if task.condition_not_met or unprepared:
             results.append(self._revive())
@@ -257,7 +265,8 @@ class RepairCase:
             results.append(NotApplicable(problem, is_final=False))
         if not task.condition_not_met:
             results += self._declared_fallbacks()
-            if not unprepared:
+            # Another tool may need no secret.
+            if not unprepared or (failure is not None and failure.kind == "secret"):
                 results += self._equivalent_tools()
             if is_stuck or kinds & {"goal-unreachable", "human-request"}:  # nothing else can run
                 if task.task.optional or self.view.task(task.root).task.optional:
@@ -299,10 +308,8 @@ class RepairCase:
                 "its condition or arguments refer to values that do not exist", is_final=False
             )
         reason = f"run {task.id!r}, whose condition holds now"
-        if not task.condition_not_met:
-            by_condition = task.failure is not None and task.failure.kind == "condition"
-            what = "condition can be evaluated" if by_condition else "arguments exist"
-            reason = f"run {task.id!r} again, whose {what} now"
+        if not task.condition_not_met and task.failure is not None:
+            reason = f"run {task.id!r} again, {_UNPREPARED[task.failure.kind]}"
         return RepairOption(RetryTask(task_id=task.id), REVIVE_CONFIDENCE, reason)
 
     def redo(self, after: Sequence[TaskId]) -> StrategyResult:

@@ -271,6 +271,12 @@ class RunSummary:
                 self._command("notify", run, "--to", "PLACE"),
                 "posts what is missing, and nothing twice",
             )
+        if any(failure.kind == "secret" for failure in result.failures.values()):
+            again = self._command("resume", run, *self._resume_options, "--plan", "FILE")
+            yield (
+                again,
+                "runs the tasks that lack a secret, with the plan that the run was opened with",
+            )
         if failed:
             again = self._command("resume", run, *self._resume_options, "--from", "REVISION")
             yield (

@@ -14,8 +14,7 @@ from replanning.plan.types import TaskId
 from replanning.secrets import MASK
 
 _CURE: Final = (
-    "resume the run with the plan that it was opened with (`replanning resume RUN --plan FILE`, or "
-    "`run_or_resume` in Python), or start a new run whose plan refers to the secret as {env:NAME}"
+    "give the plan again: `replanning resume RUN --plan FILE`, or `run_or_resume` in Python"
 )
 
 

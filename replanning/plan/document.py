@@ -426,5 +426,5 @@ def redaction_warning(clean: Plan, plan: Plan) -> str:
     return (
         f"what looks like a secret stands in {where}; the run uses it, and its journal does not "
         "keep it: after a resume it is missing unless the plan is given again (`replanning resume "
-        "RUN --plan FILE`, or `run_or_resume`); refer to it as {env:NAME}, which is not missing"
+        "RUN --plan FILE`, or `run_or_resume`); let tools refer to it as {env:NAME} instead"
     )

@@ -189,6 +189,7 @@ async def test_a_task_that_lacks_a_secret_is_not_run_again(place: str) -> None:
         await perform(run)
     assert (run.result.status, run.result.revisions) == ("failed", ())
     assert "'b' failed (the journal has [redacted] for a secret in " in run.result.reason
+    assert "cannot run" in str(bodies(store, "run", AlternativesConsidered))
     assert "resume RUN --plan FILE" in run.result.failures["b"].message
 
 
@@ -227,3 +228,28 @@ async def test_a_task_that_lacked_a_secret_runs_once_the_plan_is_given(place: st
     assert [revised.reason for revised in run.result.revisions] == [
         "the secrets that 'b' lacked were given again"
     ]
+
+
+async def test_a_value_of_the_context_that_is_given_again_repairs_a_task() -> None:
+    """A task whose secret in the context was missing runs once the context has the value again."""
+    _, store = await left_run("context")
+    async with quick_engine(store).resume("run") as run:
+        async for task in run.ready():
+            if task.id == "a":
+                run.change_context({"key": TOKEN})
+            run.succeeded(run.started(task.id), task.arguments)
+    assert run.result.status == "succeeded"
+    assert run.result.outputs["b"] == {"x": TOKEN}
+
+
+async def test_another_tool_takes_over_from_one_that_lacks_a_secret() -> None:
+    """A tool whose secret is missing is replaced by another one of the same capability."""
+    tools = f"[{{name: t, capability: c, env: {{TOKEN: {TOKEN}}}}}, {{name: u, capability: c}}]"
+    store = MemoryStore()
+    plan = Plan.parse(f"goal: {{objective: x}}\ntools: {tools}\ntasks: [{{id: b, tool: t}}]")
+    async with open_run(plan, store=store, run_id="run"):
+        pass
+    async with quick_engine(store).resume("run") as run:
+        async for task in run.ready():
+            run.succeeded(run.started(task.id), task.tool)
+    assert (run.result.status, run.result.outputs) == ("succeeded", {"b": "u"})
