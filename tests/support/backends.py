@@ -20,7 +20,8 @@ import tenacity
 from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
-from tests.support.tracing import Collector, Flat, Node, received, tree
+from tests.support.collector import Collector, received
+from tests.support.tracing import Flat, Node, tree
 
 BUILT: Final = Path(__file__).parents[2] / "scripts" / "jaeger"
 PATIENCE: Final = 300.0

@@ -19,10 +19,11 @@ from replanning.journal import RunOpened, RunStore
 from replanning.providers.llm import LLMAlternatives
 from replanning.providers.openai import OpenAIProvider
 from tests.support.backends import Jaeger, Received, jaeger
+from tests.support.collector import Collector
 from tests.support.llm_server import ScriptedLLMServer
 from tests.support.models import candidate, replaced, reply
 from tests.support.runs import bodies, plan
-from tests.support.tracing import Collector, Flat, outline
+from tests.support.tracing import Flat, outline
 
 SECRET = "sk-planted0000000000000000000000"
 

@@ -19,9 +19,10 @@ from replanning.testing import (
     returns,
     virtual_environment,
 )
+from tests.support.collector import Collector, plain
 from tests.support.http_server import Answer, HttpServer, Request
 from tests.support.runs import again, chain
-from tests.support.tracing import Collector, Spans, output_of, plain, tree
+from tests.support.tracing import Spans, output_of, tree
 
 LOG = "replanning.exporters.otlp"
 
