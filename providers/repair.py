@@ -13,7 +13,12 @@ from replanning.errors import ExpressionError
 from replanning.journal import BetterPathFound, ContextChanged, Failure
 from replanning.live import TaskState, TaskView
 from replanning.plan import JsonObject, TaskId
-from replanning.plan.tasks import allows_repetition, for_another_tool, stated_retry
+from replanning.plan.tasks import (
+    allows_repetition,
+    for_another_tool,
+    is_repeatable,
+    stated_retry,
+)
 from replanning.providers._planner.bridge import complete_proposal, find_cheaper_paths, find_repairs
 
 MAX_STUCK_TASKS: Final = 1_000
@@ -412,8 +417,14 @@ class RepairCase:
             else min(_BASE_DELAY * 2 ** (task.failures - 1), _MAX_DELAY)
         )
         when = f" in {delay:g} s" if delay else ""
-        why = f"{failure.type} may pass" if may_pass else "what it refers to has changed"
-        reason = f"try {task.id!r} again{when}: {why}"
+        reason = f"try {task.id!r} again{when}"
+        if not failure.in_doubt:
+            passes = f"{failure.type} may pass" if may_pass else "what it refers to has changed"
+            reason += f": {passes}"
+        elif is_repeatable(task.task, tool):
+            reason += ": a second call does no harm"
+        else:
+            reason += "; it may then have its effect twice"
         return RepairOption(RetryTask(task_id=task.id, delay=delay), RETRY_CONFIDENCE, reason)
 
     def _replacement(self, new: Task, confidence: float, reason: str) -> StrategyResult:

@@ -13,6 +13,7 @@ from replanning.journal.records import RunEnded, RunQuiescent
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.llm.quoting import truncate_text
+from replanning.plan.messages import join_names
 from replanning.plan.types import TaskId
 
 _MAX_NAMED_TASKS: Final = 5
@@ -92,7 +93,16 @@ def _quiescent_end(live: LivePlan, ledger: Ledger, now: Circumstances) -> RunEnd
     if ledger.questions.open:
         count = len(ledger.questions.open)
         noun = "question" if count == 1 else "questions"
-        return RunEnded("needs_human", f"{count} {noun} to a person must be answered first")
+        reason = f"{count} {noun} to a person must be answered first"
+        doubtful: dict[str, None] = {}
+        for question in ledger.questions.open.values():
+            for task_id in question.holds:
+                for entry in live.in_doubt(live.entry(task_id)):
+                    doubtful[repr(entry.id)] = None
+        if doubtful:
+            names = join_names(doubtful, _MAX_NAMED_TASKS)
+            reason += f": it is unknown whether {names} took effect"
+        return RunEnded("needs_human", reason)
     if now.replans and ledger.quiescent_at != live.revision:
         unsatisfied = [entry.id for entry in live if entry.counts_as_unsatisfied]
         return RunQuiescent(

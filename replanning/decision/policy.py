@@ -5,7 +5,7 @@ Pure: the same plan, ledger and candidates give the same decision.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -36,17 +36,19 @@ from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
 from replanning.live.states import FINISHED, STUCK, WAITING, TaskState
 from replanning.live.view import DraftView, PlanView, TaskView, strips_problem
-from replanning.plan.messages import join_names
+from replanning.plan.messages import join_alternatives, join_names
 from replanning.plan.risk import command_risk
-from replanning.plan.tasks import Task, TaskBody, has_no_effect, is_repeatable, share_capability
+from replanning.plan.tasks import (
+    READING_ADVICE,
+    Task,
+    TaskBody,
+    has_no_effect,
+    is_repeatable,
+    repetition_advice,
+    share_capability,
+)
 from replanning.plan.types import TaskId
 from replanning.settings import Settings
-
-DOUBT_ADVICE: Final = (
-    "to have it repeated without asking, state `idempotent: true` if that is harmless, or"
-    " `effect: none` if it only reads; a declared fallback is taken in any case"
-)
-"""How a task or tool declares that nobody need be asked about a call in doubt."""
 
 _WHOLE_PLAN_KINDS: Final = ("goal-unreachable", "human-request", "better-path-found")
 """Kinds of trigger that concern the plan as a whole, not one lineage."""
@@ -379,8 +381,8 @@ def _divides_rejected(alternative: Alternative, view: PlanView) -> bool:
 
 def _unsafe_repetition(
     alternative: Alternative, triggers: Sequence[Trigger], view: PlanView, after: DraftView
-) -> list[TaskId]:
-    """Return the tasks whose effects an alternative might have a second time.
+) -> dict[TaskId, Sequence[Task]]:
+    """Return the tasks whose effects an alternative might have a second time, each with what would run.
 
     They have taken effect, or may have. A call in doubt may be repeated by its own tool if it is
     idempotent. Another tool would have an effect of its own, so it may replace only a call that
@@ -405,7 +407,7 @@ def _unsafe_repetition(
         concerned += left_out
         concerned += _trigger_tasks(triggers)
     new = set(new_task_ids(alternative.changes))
-    unsafe: dict[TaskId, None] = {}
+    unsafe: dict[TaskId, Sequence[Task]] = {}
     for task_id in dict.fromkeys(concerned):
         if task_id in new:
             continue
@@ -416,7 +418,7 @@ def _unsafe_repetition(
                 # It is not done again: what is added does something else.
                 continue
             if not is_repeatable(task.task, view.tool(task.task.tool)):
-                unsafe[task_id] = None
+                unsafe[task_id] = ()
             continue
         for part in view.lineage(task_id):
             if not part.in_doubt:
@@ -424,14 +426,17 @@ def _unsafe_repetition(
             if has_no_effect(part.task, view.tool(part.task.tool)):
                 continue
             if repeats is None:
-                is_safe = not any(_takes_up(other, part, view, after) for other in run)
+                runs = [other for other in run if _takes_up(other, part, view, after)]
+                is_safe = not runs
             elif isinstance(repeats, ReplaceTask):
-                is_safe = _is_harmless_replacement(repeats, run, part, view, after)
+                runs = _replacements(repeats, run, after)
+                is_safe = _is_harmless_replacement(repeats, runs, part, view)
             else:
+                runs = [after.task(task_id).task]
                 is_safe = _is_harmless_retry(repeats, part, view, after)
             if not is_safe:
-                unsafe[part.id] = None
-    return list(unsafe)
+                unsafe[part.id] = runs
+    return unsafe
 
 
 def _takes_up(task: Task, part: TaskView, view: PlanView, after: DraftView) -> bool:
@@ -446,26 +451,35 @@ def _takes_up(task: Task, part: TaskView, view: PlanView, after: DraftView) -> b
     return True
 
 
-def _is_harmless_replacement(
-    change: ReplaceTask, run: Sequence[Task], part: TaskView, view: PlanView, after: DraftView
-) -> bool:
-    """Return whether a replacement may have the effect of a part of its lineage again.
-
-    It may take a fallback that the plan declares for the task, or else only repeat the call of the
-    part, which is idempotent.
-    """
+def _replacements(change: ReplaceTask, run: Sequence[Task], after: DraftView) -> list[Task]:
+    """Return the tasks that would run in the place of the replaced one."""
     # Further changes may modify and replace the new tasks.
-    calls = []
+    found = []
     for task in run:
         if any(earlier.id == change.task_id for earlier in after.lineage(task.id)):
-            calls.append((task.tool, task.arguments))
-    if len(calls) == 1:
+            found.append(task)
+    return found
+
+
+def _is_harmless_replacement(
+    change: ReplaceTask, runs: Sequence[Task], part: TaskView, view: PlanView
+) -> bool:
+    """Return whether the tasks of a replacement may have the effect of a part of its lineage again.
+
+    They may be a fallback that the plan declares for the task, or else only repeat the call of the
+    part, which is idempotent.
+    """
+    if len(runs) == 1:
         for fallback in view.task(change.task_id).task.fallbacks:
-            if calls[0] == (fallback.tool, fallback.arguments):
+            if _is_same_call(runs[0], fallback):
                 return True
     if not is_repeatable(part.task, view.tool(part.task.tool)):
         return False
-    return all(call == (part.task.tool, part.task.arguments) for call in calls)
+    return all(_is_same_call(task, part.task) for task in runs)
+
+
+def _is_same_call(one: TaskBody, other: TaskBody) -> bool:
+    return (one.tool, one.arguments) == (other.tool, other.arguments)
 
 
 def _is_harmless_retry(
@@ -488,23 +502,59 @@ def _is_harmless_retry(
     return is_repeatable(part.task, view.tool(part.task.tool))
 
 
-def _doubt(tasks: Sequence[TaskId], view: PlanView) -> str:
-    """Return why a person is asked about tasks in doubt, and how not to be asked."""
-    done = []
-    doubtful = []
-    for task_id in tasks:
-        if view.task(task_id).state is TaskState.DONE:
+def _doubt(repeated: Mapping[TaskId, Sequence[Task]], view: PlanView) -> str:
+    """Return why a person is asked about tasks, what to do about them, and how not to be asked.
+
+    The cases: a task that is done would run again; a task in doubt would run again; another call
+    would do the work of a task in doubt.
+    """
+    done: list[str] = []
+    again: list[str] = []
+    instead: list[str] = []
+    stand_ins: dict[str, None] = {}
+    advice: dict[str, None] = {}
+    for task_id, runs in repeated.items():
+        task = view.task(task_id)
+        tool = view.tool(task.task.tool)
+        others = [other for other in runs if not _is_same_call(other, task.task)]
+        if task.state is TaskState.DONE:
             done.append(repr(task_id))
+            advice.update(dict.fromkeys(repetition_advice(task.task, tool, done=True)))
+        elif others:
+            instead.append(repr(task_id))
+            # To call it twice may be harmless, and yet another call is a second effect.
+            advice[READING_ADVICE] = None
+            for other in others:
+                stand_ins[_stand_in_name(other, task.task)] = None
         else:
-            doubtful.append(repr(task_id))
+            again.append(repr(task_id))
+            advice.update(dict.fromkeys(repetition_advice(task.task, tool)))
+
     parts = []
-    if len(done) == 1:
-        parts.append(f"{done[0]} has taken effect")
-    elif done:
-        parts.append(f"{join_names(done, 5)} have taken effect")
+    if done:
+        have = "has" if len(done) == 1 else "have"
+        parts.append(f"{join_names(done, 5)} {have} taken effect; running it again may do harm.")
+    doubtful = again + instead
     if doubtful:
-        parts.append(f"{join_names(doubtful, 5)} may have taken effect")
-    return f"{' and '.join(parts)}; running it again may do harm ({DOUBT_ADVICE})"
+        parts.append(f"it is unknown whether {join_names(doubtful, 5)} took effect: look first.")
+        approvals = []
+        if again:
+            approvals.append(f"another run of {join_names(again, 5)}")
+        if instead:
+            approvals.append(f"{join_names(stand_ins, 5)} in place of {join_names(instead, 5)}")
+        parts.append(f"If so, skip the task. If not, approve {' and '.join(approvals)}.")
+        advice["`fallbacks` to have another call take its place"] = None
+    parts.append(f"Not to be asked next time, state {join_alternatives(list(advice))}.")
+    return " ".join(parts)
+
+
+def _stand_in_name(other: Task, task: TaskBody) -> str:
+    """Return how a question names a call that does the work of another one."""
+    if other.tool is None:
+        return repr(other.id)
+    if other.tool == task.tool:
+        return f"{other.tool!r} with other arguments"
+    return repr(other.tool)
 
 
 def _no_alternative_reason(candidates: Sequence[Candidate]) -> str:

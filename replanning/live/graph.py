@@ -26,7 +26,7 @@ from replanning.plan.checks import TaskScope
 from replanning.plan.conditions import Condition
 from replanning.plan.document import Plan
 from replanning.plan.references import find_references, resolve_references
-from replanning.plan.tasks import Task, ToolSpec
+from replanning.plan.tasks import Task, ToolSpec, has_no_effect
 from replanning.plan.types import AttemptId, JsonObject, TaskId
 
 _READY: Final = TaskState.READY
@@ -383,6 +383,16 @@ class TaskGraph:
         if task.tool is None:
             return None
         return self.tools.get(task.tool)
+
+    def in_doubt(self, entry: TaskEntry) -> list[TaskEntry]:
+        """Return the tasks of a lineage up to this one that may have taken effect, without being known to."""
+        doubtful: list[TaskEntry] = []
+        for part in entry.lineage():
+            if not part.log.in_doubt or part.state is TaskState.DONE:
+                continue
+            if not has_no_effect(part.task, self.tool_of(part.task)):
+                doubtful.append(part)
+        return doubtful
 
     def leaves(self, entry: TaskEntry) -> list[TaskEntry]:
         """Return the tasks that stand in the place of one now: itself, or what replaced it."""

@@ -106,6 +106,14 @@ def join_names(names: Collection[str], limit: int) -> str:
     return ", ".join(islice(names, limit)) + (", …" if len(names) > limit else "")
 
 
+def join_alternatives(texts: Sequence[str]) -> str:
+    """Return texts with commas between them, and `or` before the last one."""
+    *most, last = texts
+    if not most:
+        return last
+    return f"{', '.join(most)}, or {last}"
+
+
 def error_lines(error: ValidationError, limit: int = 10, *, root: str = "") -> list[str]:
     """Return the first errors of pydantic as `path: message`, without the input; `root` is the name of the whole."""
     # The input may contain a secret, and these lines go into logs.

@@ -526,6 +526,10 @@ READING_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 """HTTP methods that change nothing."""
 
 
+READING_ADVICE: Final = "`effect: none` if it only reads"
+"""What to state of a call so that it may be repeated, and given to another tool."""
+
+
 def has_no_effect(task: TaskBody, tool: ToolSpec | None) -> bool:
     """Return whether a task only reads; what the task states beats what its tool states."""
     effect = task.effect
@@ -579,7 +583,29 @@ def allows_repetition(task: TaskBody, tool: ToolSpec | None, *, is_named: bool) 
     if is_named:
         return True
     retry = stated_retry(task, tool)
-    return retry is not None and retry.states_attempts and not retry.on
+    if retry is None or retry.on:
+        return False
+    return retry.states_attempts and retry.max_attempts > 1
+
+
+def repetition_advice(task: TaskBody, tool: ToolSpec | None, *, done: bool = False) -> list[str]:
+    """Return what to state of a call, so that nobody is asked before it is repeated.
+
+    What is stated already, or would not help, is left out.
+
+    Args:
+        task: the task.
+        tool: its tool, if the plan describes it.
+        done: whether the call succeeded; retries only follow failures.
+    """
+    advice = [READING_ADVICE]
+    if not is_repeatable(task, tool):
+        advice.append("`idempotent: true` if a second call does no harm")
+    if done or is_declared_unrepeatable(task, tool):
+        return advice
+    if not allows_repetition(task, tool, is_named=False):
+        advice.append("`retry: {max_attempts: 3}` to have it repeated all the same")
+    return advice
 
 
 def for_another_tool(task: TaskBody) -> dict[str, object]:

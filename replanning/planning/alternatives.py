@@ -401,7 +401,7 @@ class _Recovery:
         """Return the harm that running a failed action again may do; empty if there is none."""
         spec = self._session.tools.get(tool_name(task.task))
         if task.in_doubt and not is_repeatable(task.task, spec):
-            return f"{task.id!r} may have taken effect before failing; running it again may do harm"
+            return f"it is unknown whether {task.id!r} took effect: look first; running it again may do harm"
         harmful = retries and spec is not None and command_risk(spec, planned_arguments(task.task))
         return f"it uses {tool_name(task.task)!r} again, which may do harm" if harmful else ""
 

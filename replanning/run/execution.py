@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from replanning.decision.policy import DOUBT_ADVICE
 from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NoResult, NotRunning
 from replanning.journal.values import copy_containers
 from replanning.live.entries import TaskEntry
 from replanning.live.states import TaskState
-from replanning.plan.messages import join_names
-from replanning.plan.tasks import Task, is_repeatable
+from replanning.plan.messages import join_alternatives, join_names
+from replanning.plan.tasks import Task, is_repeatable, repetition_advice
 from replanning.plan.types import AttemptId, TaskId
 from replanning.run.attempt import Attempt, Work
 from replanning.run.lifecycle import GIVEN_UP
@@ -158,16 +157,7 @@ class LineageExecution:
         """
         life = self._lifecycle
         needed = life.needed_for(self.root).values()
-        doubtful = dict[str, None]()
-        for leaf in needed:
-            for entry in leaf.lineage():
-                tool = life.live.tools.get(entry.task.tool or "")
-                if entry.log.in_doubt and not is_repeatable(entry.task, tool):
-                    doubtful[repr(entry.task.tool or entry.id)] = None
-        doubt = ""
-        if doubtful:
-            names = join_names(doubtful, 5)
-            doubt = f"whether {names} took effect is unknown, so it is not executed again; {DOUBT_ADVICE}"
+        doubt = self._doubt()
         if self.error is not None:
             # The same exception may be raised again by a later call, and one note is enough.
             notes = getattr(self.error, "__notes__", ())
@@ -185,6 +175,29 @@ class LineageExecution:
         failed = CallFailed(text)
         failed.__cause__ = self.last
         return failed
+
+    def _doubt(self) -> str:
+        """Return which calls may have had their effect, and how to have them repeated; empty if there are none.
+
+        Calls whose repetition is harmless are left out.
+        """
+        life = self._lifecycle
+        doubtful: dict[TaskId, str] = {}
+        advice: dict[str, None] = {}
+        for leaf in life.needed_for(self.root).values():
+            for entry in life.live.in_doubt(leaf):
+                tool = life.live.tool_of(entry.task)
+                if is_repeatable(entry.task, tool):
+                    continue
+                times = "once" if entry.log.count == 1 else f"{entry.log.count} times"
+                name = repr(entry.task.tool or entry.id)
+                doubtful[entry.id] = f"whether {name} took effect is unknown (executed {times})"
+                advice.update(dict.fromkeys(repetition_advice(entry.task, tool)))
+        if not doubtful:
+            return ""
+        cures = join_alternatives(list(advice))
+        names = join_names(doubtful.values(), 5)
+        return f"{names}; to have it repeated next time, state for its tool {cures}"
 
     def _output(self) -> object:
         """Return the output of a lineage as the work returned it, or else the recorded output."""

@@ -9,7 +9,7 @@ import pytest
 from replanning import Budget, journal
 from replanning.decision.ending import Circumstances, decide_end
 from replanning.decision.ledger import Ledger
-from tests.support.live import JournaledPlan, cancel, journaled, task, tool
+from tests.support.live import JournaledPlan, cancel, journaled, retry, task, tool
 
 SETTLED = Circumstances(busy=False, open_ended=False, replans=False, budget_exceeded="")
 UNAVAILABLE = [tool("gone", available=False)]
@@ -82,3 +82,18 @@ def test_question_about_a_complete_run(held: str, end: journal.RunEnded) -> None
     run.apply(cancel("b"))
     run.fold(journal.QuestionAsked("q1", "r1", (), "?", (), (held,), "print", 0))
     assert decided(run) == end
+
+
+def test_a_question_about_an_unknown_effect() -> None:
+    """A run that waits for a person names the calls in doubt, but those that only read or were done in the end."""
+    names = ("lost", "again", "reading")
+    run = journaled(task("reading", effect="none"), "lost", "again")
+    for task_id in names:
+        run.fold(journal.AttemptTimedOut(run.start(task_id), task_id, 2.0))
+    run.apply(retry("again"))
+    run.run("again")
+    run.fold(journal.QuestionAsked("q1", "r1", (), "?", (), names, "print", 0))
+    reason = (
+        "1 question to a person must be answered first: it is unknown whether 'lost' took effect"
+    )
+    assert decided(run) == journal.RunEnded("needs_human", reason)

@@ -129,8 +129,10 @@ async def test_a_modification_to_another_tool_keeps_no_permission(clock: Virtual
     [
         {},
         {"retry": {"delay": 0.01}},
+        {"retry": {"max_attempts": 1}},
         {"retry": {"max_attempts": 3, "on": ["KeyError"]}},
         {"retry": {"max_attempts": 3}, "idempotent": False},
+        {"retry": {"max_attempts": 3, "on": ["KeyError"]}, "idempotent": False},
     ],
 )
 @pytest.mark.parametrize("by_tool", [False, True])
@@ -165,3 +167,98 @@ async def test_retries_that_were_stated_are_used_up(clock: VirtualClock) -> None
     engine = make_engine("repair", clock=clock)
     result = await run(engine, shop.tool("pay"), retry={"max_attempts": 3})
     assert (result.status, shop.executions) == ("failed", {"pay": 3})
+
+
+# What people read
+
+
+READS = "`effect: none` if it only reads"
+HARMLESS = "`idempotent: true` if a second call does no harm"
+REPEATED = "`retry: {max_attempts: 3}` to have it repeated all the same"
+FALLBACKS = "or `fallbacks` to have another call take its place."
+
+
+@pytest.mark.parametrize(
+    ("stated", "advice"),
+    [
+        ({}, f"{READS}, {HARMLESS}, {REPEATED}, {FALLBACKS}"),
+        # A retry is not repeated where it is said to do harm.
+        ({"idempotent": False}, f"{READS}, {HARMLESS}, {FALLBACKS}"),
+        ({"retry": Retry(max_attempts=1)}, f"{READS}, {HARMLESS}, {REPEATED}, {FALLBACKS}"),
+    ],
+)
+async def test_a_question_names_what_helps(
+    stated: Mapping[str, Any], advice: str, clock: VirtualClock
+) -> None:
+    """A question about the same call says that its effect is unknown, what to do, and what to state next time."""
+    shop = Shop()
+    engine = make_engine("repair", clock=clock)
+    result = await run(engine, shop.tool("pay", **stated))
+    (question,) = engine.pending(result.run)
+    assert question.text.endswith(
+        "it is unknown whether 'a' took effect: look first. If so, skip the task."
+        f" If not, approve another run of 'a'. Not to be asked next time, state {advice}"
+    )
+    (candidate,) = question.candidates
+    assert candidate.alternative.reason.endswith("it may then have its effect twice")
+    assert result.reason.endswith("it is unknown whether 'a' took effect")
+
+
+@pytest.mark.parametrize("stated", [{}, {"idempotent": True}, {"retry": THRICE}])
+async def test_a_question_about_another_tool_names_what_helps(
+    stated: Mapping[str, Any], clock: VirtualClock
+) -> None:
+    """A question about a stand-in names it, and neither `idempotent` nor `retry`, which do not allow one."""
+    shop = Shop()
+    engine = make_engine("repair", clock=clock)
+    result = await run(engine, shop.tool("pay", **stated), shop.tool("other"))
+    (question,) = engine.pending(result.run)
+    assert question.text.endswith(
+        "If not, approve 'other' in place of 'a'. Not to be asked next time,"
+        f" state {READS}, {FALLBACKS}"
+    )
+    reasons = [candidate.alternative.reason for candidate in question.candidates]
+    assert "may pass" not in str(reasons)
+
+
+@pytest.mark.parametrize(
+    "advised", [{"effect": "none"}, {"idempotent": True}, {"retry": THRICE}, {"fallbacks": "other"}]
+)
+async def test_nobody_is_asked_where_the_advice_was_taken(
+    advised: dict[str, Any], clock: VirtualClock
+) -> None:
+    """Whatever a question names to state has the call repeated, or replaced, without asking."""
+    shop = Shop()
+    other = shop.tool("other", ValueError)
+    if "fallbacks" in advised:
+        await run(
+            make_engine("repair", clock=clock),
+            shop.tool("pay"),
+            other,
+            fallbacks=[{"tool": "other"}],
+        )
+        assert shop.executions == {"pay": 1, "other": 1}
+    else:
+        await run(make_engine("repair", clock=clock), shop.tool("pay", **advised))
+        assert shop.executions == {"pay": 3}
+
+
+async def test_a_call_about_which_nobody_is_asked_tells_what_is_unknown(
+    clock: VirtualClock,
+) -> None:
+    """The error of an agent's call in doubt says how often it was executed, and what to state of its tool."""
+    shop = Shop()
+    tools = [shop.tool("pay"), shop.tool("sell", retry=THRICE)]
+    async with make_engine("repair", clock=clock).session("shop", tools=tools) as session:
+        with pytest.raises(ConnectionResetError) as once:
+            await session.call(tools[0])
+        with pytest.raises(ConnectionResetError) as thrice:
+            await session.call(tools[1])
+    unknown = "took effect is unknown (executed"
+    next_time = "; to have it repeated next time, state for its tool"
+    assert once.value.__notes__ == [
+        f"whether 'pay' {unknown} once){next_time} {READS}, {HARMLESS}, or {REPEATED}"
+    ]
+    assert thrice.value.__notes__ == [
+        f"whether 'sell' {unknown} 3 times){next_time} {READS}, or {HARMLESS}"
+    ]

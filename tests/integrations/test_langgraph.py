@@ -1062,7 +1062,7 @@ async def test_finished_calls_are_answered_from_the_journal() -> None:
     graph = tool_node(executed, InMemorySaver(), engine)
     result = await graph.ainvoke({"messages": [("user", "go")]}, on_thread())
     [question] = result["__interrupt__"]
-    assert "may have taken effect" in question.value["text"]
+    assert "took effect: look first" in question.value["text"]
     answer = {"question": question.value["question"], "verdict": "approve", "by": "ada"}
     result = await graph.ainvoke(Command(resume=answer), on_thread())
     texts = [message.text for message in result["messages"] if message.type == "tool"]

@@ -85,10 +85,10 @@ async def test_exception_of_the_tool_that_was_called(clock: VirtualClock, hangs:
             await anyio.sleep_forever()
         raise (LookupError if task.tool == "own" else OSError)(f"{task.tool} is down")
 
-    tools = [ToolSpec(name=name, capability="web", timeout=5) for name in ("own", "other")]
-    document = plan(
-        Task(id="a", tool="own", effect="none", retry=Retry(max_attempts=1)), tools=tools
-    )
+    tools = [
+        ToolSpec(name=name, capability="web", timeout=5, effect="none") for name in ("own", "other")
+    ]
+    document = plan(Task(id="a", tool="own", retry=Retry(max_attempts=1)), tools=tools)
     async with make_engine("repair", clock=clock).open(document) as run:
         with pytest.raises(
             CallFailed if hangs == "own" else LookupError, match=r"own is down|other is down"
