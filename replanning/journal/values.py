@@ -46,7 +46,16 @@ _CONSTANTS: Final = frozenset({bool, type(None)})
 
 
 class NotStorable(ValueError):
-    """A value cannot be stored; the message says which, as the beginning or end of a sentence."""
+    """A value cannot be stored; the message says which, as the beginning or end of a sentence.
+
+    Args:
+        message: says which.
+        part: the part of it that has no stored form, where it is one part.
+    """
+
+    def __init__(self, message: str, part: object = None) -> None:
+        super().__init__(message)
+        self.part = part
 
 
 class AnnotatedJson(NamedTuple):
@@ -280,7 +289,7 @@ class _Encoder:
                 return plain
         if isinstance(value, tuple):
             return self.items("tuple", value, depth)
-        raise NotStorable(storage_problem(value))
+        raise NotStorable(storage_problem(value), value)
 
     def tagged(self, tag: str, value: Any) -> JsonObject:
         self.is_plain = False

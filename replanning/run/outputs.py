@@ -108,6 +108,10 @@ class OutputKeeper:
         try:
             encoded = encode(value, self._redactor)
         except NotStorable as error:
+            # As where the results of several calls were to be gathered.
+            if inspect.iscoroutine(error.part) or inspect.isasyncgen(error.part):
+                problem = await_problem(error.part, task_id, "returned a value that holds")
+                raise OutputError(problem) from None
             annotated = self._encode_annotated(task_id, value)
             if annotated is None:
                 return TakenOutput(copy_containers(value), None, str(error))
@@ -195,7 +199,7 @@ def _function_name(entry: TaskEntry) -> str:
     return entry.task.tool or entry.task.name or ""
 
 
-def await_problem(output: object, task_id: TaskId) -> str:
+def await_problem(output: object, task_id: TaskId, verb: str = "returned") -> str:
     """Return what is wrong with an output that is still to be awaited or iterated; else empty."""
     is_iterator = inspect.isasyncgen(output) or isinstance(output, AsyncIterator)
     if not is_iterator and not inspect.isawaitable(output):
@@ -211,6 +215,6 @@ def await_problem(output: object, task_id: TaskId) -> str:
         kind = "a coroutine"
         output.close()  # otherwise Python warns that it was never awaited
     return (
-        f"task {task_id!r} returned {kind}{named}, which nobody has awaited; "
+        f"task {task_id!r} {verb} {kind}{named}, which nobody has awaited; "
         "was `await` forgotten, or `async for`?"
     )

@@ -3,7 +3,7 @@
 import json
 import logging
 import warnings
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -410,8 +410,9 @@ async def test_indirect_reader_waits_for_the_repeated_task(tmp_path: Path) -> No
 
 
 @pytest.mark.anyio
-async def test_forgotten_await_is_a_failure() -> None:
-    """A coroutine or an async generator as output fails the attempt, which asks whether `await` was forgotten."""
+@pytest.mark.parametrize("holds", [lambda made: made, lambda made: {"rows": [made]}])
+async def test_forgotten_await_is_a_failure(holds: Callable[[object], object]) -> None:
+    """A coroutine or an async generator as output, or in it, fails the attempt, which asks whether `await` was forgotten."""
 
     async def fetch() -> int:
         return 1
@@ -422,7 +423,7 @@ async def test_forgotten_await_is_a_failure() -> None:
     for made, kind in ((fetch, "a coroutine"), (stream, "an async generator")):
 
         async def work(task: Task, context: TaskContext, made: Any = made) -> object:
-            return made()
+            return holds(made())
 
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -431,7 +432,7 @@ async def test_forgotten_await_is_a_failure() -> None:
             )
         failure = result.failures["a"]
         assert failure.kind == "output"
-        assert f"returned {kind} of " in failure.message
+        assert f"{kind} of " in failure.message
         assert "was `await` forgotten" in failure.message
         assert made.__name__ in failure.message
 
