@@ -111,7 +111,11 @@ class TaskResults(Mapping[str, Any]):
             )
         if not output.recoverable:
             why = f": {output.unstored}" if output.unstored else ""
-            raise NoResult(task_id, f"it is done, and its output was not stored{why}")
+            raise NoResult(
+                task_id,
+                f"it is done, and its output was not stored{why}; with `idempotent: true` or "
+                "`effect: none`, a resume runs it again",
+            )
         return output.value
 
     def outputs(self) -> dict[str, Any]:

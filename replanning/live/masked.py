@@ -13,9 +13,10 @@ from replanning.plan.tasks import Task
 from replanning.plan.types import TaskId
 from replanning.secrets import MASK
 
-_CURE: Final = (
+MASK_CURE: Final = (
     "give the plan again: `replanning resume RUN --plan FILE`, or `run_or_resume` in Python"
 )
+"""What helps where a journal has a mask in the place of a secret."""
 
 
 class MaskedParts:
@@ -57,4 +58,4 @@ class MaskedParts:
         if not places:
             return ""
         where = join_names(places, 5)
-        return f"the journal has {MASK} for a secret in {where}; {_CURE}"
+        return f"the journal has {MASK} for a secret in {where}; {MASK_CURE}"

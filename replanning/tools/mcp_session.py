@@ -35,6 +35,7 @@ from mcp.types import (
 )
 
 from replanning.environment import Clock
+from replanning.live.masked import MASK_CURE
 from replanning.plan.json_values import is_redacted
 from replanning.plan.tasks import McpServer
 from replanning.run.processes import kill_processes_with_variable
@@ -221,8 +222,7 @@ async def _open_transport(
     """
     if is_redacted(server.model_dump(mode="json")):
         raise ServerStartError(
-            f"the journal has {MASK} for a secret in its description; resume the run with its plan "
-            "(`replanning resume RUN --plan FILE`), or refer to the secret as {env:NAME}"
+            f"the journal has {MASK} for a secret in its description; {MASK_CURE}"
         )
     if unset := unset_variables(server, environ):
         raise ServerStartError(
