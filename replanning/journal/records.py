@@ -29,7 +29,6 @@ from pydantic_core import from_json
 from replanning.changes import Alternative, PlanChange
 from replanning.errors import JournalCorrupt, PluginError
 from replanning.plan.document import Plan
-from replanning.plan.messages import brief_repr
 from replanning.plan.tasks import Goal, Task
 from replanning.plan.types import (
     AttemptId,
@@ -71,7 +70,6 @@ FailureKind = Literal[
 ]
 
 
-_FAILURE_KINDS: Final = get_args(FailureKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +96,6 @@ class Failure:
     def __post_init__(self) -> None:
         if self.kind in ("timeout", "interrupted"):
             object.__setattr__(self, "in_doubt", True)
-        texts = (self.type, self.message, self.traceback)
-        if self.kind not in _FAILURE_KINDS or not all(isinstance(text, str) for text in texts):
-            raise ValueError(
-                f"expected texts, and for `kind` one of {', '.join(_FAILURE_KINDS)}; got {brief_repr(texts)}"
-            )
 
     def __str__(self) -> str:
         return (

@@ -38,6 +38,9 @@ class MaskedParts:
     def __repr__(self) -> str:
         return f"<MaskedParts tasks={self.tasks} tools={self.tools} context={self.context}>"
 
+    def __bool__(self) -> bool:
+        return bool(self.tasks or self.tools or self.context)
+
     def problem_of(self, task: Task, lineage: Iterable[TaskEntry]) -> str:
         """Return why a task cannot run: it would use a masked part; empty if it would not.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
 from dataclasses import InitVar, dataclass, field
 from functools import partial
@@ -15,7 +15,7 @@ import anyio
 from opentelemetry.context import Context
 from pydantic import TypeAdapter
 
-from replanning.errors import NotRunning
+from replanning.errors import NotRunning, StoreError
 from replanning.journal.records import Usage
 from replanning.live.entries import TaskEntry
 from replanning.live.graph import CopyOnRead
@@ -323,9 +323,12 @@ class Attempt:
         if self.started is not None:
             self.id = self.started
             life.attempts.running[self.id] = life.live.entry(self.task.id), self
-        elif (
-            self.claimed is not None and life.attempts.start_now(self.claimed, self)
-        ) or await life.attempts.start_pulled(self):
+        elif self.claimed is not None:
+            # While the store fails it starts later, if it still may.
+            with suppress(StoreError):
+                self.id = life.attempts.start(self.claimed, self)
+                self.started = self.id
+        if self.started is None and await life.attempts.start_pulled(self):
             self.started = self.id
         if self._has_own_scope:
             self._scope.__enter__()

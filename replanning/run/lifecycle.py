@@ -500,10 +500,11 @@ class Lifecycle:
         arguments = task.arguments
         refers = bool(arguments) and has_references(arguments)
         try:
-            lost = self.live.masked.problem_of(task, entry.lineage())
-            if lost:
-                self._fail_unstarted(entry, lost, kind="secret")
-                return None
+            if self.live.masked:
+                lost = self.live.masked.problem_of(task, entry.lineage())
+                if lost:
+                    self._fail_unstarted(entry, lost, kind="secret")
+                    return None
             # A revision may have changed what the condition refers to.
             is_due = task.when is not None and entry.condition_revision != self.live.revision
             if is_due and not self._evaluate_condition(entry):

@@ -150,14 +150,6 @@ class RunningAttempts:
         if deadline is not None and deadline < self._timer.next_wakeup:
             self._timer.notify_deadline(deadline)
 
-    def start_now(self, entry: TaskEntry, body: AttemptBody) -> bool:
-        """Start the attempt of a task that was claimed just now; false while the store fails."""
-        try:
-            body.id = self.start(entry, body)
-        except StoreError:
-            return False
-        return True
-
     async def start_pulled(self, body: AttemptBody) -> bool:
         """Start the attempt of a task that was pulled, once the store works.
 
