@@ -70,8 +70,6 @@ FailureKind = Literal[
 ]
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Reason why an attempt did not succeed.

@@ -182,7 +182,7 @@ async def test_literal_secrets_of_a_plan_after_a_resume(tmp_path: Path, *, given
         assert seen == {}
         messages = {name: failure.message for name, failure in run.result.failures.items()}
         assert messages.keys() == {"argument", "tool", "context"}
-        assert all("{env:NAME}" in message for message in messages.values())
+        assert all("resume RUN --plan FILE" in message for message in messages.values())
     assert leaks(tmp_path) == []
 
 
