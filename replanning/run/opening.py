@@ -19,7 +19,9 @@ from typing import Final
 import anyio
 import anyio.abc
 
+from replanning.changes import change_arguments
 from replanning.decision.ledger import Ledger
+from replanning.decision.masks import MaskRestorer
 from replanning.environment import Clock, Environment, SystemClock, lease_time
 from replanning.errors import (
     JournalCorrupt,
@@ -61,6 +63,7 @@ from replanning.journal.store import (
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
 from replanning.plan.document import Plan, redaction_warning
+from replanning.plan.json_values import is_redacted
 from replanning.plan.secret_names import secret_name_problems
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
@@ -240,8 +243,8 @@ class RunFactory:
             plan = plan.model_copy(update={"tools": opened.plan.tools})
         if opened.open_ended != open_ended or known.content_hash() != given.content_hash():
             raise StoreError(
-                f"run {run_id!r} is a run of another plan; resume that one, or open this plan as "
-                "another run"
+                f"run {run_id!r} is a run of another plan; resume that one, with the context that "
+                "it was opened with, or open this plan as another run"
             )
         return await self.resume(run_id, plan)
 
@@ -387,7 +390,8 @@ class RunFactory:
         ledger = Ledger(budget, lambda: live.counts[TaskState.RUNNING])
         await yielding(settled(live.load_tasks()), self.environment.clock)
         if len(records) > 1:
-            await yielding(settled(_apply_records(records, live, ledger)), self.environment.clock)
+            applying = _apply_records(records, live, ledger, self.redactor)
+            await yielding(settled(applying), self.environment.clock)
         if opened.forked_from is not None:
             old, revision = opened.forked_from
             # The copy is complete only with the revision at which the old run was forked.
@@ -546,13 +550,27 @@ def _feature_version(version: str) -> tuple[int, ...]:
         return ()
 
 
-def _apply_records(records: Sequence[Record], live: LivePlan, ledger: Ledger) -> Iterator[None]:
+def _apply_records(
+    records: Sequence[Record], live: LivePlan, ledger: Ledger, redactor: Redactor
+) -> Iterator[None]:
     opened = records[0].body
     assert isinstance(opened, RunOpened)
     for record in records[1:]:
         if not record.seq % _BATCH_SIZE:
             yield
-        apply_record(record, live, ledger, opened.run)
+        complete = _with_secrets(record, live, redactor)
+        apply_record(complete, live, ledger, opened.run)
+
+
+def _with_secrets(record: Record, live: LivePlan, redactor: Redactor) -> Record:
+    """Return a revision with the secrets of the tasks that it concerns, if their plan was given again."""
+    revised = record.body
+    if not isinstance(revised, PlanRevised):
+        return record
+    if not any(is_redacted(arguments) for _, arguments in change_arguments(revised.changes)):
+        return record
+    changes = MaskRestorer(revised.changes, live, redactor).restore()
+    return record._replace(body=replace(revised, changes=changes))
 
 
 def _rewrite_for_fork(record: Record, run: RunId) -> Record:

@@ -253,3 +253,32 @@ async def test_another_tool_takes_over_from_one_that_lacks_a_secret() -> None:
         async for task in run.ready():
             run.succeeded(run.started(task.id), task.tool)
     assert (run.result.status, run.result.outputs) == ("succeeded", {"b": "u"})
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+async def test_a_replacement_has_the_secret_of_a_plan_that_is_given(is_given: bool) -> None:
+    """A task that stands in for another one has its secret after a resume if the plan is given, and else says so."""
+    plan, store = (
+        Plan.parse(f"goal: {{objective: x}}\n{LACKING['argument of tools']}"),
+        MemoryStore(),
+    )
+    async with quick_engine(store).open(plan, run_id="run") as run:
+        async for task in run.ready():
+            if task.id == "b~2":
+                break
+            attempt = run.started(task.id)
+            if task.id == "a":
+                run.succeeded(attempt, 1)
+            else:
+                run.failed(attempt, "no")
+
+    engine = quick_engine(store)
+    opened = engine.run_or_resume(plan, run_id="run") if is_given else engine.resume("run")
+    async with opened as run:
+        async for task in run.ready():
+            run.succeeded(run.started(task.id), task.arguments)
+
+    if is_given:
+        assert run.result.outputs["b"] == {"token": TOKEN}
+    else:
+        assert "secret in its arguments" in run.result.reason
