@@ -77,7 +77,6 @@ LOGIN = Plan.model_validate(
 )
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("repeatable", [True, False])
 async def test_token_of_one_task_reaches_the_next(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, *, repeatable: bool
@@ -154,7 +153,6 @@ SECRET_PLAN = Plan.model_validate(
 )
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("given", [True, False])
 async def test_literal_secrets_of_a_plan_after_a_resume(tmp_path: Path, *, given: bool) -> None:
     """A resumed run has the literal secrets of a plan that is given again; else their tasks fail before their work."""
@@ -186,7 +184,6 @@ async def test_literal_secrets_of_a_plan_after_a_resume(tmp_path: Path, *, given
     assert leaks(tmp_path) == []
 
 
-@pytest.mark.anyio
 async def test_masked_context_after_a_resume(tmp_path: Path) -> None:
     """Work of a resumed run that reads a masked part of the context gets an error with the reason."""
     engine = ReplanningEngine(store=SqliteStore(tmp_path / "runs.db"))
@@ -351,7 +348,6 @@ STAYS: dict[str, tuple[tuple[PlanChange, ...], str]] = {
 }
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("case", RETURNS)
 async def test_secret_returns_to_where_it_was(case: str) -> None:
     """A mask in a proposal stands for the secret if the same tool gets it under the same name, for no new address."""
@@ -359,7 +355,6 @@ async def test_secret_returns_to_where_it_was(case: str) -> None:
     assert await received(changes) == (expected, "")
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("case", STAYS)
 async def test_secret_goes_nowhere_else(case: str) -> None:
     """A mask for another tool, address, program, name or text is rejected with the reason, and nothing is executed."""
@@ -369,7 +364,6 @@ async def test_secret_goes_nowhere_else(case: str) -> None:
     assert reason in rejected
 
 
-@pytest.mark.anyio
 async def test_model_is_told_the_rule() -> None:
     """A model is told what a mask stands for and why a proposal is rejected, and its next one brings the secret back."""
 
@@ -397,7 +391,6 @@ async def test_model_is_told_the_rule() -> None:
     assert "does not go to 'post'" in second.prompt
 
 
-@pytest.mark.anyio
 async def test_edit_of_a_person_follows_the_same_rule() -> None:
     """A person's edit brings a secret back to its tool, and to no other one; the reason is in the error."""
     async with ReplanningEngine().open(LOST_PLAN) as run:
@@ -411,7 +404,6 @@ async def test_edit_of_a_person_follows_the_same_rule() -> None:
         assert run.live.entry("new").task.arguments == FETCH["headers"]
 
 
-@pytest.mark.anyio
 async def test_session_has_true_arguments_before_and_after_a_resume(tmp_path: Path) -> None:
     """A call of a session gets its true arguments, also where it is continued in another process."""
     calls: list[str] = []
@@ -435,7 +427,6 @@ async def test_session_has_true_arguments_before_and_after_a_resume(tmp_path: Pa
     assert leaks(tmp_path) == []
 
 
-@pytest.mark.anyio
 async def test_added_secret_is_masked_from_then_on(tmp_path: Path) -> None:
     """A value that work adds as a secret is masked in outputs, errors and prompts, whatever it looks like."""
     llm = ScriptedLLM(["I do not know."] * 4)
@@ -463,7 +454,6 @@ async def test_added_secret_is_masked_from_then_on(tmp_path: Path) -> None:
     assert word not in "".join(prompts)
 
 
-@pytest.mark.anyio
 async def test_true_text_of_an_error_is_for_the_caller_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -500,7 +490,6 @@ async def test_true_text_of_an_error_is_for_the_caller_alone(
     assert leaks(tmp_path) == []
 
 
-@pytest.mark.anyio
 async def test_call_raises_the_very_exception_of_its_tool(tmp_path: Path) -> None:
     """A call whose tool fails raises the exception of the tool itself, whose text has the secret; the journal has none."""
     error = OSError(f"the shop refused api_key={TOKEN}")
@@ -518,7 +507,6 @@ async def test_call_raises_the_very_exception_of_its_tool(tmp_path: Path) -> Non
     assert leaks(tmp_path) == []
 
 
-@pytest.mark.anyio
 async def test_failure_of_a_call_without_an_exception_is_told_to_the_caller(tmp_path: Path) -> None:
     """A call that failed elsewhere raises an error that quotes the true text of its failure."""
     plan = Plan.model_validate(ORDER)

@@ -103,7 +103,6 @@ async def stop_after(store: Path, plan: Plan, outputs: Mapping[str, object]) -> 
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-@pytest.mark.anyio
 async def test_value_comes_back_as_it_was(value: object, tmp_path: Path) -> None:
     """A value of the standard library reaches dependents as it was, in its process and after a resume."""
     seen: list[object] = []
@@ -142,7 +141,6 @@ def test_plain_json_has_no_tags(value: Any) -> None:
         assert encoded.value == value == decode(value)
 
 
-@pytest.mark.anyio
 async def test_reference_and_condition_see_the_json_form() -> None:
     """References and conditions see dates as ISO texts, sets as sorted lists, and objects as their fields."""
 
@@ -187,7 +185,6 @@ async def test_reference_and_condition_see_the_json_form() -> None:
     assert arguments == [{"order": order, "due": "by 2026-01-31", "tag": ["a", "b"]}]
 
 
-@pytest.mark.anyio
 async def test_reference_to_what_has_no_json_form_says_so() -> None:
     """A reference to an object without a JSON form fails its task before the work, and names the reference and the type."""
     plan = Plan.model_validate(
@@ -240,7 +237,6 @@ def read(value: object = None) -> str:
     return "read"
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("function", [make_report, make_parts])
 async def test_annotated_objects_come_back(function: Any, tmp_path: Path) -> None:
     """An object that the return annotation of its function names comes back after a resume."""
@@ -271,7 +267,6 @@ async def test_annotated_objects_come_back(function: Any, tmp_path: Path) -> Non
     await engine.aclose()
 
 
-@pytest.mark.anyio
 async def test_other_objects_reach_dependents_and_are_told_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -302,7 +297,6 @@ async def test_other_objects_reach_dependents_and_are_told_of(
     await engine.aclose()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("refers", [True, False])
 @pytest.mark.parametrize("repeatable", [True, False])
 async def test_resume_of_an_output_that_was_not_stored(
@@ -360,7 +354,6 @@ async def test_resume_of_an_output_that_was_not_stored(
             result.outputs["make"]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("condition", ["results.make == 1", "'make' in results"])
 async def test_condition_about_an_output_that_was_not_stored(
     tmp_path: Path, condition: str
@@ -380,7 +373,6 @@ async def test_condition_about_an_output_that_was_not_stored(
     assert "its output was not stored" in result.failures["read"].message
 
 
-@pytest.mark.anyio
 async def test_indirect_reader_waits_for_the_repeated_task(tmp_path: Path) -> None:
     """A task that reads a lost output and follows its task through others waits until it was made again."""
     plan = Plan.model_validate(
@@ -409,7 +401,6 @@ async def test_indirect_reader_waits_for_the_repeated_task(tmp_path: Path) -> No
     assert arguments == [{}, {"x": "n"}]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("holds", [lambda made: made, lambda made: {"rows": [made]}])
 async def test_forgotten_await_is_a_failure(holds: Callable[[object], object]) -> None:
     """A coroutine or an async generator as output, or in it, fails the attempt, which asks whether `await` was forgotten."""
@@ -437,7 +428,6 @@ async def test_forgotten_await_is_a_failure(holds: Callable[[object], object]) -
         assert made.__name__ in failure.message
 
 
-@pytest.mark.anyio
 async def test_result_says_why_there_is_no_output() -> None:
     """The KeyError for a task without an output says what became of the task."""
 

@@ -136,7 +136,7 @@ INTEGRATIONS = [
 
 
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
-@pytest.mark.parametrize("attach", INTEGRATIONS, ids=lambda attach: attach.__name__)
+@pytest.mark.parametrize("attach", INTEGRATIONS)
 async def test_no_more_effects_than_without(
     attach: Attach, ending: Ending, clock: VirtualClock
 ) -> None:
@@ -145,14 +145,14 @@ async def test_no_more_effects_than_without(
     assert counted == promised
 
 
-@pytest.mark.parametrize("attach", INTEGRATIONS, ids=lambda attach: attach.__name__)
+@pytest.mark.parametrize("attach", INTEGRATIONS)
 async def test_a_cancelled_call_is_executed_once(attach: Attach, clock: VirtualClock) -> None:
     """A tool during which its agent is cancelled is executed no more often than by the framework alone."""
     engine = make_engine("repair", clock=clock)
     assert await count_cancelled(attach, engine) == await count_cancelled(attach, None) == 1
 
 
-@pytest.mark.parametrize("attach", INTEGRATIONS, ids=lambda attach: attach.__name__)
+@pytest.mark.parametrize("attach", INTEGRATIONS)
 async def test_a_call_that_exceeds_its_time_is_executed_once(
     attach: Attach, clock: VirtualClock
 ) -> None:

@@ -154,7 +154,6 @@ def test_plan_file_before_and_after_a_resume(tmp_path: Path) -> None:
     assert not [secret for secret in SECRETS if secret in shown]
 
 
-@pytest.mark.anyio
 async def test_plan_in_python_before_and_after_a_resume(tmp_path: Path) -> None:
     """A plan that a program carries out sends its secrets in every form, at once and in a resumed run."""
     pytest.importorskip("mcp")
@@ -497,8 +496,7 @@ AGENTS = [
 ]
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize("attach", AGENTS, ids=lambda attach: attach.__name__)
+@pytest.mark.parametrize("attach", AGENTS)
 async def test_token_of_a_login_is_used(
     attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
