@@ -1,7 +1,7 @@
 """The end of a run, decided from its plan, its ledger and a few circumstances.
 
-Three ends bypass `decide_end`: a wall clock that is used up (`Lifecycle.enforce_wall_clock`), a store
-that was given up (`Lifecycle._on_store_given_up`), and leaving the run (`Lifecycle.close`).
+Three ends bypass `decide_end`: a wall clock that is used up (`Lifecycle.enforce_wall_clock`), a
+store that was given up (`Lifecycle._on_store_given_up`), and leaving the run (`Lifecycle.close`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Masks in proposals and edits: which secrets return to a task, and which must not.
 
-Providers and people see the plan with masks in place of secrets, and repeat them. If the secret came
-back wherever a mask stands, a model that was led astray could send it to somebody else. So a mask
-stands for a secret only where an earlier task, which the changes concern, gave it to a tool:
+Providers and people see the plan with masks in place of secrets, and repeat them. If the secret
+came back wherever a mask stands, a model that was led astray could send it to somebody else. So a
+mask stands for a secret only where an earlier task, which the changes concern, gave it to a tool:
 
 1. The new task has the same tool, or one of the same capability.
-2. The secret stands at the same place of the arguments, or in another place under the same name. The
+2. The secret stands at the same place of the arguments, or in another place under the same name.
+The
    text around it is the same; in a URL, the parameter that holds it is.
 3. The arguments name no address and no program that the earlier ones did not name.
 """

@@ -382,7 +382,7 @@ def _divides_rejected(alternative: Alternative, view: PlanView) -> bool:
 def _unsafe_repetition(
     alternative: Alternative, triggers: Sequence[Trigger], view: PlanView, after: DraftView
 ) -> dict[TaskId, Sequence[Task]]:
-    """Return the tasks whose effects an alternative might have a second time, each with what would run.
+    """Return the tasks whose effects might be had twice, each with what would run.
 
     They have taken effect, or may have. A call in doubt may be repeated by its own tool if it is
     idempotent. Another tool would have an effect of its own, so it may replace only a call that

@@ -1,4 +1,4 @@
-"""Plugin protocols: trigger detectors, alternative providers, human gates and exporters, with what they exchange."""
+"""Plugin protocols: detectors, providers and gates, and what they exchange."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TriggerDetector(Protocol):
     observes: tuple[type[RecordBody], ...]
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[Trigger]:
-        """Return the triggers that follow from an observation; `id`, `at` and `revision` are filled in later."""
+        """Return the triggers that follow; `id`, `at` and `revision` are filled in later."""
         ...
 
 
@@ -132,7 +132,7 @@ class Question:
 
     @property
     def causes(self) -> frozenset[tuple[str, str]]:
-        """Kind and cause of each trigger; the cause of a failure is its error. Questions that share one have a common cause."""
+        """Kind and cause of each trigger; questions that share one have a common cause."""
         return frozenset(
             (
                 t.kind,

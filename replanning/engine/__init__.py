@@ -1,4 +1,4 @@
-"""The replanning engine: monitor, generator, replanner, questions to people, delivery to exporters."""
+"""The replanning engine: monitor, generator, replanner, questions, delivery to exporters."""
 
 from __future__ import annotations
 

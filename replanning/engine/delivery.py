@@ -46,12 +46,12 @@ class ExporterDelivery:
             life.journal.subscribe(queue.enqueue)
 
     def start(self) -> None:
-        """Hand over in tasks of the run from now on, including the records that are queued already."""
+        """Hand over in tasks of the run from now on, queued records included."""
         for queue in self._queues:
             self._lifecycle.plugins.run(f"exporter {plugin_name(queue.exporter)!r}", queue.deliver)
 
     async def close(self) -> None:
-        """Wait until all queued records have been handed over, within a time limit on the run's clock."""
+        """Wait, within a time limit, until all queued records have been handed over."""
         if not self._queues:
             return
         for queue in self._queues:
@@ -134,7 +134,7 @@ class _ExporterQueue:
                 self._record_failure("failed", error)
 
     def _record_failure(self, kind: str, error: Exception | str) -> None:
-        """Record a kind of failure once; only warn of it where the journal takes no more records."""
+        """Record a kind of failure once; only warn where the journal takes no more."""
         if kind in self._reported_failures:
             return
         self._reported_failures.add(kind)
@@ -147,7 +147,7 @@ class _ExporterQueue:
 
 
 async def close_exporters(exporters: Sequence[Exporter], clock: Clock, redactor: Redactor) -> None:
-    """Close exporters, all at once; an error, or a close that takes too long, is logged and does no harm."""
+    """Close all exporters at once; an error, or one that takes too long, is logged."""
 
     async def close(exporter: Exporter) -> None:
         closed = False

@@ -95,7 +95,7 @@ LLM_PROVIDER_PLUGIN: Final = "llm"
 """The plugin that turns a language model into a provider of alternatives."""
 
 DECOMPOSER_PLUGIN: Final = "decompose"
-"""The plugin that turns a language model into a provider that divides tasks whose results a judge rejected."""
+"""The plugin by which a language model divides tasks whose results a judge rejected."""
 
 _CLOSE_SECONDS: Final = 2.0
 
@@ -365,7 +365,7 @@ class ReplanningEngine:
         return run.result
 
     def pending(self, run_id: str | None = None) -> list[Question]:
-        """Return the questions that wait for a person, of one run or of all, also of runs of other processes.
+        """Return the questions that wait for a person, of one run or all, in any process.
 
         Any thread may call it. Without `run_id`, a run that cannot be read is left out with a
         warning in the log.
@@ -441,7 +441,7 @@ class ReplanningEngine:
             self._leave_answer(run_id, question_id, answer)
 
     def _leave_answer(self, run_id: RunId, question_id: str, answer: Answer) -> None:
-        """Put an answer into the inbox of the run, if it fits the plan as far as the store shows."""
+        """Put an answer into the run's inbox, if it fits the plan as the store has it."""
 
         def waiting() -> list[InboxMessage]:
             messages: list[InboxMessage] = []
@@ -496,7 +496,7 @@ class ReplanningEngine:
         choice: int = 0,
         comment: str = "",
     ) -> dict[QuestionId, ReplanningError | None]:
-        """Give all open questions of a run the same answer, one after another, each as `answer` does.
+        """Give all open questions of a run the same answer, one by one, as `answer` does.
 
         Args:
             run_id: the run.
@@ -533,7 +533,7 @@ class ReplanningEngine:
         return errors
 
     async def aclose(self) -> None:
-        """Let the exporters send the rest, each for a few seconds at most, and close the connections of models.
+        """Let exporters send the rest, for a few seconds at most, and close connections.
 
         Called after the last run. Models and stores that were passed as objects are closed by their
         owner.
@@ -672,7 +672,7 @@ async def open_run(
     run_id: str | None = None,
     factory: RunFactory | None = None,
 ) -> AsyncIterator[PlanRun]:
-    """A run of a plan without an engine: the same retries, deadlines and journal, and no replanning.
+    """A run without an engine: the same retries, deadlines and journal, no replanning.
 
     Settings and store may be given as a mapping and a place, as to `ReplanningEngine`.
     """
@@ -790,7 +790,7 @@ class ProviderRegistry:
         return provider
 
     async def aclose(self) -> None:
-        """Close the connections of the models that were made here; a later call opens them again."""
+        """Close the connections of the models made here; a later call opens them again."""
         if not self._models:
             return
         with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_SECONDS):

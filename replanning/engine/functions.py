@@ -233,7 +233,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
 
 
 def _type_adapter(hint: Any) -> TypeAdapter[Any] | None:
-    """Return the adapter of a return annotation; None where it names nothing that pydantic knows."""
+    """Return the adapter of a return annotation; None if pydantic does not know it."""
     if hint in _VAGUE_HINTS:
         return None
     try:
@@ -243,7 +243,7 @@ def _type_adapter(hint: Any) -> TypeAdapter[Any] | None:
 
 
 def return_type_of(function: Callable[..., object]) -> TypeAdapter[Any] | None:
-    """Return what validates and dumps the return annotation of a function; None without a useful one."""
+    """Return the adapter of a function's return annotation; None without a useful one."""
     if isinstance(function, FunctionTool):
         return function.return_type
     try:
@@ -356,7 +356,7 @@ class FunctionTools:
         return Plan.model_validate({**fields, "tools": tools})
 
     def require_functions(self, plan: Plan) -> None:
-        """Refuse a plan with tasks or tools that none of these functions executes; the engine may use any of its tools.
+        """Refuse a plan with tasks or tools that none of these functions executes.
 
         Raises:
             PlanError: names every one.

@@ -1,4 +1,4 @@
-"""Gates that ask people: one that calls a function, and one that waits for an answer through the store.
+"""Gates that ask people: by calling a function, or by waiting for an answer in the store.
 
 The protocol is `HumanGate` in `decision/request.py`.
 """
@@ -16,7 +16,7 @@ AskCallback = Callable[[Question], Awaitable[Answer] | Answer]
 
 
 class CallbackGate:
-    """Asks by calling a function, sync or async, that returns the answer; one that waits must be async.
+    """Asks by calling a function that returns the answer; one that waits must be async.
 
     Args:
         ask: called with the question.
@@ -49,7 +49,7 @@ class CallbackGate:
 
 
 class StoreGate:
-    """Keeps the run waiting until a person answers through the store, as `replanning approve` does."""
+    """Waits until a person answers through the store, as by `replanning approve`."""
 
     def __repr__(self) -> str:
         return "<StoreGate>"

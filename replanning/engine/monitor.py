@@ -1,7 +1,8 @@
 """Monitoring of runs: detectors turn records into triggers, failures open breakers of tools.
 
 Detectors see each record once it has taken effect; nothing here runs by time except the trials of
-tools (`ToolBreakers`). Handlers are called with events. `stale_reason` in `decision/policy.py` judges later whether a trigger still holds.
+tools (`ToolBreakers`). Handlers are called with events. `stale_reason` in `decision/policy.py`
+judges later whether a trigger still holds.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ MAX_QUEUED_EVENTS = 10_000
 """Events that wait for slow handlers; more are dropped, which is recorded."""
 
 _EVALUATED = (*ATTEMPT_ENDS, CallMade, ConditionEvaluated, PlanRevised)
-"""Records that change the progress of the plan; after each, handlers of `PlanEvaluation` are called."""
+"""Records that change the progress of a plan, each followed by a `PlanEvaluation`."""
 
 
 class MonitorNotice(NamedTuple):
@@ -137,7 +138,7 @@ class PlanMonitor:
             watch.close()
 
     def redetect(self, run: RunId, past: ResumeState) -> None:
-        """Fire the triggers that follow from the last record of a resumed run and were not fired before."""
+        """Fire the triggers of a resumed run's last record that were not fired before."""
         fired = {trigger.fingerprint for trigger in past.fired_triggers}
         self._watches[run].detect(past.last_cause, fired)
 
@@ -297,7 +298,7 @@ class RunWatch:
 _MAX_CAUSE_CHARS: Final = 200
 
 _MAX_EXAMINED_TASKS: Final = 100
-"""Most tasks of a tool, the last ones of the plan, that are examined for one that waits, at each failure."""
+"""Most tasks of a tool examined at each failure for one that waits, the last first."""
 
 
 class ToolBreakers:

@@ -195,7 +195,7 @@ class Questions:
     # Closing
 
     def _close_and_carry_out(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
-        """Record an answer, then carry it out; should the process end in between, a resume does so."""
+        """Record an answer, then carry it out; if the process ends before, a resume does."""
         with self._lifecycle.busy("an answer"):
             self._close(asked, closing)
             self._carry_out_answers()

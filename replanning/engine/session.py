@@ -33,7 +33,7 @@ Execute = Callable[[str, Mapping[str, object]], Awaitable[object]]
 """Executes a tool, given its name and its arguments."""
 
 CALL_KEY: Final = "call"
-"""Key in the metadata of a task that is a call; its value is the digest of the key of the call, or empty."""
+"""Key in the metadata of a call's task; its value is a digest of the call's key."""
 
 _OBJECT_KEY: Final = "$object"
 """Key that marks the placeholder in the journal for a value that is not JSON."""
@@ -51,7 +51,7 @@ def finished_call(live: LivePlan, key: str) -> TaskId | None:
 
 
 class Session:
-    """Open-ended run of an agent: each call of a tool is a task, which the engine retries or replaces like those of a plan.
+    """Open-ended run of an agent: each call of a tool is a task, retried and replaced as one.
 
     Made by `ReplanningEngine.session`.
 
@@ -120,17 +120,23 @@ class Session:
 
         Args:
             tool: the name of the tool.
-            arguments: of the tool; a value that is not JSON stays in this process, and the journal has a placeholder.
-            execute: executes this tool, and any tool that replaces it; by default the functions of the session.
-            key: identifies this call: after a finished call with the same key, its recorded output is returned, and one that was
-                interrupted is continued with the arguments that it was made with.
-            once: false to make a new call if the last one with this key was done or given up, for an agent whose framework
-                keeps outputs itself; a call that was interrupted, or waits for a person, is continued.
-            passes: exceptions that are control flow rather than failures, in addition to those of the session.
+            arguments: of the tool; a value that is not JSON stays in this process, and the journal
+                has a placeholder.
+            execute: executes this tool, and any tool that replaces it; by default the functions of
+                the session.
+            key: identifies this call: after a finished call with the same key, its recorded output
+                is returned, and one that was interrupted is continued with the arguments that it
+                was made with.
+            once: false to make a new call if the last one with this key was done or given up, for
+                an agent whose framework keeps outputs itself; a call that was interrupted, or waits
+                for a person, is continued.
+            passes: exceptions that are control flow rather than failures, in addition to those of
+                the session.
 
         Raises:
             Exception: as `PlanRun.perform`.
-            ValueError: the key is that of a call of another tool, or of a finished one with other arguments; names both.
+            ValueError: the key is that of a call of another tool, or of a finished one with other
+                arguments; names both.
         """
         life = self.run._lifecycle
         given = self._given(arguments)
@@ -182,7 +188,7 @@ class Session:
     def _add(
         self, name: str, arguments: JsonObject, digest: str
     ) -> tuple[TaskId, AttemptId | None]:
-        """Add the task of a call; return it and the attempt that was started, unless the task has to wait."""
+        """Add the task of a call; return it, and its attempt unless it has to wait."""
         live, function = self.run.live, self._tools.functions.get(name)
         number = len(live) + 1
         while (task_id := TaskId(f"{name[: MAX_NAME_CHARS - _NUMBER_CHARS]}-{number}")) in live:
@@ -216,7 +222,7 @@ class Session:
     def _require_same_call(
         self, task_id: TaskId, key: str, tool: str, arguments: JsonObject
     ) -> None:
-        """Refuse a key that is used for two calls; arguments are not compared where a secret was removed from them.
+        """Refuse a key that is used for two calls; masked arguments are not compared.
 
         Raises:
             ValueError: the key is that of another call.
@@ -256,7 +262,7 @@ class Session:
         return _Arguments(arguments, journaled, objects)
 
     def _journaled(self, arguments: Mapping[str, object], objects: list[object]) -> JsonObject:
-        """Return arguments as the journal records them; values that are not JSON are appended to the objects."""
+        """Return arguments as the journal has them; values that are not JSON go to `objects`."""
 
         def reference(value: object) -> JsonObject:
             objects.append(value)
@@ -286,7 +292,7 @@ class Session:
         return journaled
 
     def end(self) -> None:
-        """End the run unless it has ended or is to pause; it succeeds if no question, task of a plan or fact is open."""
+        """End the run unless it ended or pauses; it succeeds if nothing is left open."""
         life, live = self.run._lifecycle, self.run.live
         if life.ledger.pause is not None:
             return
@@ -312,7 +318,7 @@ class Session:
 
 
 class _Arguments(NamedTuple):
-    """Arguments for a tool: as they were given, as the journal has them, and those parts that are not JSON."""
+    """Arguments for a tool: as given, as the journal has them, and what is not JSON."""
 
     values: Mapping[str, object]
     journaled: JsonObject

@@ -285,7 +285,8 @@ class ReplanHistory:
                 assert isinstance(record.body, RunOpened)
                 live = LivePlan(record.body.plan)
             else:
-                # Before its record takes effect: readers compare the plan before a revision with it after.
+                # Before its record takes effect: readers compare the plan before a revision with it
+                # after.
                 yield live, record.body
                 live.fold(record)
         if live is not None:

@@ -78,7 +78,7 @@ class TasksReport:
 
 
 class UsageReport(NamedTuple):
-    """Usage counted by the budget, its limits, and the seconds that count towards its wall clock."""
+    """Usage counted by the budget, its limits, and the seconds of its wall clock."""
 
     spent: Usage
     budget: Budget
@@ -330,7 +330,7 @@ def status_report(
 
 
 def unstored_outputs(live: LivePlan) -> dict[TaskId, str]:
-    """Return the finished tasks whose outputs, or parts of them, the journal lacks, each with the reason."""
+    """Return the finished tasks whose outputs the journal lacks in part, with the reason."""
     unstored: dict[TaskId, str] = {}
     for entry in live:
         if entry.state is TaskState.DONE and not entry.removed:

@@ -1,4 +1,4 @@
-"""Plan while it runs: states, dependencies, dispatch, revisions and facts; synchronous, without I/O."""
+"""Plan while it runs: states, dependencies, dispatch, revisions, facts; without I/O."""
 
 from __future__ import annotations
 

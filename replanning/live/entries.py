@@ -1,4 +1,4 @@
-"""Runtime state of one task: its place in the plan, its attempts, what it has read, and how it waits."""
+"""Runtime state of one task: its place, its attempts, what it has read, how it waits."""
 
 from __future__ import annotations
 

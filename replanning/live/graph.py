@@ -151,7 +151,7 @@ class TaskResults(Mapping[str, Any]):
 
 
 class CopyOnRead(Mapping[str, Any]):
-    """View of shared values that copies arrays and objects on first access, so that an attempt may change its own.
+    """View of shared values that copies each on first access, so an attempt may change it.
 
     Args:
         shared: the values.
@@ -389,7 +389,7 @@ class TaskGraph:
         return self.tools.get(task.tool)
 
     def in_doubt(self, entry: TaskEntry) -> list[TaskEntry]:
-        """Return the tasks of a lineage up to this one that may have taken effect, without being known to."""
+        """Return the tasks of a lineage, up to this one, whose effect is in doubt."""
         doubtful: list[TaskEntry] = []
         for part in entry.lineage():
             if not part.log.in_doubt or part.state is TaskState.DONE:
@@ -411,7 +411,7 @@ class TaskGraph:
         return leaves
 
     def read_results(self, entry: TaskEntry) -> list[TaskEntry]:
-        """Return the finished tasks whose outputs a task may read: those that it refers to or depends on."""
+        """Return the finished tasks whose outputs a task refers to or depends on."""
         task = entry.task
         ids = dict.fromkeys(task.depends_on)
         for reference in find_references(task.arguments, self.entries):

@@ -417,7 +417,7 @@ class LivePlan(TaskGraph):
             self.update_readiness(entry)
 
     def _on_condition(self, body: ConditionEvaluated, at: float) -> None:
-        """Note the outcome of a condition: it held, it could not be evaluated, or it did not hold."""
+        """Note whether a condition held, did not hold, or could not be evaluated."""
         entry = self.entry(body.task)
         if body.value:
             entry.condition_revision = self.revision

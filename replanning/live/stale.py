@@ -1,4 +1,4 @@
-"""Stale results: those of finished tasks that read a value of the context that has changed since."""
+"""Stale results: of finished tasks that read a value of the context which changed since."""
 
 from __future__ import annotations
 

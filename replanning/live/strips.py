@@ -273,7 +273,7 @@ def _instantiate(patterns: Iterable[str], values: Mapping[str, str]) -> list[str
 
 
 def find_root(groups: list[int], index: int) -> int:
-    """Return the root of a group of a union-find, where each item links to another one of its group or to itself."""
+    """Return the root of a group in a union-find, where each item links to its own group."""
     while groups[index] != index:
         parent = groups[groups[index]]
         # Halving the path keeps the next search short.

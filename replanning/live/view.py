@@ -1,4 +1,4 @@
-"""Read-only views of a live plan, for providers, detectors and people, and its planning problem over facts."""
+"""Read-only views of a live plan, for plugins and people, and its problem over facts."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class PlanView:
         return MappingProxyType(self._live.tools)
 
     def made_true_since(self, fact: str, task_id: TaskId) -> bool:
-        """Return whether a fact holds no more, or has begun to hold after the last attempt at a task ended.
+        """Return whether a fact ceased, or began to hold after the last attempt at a task.
 
         Raises:
             UnknownTask: there never was such a task.
@@ -177,11 +177,11 @@ class PlanView:
         return tuple(map(self.task, self._live.dependency_index.context_readers.get(key, ())))
 
     def stale_results(self) -> Mapping[TaskId, StaleResult]:
-        """Return the finished tasks whose results are stale, because the context has changed since they read it."""
+        """Return the finished tasks whose results are stale: the context changed since."""
         return stale_results(self._live)
 
     def followers(self, task_ids: Collection[TaskId]) -> Mapping[TaskId, Sequence[TaskId]]:
-        """Return the tasks that have to wait for these if these are done again, each with the dependencies that it lacks.
+        """Return the tasks that must wait if these are done again, with what each lacks.
 
         A task that depends on one of these only through tasks that are kept would not wait for it
         otherwise.
@@ -196,7 +196,7 @@ class PlanView:
         return map(self.task, self._live.dependency_index.resource_users.get(name, ()))
 
     def dependents(self, task_id: TaskId) -> tuple[TaskId, ...]:
-        """Return the tasks that wait for a task, including those that wait for a task it replaced."""
+        """Return the tasks that wait for a task, or for one that it replaced."""
         return self._live.entry(task_id).dependent_ids()
 
     def arguments(self, task_id: TaskId) -> Mapping[str, JsonValue]:
@@ -226,7 +226,7 @@ class PlanView:
         tasks: Collection[TaskId] = (),
         facts: Collection[str] = (),
     ) -> StripsProblem:
-        """Return the current facts, remaining steps and goal, or those that valid changes would leave.
+        """Return facts, remaining steps and goal: as they are, or as changes would leave them.
 
         Args:
             changes: the changes.
@@ -273,7 +273,7 @@ class PlanView:
 
     @property
     def remaining_cost(self) -> float:
-        """Cost of the unfinished tasks: the cost of the tool of each, or 1 if the tool declares none."""
+        """Cost of the unfinished tasks: that of each one's tool, or 1 if it declares none."""
         live = self._live
         # Counted from the index, because a large plan would be walked for every score.
         users = live.dependency_index.resource_users
@@ -295,7 +295,7 @@ class PlanView:
         return tuple(self._live.statistics.recent_ends)
 
     def unfinished_by_tool(self) -> Iterator[tuple[str, int, float | None]]:
-        """Yield each tool in use: its name, its number of unfinished tasks, and the mean seconds of its successes."""
+        """Yield each tool in use: name, number of unfinished tasks, mean seconds of successes."""
         live = self._live
         for name, users in live.dependency_index.resource_users.items():
             if users and (name in live.tools or name not in live.scheduler.pool.capacity):
@@ -358,7 +358,7 @@ class DraftView:
         return self._base.tool(name)
 
     def made_true_since(self, fact: str, task_id: TaskId) -> bool:
-        """Return whether a fact holds no more, or has begun to hold after the last attempt at a task ended."""
+        """Return whether a fact ceased, or began to hold after the last attempt at a task."""
         return self._base.made_true_since(fact, task_id)
 
     def task(self, task_id: TaskId) -> TaskView:
@@ -420,7 +420,7 @@ class DraftView:
         return self._base.check((*self._draft.changes, *changes))
 
     def unused_id(self, base: TaskId, taken: Container[TaskId] = ()) -> TaskId:
-        """Return an id derived from another that no task has had or would have and that is not in `taken`."""
+        """Return an id derived from another that no task ever had and `taken` lacks."""
         # The draft adds ids that the plan does not know, and an id is never used again.
         used: set[TaskId] = set()
         while (new := self._base.unused_id(base, used)) in self._draft.new_tasks or new in taken:

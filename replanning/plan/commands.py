@@ -1,11 +1,12 @@
 """Command templates: their arguments are words for the shell, never text of the script.
 
-The script reaches `/bin/sh` as it was written, with a variable of the shell in the place of each hole; the
-values travel beside it. So no value is ever parsed by the shell, whatever it holds. What could still go
-wrong is a hole in a place where a variable is not one word (inside quotes, a comment, a here-document):
-those are refused when the template is read.
+The script reaches `/bin/sh` as it was written, with a variable of the shell in the place of each
+hole; the values travel beside it. So no value is ever parsed by the shell, whatever it holds. What
+could still go wrong is a hole in a place where a variable is not one word (inside quotes, a
+comment, a here-document): those are refused when the template is read.
 
-A value may still begin with a dash. `option_problems` refuses it where a program would read it as an option.
+A value may still begin with a dash. `option_problems` refuses it where a program would read it as
+an option.
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ def option_problems(
     arguments: Mapping[str, JsonValue],
     parameters: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
-    """Return the problems of arguments that begin with a dash where a program would read them as options.
+    """Return the problems of arguments that a program would read as options.
 
     Args:
         command: the template.
@@ -211,7 +212,7 @@ def option_problems(
 
 @dataclass(frozen=True, slots=True)
 class LeadingHoles:
-    """Holes at the beginning of a word, or one in a word of `curl`, and what their argument must not be.
+    """Holes at the beginning of a word, or one of `curl`'s, and what they must not hold.
 
     The second hole counts only if the first is filled with nothing.
     """
@@ -256,14 +257,14 @@ LAUNCHERS: Final = re.compile(
     "xargs|find|timeout|setsid|stdbuf|ionice|chroot|parallel|watch|flock|strace|busybox|ssh|sudo"
     "|doas|eval|docker|podman|kubectl|uv|uvx|poetry|conda|npx|npm|pnpm|nix|tmux|systemd-run|-[^vV].*"
 )
-"""Programs that start another one from any of their words; a dash begins an option of `env`, `nice` or `nohup`."""
+"""Programs that start another one from their words; `env`, `nice`, `nohup` have options."""
 
 _EMPTY_PREFIX: Final = re.compile(r"""(?:''|""|"?\$[\w@*#?!$-]+"?|"?\$\{[^{}]*\}"?)*""")
 """What may be nothing, before a hole."""
 
 
 def leading_holes(command: str) -> list[LeadingHoles]:
-    """Return the holes of a command that a program may read as an option, or `curl` as a file: `@name`."""
+    """Return the holes that a program may read as an option, or `curl` as a file (`@name`)."""
     found: dict[LeadingHoles, None] = {}
     for words in simple_commands(mark_holes(command)):
         programs = [program_name(word) for word in words]
@@ -311,7 +312,7 @@ def _names_at_start(word: str) -> tuple[str, ...]:
 def leading_problems(
     holes: Iterable[LeadingHoles], arguments: Mapping[str, JsonValue], parameters: Mapping[str, str]
 ) -> list[str]:
-    """Return the problems of arguments in the leading holes of a command, as `option_problems` does."""
+    """Return the problems of arguments in leading holes, as `option_problems` does."""
     problems: dict[str, None] = {}
     for leading in holes:
         for name in leading.names:
@@ -352,12 +353,12 @@ def command_programs(command: str) -> list[str]:
 
 
 def program_name(word: str) -> str:
-    """Return the name of the program that a word starts, without its path, quotes and backslashes."""
+    """Return the program that a word starts, without path, quotes and backslashes."""
     return re.sub(r"""['"\\]""", "", MARKED_HOLE.sub("", word)).rpartition("/")[2]
 
 
 def simple_commands(marked: str) -> list[list[str]]:
-    """Return the words of each simple command of a marked template, roughly; quotes stay as they are.
+    """Return the words of each simple command in a template, roughly; quotes stay.
 
     Assignments and keywords before the program are left out. Words after a closing parenthesis
     make a command of their own, `)`: they belong to a command that began before it.

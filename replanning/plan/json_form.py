@@ -23,9 +23,10 @@ _PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
 def json_form(value: object) -> JsonValue:
     """Return the JSON form of a value; containers are copied.
 
-    Dates and times become ISO text, a timedelta its seconds, a Decimal, UUID or path its text, bytes their base64 text,
-    a tuple or set an array (a set in the order of its items' texts), an Enum its value, a dataclass or pydantic model an
-    object. A float that is not finite is `NaN`, `Infinity` or `-Infinity`.
+    Dates and times become ISO text, a timedelta its seconds, a Decimal, UUID or path its text,
+    bytes their base64 text, a tuple or set an array (a set in the order of its items' texts), an
+    Enum its value, a dataclass or pydantic model an object. A float that is not finite is `NaN`,
+    `Infinity` or `-Infinity`.
 
     Raises:
         ValueError: it has no JSON form; the message names its type.
@@ -37,7 +38,7 @@ def json_form(value: object) -> JsonValue:
 
 
 def shown_form(value: object) -> JsonValue:
-    """Return the JSON form of a value for people and models; one that has none is a text that names its type."""
+    """Return a value as JSON for people and models; one without JSON names its type."""
     try:
         return json_form(value)
     except ValueError as error:

@@ -22,7 +22,7 @@ _CHARS_PER_ITEM = 10
 
 
 def iter_strings(value: JsonValue, *, keys: bool = True) -> Iterator[str]:
-    """Yield the strings inside a value in document order, the keys of objects included unless `keys` is false."""
+    """Yield the strings in a value, in order, with keys of objects if `keys` is true."""
     # A stack of its own, because outputs may be nested deeper than Python recurses.
     stack = [value]
     while stack:
@@ -71,7 +71,7 @@ def exceeds_depth(value: JsonValue, limit: int) -> bool:
 
 
 def measure_json(value: JsonValue, limit: int) -> int:
-    """Return about how many characters a value takes as JSON; measuring ends where that exceeds `limit`."""
+    """Return about how many characters a value takes as JSON, measured up to `limit`."""
     # Not encoded for it: the text of a huge value would fill the memory that the limit protects.
     size, stack = 0, [value]
     while stack and size <= limit:

@@ -1,4 +1,4 @@
-"""Words for messages: paths into documents, shortened values and lists, near names, and errors of pydantic."""
+"""Words for messages: paths, shortened values and lists, near names, pydantic's errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _BRIEF_REPR.maxlist = 12
 
 
 def spoken_id(counted: str) -> str:
-    """Return the name for people of a question or a replan, by its number in its run: `question 1`, `replan 2`."""
+    """Return how people name a question or a replan of a run: `question 1`, `replan 2`."""
     match = _COUNTED_ID.fullmatch(counted)
     return f"{'question' if match[1] == 'q' else 'replan'} {match[2]}" if match else counted
 
@@ -82,7 +82,7 @@ def brief_repr(value: object) -> str:
 
 
 def cut(text: str, limit: int, *, from_end: bool = False) -> str:
-    """Return the first or last `limit` characters of a text; secrets are masked first, because half a secret is not known."""
+    """Return the first or last characters of a text, masked first: half a secret is unknown."""
     if len(text) <= limit:
         return text
     most, step = limit + _CUT_MARGIN, -1 if from_end else 1
@@ -115,7 +115,7 @@ def join_alternatives(texts: Sequence[str]) -> str:
 
 
 def error_lines(error: ValidationError, limit: int = 10, *, root: str = "") -> list[str]:
-    """Return the first errors of pydantic as `path: message`, without the input; `root` is the name of the whole."""
+    """Return the first errors of pydantic as `path: message`; `root` names the whole."""
     # The input may contain a secret, and these lines go into logs.
     details = error.errors(include_url=False, include_context=False, include_input=False)[:limit]
     places = [".".join(map(str, item["loc"])) or root for item in details]
@@ -137,7 +137,7 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
 @dataclass
 class NameSuggester:
-    """Suggestions of near names for many unknown ones, within a bound on the time for all of them."""
+    """Suggestions of near names for many unknown ones, within one bound on the time."""
 
     _candidates_left: int = _MAX_CANDIDATES
 
@@ -235,7 +235,7 @@ def validation_problems(
 
 
 def _without_union_tags(location: tuple[int | str, ...]) -> JsonPath:
-    """Return the path in the document: pydantic puts `dict`, `list` … before each step into a JSON value."""
+    """Return the path in the document, without pydantic's own steps into JSON values."""
     start = next((i for i, step in enumerate(location) if step in _JSON_FIELDS), None)
     if start is None:
         return tuple(step for step in location if step != "[key]")

@@ -34,7 +34,7 @@ _MAX_MATCH_STEPS: Final = 1_000
 
 
 IDEMPOTENCY_KEY: Final = "idempotency_key"
-"""Placeholder that stands for the idempotency key of the attempt, where a task has no argument of that name."""
+"""Placeholder of the attempt's idempotency key, unless an argument has that name."""
 
 
 def placeholders(text: str) -> tuple[str, ...]:

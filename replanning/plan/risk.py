@@ -1,7 +1,8 @@
 """Hints that a tool may do harm: a short table of dangerous programs, for approval by a person.
 
-A hint is neither complete nor a sandbox. It reads the text of a command, not the scripts that the command starts. Whoever
-describes a tool knows better, so `dangerous` in its description takes precedence.
+A hint is neither complete nor a sandbox. It reads the text of a command, not the scripts that the
+command starts. Whoever describes a tool knows better, so `dangerous` in its description takes
+precedence.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ _DOWNLOAD: Final = re.compile(
 
 
 def command_risk(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> str:
-    """Return why a person should approve a use of a tool; "" if the tool states that it is safe, or looks so."""
+    """Return why a person should approve a use of a tool; "" if it is or looks safe."""
     if "dangerous" not in tool.model_fields_set and not tool.dangerous:
         return detected_risk(tool, arguments)
     return "it is declared dangerous" if tool.dangerous else ""
@@ -113,7 +114,7 @@ def command_risk(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> str:
 def resolved_risk(
     tool: ToolSpec, declared: Mapping[str, JsonValue], arguments: Mapping[str, JsonValue]
 ) -> str:
-    """Return why the values of references make a use dangerous that the plan did not show; "" if they do not."""
+    """Return why the values of references make a use dangerous; "" if they do not."""
     # A risk that the declaration shows was asked about when the task came into the plan.
     if arguments == declared or command_risk(tool, declared):
         return ""
@@ -181,7 +182,7 @@ def _program_reasons(name: str, rest: str) -> Iterator[str]:
 
 
 def _filled_words(words: list[str], values: Mapping[str, JsonValue]) -> Iterator[str]:
-    """Yield words without quotes and blanks, with values in their holes; unfilled holes stay NUL."""
+    """Yield words without quotes and blanks, holes filled where values exist, else NUL."""
     for word in words:
         hole = MARKED_HOLE.fullmatch(word)
         if hole and isinstance(items := values.get(hole[1]), list):

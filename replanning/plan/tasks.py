@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 
 class _AsTuple:
-    """Validation of a sequence as a tuple: constructors take any sequence, the field holds a tuple."""
+    """Validation of any sequence as a tuple."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -110,12 +110,12 @@ class StrictModel(BaseModel):
 
         @classmethod
         def model_validate_json(cls, json_data: str | bytes | bytearray, **options: object) -> Self:
-            """Return what a JSON text describes; wrong fields raise the error of the constructor."""
+            """Return what a JSON text describes; raises as the constructor does."""
             return cls._checked(super().model_validate_json, json_data, **options)
 
         @classmethod
         def model_validate_strings(cls, obj: object, **options: object) -> Self:
-            """Return what a mapping of texts describes; wrong fields raise the error of the constructor."""
+            """Return what a mapping of texts describes; raises as the constructor does."""
             return cls._checked(super().model_validate_strings, obj, **options)
 
         @classmethod
@@ -258,8 +258,9 @@ _Retryable = Annotated[
 class Retry(StrictModel):
     """Attempts at a task after transient errors, and the delay between them.
 
-    Where nobody knows whether a failed attempt had its effect, a task is tried again if `on` names the error, or if it or
-    its tool states `max_attempts` and no `on`; never if it says `idempotent: false`.
+    Where nobody knows whether a failed attempt had its effect, a task is tried again if `on` names
+    the error, or if it or its tool states `max_attempts` and no `on`; never if it says `idempotent:
+    false`.
     """
 
     max_attempts: Annotated[int, Field(strict=True, ge=1)] = Field(
@@ -424,7 +425,7 @@ class ToolSpec(StrictModel):
         return (*self.precondition_patterns, *self.addition_patterns, *self.removes)
 
     def preconditions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
-        """Return the facts that must hold before a use with these arguments (`requires` and `needs`).
+        """Return the facts that must hold before a use (`requires` and `needs`).
 
         Raises:
             PlanError: a pattern names a parameter that `arguments` lacks.
@@ -569,7 +570,7 @@ def stated_retry(task: TaskBody, tool: ToolSpec | None) -> Retry | None:
 
 
 def allows_repetition(task: TaskBody, tool: ToolSpec | None, *, is_named: bool) -> bool:
-    """Return whether a call in doubt is repeated without asking: that is harmless, or retries are stated for it.
+    """Return whether a call in doubt is repeated unasked: harmless, or with stated retries.
 
     Args:
         task: the task.
@@ -609,7 +610,7 @@ def repetition_advice(task: TaskBody, tool: ToolSpec | None, *, done: bool = Fal
 
 
 def for_another_tool(task: TaskBody) -> dict[str, object]:
-    """Return what becomes of the fields of a task that speak of its tool's effect, once another tool executes it.
+    """Return a task's fields about its tool's effect, as another tool would have them.
 
     Nobody has said of the other tool that it only reads, or that its calls may be repeated. Of
     `retry`, the delays remain, and a limit to one attempt.

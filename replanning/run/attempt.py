@@ -1,4 +1,4 @@
-"""Attempt, one execution of a task: for a loop of one's own, for workers, and for calls of sessions."""
+"""Attempt, one execution of a task: for own loops, for workers, and for calls of sessions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONTINUATION_SUFFIX: Final = "#continued-"
 """Precedes, in an idempotency key, the number of times that a judge has had the task run again."""
 
 CHANGE_SUFFIX: Final = "#changed-"
-"""Precedes, in an idempotency key, the number of times that the task got another tool or other arguments."""
+"""Precedes, in an idempotency key, how often the task got another tool or other arguments."""
 
 _NOT_STARTED: Final = AttemptId("")
 
@@ -122,7 +122,7 @@ class TaskContext:
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every attempt at the same call in this run, so that a service can recognise a repetition.
+        """The same for every attempt at the same call, so a service can recognise a repetition.
 
         It changes where the task gets another tool or other arguments, and after each feedback of a
         judge: unfinished work is to be done anew.
@@ -137,7 +137,7 @@ class TaskContext:
         return key
 
     def add_secret(self, value: str) -> None:
-        """Mask a value in everything that leaves the run from now on, such as a token that the work has received."""
+        """Mask a value, such as a token that was received, in everything that leaves the run."""
         self._run.add_secret(value)
 
     def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:
@@ -187,7 +187,7 @@ def current_attempt() -> TaskContext | None:
 
 @contextmanager
 def as_current_attempt(context: TaskContext | None) -> Iterator[None]:
-    """Make this the attempt that the code of the block is executed for, in a thread that executes it for another one."""
+    """Make this the attempt of the code in the block, in a thread that executes it for another."""
     # The threads of a pool execute many attempts in turn, so the earlier one comes back.
     before = _current_attempt.set(context)
     try:
@@ -202,14 +202,14 @@ Work = Callable[[Task, TaskContext], Awaitable[object]]
 
 @runtime_checkable
 class TypedWork(Protocol):
-    """Work that knows the functions behind tools, whose outputs it gives their types after a resume."""
+    """Work that knows the functions behind tools, and with them the types of their outputs."""
 
     async def return_types(self, tools: Iterable[ToolSpec]) -> Mapping[str, TypeAdapter[Any]]:
-        """Return the return annotations of tools, by their names; a tool without a useful one is left out."""
+        """Return the return annotations of tools by name, without those that say nothing."""
 
 
 def validate_work(work: Callable[..., object], max_concurrency: int = 1) -> None:
-    """Refuse work that no worker could run, before anything runs: every task would fail, and be replanned.
+    """Refuse work that no worker could run, since every task would fail and be replanned.
 
     Args:
         work: an async function of a task and its context. A lambda, an object that can be called,
@@ -305,7 +305,7 @@ class Attempt:
 
     @property
     def idempotency_key(self) -> str:
-        """See `TaskContext.idempotency_key`: the same until the call changes, or a judge asks for more."""
+        """The key of the call, see `TaskContext.idempotency_key`."""
         return self.context.idempotency_key
 
     def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:

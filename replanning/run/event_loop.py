@@ -1,4 +1,4 @@
-"""Use of the event loop: isolation of users' code, turns for other tasks, calls from other threads, and one timer."""
+"""The event loop: isolated plugins, turns for others, calls from threads, and one timer."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def isolate(
 
 
 def without_group(error: BaseException) -> BaseException:
-    """Return the KeyboardInterrupt or SystemExit that ended a group of tasks, or else the error itself."""
+    """Return the KeyboardInterrupt or SystemExit that ended a task group, or else the error."""
     exits: BaseException | None = error
     while isinstance(exits, BaseExceptionGroup):
         found = exits.subgroup((KeyboardInterrupt, SystemExit))
@@ -61,19 +61,20 @@ def without_group(error: BaseException) -> BaseException:
 
 
 def is_cancelled() -> bool:
-    """Return whether the current task is being cancelled, by a scope or by an event loop that is closed."""
+    """Return whether the current task is being cancelled, by a scope or a closing event loop."""
     # A scope of anyio is asked first: it is the only one that trio has.
     if anyio.get_current_task().has_pending_cancellation():
         return True
     if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
         return False
-    # After a KeyboardInterrupt or SystemExit, `asyncio.run` cancels every task that is left, without a scope.
+    # After a KeyboardInterrupt or SystemExit, `asyncio.run` cancels every task that is left,
+    # without a scope.
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the text of an error: the message of an error of the library, and the `repr` of any other."""
+    """Return the message of an error of this library, and the `repr` of any other."""
     if isinstance(error, ReplanningError):
         return str(error)
     return repr(error)
@@ -102,7 +103,7 @@ class LoopThread:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> ResultT:
-        """Call a function in this thread, whatever thread this is called from, which waits for the result.
+        """Call a function in this thread, and wait for its result in the thread that calls.
 
         Raises:
             NotRunning: this is another thread, and the loop takes no more calls; the function was
@@ -155,7 +156,7 @@ class LoopThread:
                 await anyio.lowlevel.checkpoint()
 
     def post(self, function: Callable[[], object]) -> None:
-        """Have a function called in this thread, without waiting: a finalizer may run in a thread that the loop waits for."""
+        """Have a function called in this thread, without waiting, as a finalizer has to."""
         if get_ident() == self._thread or self.closed or self._runs_here():
             function()
         else:
@@ -166,7 +167,7 @@ StepWrapper = Callable[[Iterator[None]], Iterator[None]]
 """Collects garbage at the pauses of work."""
 
 _GC_THRESHOLD: Final = 6_000
-"""New objects after which garbage is collected: about as many as the collector waits for by itself."""
+"""New objects after which garbage is collected, about as many as Python waits for."""
 
 
 async def yielding(work: Iterator[None], clock: Clock) -> None:
@@ -184,7 +185,7 @@ async def yielding(work: Iterator[None], clock: Clock) -> None:
 
 @contextmanager
 def gc_paused() -> Iterator[StepWrapper]:
-    """Pause garbage collection, except at the pauses of work that is wrapped by the function that this yields.
+    """Pause garbage collection, except between the steps of work wrapped in what this yields.
 
     The objects of a large plan or a long journal stay alive, and going through them again and again
     takes as long as making them. Without any collection, all of them would be new to the collector,
@@ -208,12 +209,12 @@ def _collecting_between_steps(work: Iterator[None]) -> Iterator[None]:
 
 
 _LAZY_CANCEL_SECONDS: Final = 60.0
-"""Seconds for which the timer still sleeps for an alarm that was cancelled: providers have less, people more."""
+"""Seconds for which the timer may sleep on for an alarm that was cancelled."""
 
 
 @dataclass(slots=True, eq=False)
 class Alarm:
-    """A callback that is due at a point in time (seconds since the epoch), unless it is cancelled."""
+    """A callback due at a time in seconds since the epoch, unless it is cancelled."""
 
     when: float
     callback: Callable[[], None] | None
@@ -224,7 +225,7 @@ class Alarm:
 
 
 class Timer:
-    """Sleeps until the earliest of its alarms and the deadlines of the plan, one task for all of them.
+    """Sleeps, in one task, until the earliest of its alarms and of the plan's deadlines.
 
     Args:
         clock: time.
@@ -246,7 +247,8 @@ class Timer:
         self._on_deadline = on_deadline
         self._alarms: list[tuple[float, int, Alarm]] = []
         self._count = 0
-        # A virtual clock must not jump ahead to an alarm that was cancelled while the timer sleeps for it.
+        # A virtual clock must not jump ahead to an alarm that was cancelled while the timer sleeps
+        # for it.
         sleep_while = getattr(clock, "sleep_while", None)
         self._sleep = (
             clock.sleep

@@ -1,4 +1,4 @@
-"""Execution of tasks by attempts: by workers, which pull any task, and of one lineage, for whoever performs it."""
+"""Execution of tasks: by workers, which pull any task, and of one lineage for its caller."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from replanning.run.observations import ObservedRun
 
 @dataclass(repr=False, eq=False)
 class Worker:
-    """Pulls and executes tasks one after another, as an `async for` over `ready` with an `attempt` for each would.
+    """Pulls and executes tasks one by one, as a loop over `ready` with `attempt` would.
 
     Args:
         run: where tasks come from.
@@ -37,13 +37,13 @@ class Worker:
 
     async def run(self) -> None:
         """Work until the run ends."""
-        # One scope for many attempts: entering one for each would take a sixth of the time of a task
-        # that does nothing (benchmark `speed`, "sequential, per task").
+        # One scope for many attempts: entering one for each would take a sixth of the time of a
+        # task that does nothing (benchmark `speed`, "sequential, per task").
         while await self._work_in_one_scope():
             pass
 
     async def _work_in_one_scope(self) -> bool:
-        """Work until an attempt is cancelled, and its scope with it; return false at the run's end."""
+        """Work until an attempt is cancelled with its scope; return False at the run's end."""
         life = self._run._lifecycle
         with anyio.CancelScope() as scope:
             while (handed := await life.dispatcher.next_task()) is not None:
@@ -150,7 +150,7 @@ class LineageExecution:
             life.unreserve(root)
 
     def _own_error(self) -> Exception:
-        """Return the error of a call that goes no further: what its own tool raised last, or else the reasons.
+        """Return the error of a call that goes no further: its own tool's, or else the reasons.
 
         If the call may have had its effect, the error says so and how to declare that it may be
         repeated.
@@ -177,7 +177,7 @@ class LineageExecution:
         return failed
 
     def _doubt(self) -> str:
-        """Return which calls may have had their effect, and how to have them repeated; empty if there are none.
+        """Return which calls may have had their effect, and what helps; empty if none may.
 
         Calls whose repetition is harmless are left out.
         """

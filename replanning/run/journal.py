@@ -1,4 +1,4 @@
-"""Journal of an open run: records are stored before they take effect, and kept while the store fails."""
+"""Journal of an open run: stores records before they take effect, keeps them in an outage."""
 
 from __future__ import annotations
 

@@ -542,7 +542,7 @@ class Lifecycle:
 
     @property
     def stop_reason(self) -> str:
-        """Why nothing more is handed out although the run goes on; empty if tasks are handed out."""
+        """Why nothing is handed out although the run goes on; empty if tasks are."""
         if self.ledger.budget_tracker.exceeded:
             return f"the run {self.ledger.budget_tracker.exceeded}"
         if self.ledger.pause is not None:
@@ -666,7 +666,7 @@ class Lifecycle:
         return needed
 
     def _fail_unavailable(self, root: TaskEntry) -> bool:
-        """Fail a call whose tool, resources or facts will not come back, or skip it by its condition.
+        """Fail a call whose tool, resources or facts will not come back, or skip it.
 
         Return whether anything changed. In an open-ended run no end of the run would report this
         to the caller.

@@ -120,7 +120,7 @@ class Evaluation:
 
 
 class OutcomeCollector:
-    """Records whether applied alternatives have worked out, and collects the outcomes of tools for later runs.
+    """Records how applied alternatives worked out, and keeps tools' outcomes for later runs.
 
     Args:
         live: the plan.

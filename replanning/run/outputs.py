@@ -38,7 +38,7 @@ _MAX_INTEGER: Final = 2**63
 
 
 class WithheldOutput(NamedTuple):
-    """Output of an attempt that was executed elsewhere, from where the output may not be brought here.
+    """Output of an attempt elsewhere that must not be brought into this process.
 
     Attributes:
         reason: why not.
@@ -69,7 +69,8 @@ class TakenOutput(NamedTuple):
 class OutputKeeper:
     """Takes the outputs of attempts, and gives those of a resumed run their types again.
 
-    Its state is what it knows of return annotations (`return_types`), which sessions and work add to.
+    Its state is what it knows of return annotations (`return_types`), which sessions and work add
+    to.
 
     Args:
         live: the plan, whose tasks the outputs belong to.

@@ -1,4 +1,4 @@
-"""Orphaned processes of a run whose process was killed: found again by the run's records, and killed."""
+"""Orphans of a killed process: found again by the records of its run, and killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from replanning.journal.records import AttemptFailed, AttemptSucceeded, ProcessS
 from replanning.plan.types import RunId
 
 IDEMPOTENCY_KEY_VARIABLE: Final = "REPLANNING_IDEMPOTENCY_KEY"
-"""The environment variable that holds the idempotency key of an attempt, by which its processes are recognised."""
+"""Environment variable with an attempt's idempotency key, which marks its processes."""
 
 KILL_TIMEOUT_SECONDS: Final = 5.0
 """Seconds to wait for killed processes to exit.
@@ -29,7 +29,7 @@ _MAX_SCANS: Final = 200
 """Scans for processes to kill, on a machine on which others never stop coming and going."""
 
 _EMPTY_SCANS_REQUIRED: Final = 3
-"""Scans without a find after which none is left: a process that ends during a scan may have started another."""
+"""Empty scans in a row that mean the end: a process may start another during a scan."""
 
 _PROC_DIR: Final = Path("/proc")
 
@@ -67,8 +67,8 @@ def kill_orphaned_processes(run: RunId, records: Iterable[Record]) -> list[int]:
         if isinstance(body, ProcessStarted):
             noted.setdefault(body.attempt, {})[body.group] = body
         elif isinstance(body, AttemptSucceeded | AttemptFailed):
-            # Work that reported its end has ended its processes; work that was timed out or cancelled may have
-            # been about to when its process was killed.
+            # Work that reported its end has ended its processes; work that was timed out or
+            # cancelled may have been about to when its process was killed.
             noted.pop(body.attempt, None)
     started = [process for groups in noted.values() for process in groups.values()]
     return [
@@ -114,7 +114,7 @@ def _kill_group(run: RunId, process: ProcessStarted) -> bool:
 
 
 def kill_processes_with_variable(mark: bytes) -> None:
-    """Kill all processes whose environment holds a variable, even those that left their parent's group.
+    """Kill the processes with a variable in their environment, in whatever group they are.
 
     Returns when they are gone. On systems without /proc no process is found.
 
@@ -148,7 +148,7 @@ def kill_processes_with_variable(mark: bytes) -> None:
 
 
 def _kill_process(pid: int, mark: bytes) -> None:
-    """Kill a process that holds a mark, and not one that got its id meanwhile, and wait until it is gone."""
+    """Kill a process with a mark, never one that has its id meanwhile, and wait for its end."""
     with suppress(AttributeError, OSError), _descriptor(pid) as end:
         if mark in _process_environ(pid):
             signal.pidfd_send_signal(end, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Failures of attempts: the record of an exception, whether it may pass, and when its task is run again."""
+"""Failures of attempts: their record, whether they may pass, and when to try again."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ TRANSIENT_ERRNOS: Final = (
     *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH),
     *(errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS),
 )
-"""Errors of the operating system that may pass: of the network, and a lack of descriptors, processes or memory."""
+"""Errors of the system that may pass: of the network, or a lack of some resource."""
 
 Verdict = Literal["may-pass", "definite", "in-doubt"]
 """What an exception says about the effect of the work that raised it.
@@ -116,7 +116,7 @@ _IN_DOUBT_CLASSES: Final = {
     "psycopg": ("OperationalError",),
     "psycopg2": ("OperationalError",),
 }
-"""Classes of errors that are raised after something was sent, or by clients that do not tell the two apart."""
+"""Classes of errors raised after something was sent, or by clients that cannot tell."""
 
 _DEFINITE_CLASSES: Final = {
     "aiohttp": ("ClientSSLError", "ServerFingerprintMismatch"),
@@ -180,7 +180,7 @@ class FailedElsewhere(ReplanningError):
 
 
 def status_verdict(status: int) -> Verdict:
-    """Return what an HTTP status says: 408, 425, 429 and 503 refuse a request, after other 5xx it may have been carried out."""
+    """Return what a status says: 408, 425, 429, 503 refuse; after another 5xx all is possible."""
     if status in (408, 425, 429, 503):
         return "may-pass"
     return "in-doubt" if status >= 500 else "definite"
@@ -230,13 +230,14 @@ def failure_from(
 
 
 def format_traceback(error: BaseException) -> str:
-    """Return the traceback of an exception and of its causes, without the frames of this library and of anyio.
+    """Return the traceback of an exception and its causes, without frames of libraries.
 
     Values of variables are not in it. Where no frame remains, there is none.
     """
     parts = [(TracebackException.from_exception(error, limit=0), error)]
     for part, raised in parts:
-        # Python would look for the marks under each line, which takes longer than everything else that a failure costs.
+        # Python would look for the marks under each line, which takes longer than everything else
+        # that a failure costs.
         frames = deque(walk_tb(raised.__traceback__), _MAX_FRAMES)
         part.stack[:] = [
             FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name, lookup_line=False)
@@ -272,7 +273,7 @@ def redact_bounded(text: str, most: int, redactor: Redactor) -> str:
 
 @lru_cache(256)
 def _class_names(kind: type) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the names of an exception's classes: with their top-level packages, and in every form that users may write."""
+    """Return the names of an exception's classes, in every form that users may write."""
     classes = [(base.__module__, base.__name__) for base in kind.__mro__]
     names = tuple(f"{module.partition('.')[0]}.{name}" for module, name in classes)
     return names, frozenset((*names, *map(".".join, classes), *(name for _, name in classes)))
@@ -498,7 +499,7 @@ def may_repeat(task: TaskBody, tool: ToolSpec | None, failure: Failure) -> bool:
 
 
 def retry_policy(task: TaskBody, tool: ToolSpec | None, settings: Settings) -> Retry:
-    """Return the retries of a task: those that it states, or its tool, or else those of the settings."""
+    """Return the retries that a task or its tool states, or else those of the settings."""
     return stated_retry(task, tool) or settings.retry
 
 

@@ -1,4 +1,4 @@
-"""PlanRun, one execution of one plan: what workers pull, execute and report, and what people observe and edit."""
+"""PlanRun, one execution of one plan: for workers that pull and report, and for people."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class RunResult:
 def read_in_loop_thread(
     method: Callable[Concatenate[PlanRun, Parameters], ResultT],
 ) -> Callable[Concatenate[PlanRun, Parameters], ResultT]:
-    """Have other threads read in the thread of the run's event loop, between two changes, until the run was left."""
+    """Have other threads read in the run's own thread, between two changes, until it is left."""
 
     @wraps(method)
     def read(run: PlanRun, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> ResultT:
@@ -171,7 +171,7 @@ class PlanRun(ObservedRun):
 
     @property
     def view(self) -> PlanView:
-        """A read-only view of the plan at its present revision, for the thread of the event loop."""
+        """A read-only view of the plan at this revision, for the thread of the event loop."""
         return PlanView(self.live)
 
     @property
@@ -283,7 +283,7 @@ class PlanRun(ObservedRun):
     async def perform(
         self, task_id: str, work: Work, *, passes: tuple[type[BaseException], ...] = ()
     ) -> object:
-        """Execute a task, and each task that replaces it, until one is done or no alternative is left.
+        """Execute a task and its replacements until one is done or none is left.
 
         The work runs in the async task of the caller, with its context variables, cancellation and
         spans. The caller waits while the engine decides what follows a failure. Meanwhile nobody
@@ -444,7 +444,7 @@ class PlanRun(ObservedRun):
     # Programs that make the plan themselves
 
     def leave_risks_to_work(self) -> None:
-        """Hand out tasks with whatever arguments their references give, because the work asks about risks itself.
+        """Hand out tasks with any arguments, because the work asks about risks itself.
 
         Otherwise, a task fails whose arguments make its tool dangerous in a way that the plan did
         not show.
@@ -452,7 +452,7 @@ class PlanRun(ObservedRun):
         self._lifecycle.people.work_asks = True
 
     def meter(self, provider: str) -> RunMeter:
-        """Return a meter that counts calls of a language model against the budget of the run, and traces them."""
+        """Return a meter that traces a model's calls and counts them against the budget."""
         return RunMeter(self._lifecycle, provider)
 
     @in_loop_thread

@@ -236,7 +236,7 @@ class RunningAttempts:
         self._run.follow_up()
 
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
-        """Record the failure of an attempt, and decide when its task runs again (`schedule_retry`)."""
+        """Record a failure, and decide when its task runs again (`schedule_retry`)."""
         entry = self._end_attempt(attempt_id, "failed")
         if entry is None:
             return
