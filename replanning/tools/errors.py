@@ -13,7 +13,7 @@
     ├── McpServerLost                  an MCP server went away while it was at work; in doubt
     ├── McpNotInstalled                there are MCP servers, and no package that speaks with them
     ├── HttpUnreachable                a server could not be reached; may pass
-    ├── HttpConnectionLost             a connection broke before the answer to a request was there; in doubt
+    ├── HttpConnectionLost             the connection was lost before a request was answered; in doubt
     ├── ToolTimedOut                   a tool took longer than the executor allows; in doubt
     └── ToolOutputTooLarge             a tool printed or answered more than may be kept (also an OutputError)
 
@@ -180,7 +180,7 @@ class HttpUnreachable(ToolError, TransientError):
 
 
 class HttpConnectionLost(ToolError):
-    """A connection broke before the answer was there; whether the server has carried out the request is not known."""
+    """The connection was lost before the answer; whether the server has carried out the request is not known."""
 
     in_doubt = True
 

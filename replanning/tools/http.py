@@ -253,7 +253,7 @@ class HttpToolRunner:
             InvalidArguments: an argument does not fit where it stands.
             HttpStatusFailed: the status is no success.
             HttpUnreachable: the server could not be reached.
-            HttpConnectionLost: the connection broke before the answer was there.
+            HttpConnectionLost: the connection was lost before the answer.
             ToolUnavailable: the certificate of the server is not trusted.
             ToolOutputTooLarge: the answer is too large.
         """
