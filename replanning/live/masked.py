@@ -18,6 +18,9 @@ MASK_CURE: Final = (
 )
 """What helps where a journal has a mask in the place of a secret."""
 
+CHANGE_CURE: Final = "the plan that was given does not have it: modify the task, or set the value of the context again"
+"""What helps where the secret came with a change, so that the plan does not have it."""
+
 
 class MaskedParts:
     """Parts of a resumed plan that have a mask in the place of a secret; none in a new run.
@@ -28,12 +31,14 @@ class MaskedParts:
         tasks: the tasks with masked arguments, also in a fallback or an undo.
         tools: the tools with masked templates.
         context: the keys of the context with masked values.
+        cure: what helps.
     """
 
     def __init__(self) -> None:
         self.tasks: set[TaskId] = set()
         self.tools: set[str] = set()
         self.context: set[str] = set()
+        self.cure = MASK_CURE
 
     def __repr__(self) -> str:
         return f"<MaskedParts tasks={self.tasks} tools={self.tools} context={self.context}>"
@@ -61,4 +66,4 @@ class MaskedParts:
         if not places:
             return ""
         where = join_names(places, 5)
-        return f"the journal has {MASK} for a secret in {where}; {MASK_CURE}"
+        return f"the journal has {MASK} for a secret in {where}; {self.cure}"

@@ -47,7 +47,7 @@ from replanning.journal.records import (
 from replanning.live.draft import Draft
 from replanning.live.entries import CONDITION_NOT_MET, TaskEntry, TaskOutput
 from replanning.live.graph import TaskGraph
-from replanning.live.masked import MaskedParts
+from replanning.live.masked import CHANGE_CURE, MaskedParts
 from replanning.live.scheduler import COUNTED_FAILURES, ToolBreaker
 from replanning.live.states import TaskEvent, TaskState, transition
 from replanning.plan.checks import TaskScope, nested_bodies
@@ -161,6 +161,7 @@ class LivePlan(TaskGraph):
         """
         complete: dict[TaskId, Task] = {}
         if given is not None:
+            self.masked.cure = CHANGE_CURE
             complete = {task.id: task for task in given.tasks}
         for entry in self:
             if complete.get(entry.id) is entry.task:

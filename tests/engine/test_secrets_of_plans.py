@@ -17,7 +17,7 @@ from replanning import (
     TaskContext,
     open_run,
 )
-from replanning.changes import PlanChange, ReplaceTask, RetryTask
+from replanning.changes import ModifyTask, PlanChange, ReplaceTask, RetryTask
 from replanning.config import load_settings
 from replanning.decision import AlternativeProvider
 from replanning.errors import SettingsError
@@ -282,3 +282,23 @@ async def test_a_replacement_has_the_secret_of_a_plan_that_is_given(is_given: bo
         assert run.result.outputs["b"] == {"token": TOKEN}
     else:
         assert "secret in its arguments" in run.result.reason
+
+
+async def test_a_secret_of_an_added_task_is_given_by_a_modification() -> None:
+    """No plan has the secret of a task that was added: its failure says so, and a modification with the secret runs it."""
+    store = MemoryStore()
+    plan = chain("a")
+    engine = quick_engine(store)
+    async with engine.open(plan, run_id="run") as run:
+        run.add_task(Task(id="b", arguments={"token": TOKEN}), reason="more")
+    async with engine.run_or_resume(plan, run_id="run") as run:
+        async for task in run.ready():
+            run.succeeded(run.started(task.id), 1)
+    assert "its arguments; the plan that was given does not have it" in run.result.reason
+
+    modify = ModifyTask(task_id=TaskId("b"), fields={"arguments": {"token": TOKEN}})
+    async with engine.run_or_resume(plan, run_id="run") as run:
+        run.apply([modify, RetryTask(task_id=TaskId("b"))], reason="again")
+        async for task in run.ready():
+            run.succeeded(run.started(task.id), task.arguments)
+    assert run.result.outputs["b"] == {"token": TOKEN}
