@@ -84,6 +84,30 @@ async def test_a_stand_in_has_its_own_statements(clock: VirtualClock) -> None:
     assert shop.executions == {"pay": 1, "other": 3}
 
 
+async def test_a_stand_in_has_its_own_time(clock: VirtualClock) -> None:
+    """The time limit of a tool is no limit of the tool that stands in for it."""
+    shop = Shop()
+
+    @tool(capability="pay")
+    async def slow() -> str:
+        await clock.sleep(60)
+        return "paid"
+
+    result = await run(
+        make_engine("repair", clock=clock), shop.tool("pay", ValueError, timeout=5), slow
+    )
+    assert (result.status, result.outputs) == ("succeeded", {"a": "paid"})
+
+
+async def test_retries_as_a_mapping(clock: VirtualClock) -> None:
+    """A function states `retry` as a plan file does; one error names a field that is wrong."""
+    shop = Shop()
+    await run(make_engine("repair", clock=clock), shop.tool("pay", retry={"max_attempts": 2}))
+    assert shop.executions == {"pay": 2}
+    with pytest.raises(ValueError, match=r"^tool 'pay': retry\.max_attempts: must be at least 1"):
+        shop.tool("pay", retry={"max_attempts": 0})
+
+
 async def test_tools_of_a_plan_state_retries(clock: VirtualClock) -> None:
     """A tool that a plan file describes states `retry` for its tasks; what a task states itself takes precedence."""
     document = Plan.parse(
