@@ -381,7 +381,7 @@ def _divides_rejected(alternative: Alternative, view: PlanView) -> bool:
 
 def _unsafe_repetition(
     alternative: Alternative, triggers: Sequence[Trigger], view: PlanView, after: DraftView
-) -> dict[TaskId, Sequence[Task]]:
+) -> dict[TaskId, Sequence[TaskBody]]:
     """Return the tasks whose effects might be had twice, each with what would run.
 
     They have taken effect, or may have. A call in doubt may be repeated by its own tool if it is
@@ -403,11 +403,12 @@ def _unsafe_repetition(
     concerned = list(again)
     run = tasks_to_run(alternative.changes, after)
     if run:
-        # A task may take up the work of one that is left out, or that failed.
+        # A task may take up the work of one that is left out or failed, also earlier.
         concerned += left_out
         concerned += _trigger_tasks(triggers)
+        concerned += view.given_up_in_doubt()
     new = set(new_task_ids(alternative.changes))
-    unsafe: dict[TaskId, Sequence[Task]] = {}
+    unsafe: dict[TaskId, Sequence[TaskBody]] = {}
     for task_id in dict.fromkeys(concerned):
         if task_id in new:
             continue
@@ -426,7 +427,7 @@ def _unsafe_repetition(
             if has_no_effect(part.task, view.tool(part.task.tool)):
                 continue
             if repeats is None:
-                runs = [other for other in run if _takes_up(other, part, view, after)]
+                runs: Sequence[TaskBody] = _calls_in_place(run, part, view, after)
                 is_safe = not runs
             elif isinstance(repeats, ReplaceTask):
                 runs = _replacements(repeats, run, after)
@@ -439,16 +440,34 @@ def _unsafe_repetition(
     return unsafe
 
 
-def _takes_up(task: Task, part: TaskView, view: PlanView, after: DraftView) -> bool:
-    """Return whether a task does the work of another, which the task in its place did not do."""
-    if not share_capability(part.task.tool, task.tool, view.tools):
+def _calls_in_place(
+    run: Sequence[Task], part: TaskView, view: PlanView, after: DraftView
+) -> list[TaskBody]:
+    """Return the calls of tasks and their fallbacks that newly do the work of another one."""
+    calls = []
+    for task in run:
+        earlier = []
+        for old in after.lineage(task.id):
+            if old.id not in after.new_task_ids:
+                earlier.append(view.task(old.id).task)
+        for call in _calls(task):
+            if not share_capability(part.task.tool, call.tool, view.tools):
+                continue
+            if not any(_goes_on(call, old, part, view) for old in earlier):
+                calls.append(call)
+    return calls
+
+
+def _goes_on(call: TaskBody, old: Task, part: TaskView, view: PlanView) -> bool:
+    """Return whether a call only goes on with what an earlier task did, or stated as its fallback."""
+    if any(_is_same_call(stated, call) for stated in _calls(old)):
+        return True
+    if not share_capability(part.task.tool, old.tool, view.tools):
         return False
-    for earlier in after.lineage(task.id):
-        if earlier.id in after.new_task_ids:
-            continue
-        if share_capability(part.task.tool, view.task(earlier.id).task.tool, view.tools):
-            return False
-    return True
+    # Work of the same kind becomes that of the part by taking its arguments.
+    if old.arguments == part.task.arguments:
+        return True
+    return call.arguments != part.task.arguments
 
 
 def _replacements(change: ReplaceTask, run: Sequence[Task], after: DraftView) -> list[Task]:
@@ -502,7 +521,7 @@ def _is_harmless_retry(
     return is_repeatable(part.task, view.tool(part.task.tool))
 
 
-def _doubt(repeated: Mapping[TaskId, Sequence[Task]], view: PlanView) -> str:
+def _doubt(repeated: Mapping[TaskId, Sequence[TaskBody]], view: PlanView) -> str:
     """Return why a person is asked about tasks, what to do about them, and how not to be asked.
 
     The cases: a task that is done would run again; a task in doubt would run again; another call
@@ -548,10 +567,10 @@ def _doubt(repeated: Mapping[TaskId, Sequence[Task]], view: PlanView) -> str:
     return " ".join(parts)
 
 
-def _stand_in_name(other: Task, task: TaskBody) -> str:
+def _stand_in_name(other: TaskBody, task: TaskBody) -> str:
     """Return how a question names a call that does the work of another one."""
     if other.tool is None:
-        return repr(other.id)
+        return repr(other.id) if isinstance(other, Task) else "a fallback"
     if other.tool == task.tool:
         return f"{other.tool!r} with other arguments"
     return repr(other.tool)

@@ -281,6 +281,7 @@ class TaskGraph:
         entries: all tasks, past ones included, in the order in which they were added.
         counts: number of tasks in each state.
         stuck: the tasks that are FAILED or BLOCKED.
+        doubtful: the tasks that may have taken effect without being known to, at least for a time.
         results: the results of finished tasks.
         unsatisfied_count: number of required lineages that are not satisfied.
         aborted: the reason for which the run is to be aborted.
@@ -295,6 +296,7 @@ class TaskGraph:
         "context",
         "counts",
         "dependency_index",
+        "doubtful",
         "entries",
         "has_early_skips",
         "plan",
@@ -318,6 +320,7 @@ class TaskGraph:
         self.tools: dict[str, ToolSpec] = {tool.name: tool for tool in plan.tools}
         self.counts: dict[TaskState, int] = dict.fromkeys(TaskState, 0)
         self.stuck: dict[TaskId, None] = {}
+        self.doubtful: dict[TaskId, None] = {}
         self.entries: dict[TaskId, TaskEntry] = {}
         self.results = TaskResults(self.entries)
         self.unsatisfied_count = 0

@@ -392,6 +392,7 @@ class LivePlan(TaskGraph):
         ended_by_itself = isinstance(body, AttemptInterrupted) and not body.in_doubt
         if failure.in_doubt and not ended_by_itself:
             log.in_doubt = True
+            self.doubtful[entry.id] = None
         log.duration = at - log.started_at
         interrupted = isinstance(body, AttemptInterrupted)
         self.statistics.count_end(

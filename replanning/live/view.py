@@ -25,6 +25,7 @@ from replanning.plan.json_form import shown_form
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonValue, TaskId
 
+_GIVEN_UP: Final = STUCK | {TaskState.SKIPPED, TaskState.CANCELLED}
 _ID_SUFFIX = re.compile(r"~\d+$")
 
 
@@ -167,6 +168,11 @@ class PlanView:
     def stuck(self, limit: int | None = None) -> tuple[TaskView, ...]:
         """Return the tasks that are FAILED or BLOCKED, at most `limit` of them."""
         return tuple(map(self.task, islice(self._live.stuck, limit)))
+
+    def given_up_in_doubt(self) -> list[TaskId]:
+        """Return the tasks that failed or were left out, and may have taken effect all the same."""
+        live = self._live
+        return [task_id for task_id in live.doubtful if live.entry(task_id).state in _GIVEN_UP]
 
     def unfinished(self) -> Iterator[TaskView]:
         """Yield the tasks that are neither finished nor removed."""

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from replanning import Alternative, Budget, Settings, Task, journal
-from replanning.changes import AbortRun, PlanChange, ReplaceTask
+from replanning.changes import AbortRun, PlanChange, RemoveTask, ReplaceTask
 from replanning.decision.grouping import group_triggers
 from replanning.decision.ledger import Ledger
 from replanning.decision.policy import Decision, ReplanPolicy, relevant_triggers, stale_reason
@@ -282,6 +282,7 @@ def test_no_proposal_allows_itself_to_repeat_a_task(
         [replace("b", "n"), modify("n", tool="uv"), cancel("a")],
         [add("n", tool="echo"), modify("n", tool="uv"), skip("a")],
         [add("n", tool="echo"), replace("n", task("m", tool="uv")), skip("a")],
+        [modify("b", fallbacks=[{"tool": "uv"}]), skip("a")],
     ],
 )
 def test_other_tasks_take_up_work_in_doubt(changes: list[PlanChange]) -> None:
@@ -300,6 +301,45 @@ def test_other_tasks_keep_their_work() -> None:
     run.fold(journal.AttemptTimedOut(run.start("a"), "a", 2.0))
     for changes in ([modify("b", tool="uv")], [replace("b", task("n", tool="uv"))]):
         assert decided(run, candidate(*changes)).kind == "execute"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda **call: modify("b", **call),
+        lambda **call: modify("b", fallbacks=[{"tool": "pip", **call}]),
+        lambda **call: replace("b", task("n", tool="uv", **call)),
+    ],
+    ids=["modified", "fallback", "replaced"],
+)
+def test_no_task_of_its_kind_gets_the_call_in_doubt(given: Callable[..., PlanChange]) -> None:
+    """A person is asked before a task of the same kind gets the arguments of one in doubt; others are harmless."""
+    run = journaled(
+        task("a", tool="pip", arguments={"out": "x"}),
+        task("b", tool="pip", arguments={"out": "y"}),
+        tools=[tool("pip", capability="build"), tool("uv", capability="build")],
+    )
+    run.fold(journal.AttemptTimedOut(run.start("a"), "a", 2.0))
+    assert decided(run, candidate(given(arguments={"out": "x"}), skip("a"))).rule == "in-doubt"
+    assert decided(run, candidate(given(arguments={"out": "z"}), skip("a"))).kind == "execute"
+
+
+@pytest.mark.parametrize("left_out", [skip("a"), cancel("a"), RemoveTask(task_id="a")])
+def test_work_stays_in_doubt_after_it_was_left_out(left_out: PlanChange) -> None:
+    """A person is asked before a later proposal adds what a task in doubt did; a stated fallback is taken."""
+    run = journaled(
+        task("a", tool="pip", optional=True),
+        task("b", fallbacks=[{"tool": "uv"}]),
+        tools=[tool("pip", capability="build"), tool("uv", capability="build")],
+    )
+    run.fold(journal.AttemptTimedOut(run.start("a"), "a", 2.0))
+    run.apply(left_out)
+    run.fail("b")
+    triggers = (journal.TaskFailed(id="t2", tasks=("b",), root="b"),)
+    later = candidate(add("n", tool="uv"), skip("b"))
+    assert decided(run, later, triggers=triggers).rule == "in-doubt"
+    fallback = candidate(replace("b", task("n", tool="uv")))
+    assert decided(run, fallback, triggers=triggers).kind == "execute"
 
 
 def test_finished_tasks_are_annotated() -> None:
