@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,17 @@ from replanning import Answer, ReplanningEngine
 from replanning.integrations.crewai import replanned
 from replanning.journal import NoteAdded
 from replanning.testing import ScriptedGate
-from tests.support.effects import ENDINGS, Charge, Ending, compare
+from tests.support.effects import (
+    ATTEMPTS,
+    ENDINGS,
+    Attach,
+    Ending,
+    Tool,
+    compare,
+    count,
+    count_cancelled,
+    count_exceeded,
+)
 from tests.support.runs import make_engine, skipping
 from tests.support.tracing import Spans
 
@@ -230,6 +240,24 @@ async def test_substitute(way: str, functions: bool) -> None:
     assert crew.agents[0].tools == crew.tasks[0].tools == [search, search_archive]
 
 
+def paying(functions: bool) -> Attach:
+    """Return what runs a crew whose model calls functions, or writes calls as text."""
+
+    async def attach(
+        tools: Sequence[Tool],
+        engine: ReplanningEngine | None,
+        stated: Mapping[str, Mapping[str, Any]],
+    ) -> object:
+        own = [tool(each.__name__)(each) for each in tools]
+        crew = crew_of(calls("charge", functions=functions, q="x"), *own)
+        if engine is None:
+            return await crew.akickoff()
+        with replanned(crew, engine, capabilities=stated):
+            return await crew.akickoff()
+
+    return attach
+
+
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
 @FUNCTIONS
 async def test_no_more_effects_than_without(ending: Ending, functions: bool) -> None:
@@ -237,20 +265,29 @@ async def test_no_more_effects_than_without(ending: Ending, functions: bool) -> 
 
     The engine leaves the repetition of calls that are written as text to the framework, which repeats them anyway.
     """
-
-    async def attach(
-        charge: Charge, engine: ReplanningEngine | None, stated: Mapping[str, Any]
-    ) -> object:
-        crew = crew_of(calls("charge", functions=functions, q="x"), tool("charge")(charge))
-        if engine is None:
-            return await anyio.to_thread.run_sync(crew.kickoff)
-        with replanned(crew, engine, capabilities={"charge": stated}):
-            return await anyio.to_thread.run_sync(crew.kickoff)
-
     counted, promised = await compare(
-        attach, ending, lambda: repairing(retry={"delay": 0}), repeats=not functions
+        paying(functions), ending, lambda: repairing(retry={"delay": 0}), repeats=not functions
     )
     assert counted == promised
+
+
+@FUNCTIONS
+async def test_a_call_that_is_cut_off_is_executed_once(functions: bool) -> None:
+    """A call that is cancelled or runs into its time limit is executed again only where that is harmless."""
+    attach = paying(functions)
+    alone = await count_cancelled(attach, None, in_thread=True)
+    assert await count_cancelled(attach, repairing(), in_thread=True) == alone
+    assert alone == {"charge": 1, "stand_in": 0}
+
+    async def exceed(**stated: Any) -> int:
+        engine = repairing(retry={"delay": 0})
+        counted = await count_exceeded(attach, engine, in_thread=True, timeout=0.05, **stated)
+        assert counted["stand_in"] == 0
+        return counted["charge"]
+
+    repeated = (await count(attach, ENDINGS["timeout"].end, None, {}))["charge"]
+    assert await exceed() == repeated
+    assert await exceed(idempotent=True) == (ATTEMPTS if functions else repeated)
 
 
 @tool(result_as_answer=True)

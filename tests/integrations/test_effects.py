@@ -1,6 +1,8 @@
 """Effects happen no more often with an engine than without: executions are counted beside each framework alone."""
 
-from collections.abc import Mapping
+import asyncio  # noqa: TID251 # the frameworks run on it alone
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -14,8 +16,8 @@ from tests.support.effects import (
     ATTEMPTS,
     ENDINGS,
     Attach,
-    Charge,
     Ending,
+    Tool,
     compare,
     count_cancelled,
     count_exceeded,
@@ -23,28 +25,39 @@ from tests.support.effects import (
 from tests.support.http_server import HttpServer
 from tests.support.runs import make_engine
 
-Stated = Mapping[str, Any]
+Tools = Sequence[Tool]
+Stated = Mapping[str, Mapping[str, Any]]
 
 
-async def in_session(charge: Charge, engine: ReplanningEngine | None, stated: Stated) -> object:
-    """Call the tool in a session."""
-    if engine is None:
+async def execute(charge: Tool) -> object:
+    """Execute a tool, in a thread if it is no coroutine."""
+    if inspect.iscoroutinefunction(charge):
         return await charge("x")
-    async with engine.session("pay", tools=[tool(name="charge", **stated)(charge)]) as session:
+    return await asyncio.to_thread(charge, "x")
+
+
+async def in_session(tools: Tools, engine: ReplanningEngine | None, stated: Stated) -> object:
+    """Call the tool in a session."""
+    charge, *_ = tools
+    if engine is None:
+        return await execute(charge)
+    described = [tool(**stated[each.__name__])(each) for each in tools]
+    async with engine.session("pay", tools=described) as session:
         return await session.call(charge, "x")
 
 
-async def in_plan(charge: Charge, engine: ReplanningEngine | None, stated: Stated) -> object:
+async def in_plan(tools: Tools, engine: ReplanningEngine | None, stated: Stated) -> object:
     """Call the tool as a task of a plan."""
     if engine is None:
-        return await charge("x")
+        return await execute(tools[0])
     document = Plan.parse(
         "{goal: {objective: pay}, tasks: [{id: pay, tool: charge, arguments: {q: x}}]}"
     )
-    return await engine.execute(document, tools=[tool(name="charge", **stated)(charge)])
+    described = [tool(**stated[each.__name__])(each) for each in tools]
+    return await engine.execute(document, tools=described)
 
 
-async def in_pydantic_ai(charge: Charge, engine: ReplanningEngine | None, stated: Stated) -> object:
+async def in_pydantic_ai(tools: Tools, engine: ReplanningEngine | None, stated: Stated) -> object:
     """Run an agent of pydantic-ai."""
     pytest.importorskip("pydantic_ai")
     from pydantic_ai import Agent
@@ -58,15 +71,12 @@ async def in_pydantic_ai(charge: Charge, engine: ReplanningEngine | None, stated
             return ModelResponse([ToolCallPart("charge", {"q": "x"}, tool_call_id="c1")])
         return ModelResponse([TextPart("done")])
 
-    capabilities = {"charge": stated}
-    attached = [] if engine is None else [Replanned(capabilities, engine=engine)]
-    agent = Agent(FunctionModel(model), tools=[charge], capabilities=attached)
+    attached = [] if engine is None else [Replanned(stated, engine=engine)]
+    agent = Agent(FunctionModel(model), tools=tools, capabilities=attached)
     return await agent.run("go")
 
 
-async def in_openai_agents(
-    charge: Charge, engine: ReplanningEngine | None, stated: Stated
-) -> object:
+async def in_openai_agents(tools: Tools, engine: ReplanningEngine | None, stated: Stated) -> object:
     """Run an agent of the OpenAI Agents SDK."""
     pytest.importorskip("agents")
     from agents import Agent, Runner, function_tool
@@ -76,20 +86,20 @@ async def in_openai_agents(
 
     calls = [function_call("charge", {"q": "x"}, call_id="c1")]
     model = ScriptedModel([calls, [assistant_message("done")]])
-    agent = Agent("payer", model=model, tools=[function_tool(charge)])
+    agent = Agent("payer", model=model, tools=[function_tool(each) for each in tools])
     if engine is None:
         return await Runner.run(agent, "go")
-    async with replanned(agent, engine, capabilities={"charge": stated}) as attached:
+    async with replanned(agent, engine, capabilities=stated) as attached:
         return await Runner.run(attached, "go")
 
 
-async def in_langchain(charge: Charge, engine: ReplanningEngine | None, stated: Stated) -> object:
-    """Run an agent of LangChain."""
+def langchain_agent(tools: Tools, engine: ReplanningEngine | None, stated: Stated) -> Any:
+    """Return an agent of LangChain that calls the first tool."""
     pytest.importorskip("langchain")
     from langchain.agents import create_agent
     from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
     from langchain_core.messages import AIMessage
-    from langchain_core.tools import StructuredTool
+    from langchain_core.tools import tool as langchain_tool
 
     from replanning.integrations.langgraph import ReplanningMiddleware, replanned
 
@@ -98,17 +108,45 @@ async def in_langchain(charge: Charge, engine: ReplanningEngine | None, stated: 
             return self
 
     call = AIMessage("", tool_calls=[{"name": "charge", "args": {"q": "x"}, "id": "1"}])
-    made = StructuredTool.from_function(coroutine=charge, name="charge", description="Charge.")
     attached = [] if engine is None else [ReplanningMiddleware()]
     model = Model(messages=iter([call, AIMessage("done")]))
-    graph = create_agent(model, [made], middleware=attached)
-    if engine is not None:
-        graph = replanned(graph, engine, capabilities={"charge": stated})
+    graph = create_agent(model, [langchain_tool(each) for each in tools], middleware=attached)
+    return graph if engine is None else replanned(graph, engine, capabilities=stated)
+
+
+async def in_langchain(tools: Tools, engine: ReplanningEngine | None, stated: Stated) -> object:
+    """Run an agent of LangChain."""
+    graph = langchain_agent(tools, engine, stated)
     return await graph.ainvoke({"messages": [("user", "go")]})
 
 
+async def in_langchain_threads(
+    tools: Tools, engine: ReplanningEngine | None, stated: Stated
+) -> object:
+    """Run an agent of LangChain without an event loop."""
+    graph = langchain_agent(tools, engine, stated)
+    return await asyncio.to_thread(graph.invoke, {"messages": [("user", "go")]})
+
+
+async def in_langgraph(tools: Tools, engine: ReplanningEngine | None, stated: Stated) -> object:
+    """Run a graph whose node is the tool."""
+    pytest.importorskip("langgraph")
+    from langgraph.graph import StateGraph
+
+    from replanning.integrations.langgraph import replanned
+
+    graph = StateGraph(dict)
+    for each in tools:
+        graph.add_node(each.__name__, each)
+    graph.set_entry_point("charge")
+    compiled = graph.compile()
+    if engine is not None:
+        compiled = replanned(compiled, engine, capabilities=stated)
+    return await compiled.ainvoke({"q": "x"})
+
+
 async def in_agent_framework(
-    charge: Charge, engine: ReplanningEngine | None, stated: Stated
+    tools: Tools, engine: ReplanningEngine | None, stated: Stated
 ) -> object:
     """Run an agent of the Microsoft Agent Framework."""
     pytest.importorskip("agent_framework")
@@ -119,9 +157,8 @@ async def in_agent_framework(
     from tests.integrations.test_agent_framework import Model, call
 
     model = Model([call("charge", q="x")])
-    capabilities = {"charge": stated}
-    attached = [] if engine is None else [Replanned(capabilities, engine=engine)]
-    agent = Agent(model, tools=[framework_tool(charge)], middleware=attached)
+    attached = [] if engine is None else [Replanned(stated, engine=engine)]
+    agent = Agent(model, tools=[framework_tool(each) for each in tools], middleware=attached)
     return await agent.run("go")
 
 
@@ -131,8 +168,18 @@ INTEGRATIONS = [
     in_pydantic_ai,
     in_openai_agents,
     in_langchain,
+    in_langgraph,
     in_agent_framework,
 ]
+
+ONCE = {"charge": 1, "stand_in": 0}
+
+
+def engine_for(attach: Attach, clock: VirtualClock) -> ReplanningEngine:
+    """Return an engine; a graph that runs without an event loop cannot share the virtual clock of this one."""
+    if attach is in_langchain_threads:
+        return make_engine("repair", retry={"delay": 0})
+    return make_engine("repair", clock=clock)
 
 
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
@@ -140,27 +187,51 @@ INTEGRATIONS = [
 async def test_no_more_effects_than_without(
     attach: Attach, ending: Ending, clock: VirtualClock
 ) -> None:
-    """A call is executed as often as by the framework alone, unless it had no effect or its repetition is harmless."""
-    counted, promised = await compare(attach, ending, lambda: make_engine("repair", clock=clock))
+    """A call is executed as often as by the framework alone, unless it had no effect or its repetition is harmless.
+
+    Another tool of its capability is executed only after a call that had no effect.
+    """
+    counted, promised = await compare(attach, ending, lambda: engine_for(attach, clock))
     assert counted == promised
 
 
+@pytest.mark.parametrize("attach", [*INTEGRATIONS, in_langchain_threads])
+async def test_no_more_effects_in_threads(attach: Attach, clock: VirtualClock) -> None:
+    """The same holds for tools that are executed in threads."""
+    for name in ("reset", "connection", "error", "status"):
+        counted, promised = await compare(
+            attach, ENDINGS[name], lambda: engine_for(attach, clock), in_thread=True
+        )
+        assert counted == promised
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
 @pytest.mark.parametrize("attach", INTEGRATIONS)
-async def test_a_cancelled_call_is_executed_once(attach: Attach, clock: VirtualClock) -> None:
+async def test_a_cancelled_call_is_executed_once(
+    attach: Attach, in_thread: bool, clock: VirtualClock
+) -> None:
     """A tool during which its agent is cancelled is executed no more often than by the framework alone."""
-    engine = make_engine("repair", clock=clock)
-    assert await count_cancelled(attach, engine) == await count_cancelled(attach, None) == 1
+    alone = await count_cancelled(attach, None, in_thread=in_thread)
+    engine = engine_for(attach, clock)
+    assert await count_cancelled(attach, engine, in_thread=in_thread) == alone == ONCE
 
 
+@pytest.mark.parametrize("in_thread", [False, True])
 @pytest.mark.parametrize("attach", INTEGRATIONS)
 async def test_a_call_that_exceeds_its_time_is_executed_once(
-    attach: Attach, clock: VirtualClock
+    attach: Attach, in_thread: bool, clock: VirtualClock
 ) -> None:
-    """A tool that ran into its time limit is executed again only where that is harmless."""
-    engine = make_engine("repair", clock=clock)
-    assert await count_exceeded(attach, engine) == 1
-    engine = make_engine("repair", clock=clock)
-    assert await count_exceeded(attach, engine, idempotent=True) == ATTEMPTS
+    """A tool that ran into its time limit, or is left behind in a thread, is executed again only where that is harmless."""
+
+    async def exceed(**stated: Any) -> dict[str, int]:
+        if in_thread:  # a virtual clock waits for threads
+            engine = make_engine("repair", retry={"delay": 0})
+            return await count_exceeded(attach, engine, in_thread=True, timeout=0.05, **stated)
+        engine = make_engine("repair", clock=clock)
+        return await count_exceeded(attach, engine, timeout=5, **stated)
+
+    assert await exceed() == ONCE
+    assert await exceed(idempotent=True) == {"charge": ATTEMPTS, "stand_in": 0}
 
 
 def paying(spec: ToolSpec, **stated: Any) -> Plan:

@@ -156,25 +156,42 @@ async def test_retry() -> None:
 
 
 @pytest.mark.parametrize(
-    "end", ["text", "error", "refused", "hanging", pytest.param("gone", marks=pytest.mark.deep)]
+    ("end", "executed"),
+    [
+        ("text", {"charge": "x", "read": "x", "put": "x"}),
+        ("error", {"charge": "xs", "read": "xs", "put": "xs"}),
+        ("refused", {"charge": "xs", "read": "xs", "put": "xs"}),
+        ("hanging", {"charge": "x", "read": "xxxs", "put": "xxx"}),
+        pytest.param("gone", {"charge": "x", "read": "xxxs", "put": "xxx"}, marks=pytest.mark.deep),
+        ("cancelled", {"charge": "x", "read": "x", "put": "x"}),
+    ],
 )
-async def test_no_more_effects_than_without(end: str, tmp_path: Path) -> None:
-    """A call is executed once, like by its server alone; one that was cut off is repeated where its tool says it may be."""
+async def test_no_more_effects_than_without(
+    end: str, executed: dict[str, str], tmp_path: Path
+) -> None:
+    """A call is executed once, like by its server alone; one that was cut off is repeated, or replaced, where that is harmless."""
     engine = ReplanningEngine(["repair"], settings=Settings.model_validate({"retry": {"delay": 0}}))
-    names = ("charge", "read", "put")
-    limit = {"timeout": 1} if end == "hanging" else {}
-    tools = [{"name": name, "kind": "mcp", "server": "server", **limit} for name in names]
-    async with proxied(plan(*tools), engine=engine) as (client, _):
-        for name in names:
+    limit = {"timeout": 0.5} if end == "hanging" else {}
+    tools = [{"name": name, "kind": "mcp", "server": "server", **limit} for name in executed]
+    capabilities = {name: name for name in executed}
+    others = {f"{name}_elsewhere": name for name in executed}
+    servers = plan(*tools, server={"command": FAILING, "safe": list(others)})
+    options: Any = {"engine": engine, "capabilities": capabilities | others}
+    scope = anyio.CancelScope()
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        if end == "cancelled":
+            scope.cancel()
+
+    async with proxied(servers, **options) as (client, _):
+        for name in executed:
             given = {"effects": str(tmp_path / name), "end": end}
-            with suppress(MCPError):
-                await client.call_tool(name, given)
+            scope = anyio.CancelScope()
+            with scope, suppress(MCPError):
+                await client.call_tool(name, given, progress_callback=on_progress)
             # An answer shows that the server is worth starting again.
             assert not (await client.call_tool("steps", {})).is_error
-    effects = {name: len((tmp_path / name).read_text()) for name in names}
-    is_cut_off = end in ("gone", "hanging")
-    again = 3 if is_cut_off else 1
-    assert effects == {"charge": 1, "read": again, "put": again}
+    assert {name: (tmp_path / name).read_text() for name in executed} == executed
 
 
 async def test_call_while_the_server_is_started_again(tmp_path: Path) -> None:
@@ -433,7 +450,7 @@ async def test_command(tmp_path: Path, mode: Any) -> None:
     assert answer(tmp_path, "status", *place)["status"] == "paused"
     told = cli(tmp_path, "history", *place).stdout
     assert "archive" in told, told
-    assert "run mine keeps the calls of 12 tools alive" in (tmp_path / "stderr").read_text()
+    assert "run mine keeps the calls of 15 tools alive" in (tmp_path / "stderr").read_text()
 
 
 @pytest.mark.parametrize("end", ["stdin", "SIGINT", "SIGTERM"])

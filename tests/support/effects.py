@@ -2,9 +2,11 @@
 
 import asyncio  # noqa: TID251 # the frameworks run on it alone
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from inspect import isawaitable
 from typing import Any, Literal
 
 import httpx
@@ -12,10 +14,15 @@ import httpx
 from replanning import ReplanningEngine
 from replanning.errors import TransientError
 
-Charge = Callable[[str], Awaitable[object]]
+Tool = Callable[[str], Any]
 
-Attach = Callable[[Charge, ReplanningEngine | None, Mapping[str, Any]], Awaitable[object]]
-"""Runs an agent that calls the tool once, with these fields stated for it; without an engine as the framework does."""
+Attach = Callable[
+    [Sequence[Tool], ReplanningEngine | None, Mapping[str, Mapping[str, Any]]], Awaitable[object]
+]
+"""Runs an agent with these tools, which calls the first once; the fields are stated of each, for an engine if there is one."""
+
+PATIENCE = 20
+"""Seconds after which a test gives up."""
 
 ATTEMPTS = 3
 """How often a call is made that had no effect, or whose repetition is harmless."""
@@ -34,11 +41,24 @@ class Ending:
     end: Callable[[], object]
     says: Literal["passing", "definite", "doubtful", "nothing"]
 
-    def executions(self, alone: int, stated: Mapping[str, Any]) -> int:
-        """Return how often a call is executed with an engine that the framework alone executes as often as given."""
-        is_harmless = stated.get("idempotent") is True or stated.get("effect") == "none"
-        is_repeated = self.says == "passing" or (self.says == "doubtful" and is_harmless)
-        return ATTEMPTS * alone if is_repeated else alone
+    def executions(self, alone: int, stated: Mapping[str, Any], repeats: bool) -> dict[str, int]:
+        """Return how often a tool and its stand-in are executed with an engine, if the framework alone executes it as often as given.
+
+        Args:
+            alone: executions by the framework alone.
+            stated: about the tool.
+            repeats: whether the framework repeats calls by itself.
+        """
+        has_no_effect = stated.get("effect") == "none"
+        is_harmless = has_no_effect or stated.get("idempotent") is True
+        is_in_doubt = self.says == "doubtful"
+        is_replaced = self.says in ("passing", "definite") or (is_in_doubt and has_no_effect)
+        executions = alone
+        if repeats and is_replaced:
+            executions = 1
+        elif not repeats and (self.says == "passing" or (is_in_doubt and is_harmless)):
+            executions = ATTEMPTS
+        return {"charge": executions, "stand_in": int(is_replaced)}
 
 
 def _raising(make: Callable[[], BaseException]) -> Callable[[], object]:
@@ -108,20 +128,56 @@ STATED: dict[str, dict[str, Any]] = {
 
 
 async def count(
-    attach: Attach, ending: Ending, engine: ReplanningEngine | None, stated: Mapping[str, Any]
-) -> int:
-    """Return how often a tool is executed that takes effect and then ends in this way."""
-    executions = 0
+    attach: Attach,
+    end: Callable[[], Any],
+    engine: ReplanningEngine | None,
+    stated: Mapping[str, Any],
+    *,
+    in_thread: bool = False,
+    interrupt: Callable[[asyncio.Future[object]], Awaitable[None]] | None = None,
+) -> dict[str, int]:
+    """Return how often a tool that takes effect, and then ends in this way, and its stand-in are executed.
 
-    async def charge(q: str) -> object:
+    Args:
+        attach: runs the agent.
+        end: ends the tool.
+        engine: the engine, if there is one.
+        stated: about the tool.
+        in_thread: whether the tools are no coroutines, so that frameworks execute them in threads.
+        interrupt: is given the run of the agent, to cancel it.
+    """
+    executions = {"charge": 0, "stand_in": 0}
+
+    def charge(q: str) -> Any:
         """Charge."""
-        nonlocal executions
-        executions += 1
-        return ending.end()
+        executions["charge"] += 1
+        return end()
 
-    with suppress(Exception):  # which the frameworks wrap in different ways
-        await attach(charge, engine, stated)
+    def stand_in(q: str) -> Any:
+        """Charge elsewhere."""
+        executions["stand_in"] += 1
+        return "charged"
+
+    tools: list[Tool] = [charge, stand_in]
+    if not in_thread:
+        tools = [_as_coroutine(each) for each in tools]
+    fields = {"charge": {**stated, "capability": "pay"}, "stand_in": {"capability": "pay"}}
+    run = asyncio.ensure_future(attach(tools, engine, fields))
+    if interrupt is not None:
+        await interrupt(run)
+    with suppress(Exception, asyncio.CancelledError):  # which the frameworks wrap in different ways
+        await run
     return executions
+
+
+def _as_coroutine(tool: Tool) -> Tool:
+    async def execute(q: str) -> Any:
+        output = tool(q)
+        return await output if isawaitable(output) else output
+
+    execute.__name__ = tool.__name__
+    execute.__doc__ = tool.__doc__
+    return execute
 
 
 async def compare(
@@ -130,7 +186,8 @@ async def compare(
     make_engine: Callable[[], ReplanningEngine],
     *,
     repeats: bool = False,
-) -> tuple[dict[str, int], dict[str, int]]:
+    in_thread: bool = False,
+) -> tuple[object, object]:
     """Return the executions with an engine and those that are promised, by what is stated about the tool.
 
     Args:
@@ -138,46 +195,60 @@ async def compare(
         ending: of the tool.
         make_engine: returns an engine for each run.
         repeats: whether the framework repeats calls by itself, so that the engine does not.
+        in_thread: as `count` takes it.
     """
-    alone = await count(attach, ending, None, {})
-    counted: dict[str, int] = {}
-    promised: dict[str, int] = {}
+    alone = (await count(attach, ending.end, None, {}, in_thread=in_thread))["charge"]
+    counted: dict[str, object] = {}
+    promised: dict[str, object] = {}
     for name, stated in STATED.items():
-        counted[name] = await count(attach, ending, make_engine(), stated)
-        promised[name] = alone if repeats else ending.executions(alone, stated)
+        counted[name] = await count(attach, ending.end, make_engine(), stated, in_thread=in_thread)
+        promised[name] = ending.executions(alone, stated, repeats)
     return counted, promised
 
 
-async def count_cancelled(attach: Attach, engine: ReplanningEngine | None) -> int:
-    """Return how often a tool is executed during which its agent is cancelled."""
-    executions = 0
-    began = asyncio.Event()
+class _Hanging:
+    """A tool that does not end by itself.
 
-    async def charge(q: str) -> object:
-        """Charge."""
-        nonlocal executions
-        executions += 1
-        began.set()
-        return await asyncio.get_running_loop().create_future()
+    Args:
+        in_thread: whether it blocks a thread; it is then released by what leaves it behind.
+    """
 
-    run = asyncio.ensure_future(attach(charge, engine, {}))
-    await asyncio.wait_for(began.wait(), 10)
-    run.cancel()
-    with suppress(BaseException):
-        await run
-    return executions
+    def __init__(self, in_thread: bool) -> None:
+        self._in_thread = in_thread
+        self._loop = asyncio.get_running_loop()
+        self._began = asyncio.Event()
+        self.released = threading.Event()
+
+    def end(self) -> object:
+        self._loop.call_soon_threadsafe(self._began.set)
+        if not self._in_thread:
+            return self._loop.create_future()
+        self.released.wait(PATIENCE)
+        return "too late"
+
+    async def cancel(self, run: asyncio.Future[object]) -> None:
+        """Cancel a run during the tool."""
+        await asyncio.wait_for(self._began.wait(), PATIENCE)
+        run.cancel()
+        self.released.set()
 
 
-async def count_exceeded(attach: Attach, engine: ReplanningEngine, **stated: Any) -> int:
-    """Return how often a tool is executed that never ends, with a time limit stated for it."""
-    executions = 0
+async def count_cancelled(
+    attach: Attach, engine: ReplanningEngine | None, *, in_thread: bool = False
+) -> dict[str, int]:
+    """Return how often a tool during which its agent is cancelled, and its stand-in, are executed."""
+    hanging = _Hanging(in_thread)
+    return await count(
+        attach, hanging.end, engine, {}, in_thread=in_thread, interrupt=hanging.cancel
+    )
 
-    async def charge(q: str) -> object:
-        """Charge."""
-        nonlocal executions
-        executions += 1
-        return await asyncio.get_running_loop().create_future()
 
-    with suppress(Exception):
-        await attach(charge, engine, {"timeout": 5, **stated})
-    return executions
+async def count_exceeded(
+    attach: Attach, engine: ReplanningEngine, *, in_thread: bool = False, **stated: Any
+) -> dict[str, int]:
+    """Return how often a tool that exceeds the time limit stated for it, and its stand-in, are executed."""
+    hanging = _Hanging(in_thread)
+    try:
+        return await count(attach, hanging.end, engine, stated, in_thread=in_thread)
+    finally:
+        hanging.released.set()

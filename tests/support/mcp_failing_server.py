@@ -82,17 +82,18 @@ def crash(marker: str) -> str:
     os._exit(3)
 
 
-async def take_effect(effects: str, end: str) -> str:
-    """Take effect, which a file notes, and end in this way."""
+async def take_effect(effects: str, end: str, context: Context) -> str:
+    """Take effect, which a file notes, tell that, and end in this way."""
     async with await anyio.open_file(effects, "a") as file:
         await file.write("x")
+    await context.report_progress(1)
     if end == "error":
         raise ToolError("no connection")
     if end == "refused":
         raise MCPError(code=-32050, message="not today")
     if end == "gone":
         os._exit(3)
-    if end == "hanging":
+    if end in ("hanging", "cancelled"):
         await anyio.sleep_forever()
     return "Error: no connection"
 
@@ -100,6 +101,17 @@ async def take_effect(effects: str, end: str) -> str:
 server.tool(name="charge")(take_effect)
 server.tool(name="read", annotations=read_only)(take_effect)
 server.tool(name="put", annotations=ToolAnnotations(idempotent_hint=True))(take_effect)
+
+
+async def stand_in(effects: str, end: str) -> str:
+    """Take effect in the place of another tool, which the file notes."""
+    async with await anyio.open_file(effects, "a") as file:
+        await file.write("s")
+    return "charged"
+
+
+for name in ("charge", "read", "put"):
+    server.tool(name=f"{name}_elsewhere")(stand_in)
 
 
 @server.tool(annotations=read_only)
