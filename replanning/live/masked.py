@@ -9,7 +9,7 @@ from replanning.live.entries import TaskEntry
 from replanning.live.facts import context_keys
 from replanning.plan.json_values import is_redacted
 from replanning.plan.messages import join_names
-from replanning.plan.tasks import Task
+from replanning.plan.tasks import COMMAND_PREFIX, Task, TaskBody
 from replanning.plan.types import TaskId
 from replanning.secrets import MASK
 
@@ -22,13 +22,18 @@ CHANGE_CURE: Final = "the plan that was given does not have it: modify the task,
 """What helps where the secret came with a change, so that the plan does not have it."""
 
 
+def has_masked_check(task: TaskBody) -> bool:
+    """Return whether a command among the checks of a task has a mask; other checks are not executed."""
+    return any(text.startswith(COMMAND_PREFIX) and MASK in text for text in task.acceptance)
+
+
 class MaskedParts:
     """Parts of a resumed plan that have a mask in the place of a secret; none in a new run.
 
     A mask must never reach a tool: a task that would use one fails before its work.
 
     Attributes:
-        tasks: the tasks with masked arguments, also in a fallback or an undo.
+        tasks: the tasks with masked arguments or checks, also in a fallback or an undo.
         tools: the tools with masked templates.
         context: the keys of the context with masked values.
         cure: what helps.
@@ -57,6 +62,8 @@ class MaskedParts:
         is_masked = any(ancestor.id in self.tasks for ancestor in lineage)
         if is_masked and is_redacted(task.arguments):
             places.append("its arguments")
+        if is_masked and has_masked_check(task):
+            places.append("its checks")
         if task.tool in self.tools:
             places.append(f"its tool {task.tool!r}")
         if self.context:

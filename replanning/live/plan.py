@@ -47,7 +47,7 @@ from replanning.journal.records import (
 from replanning.live.draft import Draft
 from replanning.live.entries import CONDITION_NOT_MET, TaskEntry, TaskOutput
 from replanning.live.graph import TaskGraph
-from replanning.live.masked import CHANGE_CURE, MaskedParts
+from replanning.live.masked import CHANGE_CURE, MaskedParts, has_masked_check
 from replanning.live.scheduler import COUNTED_FAILURES, ToolBreaker
 from replanning.live.states import TaskEvent, TaskState, transition
 from replanning.plan.checks import TaskScope, nested_bodies
@@ -167,7 +167,7 @@ class LivePlan(TaskGraph):
             if complete.get(entry.id) is entry.task:
                 continue
             for _, body in nested_bodies(entry.task):
-                if body.arguments and is_redacted(body.arguments):
+                if is_redacted(body.arguments) or has_masked_check(body):
                     self.masked.tasks.add(entry.id)
         if given is None:
             servers: set[str] = set()
