@@ -36,7 +36,8 @@ from replanning.changes import (
     SkipTask,
 )
 from replanning.errors import BudgetExceeded, LLMError, UnknownTask
-from replanning.live import TaskState, TaskView
+from replanning.live import TaskView
+from replanning.live.states import SATISFIED
 from replanning.llm import LLMOptions, LLMProvider
 from replanning.llm.provider import validation_message
 from replanning.plan import JsonObject
@@ -60,7 +61,6 @@ MAX_CHANGES: Final = 200
 
 _MAX_JSON_DEPTH: Final = 30
 _MAX_REASON_CHARS: Final = 1000
-_SATISFIED_STATES: Final = (TaskState.DONE, TaskState.SKIPPED)
 _INHERITED: Final = (
     "goal",
     "priority",
@@ -492,7 +492,7 @@ class ProposalParser:
 
     def _is_required(self, task: TaskView) -> bool:
         """Return whether only a person may decide to do without a task."""
-        if self._goal_is_checked or task.state in _SATISFIED_STATES:
+        if self._goal_is_checked or task.state in SATISFIED:
             return False
         return not (task.task.optional or self._view.task(task.root).task.optional)
 

@@ -12,6 +12,7 @@ from replanning.changes import ModifyTask, PlanChange, ReplaceTask, RetryTask, S
 from replanning.errors import ExpressionError
 from replanning.journal import BetterPathFound, ContextChanged, Failure
 from replanning.live import TaskState, TaskView
+from replanning.live.states import STUCK, WAITING
 from replanning.plan import JsonObject, TaskId
 from replanning.plan.tasks import (
     allows_repetition,
@@ -41,7 +42,6 @@ _BASE_DELAY: Final = 5.0
 _MAX_DELAY: Final = 300.0
 _MAX_LISTED_ITEMS: Final = 5
 _MAX_EQUIVALENT_TOOLS: Final = 20
-_STUCK_STATES: Final = (TaskState.FAILED, TaskState.BLOCKED)
 _UNPREPARED: Final[Mapping[str, str]] = {
     "condition": "whose condition can be evaluated now",
     "arguments": "whose arguments exist now",
@@ -49,15 +49,9 @@ _UNPREPARED: Final[Mapping[str, str]] = {
 }
 """Kinds of failures before an attempt began, each with what a new attempt has in its favour."""
 
-_WAITING_STATES = (
-    TaskState.PENDING,
-    TaskState.READY,
-    TaskState.BACKOFF,
-    TaskState.NEEDS_CONTINUATION,
-)
-_REPAIRABLE_WAITING_STATES: Final = {
-    "resource-changed": _WAITING_STATES,
-    "human-request": _WAITING_STATES,
+_REPAIRABLE_WAITING: Final = {
+    "resource-changed": WAITING,
+    "human-request": WAITING,
     "goal-unreachable": (TaskState.READY,),
 }
 """States of tasks that have not failed, but are repaired for triggers of these kinds."""
@@ -116,11 +110,11 @@ class RepairProvider:
                 )  # by a question to a person
                 tasks = [*islice(free, MAX_STUCK_TASKS), *tasks]
             for task in tasks:
-                waits = task.state in _REPAIRABLE_WAITING_STATES.get(trigger.kind, ())
+                waits = task.state in _REPAIRABLE_WAITING.get(trigger.kind, ())
                 ended = task.condition_not_met or (
                     task.state is TaskState.CANCELLED and unreachable
                 )
-                if task.state in _STUCK_STATES or waits or ended:
+                if task.state in STUCK or waits or ended:
                     concerned.setdefault(task.id, (task, set()))[1].add(trigger.kind)
         repairable: list[list[RepairOption]] = []
         unrepairable: list[tuple[TaskView, list[NotApplicable]]] = []
@@ -150,7 +144,7 @@ class RepairProvider:
         verdicts: list[Alternative] = []
         if unrepairable or (missing and not repairable):
             is_final = all(
-                task.state in _STUCK_STATES and all(obstacle.is_final for obstacle in obstacles)
+                task.state in STUCK and all(obstacle.is_final for obstacle in obstacles)
                 for task, obstacles in unrepairable
             )
             # With stated facts, other tools might achieve the effects of the tasks.
@@ -257,7 +251,7 @@ class RepairCase:
             ]
         if task.state is TaskState.BLOCKED and "human-request" not in kinds:  # by a limit
             return [], [NotApplicable(task.reason or "it was given up", is_final=False)]
-        is_stuck, failure = task.state in _STUCK_STATES, task.failure
+        is_stuck, failure = task.state in STUCK, task.failure
         # It failed before it began, because its condition or arguments refer to something that did not exist, or a
         # resumed run lacks its secret.
         unprepared = is_stuck and failure is not None and failure.kind in _UNPREPARED
@@ -489,12 +483,7 @@ def _equally_capable_paths(
         options: list[RepairOption] = []
         for task in map(view.task, trigger.tasks):
             used = view.tool(task.task.tool)
-            if (
-                task.state in _WAITING_STATES
-                and tool
-                and used
-                and used.capability == tool.capability
-            ):
+            if task.state in WAITING and tool and used and used.capability == tool.capability:
                 result = RepairCase(task, {trigger.kind}, view, new_ids).replace_tool(tool)
                 if isinstance(result, RepairOption) and not view.check((result.change,)):
                     options.append(result)

@@ -18,7 +18,7 @@ from replanning.journal import (
     ResultsStale,
 )
 from replanning.live import PlanView, TaskState, TaskView
-from replanning.live.states import STUCK, WAITING
+from replanning.live.states import FINISHED, STUCK, WAITING
 from replanning.plan import JsonValue
 from replanning.plan.messages import join_names, one_line
 
@@ -30,7 +30,6 @@ _MAX_REASON_CHARS = 300
 _UNFINISHED_STATES = WAITING | STUCK
 """States of tasks that still have to run; running tasks have their values already."""
 
-_TERMINAL_STATES = (TaskState.DONE, TaskState.SKIPPED, TaskState.CANCELLED)
 _TEXT_FIELDS = frozenset({"objective", "success_criteria"})
 
 
@@ -246,7 +245,7 @@ def _runs_after(task: TaskView, adding: set[str], view: PlanView) -> bool:
                     stack.extend(view.task(new) for new in before.replaced_by)
                     if not adding.isdisjoint(before.replaced_by):
                         return True
-                elif before.state not in _TERMINAL_STATES:
+                elif before.state not in FINISHED:
                     stack.append(before)
     return False
 

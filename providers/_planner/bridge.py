@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,8 +25,9 @@ from replanning.live import (
     StripsStep,
     TaskState,
 )
+from replanning.live.states import FINISHED, STUCK
 from replanning.live.strips import ground_action
-from replanning.plan.checks import result_references, reverse_graph
+from replanning.plan.checks import result_references, topological_order
 from replanning.plan.json_values import as_text
 from replanning.plan.messages import join_names
 from replanning.plan.references import FactPattern, placeholders
@@ -62,15 +62,6 @@ _MAX_SHORTCUT_PARTS: Final = 10
 """Most independent parts of a plan in which a cheaper path is searched each time."""
 
 _MAX_LISTED_ITEMS: Final = 5
-
-_STUCK_STATES = (TaskState.FAILED, TaskState.BLOCKED)
-
-_TERMINAL_STATES = (
-    TaskState.DONE,
-    TaskState.SKIPPED,
-    TaskState.CANCELLED,
-    TaskState.REPLACED_BY_REPLAN,
-)
 
 
 async def find_repairs(request: ReplanRequest, *, threads: bool = True) -> list[Alternative]:
@@ -387,7 +378,7 @@ async def _group_problems(
     }
     for task, state in view.task_states() if sources else ():
         for name in sources.keys() & task.arguments.keys():
-            sources[name].append((task, closed and state not in _TERMINAL_STATES))
+            sources[name].append((task, closed and state not in FINISHED))
     running = tuple(step for step in feasibility.executable if step.running)
     problems: list[RepairProblem] = []
     for group in groups or [feasibility.executable]:
@@ -453,21 +444,12 @@ def _is_removable(step: StripsStep) -> bool:
     return bool(step.action.adds) and not step.action.unresolved and not step.running
 
 
-def _topological_order(steps: Iterable[StripsStep]) -> Iterator[StripsStep]:
-    """Yield steps, each after its dependencies among them, otherwise in their order."""
+def _topological_order(steps: Iterable[StripsStep]) -> list[StripsStep]:
+    """Return steps, each after its dependencies among them, otherwise in their order."""
     remaining = list(steps)
     place = {step.id: index for index, step in enumerate(remaining)}
     dependencies = [[place[dep] for dep in step.depends_on if dep in place] for step in remaining]
-    dependents = reverse_graph(dependencies)
-    missing = list(map(len, dependencies))
-    ready = [index for index, count in enumerate(missing) if not count]
-    while ready:
-        index = heapq.heappop(ready)
-        yield remaining[index]
-        for after in dependents[index]:
-            missing[after] -= 1
-            if not missing[after]:
-                heapq.heappush(ready, after)
+    return [remaining[index] for index in topological_order(dependencies)]
 
 
 def _dependent_steps(
@@ -529,7 +511,7 @@ def build_domain(
     failed: set[str] = set()
     for step in concerned:
         for part in view.lineage(step.id):
-            if part.failure is None and part.state not in _STUCK_STATES:
+            if part.failure is None and part.state not in STUCK:
                 continue
             # A call may be used again where something that it needs has ceased to hold, or was made true anew.
             tool = view.tool(part.task.tool)

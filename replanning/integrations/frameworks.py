@@ -26,12 +26,11 @@ from replanning.errors import (
 from replanning.history.status import replay_records
 from replanning.plan.messages import did_you_mean
 from replanning.plan.tasks import Retry
+from replanning.plan.types import JSON_TYPES
 from replanning.run.attempt import current_attempt
 
 Capabilities = Mapping[str, str | Mapping[str, object]]
 """By the name of a tool, its capability, or the fields that `replanning.tool` takes."""
-
-_JSON_TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array", "object"})
 
 UNFINISHED: Final = ("running", "paused", "needs_human")
 """How a run stands that can be resumed."""
@@ -71,7 +70,7 @@ def tool_fields(
     return {
         "description": "".join(filter(str.isprintable, " ".join((description or "").split()))),
         "parameters": {
-            name: kind if isinstance(kind, str) and kind in _JSON_TYPES else "any"
+            name: kind if isinstance(kind, str) and kind in JSON_TYPES else "any"
             for name, kind in kinds.items()
         },
         "optional": [name for name in properties if name not in required],

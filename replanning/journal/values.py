@@ -38,8 +38,8 @@ _SHORT_CHARS: Final = 256
 _SHORT_BYTES: Final = 6 * _SHORT_CHARS + 4
 """Most bytes of a short text as JSON, all of its characters escaped, and of what separates it from the next one."""
 
-_MIN_INTEGER: Final = -(2**63)
-_MAX_INTEGER: Final = 2**63
+MIN_INTEGER: Final = -(2**63)
+MAX_INTEGER: Final = 2**63
 """Integers between them are JSON for every reader."""
 
 _CONSTANTS: Final = frozenset({bool, type(None)})
@@ -162,7 +162,7 @@ class _Encoder:
         if kind is str:
             return self.text(value)
         if kind is int:
-            if _MIN_INTEGER < value < _MAX_INTEGER:
+            if MIN_INTEGER < value < MAX_INTEGER:
                 return value
             return self.tagged("int", f"{value:x}")
         if kind is float:

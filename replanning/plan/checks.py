@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -594,15 +595,21 @@ def reverse_graph(dependencies: Graph) -> list[list[int]]:
 
 
 def topological_order(dependencies: Graph) -> list[int]:
-    """Return the nodes, each after its dependencies, without those on a cycle or behind one."""
+    """Return the nodes, each after its dependencies, without those on a cycle or behind one.
+
+    Among the nodes that could be next, the first one is.
+    """
     dependents = reverse_graph(dependencies)
     missing = list(map(len, dependencies))
-    order = [node for node, count in enumerate(missing) if not count]
-    for node in order:  # grows while it is walked
+    ready = [node for node, count in enumerate(missing) if not count]
+    order = []
+    while ready:
+        node = heapq.heappop(ready)
+        order.append(node)
         for after in dependents[node]:
             missing[after] -= 1
             if not missing[after]:
-                order.append(after)
+                heapq.heappush(ready, after)
     return order
 
 

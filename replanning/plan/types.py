@@ -8,6 +8,7 @@ from typing import Final, NewType, TypeAlias
 from pydantic import JsonValue
 
 __all__ = [
+    "JSON_TYPES",
     "MAX_NAME_CHARS",
     "AttemptId",
     "JsonObject",
@@ -19,6 +20,9 @@ __all__ = [
     "TaskId",
     "TriggerId",
 ]
+
+JSON_TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array", "object"})
+"""Names of the types of JSON Schema that parameters of tools may have."""
 
 MAX_NAME_CHARS: Final = 200
 """Longest id or name, in characters."""

@@ -324,7 +324,7 @@ class PlanningState(_StateModel):
                     data["considered"], strict=False
                 )
             case NoteAdded(type="output", data=data):
-                output = self.outputs[str(data["task"])] = _as_object(data["value"])
+                output = self.outputs[str(data["task"])] = as_object(data["value"])
                 self.phase_outputs[str(data["phase"])] = output
             case NoteAdded(type="plan", data=data):
                 plan = PlanVersion.model_validate(data, strict=False)
@@ -336,7 +336,7 @@ class PlanningState(_StateModel):
             case NoteAdded(type="assumed", data=data):
                 self.clarified.append(Clarification.model_validate(data, strict=False))
             case NoteAdded(type="call", data=data):
-                self.calls[str(data["task"])] = _as_object(data["arguments"])
+                self.calls[str(data["task"])] = as_object(data["arguments"])
             case NoteAdded(type="reflection", data=data):
                 self.reflections.append(data)
             case NoteAdded(type="completion", data=data):
@@ -461,12 +461,6 @@ class PlanningState(_StateModel):
         name = self.name_of(task)
         first = next((plan for plan in self.plans if name in plan.tasks), None)
         return (first.lineage if first is not None else "") or name
-
-
-def _as_object(value: object) -> JsonObject:
-    if not isinstance(value, dict):
-        raise ValueError(f"expected a JSON object, got {type(value).__name__}")
-    return value
 
 
 class PlanStep(NamedTuple):

@@ -12,6 +12,8 @@ from pydantic import TypeAdapter
 
 from replanning.errors import OutputError
 from replanning.journal.values import (
+    MAX_INTEGER,
+    MIN_INTEGER,
     AnnotatedJson,
     NotStorable,
     StoredOutput,
@@ -32,9 +34,6 @@ Codec = Callable[[object], JsonValue]
 
 _SIMPLE_TYPES: Final = frozenset({NoneType, bool, int})
 """Types of outputs that are JSON and hold no secrets."""
-
-_MIN_INTEGER: Final = -(2**63)
-_MAX_INTEGER: Final = 2**63
 
 
 class WithheldOutput(NamedTuple):
@@ -97,7 +96,7 @@ class OutputKeeper:
         kind = type(output)
         # They hold no secrets, and nothing of them can be changed, so they need no copy.
         if kind in _SIMPLE_TYPES:
-            is_small = kind is not int or _MIN_INTEGER < output < _MAX_INTEGER  # type: ignore[operator]
+            is_small = kind is not int or MIN_INTEGER < output < MAX_INTEGER  # type: ignore[operator]
             if is_small:
                 return TakenOutput(output, output)
         if isinstance(output, WithheldOutput):

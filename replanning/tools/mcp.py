@@ -21,7 +21,7 @@ from replanning.errors import PlanError, Problem
 from replanning.plan.document import Plan
 from replanning.plan.messages import NameSuggester, format_path
 from replanning.plan.tasks import McpServer, ToolSpec
-from replanning.plan.types import JsonObject
+from replanning.plan.types import JSON_TYPES, JsonObject
 from replanning.tools.call import ToolCall, find_artifacts, parse_json
 from replanning.tools.errors import (
     InvalidArguments,
@@ -60,7 +60,6 @@ _UNCHECKED_KEYWORDS: Final = (
 
 _MAX_SCHEMA_ERRORS: Final = 5
 _CONTROL_CHARS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-_JSON_TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array", "object"})
 Redact = Callable[[str], str]
 
 
@@ -84,7 +83,7 @@ def mcp_tool_spec(
         properties.items() if isinstance(properties, dict) else (), _MAX_PARAMETERS
     ):
         kind = described.get("type") if isinstance(described, dict) else None
-        parameters[str(each)] = kind if isinstance(kind, str) and kind in _JSON_TYPES else "any"
+        parameters[str(each)] = kind if isinstance(kind, str) and kind in JSON_TYPES else "any"
     needed = required if isinstance(required, list) else []
     hints = tool.annotations
     harmless = hints is not None and (hints.read_only_hint or hints.destructive_hint is False)
