@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,11 +12,10 @@ from typing import Final, cast
 
 import anyio
 
-from replanning import Plan, Settings, TaskContext
+from replanning import TaskContext
 from replanning.errors import Problem, SettingsError, ToolError
 from replanning.plan.messages import brief_repr
 from replanning.plan.types import JsonObject, JsonValue
-from replanning.tools import ToolExecutor
 from replanning.tools.call import ToolCall
 from replanning.tools.shell import run_shell
 
@@ -29,24 +28,6 @@ MAX_CONTEXT_BYTES: Final = 64 * 1024
 _PAIR_PATTERN: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*=\s*+(.*)")
 
 _VALUE_DECODER: Final = json.JSONDecoder(parse_constant=str)
-
-
-def create_executor(
-    plan: Plan,
-    settings: Settings,
-    *,
-    cwd: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> ToolExecutor:
-    """Return the executor of a plan whose commands may change the context; see `ToolExecutor`."""
-    return ToolExecutor(
-        plan,
-        default_timeout=settings.timeout.task,
-        output_limit=settings.max_output,
-        cwd=cwd,
-        environ=environ,
-        kinds={"shell": run_context_shell},
-    )
 
 
 async def run_context_shell(call: ToolCall) -> JsonValue:

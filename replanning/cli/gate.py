@@ -1,4 +1,4 @@
-"""Questions to people, and the gate that asks them at the terminal."""
+"""Questions at the terminal: how they are printed, and the gate that asks them."""
 
 from __future__ import annotations
 
@@ -12,55 +12,17 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from replanning import Answer, Question, ReplanningError, StoreGate
+from replanning import Answer, Question, ReplanningError
 from replanning.changes import PlanChange, ReplaceTask, dump_change, parse_changes
 from replanning.cli.app import DIFF_STYLES, console, escape_control
-from replanning.cli.lookup import RunDisplay, create_display, is_phase_task, user_name
+from replanning.cli.lookup import RunDisplay, is_phase_task
 from replanning.environment import SystemClock
-from replanning.errors import SettingsError
 from replanning.history.reports import candidate_lines
 from replanning.history.wording import printable_line, trigger_line
 from replanning.plan.messages import spoken_id
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from replanning.decision import HumanGate
-    from replanning.journal import RunStore
-
-
-def create_gate(
-    ask: str | None,
-    store: RunStore,
-    display: RunDisplay | None,
-    *,
-    json: bool,
-    remote_answers: bool = False,
-) -> HumanGate | None:
-    """Return the gate through which a person is asked; None where no person is asked.
-
-    Args:
-        ask: the option `--ask`.
-        store: of the run.
-        display: of the run, which leaves the terminal to questions; None if it is not shown.
-        json: whether a program reads the result; it has no use for questions.
-        remote_answers: people can answer elsewhere as well, such as on an issue.
-
-    Raises:
-        SettingsError: no person can be asked there.
-    """
-    at_terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
-    ways = "use --ask store or --no-ask" if store.durable else "use --no-ask"
-    if ask == "console" and not at_terminal:
-        raise SettingsError.at("--ask", f"nobody can be asked here: this is no terminal; {ways}")
-    if ask == "store" and not (store.durable or remote_answers):
-        problem = "nobody could answer: the run is kept in the memory of this process alone; use --ask console or --no-ask"
-        raise SettingsError.at("--ask", problem)
-    if ask == "console" or (ask is None and at_terminal and not json):
-        display = display or create_display()
-        display.questions_on_terminal = True
-        return ConsoleGate(display, user_name(None))
-    return StoreGate() if ask == "store" or remote_answers else None
 
 
 def print_question(out: Console, question: Question) -> None:

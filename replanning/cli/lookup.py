@@ -6,6 +6,7 @@ import getpass
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -49,7 +50,7 @@ from replanning.plugins import installed_plugins, load_plugin
 
 if TYPE_CHECKING:
     from replanning import ReplanningEngine
-    from replanning.decision import Question
+    from replanning.decision import HumanGate, Question
     from replanning.integrations.temporal_store import TemporalStore
     from replanning.journal import RunInfo, RunStore
     from replanning.llm import LLMProvider
@@ -371,8 +372,8 @@ def provider_names(options: RunOptions, settings: Settings) -> list[str]:
     return list(dict.fromkeys(options.providers or settings.provider))
 
 
-def read_plan(path: str) -> Plan:
-    """Load a plan file.
+def read_plan(path: str, context: Sequence[str] = ()) -> Plan:
+    """Load a plan file, with the context that `--set` options change.
 
     Raises:
         PlanError: it is not valid; for a file of tools, the message names the commands that take one.
@@ -381,7 +382,6 @@ def read_plan(path: str) -> Plan:
         plan = Plan.load(path)
         if problems := secret_name_problems(plan, redactor()):
             raise PlanError(locate_problems(problems, path))
-        return plan
     except PlanError as error:
         sections = load_document(path).keys()
         if sections.isdisjoint({"tools", "mcp"}) or not sections.isdisjoint({"goal", "tasks"}):
@@ -393,6 +393,13 @@ def read_plan(path: str) -> Plan:
         raise PlanError(
             [Problem(path, f"{what}; {solve}, replanning tools {name} lists them"), *others]
         ) from None
+    if not context:
+        return plan
+    from replanning.cli.context import parse_context_options  # with the tools, slow to load
+
+    changed = {**plan.context, **parse_context_options(context)}
+    plan = plan.model_copy(update={"context": changed})
+    return Plan.model_validate(plan.model_dump(mode="json", exclude_unset=True))
 
 
 def load_document(path: str) -> JsonObject:
@@ -433,6 +440,44 @@ class RunDisplay(Protocol):
 def create_display(*, picture: bool = True) -> Any:  # both an Exporter and a RunDisplay
     """Create the exporter that shows runs while they are executed; without a picture, it prints lines alone."""
     return load_plugin("exporters", "live")(picture=picture, result=False)
+
+
+def create_gate(
+    ask: str | None,
+    store: RunStore,
+    display: RunDisplay | None,
+    *,
+    json: bool,
+    remote_answers: bool = False,
+) -> HumanGate | None:
+    """Return the gate through which a person is asked; None where no person is asked.
+
+    Args:
+        ask: the option `--ask`.
+        store: of the run.
+        display: of the run, which leaves the terminal to questions; None if it is not shown.
+        json: whether a program reads the result; it has no use for questions.
+        remote_answers: people can answer elsewhere as well, such as on an issue.
+
+    Raises:
+        SettingsError: no person can be asked there.
+    """
+    from replanning import StoreGate  # most commands ask nobody
+
+    at_terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+    ways = "use --ask store or --no-ask" if store.durable else "use --no-ask"
+    if ask == "console" and not at_terminal:
+        raise SettingsError.at("--ask", f"nobody can be asked here: this is no terminal; {ways}")
+    if ask == "store" and not (store.durable or remote_answers):
+        problem = "nobody could answer: the run is kept in the memory of this process alone; use --ask console or --no-ask"
+        raise SettingsError.at("--ask", problem)
+    if ask == "console" or (ask is None and at_terminal and not json):
+        from replanning.cli.gate import ConsoleGate  # only a terminal needs it
+
+        display = display or create_display()
+        display.questions_on_terminal = True
+        return ConsoleGate(display, user_name(None))
+    return StoreGate() if ask == "store" or remote_answers else None
 
 
 def tell_models(
@@ -532,7 +577,8 @@ def open_exporters(options: RunOptions, display: Exporter | None) -> list[Export
     exporters: list[Exporter] = []
     if options.trace:
         exporters.append(open_trace_exporter(options.trace))
-    exporters += open_notifiers(options.notify or ())
+    if options.notify:
+        exporters += open_notifiers(options.notify)
     if display is not None:
         exporters.append(display)
     return exporters

@@ -14,7 +14,6 @@ import typer
 from replanning import Goal, Plan, ReplanningEngine
 from replanning.cli import lookup
 from replanning.cli.app import ExitCode, Program, RunOptions, epilog, fail, print_message
-from replanning.cli.gate import create_gate
 from replanning.cli.plans import read_tools
 from replanning.errors import ReplanningError, SettingsError
 from replanning.plan.messages import join_names
@@ -164,7 +163,7 @@ def mcp_proxy(
             lookup.provider_names(options, settings),
             settings=settings,
             mode="observe" if options.observe else "act",
-            gate=create_gate(options.ask, store, display, json=options.json),
+            gate=lookup.create_gate(options.ask, store, display, json=options.json),
             store=store,
             exporters=exporters,
         )

@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import sysconfig
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
 from pathlib import Path
 from tempfile import mkdtemp
@@ -29,8 +29,7 @@ from replanning.cli.app import (
     fail,
     print_message,
 )
-from replanning.cli.context import create_executor, parse_context_options
-from replanning.cli.gate import create_gate
+from replanning.cli.context import parse_context_options, run_context_shell
 from replanning.cli.plans import discover_tools
 from replanning.cli.summary import RunSummary
 from replanning.engine.engine import DECOMPOSER_PLUGIN, ProviderSpec, run_workers
@@ -42,7 +41,7 @@ from replanning.plan.reading import locate_problems
 from replanning.plan.types import JsonObject, RunId
 from replanning.plugins import load_plugin
 from replanning.run.opening import redactor_for
-from replanning.tools import check_machine, check_tools
+from replanning.tools import ToolExecutor, check_machine, check_tools
 from replanning.tools.check import check_unused_arguments
 
 commands = Program()
@@ -92,7 +91,7 @@ def run(
     settings: Settings | None = None
     if not on_temporal:  # where a worker has settings of its own
         settings = lookup.run_settings(options)
-    document = _read_plan(path, options)
+    document = lookup.read_plan(path, options.context or ())
     if problems := check_tools(document):
         raise PlanError(locate_problems(problems, path))
     if not options.quiet:
@@ -111,16 +110,6 @@ def run(
         settings=settings,
     )
     raise typer.Exit(summary.report(json=options.json))
-
-
-def _read_plan(path: str, options: RunOptions) -> Plan:
-    """Return the plan of a file, with the context that the options set."""
-    document = lookup.read_plan(path)
-    if not options.context:
-        return document
-    context = {**document.context, **parse_context_options(options.context)}
-    changed = document.model_copy(update={"context": context})
-    return Plan.model_validate(changed.model_dump(mode="json", exclude_unset=True))
 
 
 def resume_plan(
@@ -150,7 +139,8 @@ def resume_plan(
     if plan_file is None:
         changed_context = parse_context_options(options.context or ())
     else:
-        plan = _with_found_tools(_read_plan(str(plan_file), options), opened.plan)
+        given = lookup.read_plan(str(plan_file), options.context or ())
+        plan = _with_found_tools(given, opened.plan)
 
     def open_run(engine: ReplanningEngine, _: Plan) -> AbstractAsyncContextManager[PlanRun]:
         resumed = run_id
@@ -309,7 +299,7 @@ def _carry_out(
             providers,
             settings=settings,
             mode="observe" if options.observe else "act",
-            gate=create_gate(options.ask, store, display, json=options.json),
+            gate=lookup.create_gate(options.ask, store, display, json=options.json),
             store=store,
             exporters=exporters,
             environment=environment,
@@ -327,6 +317,24 @@ def _carry_out(
             redact=run.redact_value,
             interrupted=interrupted,
         )
+
+
+def create_executor(
+    plan: Plan,
+    settings: Settings,
+    *,
+    cwd: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> ToolExecutor:
+    """Return the executor of a plan whose commands may change the context; see `ToolExecutor`."""
+    return ToolExecutor(
+        plan,
+        default_timeout=settings.timeout.task,
+        output_limit=settings.max_output,
+        cwd=cwd,
+        environ=environ,
+        kinds={"shell": run_context_shell},
+    )
 
 
 def create_judge_model(settings: Settings, names: Sequence[str]) -> LLMProvider | None:

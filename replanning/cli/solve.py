@@ -27,10 +27,10 @@ from replanning.cli.app import (
     print_json,
     print_message,
 )
-from replanning.cli.context import create_executor, parse_context_options
-from replanning.cli.gate import ConsoleGate, create_gate
+from replanning.cli.context import parse_context_options
+from replanning.cli.gate import ConsoleGate
 from replanning.cli.plans import discover_tools, read_tools
-from replanning.cli.run import create_judge_model, run_until_stopped
+from replanning.cli.run import create_executor, create_judge_model, run_until_stopped
 from replanning.cli.summary import RunSummary
 from replanning.errors import NotRunning, SettingsError, StoreError
 from replanning.journal import NoteAdded, RunOpened
@@ -569,7 +569,7 @@ def _run_planning(
             if not library.tools:
                 problem = "there are no tools: none is described, and no server has any"
                 raise SettingsError.at("--tools", problem)
-            gate = create_gate(
+            gate = lookup.create_gate(
                 options.ask, store, display, json=options.json, remote_answers=reads_replies
             )
             planning = PlanningCoordinator(

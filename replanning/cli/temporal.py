@@ -23,9 +23,10 @@ from replanning.cli.app import (
     fail,
     print_message,
 )
-from replanning.cli.context import create_executor, parse_context_options
-from replanning.cli.gate import ConsoleGate, create_gate
+from replanning.cli.context import parse_context_options
+from replanning.cli.gate import ConsoleGate
 from replanning.cli.plans import discover_tools, read_tools
+from replanning.cli.run import create_executor
 from replanning.cli.summary import RunSummary
 from replanning.engine.engine import REPAIR_PLUGIN
 from replanning.environment import SystemClock, new_run_id
@@ -261,7 +262,8 @@ def _follow(store: TemporalStore, run: str, options: RunOptions, seen: int) -> i
         seen: the last record that is not shown.
     """
     display, clock = lookup.create_display(), SystemClock()
-    gate, started = create_gate(options.ask, store, display, json=options.json), clock.now()
+    gate = lookup.create_gate(options.ask, store, display, json=options.json)
+    started = clock.now()
     display.attach(ExporterContext(store, clock))
     follower = _Follower(
         store, RunId(run), None if options.quiet else display, gate, options.ask == "never"
