@@ -60,8 +60,8 @@ from replanning.plan.types import TaskId
 _PENDING: Final = TaskState.PENDING
 _RUNNING: Final = TaskState.RUNNING
 
-_TOOL_TEMPLATES: Final = {"command", "url", "headers", "body", "env"}
-"""Fields of a tool that are sent or executed."""
+_TOOL_TEMPLATES: Final = {"command", "url", "headers", "body", "env", "cwd", "workspace"}
+"""Fields of a tool that are sent or executed, or say where that is done."""
 
 _YIELD_AFTER_CHARS: Final = 4_000
 """Characters of a plan that are hashed between two pauses."""
