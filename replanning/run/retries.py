@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from subprocess import CalledProcessError
 from traceback import FrameSummary, TracebackException, walk_tb
 from typing import Final, Literal
 
@@ -100,10 +101,15 @@ _IN_DOUBT_CLASSES: Final = {
     ),
     # The work waited for something that was cut off: of its own, of a client, or in a thread.
     "replanning": ("CancelledWithin",),
-    "asyncio": ("CancelledError",),
-    "concurrent": ("CancelledError",),
-    "trio": ("Cancelled",),
+    "asyncio": ("CancelledError", "IncompleteReadError"),
+    # A process of a pool that was killed has a broken pool.
+    "concurrent": ("CancelledError", "BrokenExecutor"),
+    "trio": ("Cancelled", "BrokenResourceError", "TooSlowError"),
+    "anyio": ("BrokenResourceError", "BrokenWorkerProcess", "EndOfStream", "IncompleteRead"),
+    "subprocess": ("TimeoutExpired",),
+    "ssl": ("SSLEOFError", "SSLZeroReturnError"),
     "http": ("IncompleteRead", "RemoteDisconnected"),
+    "smtplib": ("SMTPServerDisconnected",),
     "httpx": ("NetworkError", "RemoteProtocolError", "TimeoutException"),
     "httpx2": ("NetworkError", "RemoteProtocolError", "TimeoutException"),
     "httpcore": ("NetworkError", "RemoteProtocolError", "TimeoutException"),
@@ -115,6 +121,9 @@ _IN_DOUBT_CLASSES: Final = {
     "redis": ("ConnectionError", "TimeoutError"),
     "psycopg": ("OperationalError",),
     "psycopg2": ("OperationalError",),
+    "stripe": ("APIConnectionError",),
+    "pymongo": ("AutoReconnect",),
+    "websockets": ("ConnectionClosed",),
 }
 """Classes of errors raised after something was sent, or by clients that cannot tell."""
 
@@ -147,7 +156,10 @@ def _verdicts_by_class() -> dict[str, Verdict]:
 _VERDICTS: Final = _verdicts_by_class()
 """Verdicts of classes by top-level package and name; the nearest base class decides."""
 
-_UNCLEAR_CLASSES: Final = ("requests.ConnectionError", "requests.RetryError")
+_UNCLEAR_CLASSES: Final = (
+    *("requests.ConnectionError", "requests.RetryError"),
+    "builtins.ConnectionError",
+)
 """Classes for which the error that they wrap says more."""
 
 _AWS_TRANSIENT: Final = re.compile(
@@ -307,7 +319,7 @@ def _classify(
             inner = getattr(wrapped, "reason", None)  # of urllib and urllib3
         if inner is None and is_unclear and wrapped.args:
             inner = wrapped.args[0]
-        if inner is None and verdict is None:
+        if not isinstance(inner, BaseException) and (verdict is None or is_unclear):
             # `raise PaymentFailed() from error`: what was lost on the way is in doubt all the same.
             inner = wrapped.__cause__
         wrapped = inner
@@ -346,6 +358,9 @@ def _verdict(part: BaseException, names: Sequence[str]) -> Verdict | None:
     """
     if isinstance(part, ToolError) and part.in_doubt:
         return "in-doubt"
+    if isinstance(part, BaseExceptionGroup):
+        _, in_doubt = _classify_group(part, (), None)
+        return "in-doubt" if in_doubt else None
     if isinstance(part, TransientError | StoreError):
         return "may-pass"
     number = getattr(part, "errno", None)
@@ -362,7 +377,12 @@ def _verdict(part: BaseException, names: Sequence[str]) -> Verdict | None:
     if "sqlite3.OperationalError" in names:
         text = getattr(part, "sqlite_errorname", None) or str(part)
         return "may-pass" if text.startswith(_SQLITE_BUSY) else "definite"
+    if isinstance(part, CalledProcessError) and part.returncode < 0:
+        return "in-doubt"  # a signal ended it
     for name in names:
+        # A client that derives its error from that of Python may raise it after something was sent.
+        if name == "builtins.ConnectionError" and name != names[0]:
+            return "in-doubt"
         if name in _VERDICTS:
             return _VERDICTS[name]
     return None

@@ -3,14 +3,18 @@
 import asyncio  # noqa: TID251 # its cancellations are told apart from those of the library
 import concurrent.futures
 import errno
+import smtplib
 import socket
 import sqlite3
+import ssl
+import subprocess
 from collections import Counter
 from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError, URLError
 
+import anyio
 import httpx
 import pytest
 
@@ -167,6 +171,16 @@ IN_DOUBT = [
     error("aiohttp.ServerTimeoutError", "aiohttp.ClientConnectionError"),
     error("requests.exceptions.ReadTimeout", "requests.exceptions.Timeout"),
     error("botocore.exceptions.ReadTimeoutError"),
+    type("ServerDisconnected", (ConnectionError,), {})(),
+    subprocess.TimeoutExpired("pay", 3),
+    subprocess.CalledProcessError(-9, "pay"),
+    smtplib.SMTPServerDisconnected("Connection unexpectedly closed"),
+    ssl.SSLEOFError(8, "EOF occurred in violation of protocol"),
+    asyncio.IncompleteReadError(b"", 3),
+    concurrent.futures.BrokenExecutor(),
+    anyio.EndOfStream(),
+    error("trio.TooSlowError"),
+    error("stripe.APIConnectionError"),
 ]
 
 DEFINITE = [
@@ -175,6 +189,7 @@ DEFINITE = [
     HTTPError("http://x", 409, "", None, None),  # type: ignore[arg-type]
     CommandFailed("t", "work", 1, ""),
     CommandFailed("t", "ssh", 255, ""),
+    subprocess.CalledProcessError(1, "pay"),
     type("Hostile", (Exception,), {"response": property(lambda self: 1 / 0)})(),
     URLError("unknown url type: x"),
     HTTPError("http://x", 404, "", None, None),  # type: ignore[arg-type]
@@ -210,6 +225,11 @@ def test_an_error_raised_from_another_says_what_that_one_says() -> None:
     assert failure_from(own).in_doubt
     own.__cause__ = asyncio.CancelledError()
     assert failure_from(own).in_doubt
+    own.__cause__ = ExceptionGroup("", [KeyError("url"), TimeoutError()])
+    assert failure_from(own).in_doubt
+    unclear = ConnectionError("the payment failed")
+    unclear.__cause__ = ConnectionResetError()
+    assert failure_from(unclear).in_doubt
     handled = ValueError("no such order")
     handled.__context__ = TimeoutError()
     assert not failure_from(handled).in_doubt
