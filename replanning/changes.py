@@ -20,8 +20,8 @@ from replanning.plan.messages import (
     format_path,
     validation_problems,
 )
-from replanning.plan.tasks import Items, StrictModel, Task
-from replanning.plan.types import JsonObject, JsonValue, TaskId, to_seconds
+from replanning.plan.tasks import Items, StrictModel, Task, to_seconds
+from replanning.plan.types import JsonObject, JsonValue, TaskId
 
 __all__ = [
     "AbortRun",

@@ -17,8 +17,7 @@ from pydantic import (
 from replanning.errors import SettingsError
 from replanning.journal.records import trigger_types
 from replanning.plan.messages import did_you_mean, validation_problems
-from replanning.plan.tasks import Budget, Retry, StrictModel
-from replanning.plan.types import to_seconds
+from replanning.plan.tasks import Budget, Retry, StrictModel, to_seconds
 from replanning.plugins import installed_plugins
 from replanning.secrets import pattern_problem
 

@@ -29,6 +29,7 @@ from replanning.plan.json_values import copy_json
 from replanning.plan.messages import validation_problems
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.run.attempt import TaskContext, Work
+from replanning.run.outputs import return_type_of
 
 Parameters = ParamSpec("Parameters")
 
@@ -45,21 +46,6 @@ _JSON_TYPES: Final[Sequence[tuple[type, str]]] = (
     (Sequence, "array"),
     (set, "array"),
 )
-
-_VAGUE_HINTS: Final = (
-    inspect.Signature.empty,
-    Any,
-    object,
-    None,
-    NoneType,
-    str,
-    int,
-    float,
-    bool,
-    dict,
-    list,
-)
-"""Return annotations that name no class of which an output could be."""
 
 _NAMED: Final = (
     inspect.Parameter.POSITIONAL_ONLY,
@@ -141,7 +127,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         self._required = frozenset(
             name for name, each in named.items() if each.default is inspect.Parameter.empty
         )
-        self.return_type = _type_adapter(hints.get("return", inspect.Signature.empty))
+        self.return_type = return_type_of(function)
         self._is_async = any(
             map(inspect.iscoroutinefunction, (inspect.unwrap(function), type(function).__call__))
         )
@@ -230,27 +216,6 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         except PydanticUserError:  # a model, which has a configuration of its own
             adapter = TypeAdapter(hint)
         return adapter.validate_python(value)
-
-
-def _type_adapter(hint: Any) -> TypeAdapter[Any] | None:
-    """Return the adapter of a return annotation; None if pydantic does not know it."""
-    if hint in _VAGUE_HINTS:
-        return None
-    try:
-        return TypeAdapter(hint)
-    except Exception:  # noqa: BLE001 - an annotation may be anything
-        return None
-
-
-def return_type_of(function: Callable[..., object]) -> TypeAdapter[Any] | None:
-    """Return the adapter of a function's return annotation; None without a useful one."""
-    if isinstance(function, FunctionTool):
-        return function.return_type
-    try:
-        hints = get_type_hints(function, include_extras=True)
-    except Exception:  # noqa: BLE001 - an annotation may name something that only type checkers import
-        return None
-    return _type_adapter(hints.get("return", inspect.Signature.empty))
 
 
 def _type_name(hint: object) -> str:

@@ -44,7 +44,8 @@ from replanning.llm.completions import (
 from replanning.plan import JsonObject
 from replanning.plan.json_values import exceeds_depth
 from replanning.plan.messages import cut, error_lines
-from replanning.plan.types import JsonValue, to_seconds
+from replanning.plan.tasks import to_seconds
+from replanning.plan.types import JsonValue
 from replanning.secrets import Redactor
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)

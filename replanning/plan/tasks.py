@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeVar, get_args
 
@@ -28,7 +29,7 @@ from replanning.errors import PlanError, ReplanningError
 from replanning.plan.json_values import as_text
 from replanning.plan.messages import validation_problems
 from replanning.plan.references import fact_problem, fill_placeholders, normalise_fact, placeholders
-from replanning.plan.types import MAX_NAME_CHARS, JsonObject, TaskId, to_seconds
+from replanning.plan.types import MAX_NAME_CHARS, JsonObject, TaskId
 
 # Names stand in messages, where nobody would see a blank at an end or a line break.
 _NAME_PATTERN: Final = (
@@ -53,6 +54,15 @@ def _validate_fact(text: str) -> str:
 Fact = Annotated[
     str, StringConstraints(min_length=1, pattern=_NONBLANK_PATTERN), AfterValidator(_validate_fact)
 ]
+
+
+def to_seconds(duration: float | timedelta) -> float:
+    """Return a duration in seconds; a number is returned as it is."""
+    if isinstance(duration, timedelta):
+        return duration.total_seconds()
+    return duration
+
+
 # Strict, because a number in quotes is a mistake to report, not a number.
 NonNegativeFloat = Annotated[float, Field(strict=True, ge=0)]
 Duration = Annotated[float, Field(strict=True, ge=0), BeforeValidator(to_seconds)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Final, NewType, TypeAlias
 
 from pydantic import JsonValue
@@ -45,10 +44,3 @@ JsonObject = dict[str, JsonValue]
 
 JsonPath = tuple[str | int, ...]
 """Path into a JSON document: keys of objects and indexes of arrays, from the outside in."""
-
-
-def to_seconds(duration: float | timedelta) -> float:
-    """Return a duration in seconds; a number is returned as it is."""
-    if isinstance(duration, timedelta):
-        return duration.total_seconds()
-    return duration

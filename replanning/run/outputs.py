@@ -6,7 +6,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_type_hints
 
 from pydantic import TypeAdapter
 
@@ -34,6 +34,21 @@ Codec = Callable[[object], JsonValue]
 
 _SIMPLE_TYPES: Final = frozenset({NoneType, bool, int})
 """Types of outputs that are JSON and hold no secrets."""
+
+
+_VAGUE_HINTS: Final = (
+    Any,
+    object,
+    None,
+    NoneType,
+    str,
+    int,
+    float,
+    bool,
+    dict,
+    list,
+)
+"""Return annotations that name no class of which an output could be."""
 
 
 class WithheldOutput(NamedTuple):
@@ -218,3 +233,14 @@ def await_problem(output: object, task_id: TaskId, verb: str = "returned") -> st
         f"task {task_id!r} {verb} {kind}{named}, which nobody has awaited; "
         "was `await` forgotten, or `async for`?"
     )
+
+
+def return_type_of(function: Callable[..., object]) -> TypeAdapter[Any] | None:
+    """Return the adapter of a function's return annotation; None without a useful one."""
+    try:
+        hint = get_type_hints(function, include_extras=True).get("return", Any)
+        if hint in _VAGUE_HINTS:
+            return None
+        return TypeAdapter(hint)
+    except Exception:  # noqa: BLE001 - it may be anything, or name what only type checkers import
+        return None

@@ -15,12 +15,11 @@ import anyio
 import anyio.to_thread
 from pydantic import JsonValue, TypeAdapter
 
-from replanning.engine.functions import return_type_of
 from replanning.environment import Clock, SystemClock
 from replanning.plan.document import Plan
 from replanning.plan.references import IDEMPOTENCY_KEY
-from replanning.plan.tasks import McpServer, Task, ToolSpec
-from replanning.plan.types import to_seconds
+from replanning.plan.tasks import McpServer, Task, ToolSpec, to_seconds
+from replanning.run.outputs import return_type_of
 from replanning.tools.call import (
     Secrets,
     ToolCall,

@@ -12,9 +12,9 @@ import anyio
 import anyio.to_thread
 from pydantic import JsonValue
 
-from replanning.engine.functions import return_type_of
 from replanning.plan.messages import did_you_mean
 from replanning.run.attempt import TaskContext
+from replanning.run.outputs import return_type_of
 from replanning.tools.call import ToolCall
 from replanning.tools.errors import InvalidArguments, InvalidTool, ToolUnavailable
 
