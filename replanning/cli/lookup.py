@@ -41,9 +41,9 @@ from replanning.errors import (
 from replanning.history.status import open_questions, replay_records
 from replanning.journal import store as stores
 from replanning.journal.records import RunOpened
+from replanning.plan.checks import secret_name_problems
 from replanning.plan.messages import did_you_mean, join_names, spoken_id
 from replanning.plan.reading import format_of, locate_problems, read_document, read_text_file
-from replanning.plan.secret_names import secret_name_problems
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.plugins import installed_plugins, load_plugin

@@ -32,11 +32,11 @@ from replanning.cli.app import (
 from replanning.cli.lookup import load_document, read_plan, read_settings, read_text_argument
 from replanning.errors import Problem, SettingsError
 from replanning.history.wording import pluralise
+from replanning.plan.checks import secret_name_problems
 from replanning.plan.document import plan_schema, redaction_warning
 from replanning.plan.messages import did_you_mean, format_path, one_line, parse_path
 from replanning.plan.reading import format_of, locate_problems, read_document
 from replanning.plan.risk import detected_risk
-from replanning.plan.secret_names import secret_name_problems
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.tools import ToolExecutor, check_machine, check_tools
 from replanning.tools.check import check_danger, check_unused_arguments

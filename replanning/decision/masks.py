@@ -28,9 +28,9 @@ from replanning.changes import (
 )
 from replanning.errors import ChangeRejected, Problem
 from replanning.live.plan import LivePlan
+from replanning.plan.checks import secret_name_problems
 from replanning.plan.json_values import is_redacted
 from replanning.plan.messages import brief_repr, join_names
-from replanning.plan.secret_names import secret_name_problems
 from replanning.plan.tasks import share_capability
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.secrets import MASK, Redactor

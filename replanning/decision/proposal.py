@@ -33,11 +33,10 @@ from replanning.live.states import FINISHED, STUCK, WAITING, TaskState
 from replanning.live.strips import ground_action
 from replanning.live.view import DraftView, PlanView, TaskView, strips_problem
 from replanning.llm.quoting import is_truncated
-from replanning.plan.checks import nested_bodies
+from replanning.plan.checks import nested_bodies, secret_name_problems
 from replanning.plan.json_values import is_redacted, iter_strings
 from replanning.plan.messages import join_names
 from replanning.plan.risk import resolved_risk
-from replanning.plan.secret_names import secret_name_problems
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonValue, TaskId
 from replanning.secrets import MASK, Redactor

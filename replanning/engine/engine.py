@@ -64,9 +64,9 @@ from replanning.journal.records import QuestionVerdict
 from replanning.journal.store import InboxMessage, RunStore, open_store
 from replanning.llm.provider import FallbackLLM, GuardedLLM, LLMProvider
 from replanning.llm.selection import AUTO, create_llm_provider, is_llm
+from replanning.plan.checks import secret_name_problems
 from replanning.plan.document import Plan
 from replanning.plan.messages import join_names
-from replanning.plan.secret_names import secret_name_problems
 from replanning.plan.tasks import Goal, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
 from replanning.plugins import load_plugin, plugin_name

@@ -1,22 +1,29 @@
-"""Checks of a plan as a whole: names, tools, arguments, resources, references and cycles."""
+"""Checks of a plan as a whole: names, tools, arguments, resources, references and cycles; secrets in names."""
 
 from __future__ import annotations
 
 import heapq
+import re
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from types import NoneType
 from typing import Final, NamedTuple
 
-from pydantic import JsonValue
+from pydantic import BaseModel, JsonValue
 
 from replanning.errors import ExpressionError, Problem
 from replanning.plan.conditions import Condition
 from replanning.plan.json_values import iter_strings, json_type_name
-from replanning.plan.messages import NameSuggester, brief_repr, first_problems, format_path
+from replanning.plan.messages import (
+    MAX_PROBLEMS,
+    NameSuggester,
+    brief_repr,
+    first_problems,
+    format_path,
+)
 from replanning.plan.references import (
     IDEMPOTENCY_KEY,
     Reference,
@@ -26,6 +33,7 @@ from replanning.plan.references import (
 )
 from replanning.plan.tasks import McpServer, Task, TaskBody, ToolSpec
 from replanning.plan.types import JsonPath
+from replanning.secrets import MASK, Redactor, name_fields
 
 Finding = tuple[JsonPath, str]
 _Expression = Condition | tuple[Reference, ...] | str
@@ -72,6 +80,11 @@ _SIMPLE_TYPES: Final[Mapping[str, frozenset[type]]] = {
     "any": frozenset({*_JSON_TYPES.values(), float, NoneType}),
 }
 """Types of most values of parameters, without subclasses."""
+
+_PARTS_WITH_NAMES: Final = frozenset(
+    {"tasks", "tools", "mcp", "fallbacks", "undo", "changes", "task", "fields"}
+)
+_COMPARISON: Final = re.compile("[=<>!]+")
 
 
 def check_plan(
@@ -580,6 +593,61 @@ def _type_mismatch(value: JsonValue, kind: str, scope: TaskScope) -> str:
     if isinstance(value, str) and scope.objects.get(value) == kind:
         return ""
     return f"an object of type {kind!r} as `objects` states them"
+
+
+# Names that hold secrets: they are refused, because names are not masked.
+
+
+def secret_name_problems(
+    part: BaseModel | Sequence[BaseModel], redactor: Redactor
+) -> list[Problem]:
+    """Return the names in a plan or in changes that hold secrets, by their places."""
+    names = dict.fromkeys(name for _, name in _iter_names(part, ()))
+    if not redactor.is_secret_name("\n\n".join(names)):  # all at once
+        return []
+    why = "what looks like a secret cannot be a name, because names are kept; choose another"
+    problems: list[Problem] = []
+    for path, name in _iter_names(part, ()):
+        if len(problems) < MAX_PROBLEMS and redactor.is_secret_name(name):
+            problems.append(Problem(_masked_place(path, redactor), why))
+    return problems
+
+
+def _masked_place(path: JsonPath, redactor: Redactor) -> str:
+    """Return a path into a document, as `tasks[3].id`, without the secrets in its names."""
+    steps: list[str | int] = []
+    for step in path:
+        is_secret = isinstance(step, str) and redactor.is_secret_name(step)
+        steps.append(MASK if is_secret else step)
+    return format_path(steps)
+
+
+def _iter_names(part: object, path: JsonPath) -> Iterator[tuple[JsonPath, str]]:
+    """Yield the names in a plan or in changes, with their paths."""
+    if isinstance(part, str):
+        # A condition compares, which would look as if it assigned a value.
+        yield path, _COMPARISON.sub(" ", part) if path[-1] == "when" else part
+    elif isinstance(part, BaseModel):
+        for field in _fields_with_names(type(part)):
+            value = part.__dict__[field]
+            if value:
+                yield from _iter_names(value, (*path, field))
+    elif isinstance(part, Mapping):
+        for name, value in part.items():
+            # Fields of a change are those of a task, and not all of them are names.
+            if path[-1] != "fields" or name in name_fields(Task):
+                yield (*path, name), name
+                yield from _iter_names(value, (*path, name))
+    elif isinstance(part, Sequence):
+        for number, item in enumerate(part):
+            yield from _iter_names(item, (*path, number))
+
+
+@cache
+def _fields_with_names(kind: type[BaseModel]) -> tuple[str, ...]:
+    """Return the fields of a model that are names, or have parts with names."""
+    names = name_fields(kind) | _PARTS_WITH_NAMES
+    return tuple(name for name in kind.model_fields if name in names)
 
 
 # Algorithms on graphs of any size and shape: none recurses or is quadratic in the number of nodes.

@@ -62,9 +62,9 @@ from replanning.journal.store import (
 )
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
+from replanning.plan.checks import secret_name_problems
 from replanning.plan.document import Plan, redaction_warning
 from replanning.plan.json_values import is_redacted
-from replanning.plan.secret_names import secret_name_problems
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.run.event_loop import (

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from replanning.secrets.masking import MASK, find_known, known_texts, mask, mask_secrets
-from replanning.secrets.redactor import Redactor, name_fields, pattern_problem
+from replanning.secrets.masking import (
+    MASK,
+    Redactor,
+    find_known,
+    known_texts,
+    mask,
+    mask_secrets,
+    name_fields,
+    pattern_problem,
+)
 from replanning.secrets.rules import secret_predicate
 
 __all__ = [

@@ -1,14 +1,32 @@
-"""Masking of secrets in a text, also of those behind terminal colours and the escapes of JSON and of `repr`."""
+"""Masking of secrets in texts, JSON values, and parts of plans and records, where they leave a run.
+
+Secrets in a text are found behind terminal colours and the escapes of JSON and of `repr` as well.
+"""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from itertools import accumulate
-from typing import Final
+from operator import is_
+from types import NoneType
+from typing import Any, Final, TypeVar, cast
 
-from replanning.secrets.rules import Span, find_secrets
+from pydantic import BaseModel, JsonValue
+
+from replanning.errors import RecordNotSerializable
+from replanning.secrets.rules import (
+    Span,
+    fill_references,
+    find_literals,
+    find_secrets,
+    is_secret,
+    is_simple,
+    secret_predicate,
+)
 
 MASK: Final = "[redacted]"
 """Replacement of a secret."""
@@ -33,6 +51,19 @@ _ESCAPE: Final = re.compile(
     re.VERBOSE,
 )
 _LETTERS: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+
+_NAMES: Final = frozenset((
+    "id", "task_id", "depends_on", "before", "order", "run", "tool", "kind", "capability",
+    "when", "server", "parameters", "optional", "objects", "resources", "callable",
+))  # fmt: skip
+"""Fields with names and conditions, which stay as they are: other parts refer to them."""
+
+_ASSIGNMENT: Final = re.compile("[=\"'|>`]")
+"""What an ordinary name does not have, but a text that assigns a value to a name."""
+
+_TEXTLESS_TYPES: Final = frozenset({int, float, bool, NoneType})
+
+PartT = TypeVar("PartT")
 
 
 def mask(text: str, find: Callable[[str], list[Span]]) -> str:
@@ -126,3 +157,178 @@ def _unescape(escape: str) -> str:
         pair = bytes.fromhex("".join(rest[1:].split("\\u")).zfill(4))
         return pair.decode("utf-16-be", "replace")
     return _LETTERS.get(rest, rest)
+
+
+class Redactor:
+    """Replacement of secrets by `[redacted]`: known values, values under names of secrets, and formats of tokens.
+
+    Args:
+        values: secrets known by value, such as those of configured environment variables, and their lines.
+        patterns: further regular expressions of Python whose matches are secrets. They are trusted: one that takes long
+            makes everything wait.
+    """
+
+    def __init__(self, values: Iterable[str] = (), patterns: Iterable[str] = ()) -> None:
+        self._known = known_texts(values)
+        self._patterns = [re.compile(pattern) for pattern in patterns]
+        self._added: set[str] = set()
+
+    def add(self, value: str) -> None:
+        """Mask a value from now on; one of fewer than 4 characters is passed over."""
+        if value not in self._added:
+            self._added.add(value)
+            self._known = tuple({*self._known, *known_texts([value])})
+
+    def text(self, text: str) -> str:
+        """Return the text without secrets and without lone surrogates."""
+        if not text.isascii():  # UTF-8 cannot encode lone surrogates
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        if len(text) < MIN_KNOWN_CHARS:
+            return text
+        if not self._patterns and is_simple(text):
+            for known in self._known:
+                if known in text:
+                    return mask(text, self._find)
+            return text
+        return mask(text, self._find)
+
+    def is_secret_name(self, name: str) -> bool:
+        """Return whether an id or another name holds a secret that has a format of its own, is assigned, or is known."""
+        by_name = _ASSIGNMENT.search(name) is not None
+        return mask(name, lambda text: self._find(text, by_name=by_name)) is not name
+
+    def value(self, value: JsonValue) -> JsonValue:
+        """Return a JSON value without secrets, in texts and in members with the name of a secret.
+
+        Raises:
+            RecordNotSerializable: it is nested too deeply for JSON, or a key is no text.
+        """
+        if isinstance(value, str):
+            return self.text(value)
+        try:
+            if isinstance(value, list | tuple):
+                return [
+                    item if type(item) in _TEXTLESS_TYPES else self.value(item) for item in value
+                ]
+            if not isinstance(value, dict):
+                return value
+            clean: dict[str, JsonValue] = {}
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    raise RecordNotSerializable(
+                        f"{key!r} cannot name a member of a JSON object, which a text does"
+                    )
+                name = masked = self.text(key)
+                number = 1
+                while name in clean:  # what differed in a secret alone
+                    number += 1
+                    name = f"{masked} {number}"
+                accepts = secret_predicate(key)
+                if accepts is None:
+                    clean[name] = item if type(item) in _TEXTLESS_TYPES else self.value(item)
+                else:
+                    clean[name] = self.value(_mask_member(item, accepts))
+        except RecursionError:
+            raise RecordNotSerializable("a value is nested too deeply to be kept as JSON") from None
+        return clean
+
+    def document(self, document: PartT) -> PartT:
+        """Return a part of a plan or of a record without secrets; the same object if it has none.
+
+        Ids, other names and conditions of plans stay, because other parts refer to them.
+
+        Args:
+            document: a text, JSON, a model, a dataclass, or a tuple or mapping of them.
+        """
+        part: Any = document
+        if isinstance(part, str):
+            clean_text: Any = self.text(part)
+            return document if clean_text == part else cast("PartT", clean_text)
+        if isinstance(part, BaseModel):
+            changed = self.changed_fields(
+                part, _text_fields(type(part)) & part.__pydantic_fields_set__
+            )
+            extra: Any = part.__pydantic_extra__
+            if extra:
+                clean_extra: Any = self.value(extra)
+                if clean_extra != extra:
+                    changed |= clean_extra
+            return cast("PartT", part.model_copy(update=changed)) if changed else document
+        names = _init_fields(part.__class__)
+        if names:
+            changed = self.changed_fields(part, names)
+            return cast("PartT", replace(part, **changed)) if changed else document
+        clean: Any
+        if isinstance(part, tuple):
+            clean = tuple([self.document(item) for item in part])
+            return document if all(map(is_, clean, part)) else cast("PartT", clean)
+        if isinstance(part, Mapping):
+            if any(isinstance(item, BaseModel) for item in part.values()):
+                clean = {name: self.document(item) for name, item in part.items()}
+            else:
+                clean = self.value(dict(part))
+        else:
+            clean = self.value(part)
+        return document if clean == part else cast("PartT", clean)
+
+    def changed_fields(self, part: object, names: Iterable[str]) -> dict[str, Any]:
+        """Return the fields that have secrets, without them."""
+        changed: dict[str, Any] = {}
+        for name in names:
+            value = getattr(part, name)
+            if value and type(value) not in _TEXTLESS_TYPES:
+                clean = self.document(value)
+                if clean is not value:
+                    changed[name] = clean
+        return changed
+
+    def _find(self, text: str, *, by_name: bool = True) -> list[Span]:
+        spans = find_secrets(text, by_name=by_name)
+        if self._known:
+            spans += find_known(text, self._known)
+        for pattern in self._patterns:
+            spans += [match.span() for match in pattern.finditer(text) if match[0]]
+        return spans
+
+
+def _mask_member(item: JsonValue, accepts: Callable[[str], bool]) -> JsonValue:
+    """Return the value of a member whose name is that of a secret, masked unless it cannot be one."""
+    if isinstance(item, list | tuple):
+        return [_mask_member(part, accepts) for part in item]
+    if isinstance(item, str):
+        if fill_references(item) != item:  # its literal parts are judged as after `name=`
+            return mask(item, lambda text: find_literals(fill_references(text), 0, len(text)))
+        return MASK if accepts(item) else item
+    is_number = isinstance(item, int) and not isinstance(item, bool)
+    return MASK if is_number and accepts is is_secret else item
+
+
+def name_fields(kind: type[BaseModel]) -> frozenset[str]:
+    """Return the fields that are names. A `name` is one where it is required, as of a tool; others are for people."""
+    name = kind.model_fields.get("name")
+    if name is not None and name.is_required():
+        return _NAMES | {"name"}
+    return _NAMES
+
+
+@cache
+def _init_fields(kind: type) -> tuple[str, ...]:
+    """Return the fields that a dataclass is made with; none for another type."""
+    if not is_dataclass(kind):
+        return ()
+    return tuple(field.name for field in fields(kind) if field.init)
+
+
+@cache
+def _text_fields(kind: type[BaseModel]) -> frozenset[str]:
+    """Return the fields of a model that may contain text other than names."""
+    return frozenset(kind.model_fields) - name_fields(kind)
+
+
+def pattern_problem(pattern: str) -> str:
+    """Return why a regular expression cannot be used to find secrets; "" if it can."""
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"is no regular expression: {error}"
+    return ""

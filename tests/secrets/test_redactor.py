@@ -20,7 +20,7 @@ from replanning import Goal, Plan, PlanError, Task
 from replanning.changes import ModifyTask
 from replanning.errors import RecordNotSerializable
 from replanning.journal import TriggerEvent
-from replanning.plan.secret_names import secret_name_problems
+from replanning.plan.checks import secret_name_problems
 from replanning.plan.types import JsonObject, TaskId
 from replanning.secrets import MASK, Redactor, pattern_problem
 from tests.support.cost import calls
