@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -97,7 +96,7 @@ def server() -> Iterator[Server]:
         yield made
 
 
-def test_fetched(tmp_path: Path, server: Server) -> None:
+def test_fetched(tmp_path, server: Server):
     """What is published is fetched, checked and put into the form that the benchmarks read; once."""
     wanted = {
         "planbench_t6_blocksworld.jsonl": server.publish("planbench", ANSWERS),
@@ -126,7 +125,7 @@ def test_fetched(tmp_path: Path, server: Server) -> None:
     assert not list((tmp_path / "sources").iterdir())
 
 
-def test_goes_on_where_it_was_cut_off(tmp_path: Path, server: Server) -> None:
+def test_goes_on_where_it_was_cut_off(tmp_path, server: Server):
     """A download that breaks off is gone on with where it was, and what was fetched before is not fetched again."""
     wanted = {workflows.FILE: server.publish("workflows", WORKFLOW, {**WORKFLOW, "name": "other"})}
     fetch.fetch(tmp_path / "elsewhere", host=server.url, wanted=wanted)
@@ -142,7 +141,7 @@ def test_goes_on_where_it_was_cut_off(tmp_path: Path, server: Server) -> None:
     ]
 
 
-def test_not_there(tmp_path: Path, server: Server) -> None:
+def test_not_there(tmp_path, server: Server):
     """A file that is not where it was is named with its address, and nothing is left half made."""
     wanted = {workflows.FILE: server.publish("workflows", WORKFLOW)}
     server.files.clear()
@@ -173,12 +172,12 @@ def test_not_there(tmp_path: Path, server: Server) -> None:
     ],
 )
 def test_of_another_form(
-    tmp_path: Path,
+    tmp_path,
     server: Server,
     form: Literal["planbench", "workflows"],
     document: object,
     why: str,
-) -> None:
+):
     """A file of another form than it had makes none of ours, and it is said what is wrong with it."""
     with pytest.raises(fetch.FetchError, match=why):
         fetch.fetch(tmp_path, host=server.url, wanted={"file": server.publish(form, document)})

@@ -59,7 +59,7 @@ def assert_in_order(shown: str, *texts: str) -> None:
     "seed",
     [0, pytest.param(1, marks=pytest.mark.deep), pytest.param(2, marks=pytest.mark.deep)],
 )
-def test_a_bug_is_mended_from_what_the_tools_print(tmp_path: Path, seed: int) -> None:
+def test_a_bug_is_mended_from_what_the_tools_print(tmp_path, seed: int):
     """The terminal shows the plan, the failing test, each choice with its reason, and the result, also of long files."""
     more = "".join(f"# Line {number} is about something else.\n" for number in range(seed * 300))
     shown, (bug,) = solve(tmp_path / "work", seed, 1, more)
@@ -87,7 +87,7 @@ def test_a_bug_is_mended_from_what_the_tools_print(tmp_path: Path, seed: int) ->
 
 
 @pytest.mark.deep
-def test_the_recording_of_a_coding_task_is_current(tmp_path: Path) -> None:
+def test_the_recording_of_a_coding_task_is_current(tmp_path):
     """A bug that appears once the first is mended leads to a decision and a revised plan, as the documentation shows.
 
     With REPLANNING_RECORD=1 in the environment the documentation is written anew.

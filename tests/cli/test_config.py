@@ -23,7 +23,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_show_names_every_setting_with_its_source(tmp_path: Path, file: Path) -> None:
+def test_show_names_every_setting_with_its_source(tmp_path, file: Path):
     """`config show` prints every setting, one to a line, with what it is and whence: default, file, or variable."""
     done = cli(tmp_path, "config", "show", REPLANNING_MIN_CONFIDENCE="0.25")
     shown = dict(line.split(": ", 1) for line in done.stdout.splitlines())
@@ -42,7 +42,7 @@ def test_show_names_every_setting_with_its_source(tmp_path: Path, file: Path) ->
     )
 
 
-def test_show_for_programs(tmp_path: Path, file: Path) -> None:
+def test_show_for_programs(tmp_path, file: Path):
     """With --json the same is one document: the file, each setting with value, kind of source and place, and warnings."""
     told = answer(
         tmp_path, "config", "show", REPLANNING_PROVIDER="repair", REPLANNING_LLM_MODLE="x"
@@ -61,7 +61,7 @@ def test_show_for_programs(tmp_path: Path, file: Path) -> None:
     ]
 
 
-def test_show_what_was_changed(tmp_path: Path, file: Path) -> None:
+def test_show_what_was_changed(tmp_path, file: Path):
     """With --changed only settings that were set are shown, even to their default."""
     file.write_text("replanning: {enabled: true}")
     words = ("config", "show", "--changed")
@@ -72,7 +72,7 @@ def test_show_what_was_changed(tmp_path: Path, file: Path) -> None:
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_show_no_secrets(tmp_path: Path, file: Path, form: list[str]) -> None:
+def test_show_no_secrets(tmp_path, file: Path, form: list[str]):
     """Secrets, recognised by their shape or declared in the settings, are never shown."""
     file.write_text(
         "replanning:\n  redaction: {environment: [HOUSE]}\n"
@@ -108,9 +108,7 @@ def test_show_no_secrets(tmp_path: Path, file: Path, form: list[str]) -> None:
         ),
     ],
 )
-def test_warnings_stop_no_run(
-    tmp_path: Path, name: str, value: str, warning: str, commands: list[str]
-) -> None:
+def test_warnings_stop_no_run(tmp_path, name: str, value: str, warning: str, commands: list[str]):
     """A misspelt variable, or an unavailable server for a user's settings, is a warning, unless that is to be quiet."""
     write_plan(tmp_path, {"good": "true"}, "id: one, tool: good")
     for words in commands:
@@ -119,7 +117,7 @@ def test_warnings_stop_no_run(
     assert warning not in cli(tmp_path, *commands[1].split(), "--quiet", **{name: value}).stderr
 
 
-def test_check_finds_nothing(tmp_path: Path, file: Path) -> None:
+def test_check_finds_nothing(tmp_path, file: Path):
     """`config check` says that a file is right, and how much it says; without a file variables alone are looked at."""
     assert (
         cli(tmp_path, "config", "check").stdout
@@ -141,7 +139,7 @@ def test_check_finds_nothing(tmp_path: Path, file: Path) -> None:
     }
 
 
-def test_check_names_every_offender(tmp_path: Path, file: Path) -> None:
+def test_check_names_every_offender(tmp_path, file: Path):
     """`config check` names everything that is wrong, of file and variables, with its place and what is expected."""
     file.write_text(
         "replanning: {cooldown: -1, judge: {max_iterations: 11}}\nplanning: {stategy: x}\ncolour: red\n"
@@ -167,14 +165,14 @@ def test_check_names_every_offender(tmp_path: Path, file: Path) -> None:
     assert not told["valid"]
 
 
-def test_check_of_a_file_that_is_missing(tmp_path: Path) -> None:
+def test_check_of_a_file_that_is_missing(tmp_path):
     """A file that cannot be read is told like everything else that is wrong."""
     told = cli(tmp_path, "config", "check", "none.yaml", code=2).stderr
     assert "none.yaml: the settings file cannot be read" in told
     assert answer(tmp_path, "config", "check", "none.yaml", code=2)["file"] == "none.yaml"
 
 
-def test_file_of_somebody_else(tmp_path: Path) -> None:
+def test_file_of_somebody_else(tmp_path):
     """Settings of a file that was found count only once it is trusted, where they name servers, plugins, patterns or folders."""
     plan = write_plan(tmp_path, {"good": "echo fine"}, "id: a, tool: good")
     file = tmp_path / ".replanning.yaml"
@@ -223,7 +221,7 @@ def test_file_of_somebody_else(tmp_path: Path) -> None:
     assert "provider" not in cli(tmp_path, "config", "show", "--settings", file.name).stderr
 
 
-def test_trust_says_what_is_trusted(tmp_path: Path) -> None:
+def test_trust_says_what_is_trusted(tmp_path):
     """`config trust` lists the settings that count from now on, and refuses where there is no file."""
     assert "there is no settings file here" in cli(tmp_path, "config", "trust", code=2).stderr
     (tmp_path / "replanning.yaml").write_text("replanning: {cooldown: 5}")
@@ -250,7 +248,7 @@ def test_trust_says_what_is_trusted(tmp_path: Path) -> None:
         ("status", "--store", "acme-123456.db"),
     ],
 )
-def test_own_patterns(tmp_path: Path, words: tuple[str, ...], source: str) -> None:
+def test_own_patterns(tmp_path, words: tuple[str, ...], source: str):
     """What commands print before there is a run, errors included, is masked as the settings say."""
     pattern = "acme-[0-9]+"
     (tmp_path / "own.yaml").write_text(f"replanning:\n  redaction: {{patterns: ['{pattern}']}}\n")

@@ -20,7 +20,7 @@ REPAIRS = (
 )
 
 
-def test_demo_does_a_real_job(tmp_path: Path) -> None:
+def test_demo_does_a_real_job(tmp_path):
     """The demo succeeds after several repairs, and leaves a report and an archive of real files, plan and history."""
     result = answer(tmp_path, "demo", "--folder", "here")
     here = tmp_path / "here"
@@ -48,7 +48,7 @@ def test_demo_does_a_real_job(tmp_path: Path) -> None:
     assert (here / ".replanning" / "history.db").exists()
 
 
-def test_demo_is_told_to_people(tmp_path: Path) -> None:
+def test_demo_is_told_to_people(tmp_path):
     """A person is told what will happen, sees it happen, then what changed and why, and what to try next; also again."""
     cli(tmp_path, "demo", "--quiet")
     done = cli(tmp_path, "demo")
@@ -73,7 +73,7 @@ def test_demo_is_told_to_people(tmp_path: Path) -> None:
         assert text in done.stdout
 
 
-def test_demo_where_nothing_can_be_written(tmp_path: Path) -> None:
+def test_demo_where_nothing_can_be_written(tmp_path):
     """The demo uses a temporary folder if the current one is not writable; one named by --folder must be, and its own."""
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "mine").mkdir()
@@ -95,7 +95,7 @@ def test_demo_where_nothing_can_be_written(tmp_path: Path) -> None:
     assert f"{place}/report.md" in done.stdout
 
 
-def test_release_example(tmp_path: Path) -> None:
+def test_release_example(tmp_path):
     """The example that builds a release is valid, and survives the loss of its first build tool."""
     if not (example := Path(__file__).parents[2] / "examples" / "release.yaml").exists():
         pytest.skip("needs the examples of the checkout")

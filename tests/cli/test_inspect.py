@@ -81,7 +81,7 @@ def damage(run: str) -> None:
 # Which run
 
 
-def test_nothing_there() -> None:
+def test_nothing_there():
     """Without a store, a run, a question or a replan, each command says so, and what to do, and ends with 1 or 2."""
     assert "run a plan first" in call("status", code=2)
     SqliteStore(STORE).close()
@@ -97,7 +97,7 @@ def test_nothing_there() -> None:
     assert data("pending") == []
 
 
-def test_run_by_prefix_or_newest() -> None:
+def test_run_by_prefix_or_newest():
     """A run is named by how its id begins; without a name it is the newest, and an ambiguous name is refused."""
     for name in ("alpha-1", "alpha-2", "beta"):
         make_run(name)
@@ -113,7 +113,7 @@ def test_run_by_prefix_or_newest() -> None:
     )
 
 
-def test_run_named_like_a_revision() -> None:
+def test_run_named_like_a_revision():
     """A run whose id is a number is found by it, although numbers name revisions."""
     make_run("7", "b")
     make_run("new", "b")
@@ -124,7 +124,7 @@ def test_run_named_like_a_revision() -> None:
 # Looking
 
 
-def test_status() -> None:
+def test_status():
     """The list has a line for each run; a single one is shown with states, revision, spending and questions."""
     make_run("done", "b")
     make_run("asking", "b", doubts=True)
@@ -149,7 +149,7 @@ def test_status() -> None:
     assert [entry["run"] for entry in data("status")] == ["asking", "done"]
 
 
-def test_status_of_a_dead_process(tmp_path: Path) -> None:
+def test_status_of_a_dead_process(tmp_path):
     """A run whose process is gone is not called running, nor is its task, which has an age; how to resume is said."""
     write_plan(
         tmp_path,
@@ -171,7 +171,7 @@ def test_status_of_a_dead_process(tmp_path: Path) -> None:
     assert " left" not in call("status") + call("show")
 
 
-def test_unreadable_run_hides_no_other() -> None:
+def test_unreadable_run_hides_no_other():
     """A journal that cannot be read is named with the reason, and is an error where its run is asked for; others are shown."""
     make_run("good", "a", doubts=True)
     make_run("done", "a")
@@ -200,7 +200,7 @@ def test_unreadable_run_hides_no_other() -> None:
     assert "calibration over 1 replan:" in text
 
 
-def test_history() -> None:
+def test_history():
     """A history is filtered by trigger and decision, and written as text, JSON or Markdown; the JSON is imported."""
     make_run("one", "a", "b")
     assert call("history").count("task-failed → execute") == 2
@@ -220,7 +220,7 @@ def test_history() -> None:
     assert "expected one of execute" in call("history", "--decision", "perhaps", code=2)
 
 
-def test_history_calibration() -> None:
+def test_history_calibration():
     """The calibration of confidence, its parts and sources is shown for all runs or for one."""
     make_run("one", "a", "b")
     make_run("two", "a")
@@ -247,7 +247,7 @@ def test_history_calibration() -> None:
     )
 
 
-def test_why_after_a_rejection() -> None:
+def test_why_after_a_rejection():
     """After a rejection `why` explains it, not the replan after it, which could only find the goal out of reach."""
     make_run("one", "a", doubts=True, tool="t")
     call("reject", "one", "--comment", "not today")
@@ -258,7 +258,7 @@ def test_why_after_a_rejection() -> None:
     assert "goal-unreachable" in call("why", "r2")
 
 
-def test_why() -> None:
+def test_why():
     """The last replan is explained, or the revision or replan that is named; what is not there is said."""
     make_run("one", "a", "b")
     assert "run one: replan 2" in call("why")
@@ -289,7 +289,7 @@ def test_why() -> None:
         assert message in call("why", *words, code=code)
 
 
-def test_diff() -> None:
+def test_diff():
     """Any two revisions are compared; by default the first and the last, and with one what that one did."""
     make_run("one", "a", "b")
     assert call("diff").splitlines()[0] == "run one: revision 0 → 2"
@@ -303,7 +303,7 @@ def test_diff() -> None:
     assert "two revisions" in call("diff", "one", "0", "1", "2", code=2)
 
 
-def test_pending() -> None:
+def test_pending():
     """An open question is shown with its cause, its numbered candidates, their scores and what each would change."""
     make_run("asking", "b", doubts=True)
     text = call("pending")
@@ -323,7 +323,7 @@ def test_pending() -> None:
 # Decisions about runs without a process
 
 
-def test_answer_waits_for_resume() -> None:
+def test_answer_waits_for_resume():
     """An answer to a run without a process is kept and shown, cannot be given twice, and needs a resume."""
     make_run("asking", "b", doubts=True, tool="true")
     for choice in ("0", "3"):
@@ -339,7 +339,7 @@ def test_answer_waits_for_resume() -> None:
     )
 
 
-def test_answer_all() -> None:
+def test_answer_all():
     """With --all, all questions of a run are answered, and each is listed; one that is not taken is code 1."""
     make_run("done", "b")
     assert "no run has an open question" in call("approve", "--all", code=1)
@@ -378,7 +378,7 @@ def test_answer_all() -> None:
         ("missing.yaml", None, 2, "missing.yaml: the file cannot be read: No such file"),
     ],
 )
-def test_bad_changes(tmp_path: Path, name: str, text: str | None, code: int, message: str) -> None:
+def test_bad_changes(tmp_path, name: str, text: str | None, code: int, message: str):
     """Changes that are none, or do not fit the plan, are refused with their place before anything is left for the run."""
     make_run("asking", "b", doubts=True)
     if text is not None:
@@ -387,7 +387,7 @@ def test_bad_changes(tmp_path: Path, name: str, text: str | None, code: int, mes
     assert "waits to be taken" not in call("pending")
 
 
-def test_changes_from_input() -> None:
+def test_changes_from_input():
     """Changes are read from standard input, as a list or under `changes`."""
     make_run("asking", "b", doubts=True)
     told = call("modify", "--changes", "-", "--json", stdin="changes: [{kind: skip, task_id: b}]")
@@ -395,7 +395,7 @@ def test_changes_from_input() -> None:
     assert data("pending")[0]["answered"]["verdict"] == "modify"
 
 
-def test_requests() -> None:
+def test_requests():
     """Replanning is asked for where a run can still take it, about tasks that there are."""
     make_run("done")
     assert "run 'done' is succeeded; there is nothing to replan" in call(
@@ -441,7 +441,7 @@ def asking(tmp_path: Path) -> Iterator[Started]:
 
 
 @pytest.mark.deep
-def test_modify_from_elsewhere(asking: Started, tmp_path: Path) -> None:
+def test_modify_from_elsewhere(asking: Started, tmp_path):
     """A person's own changes are applied instead of what was proposed."""
     (tmp_path / "changes.yaml").write_text(
         "- {kind: replace, task_id: build, tasks: [{id: mine, tool: show}]}"
@@ -465,7 +465,7 @@ def test_modify_from_elsewhere(asking: Started, tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
-def test_request_from_elsewhere(asking: Started) -> None:
+def test_request_from_elsewhere(asking: Started):
     """A request for replanning is heard by the process that carries out the run, and a rejection ends it unchanged."""
     assert "the run considers it" in call(
         "request", "one", "there must be a better way", "--wait", "30"

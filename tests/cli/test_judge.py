@@ -15,7 +15,7 @@ from tests.support.planning import Model
 from tests.support.tools import Attempt, shell, task
 
 
-def test_failed_check_is_replanned(tmp_path: Path) -> None:
+def test_failed_check_is_replanned(tmp_path):
     """A command that ends well and misses its acceptance is replaced by another tool, whose work passes the check."""
     tools = {
         "sloppy": "true {out} ## capability: build",
@@ -32,7 +32,7 @@ def test_failed_check_is_replanned(tmp_path: Path) -> None:
     assert lines(tmp_path / "it.txt") == lines(tmp_path / "used.txt") == ["built"]
 
 
-def test_wrong_check_is_refused(tmp_path: Path) -> None:
+def test_wrong_check_is_refused(tmp_path):
     """A check that is no command, or needs an argument that the task lacks, is refused before anything runs."""
     tasks = 'id: build, tool: only, acceptance: ["fine", "$ grep \'{out}\' it", "$ test -e {else}"]'
     write_plan(tmp_path, {"only": "echo once >> log.txt"}, tasks)
@@ -42,7 +42,7 @@ def test_wrong_check_is_refused(tmp_path: Path) -> None:
     assert not lines(tmp_path / "log.txt")
 
 
-async def test_check_works_as_its_tool(tmp_path: Path) -> None:
+async def test_check_works_as_its_tool(tmp_path):
     """A check runs where the tool of its task works, with its environment and its arguments as single words."""
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a b.txt").write_text("x")
@@ -53,7 +53,7 @@ async def test_check_works_as_its_tool(tmp_path: Path) -> None:
     assert "ended with exit code 1" in await executor.check("echo no >&2; exit 1", task(), attempt)
 
 
-async def test_check_that_says_nothing(tmp_path: Path) -> None:
+async def test_check_that_says_nothing(tmp_path):
     """A check that cannot be run, or not to its end, is an error and no verdict."""
     executor = ToolExecutor([shell("true")], cwd=tmp_path, default_timeout=0.05, environ={})
     with pytest.raises(InvalidArguments, match=r"it needs the arguments \['it'\], given are"):
@@ -76,7 +76,7 @@ def graded(tmp_path: Path) -> Path:
     return write_plan(tmp_path, {"write": command}, tasks).parent
 
 
-def test_model_judges_on_the_command_line(graded: Path) -> None:
+def test_model_judges_on_the_command_line(graded: Path):
     """A model that the settings name judges by what stands in words, and its feedback reaches the next attempt."""
     verdicts: list[JsonValue] = [
         {"success": False, "should_continue": True, "feedback": "say please"},
@@ -93,7 +93,7 @@ def test_model_judges_on_the_command_line(graded: Path) -> None:
     assert answer(graded, "status", "r")["spent"]["calls"] == 2
 
 
-def test_judge_that_wants_smaller_tasks(tmp_path: Path) -> None:
+def test_judge_that_wants_smaller_tasks(tmp_path):
     """A task that a judge finds too large is divided by the same model, and its parts are judged as well."""
     write_settings(tmp_path, judge={"provider": "openai"})
     write_plan(
@@ -115,7 +115,7 @@ def test_judge_that_wants_smaller_tasks(tmp_path: Path) -> None:
     assert sorted(lines(tmp_path / "said.txt")) == ["all", "one", "two"]
 
 
-def test_actions_of_a_goal_are_judged(tmp_path: Path) -> None:
+def test_actions_of_a_goal_are_judged(tmp_path):
     """In planning mode a model that the settings name judges each action, which is done again with its feedback."""
     write_settings(tmp_path, judge={"provider": "openai"})
     write_tools(
@@ -143,7 +143,7 @@ def test_actions_of_a_goal_are_judged(tmp_path: Path) -> None:
     assert "the results of tasks are shown to openai (" in done.stderr
 
 
-def test_judge_that_is_not_there(graded: Path) -> None:
+def test_judge_that_is_not_there(graded: Path):
     """A model that cannot be asked is named before anything is run."""
     assert "OPENAI_API_KEY" in cli(graded, "run", "plan.yaml", code=2).stderr
     assert lines(graded / "said.txt") == []

@@ -39,7 +39,7 @@ def way_on(request: LLMRequest) -> LLMServerReply:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_service_repairs_a_plan(folder: Path, service: str) -> None:
+def test_service_repairs_a_plan(folder: Path, service: str):
     """Each service is asked in its own language, and what it proposes is checked, executed and accounted for."""
     with ScriptedLLMServer(way_on) as server:
         done = cli(folder, *RUN, "--replan-provider", service, **server.environ())
@@ -56,7 +56,7 @@ def test_service_repairs_a_plan(folder: Path, service: str) -> None:
     assert "scripted-key" not in events + done.stdout + done.stderr
 
 
-def test_auto_finds_the_model(folder: Path) -> None:
+def test_auto_finds_the_model(folder: Path):
     """By default the first service whose key is there is asked beside `repair`, and the progress says so."""
     with ScriptedLLMServer(way_on) as server:
         keys = {
@@ -79,7 +79,7 @@ def test_auto_finds_the_model(folder: Path) -> None:
         (("simulate", "plan.yaml", "--fail", "pack", "--runs", "3"), 0),
     ],
 )
-def test_no_model(folder: Path, words: tuple[str, ...], code: int) -> None:
+def test_no_model(folder: Path, words: tuple[str, ...], code: int):
     """With `repair`, without replanning, in a demo or simulation no model is asked although keys are set."""
     with ScriptedLLMServer(way_on) as server:
         done = cli(folder, *words, code=code, **server.environ())
@@ -87,7 +87,7 @@ def test_no_model(folder: Path, words: tuple[str, ...], code: int) -> None:
     assert "shown to" not in done.stderr
 
 
-def test_settings_name_the_model(folder: Path) -> None:
+def test_settings_name_the_model(folder: Path):
     """File and variables say which model is asked, where and how."""
     with ScriptedLLMServer(way_on) as server:
         llm = {"base_url": f"{server.url}/v1", "temperature": 0.9, "max_tokens": 77}
@@ -124,7 +124,7 @@ def test_settings_name_the_model(folder: Path) -> None:
 )
 def test_models_that_cannot_be_asked(
     folder: Path, words: tuple[str, ...], variables: dict[str, str], message: str
-) -> None:
+):
     """A missing key and a wrong name are told apart, in a sentence, before anything is run."""
     assert message in cli(folder, *words, code=2, **variables).stderr
     assert not (folder / ".replanning" / "history.db").exists() or answer(folder, "status") == []
@@ -139,7 +139,7 @@ def listed(folder: Path, *arguments: str, **variables: Any) -> dict[str, dict[st
     return {plugin["name"]: plugin for plugin in plugins if plugin["group"] == "providers"}
 
 
-def test_what_is_configured(tmp_path: Path) -> None:
+def test_what_is_configured(tmp_path):
     """The list of providers says of each model which it is, where, with which key, and what it lacks."""
     found = listed(tmp_path, OPENAI_API_KEY="k", REPLANNING_LLM_FALLBACK="ollama")
     told = {
@@ -169,8 +169,8 @@ def test_what_is_configured(tmp_path: Path) -> None:
     ],
 )
 def test_what_the_settings_name(
-    tmp_path: Path, variables: dict[str, str], openai: tuple[str, str], anthropic: tuple[str, str]
-) -> None:
+    tmp_path, variables: dict[str, str], openai: tuple[str, str], anthropic: tuple[str, str]
+):
     """A model in a name and the model of the settings are shown, and `auto` is what it finds."""
     found = listed(tmp_path, OPENAI_API_KEY="k", ANTHROPIC_API_KEY="k", **variables)
     shown = [(found[name]["model"], found[name]["state"]) for name in ("openai", "anthropic")]
@@ -181,7 +181,7 @@ def test_what_the_settings_name(
     ("used", "others", "code"),
     [(True, True, 0), (True, False, 0), (False, True, 1), (False, False, 1)],
 )
-def test_check(tmp_path: Path, used: bool, others: bool, code: int) -> None:
+def test_check(tmp_path, used: bool, others: bool, code: int):
     """A check of language models fails when none answers, or the one that runs would use does not, and says why."""
 
     def reply(request: LLMRequest) -> LLMServerReply:
@@ -204,7 +204,7 @@ def test_check(tmp_path: Path, used: bool, others: bool, code: int) -> None:
     assert ("answers in" in shown, "no answer" in shown) == (used or others, not (used and others))
 
 
-def test_check_without_any_model(tmp_path: Path) -> None:
+def test_check_without_any_model(tmp_path):
     """The check fails without any language model; the plain list of providers does not."""
     variables = {name: "" for name in os.environ if name.endswith("_API_KEY")}
     cli(tmp_path, "providers", "--check", code=1, **variables)

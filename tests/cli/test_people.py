@@ -54,7 +54,7 @@ def asking(tmp_path: Path) -> Path:
     return write_plan(tmp_path, ASKING, ASKING_TASKS).parent
 
 
-def test_nobody_is_there_to_ask(asking: Path) -> None:
+def test_nobody_is_there_to_ask(asking: Path):
     """A run without anybody to ask ends with code 4 and the question, and goes on with the answer when resumed."""
     assert "replanning approve r 1" in cli(asking, *RUN, code=4).stdout
     assert not (asking / "done.txt").exists()
@@ -63,7 +63,7 @@ def test_nobody_is_there_to_ask(asking: Path) -> None:
     assert answer(asking, "resume", "r", "--ask", "never")["tasks"]["work~2"] == "DONE"
 
 
-def test_people_read_no_internal_ids(asking: Path) -> None:
+def test_people_read_no_internal_ids(asking: Path):
     """Triggers, replans, attempts and questions are named in words; the number of a question answers it."""
     more = "id: more, tool: worse, depends_on: [first], fallbacks: [{tool: risky}]"
     write_plan(asking, {**ASKING, "worse": "exit 4"}, f"{ASKING_TASKS.strip()}\n{more}")
@@ -101,7 +101,7 @@ def test_people_read_no_internal_ids(asking: Path) -> None:
     )
 
 
-def test_ask_through_the_store(asking: Path) -> None:
+def test_ask_through_the_store(asking: Path):
     """With --ask store the run waits for an answer from another process, and then continues."""
     with Started(asking, *RUN, "--ask", "store") as started:
         started.until("question 1")
@@ -113,7 +113,7 @@ def test_ask_through_the_store(asking: Path) -> None:
     assert lines(asking / "done.txt") == ["done"]
 
 
-def test_approve_on_the_terminal(asking: Path) -> None:
+def test_approve_on_the_terminal(asking: Path):
     """On a terminal the question is shown with candidates and diff, and the number of one approves it."""
     with Terminal(asking, *RUN) as terminal:
         terminal.until("1 approves, r rejects")
@@ -127,7 +127,7 @@ def test_approve_on_the_terminal(asking: Path) -> None:
     assert lines(asking / "done.txt") == ["done"]
 
 
-def test_reject_on_the_terminal(asking: Path) -> None:
+def test_reject_on_the_terminal(asking: Path):
     """A candidate that is rejected is not applied, also not later."""
     write_settings(asking, approval={"always_for": []})
     with Terminal(asking, *RUN) as terminal:
@@ -137,7 +137,7 @@ def test_reject_on_the_terminal(asking: Path) -> None:
     assert not (asking / "done.txt").exists()
 
 
-def test_modify_on_the_terminal(asking: Path) -> None:
+def test_modify_on_the_terminal(asking: Path):
     """Changes of one's own are written in the editor, and applied instead of the candidate."""
     (asking / "own.json").write_text('[{"kind": "skip", "task_id": "work", "reason": "not today"}]')
     with Terminal(asking, *RUN, EDITOR=f"cp {asking / 'own.json'}") as terminal:
@@ -148,7 +148,7 @@ def test_modify_on_the_terminal(asking: Path) -> None:
     assert answer(asking, "resume", "r", "--from", "1")["tasks"]["work"] == "SKIPPED"
 
 
-def test_modify_without_an_editor(asking: Path) -> None:
+def test_modify_without_an_editor(asking: Path):
     """Without an editor the changes are typed as JSON; what does not fit is refused, and asked for again."""
     with Terminal(asking, *RUN) as terminal:
         for typed in (
@@ -164,7 +164,7 @@ def test_modify_without_an_editor(asking: Path) -> None:
     assert "not valid" in terminal.seen
 
 
-def test_no_answer_in_time(asking: Path) -> None:
+def test_no_answer_in_time(asking: Path):
     """A question that nobody answers in time is decided by the settings, and the terminal is given back."""
     write_settings(asking, approval={"timeout": 0.3, "on_timeout": "skip"})
     with Terminal(asking, *RUN) as terminal:
@@ -172,7 +172,7 @@ def test_no_answer_in_time(asking: Path) -> None:
         assert "skip (by timeout)" in terminal.end()
 
 
-def test_ctrl_c_while_asked(asking: Path) -> None:
+def test_ctrl_c_while_asked(asking: Path):
     """Ctrl-C at a question pauses the run, and on resume the same question is asked again."""
     with Terminal(asking, *RUN) as terminal:
         terminal.until("r rejects")
@@ -191,7 +191,7 @@ def test_ctrl_c_while_asked(asking: Path) -> None:
 HELD_TASKS = "id: hold, tool: hold, timeout: 50\nid: after, tool: hold, depends_on: [hold]"
 
 
-def test_live_progress_on_a_terminal(tmp_path: Path) -> None:
+def test_live_progress_on_a_terminal(tmp_path):
     """On a terminal what runs is shown with the time it takes, and how many tasks are in which state."""
     gate = Gate(tmp_path / "gate")
     write_plan(tmp_path, {"hold": gate.command}, HELD_TASKS)
@@ -205,7 +205,7 @@ def test_live_progress_on_a_terminal(tmp_path: Path) -> None:
         terminal.end()
 
 
-def test_closed_progress_output(tmp_path: Path) -> None:
+def test_closed_progress_output(tmp_path):
     """A reader of the progress that goes away, as `| head` does, does not stop the run."""
     gate = Gate(tmp_path / "gate")
     write_plan(tmp_path, {"hold": gate.command}, HELD_TASKS)
@@ -218,14 +218,14 @@ def test_closed_progress_output(tmp_path: Path) -> None:
         assert started.process.wait(30) == 0
 
 
-def test_quiet_says_nothing(tmp_path: Path) -> None:
+def test_quiet_says_nothing(tmp_path):
     """With --quiet there is no progress, only the result."""
     write_plan(tmp_path, REPAIRED, REPAIRED_TASKS)
     done = cli(tmp_path, *RUN, "--quiet")
     assert ("✓ succeeded" in done.stdout, done.stderr) == (True, "")
 
 
-def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
+def test_control_characters_do_not_reach_the_terminal(tmp_path):
     """Output of tools cannot steer the terminal."""
     write_plan(
         tmp_path,
@@ -241,14 +241,14 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
     assert r"llm.model: x\u202ey" in shown
 
 
-def test_output_that_cannot_show_every_character(tmp_path: Path) -> None:
+def test_output_that_cannot_show_every_character(tmp_path):
     """On an ASCII-only output, other characters are escaped and nothing fails."""
     write_plan(tmp_path, {"good": "echo ü"}, "id: a, tool: good")
     assert r"\u2713 succeeded" in cli(tmp_path, *RUN, PYTHONIOENCODING="ascii").stdout
 
 
 @pytest.mark.parametrize("tools", [True, False], ids=["functions", "work"])
-def test_plans_of_programs(tmp_path: Path, tools: bool) -> None:
+def test_plans_of_programs(tmp_path, tools: bool):
     """A plan that functions of a program execute is resumed by that program alone, also after an answer."""
 
     def broken() -> str:
@@ -290,7 +290,7 @@ def test_plans_of_programs(tmp_path: Path, tools: bool) -> None:
     assert (go_on().outputs, go_on().status) == ({"mail": "sent"}, "succeeded")
 
 
-def test_sessions_of_programs(tmp_path: Path) -> None:
+def test_sessions_of_programs(tmp_path):
     """A session is gone on with by its program alone: `resume` refuses it, and answers and `status` say who goes on."""
 
     async def fails(name: str, arguments: Mapping[str, object]) -> object:

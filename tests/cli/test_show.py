@@ -96,7 +96,7 @@ def chain_of(*ids: str) -> list[Task]:
     ]
 
 
-def test_tasks_and_repairs() -> None:
+def test_tasks_and_repairs():
     """Each task has a line with state, tool and time, a replacement below its task, and each repair its steps with times."""
     make_run("one", chain_of("load-1", "load-2", "load-3"), "load-2", stop_after=3)
     assert [line.rstrip() for line in call("show").splitlines()] == [
@@ -118,7 +118,7 @@ def test_tasks_and_repairs() -> None:
     ]
 
 
-def test_as_json() -> None:
+def test_as_json():
     """As JSON there are all tasks with what they wait for, and the repairs with their steps and who decided."""
     make_run("one", chain_of("a", "b", "c", "d"), "b", stop_after=3)
     found = json.loads(call("show", "--json"))
@@ -143,7 +143,7 @@ def test_as_json() -> None:
     ]
 
 
-def test_sixty_tasks_fit_a_terminal() -> None:
+def test_sixty_tasks_fit_a_terminal():
     """On a terminal of 80 columns neighbours that are alike are one line with their number; `--all` and a pipe list all."""
     make_run(
         "long",
@@ -160,7 +160,7 @@ def test_sixty_tasks_fit_a_terminal() -> None:
     assert sum("load-small" in line for line in call("show").splitlines()) == 61
 
 
-def test_two_thousand_tasks() -> None:
+def test_two_thousand_tasks():
     """Of thousands of tasks, those that failed are shown first, and all others are one line for each state."""
     tasks = [
         Task(id=f"t{n}", depends_on=(f"t{n - 1000}",) if n >= 1000 else ()) for n in range(2000)
@@ -179,7 +179,7 @@ def test_two_thousand_tasks() -> None:
     assert len(call("show").splitlines()) > 2000
 
 
-def test_repair_that_waits_for_a_person() -> None:
+def test_repair_that_waits_for_a_person():
     """A repair that waits for a person says so, with the command that answers; `status` counts what is done and failed."""
     doubtful = lambda request: [again(request)[0].model_copy(update={"confidence": 0.4})]  # noqa: E731 - short
     make_run("asks", chain_of("a", "b"), "a", propose=doubtful)
@@ -199,7 +199,7 @@ def shout(words: str) -> str:
     return words.upper()
 
 
-def test_session() -> None:
+def test_session():
     """The calls of an agent are shown as the tasks of a plan are, and so is an edit by hand with its author and reason."""
 
     async def play() -> None:
@@ -219,7 +219,7 @@ def test_session() -> None:
     assert "add more (search)" in text
 
 
-def test_run_of_another_process(tmp_path: Path) -> None:
+def test_run_of_another_process(tmp_path):
     """A run that another process is executing is shown as it is now: what runs, for how long, and what waits for it."""
     gate = Gate(tmp_path / "gate")
     write_plan(
@@ -238,7 +238,7 @@ def test_run_of_another_process(tmp_path: Path) -> None:
     assert "run now is succeeded" in cli(tmp_path, "show", "now").stdout
 
 
-def test_no_run() -> None:
+def test_no_run():
     """Without a run, the command says what to do and ends with 1 or 2, as the others do."""
     assert "run a plan first" in call("show", code=2)
     SqliteStore(STORE).close()
@@ -247,7 +247,7 @@ def test_no_run() -> None:
     assert "did you mean 'one'" in call("show", "onn", code=1)
 
 
-def test_watching(tmp_path: Path) -> None:
+def test_watching(tmp_path):
     """`--watch` shows what the run's own process shows until the run ends, and then the tasks and repairs; it changes nothing."""
     gate = Gate(tmp_path / "gate")
     tasks = "id: held, tool: wait" + REPAIRED_TASKS.replace(
@@ -273,7 +273,7 @@ def test_watching(tmp_path: Path) -> None:
     assert "--json" in call("show", "--watch", "--json", code=2)
 
 
-def test_watching_is_stopped(tmp_path: Path) -> None:
+def test_watching_is_stopped(tmp_path):
     """Ctrl-C ends the watching with code 130 and the picture of that moment, and leaves run and terminal as they are."""
     gate = Gate(tmp_path / "gate")
     write_plan(tmp_path, {"wait": gate.command}, "id: held, tool: wait")
@@ -308,7 +308,7 @@ anyio.run(main)
 """
 
 
-def test_exporter_in_a_program(tmp_path: Path) -> None:
+def test_exporter_in_a_program(tmp_path):
     """The exporter `live` shows a run of any program on standard error: lines in a pipe, with the tasks on a terminal."""
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, str(tmp_path / "program.py")]
@@ -361,7 +361,7 @@ def drawn(*words: str) -> tuple[list[str], dict[str, tuple[float, float, str]]]:
     return texts, boxes
 
 
-def test_graph_of_tasks() -> None:
+def test_graph_of_tasks():
     """Tasks stand in the order of their dependencies, with colour and sign of their state, replaced ones beside their replacements."""
     make_run("one", chain_of("a", "b", "c", "d"), "b", stop_after=3)
     texts, boxes = drawn("one")
@@ -374,7 +374,7 @@ def test_graph_of_tasks() -> None:
     assert "paused, 2 of 4 tasks done (50%), about 3 s left" in texts
 
 
-def test_graph_of_a_large_plan() -> None:
+def test_graph_of_a_large_plan():
     """Above 200 tasks those of one stage in one state are one box with their number."""
     tasks = [Task(id=f"t{n}", depends_on=(f"t{n - 100}",) if n >= 100 else ()) for n in range(500)]
     make_run("big", tasks, "t3", stop_after=150)

@@ -79,7 +79,7 @@ def ledger_after(*applied: PlanChange) -> Ledger:
 # Analysis
 
 
-def test_what_a_proposal_answers() -> None:
+def test_what_a_proposal_answers():
     """A proposal has the tasks that changes concern, their arguments, and what would run."""
     run = build_plan()
     new = task("c", tool="uv", arguments={"x": 1})
@@ -97,7 +97,7 @@ def test_what_a_proposal_answers() -> None:
     assert fitting.fingerprint == proposed(run, replace("a", new)).fingerprint
 
 
-def test_what_has_begun_is_left_out() -> None:
+def test_what_has_begun_is_left_out():
     """Changes of a task that has started since the request are left out, with a note."""
     run = build_plan()
     run.apply(retry("a"))
@@ -108,14 +108,14 @@ def test_what_has_begun_is_left_out() -> None:
     assert found.alternative.expected_cost is None
 
 
-def test_names_that_look_like_secrets() -> None:
+def test_names_that_look_like_secrets():
     """A secret as a name rejects an alternative, and its changes are not kept for the record."""
     found = proposed(build_plan(), replace("a", SECRET))
     assert found.changes == ()
     assert check_content(found).startswith("[0].tasks[0].id: what looks like a secret")
 
 
-def test_masks_that_are_restored_nowhere() -> None:
+def test_masks_that_are_restored_nowhere():
     """A mask stays in a change of an unknown task, or with a tool that is no name."""
     unknown = modify("zz", arguments=MASKED)
     assert proposed(build_plan(), unknown).arguments == (("zz", MASKED),)
@@ -127,7 +127,7 @@ def test_masks_that_are_restored_nowhere() -> None:
 
 
 @pytest.mark.parametrize("change", [modify("a", tool="pip"), modify("b", tool="uv")])
-def test_tools_that_get_no_secret(change: PlanChange) -> None:
+def test_tools_that_get_no_secret(change: PlanChange):
     """A change of the tool is accepted if the tool stays, or if no argument is a secret."""
     assert check_content(proposed(build_plan(), change)) == ""
 
@@ -172,7 +172,7 @@ def test_tools_that_get_no_secret(change: PlanChange) -> None:
     ],
     ids=["masks", "empty", "fits", "available", "another tool", "futile", "saving"],
 )
-def test_rejected(check: Callable[[Proposal], str], changes: list[PlanChange], reason: str) -> None:
+def test_rejected(check: Callable[[Proposal], str], changes: list[PlanChange], reason: str):
     """A check rejects a proposal with its reason, and accepts one without the fault."""
     run = build_plan()
     assert check(proposed(run, *changes)) == reason
@@ -188,12 +188,12 @@ def test_rejected(check: Callable[[Proposal], str], changes: list[PlanChange], r
     ],
     ids=["undo", "modified fallback", "modified undo"],
 )
-def test_masks_beside_the_arguments(changes: list[PlanChange]) -> None:
+def test_masks_beside_the_arguments(changes: list[PlanChange]):
     """A mask is found in the arguments of fallbacks and undo tasks as well."""
     assert check_content(proposed(build_plan(), *changes)) == MASKS_REASON
 
 
-def test_masks_of_the_plan_itself() -> None:
+def test_masks_of_the_plan_itself():
     """A replacement may repeat a mask that the original task states as its own text."""
     stated = {"title": "write [redacted] there"}
     run = journaled(task("a", arguments=stated))
@@ -201,7 +201,7 @@ def test_masks_of_the_plan_itself() -> None:
     assert check_content(proposed(run, replace("a", task("c", arguments=stated)))) == ""
 
 
-def test_repeats() -> None:
+def test_repeats():
     """Changes that were applied before are rejected, but for a retry, which may succeed now."""
     run = build_plan()
     change = replace("a", task("c", tool="uv"))
@@ -214,7 +214,7 @@ def test_repeats() -> None:
     assert check_repeats(proposed(run, retry("a")), tried, (), ledger) == ""
 
 
-def test_declined_changes() -> None:
+def test_declined_changes():
     """Changes that a person declined are rejected for a stuck plan until the task runs again."""
     run = build_plan()
     change = replace("a", task("c", tool="uv"))
@@ -238,7 +238,7 @@ def test_declined_changes() -> None:
     assert check_repeats(proposed(run, change), (), [stuck], ledger) == ""
 
 
-def test_limits() -> None:
+def test_limits():
     """No more replans are accepted than the limits of the run and of the lineage allow."""
     run = build_plan()
     change = replace("a", task("c", tool="uv"))
@@ -252,7 +252,7 @@ def test_limits() -> None:
     assert check_limits(found, LimitSettings(), ledger) == ""
 
 
-def test_feasible() -> None:
+def test_feasible():
     """With stated facts, changes must leave the goal within reach, unless they end the run."""
     tools = [tool("pip", adds=["built"]), tool("send", requires=["built"], adds=["sent"])]
     run = journaled(
@@ -270,7 +270,7 @@ def test_feasible() -> None:
     assert check_feasible(proposed(run, AbortRun()), [trigger]) == ""
 
 
-def test_faults_elsewhere() -> None:
+def test_faults_elsewhere():
     """A fault that the plan has in any case is held against no changes for another task."""
     tools = [
         tool("build", adds=["built"]),
@@ -295,7 +295,7 @@ def test_faults_elsewhere() -> None:
     )
 
 
-def test_repeated_call_whose_facts_have_changed() -> None:
+def test_repeated_call_whose_facts_have_changed():
     """A call that failed may be repeated once a fact that it needs was made true again."""
     run = journaled(task("a", tool="enter"), tools=[tool("enter", requires=["open"])], facts=[])
     run.fail("a")
@@ -308,7 +308,7 @@ def test_repeated_call_whose_facts_have_changed() -> None:
     assert check_futile_calls(proposed(run, again)) == reason
 
 
-def test_repeated_call_of_an_undescribed_tool() -> None:
+def test_repeated_call_of_an_undescribed_tool():
     """A failed call of a tool that the plan does not describe is not repeated either."""
     run = journaled(task("a", tool="own"))
     run.fail("a")
@@ -316,7 +316,7 @@ def test_repeated_call_of_an_undescribed_tool() -> None:
     assert check_futile_calls(proposed(run, replace("a", task("c", tool="own")))) == reason
 
 
-def test_refused_call_that_needs_its_tool_no_more() -> None:
+def test_refused_call_that_needs_its_tool_no_more():
     """A task whose tool was refused may be retried without that tool."""
     tools = [tool("start", kind="shell", command="timeout 5 {x}", parameters={"x": "string"})]
     run = journaled(
@@ -330,7 +330,7 @@ def test_refused_call_that_needs_its_tool_no_more() -> None:
     assert check_futile_calls(proposed(run, retry("a"))) == ""
 
 
-def test_confidence() -> None:
+def test_confidence():
     """Both the confidence of the source and the score must reach their thresholds."""
     run = build_plan()
     unsure = Alternative(changes=[retry("a")], reason="a way", confidence=0.2)
@@ -358,7 +358,7 @@ def test_confidence() -> None:
         ([cancel("e")], 0.0),
     ],
 )
-def test_relative_saving(changes: list[PlanChange], saving: float) -> None:
+def test_relative_saving(changes: list[PlanChange], saving: float):
     """Changes save a share of the cost of unfinished tasks: that of their tools, or else 1."""
     tools = [tool("pip", cost=2), tool("uv", cost=1), tool("echo")]
     run = journaled(task("a", tool="pip"), task("b"), "d", task("e", tool="echo"), "f", tools=tools)

@@ -3,7 +3,6 @@
 """Confidence of alternatives part by part, past success of their sources, and evaluation of a plan."""
 
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -90,12 +89,12 @@ def instead(name: str | None) -> ReplaceTask:
     return replace("a", task("a2", tool=name))
 
 
-def test_documented_example() -> None:
+def test_documented_example():
     """Equal capability, no history, all available, one task replaced: 0.77."""
     assert scored(instead("uv")) == Score(0.77, 0.8, 0.5, 1.0, 1.0)
 
 
-def test_past_success() -> None:
+def test_past_success():
     """Outcomes are smoothed and averaged over the tools that have any; each tool is looked up once."""
     asked: list[str] = []
 
@@ -127,7 +126,7 @@ def test_past_success() -> None:
         (skip("a"), 1.0),
     ],
 )
-def test_availability(change: PlanChange, share: float) -> None:
+def test_availability(change: PlanChange, share: float):
     """Availability is the share of needed tools and resources that are available now; 1 if none is needed."""
     assert scored(change).availability == share
 
@@ -143,12 +142,12 @@ def test_availability(change: PlanChange, share: float) -> None:
         (5.0, 0.0, 1.0),
     ],
 )
-def test_time_left(left: float | None, expected: float | None, share: float) -> None:
+def test_time_left(left: float | None, expected: float | None, share: float):
     """An alternative that takes longer than the budget allows is less available in proportion."""
     assert scored(instead("uv"), left=left, expected=expected).availability == share
 
 
-def test_simplicity() -> None:
+def test_simplicity():
     """Each task added, removed or changed beyond the first reduces simplicity."""
     assert scored().simplicity == scored(skip("a")).simplicity == 1.0
     two = replace("a", "x", "y")
@@ -156,7 +155,7 @@ def test_simplicity() -> None:
     assert scored(two, remove("b"), retry("b")).simplicity == 0.25
 
 
-def test_tasks_to_run() -> None:
+def test_tasks_to_run():
     """Tasks to run are those that changes add, retry or modify, as the changes leave them."""
     changes: list[PlanChange] = [
         add("x", tool="uv"),
@@ -176,7 +175,7 @@ def test_tasks_to_run() -> None:
     ]
 
 
-def test_compare() -> None:
+def test_compare():
     """The higher total deserves more confidence, whatever its parts."""
     scorer = ConfidenceScorer(
         Weights(self_assessment=1, past_success=0, availability=0, simplicity=0)
@@ -215,7 +214,7 @@ async def assessed(store: RunStore, *broken: str, settings: Settings = SHRINK) -
     ]
 
 
-async def test_failed_proposals_reduce_confidence(tmp_path: Path) -> None:
+async def test_failed_proposals_reduce_confidence(tmp_path):
     """Failed alternatives reduce the confidence in their source, in the same run and across processes."""
     with closing(SqliteStore(tmp_path / "h.db")) as store:
         assert await assessed(store, "a", "a~2") == [1.0, pytest.approx((10 + 1 / 3) / 11)]
@@ -224,14 +223,14 @@ async def test_failed_proposals_reduce_confidence(tmp_path: Path) -> None:
     assert later == [pytest.approx((10 + 2 * 2 / 4) / 12)]
 
 
-async def test_shrinking_is_optional(tmp_path: Path) -> None:
+async def test_shrinking_is_optional(tmp_path):
     """Without the setting a self-assessment counts as it is."""
     store = MemoryStore()
     assert await assessed(store, "a", "a~2", settings=Settings()) == [1.0, 1.0]
     assert await assessed(store, "a", settings=Settings()) == [1.0]
 
 
-async def test_outcomes_are_stored_by_source() -> None:
+async def test_outcomes_are_stored_by_source():
     """The outcome of an alternative is stored for its source, apart from tools of the same name."""
     store = MemoryStore()
     store.add_outcomes([ToolOutcome("boaster", None, True, 0.0)] * 5)
@@ -246,7 +245,7 @@ async def test_outcomes_are_stored_by_source() -> None:
     [(Answer("approve"), [True]), (Answer("modify", "eve", changes=(replace("a", "mine"),)), [])],
     ids=["approved", "written by a person"],
 )
-async def test_outcomes_of_answers(answer: Answer, outcomes: list[bool]) -> None:
+async def test_outcomes_of_answers(answer: Answer, outcomes: list[bool]):
     """An alternative that a person approved counts for its source; changes that a person wrote do not."""
 
     def doubtful(request: ReplanRequest) -> list[Alternative]:
@@ -260,7 +259,7 @@ async def test_outcomes_of_answers(answer: Answer, outcomes: list[bool]) -> None
     assert [outcome.succeeded for outcome in store.outcomes(tool=source_key("modest"))] == outcomes
 
 
-def test_shrunk_by_example() -> None:
+def test_shrunk_by_example():
     """Ten outcomes count as much as the self-assessment."""
     assert shrink_confidence(1.0, [False] * 10) == pytest.approx((1 + 1 / 12) / 2, abs=1e-6)
     assert shrink_confidence(0.5, [True] * 8) == pytest.approx((5 + 8 * 0.9) / 18, abs=1e-6)
@@ -276,12 +275,12 @@ def tasks(*ids: str) -> JournaledPlan:
     return journaled(*(task(i) for i in ids))
 
 
-def test_nothing_to_do() -> None:
+def test_nothing_to_do():
     """A plan without tasks is complete and healthy."""
     assert evaluated(tasks()) == PlanEvaluation(0, 0, 1.0, 0.0, "good", ())
 
 
-def test_progress() -> None:
+def test_progress():
     """Done and skipped tasks count as progress; replaced, cancelled and removed ones do not count at all."""
     run = tasks("a", "b", "c", "d", "e")
     run.run("a")
@@ -290,7 +289,7 @@ def test_progress() -> None:
     assert (found.done, found.total, found.progress) == (2, 4, 0.5)
 
 
-def test_remaining() -> None:
+def test_remaining():
     """Remaining tasks are expected to take as long as finished ones did, including the time that failed attempts took."""
     run = tasks("a", "b", "c", "d")
     assert evaluated(run).remaining_seconds is None
@@ -307,7 +306,7 @@ def test_remaining() -> None:
     assert evaluated(run).remaining_seconds == 0.0
 
 
-def test_remaining_by_tool() -> None:
+def test_remaining_by_tool():
     """Tasks take as long as others with their tool did here, or else in earlier runs, or else as the average task."""
     tools = ["slow", "slow", "quick", "quick", "quick", "known", "strange"]
     run = journaled(
@@ -327,7 +326,7 @@ def test_remaining_by_tool() -> None:
     assert evaluate(view).remaining_seconds == pytest.approx(20 + 2 * 4 + 2 * 12)
 
 
-def test_remaining_at_the_pace() -> None:
+def test_remaining_at_the_pace():
     """Tasks that run at the same time shorten what remains, but never below one task; pauses do not count."""
     run = tasks("a", "b", "c", "d", "e")
     first = [run.start("a"), run.start("b")]
@@ -344,7 +343,7 @@ def test_remaining_at_the_pace() -> None:
     assert evaluated(run).remaining_seconds == 10.0
 
 
-def test_replans_strain() -> None:
+def test_replans_strain():
     """Replans count like failed attempts; only the last 20 of both count."""
     run = tasks("a", *(f"b{n}" for n in range(12)))
     for number in range(1, 5):
@@ -358,7 +357,7 @@ def test_replans_strain() -> None:
     assert evaluated(run).health == "good"
 
 
-def test_held_task_waits_for_a_person() -> None:
+def test_held_task_waits_for_a_person():
     """A failed task that a question holds needs an answer, not an edit."""
     run = tasks("a")
     run.fail("a")
@@ -366,7 +365,7 @@ def test_held_task_waits_for_a_person() -> None:
     assert evaluated(run).recommendations == ("task 'a' waits for a person: broken",)
 
 
-def test_strained() -> None:
+def test_strained():
     """A run with many failed attempts is strained, with the advice to look for a common cause."""
     run = tasks("a")
     run.fail("a", retry_at=run.now)
@@ -379,7 +378,7 @@ def test_strained() -> None:
     assert "common cause" in found.recommendations[0]
 
 
-def test_stuck() -> None:
+def test_stuck():
     """A run with failed or blocked tasks is stuck, with advice for the first five."""
     run = tasks(*"abcdefg")
     run.fail(*"abcdef")
@@ -405,7 +404,7 @@ def test_stuck() -> None:
         ("dear", None, 0.75),
     ],
 )
-def test_compare_costs(one: str, other: str | None, gain: float) -> None:
+def test_compare_costs(one: str, other: str | None, gain: float):
     """Sets of tasks are compared by the costs of their tools, 1 without a price; none is cheaper than an empty one."""
     run = journaled(tools=[tool("dear", cost=4.0), tool("cheap", cost=1.0), tool("unpriced")])
     compare = PlanEvaluator().compare

@@ -7,7 +7,7 @@ from replanning.decision.grouping import MAX_FOLLOWED_TASKS, group_triggers
 from tests.support.live import journaled, task
 
 
-def test_triggers_about_a_large_plan() -> None:
+def test_triggers_about_a_large_plan():
     """Where a trigger concerns too many tasks to follow, all later ones belong to the same group."""
     readers = [task(f"r{number}", "a") for number in range(MAX_FOLLOWED_TASKS)]
     run = journaled("a", "b", "c", *readers)

@@ -54,7 +54,7 @@ def revised(*changes: object, replan: str | None = "r1", number: int = 1) -> jou
 # Triggers and decisions
 
 
-def test_triggers_are_open_until_decided() -> None:
+def test_triggers_are_open_until_decided():
     """A trigger is open until it is dropped or decided; the time of its decision is kept by fingerprint."""
     ledger = ledger_of(
         fired(1), fired(2, "ValueError"), fired(3), journal.TriggerDropped("t3", "moved on")
@@ -66,13 +66,13 @@ def test_triggers_are_open_until_decided() -> None:
     assert list(ledger.triggers) == ["t1", "t2", "t3"]
 
 
-def test_triggers_that_wait_for_a_person() -> None:
+def test_triggers_that_wait_for_a_person():
     """A question leaves its trigger open, unless the engine only observes."""
     assert list(ledger_of(fired(1), decided("ask", "t1")).open_triggers) == ["t1"]
     assert list(ledger_of(fired(1), decided("ask", "t1", by="observe")).open_triggers) == []
 
 
-def test_replans_are_counted_once() -> None:
+def test_replans_are_counted_once():
     """A replan counts once, however many records it has, including one that limits refused."""
     considered = journal.AlternativesConsidered("r1", ("t1",), 0, ())
     ledger = ledger_of(
@@ -84,14 +84,14 @@ def test_replans_are_counted_once() -> None:
 # What was applied
 
 
-def test_decision_before_any_search() -> None:
+def test_decision_before_any_search():
     """A decision for want of an alternative, before any was looked for, closes its trigger and tells of no search."""
     decision = journal.DecisionMade("r1", ("t1",), "keep", "no-alternative", "why")
     ledger = ledger_of(fired(1), decision)
     assert (ledger.open_triggers, ledger.fruitless_searches) == ({}, {})
 
 
-def test_revisions_count_for_their_lineages() -> None:
+def test_revisions_count_for_their_lineages():
     """A replan counts for the roots of the tasks it changes, not for new tasks; an edit by a person counts for none."""
     new = replace("a~2", "n")
     ledger = ledger_of(
@@ -107,7 +107,7 @@ def test_revisions_count_for_their_lineages() -> None:
     assert ledger.lineages.tried["a"].keys() == ledger.lineages.tried["b"].keys()
 
 
-def test_tried_changes_are_recognised() -> None:
+def test_tried_changes_are_recognised():
     """Applied changes are recognised by their effect, whatever the ids of new tasks."""
     ledger = ledger_of(revised(replace("a", "n")))
     same = Alternative(changes=(replace("a", "m"),), reason="")
@@ -115,7 +115,7 @@ def test_tried_changes_are_recognised() -> None:
     assert SKIP.fingerprint() not in ledger.lineages.tried["a"]
 
 
-def test_outcomes() -> None:
+def test_outcomes():
     """An alternative is watched on all its lineages until its outcome is known, or another is applied there."""
     both = revised(skip("a"), skip("b"))
     ledger = ledger_of(both)
@@ -130,7 +130,7 @@ def test_outcomes() -> None:
     assert [watched.replan for watched in ledger.lineages.pending.values()] == ["r2"]
 
 
-def test_outcome_after_that_of_a_later_replan() -> None:
+def test_outcome_after_that_of_a_later_replan():
     """An outcome is accepted even after that of a later replan of the same lineage."""
     ledger = ledger_of(
         revised(skip("a"), skip("b")),
@@ -141,7 +141,7 @@ def test_outcome_after_that_of_a_later_replan() -> None:
     assert ledger.lineages.pending == {}
 
 
-def test_source_of_changes() -> None:
+def test_source_of_changes():
     """The source of applied changes is that of the chosen candidate; a person's have none."""
     other = Alternative(changes=(skip("b"),), reason="not needed", source="llm")
     considered = journal.AlternativesConsidered("r1", ("t1",), 0, (journal.Candidate(other),))
@@ -152,7 +152,7 @@ def test_source_of_changes() -> None:
     assert ledger_of(considered, written).lineages.source_by_replan == {}
 
 
-def test_undecided_revisions() -> None:
+def test_undecided_revisions():
     """A revision without a recorded decision is known until the decision is recorded."""
     ledger = ledger_of(revised(skip("a")))
     assert list(ledger.undecided_revisions) == ["r1"]
@@ -163,7 +163,7 @@ def test_undecided_revisions() -> None:
 # Questions
 
 
-def test_answer() -> None:
+def test_answer():
     """An answer closes its question and triggers, and is known until the decision is recorded."""
     answer = journal.QuestionAnswered("q1", "approve", "eve")
     ledger = ledger_of(
@@ -191,7 +191,7 @@ def test_answer() -> None:
     assert ledger.questions.answers_by_replan == {}
 
 
-def test_triggers_left_out_by_an_answer() -> None:
+def test_triggers_left_out_by_an_answer():
     """Triggers of a question that the answer does not decide are open again, without a cooldown."""
     questions = (
         asked(1, "t1", "t2"),
@@ -206,13 +206,13 @@ def test_triggers_left_out_by_an_answer() -> None:
 
 
 @pytest.mark.parametrize("verdict", ["reject", "continue"])
-def test_declined_alternatives(verdict: str) -> None:
+def test_declined_alternatives(verdict: str):
     """Alternatives that a person rejects or ignores are remembered."""
     ledger = ledger_of(asked(), journal.QuestionAnswered("q1", verdict, "eve"))
     assert ledger.questions.declined_at == {SKIP.fingerprint(): 2.0}
 
 
-def test_withdrawn() -> None:
+def test_withdrawn():
     """A withdrawn question opens its triggers again, without a cooldown."""
     ledger = ledger_of(fired(1), asked(1, "t1"), decided("ask", "t1"))
     assert list(ledger.last_decided.values()) == [(3.0, frozenset("a"))]
@@ -221,7 +221,7 @@ def test_withdrawn() -> None:
     assert (ledger.questions.answers_by_replan, ledger.last_decided) == ({}, {})
 
 
-def test_answer_to_nothing() -> None:
+def test_answer_to_nothing():
     """An answer to a closed question is only recorded."""
     answer = journal.QuestionAnswered("q1", "approve", "eve")
     ledger = ledger_of(answer)
@@ -232,7 +232,7 @@ def test_answer_to_nothing() -> None:
 # Time
 
 
-def test_waiting_for_people() -> None:
+def test_waiting_for_people():
     """Waiting time counts from the first open question to the last answer."""
     answers = [journal.QuestionAnswered(f"q{n}", "approve", "eve") for n in (1, 2)]
     ledger = ledger_of((10.0, asked(1)), (15.0, asked(2)))
@@ -241,7 +241,7 @@ def test_waiting_for_people() -> None:
     assert ledger.questions.waiting_seconds(99.0) == 20.0
 
 
-def test_time_before_a_resume() -> None:
+def test_time_before_a_resume():
     """Time before a resume counts as waiting, unless only a question was waited for anyway."""
     resumed = (110.0, journal.RunResumed("host", waited=50.0))
     assert ledger_of(resumed).questions.waiting_seconds(500.0) == 50.0
@@ -252,7 +252,7 @@ def test_time_before_a_resume() -> None:
 # The run itself
 
 
-def test_resume_resets_the_end() -> None:
+def test_resume_resets_the_end():
     """A resumed run is neither paused nor ended nor known to be quiescent."""
     pause, ended = journal.RunPaused("Ctrl-C"), journal.RunEnded("paused", "asked to")
     ledger = ledger_of(journal.RunQuiescent(3, ("a",)), pause, ended)
@@ -261,7 +261,7 @@ def test_resume_resets_the_end() -> None:
     assert (ledger.quiescent_at, ledger.pause, ledger.run_end) == (None, None, None)
 
 
-def test_messages_and_charges() -> None:
+def test_messages_and_charges():
     """The ledger keeps the last message and the total usage; a new goal resets the report of a quiescent plan."""
     ledger = ledger_of(
         journal.RunQuiescent(0, ("a",)),
@@ -276,7 +276,7 @@ def test_messages_and_charges() -> None:
     assert repr(ledger) == "<Ledger triggers=0 replans=0 questions=0>"
 
 
-def test_recent_records() -> None:
+def test_recent_records():
     """A bounded number of the last records about replans is kept."""
     ledger = ledger_of(
         fired(1), *(decided("keep", "t1", replan=f"r{n}") for n in range(MAX_RECENT_RECORDS + 1))
@@ -286,7 +286,7 @@ def test_recent_records() -> None:
     ]
 
 
-def test_reserve_and_settle() -> None:
+def test_reserve_and_settle():
     """A reservation reduces the budget until it is settled; then actual usage counts."""
     spending = BudgetTracker(Budget(tokens=100))
     release = spending.reserve(journal.Usage(calls=1, tokens=80))
@@ -301,7 +301,7 @@ def test_reserve_and_settle() -> None:
     )
 
 
-def test_every_limit_is_named() -> None:
+def test_every_limit_is_named():
     """A refusal names every exceeded limit."""
     spending = BudgetTracker(Budget(calls=1, tokens=2, money=0.5))
     with pytest.raises(BudgetExceeded, match=r"2 of 1 calls, 3 of 2 tokens, 0\.75 of 0\.5 money"):
@@ -309,7 +309,7 @@ def test_every_limit_is_named() -> None:
     assert spending.reserved == journal.Usage()
 
 
-def test_unknown_price() -> None:
+def test_unknown_price():
     """Usage without a price is refused under a money limit, and counted otherwise."""
     free = journal.Usage(calls=1, unpriced=True)
     with pytest.raises(BudgetExceeded, match="state a price for the model"):
@@ -320,7 +320,7 @@ def test_unknown_price() -> None:
     assert spending.reserved + spending.spent == journal.Usage(calls=2, unpriced=True)
 
 
-def test_exceeded() -> None:
+def test_exceeded():
     """Usage counts past a limit, which is then reported."""
     spending = BudgetTracker(Budget(money=1.0))
     spending.spent += journal.Usage(money=1.0)
@@ -330,7 +330,7 @@ def test_exceeded() -> None:
     assert "money=1.5" in repr(spending)
 
 
-def test_usage_that_is_not_on_record_is_spent() -> None:
+def test_usage_that_is_not_on_record_is_spent():
     """Usage that the store did not accept is spent all the same, and counts once when it is stored."""
     usage = journal.Usage(calls=2)
     limited = BudgetTracker(Budget(calls=1))
@@ -347,7 +347,7 @@ def test_usage_that_is_not_on_record_is_spent() -> None:
 @pytest.mark.parametrize(
     "amounts", [{"calls": -1}, {"tokens": float("nan")}, {"money": float("inf")}]
 )
-def test_usage_is_never_negative(amounts: dict[str, float]) -> None:
+def test_usage_is_never_negative(amounts: dict[str, float]):
     """Usage is finite and not negative, so that no charge can free a budget."""
     with pytest.raises(ValueError, match="usage must be finite and not negative"):
         journal.Usage(**amounts)

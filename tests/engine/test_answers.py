@@ -1,7 +1,6 @@
 """Answers to questions: later, from elsewhere, stale, across crashes and store failures."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from types import NoneType
 from typing import Literal
 
@@ -73,7 +72,7 @@ async def three_questions(
 )
 async def test_answer_all(
     verdict: Literal["approve", "reject"], cause: str | None, left: list[str]
-) -> None:
+):
     """All open questions of a run get one answer, or those that have a cause in common with one of them."""
     async with VirtualClock() as clock:
         engine, result = await three_questions(clock)
@@ -93,7 +92,7 @@ async def test_answer_all(
     assert closed == [(verdict, "ada")] * 3
 
 
-async def test_answer_all_where_one_is_stale(clock: VirtualClock) -> None:
+async def test_answer_all_where_one_is_stale(clock):
     """A question that an earlier answer makes stale is reported; the others are answered all the same."""
 
     def propose(request: ReplanRequest) -> list[Alternative]:
@@ -112,7 +111,7 @@ async def test_answer_all_where_one_is_stale(clock: VirtualClock) -> None:
         assert skipped == ["a", "c"]
 
 
-async def test_answer_all_without_questions(clock: VirtualClock) -> None:
+async def test_answer_all_without_questions(clock):
     """Where nothing is asked, or not what the answer is to have a cause in common with, that is an error."""
     engine, result = await three_questions(clock)
     with pytest.raises(UnknownQuestion, match="it is not open"):
@@ -122,7 +121,7 @@ async def test_answer_all_without_questions(clock: VirtualClock) -> None:
         engine.answer_all(done.run, "approve")
 
 
-async def test_resumed_run_is_edited_before_it_ends(clock: VirtualClock) -> None:
+async def test_resumed_run_is_edited_before_it_ends(clock):
     """A run in which nothing can go on is resumed, and what its caller changes then is done; it does not end before."""
     engine = asking(clock)
     result = await engine.execute(plan(Task(id="a"), Task(id="b")), failing("a"))
@@ -137,7 +136,7 @@ async def test_resumed_run_is_edited_before_it_ends(clock: VirtualClock) -> None
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 @pytest.mark.parametrize("elsewhere", [False, True])
-async def test_without_a_gate(kind: str, elsewhere: bool, tmp_path: Path) -> None:
+async def test_without_a_gate(kind: str, elsewhere: bool, tmp_path):
     """Without a gate the run ends needs_human with a stored question; a resume applies a later answer."""
     store = SqliteStore(f"{tmp_path}/history.db") if kind == "sqlite" else MemoryStore()
     async with VirtualClock() as clock:
@@ -165,7 +164,7 @@ async def test_without_a_gate(kind: str, elsewhere: bool, tmp_path: Path) -> Non
     store.close()
 
 
-async def test_resumed_without_an_answer() -> None:
+async def test_resumed_without_an_answer():
     """A run resumed without an answer needs the same one again, and asks no second question."""
     async with VirtualClock() as clock:
         engine = asking(clock)
@@ -175,7 +174,7 @@ async def test_resumed_without_an_answer() -> None:
     assert len(bodies(engine.store, result.run, QuestionAsked)) == 1
 
 
-async def test_resumed_with_a_gate() -> None:
+async def test_resumed_with_a_gate():
     """A resume asks an open question through its gate, with a new deadline."""
     async with VirtualClock() as clock:
         store = MemoryStore()
@@ -189,7 +188,7 @@ async def test_resumed_with_a_gate() -> None:
 
 
 @pytest.mark.parametrize("answered", [False, True])
-async def test_resumed_after_the_deadline(answered: bool, tmp_path: Path) -> None:
+async def test_resumed_after_the_deadline(answered: bool, tmp_path):
     """A resume applies an answer to an expired question at once, and without one asks again with a new deadline."""
     store = SqliteStore(f"{tmp_path}/history.db")
     async with VirtualClock() as clock:
@@ -210,7 +209,7 @@ async def test_resumed_after_the_deadline(answered: bool, tmp_path: Path) -> Non
 # Stale questions
 
 
-async def test_stale_answer() -> None:
+async def test_stale_answer():
     """An approval of changed tasks is refused, and triggers that still hold are considered again at once."""
     async with VirtualClock() as clock:
         provider = Proposer(two_ways)
@@ -240,7 +239,7 @@ async def test_stale_answer() -> None:
     ]
 
 
-async def test_edit_withdraws_a_question() -> None:
+async def test_edit_withdraws_a_question():
     """An edit of its tasks withdraws a question; the run does not wait for it."""
     async with VirtualClock() as clock:
         engine = asking(clock, gate=ScriptedGate())
@@ -258,7 +257,7 @@ async def test_edit_withdraws_a_question() -> None:
     assert (result.status, clock.elapsed) == ("succeeded", 1)
 
 
-async def test_question_about_a_finished_task_is_stale() -> None:
+async def test_question_about_a_finished_task_is_stale():
     """A question about a running task is stale once the task has finished; a late approval is refused."""
     for seconds in (10, 400):
         async with VirtualClock() as clock:
@@ -287,7 +286,7 @@ async def test_question_about_a_finished_task_is_stale() -> None:
         assert "q1 withdrawn" in dialogue(engine, run.id)
 
 
-async def test_asked_once_for_one_cause() -> None:
+async def test_asked_once_for_one_cause():
     """A rejected or unanswered alternative is not asked again when the plan gets stuck over it."""
     for answer, outcome in ((REJECT, "pause"), (hangs(), "continue")):
         async with VirtualClock() as clock:
@@ -322,7 +321,7 @@ class Thinking:
 
 
 @pytest.mark.parametrize("verdict", ["approve", "reject"])
-async def test_an_answer_while_something_is_decided(verdict: str) -> None:
+async def test_an_answer_while_something_is_decided(verdict: str):
     """An answer that arrives while providers work on another trigger leaves that to be decided once."""
     async with VirtualClock() as clock:
         provider = Thinking(clock, 10)
@@ -346,7 +345,7 @@ async def test_an_answer_while_something_is_decided(verdict: str) -> None:
     dialogue(engine, run.id)
 
 
-async def test_abort_cancels_the_gate() -> None:
+async def test_abort_cancels_the_gate():
     """An abort cancels the gate, and nothing is recorded after the end."""
     async with VirtualClock() as clock:
         gone: list[float] = []
@@ -375,7 +374,7 @@ async def test_abort_cancels_the_gate() -> None:
     assert isinstance(list(engine.store.read(run.id))[-1].body, RunEnded)
 
 
-async def test_only_the_first_answer_counts() -> None:
+async def test_only_the_first_answer_counts():
     """Of several stored answers the first counts; the others and invalid ones are recorded and ignored."""
     store = MemoryStore()
     async with VirtualClock() as clock:
@@ -428,7 +427,7 @@ MINE = Answer("modify", by="ada", changes=(SkipTask(task_id="a"),))
 )
 async def test_crash_at_any_record(
     answer: Answer | None, outcome: str, status: str, revisions: int
-) -> None:
+):
     """If the process ends after any record, a resume applies the answer once and asks once."""
     records = await answered(answer, outcome)
     asked = next(i for i, record in enumerate(records) if isinstance(record.body, QuestionAsked))

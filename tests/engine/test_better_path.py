@@ -71,7 +71,7 @@ def proposer(clock: VirtualClock, *changes: PlanChange, after: float) -> Scripte
     return ScriptedProvider([returns(alternative(*changes), after=after)], clock=clock)
 
 
-async def test_tasks_that_have_begun_are_left_out(clock: VirtualClock) -> None:
+async def test_tasks_that_have_begun_are_left_out(clock):
     """What has begun while the proposal was awaited stays as it is, and the rest of the better path is taken."""
     waiting = [f"t{number}" for number in range(3, 8)]
     result, tools, _, engine = await carried_out(
@@ -89,7 +89,7 @@ async def test_tasks_that_have_begun_are_left_out(clock: VirtualClock) -> None:
     )
 
 
-async def test_skipped_tasks_are_left_out(clock: VirtualClock) -> None:
+async def test_skipped_tasks_are_left_out(clock):
     """A task whose condition has turned out not to hold costs the rest of the path nothing."""
     tasks = [Task(id=f"t{n}", tool="dear", when="context.on" if n == 3 else None) for n in range(6)]
     document = plan(*tasks, tools=TOOLS, sequential=True, context={"on": False})
@@ -113,8 +113,8 @@ async def test_skipped_tasks_are_left_out(clock: VirtualClock) -> None:
     ],
 )
 async def test_what_remains_must_still_gain_enough(
-    changes: Sequence[PlanChange], reason: str, clock: VirtualClock
-) -> None:
+    changes: Sequence[PlanChange], reason: str, clock
+):
     """The path is not taken where what remains of it saves less than the minimum, or nothing remains of it."""
     provider = proposer(clock, *changes, after=1.5)
     result, tools, rejected, _ = await carried_out(
@@ -123,7 +123,7 @@ async def test_what_remains_must_still_gain_enough(
     assert (set(tools.values()), result.revisions, rejected) == ({"dear"}, (), [reason])
 
 
-async def test_changes_that_belong_together_are_not_separated(clock: VirtualClock) -> None:
+async def test_changes_that_belong_together_are_not_separated(clock):
     """A proposal that adds or removes tasks is one idea: without a part of it, the rest is not taken."""
     changes = [*replaced("t3"), RemoveTask(task_id="t7"), AddTask(task=Task(id="x", tool="cheap"))]
     result, _, (rejected,), _ = await carried_out(
@@ -132,7 +132,7 @@ async def test_changes_that_belong_together_are_not_separated(clock: VirtualCloc
     assert (result.revisions, "'t3' is RUNNING" in rejected) == ((), True)
 
 
-async def test_a_dearer_path_is_not_taken(clock: VirtualClock) -> None:
+async def test_a_dearer_path_is_not_taken(clock):
     """Whoever proposes it: a path must save the minimum of what is left; the one that saves most comes first."""
     little, much = (
         alternative(*replaced("t4", tool="new"), confidence=1),
@@ -155,7 +155,7 @@ async def test_a_dearer_path_is_not_taken(clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("names", [("repair", "slow"), ("slow", "repair")])
-async def test_slow_providers_are_not_awaited(names: tuple[str, str], clock: VirtualClock) -> None:
+async def test_slow_providers_are_not_awaited(names: tuple[str, str], clock):
     """What the plan itself offers is taken at once; another provider is not even asked."""
     slow = ScriptedProvider([hangs()] * 9, name="slow", clock=clock)
     result, tools, _, _ = await carried_out(
@@ -165,7 +165,7 @@ async def test_slow_providers_are_not_awaited(names: tuple[str, str], clock: Vir
     assert slow.requests == []
 
 
-async def test_others_are_asked_where_the_plan_offers_nothing(clock: VirtualClock) -> None:
+async def test_others_are_asked_where_the_plan_offers_nothing(clock):
     """Providers that take time are asked where `repair` has nothing that can be used."""
     slow = proposer(clock, *replaced("t6", "t7"), after=1)
     strict = {
@@ -175,7 +175,7 @@ async def test_others_are_asked_where_the_plan_offers_nothing(clock: VirtualCloc
     assert (len(slow.requests), tools["t6~2"]) == (1, "cheap")
 
 
-async def test_a_path_outlives_other_replans(clock: VirtualClock) -> None:
+async def test_a_path_outlives_other_replans(clock):
     """A path that was found while a failure was being repaired is taken afterwards, for what has not begun."""
 
     def propose(request: ReplanRequest) -> ScriptStep | list[Alternative]:
@@ -199,7 +199,7 @@ async def test_a_path_outlives_other_replans(clock: VirtualClock) -> None:
     assert not bodies(engine.store, result.run, TriggerDropped)
 
 
-async def test_repairs_and_better_paths_are_considered_apart(clock: VirtualClock) -> None:
+async def test_repairs_and_better_paths_are_considered_apart(clock):
     """A failure before tasks that could be done better is repaired first, and the better path is taken next."""
     document = dear(9)
     script = {"t3": raises(ValueError("broken"), after=0)}
@@ -244,9 +244,7 @@ tasks:
     ],
     ids=["effect", "goal", "all effects", "no cost declared", "tool", "resource", "small resource"],
 )  # fmt: skip
-async def test_shortcuts_over_facts(
-    news: Callable[[PlanRun], None], tools: list[str], clock: VirtualClock
-) -> None:
+async def test_shortcuts_over_facts(news: Callable[[PlanRun], None], tools: list[str], clock):
     """What has become superfluous is left out, and a cheaper way is taken, without what nothing else achieves."""
     settings = Settings.model_validate(
         {"triggers": ("better-path-found",), "better_path": {"min_gain": 0.08}}
@@ -265,7 +263,7 @@ async def test_shortcuts_over_facts(
     assert (run.result.ok, used) == (True, tools)
 
 
-async def test_a_repeated_path_does_not_keep_the_run_open(clock: VirtualClock) -> None:
+async def test_a_repeated_path_does_not_keep_the_run_open(clock):
     """A better path that waits for its cooldown does not delay the end of a run in which nothing can run any more."""
     script = {"t6": raises(ValueError("broken"))}
     start = clock.now()
@@ -276,9 +274,7 @@ async def test_a_repeated_path_does_not_keep_the_run_open(clock: VirtualClock) -
 
 
 @pytest.mark.parametrize("kind", ["context-changed", "human-request"])
-async def test_proposals_for_other_reasons_are_trimmed_as_well(
-    kind: str, clock: VirtualClock
-) -> None:
+async def test_proposals_for_other_reasons_are_trimmed_as_well(kind: str, clock):
     """What has begun since a person asked is left out of the proposal, and the rest of it is done."""
     settings = Settings.model_validate({"triggers": (kind,)})
     change = [ModifyTask(task_id=f"t{n}", fields={"arguments": {"quick": True}}) for n in range(4)]

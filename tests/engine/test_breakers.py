@@ -56,7 +56,7 @@ def updates(engine: ReplanningEngine, run: str) -> list[tuple[bool | None, float
     return [(b.available, b.retry_at, b.reason) for b in bodies(engine.store, run, ResourceUpdated)]
 
 
-async def test_tasks_that_never_ran(clock: VirtualClock) -> None:
+async def test_tasks_that_never_ran(clock):
     """The reason of a failed run also says which tasks never ran, and what they lack."""
     result = await make_engine("repair", clock=clock).execute(
         pages(9), site(clock, 1e9), max_concurrency=1
@@ -65,7 +65,7 @@ async def test_tasks_that_never_ran(clock: VirtualClock) -> None:
     assert result.reason.endswith("; 'p7' and 2 more cannot run: its tool 'fetch' is unavailable")
 
 
-async def test_others_see_that_a_tool_is_down(clock: VirtualClock) -> None:
+async def test_others_see_that_a_tool_is_down(clock):
     """After five failures of one cause the waiting tasks get another tool before they fail, in one revision."""
     engine = make_engine("repair", clock=clock, cooldown=30)
     result = await engine.execute(pages(9, FETCH, MIRROR), site(clock, 1e9), max_concurrency=1)
@@ -105,7 +105,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_breaker_stays_closed(case: str, clock: VirtualClock) -> None:
+async def test_breaker_stays_closed(case: str, clock):
     """Failures that are too few, of other causes or of one task, or of which no waiting task is to suffer, change nothing."""
 
     async def work(task: Task, context: TaskContext) -> None:
@@ -134,7 +134,7 @@ async def test_breaker_stays_closed(case: str, clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("has_mirror", [False, True])
-async def test_calls_of_an_agent(has_mirror: bool, clock: VirtualClock) -> None:
+async def test_calls_of_an_agent(has_mirror: bool, clock):
     """A tool whose calls fail in a row is refused only where another one takes over; otherwise each call is made."""
     executed: list[str] = []
 
@@ -161,7 +161,7 @@ async def test_calls_of_an_agent(has_mirror: bool, clock: VirtualClock) -> None:
     assert executed.count("good") == (not has_mirror)
 
 
-async def test_trial_that_succeeds(clock: VirtualClock) -> None:
+async def test_trial_that_succeeds(clock):
     """A run waits for the cooldown of a tool that only it needs; one task tries it, and when it works the others follow."""
     engine, starts = make_engine(clock=clock, cooldown=30), []
     fetch = site(clock, 20)
@@ -184,7 +184,7 @@ async def test_trial_that_succeeds(clock: VirtualClock) -> None:
 @pytest.mark.parametrize(
     ("other", "ends"), [(0, 36.0), (200, 200.0)], ids=["alone", "beside other work"]
 )
-async def test_trial_that_fails(other: float, ends: float, clock: VirtualClock) -> None:
+async def test_trial_that_fails(other: float, ends: float, clock):
     """After a failed trial the tool is tried later, twice as late, while other work goes on; the run waits no more for it."""
     engine = make_engine(clock=clock, cooldown=30)
     fetch = site(clock, 1e9)
@@ -207,7 +207,7 @@ async def test_trial_that_fails(other: float, ends: float, clock: VirtualClock) 
     assert (result.status, clock.elapsed) == ("failed", ends)
 
 
-async def test_late_success_and_person(clock: VirtualClock) -> None:
+async def test_late_success_and_person(clock):
     """A success of an attempt that was running closes the breaker at once; so does a person who says that the tool is back."""
     async with make_engine(clock=clock).open(pages(20)) as run:
         ids = [f"p{n}#1" for n in range(1, 8)]
@@ -227,7 +227,7 @@ async def test_late_success_and_person(clock: VirtualClock) -> None:
         assert (run.live.tools["fetch"].available, run.live.scheduler.breakers) == (True, {})
 
 
-async def test_one_task_tries(clock: VirtualClock) -> None:
+async def test_one_task_tries(clock):
     """While one task tries the tool no other gets it; a trial that says nothing about the tool lets the next one try."""
     async with make_engine(clock=clock, cooldown=0).open(pages(20)) as run:
         for number in range(1, 6):
@@ -245,7 +245,7 @@ async def test_one_task_tries(clock: VirtualClock) -> None:
         assert (await anext(first)).id != (await anext(second)).id
 
 
-def test_only_waiting_tasks_wait_for_a_tool() -> None:
+def test_only_waiting_tasks_wait_for_a_tool():
     """A tool that its breaker has made unavailable is waited for while a waiting task needs it, and no longer."""
     run = journaled(task("a", tool="fetch"), task("b", tool="fetch"), tools=[FETCH])
     run.fail("a")
@@ -262,7 +262,7 @@ def test_only_waiting_tasks_wait_for_a_tool() -> None:
 
 
 @pytest.mark.parametrize("mode", ["act", "observe"])
-async def test_breaker_survives_the_process(mode: Mode) -> None:
+async def test_breaker_survives_the_process(mode: Mode):
     """A run that is killed anywhere around an opening or a trial goes on with it; an engine that observes closes the breaker."""
     async with VirtualClock() as clock:
         engine = make_engine(clock=clock, cooldown=30)

@@ -6,7 +6,7 @@ from replanning import Answer, CallbackGate, Plan, ReplanRequest, Task, TaskCont
 from replanning.changes import ReplaceTask, SkipTask
 from replanning.decision import Question
 from replanning.journal import AlternativesConsidered, TriggerDropped
-from replanning.testing import ScriptedProvider, ScriptStep, VirtualClock, returns
+from replanning.testing import ScriptedProvider, ScriptStep, returns
 from tests.support.cost import calls
 from tests.support.runs import (
     alternative,
@@ -48,7 +48,7 @@ def cost(failures: int, tail: int) -> int:
     return calls(lambda: anyio.run(run))
 
 
-def test_cost_of_a_burst() -> None:
+def test_cost_of_a_burst():
     """Twice the failures cost about twice as much, and a longer rest of the plan costs no more for each of them."""
     cost(1, 2)  # what is imported first
     assert cost(160, 20) < 2.3 * cost(80, 20)
@@ -56,14 +56,14 @@ def test_cost_of_a_burst() -> None:
     assert cost(80, 800) - cost(80, 200) < 1.5 * for_one
 
 
-async def test_a_burst_is_repaired_together() -> None:
+async def test_a_burst_is_repaired_together():
     """Tasks that fail of one cause are repaired by few revisions, each of several tasks."""
     engine = make_engine("repair")
     result = await engine.execute(burst(50, 3), usual_fails)
     assert (result.status, len(result.revisions)) == ("succeeded", 3)
 
 
-async def test_one_cause_is_one_question(clock: VirtualClock) -> None:
+async def test_one_cause_is_one_question(clock):
     """Tasks that fail of one cause become one question, which names all of them, and whose approval repairs all."""
     asked: list[Question] = []
 
@@ -93,7 +93,7 @@ async def fails_in_its_own_way(task: Task, context: TaskContext) -> None:
     raise type(f"{task.id.title()}Error", (Exception,), {})
 
 
-async def test_disjoint_failures_do_not_wait_for_one_another(clock: VirtualClock) -> None:
+async def test_disjoint_failures_do_not_wait_for_one_another(clock):
     """Providers are asked about disjoint failures at the same time."""
     names = [f"task{chr(97 + n)}" for n in range(20)]
     provider = ScriptedProvider(lambda request: skips(request, after=0.2), clock=clock)
@@ -105,7 +105,7 @@ async def test_disjoint_failures_do_not_wait_for_one_another(clock: VirtualClock
     assert clock.now() - began <= 0.6
 
 
-async def test_decisions_follow_the_order_of_triggers(clock: VirtualClock) -> None:
+async def test_decisions_follow_the_order_of_triggers(clock):
     """What is decided about disjoint failures does not depend on which provider answers first."""
     waits = {"a": 5.0, "b": 1.0, "c": 3.0}
     provider = ScriptedProvider(
@@ -124,7 +124,7 @@ async def test_decisions_follow_the_order_of_triggers(clock: VirtualClock) -> No
     ]
 
 
-async def test_a_group_in_the_way_of_another(clock: VirtualClock) -> None:
+async def test_a_group_in_the_way_of_another(clock):
     """A proposal that an earlier decision of the same round makes impossible is asked for again."""
 
     def propose(request: ReplanRequest) -> ScriptStep:
@@ -138,7 +138,7 @@ async def test_a_group_in_the_way_of_another(clock: VirtualClock) -> None:
     assert (result.status, len(result.revisions)) == ("succeeded", 2)
 
 
-async def test_a_cooldown_is_not_for_others(clock: VirtualClock) -> None:
+async def test_a_cooldown_is_not_for_others(clock):
     """Another task that loses the same tool is considered at once."""
     engine = make_engine("repair", clock=clock)
     began = clock.now()

@@ -42,7 +42,6 @@ from replanning.testing import (
     ScriptedExecutor,
     ScriptedProvider,
     ScriptStep,
-    VirtualClock,
     hangs,
     raises,
     returns,
@@ -68,7 +67,7 @@ def decisions(engine: ReplanningEngine, run: str) -> list[tuple[str, str]]:
     return [(body.decision, body.rule) for body in bodies(engine.store, run, DecisionMade)]
 
 
-async def test_failure_to_revision() -> None:
+async def test_failure_to_revision():
     """A failed task is replaced while the run goes on, and results of what is finished reach provider and replacement."""
     seen: list[object] = []
 
@@ -92,7 +91,7 @@ async def test_failure_to_revision() -> None:
     assert [kind for kind in kinds(engine, result.run) if kind in order] == order
 
 
-async def test_both_orchestrators_agree() -> None:
+async def test_both_orchestrators_agree():
     """Sequential and swarm reach the same outputs through the same revision."""
     for kind in (SequentialOrchestrator, SwarmOrchestrator):
         result = await make_engine(again).attach(kind(failing("b"))).run(chain("a", "b", "c"))
@@ -100,7 +99,7 @@ async def test_both_orchestrators_agree() -> None:
         assert result.outputs == {"a": "a", "b": "b~2", "c": "c"}
 
 
-async def test_the_rest_runs_on(clock: VirtualClock) -> None:
+async def test_the_rest_runs_on(clock):
     """While a provider thinks about one task, the others go on and finish; the run does not end before the decision."""
     slow = ScriptedProvider(lambda request: returns(again(request), after=20), clock=clock)
     work = ScriptedExecutor(
@@ -122,7 +121,7 @@ async def test_the_rest_runs_on(clock: VirtualClock) -> None:
     assert (result.status, ends) == ("succeeded", {"x": 5, "y": 10, "bad~2": 25, "z": 30})
 
 
-async def test_no_provider_helps() -> None:
+async def test_no_provider_helps():
     """Without an alternative the plan is kept, what waits for the failed task never runs, and the run fails truthfully."""
     provider = Proposer(lambda request: [])
     engine = make_engine(provider)
@@ -143,7 +142,7 @@ async def test_no_provider_helps() -> None:
     assert fired == ["task-failed", "goal-unreachable"]
 
 
-async def test_invalid_alternatives_are_rejected() -> None:
+async def test_invalid_alternatives_are_rejected():
     """Alternatives that do not fit the live plan are recorded with the reason, and the next best is taken."""
     cycle = (Task(id="x", depends_on=("y",)), Task(id="y", depends_on=("x",)))
     wrong: dict[str, PlanChange] = {
@@ -167,7 +166,7 @@ async def test_invalid_alternatives_are_rejected() -> None:
     assert [part for part in wrong if not any(part in reason for reason in rejected)] == []
 
 
-async def test_failing_providers_are_contained(clock: VirtualClock) -> None:
+async def test_failing_providers_are_contained(clock):
     """Providers that raise, hang or answer nonsense are noted, cost 30 s together, and the others' answers are used."""
     errors = [
         RuntimeError("no connection"),
@@ -186,7 +185,7 @@ async def test_failing_providers_are_contained(clock: VirtualClock) -> None:
     assert considered.candidates[0].alternative.source == "good"
 
 
-async def test_ties_go_by_provider(clock: VirtualClock) -> None:
+async def test_ties_go_by_provider(clock):
     """Among equal scores the first provider's alternative is taken, however late it arrived."""
     skip, repeat = alternative(SkipTask(task_id="a")), alternative(RetryTask(task_id="a"))
     late = ScriptedProvider([returns([skip], after=3)], clock=clock)
@@ -196,7 +195,7 @@ async def test_ties_go_by_provider(clock: VirtualClock) -> None:
     assert result.revisions[0].changes[0].kind == "skip"
 
 
-async def test_limit_per_run() -> None:
+async def test_limit_per_run():
     """A limit per run holds over all lineages, and is checked before any provider is asked."""
     provider = Proposer(again)
     engine = make_engine(provider, limits={"replans_per_run": 1})
@@ -207,7 +206,7 @@ async def test_limit_per_run() -> None:
     assert ("keep", "limit-run") in decisions(engine, result.run)
 
 
-async def test_observe_mode() -> None:
+async def test_observe_mode():
     """Observe mode records what would have been done, and does nothing."""
     engine = ReplanningEngine([Proposer(again)], mode="observe")
     result = await engine.execute(chain("a", "b"), failing("a"))
@@ -216,7 +215,7 @@ async def test_observe_mode() -> None:
     assert (first.decision, first.by, first.chosen) == ("execute", "observe", 0)
 
 
-async def test_person_asks_for_replanning() -> None:
+async def test_person_asks_for_replanning():
     """A request to replan with nothing failed reaches the providers with its reason."""
     extra = alternative(AddTask(task=Task(id="extra", depends_on=("b",))))
     provider = Proposer(lambda request: [extra])
@@ -228,7 +227,7 @@ async def test_person_asks_for_replanning() -> None:
     assert (trigger.kind, "add a check" in trigger.reason) == ("human-request", True)
 
 
-async def test_nothing_failed(clock: VirtualClock) -> None:
+async def test_nothing_failed(clock):
     """A person's request and a timeout are dealt with by the default provider where no task has failed."""
     engine = ReplanningEngine(environment=environment(clock))
     async with engine.open(plan(Task(id="a"), Task(id="late", timeout=5, optional=True))) as run:
@@ -240,7 +239,7 @@ async def test_nothing_failed(clock: VirtualClock) -> None:
     assert fired == ["human-request", "timeout"]
 
 
-async def test_cooldown_defers_a_repetition(clock: VirtualClock) -> None:
+async def test_cooldown_defers_a_repetition(clock):
     """The same failure within 30 s is put off until the cooldown is over, and never lost."""
     work = ScriptedExecutor({"a": [raises(ValueError("same"))] * 2 + [returns()]})
     engine = make_engine(lambda request: [alternative(RetryTask(task_id="a"))], clock=clock)
@@ -253,7 +252,7 @@ async def test_cooldown_defers_a_repetition(clock: VirtualClock) -> None:
     assert (result.status, began) == ("succeeded", [0, 0, 30])
 
 
-async def test_overlapping_triggers_coalesce(clock: VirtualClock) -> None:
+async def test_overlapping_triggers_coalesce(clock):
     """Triggers whose footprints overlap become one request; others stay apart."""
 
     def skip(request: ReplanRequest) -> ScriptStep:
@@ -272,7 +271,7 @@ async def test_overlapping_triggers_coalesce(clock: VirtualClock) -> None:
     assert sorted(asked) == [("a", "b"), ("first",), ("other",)]
 
 
-async def test_moved_on_trigger_is_dropped(clock: VirtualClock) -> None:
+async def test_moved_on_trigger_is_dropped(clock):
     """A trigger that an edit has made pointless is dropped, with the reason on record."""
 
     def skip(request: ReplanRequest) -> ScriptStep:
@@ -291,7 +290,7 @@ async def test_moved_on_trigger_is_dropped(clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("looks", [False, True])
-async def test_edit_while_a_provider_thinks(looks: bool, clock: VirtualClock) -> None:
+async def test_edit_while_a_provider_thinks(looks: bool, clock):
     """An edit made meanwhile does not lose the trigger; a provider that reads the plan afterwards is asked anew."""
     asked = []
 
@@ -315,7 +314,7 @@ async def test_edit_while_a_provider_thinks(looks: bool, clock: VirtualClock) ->
     assert asked == ([0, 1] if looks else [0])
 
 
-async def test_past_success_counts() -> None:
+async def test_past_success_counts():
     """Earlier outcomes of a tool, in earlier runs too, move the score of alternatives that use it."""
     store = MemoryStore()
     instead = alternative(ReplaceTask(task_id="bad", tasks=(Task(id="bad~2", tool="good"),)))
@@ -329,7 +328,7 @@ async def test_past_success_counts() -> None:
     assert scores == [pytest.approx(2 / 3), pytest.approx(4 / 5)]
 
 
-async def test_abort() -> None:
+async def test_abort():
     """An alternative that aborts stops the run, and what was running is cancelled."""
     engine = make_engine(lambda request: [alternative(AbortRun(reason="pointless"))])
     work = ScriptedExecutor({"a": raises(ValueError("broken")), "b": hangs()})
@@ -337,7 +336,7 @@ async def test_abort() -> None:
     assert (result.status, result.reason) == ("aborted", "pointless")
 
 
-async def test_budget_stops_the_run() -> None:
+async def test_budget_stops_the_run():
     """Usage that work charges counts against the budget of the plan, which ends the run when it is exceeded."""
 
     async def work(task: Task, context: TaskContext) -> None:
@@ -351,7 +350,7 @@ async def test_budget_stops_the_run() -> None:
     assert (result.spent, list(result.outputs)) == (Usage(tokens=120), ["a", "b"])
 
 
-async def test_provider_beyond_the_budget() -> None:
+async def test_provider_beyond_the_budget():
     """A provider whose estimate does not fit what is left is not asked; what one that failed has used is charged."""
     dear = ScriptedProvider(again, estimate=Usage(calls=1, tokens=5_000))
     usage = Usage(calls=1, tokens=700)
@@ -368,7 +367,7 @@ async def test_provider_beyond_the_budget() -> None:
     assert "scripted was not asked" in considered.notes[0]
 
 
-async def test_handlers_are_told() -> None:
+async def test_handlers_are_told():
     """Handlers of an event type, sync and async, are called after it is on record; a failing one is contained."""
     heard: list[object] = []
 
@@ -396,14 +395,14 @@ async def test_handlers_are_told() -> None:
     assert "listener" in contained.where
 
 
-async def test_unknown_provider() -> None:
+async def test_unknown_provider():
     """A provider that is not installed is named, with those that are."""
     with pytest.raises(PluginError, match=r"no plugin 'repiar'.*repair"):
         make_engine("repiar")
 
 
 @pytest.mark.parametrize("limit", [100, 100.1 / 3, 1e-7])
-async def test_wall_clock_budget(clock: VirtualClock, limit: float) -> None:
+async def test_wall_clock_budget(clock, limit: float):
     """A run whose wall clock is used up is aborted, and what runs is stopped; what the clock cannot tell is used up."""
     work = ScriptedExecutor(default=returns(after=60), clock=clock)
     document = plan(*chain("a", "b", "c").tasks, budget={"wall_clock": limit})
@@ -412,7 +411,7 @@ async def test_wall_clock_budget(clock: VirtualClock, limit: float) -> None:
     assert clock.elapsed == pytest.approx(limit, abs=1e-6)
 
 
-async def test_an_interrupted_replan_is_taken_up(clock: VirtualClock) -> None:
+async def test_an_interrupted_replan_is_taken_up(clock):
     """A trigger that was on record when the process stopped, in the middle of its replan, is decided after the resume."""
     store = MemoryStore()
     async with make_engine(ScriptedProvider([hangs()]), store=store, clock=clock).open(
@@ -426,7 +425,7 @@ async def test_an_interrupted_replan_is_taken_up(clock: VirtualClock) -> None:
     assert [body.trigger.id for body in bodies(store, run.id, TriggerFired)] == ["t1"]
 
 
-async def test_outcomes_belong_to_their_replans(clock: VirtualClock) -> None:
+async def test_outcomes_belong_to_their_replans(clock):
     """An outcome is recorded with the replan that brought it, also where a later replan shows its outcome first."""
     engine = make_engine(again, clock=clock)
     broken = raises(ValueError())
@@ -449,7 +448,7 @@ async def test_outcomes_belong_to_their_replans(clock: VirtualClock) -> None:
     assert outcomes == {"a": "failure", "b": "success", "a~2": "success"}
 
 
-async def test_sub_plan() -> None:
+async def test_sub_plan():
     """Every task of a sub-plan that replaced another runs, at once where it waits for nothing, and hands its result on."""
     parts = (Task(id="left"), Task(id="right"), Task(id="join", depends_on=("left", "right")))
     engine = make_engine(lambda request: [alternative(ReplaceTask(task_id="b", tasks=parts))])
@@ -463,7 +462,7 @@ async def test_sub_plan() -> None:
     )
 
 
-async def test_an_id_is_never_used_again() -> None:
+async def test_an_id_is_never_used_again():
     """An id that an alternative has brought in is never used again: a later one with the same id is refused."""
 
     def propose(request: ReplanRequest) -> list[Alternative]:
@@ -483,7 +482,7 @@ async def test_an_id_is_never_used_again() -> None:
     assert any("'new' is already used" in reason for reason in rejected)
 
 
-async def test_what_changes_nothing() -> None:
+async def test_what_changes_nothing():
     """An alternative that changes nothing is rejected, and takes nothing from the limits."""
     nothing = Alternative(changes=(), reason="carry on", confidence=1.0)
     engine = make_engine(ScriptedProvider([nothing]), limits={"replans_per_run": 1})
@@ -499,7 +498,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("output", [None, "", [], {}, 0, False, WORDS])
-async def test_any_output_is_a_result(output: object) -> None:
+async def test_any_output_is_a_result(output: object):
     """An empty output, and one that speaks of errors, is a result like any other: nothing is triggered."""
     engine = make_engine(again)
     result = await engine.execute(chain("a", "b"), ScriptedExecutor(default=returns(output)))
@@ -507,7 +506,7 @@ async def test_any_output_is_a_result(output: object) -> None:
     assert bodies(engine.store, result.run, TriggerFired, PlanRevised) == []
 
 
-async def test_the_band_in_which_a_person_is_asked(clock: VirtualClock) -> None:
+async def test_the_band_in_which_a_person_is_asked(clock):
     """From the lower threshold up to the upper one a person is asked, lower edge included; above nobody is."""
     decided = {}
     for confidence in (0.3, 0.5, 0.62, 0.625, 0.9):
@@ -518,7 +517,7 @@ async def test_the_band_in_which_a_person_is_asked(clock: VirtualClock) -> None:
     assert decided == {0.3: "ask", 0.5: "ask", 0.62: "ask", 0.625: "execute", 0.9: "execute"}
 
 
-async def test_weight_and_confidence_of_zero() -> None:
+async def test_weight_and_confidence_of_zero():
     """A weight of 0 takes its part out of the score, and a confidence of 0 is 0; only a missing one is 0.5."""
     weights = {"self_assessment": 1, "past_success": 0, "availability": 0, "simplicity": 0}
     for confidence, total in ((0.9, 0.9), (0.0, 0.0), (None, 0.5)):
@@ -530,7 +529,7 @@ async def test_weight_and_confidence_of_zero() -> None:
         assert bool(candidate.rejected) is (confidence == 0.0)
 
 
-async def test_what_follows_a_skipped_task_waits_for_the_decision(clock: VirtualClock) -> None:
+async def test_what_follows_a_skipped_task_waits_for_the_decision(clock):
     """When the condition of a skipped task holds after all, what depends on it waits until it is decided about."""
     document = plan(
         Task(id="look"),

@@ -22,7 +22,7 @@ from tests.support.runs import (
 )
 
 
-async def test_evaluated_after_every_task(clock: VirtualClock) -> None:
+async def test_evaluated_after_every_task(clock):
     """Handlers get progress, remaining time, health and advice after every attempt, skipped task and revision."""
     heard: list[PlanEvaluation] = []
     engine = make_engine(again, clock=clock)
@@ -55,7 +55,7 @@ async def test_evaluated_after_every_task(clock: VirtualClock) -> None:
     assert engine.history(run.id).evaluate() == run.evaluate() == heard[-1]
 
 
-async def test_not_evaluated_in_vain(clock: VirtualClock) -> None:
+async def test_not_evaluated_in_vain(clock):
     """Nothing is evaluated while nobody listens to evaluations."""
     evaluator = Scripted()
     engine = ReplanningEngine(environment=environment(clock), evaluator=evaluator)
@@ -64,7 +64,7 @@ async def test_not_evaluated_in_vain(clock: VirtualClock) -> None:
     assert evaluator.calls == 0
 
 
-async def test_resumed_run_says_the_same(clock: VirtualClock) -> None:
+async def test_resumed_run_says_the_same(clock):
     """Evaluations are a fold over the journal: status, history and a resumed run say what the run itself said."""
     engine = make_engine(clock=clock)
 
@@ -85,7 +85,7 @@ async def test_resumed_run_says_the_same(clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("durable", [False, True])
-async def test_durations_of_earlier_runs(durable: bool, clock: VirtualClock, tmp_path) -> None:
+async def test_durations_of_earlier_runs(durable: bool, clock, tmp_path):
     """What a tool took in earlier runs tells how long the first tasks will take; without such evidence nothing does."""
     store: RunStore = SqliteStore(tmp_path / "history.db") if durable else MemoryStore()
     engine = make_engine(clock=clock, store=store)
@@ -102,7 +102,7 @@ async def test_durations_of_earlier_runs(durable: bool, clock: VirtualClock, tmp
     store.close()
 
 
-async def test_failing_store_of_outcomes(clock: VirtualClock) -> None:
+async def test_failing_store_of_outcomes(clock):
     """A store that cannot say what earlier runs took leaves the evaluation without that evidence."""
     kept = MemoryStore()
     kept.add_outcomes([ToolOutcome("build", None, True, 0.0, 4.0)])
@@ -143,7 +143,7 @@ OWN = PlanEvaluation(1, 2, 0.5, 3.0, "strained", ("go home",))
     ],
     ids=["good", "raises", "wrong", "slow"],
 )
-async def test_own_evaluator(answer: object, slow: bool, problem: str) -> None:
+async def test_own_evaluator(answer: object, slow: bool, problem: str):
     """An evaluator of one's own is used; where it fails, that is recorded once, and the built-in one evaluates from then on."""
     clock = VirtualClock()
     evaluator = Scripted(answer, clock if slow else None)

@@ -12,7 +12,6 @@ from replanning import Plan, Task, TaskContext, ToolSpec, tool
 from replanning.engine.functions import FunctionTool
 from replanning.errors import PlanError
 from replanning.plan import JsonObject
-from replanning.testing import VirtualClock
 from tests.support.runs import make_engine, plan
 
 
@@ -71,9 +70,7 @@ def anything(**options: object) -> object:
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__) if callable(value) else "",
 )
-async def test_any_signature(
-    clock: VirtualClock, function: Any, args: tuple[Any], kwargs: Any, result: object
-) -> None:
+async def test_any_signature(clock, function: Any, args: tuple[Any], kwargs: Any, result: object):
     """A function of any kind is called as it would be without a session."""
     async with make_engine(clock=clock).session("call") as session:
         assert await session.call(function, *args, **kwargs) == result
@@ -84,7 +81,7 @@ async def test_any_signature(
 @pytest.mark.parametrize("function", [Shop().method, context_first, forward, anything, any_number])
 @pytest.mark.parametrize("args", [(), (1,), (1, 2), (1, 2, 3)])
 @pytest.mark.parametrize("kwargs", [{}, {"a": 3}, {"b": 4}, {"b": 4, "c": 5}, {"context": 6}])
-def test_arguments_by_name(function: Any, args: tuple[int, ...], kwargs: dict[str, int]) -> None:
+def test_arguments_by_name(function: Any, args: tuple[int, ...], kwargs: dict[str, int]):
     """The arguments of a call get the names that Python gives them, and what Python refuses is a TypeError."""
     made = FunctionTool(function)
     signature = inspect.signature(function)
@@ -106,7 +103,7 @@ def test_arguments_by_name(function: Any, args: tuple[int, ...], kwargs: dict[st
         assert made.bind(args, kwargs) == bound.pop("options", {}) | bound
 
 
-async def test_what_is_no_tool(clock: VirtualClock) -> None:
+async def test_what_is_no_tool(clock):
     """What cannot be called by the names of its arguments is refused, as are two tools of one name."""
     with pytest.raises(TypeError, match="are not known"):
         tool(max)
@@ -124,7 +121,7 @@ async def test_what_is_no_tool(clock: VirtualClock) -> None:
         tool(**wrong)(forward)
 
 
-async def test_other_function_of_the_same_name(clock: VirtualClock) -> None:
+async def test_other_function_of_the_same_name(clock):
     """A function with the name of a tool of the session is refused, instead of that one being called."""
     async with make_engine(clock=clock).session(
         "x", tools=[tool(name="anything")(forward)]
@@ -133,7 +130,7 @@ async def test_other_function_of_the_same_name(clock: VirtualClock) -> None:
             await session.call(anything, a=1)
 
 
-async def test_json_for_functions(clock: VirtualClock) -> None:
+async def test_json_for_functions(clock):
     """Functions that execute a plan get JSON as their types say; what does not fit is a failure of the task."""
     given: list[object] = []
 
@@ -157,7 +154,7 @@ async def test_json_for_functions(clock: VirtualClock) -> None:
     assert "greater than 0" in failed.failures["a"].message
 
 
-async def test_tools_without_functions(clock: VirtualClock) -> None:
+async def test_tools_without_functions(clock):
     """A plan that has tasks or tools without a function is refused before anything is executed; every one is named."""
     executed: list[str] = []
 

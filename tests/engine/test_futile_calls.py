@@ -6,7 +6,6 @@ from replanning import Alternative, Plan, ReplanRequest, Task, TaskContext
 from replanning.changes import PlanChange, ReplaceTask, RetryTask
 from replanning.journal import AlternativesConsidered
 from replanning.plan import JsonValue
-from replanning.testing import VirtualClock
 from tests.support.runs import alternative, bodies, make_engine, perform, plan
 
 TOOLS = [
@@ -50,7 +49,7 @@ async def fails_with_fast(task: Task, context: TaskContext) -> None:
     ],
     ids=["same call", "same call, another name", "unavailable tool"],
 )
-async def test_a_futile_call_is_rejected(first: dict[str, object], reason: str) -> None:
+async def test_a_futile_call_is_rejected(first: dict[str, object], reason: str):
     """However confident its provider is, it is rejected with the reason, and the next candidate is executed."""
 
     def propose(request: ReplanRequest) -> list[Alternative]:
@@ -73,8 +72,8 @@ async def test_a_futile_call_is_rejected(first: dict[str, object], reason: str) 
 )  # fmt: skip
 @pytest.mark.parametrize("retries", [True, False])
 async def test_a_refused_use_is_not_repeated(
-    change: dict[str, JsonValue], removed: list[str], why: str, retries: bool, clock: VirtualClock
-) -> None:
+    change: dict[str, JsonValue], removed: list[str], why: str, retries: bool, clock
+):
     """A use that was refused as dangerous is not retried, nor made by a replacement, unless its arguments have other values."""
     start = {"name": "start", "kind": "shell", "command": "timeout 5 {x}"}
     task = Task(id="a", tool="start", arguments={"x": "${context.x}"})
@@ -95,7 +94,7 @@ async def test_a_refused_use_is_not_repeated(
     assert {one.rejected for body in considered for one in body.candidates} == {prefix + why}
 
 
-async def test_what_failed_in_the_lineage_is_not_repeated() -> None:
+async def test_what_failed_in_the_lineage_is_not_repeated():
     """A call is not repeated after another call of the lineage has failed as well, nor is the same sequence of changes."""
     seen: list[str] = []
 
@@ -119,7 +118,7 @@ async def test_what_failed_in_the_lineage_is_not_repeated() -> None:
 )
 async def test_a_call_may_be_made_again_when_something_differs(
     way: list[dict[str, object]],
-) -> None:
+):
     """A call is no repetition when something else is done before it, or when its arguments are others."""
     ran: list[str | None] = []
 
@@ -134,7 +133,7 @@ async def test_a_call_may_be_made_again_when_something_differs(
     assert (result.status, ran) == ("succeeded", ["fast", *(part["tool"] for part in way)])
 
 
-async def test_a_longer_timeout_makes_another_call(clock: VirtualClock) -> None:
+async def test_a_longer_timeout_makes_another_call(clock):
     """A call that ran into its deadline may be made again with another deadline, and not with the same."""
     ways: list[dict[str, object]] = [{**FAST, "timeout": 5}, {**FAST, "timeout": 60}]
     engine = make_engine(
@@ -153,7 +152,7 @@ async def test_a_longer_timeout_makes_another_call(clock: VirtualClock) -> None:
     ) == ("succeeded", [60])
 
 
-async def test_a_call_whose_needs_were_met_anew_by_others() -> None:
+async def test_a_call_whose_needs_were_met_anew_by_others():
     """A call may be repeated as it is where what it needs has ceased and come back since it failed."""
     sent: list[str] = []
     document = Plan.model_validate(
@@ -188,9 +187,7 @@ SESSION = {
 
 
 @pytest.mark.parametrize(("ceased", "status"), [(["session"], "succeeded"), ([], "failed")])
-async def test_a_call_is_made_again_once_its_needs_are_met_anew(
-    ceased: list[str], status: str
-) -> None:
+async def test_a_call_is_made_again_once_its_needs_are_met_anew(ceased: list[str], status: str):
     """A call that failed because its session had expired is repeated after another login, and otherwise not."""
     engine = make_engine("repair")
     sent: list[str] = []

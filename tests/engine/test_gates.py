@@ -1,7 +1,5 @@
 """Gates: those that come with the library, and what becomes of gates that fail."""
 
-from pathlib import Path
-
 import anyio.lowlevel
 import pytest
 
@@ -26,7 +24,7 @@ SIDE = plan(Task(id="a"), Task(id="b", depends_on=("a",)), Task(id="other"))
 # Gates that fail
 
 
-async def test_a_gate_that_raises(clock: VirtualClock) -> None:
+async def test_a_gate_that_raises(clock):
     """A failing gate is contained: the rest runs, and the question stays open for an answer from elsewhere."""
     engine = asking(
         clock, gate=ScriptedGate([raises(ConnectionError("no web hook"), after=5)], clock=clock)
@@ -65,7 +63,7 @@ async def test_a_gate_that_raises(clock: VirtualClock) -> None:
     ],
     ids=repr,
 )
-async def test_a_gate_that_talks_nonsense(answer: object, clock: VirtualClock) -> None:
+async def test_a_gate_that_talks_nonsense(answer: object, clock):
     """Nonsense is refused with the reason, asked again a few times and no more, and changes nothing."""
     questions: list[Question] = []
 
@@ -87,7 +85,7 @@ async def test_a_gate_that_talks_nonsense(answer: object, clock: VirtualClock) -
     assert dialogue(engine, result.run) == ["asked q1", "ask low-confidence"]
 
 
-async def test_a_gate_that_hangs(clock: VirtualClock) -> None:
+async def test_a_gate_that_hangs(clock):
     """A gate that never comes back, with all the time in the world, is let go when the answer comes from elsewhere."""
     gate = ScriptedGate([hangs()])
     engine = asking(clock, gate=gate, approval={"timeout": None})
@@ -105,7 +103,7 @@ async def test_a_gate_that_hangs(clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("reminder", ["raises", "hangs"])
-async def test_a_reminder_that_fails(reminder: str, clock: VirtualClock) -> None:
+async def test_a_reminder_that_fails(reminder: str, clock):
     """A reminder that raises is contained, one that hangs holds up neither answer nor end."""
 
     class Forgetful(ScriptedGate):
@@ -126,7 +124,7 @@ async def test_a_reminder_that_fails(reminder: str, clock: VirtualClock) -> None
     )
 
 
-async def test_a_gate_is_cancelled_when_its_time_is_up(clock: VirtualClock) -> None:
+async def test_a_gate_is_cancelled_when_its_time_is_up(clock):
     """The call of a gate is cancelled when the deadline passes."""
     closed = []
 
@@ -145,7 +143,7 @@ async def test_a_gate_is_cancelled_when_its_time_is_up(clock: VirtualClock) -> N
 # Gates that come with the library
 
 
-async def test_callback() -> None:
+async def test_callback():
     """A callback may be sync or async, and so may its reminder."""
 
     async def later(question: Question) -> Answer:
@@ -176,7 +174,7 @@ async def test_callback() -> None:
         assert len(reminded) == (remind is not None)
 
 
-async def test_store_gate(tmp_path: Path, clock: VirtualClock) -> None:
+async def test_store_gate(tmp_path, clock):
     """The store gate keeps the run waiting for an answer that is left in the store, and takes it within a second."""
     store = SqliteStore(f"{tmp_path}/history.db")
     engine = asking(clock, gate=StoreGate(), store=store)

@@ -4,7 +4,6 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -72,7 +71,7 @@ async def considered(engine: ReplanningEngine) -> AlternativesConsidered:
     return found
 
 
-async def test_flood_of_proposals() -> None:
+async def test_flood_of_proposals():
     """Of many proposals the first hundred are considered, which is noted."""
     engine = make_engine(lambda request: [skip(f"reason {n}") for n in range(200)])
     body = await considered(engine)
@@ -228,9 +227,7 @@ def engine_with(raising: Raising, clock: VirtualClock, store: RaisingStore) -> R
 
 
 @pytest.mark.parametrize("part", PLACES)
-async def test_parts_that_raise(
-    part: str, clock: VirtualClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_parts_that_raise(part: str, clock, caplog):
     """An Exception of a part is contained, warned of with its traceback, and a problem in the result."""
     raising = Raising(part, lambda: OSError("out of paper"))
     engine = engine_with(raising, clock, RaisingStore())
@@ -248,7 +245,7 @@ async def test_parts_that_raise(
     assert any("in _play" in line for line in traceback)
 
 
-async def test_providers_that_do_not_fail() -> None:
+async def test_providers_that_do_not_fail():
     """A provider with nothing to propose, and one that the budget refuses, are no problems."""
 
     class Dear:
@@ -267,7 +264,7 @@ async def test_providers_that_do_not_fail() -> None:
     assert (result.status, result.problems) == ("failed", ())
 
 
-async def test_problems_after_a_resume(clock: VirtualClock) -> None:
+async def test_problems_after_a_resume(clock):
     """A problem is told once with its count, and a run that is resumed keeps those of earlier processes."""
     store = MemoryStore()
 
@@ -322,9 +319,7 @@ class Stubborn(Raising):
         ("judge", "gave no judgement within"),
     ],
 )
-async def test_parts_that_wait_in_a_thread(
-    part: str, told: str, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_parts_that_wait_in_a_thread(part: str, told: str, clock, monkeypatch):
     """The deadline of a part that waits in a thread holds, and a warning names it if the end of the run waits for it."""
     warned, warnings = Event(), list[str]()
 
@@ -374,7 +369,7 @@ ENDING_PARTS = [
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("part", ENDING_PARTS)
-def test_what_ends_a_program(part: str, kind: type[BaseException], backend: str) -> None:
+def test_what_ends_a_program(part: str, kind: type[BaseException], backend: str):
     """A KeyboardInterrupt or SystemExit leaves `execute` unwrapped, whichever part raises it; the run can be resumed."""
     store = RaisingStore()
     document = plan(Task(id="a", idempotent=True), Task(id="b", idempotent=True))
@@ -425,7 +420,7 @@ anyio.run(main, backend=sys.argv[2])
 
 
 @pytest.mark.parametrize(("part", "backend"), [("work", "asyncio"), ("provider", "trio")])
-def test_signal_ends_a_program(part: str, backend: str, tmp_path: Path) -> None:
+def test_signal_ends_a_program(part: str, backend: str, tmp_path):
     """A real SIGINT while work or a provider runs ends the program with KeyboardInterrupt, and pauses the run."""
     place = tmp_path / "runs.db"
     ended = subprocess.run(
@@ -440,7 +435,7 @@ def test_signal_ends_a_program(part: str, backend: str, tmp_path: Path) -> None:
     store.close()
 
 
-def test_problem_of_a_plain_script() -> None:
+def test_problem_of_a_plain_script():
     """A script that has not configured logging shows on standard error what a provider raised, and no failed attempts."""
     program = PROGRAM.replace("signal.raise_signal(signal.SIGINT)", "raise OSError('out of paper')")
     ended = subprocess.run(

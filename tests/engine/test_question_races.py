@@ -72,9 +72,7 @@ APPROVE, REJECT = Answer("approve"), Answer("reject")
     ],
     ids=["both", "first", "second", "none"],
 )
-async def test_asked_apart(
-    answers: tuple[Answer, ...], status: str, outputs: dict[str, object]
-) -> None:
+async def test_asked_apart(answers: tuple[Answer, ...], status: str, outputs: dict[str, object]):
     """Of tasks for which nothing is proposed together, each has its own question, at once, and its own answer."""
     result, said, triggers, elapsed = await two_fail(one_by_one, *answers, apart=True)
     assert (result.status, result.outputs, elapsed) == (status, outputs, 10)
@@ -82,7 +80,7 @@ async def test_asked_apart(
     assert said[:4] == ["asked q1", "ask low-confidence", "asked q2", "ask low-confidence"]
 
 
-async def test_one_of_two_is_approved() -> None:
+async def test_one_of_two_is_approved():
     """A person who approves of one of two candidates for different tasks is asked about the other task at once."""
     result, said, triggers, elapsed = await two_fail(each, APPROVE, APPROVE)
     assert (result.status, result.outputs, elapsed) == (
@@ -109,7 +107,7 @@ async def test_one_of_two_is_approved() -> None:
     ]
 
 
-async def test_both_are_declined() -> None:
+async def test_both_are_declined():
     """A person who rejects a question about two tasks is not asked about either of them again."""
     result, said, triggers, _ = await two_fail(each, REJECT)
     assert (result.status, triggers) == ("failed", [("t1", "t2")])
@@ -125,9 +123,7 @@ async def test_both_are_declined() -> None:
     ],
     ids=["one", "both", "neither"],
 )
-async def test_own_changes(
-    changes: tuple[PlanChange, ...], questions: list[tuple[str, ...]]
-) -> None:
+async def test_own_changes(changes: tuple[PlanChange, ...], questions: list[tuple[str, ...]]):
     """A person's own changes answer for the tasks they are about, and where they are about none of them, for all."""
     result, _, triggers, _ = await two_fail(each, Answer("modify", changes=changes), APPROVE)
     assert triggers[: len(questions)] == questions

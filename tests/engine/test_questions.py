@@ -1,7 +1,5 @@
 """Questions to people: when they are asked, what they hold, how they are answered, and what follows."""
 
-from pathlib import Path
-
 import anyio.lowlevel
 import pytest
 
@@ -30,7 +28,7 @@ REJECT = Answer("reject", by="ada", comment="not now")
 # When a person is asked
 
 
-async def test_doubt_asks(clock: VirtualClock) -> None:
+async def test_doubt_asks(clock):
     """A low score asks, with every candidate, its score in parts, what it would change, and until when."""
     gate = ScriptedGate([returns(APPROVE, after=60)], clock=clock)
     engine = asking(clock, gate=gate)
@@ -64,7 +62,7 @@ async def nobody_knows(*answers: Answer, always_for: tuple[str, ...] = ("goal-un
     return result, dialogue(engine, result.run), gate.questions
 
 
-async def test_nobody_knows_a_way_on() -> None:
+async def test_nobody_knows_a_way_on():
     """A person is asked before a run fails for want of a way on, and may know one."""
     skip = Answer("modify", by="ada", changes=(SkipTask(task_id="a"),))
     result, said, questions = await nobody_knows(APPROVE, skip)
@@ -77,14 +75,14 @@ async def test_nobody_knows_a_way_on() -> None:
     assert "has 0 candidates" in second.rejection_reason
 
 
-async def test_nobody_knows_a_way_on_either() -> None:
+async def test_nobody_knows_a_way_on_either():
     """If the person rejects, the run fails, and is not asked about again."""
     result, said, _ = await nobody_knows(REJECT)
     assert (result.status, result.reason) == ("failed", "'a' failed (a is broken)")
     assert said[1:] == ["asked q1", "ask no-alternative", "q1 reject", "keep person-reject"]
 
 
-async def test_nobody_is_asked_for_a_way_on(clock: VirtualClock) -> None:
+async def test_nobody_is_asked_for_a_way_on(clock):
     """The run fails without a question where the settings do not want one, or nobody is there to be asked."""
     result, said, questions = await nobody_knows(always_for=())
     assert (result.status, said, questions) == ("failed", ["keep no-alternative"], [])
@@ -106,7 +104,7 @@ def starts(engine: ReplanningEngine, run: str) -> dict[str, float]:
 # What waits, and what does not
 
 
-async def test_only_the_footprint_waits(clock: VirtualClock) -> None:
+async def test_only_the_footprint_waits(clock):
     """While a person thinks, what the question is about waits with its dependents, and everything else runs."""
     engine = asking(clock, gate=ScriptedGate([returns(APPROVE, after=60)], clock=clock))
     work = ScriptedExecutor(
@@ -121,7 +119,7 @@ async def test_only_the_footprint_waits(clock: VirtualClock) -> None:
     assert starts(engine, result.run) == {"a": 0, "x": 0, "y": 5, "a~2": 60, "b": 65}
 
 
-async def test_a_ready_task_is_held(clock: VirtualClock) -> None:
+async def test_a_ready_task_is_held(clock):
     """A task that could run is not handed out while a question is about it, and is when the question is rejected."""
     engine = asking(clock, gate=ScriptedGate([returns(REJECT, after=60)], clock=clock))
     work = ScriptedExecutor({"slow": returns(after=20)}, clock=clock)
@@ -137,7 +135,7 @@ async def test_a_ready_task_is_held(clock: VirtualClock) -> None:
     assert starts(engine, run.id) == {"slow": 0, "other": 20, "c": 60}
 
 
-async def test_a_held_task_cannot_be_started(clock: VirtualClock) -> None:
+async def test_a_held_task_cannot_be_started(clock):
     """A task that a question holds cannot be started by a report, nor by a worker that had pulled it already."""
     engine = asking(clock, gate=ScriptedGate([returns(REJECT, after=60)], clock=clock))
     async with engine.open(plan(Task(id="c"))) as run:
@@ -155,7 +153,7 @@ async def test_a_held_task_cannot_be_started(clock: VirtualClock) -> None:
     assert fenced.report == "not started: the task is held by a question"
 
 
-async def test_a_dependency_that_finishes_is_no_change(clock: VirtualClock) -> None:
+async def test_a_dependency_that_finishes_is_no_change(clock):
     """That a held task becomes ready meanwhile does not make an approval stale."""
     engine = asking(clock, gate=ScriptedGate([returns(APPROVE, after=60)], clock=clock))
     async with engine.open(chain("slow", "c")) as run:
@@ -168,7 +166,7 @@ async def test_a_dependency_that_finishes_is_no_change(clock: VirtualClock) -> N
     assert dialogue(engine, run.id) == ["asked q1", "ask low-confidence", *answered]
 
 
-async def test_a_later_trigger_waits_with_the_question(clock: VirtualClock) -> None:
+async def test_a_later_trigger_waits_with_the_question(clock):
     """A trigger on what a question holds is attached to it, and is considered when it has been answered."""
     gate = ScriptedGate([returns(REJECT, after=100), returns(REJECT)], clock=clock)
     provider = Proposer(
@@ -196,7 +194,7 @@ async def test_a_later_trigger_waits_with_the_question(clock: VirtualClock) -> N
     ]
 
 
-async def test_two_questions_at_once(clock: VirtualClock) -> None:
+async def test_two_questions_at_once(clock):
     """Questions about different tasks are open side by side, and answered in any order."""
     delays = {"a": 60, "b": 30}
     gate = ScriptedGate(
@@ -217,7 +215,7 @@ async def test_two_questions_at_once(clock: VirtualClock) -> None:
 @pytest.mark.parametrize(
     ("choice", "outputs"), [(0, {"a": "a~2", "b": "b"}), (1, {"a": None, "b": "b"})]
 )
-async def test_approve(choice: int, outputs: dict[str, object], clock: VirtualClock) -> None:
+async def test_approve(choice: int, outputs: dict[str, object], clock):
     """The approved candidate is the one that is applied, and the record names the person."""
     gate = ScriptedGate([returns(Answer("approve", by="ada", choice=choice), after=5)], clock=clock)
     engine = asking(clock, gate=gate)
@@ -231,7 +229,7 @@ async def test_approve(choice: int, outputs: dict[str, object], clock: VirtualCl
     ]
 
 
-async def test_reject(clock: VirtualClock) -> None:
+async def test_reject(clock):
     """A rejection keeps the plan, and the record has the reason."""
     engine = asking(clock, gate=ScriptedGate([REJECT]))
     result = await engine.execute(chain("a", "b"), failing("a"))
@@ -240,7 +238,7 @@ async def test_reject(clock: VirtualClock) -> None:
     assert engine.history(result.run).events[0].reason == "not now"
 
 
-async def test_modify(clock: VirtualClock) -> None:
+async def test_modify(clock):
     """A person's own changes are applied in place of all candidates, and without a comment the reason says whose."""
     mine = (SkipTask(task_id="a"), AddTask(task=Task(id="instead"), before=("b",)))
     engine = asking(clock, gate=ScriptedGate([Answer("modify", "ada", changes=mine)]))
@@ -254,7 +252,7 @@ async def test_modify(clock: VirtualClock) -> None:
     assert revision.reason == "changes by ada"
 
 
-async def test_changes_that_do_not_fit(clock: VirtualClock) -> None:
+async def test_changes_that_do_not_fit(clock):
     """Changes of a person that do not fit are refused, with every problem; the question stays and is asked again."""
     wrong = Answer(
         "modify",
@@ -274,7 +272,7 @@ async def test_changes_that_do_not_fit(clock: VirtualClock) -> None:
     assert refused == [question.rejection_reason for question in gate.questions[1:]]
 
 
-async def test_answer_by_calling_the_engine(clock: VirtualClock) -> None:
+async def test_answer_by_calling_the_engine(clock):
     """An answer given to the engine, with changes as JSON or as objects, is carried out before the call returns."""
     gate = ScriptedGate()
     engine = asking(clock, gate=gate)
@@ -303,7 +301,7 @@ async def test_answer_by_calling_the_engine(clock: VirtualClock) -> None:
     assert result.revisions[0].by == "person:ada"
 
 
-async def test_secret_in_an_edit_is_used_and_masked_in_the_journal(clock: VirtualClock) -> None:
+async def test_secret_in_an_edit_is_used_and_masked_in_the_journal(clock):
     """An edit with a secret gives it to the task, and the journal and the questions have a mask in its place."""
     secret = "AKIAIOSFODNN7EXAMPLE"
     new = ReplaceTask(task_id="a", tasks=(Task(id="a2", arguments={"key": secret}),))
@@ -315,7 +313,7 @@ async def test_secret_in_an_edit_is_used_and_masked_in_the_journal(clock: Virtua
     assert "AKIA" not in repr(list(engine.store.read(run.id)))
 
 
-async def test_answers_that_are_none(clock: VirtualClock) -> None:
+async def test_answers_that_are_none(clock):
     """A wrong id, verdict or choice, and a second answer, are refused in words that say what is right."""
     engine = asking(clock, gate=ScriptedGate())
     async with engine.open(chain("a")) as run:
@@ -342,7 +340,7 @@ async def test_answers_that_are_none(clock: VirtualClock) -> None:
     ("outcome", "status"),
     [("abort", "aborted"), ("skip", "succeeded"), ("continue", "failed"), ("pause", "paused")],
 )
-async def test_nobody_answers(outcome: str, status: str, clock: VirtualClock) -> None:
+async def test_nobody_answers(outcome: str, status: str, clock):
     """An unanswered question is closed as the settings say, and recorded as decided by the timeout."""
     engine = asking(clock, gate=ScriptedGate(), approval={"on_timeout": outcome})
     result = await engine.execute(chain("a", "b"), failing("a"))
@@ -356,9 +354,7 @@ async def test_nobody_answers(outcome: str, status: str, clock: VirtualClock) ->
 
 
 @pytest.mark.parametrize(("durable", "status"), [(True, "paused"), (False, "aborted")])
-async def test_nobody_answers_by_default(
-    durable: bool, status: str, tmp_path: Path, clock: VirtualClock
-) -> None:
+async def test_nobody_answers_by_default(durable: bool, status: str, tmp_path, clock):
     """Unless the settings say otherwise, the run pauses where it can be resumed, and is aborted where it cannot."""
     store = SqliteStore(f"{tmp_path}/history.db") if durable else MemoryStore()
     engine = asking(clock, gate=ScriptedGate(), store=store)
@@ -367,7 +363,7 @@ async def test_nobody_answers_by_default(
     store.close()
 
 
-async def test_skip_concerns_what_failed(clock: VirtualClock) -> None:
+async def test_skip_concerns_what_failed(clock):
     """A question that closes by skipping skips what it was about, and not what the candidates would have touched."""
     both = proposing(SkipTask(task_id="a"), AddTask(task=Task(id="more"), before=("last",)))
     engine = asking(clock, both, gate=ScriptedGate(), approval={"on_timeout": "skip"})
@@ -377,7 +373,7 @@ async def test_skip_concerns_what_failed(clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize(("answered", "reminders"), [(100, []), (290, [240])])
-async def test_reminder(answered: float, reminders: list[float], clock: VirtualClock) -> None:
+async def test_reminder(answered: float, reminders: list[float], clock):
     """A person is reminded once, before the time is up; after the answer nothing is left that waits for it."""
     gate = ScriptedGate([returns(APPROVE, after=answered)], clock=clock)
     engine = asking(clock, gate=gate, approval={"on_timeout": "abort"})
@@ -394,9 +390,7 @@ async def test_reminder(answered: float, reminders: list[float], clock: VirtualC
 @pytest.mark.parametrize(
     ("seconds", "status", "end", "used"), [(60, "succeeded", 290, 90), (150, "aborted", 100, 100)]
 )
-async def test_work_beside_a_question(
-    clock: VirtualClock, seconds: float, status: str, end: float, used: float
-) -> None:
+async def test_work_beside_a_question(clock, seconds: float, status: str, end: float, used: float):
     """The budget's wall clock goes on while other tasks run, and stands still when only the answer is waited for."""
     gate = ScriptedGate([returns(APPROVE, after=250)], clock=clock)
     engine = asking(clock, gate=gate, budget={"wall_clock": 100})

@@ -282,10 +282,10 @@ BATCHES = [
 @pytest.mark.parametrize("chosen", BATCHES)
 async def test_run(
     chosen: Sequence[Example],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    tmp_path,
+    caplog,
+    capfd,
+):
     """Plans, reports, proposals, models and people tell all secrets; what is kept, shown, logged, asked and sent tells none."""
     caplog.set_level(logging.DEBUG)
     spans, numbers = Spans(), iter(range(10**9))
@@ -356,7 +356,7 @@ async def test_run(
     } == {}
 
 
-def test_commands(tmp_path: Path) -> None:
+def test_commands(tmp_path):
     """Commands that print a plan, tools, settings or their errors before or while a run is opened print no secret."""
     chosen, shown = [each for each in SLICE[::2] if len(each.text) < 200], []
     says = partial(told, controls=False)
@@ -422,7 +422,7 @@ def test_commands(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "chosen", [SLICE[::3], pytest.param(examples()[::4], marks=pytest.mark.deep)], ids=len
 )
-async def test_people_elsewhere(chosen: Sequence[Example], tmp_path: Path) -> None:
+async def test_people_elsewhere(chosen: Sequence[Example], tmp_path):
     """What people write on the command line about a run elsewhere is neither in its inbox nor in its journal."""
     shown = []
     place = tmp_path / "runs.db"
@@ -478,9 +478,7 @@ async def test_people_elsewhere(chosen: Sequence[Example], tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "chosen", [SLICE, pytest.param(examples(), marks=pytest.mark.deep)], ids=len
 )
-async def test_calls(
-    chosen: Sequence[Example], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_calls(chosen: Sequence[Example], tmp_path, caplog):
     """Calls of an agent get and return secrets as they are, and tell them to nobody else."""
     caplog.set_level(logging.DEBUG)
     spans = Spans()

@@ -30,7 +30,6 @@ from replanning.testing import (
     ScriptedGate,
     ScriptedProvider,
     ScriptStep,
-    VirtualClock,
     hangs,
     raises,
     returns,
@@ -53,7 +52,7 @@ from tests.support.runs import (
 ASKING: dict[str, Any] = {"alternatives": {"require_approval": True}}
 
 
-async def test_triggers_that_wait_at_an_early_end_are_dropped(clock: VirtualClock) -> None:
+async def test_triggers_that_wait_at_an_early_end_are_dropped(clock):
     """Triggers that wait when the goal is reached early are dropped on record, before the end and not after."""
     engine = make_engine(ScriptedProvider([hangs()]), clock=clock)
     goal = {"objective": "test", "facts": ["made(it)"], "stop_when_reached": True}
@@ -69,7 +68,7 @@ async def test_triggers_that_wait_at_an_early_end_are_dropped(clock: VirtualCloc
     assert invariant_violations(list(engine.store.read(result.run))) == []
 
 
-async def test_nothing_is_concluded_after_a_pause(clock: VirtualClock) -> None:
+async def test_nothing_is_concluded_after_a_pause(clock):
     """A failure with which a paused run ends is left to whoever resumes it: it is not attached to a question after the end."""
     engine = make_engine(again, clock=clock, **ASKING)
 
@@ -87,7 +86,7 @@ async def test_nothing_is_concluded_after_a_pause(clock: VirtualClock) -> None:
     assert kinds(engine, run.id)[-2:] == ["trigger-fired", "run-ended"]
 
 
-async def test_nobody_is_reminded_after_the_end(clock: VirtualClock) -> None:
+async def test_nobody_is_reminded_after_the_end(clock):
     """Nobody is reminded of a question once its run has ended, while the program around it goes on."""
     gate = ScriptedGate()
     engine = make_engine(again, gate=gate, clock=clock, store=FlakyStore(durable=True), **ASKING)
@@ -101,7 +100,7 @@ async def test_nobody_is_reminded_after_the_end(clock: VirtualClock) -> None:
     assert kinds(engine, run.id)[-1] == "run-ended"
 
 
-async def test_answer_that_aborts_is_decided_before_the_end(clock: VirtualClock) -> None:
+async def test_answer_that_aborts_is_decided_before_the_end(clock):
     """A process that is killed right after an answer leaves it to the next, which puts the decision before the end."""
 
     def engine(store: MemoryStore) -> ReplanningEngine:
@@ -122,7 +121,7 @@ async def test_answer_that_aborts_is_decided_before_the_end(clock: VirtualClock)
     assert later == ["run-resumed", "revised", "decided", "run-ended"]
 
 
-async def test_limit_per_run_also_counts_what_is_approved_meanwhile(clock: VirtualClock) -> None:
+async def test_limit_per_run_also_counts_what_is_approved_meanwhile(clock):
     """A replan for which providers are asked while a person approves the last one that the limit allows is not applied."""
     settings = Settings.model_validate(
         {"limits": {"replans_per_run": 1}, "approval": {"always_for": ["human-request"]}}
@@ -147,7 +146,7 @@ async def test_limit_per_run_also_counts_what_is_approved_meanwhile(clock: Virtu
     assert invariant_violations(list(engine.store.read(run.id))) == []
 
 
-async def test_what_was_concluded_late_is_not_dropped(clock: VirtualClock) -> None:
+async def test_what_was_concluded_late_is_not_dropped(clock):
     """A decision that is recorded late, because the store failed, is the last that is heard of its trigger."""
     store = FlakyStore(fails=lambda operation, number: operation == "append" and number == 25)
 
@@ -170,7 +169,7 @@ async def test_what_was_concluded_late_is_not_dropped(clock: VirtualClock) -> No
     assert bodies(store, result.run, TriggerDropped) == []
 
 
-async def test_nothing_is_reported_as_started_after_a_pause() -> None:
+async def test_nothing_is_reported_as_started_after_a_pause():
     """The start of a task that was handed out before a pause is refused, because no attempt can start."""
     engine = ReplanningEngine([], monitor=PlanMonitor([]))
     async with engine.open(plan(Task(id="a"), Task(id="b"))) as run:
@@ -182,7 +181,7 @@ async def test_nothing_is_reported_as_started_after_a_pause() -> None:
     assert run.result.status == "paused"
 
 
-async def test_trigger_that_becomes_stale_in_its_cooldown(clock: VirtualClock) -> None:
+async def test_trigger_that_becomes_stale_in_its_cooldown(clock):
     """A run that ends because it needs a person leaves no trigger undecided that the plan has moved past."""
 
     def propose(request: ReplanRequest) -> list[Alternative]:

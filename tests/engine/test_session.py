@@ -5,7 +5,6 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -56,7 +55,7 @@ def engine_of(clock: VirtualClock) -> ReplanningEngine:
     return make_engine("repair", clock=clock)
 
 
-async def test_substitute(clock: VirtualClock) -> None:
+async def test_substitute(clock):
     """A call whose tool fails returns what another tool of its capability returns."""
     async with engine_of(clock).session("find", tools=[search, search_slowly]) as session:
         assert await session.call(search, "python", limit=3) == ["python"] * 3
@@ -65,7 +64,7 @@ async def test_substitute(clock: VirtualClock) -> None:
     assert "search_slowly" in revision.reason
 
 
-async def test_exception_of_the_tool(clock: VirtualClock) -> None:
+async def test_exception_of_the_tool(clock):
     """A call without a way on raises what the tool raised, and the session goes on and succeeds."""
     async with engine_of(clock).session("find", tools=[search, echo]) as session:
         with pytest.raises(LookupError, match="python"):
@@ -93,14 +92,14 @@ async def test_exception_of_the_tool(clock: VirtualClock) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-async def test_any_value(clock: VirtualClock, value: object) -> None:
+async def test_any_value(clock, value: object):
     """Arguments and results pass as they are, whether or not the journal can keep them."""
     async with engine_of(clock).session("echo", tools=[echo]) as session:
         assert await session.call(echo, value) is value
     assert session.run.result.ok
 
 
-async def test_arguments_of_a_substitute(clock: VirtualClock) -> None:
+async def test_arguments_of_a_substitute(clock):
     """A substitute gets the very objects of the call, and of JSON that a provider proposes what its types say."""
     seen: list[object] = []
 
@@ -118,7 +117,7 @@ async def test_arguments_of_a_substitute(clock: VirtualClock) -> None:
     assert seen == [Point(x=1), guide]
 
 
-async def test_key_over_a_resume(tmp_path: Path, clock: VirtualClock) -> None:
+async def test_key_over_a_resume(tmp_path, clock):
     """A call with a key that was done returns its recorded output in a resumed session, and is not executed again."""
     calls: list[str] = []
 
@@ -151,7 +150,7 @@ async def test_key_over_a_resume(tmp_path: Path, clock: VirtualClock) -> None:
             pass
 
 
-async def test_key_of_another_call(tmp_path: Path, clock: VirtualClock) -> None:
+async def test_key_of_another_call(tmp_path, clock):
     """A key used for another tool, or for other arguments, is refused by an error that names both calls."""
     calls = 0
 
@@ -201,7 +200,7 @@ class Halted(Exception):
     """Control flow of an agent."""
 
 
-async def test_key_of_a_call_that_was_changed(clock: VirtualClock) -> None:
+async def test_key_of_a_call_that_was_changed(clock):
     """A key finds its call again, also if another tool or other arguments were chosen for it meanwhile."""
     async with engine_of(clock).session("find", tools=[search, search_slowly, echo]) as session:
         for _ in range(2):
@@ -219,7 +218,7 @@ async def test_key_of_a_call_that_was_changed(clock: VirtualClock) -> None:
             assert await session.invoke("echo", {"value": 1}, execute=execute, key="2") == 2
 
 
-async def test_key_of_calls_that_are_made_anew(clock: VirtualClock) -> None:
+async def test_key_of_calls_that_are_made_anew(clock):
     """A key without `once` names the last call alone: done or given up it is made anew, interrupted it goes on."""
     outcomes = [1, KeyError("b"), 3, OSError("d")]
 
@@ -247,7 +246,7 @@ async def test_key_of_calls_that_are_made_anew(clock: VirtualClock) -> None:
     assert list(session.run.result.outputs.values()) == [1, 3, 5]
 
 
-async def test_other_tools_at_a_resume(clock: VirtualClock) -> None:
+async def test_other_tools_at_a_resume(clock):
     """A session is resumed with tools that have changed since."""
     engine = engine_of(clock)
     with suppress(KeyError):
@@ -259,7 +258,7 @@ async def test_other_tools_at_a_resume(clock: VirtualClock) -> None:
     assert session.run.result.outputs == {"echo-1": 1, "search_slowly-2": ["again"]}
 
 
-async def test_question(clock: VirtualClock) -> None:
+async def test_question(clock):
     """A caller who asks people is told the question; the session needs a human as long as it is open."""
     engine = asking(clock)
 
@@ -276,7 +275,7 @@ async def test_question(clock: VirtualClock) -> None:
     assert list(session.run.result.questions) == list(raised.value.questions)
 
 
-async def test_nobody_can_be_asked(clock: VirtualClock) -> None:
+async def test_nobody_can_be_asked(clock):
     """Without a gate, a durable store or a caller who asks people, a call fails with its own error and leaves no question."""
 
     async def pay(value: int) -> int:
@@ -298,7 +297,7 @@ async def test_nobody_can_be_asked(clock: VirtualClock) -> None:
     assert (session.run.result.status, session.run.result.questions) == ("succeeded", ())
 
 
-async def test_a_harmless_call_is_in_no_doubt(clock: VirtualClock) -> None:
+async def test_a_harmless_call_is_in_no_doubt(clock):
     """A call that only reads, or may be repeated, was repeated: its error speaks neither of an effect nor of what to declare."""
     executed: list[int] = []
 
@@ -315,7 +314,7 @@ async def test_a_harmless_call_is_in_no_doubt(clock: VirtualClock) -> None:
     assert executed == [1, 1, 1]
 
 
-async def test_a_thread_that_was_left_behind_is_not_executed_again(clock: VirtualClock) -> None:
+async def test_a_thread_that_was_left_behind_is_not_executed_again(clock):
     """A call that was cancelled while a thread executed it may still take effect: it is not repeated by itself."""
     began, go_on = threading.Event(), threading.Event()
     executed: list[int] = []
@@ -337,7 +336,7 @@ async def test_a_thread_that_was_left_behind_is_not_executed_again(clock: Virtua
     assert executed == [1]
 
 
-async def test_stated_plan(clock: VirtualClock) -> None:
+async def test_stated_plan(clock):
     """The tasks of a plan that an agent states are performed beside its calls; those left undone fail the session."""
     stated = Plan(
         goal=Goal(objective="release", facts=["tested(all)"]),
@@ -361,7 +360,7 @@ async def test_stated_plan(clock: VirtualClock) -> None:
         )
 
 
-async def test_missing_fact(clock: VirtualClock) -> None:
+async def test_missing_fact(clock):
     """A session whose goal states a fact that does not hold has failed, and says which."""
     async with engine_of(clock).session(
         Plan(goal=Goal(objective="x", facts=["done(all)"]), facts=[])
@@ -371,7 +370,7 @@ async def test_missing_fact(clock: VirtualClock) -> None:
     assert "done(all)" in session.run.result.reason
 
 
-async def test_concurrent_calls(clock: VirtualClock) -> None:
+async def test_concurrent_calls(clock):
     """Calls made at once each get their own result, whichever of them fail."""
     results: dict[int, object] = {}
 
@@ -391,7 +390,7 @@ async def test_concurrent_calls(clock: VirtualClock) -> None:
     assert session.run.result.ok
 
 
-async def test_tool_that_is_not_there(clock: VirtualClock) -> None:
+async def test_tool_that_is_not_there(clock):
     """A call of a tool that is unavailable does not wait for it: another takes its place, or the call ends with that."""
     async with engine_of(clock).session("find", tools=[search, search_slowly, echo]) as session:
         session.run.change_resource("search", available=False, reason="maintenance")
@@ -403,7 +402,7 @@ async def test_tool_that_is_not_there(clock: VirtualClock) -> None:
         assert await session.call(echo, 2) == 2
 
 
-async def test_failures_in_a_row(clock: VirtualClock) -> None:
+async def test_failures_in_a_row(clock):
     """A tool that fails again and again, for calls at once or one after another, keeps none of them waiting."""
 
     @tool(capability="search")
@@ -433,7 +432,7 @@ async def test_failures_in_a_row(clock: VirtualClock) -> None:
     assert clock.elapsed < 30
 
 
-async def test_nested_sessions(clock: VirtualClock) -> None:
+async def test_nested_sessions(clock):
     """A tool may open a session of its own, which is another run."""
     engine = engine_of(clock)
     inner_runs = []
@@ -451,7 +450,7 @@ async def test_nested_sessions(clock: VirtualClock) -> None:
     assert inner_runs[0].id != session.run.id
 
 
-async def test_exceptions_that_pass(clock: VirtualClock) -> None:
+async def test_exceptions_that_pass(clock):
     """Control flow of the agent leaves a call without a failure, a trigger or a decision."""
 
     class Handoff(Exception):
@@ -468,7 +467,7 @@ async def test_exceptions_that_pass(clock: VirtualClock) -> None:
     assert not session.run.history.events
 
 
-async def test_arguments_that_do_not_fit(clock: VirtualClock) -> None:
+async def test_arguments_that_do_not_fit(clock):
     """A call whose arguments the description refuses ends as the function alone would end it, and the journal says so."""
     async with engine_of(clock).session("find", tools=[search_slowly]) as session:
         with pytest.raises(TypeError, match="unexpected keyword"):
@@ -480,7 +479,7 @@ async def test_arguments_that_do_not_fit(clock: VirtualClock) -> None:
     assert session.run.result.ok
 
 
-async def test_left_by_an_exception(clock: VirtualClock) -> None:
+async def test_left_by_an_exception(clock):
     """An exception of the agent leaves the session paused, to be resumed; what is called afterwards is refused."""
     with pytest.raises(KeyError):
         async with engine_of(clock).session("find", tools=[echo]) as session:
@@ -491,7 +490,7 @@ async def test_left_by_an_exception(clock: VirtualClock) -> None:
         await session.call(echo, 1)
 
 
-async def test_failure_that_nobody_decides(clock: VirtualClock) -> None:
+async def test_failure_that_nobody_decides(clock):
     """A call that fails while its session is to pause says so instead of giving up, and is repaired after a resume."""
     pauses = [True, False]
 
@@ -514,7 +513,7 @@ async def test_failure_that_nobody_decides(clock: VirtualClock) -> None:
     assert pauses == [False]
 
 
-async def test_left_to_be_resumed(clock: VirtualClock) -> None:
+async def test_left_to_be_resumed(clock):
     """A session that is told to pause is paused with this reason although its calls are done, and can be resumed."""
     engine = engine_of(clock)
     for turn in range(2):
@@ -545,7 +544,7 @@ async def test_left_to_be_resumed(clock: VirtualClock) -> None:
     assert session.run.result.ok
 
 
-async def test_calls_are_no_replans(clock: VirtualClock) -> None:
+async def test_calls_are_no_replans(clock):
     """Calls are on record, and are neither revisions of the plan nor replans nor edits; one that starts has one record."""
     engine = engine_of(clock)
     async with engine.session("echo", tools=[echo]) as session:
@@ -565,7 +564,7 @@ async def test_calls_are_no_replans(clock: VirtualClock) -> None:
     assert [(body.task, body.call) for body in started[2:]] == [("echo-3", None)]
 
 
-async def test_functions_instead_of_work(clock: VirtualClock) -> None:
+async def test_functions_instead_of_work(clock):
     """A plan is executed by functions, which describe its tools: no dispatcher is needed."""
     document = Plan(
         goal=Goal(objective="find"),
@@ -578,7 +577,7 @@ async def test_functions_instead_of_work(clock: VirtualClock) -> None:
         await engine_of(clock).execute(document)
 
 
-async def test_ids_of_calls(clock: VirtualClock) -> None:
+async def test_ids_of_calls(clock):
     """The id of a call is one that no task has, its key may be any text, and one that a store refuses is not made."""
 
     class Small(MemoryStore):
@@ -596,7 +595,7 @@ async def test_ids_of_calls(clock: VirtualClock) -> None:
             await session.call(echo, 2)
 
 
-async def test_run_that_was_taken_over(clock: VirtualClock) -> None:
+async def test_run_that_was_taken_over(clock):
     """A session whose run another process has taken over executes nothing more, and each call says so."""
     executed: list[int] = []
 

@@ -10,7 +10,7 @@ from replanning import Task, TaskContext, ToolSpec
 from replanning.changes import ReplaceTask, RetryTask
 from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NotRunning
 from replanning.journal import AttemptStarted, Usage
-from replanning.testing import ScriptedGate, VirtualClock, raises
+from replanning.testing import ScriptedGate, raises
 from tests.support.questions import asking
 from tests.support.runs import alternative, make_engine, plan
 
@@ -22,7 +22,7 @@ async def work(task: Task, context: TaskContext) -> object:
     return task.id
 
 
-async def test_limited_resource(clock: VirtualClock) -> None:
+async def test_limited_resource(clock):
     """Calls of a tool that only one may use at a time follow one another."""
     done: list[object] = []
 
@@ -45,7 +45,7 @@ async def test_limited_resource(clock: VirtualClock) -> None:
     assert session.run.result.ok
 
 
-async def test_task_that_waits_for_a_failed_one(clock: VirtualClock) -> None:
+async def test_task_that_waits_for_a_failed_one(clock):
     """A task of a session that waits for one which is given up, now or later, ends with the failure of that one."""
     tasks = (
         Task(id="a", metadata={"fails": True}),
@@ -66,7 +66,7 @@ async def test_task_that_waits_for_a_failed_one(clock: VirtualClock) -> None:
         await waiting()
 
 
-async def test_optional_part_of_a_replacement(clock: VirtualClock) -> None:
+async def test_optional_part_of_a_replacement(clock):
     """A call in whose place several tasks stand fails with the one of them that fails, even an optional one."""
     parts = Task(id="one"), Task(id="two", optional=True, metadata={"fails": True})
     engine = make_engine(
@@ -83,7 +83,7 @@ async def test_optional_part_of_a_replacement(clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("cause", ["the gate fails", "the run was asked"])
-async def test_question_that_nobody_is_asked(clock: VirtualClock, cause: str) -> None:
+async def test_question_that_nobody_is_asked(clock, cause: str):
     """A call ends with the question that keeps it, whatever that is about, if it was put to nobody or the gate has failed."""
     gate = (
         ScriptedGate([raises(ConnectionError("nobody is there"), after=5)])
@@ -102,7 +102,7 @@ async def test_question_that_nobody_is_asked(clock: VirtualClock, cause: str) ->
         assert [question.id for question in engine.pending()] == list(raised.value.questions)
 
 
-async def test_unavailable_and_put_off(clock: VirtualClock) -> None:
+async def test_unavailable_and_put_off(clock):
     """A call whose tool is not there is not tried again before the time that was decided; its condition comes first."""
     engine = make_engine(
         lambda request: [alternative(RetryTask(task_id=request.triggers[0].tasks[0], delay=10))],
@@ -121,7 +121,7 @@ async def test_unavailable_and_put_off(clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("stop", ["pause", "budget"])
-async def test_call_within_a_call(clock: VirtualClock, stop: str) -> None:
+async def test_call_within_a_call(clock, stop: str):
     """A call within the work of another is refused once the run is to stop, which waits for that work."""
 
     async def outer() -> str:
@@ -140,7 +140,7 @@ async def test_call_within_a_call(clock: VirtualClock, stop: str) -> None:
 
 
 @pytest.mark.parametrize("facts", [None, []], ids=["facts unknown", "facts stated"])
-async def test_call_whose_effects_are_there(clock: VirtualClock, facts: list[str] | None) -> None:
+async def test_call_whose_effects_are_there(clock, facts: list[str] | None):
     """A call is not left out because the facts that it adds hold already: its caller waits for a result."""
 
     async def execute(name: str, arguments: Mapping[str, object]) -> object:

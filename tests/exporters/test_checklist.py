@@ -78,7 +78,7 @@ def begun(records: Sequence[Record], number: int) -> PlanProgress:
     return next(plans[-1] for plans in stages(records) if len(plans) == number)
 
 
-def test_initial_plan() -> None:
+def test_initial_plan():
     """The initial plan is a list of boxes with id and text under its heading, and how much of it is done."""
     assert render_checklist([FIRST], "r").splitlines() == [
         "## 📋 Execution Plan",
@@ -93,7 +93,7 @@ def test_initial_plan() -> None:
     ]
 
 
-def test_revised_plan() -> None:
+def test_revised_plan():
     """A revised plan says which revision it is, why, how far the old plan had come, and when it began."""
     assert render_checklist([FIRST, SECOND], "r").splitlines()[:14] == [
         "## 📋 Execution Plan (Revised #1)",
@@ -113,7 +113,7 @@ def test_revised_plan() -> None:
     ]
 
 
-def test_later_plan() -> None:
+def test_later_plan():
     """From the second revision on the footer has three lines, and a folded block has the earlier plans with their ticks."""
     third = made(
         3, ("read", "Read the issue", True), ("ask", "Ask for help", False), reason="stuck"
@@ -151,13 +151,13 @@ def test_later_plan() -> None:
     ]
 
 
-def test_nothing_less_than_everything_is_100_per_cent() -> None:
+def test_nothing_less_than_everything_is_100_per_cent():
     """Per cents are cut, not rounded: 199 of 200 are 99 %."""
     steps = [(f"t{n}", "", n > 0) for n in range(200)]
     assert "*Progress: 199/200 (99%) complete*" in render_checklist([made(1, *steps)], "r")
 
 
-async def test_tasks_are_ticked_as_they_finish() -> None:
+async def test_tasks_are_ticked_as_they_finish():
     """No task is ticked before it has finished, each is ticked then, and a tick stays."""
     seen = [ticks(plans[-1]) for plans in stages(await journal({})) if plans]
     assert seen[0] == {"write": False, "post": False}
@@ -183,7 +183,7 @@ POST_ANEW = (
     ],
     ids=["partial_replan", "action_regeneration", "full_replan"],
 )
-async def test_ticks_of_finished_tasks_are_kept(decision: JsonObject, replies: Replies) -> None:
+async def test_ticks_of_finished_tasks_are_kept(decision: JsonObject, replies: Replies):
     """A replan that keeps the decomposition keeps the ticks of what is done; what failed, and what is new, has none."""
     records = await journal(
         {"decision:execution": (decision, go_on()), **replies}, Desk({"post": [MISSING]})
@@ -204,7 +204,7 @@ async def test_ticks_of_finished_tasks_are_kept(decision: JsonObject, replies: R
     assert repr(progress).startswith("<PlanningProgress 2/")
 
 
-async def test_a_plan_revision_keeps_ticks() -> None:
+async def test_a_plan_revision_keeps_ticks():
     """A revision after reflection keeps every tick, and what it adds begins without one."""
     replies: Replies = {
         "decision:reflection": (replan("plan_revision"), go_on()),
@@ -222,21 +222,21 @@ async def test_a_plan_revision_keeps_ticks() -> None:
         replan("full_replan", replan_level=5),
     ],
 )
-async def test_another_decomposition_starts_clean(decision: JsonObject) -> None:
+async def test_another_decomposition_starts_clean(decision: JsonObject):
     """A goal that is taken apart or understood anew begins without any tick, also of tasks of the same name."""
     records = await journal({"decision:execution": (decision, go_on())}, Desk({"post": [MISSING]}))
     assert ticks(begun(records, 2)) == {"write": False, "post": False}
     assert ticks(stages(records)[-1][0]) == {"write": True, "post": False}
 
 
-async def test_a_declared_fallback_ticks_the_task_it_stands_for() -> None:
+async def test_a_declared_fallback_ticks_the_task_it_stands_for():
     """A task whose fallback did it is done."""
     planned = actions(action("write", "write", fallback_strategy="shout"), action("post", "post"))
     records = await journal({"action_sequence": planned}, Desk({"write": [MISSING]}))
     assert ticks(stages(records)[-1][-1]) == {"write": True, "post": True}
 
 
-async def test_actions_of_one_subtask_are_told_apart() -> None:
+async def test_actions_of_one_subtask_are_told_apart():
     """If several actions serve a subtask, each is an item with its purpose, and the last has the subtask's text."""
     planned = actions(
         action("write", "write", purpose="Draft it"),
@@ -262,7 +262,7 @@ async def test_actions_of_one_subtask_are_told_apart() -> None:
 )
 @example([[(f"a{n}", text, n % 2 == 0) for n, text in enumerate(NASTY)]], NASTY[0])
 @example([[("a", NASTY[4], False), ("b", NASTY[5], True)]], "".join(NASTY))
-def test_no_text_changes_the_form(plans: list[list[tuple[str, str, bool]]], reason: str) -> None:
+def test_no_text_changes_the_form(plans: list[list[tuple[str, str, bool]]], reason: str):
     """Whatever models write, a reader sees the same headings, boxes, blocks and marks as for plain words, and no calls."""
     nasty = [made(n, *steps, reason=reason) for n, steps in enumerate(plans, 1)]
     plain = [
@@ -276,7 +276,7 @@ def test_no_text_changes_the_form(plans: list[list[tuple[str, str, bool]]], reas
     assert (seen.other, seen.commands) == ((), ())
 
 
-def test_secrets_are_taken_out() -> None:
+def test_secrets_are_taken_out():
     """Texts that look like secrets are not shown."""
     text = render_checklist([made(1, ("a", "use password=hunter2hunter2 there", False))], "r")
     assert "hunter2" not in text
@@ -291,7 +291,7 @@ def test_secrets_are_taken_out() -> None:
         "mark it :+1: please",
     ],
 )
-def test_words_are_left_as_they_are(words: str) -> None:
+def test_words_are_left_as_they_are(words: str):
     """Ordinary text, with names of files and code, is readable as it stands, and nothing in it becomes a picture."""
     body = render_checklist([made(1, ("a", words, False))], "r")
     assert f"- [ ] **a**: {words}\n" in body.replace("\u200b", "")
@@ -299,7 +299,7 @@ def test_words_are_left_as_they_are(words: str) -> None:
 
 
 @pytest.mark.parametrize(("tasks", "plans"), [(1000, 1), (100, 12), (1000, 3), (3, 400)])
-def test_too_much_is_cut_from_the_oldest_on(tasks: int, plans: int) -> None:
+def test_too_much_is_cut_from_the_oldest_on(tasks: int, plans: int):
     """A comment never exceeds what forges take; what is cut is said, the current plan last, and counts stay true."""
     steps = [(f"task-number-{n}", "&" * 400, n % 2 == 0) for n in range(tasks)]
     body = render_checklist([made(n, *steps, reason="<" * 500) for n in range(1, plans + 1)], "r")

@@ -38,7 +38,7 @@ class Slow(RecordingExporter):
         await super().export(run, record)
 
 
-async def test_where_an_exporter_finds_itself(clock: VirtualClock) -> None:
+async def test_where_an_exporter_finds_itself(clock):
     """Before any run an exporter is told of the engine's store and clock; a record reaches it once it is in the store."""
     store, told, seen = MemoryStore(), list[ExporterContext](), list[bool]()
 
@@ -59,7 +59,7 @@ async def test_where_an_exporter_finds_itself(clock: VirtualClock) -> None:
     assert set(seen) == {True}
 
 
-async def test_resumed_run() -> None:
+async def test_resumed_run():
     """Of a resumed run an exporter is told what happens from then on."""
     store = MemoryStore()
     async with ReplanningEngine([], store=store).open(chain("a")) as run:
@@ -73,7 +73,7 @@ async def test_resumed_run() -> None:
     assert kinds == ["run-resumed", "attempt-started", "attempt-succeeded", "run-ended"]
 
 
-async def test_failing_exporter() -> None:
+async def test_failing_exporter():
     """An exporter that raises at every record is contained and recorded once, without secrets; others get all."""
     bad, good = (
         RecordingExporter(error=OSError("no disk, password=hunter2hunter2")),
@@ -90,7 +90,7 @@ async def test_failing_exporter() -> None:
     assert len(bad.records) == len(good.records) == len(list(engine.store.read(result.run)))
 
 
-async def test_slow_exporter(clock: VirtualClock) -> None:
+async def test_slow_exporter(clock):
     """A run does not wait for a slow exporter; at its end it has every record of the journal, in that order."""
     exporter = Slow(clock, 0.5)
     engine = ReplanningEngine(
@@ -103,7 +103,7 @@ async def test_slow_exporter(clock: VirtualClock) -> None:
     assert exporter.records == [(run.id, record) for record in engine.store.read(run.id)]
 
 
-async def test_hanging_exporter(clock: VirtualClock) -> None:
+async def test_hanging_exporter(clock):
     """An exporter that never comes back holds up the end of a run for five seconds, and other exporters not at all."""
     hanging, good = Slow(clock, float("inf")), RecordingExporter()
     engine = ReplanningEngine(
@@ -115,7 +115,7 @@ async def test_hanging_exporter(clock: VirtualClock) -> None:
     assert isinstance(good.records[-1][1].body, RunEnded)
 
 
-async def test_bounded_queue(clock: VirtualClock) -> None:
+async def test_bounded_queue(clock):
     """Beyond ten thousand waiting records, further ones are dropped, which is recorded once."""
     exporter = Slow(clock, float("inf"))
     engine = ReplanningEngine(
@@ -127,7 +127,7 @@ async def test_bounded_queue(clock: VirtualClock) -> None:
     assert contained.error == "more than 10000 records wait for it; further ones are dropped"
 
 
-async def test_closing_the_engine(clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_closing_the_engine(clock, caplog):
     """Closing the engine closes every exporter; one that raises or hangs is logged and keeps nobody from it."""
 
     class Broken(Exporter):
@@ -155,7 +155,7 @@ async def test_closing_the_engine(clock: VirtualClock, caplog: pytest.LogCapture
     ]
 
 
-async def test_console_lines(clock: VirtualClock) -> None:
+async def test_console_lines(clock):
     """The console has one line for each record: when, which run, its number, its kind, and what it is about."""
     stream = io.StringIO()
     engine = ReplanningEngine(
@@ -181,7 +181,7 @@ async def test_console_lines(clock: VirtualClock) -> None:
     ]
 
 
-async def test_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_by_name(capsys):
     """An exporter may be named as a provider may; a name that none has is refused, with those that there are."""
     await ReplanningEngine(exporters=["console"]).execute(chain("a"), failing())
     assert "run-ended succeeded" in capsys.readouterr().err
@@ -203,7 +203,7 @@ async def test_console_places(place, capsys):
 
 
 @given(st.text(max_size=2_000))
-def test_one_line_whatever_it_says(text: str) -> None:
+def test_one_line_whatever_it_says(text: str):
     """Whatever a failure says, it is one line without control characters, and not a long one."""
     stream = io.StringIO()
     body = AttemptFailed("a#1", "a", Failure("Error", text))  # type: ignore[arg-type]  # as good as an id

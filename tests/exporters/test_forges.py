@@ -418,7 +418,7 @@ async def test_an_issue(fake, forge, clock):
     assert str(about["readme"]).endswith("It does things.")
 
 
-async def test_a_pull_request_of_github() -> None:
+async def test_a_pull_request_of_github():
     """Of a pull request, reviews, what they say about lines, and the changed files are part of the request."""
     async with VirtualClock() as clock:
         fake = FakeGitHub(clock.now, pull=True)

@@ -194,7 +194,7 @@ async def test_comments_are_feedback(fake, clock):
     assert "ada has given feedback" in scene.told
 
 
-async def test_a_review_is_feedback() -> None:
+async def test_a_review_is_feedback():
     """A review that requests changes, and what it says about lines, count like comments."""
     async with VirtualClock() as clock:
         fake = FakeGitHub(clock.now, pull=True)

@@ -6,7 +6,6 @@ import threading
 
 import anyio
 import anyio.to_thread
-import pytest
 
 from replanning import Environment, Plan, ReplanningEngine
 from replanning.environment import SystemClock
@@ -50,7 +49,7 @@ class Screen(io.StringIO):
         return super().write(text)
 
 
-async def test_lines_and_pictures_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lines_and_pictures_take_turns(monkeypatch):
     """The picture is not drawn anew while a line is written, or it would erase more or fewer lines than it has drawn."""
     monkeypatch.setenv("TERM", "xterm")
     clock = DrawingClock()

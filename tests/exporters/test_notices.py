@@ -8,7 +8,6 @@ import os
 import re
 import signal
 from collections.abc import Sequence
-from pathlib import Path
 
 import anyio
 import pytest
@@ -31,7 +30,7 @@ from tests.support.planning import Model, Replies, action, eve, go_on, replan, r
 from tests.support.resume import cut
 
 
-async def test_six_moments() -> None:
+async def test_six_moments():
     """A replan is told of when it is decided, started, done, failed or overridden, and when something must be clarified."""
     told = {notice.kind for notice in notices(await carried_out(EVENTFUL, failing=2))} - {
         NoticeKind.FINISHED
@@ -61,7 +60,7 @@ def the(records: Sequence[Record], kind: NoticeKind, number: int = 0) -> str:
     return [notice.body(RUN) for notice in notices(records) if notice.kind is kind][number]
 
 
-async def test_decided() -> None:
+async def test_decided():
     """A decision is posted with phase, confidence, reasoning, issues, recommended actions and the time."""
     assert the(await carried_out(EVENTFUL, failing=2), NoticeKind.DECIDED).splitlines() == [
         "## 🔄 Plan Revision Decided by AI",
@@ -88,7 +87,7 @@ async def test_decided() -> None:
     ]
 
 
-async def test_clarification() -> None:
+async def test_clarification():
     """A question has its parts numbered, the context, and what is assumed without an answer, and when."""
     assert the(await carried_out(EVENTFUL), NoticeKind.CLARIFICATION).splitlines() == [
         "## ❓ Clarification Needed (AI Decision)",
@@ -109,7 +108,7 @@ async def test_clarification() -> None:
     ]
 
 
-async def test_nothing_is_assumed_where_that_is_switched_off() -> None:
+async def test_nothing_is_assumed_where_that_is_switched_off():
     """If the settings allow no assumptions, the notice says that the work waits."""
     settings = Settings.model_validate(
         {"planning": {"replanning": {"goal_understanding": {"auto_assume_on_no_response": False}}}}
@@ -119,7 +118,7 @@ async def test_nothing_is_assumed_where_that_is_switched_off() -> None:
     assert "everybody" not in body
 
 
-async def test_overridden() -> None:
+async def test_overridden():
     """A replan that is not done is told with what was wanted, which rule forbade it, and why."""
     body = the(await carried_out(EVENTFUL, failing=2), NoticeKind.OVERRIDDEN)
     assert "**Overridden by**: confidence" in body
@@ -127,7 +126,7 @@ async def test_overridden() -> None:
     assert "**Revision**: action_regeneration" in body
 
 
-async def test_a_closed_phase() -> None:
+async def test_a_closed_phase():
     """A phase that a limit closes, so that no model is asked, is told with the limit."""
     limits = {"task_decomposition": {"max_redecomposition_attempts": 0}}
     settings = Settings.model_validate({"planning": {"replanning": limits}})
@@ -148,7 +147,7 @@ async def test_a_closed_phase() -> None:
         ),
     ],
 )
-async def test_a_refusal(gate: str | None, kind: NoticeKind, told: str) -> None:
+async def test_a_refusal(gate: str | None, kind: NoticeKind, told: str):
     """A replan that a person refuses is called declined, with who refused it; a question that runs out is not."""
     unsure = {
         "decision:task_decomposition": (replan("task_redecomposition", confidence=0.4), go_on())
@@ -166,7 +165,7 @@ async def test_a_refusal(gate: str | None, kind: NoticeKind, told: str) -> None:
     assert "**Revision**: task_redecomposition" in body
 
 
-async def test_the_end() -> None:
+async def test_the_end():
     """A run that ends is told of with its outcome, the criteria that are met, what it has done, and its cost."""
     records = await carried_out(
         {"decision:reflection": go_on(evaluation_result="success", achievement_rate=100)}
@@ -194,7 +193,7 @@ async def test_the_end() -> None:
     ]
 
 
-async def test_the_end_of_a_plan_that_was_given() -> None:
+async def test_the_end_of_a_plan_that_was_given():
     """Of a run whose plan was given, the revisions are counted, and nothing is said of criteria that nobody judged."""
     store = MemoryStore()
     engine = ReplanningEngine(["repair"], store=store)
@@ -259,7 +258,7 @@ async def test_criteria_that_are_not_met(
         assert f"**Success Criteria**:\n{listed}" in asked
 
 
-async def test_what_ends_badly_is_told() -> None:
+async def test_what_ends_badly_is_told():
     """A run that is given up is told of, with the reason, how things stand, and what to do."""
     records = await carried_out({"decision:execution": go_on(confidence=0.7)}, failing=9)
     body = the(records, NoticeKind.ENDED)
@@ -275,7 +274,7 @@ async def test_what_ends_badly_is_told() -> None:
     )
 
 
-async def test_a_person_is_asked_when_revisions_are_used_up() -> None:
+async def test_a_person_is_asked_when_revisions_are_used_up():
     """If the goal is not achieved and nothing is left to try, a person is asked, with the current state."""
     replies: Replies = {
         "completion": {
@@ -318,7 +317,7 @@ def replanned(decision: JsonObject, **record: object) -> Record:
     return Record(1, 1_767_225_600.0, body)
 
 
-def test_failed() -> None:
+def test_failed():
     """A replan that failed is told with what went wrong."""
     body = the(
         [replanned(replan("partial_replan"), result="failure", error="no such task: x")],
@@ -332,7 +331,7 @@ def test_failed() -> None:
 
 @given(TEXTS, st.lists(TEXTS, max_size=3))
 @example("".join(NASTY), list(NASTY))
-def test_no_text_changes_the_form(reasoning: str, issues: list[str]) -> None:
+def test_no_text_changes_the_form(reasoning: str, issues: list[str]):
     """Whatever a model writes, a reader of a notice sees the same headings, blocks, marks and calls as for plain words."""
     spoken = [text for text in issues if read_text(text)]
     shapes = []
@@ -353,7 +352,7 @@ def read_text(text: str) -> str:
     return "".join(c for c in " ".join(text.split()) if c.isprintable() or c in "\u200c\u200d")
 
 
-def test_a_notice_is_never_too_long() -> None:
+def test_a_notice_is_never_too_long():
     """However much a model writes, a notice fits into a comment, and keeps its mark."""
     much: list[JsonValue] = ["<&" * 9_000] * 100
     decision = replan("partial_replan", issues_found=much, recommended_actions=much)
@@ -364,7 +363,7 @@ def test_a_notice_is_never_too_long() -> None:
 
 @given(st.text(), st.text())
 @example("r--1 -->", "a\n-->")
-def test_marks_are_read_as_they_were_written(run: str, about: str) -> None:
+def test_marks_are_read_as_they_were_written(run: str, about: str):
     """A mark says the same when it is read, whatever it names, and is one HTML comment."""
     run, about = run.encode(errors="ignore").decode(), about.encode(errors="ignore").decode()
     marker = Marker("decided", run, about)
@@ -401,7 +400,7 @@ async def test_a_folder_has_a_file_for_each_run(records, clock, tmp_path):
     assert notifier._index_for(RunId("../x")).forge.name.endswith("..%2Fx.md")
 
 
-async def test_what_people_write_around_comments_stays(tmp_path: Path) -> None:
+async def test_what_people_write_around_comments_stays(tmp_path):
     """Notes before, between and after the comments stay where they are, whatever ends their lines, and so do permissions."""
     path = tmp_path / "notices.md"
     forge = FileForge(path)
@@ -427,7 +426,7 @@ async def test_what_people_write_around_comments_stays(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_written(tmp_path):
     """If the file cannot be written, the error names it and the reason."""
     (tmp_path / "taken").write_text("")
     with pytest.raises(
@@ -436,7 +435,7 @@ async def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
         await FileForge(tmp_path / "taken" / "notices.md").post("x")
 
 
-async def test_console_lines() -> None:
+async def test_console_lines():
     """The console has a line for each notice, and one whenever the plan has come further."""
     stream = io.StringIO()
     await carried_out(EVENTFUL, ConsoleNotifier(stream), failing=1)
@@ -478,7 +477,7 @@ SHORT: Replies = {
 }
 
 
-def test_a_run_that_was_killed_goes_on_in_the_same_file(tmp_path: Path) -> None:
+def test_a_run_that_was_killed_goes_on_in_the_same_file(tmp_path):
     """A program that is killed in the middle is resumed: file and console tell everything once, and the box is ticked."""
     (tmp_path / "tools.yaml").write_text(TOOL, encoding="utf-8")
     model = Model(SHORT)
@@ -550,7 +549,7 @@ def test_a_run_that_was_killed_goes_on_in_the_same_file(tmp_path: Path) -> None:
         ("/proc/notices.md", "--notify: /proc/notices.md cannot be written: "),
     ],
 )
-def test_wrong_targets(tmp_path: Path, target: str, told: str) -> None:
+def test_wrong_targets(tmp_path, target: str, told: str):
     """A target that names nothing, or where nothing can be written, is refused before anything is run, and why is said."""
     (tmp_path / "tools.yaml").write_text(TOOL, encoding="utf-8")
     (tmp_path / "binary.md").write_bytes(b"\xff\xfe")

@@ -165,7 +165,7 @@ async def test_a_deleted_checklist_is_written_anew(records, clock):
     assert issue.body("📋 Execution Plan (Revised #1)")
 
 
-async def test_a_failing_forge_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_forge_harms_nobody(caplog):
     """A forge that never works is on record once, and what was missed is said at the end; the run is as without it."""
     down = ForgeError("api.github.com cannot be reached")
     issue = Issue([down] * 1_000)
@@ -237,8 +237,8 @@ async def test_what_a_slow_forge_did_not_take_in_time_is_said(clock, caplog):
 
 
 async def test_an_issue_that_is_not_there_is_not_asked_for_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    caplog,
+):
     """After a final failure nothing is retried, and the unsent notices are reported at the end."""
     gone = ForgeError("there is no issue owner/repo#12", status=404, final=True)
     issue = Issue([gone] * 1_000)

@@ -40,7 +40,7 @@ from replanning.journal import (
     MemoryStore,
 )
 from replanning.plan.types import ReplanId
-from replanning.testing import ScriptedExecutor, ScriptedGate, VirtualClock, raises, returns
+from replanning.testing import ScriptedExecutor, ScriptedGate, raises, returns
 from tests.support.questions import doubtful
 from tests.support.runs import (
     Proposer,
@@ -61,7 +61,7 @@ def two_ways(request: ReplanRequest) -> list[Alternative]:
     return [*again(request), retry, alternative(RetryTask(task_id="nowhere"), reason="lost")]
 
 
-async def test_replan_is_one_event() -> None:
+async def test_replan_is_one_event():
     """A replan is one entry with its cause, candidates, rejected ones, decision, changes, revisions and outcome."""
     history = await history_of(chain("a", "b", "c"), "b", propose=two_ways)
     (event,) = history.events
@@ -91,9 +91,7 @@ async def test_replan_is_one_event() -> None:
         ),
     ],
 )
-async def test_people(
-    answer: Answer, decision: str, rule: str, chosen: str | None, executed: bool
-) -> None:
+async def test_people(answer: Answer, decision: str, rule: str, chosen: str | None, executed: bool):
     """A question, its answer and the alternative that was really applied belong to a replan; no other one is blamed."""
     history = await history_of(
         chain("a", "b", "c"), "b", propose=doubtful, gate=CallbackGate(lambda q: answer)
@@ -115,7 +113,7 @@ async def test_people(
     )
 
 
-async def test_open_question() -> None:
+async def test_open_question():
     """A replan that waits for a person is decided as `ask`, is not executed, and waits for no time that is known."""
     history = await history_of(chain("a", "b"), "b", propose=doubtful)
     (event,) = history.events
@@ -133,7 +131,7 @@ async def test_open_question() -> None:
     assert "SKIPPED" in question.diffs[1]
 
 
-async def test_what_befalls_a_question(clock: VirtualClock) -> None:
+async def test_what_befalls_a_question(clock):
     """A refused answer and a trigger that waits for the same answer are noted with the replan."""
     tools = [{"name": "x", "kind": "shell", "command": "x"}]
     both = (RetryTask(task_id="a"), ModifyTask(task_id="b", fields={"name": "later"}))
@@ -155,7 +153,7 @@ async def test_what_befalls_a_question(clock: VirtualClock) -> None:
     assert event.notes[1].startswith("the answer of eve was refused: ")
 
 
-async def test_dropped_triggers(clock: VirtualClock) -> None:
+async def test_dropped_triggers(clock):
     """A trigger that nothing followed from is in the history with the reason."""
 
     def too_late(request: ReplanRequest) -> Sequence[Alternative]:
@@ -173,7 +171,7 @@ async def test_dropped_triggers(clock: VirtualClock) -> None:
     assert history.metrics.dropped == 1
 
 
-async def test_filter(clock: VirtualClock) -> None:
+async def test_filter(clock):
     """Entries are found by trigger, decision, success and time, and all conditions must be met."""
     engine = ReplanningEngine([Proposer(again)], environment=environment(clock))
     async with engine.open(chain("a", "b")) as run:
@@ -195,7 +193,7 @@ async def test_filter(clock: VirtualClock) -> None:
     assert history.filter(trigger="human-request", until=middle) == ()
 
 
-async def test_plan_and_diff_of_any_revision() -> None:
+async def test_plan_and_diff_of_any_revision():
     """The plan is known at any revision, and any two can be compared, in both directions."""
     history = await history_of(chain("a", "b", "c"), "a", "b")
     before, after = history.plan_at(0), history.plan_at(2)
@@ -215,7 +213,7 @@ async def test_plan_and_diff_of_any_revision() -> None:
         history.diff(0, 3)
 
 
-async def test_diff_shows_what_documents_do_not(clock: VirtualClock) -> None:
+async def test_diff_shows_what_documents_do_not(clock):
     """A retry and a skip, which leave the document as it was, are differences; so are tools and context."""
     engine = ReplanningEngine([], environment=environment(clock))
     tools = [{"name": "x", "kind": "shell", "command": "x"}]
@@ -241,7 +239,7 @@ async def test_diff_shows_what_documents_do_not(clock: VirtualClock) -> None:
     assert json.loads(json.dumps(history.diff(0, 1).to_json()))["acts"][1]["reason"] == "late"
 
 
-async def test_success_rate_is_real() -> None:
+async def test_success_rate_is_real():
     """The success rate is the share of executed replans that worked out, of those whose outcome is known, if any is."""
     good = (await history_of(chain("a"), "a")).metrics
     mixed = (await history_of(chain("a", "b"), "a", "a~2", "b")).metrics
@@ -255,7 +253,7 @@ async def test_success_rate_is_real() -> None:
     assert compute_metrics([]) == ReplanMetrics()
 
 
-async def test_times(clock: VirtualClock) -> None:
+async def test_times(clock):
     """Deciding is measured apart from waiting for people, which counts once where two are asked at once."""
     gate = ScriptedGate(
         [returns(Answer("approve"), after=seconds) for seconds in (30, 50, 10)], clock=clock
@@ -270,7 +268,7 @@ async def test_times(clock: VirtualClock) -> None:
         assert (metrics.by_trigger, metrics.by_decision) == ({"task-failed": 3}, {"execute": 3})
 
 
-async def test_calibration() -> None:
+async def test_calibration():
     """Predictions are compared with outcomes by Brier score and in bins, over what was applied and is known."""
     history = await history_of(chain("a", "b"), "a", "a~2", "b")
     found = calibrate(history.events, of="self_assessment", bins=4)
@@ -283,7 +281,7 @@ async def test_calibration() -> None:
     assert calibrate([]) == Calibration(0, None, ())
 
 
-async def test_calibration_of_sources() -> None:
+async def test_calibration_of_sources():
     """What each source claims is held against its own outcomes; one that claims nothing, or waits for them, is left out."""
 
     def known(source: str, claimed: float | None, outcome: Any) -> ReplanEvent:
@@ -307,7 +305,7 @@ async def test_calibration_of_sources() -> None:
     assert calibrate(events).count == 0
 
 
-async def test_run_has_its_history(clock: VirtualClock) -> None:
+async def test_run_has_its_history(clock):
     """A run tells its history while it runs, always up to date."""
     engine = ReplanningEngine([Proposer(again)], environment=environment(clock))
     async with engine.open(chain("a", "b")) as run:
@@ -321,7 +319,7 @@ async def test_run_has_its_history(clock: VirtualClock) -> None:
     assert (run.history.run, run.history.status) == (run.id, "paused")
 
 
-async def test_fork(clock: VirtualClock) -> None:
+async def test_fork(clock):
     """A fork tells where it comes from, and its history begins with what it inherited."""
     history_store = MemoryStore()
     engine = ReplanningEngine(
@@ -336,7 +334,7 @@ async def test_fork(clock: VirtualClock) -> None:
     )
 
 
-def test_unknown_run() -> None:
+def test_unknown_run():
     """There is no history of a run that does not exist, of a journal that does not begin, or that keeps nothing."""
     with pytest.raises(UnknownRun, match="nowhere"):
         ReplanningEngine([]).history("nowhere")
@@ -346,7 +344,7 @@ def test_unknown_run() -> None:
         ReplanHistory(lambda after: [], max_events=0)
 
 
-async def test_round_trip(clock: VirtualClock) -> None:
+async def test_round_trip(clock):
     """What was exported is imported with the same entries, figures, plans and differences, and exports the same."""
     answers = [Answer("approve", "ada", choice=1), Answer("reject", "bob", comment="never")]
     gate = ScriptedGate([returns(answer, after=30) for answer in answers], clock=clock)
@@ -381,7 +379,7 @@ async def test_round_trip(clock: VirtualClock) -> None:
         assert imported.diff(0, revision) == history.diff(0, revision)
 
 
-async def test_export_can_be_read_by_programs() -> None:
+async def test_export_can_be_read_by_programs():
     """An export says at the top what a reader wants to know, and whether a replan was really executed."""
     document = json.loads(export_history(await history_of(chain("a", "b"), "b")))
     assert (document["format"], document["version"], document["status"]) == (
@@ -436,7 +434,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-async def test_import_refuses(name: str) -> None:
+async def test_import_refuses(name: str):
     """What is no export, or was changed so that it no longer fits together, is refused with the place."""
     change, message = BROKEN[name]
     changed = change(json.loads(export_history(await history_of(chain("a", "b"), "b"))))

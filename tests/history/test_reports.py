@@ -19,7 +19,6 @@ from replanning.changes import (
 )
 from replanning.history import markdown_report, text_report, why_report
 from replanning.history.wording import format_duration
-from replanning.testing import VirtualClock
 from tests.support.runs import (
     Propose,
     Proposer,
@@ -52,7 +51,7 @@ def several(request: ReplanRequest) -> list[Alternative]:
     ]
 
 
-async def test_history_as_text() -> None:
+async def test_history_as_text():
     """The report says how the run stands, and of each replan the cause, the decision, the changes and the outcome."""
     history = await history_of(chain("a", "b", "c"), "b")
     assert text_report(history) == (
@@ -69,7 +68,7 @@ async def test_history_as_text() -> None:
     )
 
 
-async def test_why_on_one_screen() -> None:
+async def test_why_on_one_screen():
     """One screen shows cause, candidates with score parts, what was rejected and why, the rule, and the difference."""
     history = await history_of(chain("a", "b", "c"), "b", propose=several)
     text = re.sub(r"\nTraceback\n(  .*\n)+", "", why_report(history, history.events[0]))
@@ -102,7 +101,7 @@ async def test_why_on_one_screen() -> None:
     ]
 
 
-async def test_why_a_plan_was_kept() -> None:
+async def test_why_a_plan_was_kept():
     """A replan that changed nothing is explained as well."""
     history = await history_of(chain("a"), "a", propose=lambda request: [])
     text = why_report(history, history.events[0])
@@ -111,7 +110,7 @@ async def test_why_a_plan_was_kept() -> None:
     assert text.endswith("Plan\n  nothing was applied\n")
 
 
-async def test_person_in_text() -> None:
+async def test_person_in_text():
     """What a person was asked and said is told, in the list and on the one screen."""
     answer = Answer("reject", "eve", comment="not on a Friday")
     gate = CallbackGate(lambda question: answer)
@@ -122,7 +121,7 @@ async def test_person_in_text() -> None:
     assert "not on a Friday" in why_report(history, history.events[0])
 
 
-async def test_edits(clock: VirtualClock) -> None:
+async def test_edits(clock):
     """Edits by hand are no replans: they stand in the order of time, with who, what, why and the difference."""
     engine = ReplanningEngine([], environment=environment(clock))
     async with engine.open(chain("a")) as run:
@@ -143,7 +142,7 @@ async def test_edits(clock: VirtualClock) -> None:
     assert "## Edit by hand, revision 0 → 1" in markdown_report(run.history)
 
 
-async def test_part_of_a_history() -> None:
+async def test_part_of_a_history():
     """A report can be about some replans alone, and says when there are none of them."""
     history = await history_of(chain("a"), "a")
     assert "no replan matches" in text_report(history, [])
@@ -165,7 +164,7 @@ async def test_part_of_a_history() -> None:
         (AbortRun(reason="enough"), "abort the run: enough"),
     ],
 )
-async def test_every_change_has_words(change: PlanChange, text: str) -> None:
+async def test_every_change_has_words(change: PlanChange, text: str):
     """Each kind of change is told in words, also where it was not applied."""
     history = await history_of(
         chain("x"), "x", propose=lambda request: [alternative(change, confidence=0.1)]
@@ -173,7 +172,7 @@ async def test_every_change_has_words(change: PlanChange, text: str) -> None:
     assert f"{text}  (scripted: scripted)" in why_report(history, history.events[0])
 
 
-def test_times() -> None:
+def test_times():
     """Durations are told in the unit that fits them."""
     told = [
         format_duration(seconds)
@@ -188,7 +187,7 @@ def messages(text: str) -> Propose:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_markdown_holds_any_name(name: str) -> None:
+async def test_markdown_holds_any_name(name: str):
     """No name can open markup, break a table or leave its block in a document."""
     document = plan(Task(id=name), Task(id="b", depends_on=(name,)))
     text = markdown_report(await history_of(document, name, propose=messages(name)))
@@ -202,7 +201,7 @@ async def test_markdown_holds_any_name(name: str) -> None:
 @pytest.mark.parametrize(
     "text", ["\x1b[31mred\x1b[0m", "a\nb\r\nc", "bell\x07", "\x9b31m", "null\x00", "long " * 1000]
 )
-async def test_terminals_are_not_steered(clock: VirtualClock, text: str) -> None:
+async def test_terminals_are_not_steered(clock, text: str):
     """Nothing that a task or a provider says reaches a terminal as more than text on one line, cut where it is long."""
 
     async def work(task: Task, context: object) -> None:
@@ -218,7 +217,7 @@ async def test_terminals_are_not_steered(clock: VirtualClock, text: str) -> None
     assert max(map(len, lines)) < 4000
 
 
-async def test_document() -> None:
+async def test_document():
     """A Markdown document has figures, a table of candidates, and the difference as a diff."""
     history = await history_of(chain("a", "b", "c"), "b", propose=several)
     text = markdown_report(history)

@@ -163,7 +163,7 @@ async def play(agent: Any, stream: bool = False, text: Any = "x?", **options: An
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_substitute(stream: bool, clock: VirtualClock) -> None:
+async def test_substitute(stream: bool, clock):
     """A tool that fails is replaced by another of its capability, and the model sees the result of that one."""
     engine = repairing(clock)
     agent = Agent(
@@ -175,14 +175,14 @@ async def test_substitute(stream: bool, clock: VirtualClock) -> None:
     assert statuses(engine) == ["succeeded"]
 
 
-async def test_skipped(clock: VirtualClock) -> None:
+async def test_skipped(clock):
     """About a call that is skipped, the model is told why."""
     attached = Replanned(engine=make_engine(skipping, clock=clock))
     response = await play(Agent(calls("search"), tools=[search], middleware=[attached]))
     assert outputs(response) == ["task 'search-1' was skipped: nobody needs it"]
 
 
-async def test_timeout(clock: VirtualClock) -> None:
+async def test_timeout(clock):
     """The model is told of a tool that exceeds its timeout, where nothing replaces it."""
 
     @tool
@@ -238,9 +238,7 @@ def broken(query: str) -> None:
         "no model after a failure",
     ],
 )
-async def test_as_before(
-    model: Any, stream: bool, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_as_before(model: Any, stream: bool, clock, monkeypatch):
     """Where there is no way on, updates, messages, exceptions and spans are those of the framework alone."""
     seen: list[list[object]] = []
     for attached in ([], [Replanned(engine=repairing(clock))]):
@@ -283,7 +281,7 @@ def asks(context: Any) -> Any:
     "raised",
     [None, MiddlewareTermination(), MiddlewareFailure("unsafe"), UserInputRequiredException([])],
 )
-async def test_control_flow(raised: Exception | None, stream: bool, clock: VirtualClock) -> None:
+async def test_control_flow(raised: Exception | None, stream: bool, clock):
     """Requests for approvals by middleware, and exceptions that are control flow, do what they do without an engine."""
 
     @function_middleware
@@ -319,7 +317,7 @@ async def test_control_flow(raised: Exception | None, stream: bool, clock: Virtu
 
 
 @pytest.mark.parametrize(("stream", "fails"), [(False, False), (True, False), (False, True)])
-async def test_approval(stream: bool, fails: bool, tmp_path: Path) -> None:
+async def test_approval(stream: bool, fails: bool, tmp_path):
     """A run that requests an approval pauses its session; those that resume it execute the call until it is done."""
     executed: list[str] = []
 
@@ -366,7 +364,7 @@ async def test_approval(stream: bool, fails: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("approved", [True, False])
-async def test_question(approved: bool, clock: VirtualClock) -> None:
+async def test_question(approved: bool, clock):
     """A question of the engine is a request for an approval of the call, which is carried out, or withdrawn."""
     engine = repairing(clock)
     tools, capabilities = [search, delete], {"search": "web", "delete": "web"}
@@ -381,7 +379,7 @@ async def test_question(approved: bool, clock: VirtualClock) -> None:
     assert (response.text, engine.pending(), statuses(engine)) == ("done", [], ["succeeded"])
 
 
-async def test_question_that_is_no_approval(clock: VirtualClock) -> None:
+async def test_question_that_is_no_approval(clock):
     """A question goes to the gate; where nobody can be asked, the agent sees the exception of its tool."""
     capabilities = {"search": "web", "delete": "web"}
     for gate, expected in (
@@ -396,7 +394,7 @@ async def test_question_that_is_no_approval(clock: VirtualClock) -> None:
         assert engine.pending() == []
 
 
-async def test_function_middleware(clock: VirtualClock) -> None:
+async def test_function_middleware(clock):
     """Function middleware sees a call once, and a tool that stands in for another one as a call of its own, which it may stop."""
     seen: list[tuple[str, object]] = []
 
@@ -439,7 +437,7 @@ async def test_function_middleware(clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancel", "close", "leave"])
-async def test_cancellation(how: str, clock: VirtualClock) -> None:
+async def test_cancellation(how: str, clock):
     """A run that is cancelled, or whose stream is closed, leaves its session paused."""
     started = anyio.Event()
 
@@ -470,7 +468,7 @@ async def test_cancellation(how: str, clock: VirtualClock) -> None:
     assert statuses(engine) == ["paused"]
 
 
-async def test_mcp_tools(clock: VirtualClock) -> None:
+async def test_mcp_tools(clock):
     """A tool of an MCP server takes the place of a function."""
     pytest.importorskip("mcp")
     server = MCPStdioTool("server", sys.executable, args=[str(SERVER)])
@@ -481,7 +479,7 @@ async def test_mcp_tools(clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("inner", [False, True])
-async def test_agents_as_tools(inner: bool, clock: VirtualClock) -> None:
+async def test_agents_as_tools(inner: bool, clock):
     """An agent that is a tool is replaced like any other; its own tools are, too, if it is attached itself."""
     engine = repairing(clock)
     attached = [Replanned(WEB, engine=engine)]
@@ -505,7 +503,7 @@ async def test_agents_as_tools(inner: bool, clock: VirtualClock) -> None:
     assert not [key for key in session.state if key.startswith("replanning")]
 
 
-async def test_workflow(clock: VirtualClock) -> None:
+async def test_workflow(clock):
     """An agent in a workflow has its sessions as elsewhere."""
     engine = repairing(clock)
     agent = Agent(
@@ -521,7 +519,7 @@ async def test_workflow(clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_trace(stream: bool, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_trace(stream: bool, clock, monkeypatch):
     """Spans of tools are below those of attempts, which are below the run and the agent: one trace."""
     spans = Spans()
     monkeypatch.setattr(trace, "get_tracer", tracing(spans))
@@ -539,7 +537,7 @@ async def test_trace(stream: bool, clock: VirtualClock, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_session_that_cannot_go_on(stream: bool, clock: VirtualClock) -> None:
+async def test_session_that_cannot_go_on(stream: bool, clock):
     """A session that was aborted, that another process owns, or whose tools do not exist ends the run of the agent."""
     engine = make_engine(lambda request: [alternative(AbortRun(reason="enough"))], clock=clock)
     agent = Agent(
@@ -574,7 +572,7 @@ async def test_session_that_cannot_go_on(stream: bool, clock: VirtualClock) -> N
 
 
 @pytest.mark.filterwarnings("ignore:.*add_tools is experimental")
-async def test_tools_of_a_later_step(clock: VirtualClock) -> None:
+async def test_tools_of_a_later_step(clock):
     """A tool that another one adds to the agent is tried again, but not replaced."""
 
     @tool
@@ -591,7 +589,7 @@ async def test_tools_of_a_later_step(clock: VirtualClock) -> None:
     assert "no answer about x" in output
 
 
-def test_other_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_framework(monkeypatch):
     """Without the framework, or with one that works in another way, the module names the extra that installs it."""
     monkeypatch.delitem(sys.modules, "replanning.integrations.agent_framework")
     older = {

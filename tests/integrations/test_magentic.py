@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from replanning.changes import AbortRun
 from replanning.errors import NotRunning
 from replanning.integrations.magentic import replanned
 from replanning.journal import SqliteStore
-from replanning.testing import VirtualClock
 from tests.integrations.test_agent_framework import Model, repairing, statuses
 from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.runs import alternative, make_engine
@@ -77,7 +75,7 @@ def tasks(engine: ReplanningEngine) -> Mapping[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_plan(stream: bool, clock: VirtualClock) -> None:
+async def test_plan(stream: bool, clock):
     """The steps of the plan and the rounds are tasks; the workflow says and does what it does without an engine."""
     script = [
         "facts",
@@ -115,7 +113,7 @@ async def test_plan(stream: bool, clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"progress": False}, {"loop": True}])
-async def test_substitute(wrong: Any, clock: VirtualClock) -> None:
+async def test_substitute(wrong: Any, clock):
     """After a round without progress, a participant of the same capability is given the same instruction."""
     script = [
         "facts",
@@ -137,7 +135,7 @@ async def test_substitute(wrong: Any, clock: VirtualClock) -> None:
     assert statuses(engine) == ["succeeded"]
 
 
-async def test_new_plan(clock: VirtualClock) -> None:
+async def test_new_plan(clock):
     """The steps of a new plan replace those that are not done, for the reason that the manager gives."""
     stalled = ledger("writer", progress=False)
     script = [
@@ -168,7 +166,7 @@ async def test_new_plan(clock: VirtualClock) -> None:
     assert statuses(engine) == ["succeeded"]
 
 
-async def test_plans_of_people(clock: VirtualClock) -> None:
+async def test_plans_of_people(clock):
     """A plan that a person has revised is that of the session, and so is that of a second workflow in the same block."""
     done = [ledger("writer"), ledger("writer", satisfied=True), "the answer"]
     engine, said = repairing(clock), list[str]()
@@ -190,7 +188,7 @@ async def test_plans_of_people(clock: VirtualClock) -> None:
     assert statuses(engine) == ["succeeded"]
 
 
-async def test_plan_that_is_made_twice(clock: VirtualClock) -> None:
+async def test_plan_that_is_made_twice(clock):
     """A manager whose ledger cannot be read plans anew as before; a workflow that ends without success fails."""
     script = ["facts", PLAN, "no ledger", "facts", PLAN, ledger("nobody"), "the answer"]
     engine, said = repairing(clock), list[str]()
@@ -203,7 +201,7 @@ async def test_plan_that_is_made_twice(clock: VirtualClock) -> None:
     assert statuses(engine) == ["failed"]
 
 
-async def test_session_that_cannot_go_on(clock: VirtualClock) -> None:
+async def test_session_that_cannot_go_on(clock):
     """A session that was aborted, or whose participants do not exist, ends the workflow."""
     engine = make_engine(lambda request: [alternative(AbortRun(reason="enough"))], clock=clock)
     script = ["facts", PLAN, ledger("writer"), ledger("writer", progress=False)]
@@ -216,7 +214,7 @@ async def test_session_that_cannot_go_on(clock: VirtualClock) -> None:
             await workflow_of(manager, []).run("Report!")
 
 
-async def test_resume(tmp_path: Path) -> None:
+async def test_resume(tmp_path):
     """A workflow that failed leaves its session paused, and resumes it from its checkpoint."""
 
     def engine() -> ReplanningEngine:

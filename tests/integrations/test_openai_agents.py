@@ -2,7 +2,6 @@
 
 import sys
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -133,7 +132,7 @@ def statuses(engine: ReplanningEngine) -> list[str]:
     return [info.status for info in engine.store.runs()]
 
 
-async def test_substitute(clock: VirtualClock) -> None:
+async def test_substitute(clock):
     """A tool that fails is replaced by another of its capability, and the model sees the result of that one."""
     engine = repairing(clock)
     async with replanned(
@@ -145,7 +144,7 @@ async def test_substitute(clock: VirtualClock) -> None:
     assert statuses(engine) == ["succeeded"]
 
 
-async def test_skipped(clock: VirtualClock) -> None:
+async def test_skipped(clock):
     """About a call that is skipped, the model is told why."""
     async with replanned(
         agent_of(calls("search"), search), make_engine(skipping, clock=clock)
@@ -184,9 +183,7 @@ plain = FunctionTool(
 @pytest.mark.parametrize(
     "tool", [search, search_archive, explained, severe, plain], ids=lambda tool: tool.name
 )
-async def test_same_as_without(
-    tool: FunctionTool, text: str, clock: VirtualClock, recorder: Recorder
-) -> None:
+async def test_same_as_without(tool: FunctionTool, text: str, clock, recorder: Recorder):
     """Where there is no way on, outputs, exceptions, events and spans are those of the framework alone."""
 
     async def play(agent: Agent[Any]) -> list[object]:
@@ -208,7 +205,7 @@ async def test_same_as_without(
         assert await play(agent) == alone
 
 
-async def test_without_failures(clock: VirtualClock, recorder: Recorder) -> None:
+async def test_without_failures(clock, recorder: Recorder):
     """Without a failure, events, items, outputs and spans are those of the framework alone."""
 
     @function_tool
@@ -232,7 +229,7 @@ async def test_without_failures(clock: VirtualClock, recorder: Recorder) -> None
         assert await play(agent) == alone
 
 
-async def test_streaming(clock: VirtualClock) -> None:
+async def test_streaming(clock):
     """A stream has the events of a run in which nothing failed, with the result of the substitute."""
     original = agent_of(calls("search"), search, search_archive)
     async with replanned(original, repairing(clock), capabilities=WEB) as agent:
@@ -248,7 +245,7 @@ async def test_streaming(clock: VirtualClock) -> None:
     ]
 
 
-async def test_parallel_calls(clock: VirtualClock) -> None:
+async def test_parallel_calls(clock):
     """Calls that the model makes at once are executed at once, and each has its own result."""
     started = 0
     both = anyio.Event()
@@ -269,7 +266,7 @@ async def test_parallel_calls(clock: VirtualClock) -> None:
         assert outputs(await Runner.run(agent, "x?")) == ["x", "x, from the archive", "x"]
 
 
-async def test_cancellation(clock: VirtualClock) -> None:
+async def test_cancellation(clock):
     """A run that is cancelled leaves its session paused, and its call interrupted."""
     started = anyio.Event()
 
@@ -292,7 +289,7 @@ async def test_cancellation(clock: VirtualClock) -> None:
     assert statuses(engine) == ["paused"]
 
 
-async def test_timeout(clock: VirtualClock) -> None:
+async def test_timeout(clock):
     """A tool without effect that exceeds its own timeout is replaced; otherwise the framework sees the timeout."""
 
     @function_tool(name_override="search", timeout=0.001)
@@ -331,7 +328,7 @@ async def test_timeout(clock: VirtualClock) -> None:
         assert seen[0] == seen[1]
 
 
-async def test_tool_use_behavior(clock: VirtualClock) -> None:
+async def test_tool_use_behavior(clock):
     """The result of a substitute is the final output where that of the first tool is."""
     agent = agent_of(
         calls("search"), search, search_archive, tool_use_behavior="stop_on_first_tool"
@@ -349,7 +346,7 @@ def triage_of(specialist: Any) -> Agent[Any]:
 
 
 @pytest.mark.parametrize("explicit", [False, True])
-async def test_handoffs(explicit: bool, clock: VirtualClock) -> None:
+async def test_handoffs(explicit: bool, clock):
     """The tools of an agent that is handed over to are replaced as well, also if agents hand over in a circle."""
     helper = agent_of(calls("search"), search, search_archive)
     triage = triage_of(handoff(helper) if explicit else helper)
@@ -363,7 +360,7 @@ async def test_handoffs(explicit: bool, clock: VirtualClock) -> None:
         assert result.last_agent.handoffs[0] is agent
 
 
-async def test_handoff_to_others(clock: VirtualClock) -> None:
+async def test_handoff_to_others(clock):
     """An agent that was not named and is reached through `handoff(…)` has tools that are tried again."""
     attempts = 0
 
@@ -387,7 +384,7 @@ async def delete(query: str) -> str:
     return f"{query} is deleted"
 
 
-async def test_approval(clock: VirtualClock, tmp_path: Path) -> None:
+async def test_approval(clock, tmp_path):
     """A run that waits for an approval pauses its session; resumed, even twice, it executes the call once."""
     executed = 0
 
@@ -419,7 +416,7 @@ async def test_approval(clock: VirtualClock, tmp_path: Path) -> None:
     assert executed == 1
 
 
-async def test_approvals_one_after_another(clock: VirtualClock, tmp_path: Path) -> None:
+async def test_approvals_one_after_another(clock, tmp_path):
     """A session stays paused until a run has its final output, however often it is resumed, by agents as tools as well."""
     saved, done = "", []
     steps = [
@@ -460,7 +457,7 @@ async def test_approvals_one_after_another(clock: VirtualClock, tmp_path: Path) 
     ]
 
 
-async def test_substitute_that_needs_approval(clock: VirtualClock) -> None:
+async def test_substitute_that_needs_approval(clock):
     """A tool that needs an approval stands in for another one only if a person agrees."""
     capabilities = {"search": "web", "delete": "web"}
     for gate, expected in (
@@ -477,7 +474,7 @@ async def test_substitute_that_needs_approval(clock: VirtualClock) -> None:
         assert statuses(engine) == ["succeeded"]
 
 
-async def test_approval_by_a_function(clock: VirtualClock) -> None:
+async def test_approval_by_a_function(clock):
     """A tool whose approval depends on its arguments stays as it is, and says so if it has a capability."""
 
     async def is_risky(context: Any, arguments: Any, call_id: str) -> bool:
@@ -496,7 +493,7 @@ async def test_approval_by_a_function(clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("verdict", ["allow", "reject_content", "raise_exception"])
-async def test_guardrails_of_a_substitute(verdict: str, clock: VirtualClock) -> None:
+async def test_guardrails_of_a_substitute(verdict: str, clock):
     """A substitute is guarded as if the model had called it."""
 
     @tool_output_guardrail
@@ -523,7 +520,7 @@ async def test_guardrails_of_a_substitute(verdict: str, clock: VirtualClock) -> 
     )
 
 
-async def test_disabled_substitute(clock: VirtualClock) -> None:
+async def test_disabled_substitute(clock):
     """A tool that is not enabled does not stand in for another one."""
     for is_enabled in (False, lambda context, agent: False):
 
@@ -538,7 +535,7 @@ async def test_disabled_substitute(clock: VirtualClock) -> None:
             assert outputs(await Runner.run(agent, "x?"))[0].startswith("An error occurred")
 
 
-async def test_agents_as_tools(clock: VirtualClock) -> None:
+async def test_agents_as_tools(clock):
     """An agent that is a tool is replaced when it fails, and asks for approvals within as before."""
     broken = agent_of(ScriptedModel([RuntimeError("no model")] * 3)).as_tool("search", "Search.")
     async with replanned(
@@ -558,7 +555,7 @@ async def test_agents_as_tools(clock: VirtualClock) -> None:
         assert outputs(await Runner.run(agent, state)) == ["done"]
 
 
-async def test_one_trace(clock: VirtualClock) -> None:
+async def test_one_trace(clock):
     """Spans of a tool are below those of its attempt, and the run is below the span of the caller."""
     spans = Spans()
     tracer = spans.provider.get_tracer("app")
@@ -577,7 +574,7 @@ async def test_one_trace(clock: VirtualClock) -> None:
     assert spans.path("within") == ["replanning.attempt", "replanning.run", "request"]
 
 
-async def test_what_is_no_agent(clock: VirtualClock) -> None:
+async def test_what_is_no_agent(clock):
     """What is no agent, and a capability of a tool that there is not, are refused with a message."""
     with pytest.raises(TypeError, match="int"):
         async with replanned(1):
@@ -599,7 +596,7 @@ class Events(list[str], AgentHooks):  # type: ignore[misc] # its types may not b
         self.append("end")
 
 
-async def test_hooks_that_are_false(clock: VirtualClock) -> None:
+async def test_hooks_that_are_false(clock):
     """The hooks of an agent are called, whatever their truth value is."""
     events = Events()
     agent = agent_of(calls("search_archive"), search_archive, hooks=events)
@@ -640,7 +637,7 @@ class Server(MCPServer):  # type: ignore[misc] # its types may not be installed
     async def get_prompt(self, name: str, arguments: Any = None) -> Any: ...
 
 
-async def test_mcp_servers(clock: VirtualClock) -> None:
+async def test_mcp_servers(clock):
     """Tools of MCP servers are replaced as well, and say themselves why they fail where there is no way on."""
     seen = []
     for capabilities in (None, WEB):
@@ -665,7 +662,7 @@ class Refusing(Server):
         return CallToolResult.model_validate({"content": content, "isError": True})
 
 
-async def test_failure_that_an_mcp_server_reports(clock: VirtualClock) -> None:
+async def test_failure_that_an_mcp_server_reports(clock):
     """A result that says that it is an error is a failure; without a way on the model sees it as without an engine."""
     seen = []
     engine = repairing(clock)
@@ -685,7 +682,7 @@ async def test_failure_that_an_mcp_server_reports(clock: VirtualClock) -> None:
     assert failures == ["upstream 503", "upstream 503"]
 
 
-async def test_model_is_not_asked_to_repeat_what_is_in_doubt(clock: VirtualClock) -> None:
+async def test_model_is_not_asked_to_repeat_what_is_in_doubt(clock):
     """About a call that ran into its time limit the model is told that it may have taken effect."""
 
     @function_tool
@@ -701,7 +698,7 @@ async def test_model_is_not_asked_to_repeat_what_is_in_doubt(clock: VirtualClock
     assert "try again" not in told
 
 
-async def test_conversation(clock: VirtualClock) -> None:
+async def test_conversation(clock):
     """Several runs in one block are one session; after the block the copy does what the agent does."""
     model = ScriptedModel(
         [step for _ in range(3) for step in ([call_of("search")], [assistant_message("done")])]
@@ -721,7 +718,7 @@ async def test_conversation(clock: VirtualClock) -> None:
     ]
 
 
-async def test_turns_of_a_thread(clock: VirtualClock) -> None:
+async def test_turns_of_a_thread(clock):
     """Each turn of a conversation is a session, and one in which nothing was left open is not resumed."""
     engine = repairing(clock)
     for turn in range(2):
@@ -731,7 +728,7 @@ async def test_turns_of_a_thread(clock: VirtualClock) -> None:
         assert statuses(engine) == ["succeeded"] * (turn + 1)
 
 
-async def test_run_that_was_aborted(clock: VirtualClock) -> None:
+async def test_run_that_was_aborted(clock):
     """A session that was aborted ends the run of the agent at its next call."""
     engine = make_engine(lambda request: [alternative(AbortRun(reason="enough"))], clock=clock)
     model = ScriptedModel([[call_of("explained", number=number)] for number in range(2)])
@@ -742,7 +739,7 @@ async def test_run_that_was_aborted(clock: VirtualClock) -> None:
     assert statuses(engine) == ["aborted"]
 
 
-def test_other_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_framework(monkeypatch):
     """Without the framework, or with one that works in another way, the module names the extra that installs it."""
     monkeypatch.delitem(sys.modules, "replanning.integrations.openai_agents")
     with monkeypatch.context() as patch:
@@ -757,7 +754,7 @@ def test_other_framework(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
-async def test_state_that_is_approved_twice(blocks: int, tmp_path: Path) -> None:
+async def test_state_that_is_approved_twice(blocks: int, tmp_path):
     """An approved state that is run twice executes its call once, in one block and in two of the same thread."""
     paid: list[str] = []
 

@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -42,7 +41,6 @@ from replanning import ReplanningEngine, Retry
 from replanning.errors import CallFailed
 from replanning.integrations.pydantic_ai import Replanned
 from replanning.journal import SqliteStore
-from replanning.testing import VirtualClock
 from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.questions import archive_instead, asking
 from tests.support.runs import make_engine, skipping
@@ -134,7 +132,7 @@ async def told(agent: Agent[Any, Any]) -> list[str]:
     return said
 
 
-async def test_same_without_failures(clock: VirtualClock) -> None:
+async def test_same_without_failures(clock):
     """An agent whose tools do not fail tells the same events, messages, outputs and usage with an engine."""
 
     async def look(query: str) -> str:
@@ -152,7 +150,7 @@ async def test_same_without_failures(clock: VirtualClock) -> None:
     assert len(attached) > 10
 
 
-async def test_substitute(clock: VirtualClock) -> None:
+async def test_substitute(clock):
     """A call whose tool fails returns what another tool of its capability returns."""
     engine = make_engine("repair", clock=clock)
     result = await agent_of(calling(ONE_SEARCH), [search, search_archive], engine).run("find x")
@@ -164,7 +162,7 @@ async def test_substitute(clock: VirtualClock) -> None:
     assert opened.body.plan.goal.objective == "find x"
 
 
-async def test_typed_arguments_and_dependencies(clock: VirtualClock) -> None:
+async def test_typed_arguments_and_dependencies(clock):
     """A substitute is validated and executed by the framework, with its own context and the dependencies of the run."""
 
     class Point(BaseModel):
@@ -186,7 +184,7 @@ async def test_typed_arguments_and_dependencies(clock: VirtualClock) -> None:
     assert result.usage.tool_calls == 2
 
 
-async def test_skipped(clock: VirtualClock) -> None:
+async def test_skipped(clock):
     """About a call that is skipped, the model is told why."""
     result = await agent_of(calling(ONE_SEARCH), [search], make_engine(skipping, clock=clock)).run(
         "find x"
@@ -194,7 +192,7 @@ async def test_skipped(clock: VirtualClock) -> None:
     assert "task 'search-1' was skipped: nobody needs it" in result.output
 
 
-async def test_give_up(clock: VirtualClock) -> None:
+async def test_give_up(clock):
     """Where there is no way on, the agent ends with the exception of its tool, and its session is paused."""
     engine = make_engine("repair", clock=clock)
     with pytest.raises(Down) as raised:
@@ -203,7 +201,7 @@ async def test_give_up(clock: VirtualClock) -> None:
     assert engine.history(only_run(engine)).status == "paused"
 
 
-async def test_model_retry(clock: VirtualClock) -> None:
+async def test_model_retry(clock):
     """A tool that asks the model to try again is heard; at its last attempt another tool takes its place."""
     asked = []
 
@@ -226,7 +224,7 @@ async def test_model_retry(clock: VirtualClock) -> None:
         await agent_of(FunctionModel(answer), [search], engine).run("find x")
 
 
-async def test_time_limit_of_the_framework(clock: VirtualClock) -> None:
+async def test_time_limit_of_the_framework(clock):
     """A tool that exceeded the time limit of the framework may have taken effect: no other tool is executed, unless it only reads."""
 
     async def hang(query: str) -> str:
@@ -246,7 +244,7 @@ async def test_time_limit_of_the_framework(clock: VirtualClock) -> None:
                 await agent.run("find x")
 
 
-async def test_deferred_calls(clock: VirtualClock) -> None:
+async def test_deferred_calls(clock):
     """Approvals and calls that are executed elsewhere stop the agent; the run that has the results resumes the session."""
     executed = []
 
@@ -286,7 +284,7 @@ async def test_deferred_calls(clock: VirtualClock) -> None:
 @pytest.mark.parametrize(
     "verdict", [True, False, ToolDenied("no")], ids=["approved", "denied", "with words"]
 )
-async def test_question_as_an_approval(clock: VirtualClock, tmp_path: Path, verdict: Any) -> None:
+async def test_question_as_an_approval(clock, tmp_path, verdict: Any):
     """A question to a person is a request for an approval, which is carried out, or withdrawn, by the next run."""
     place = tmp_path / "history.db"
     tools = [search, search_archive]
@@ -304,7 +302,7 @@ async def test_question_as_an_approval(clock: VirtualClock, tmp_path: Path, verd
     assert ways[1].history(only_run(ways[1])).status == "succeeded"
 
 
-async def test_question_without_approvals(clock: VirtualClock) -> None:
+async def test_question_without_approvals(clock):
     """An agent that takes no requests for approvals sees the exception of its tool, and leaves no question."""
     engine = asking(clock, archive_instead)
     with pytest.raises(Down):
@@ -312,7 +310,7 @@ async def test_question_without_approvals(clock: VirtualClock) -> None:
     assert engine.pending(only_run(engine)) == []
 
 
-async def test_approval_at_once(clock: VirtualClock) -> None:
+async def test_approval_at_once(clock):
     """A handler of deferred calls approves a question within the same run; approving the call alone answers none."""
     asked = []
 
@@ -347,7 +345,7 @@ async def test_approval_at_once(clock: VirtualClock) -> None:
     assert result.output == FOUND
 
 
-async def test_substitute_that_requires_approval(clock: VirtualClock) -> None:
+async def test_substitute_that_requires_approval(clock):
     """A tool that requires approval takes the place of another one once a person agreed to that."""
     engine = make_engine("repair", clock=clock)
     options: dict[str, Any] = {"output_type": [str, DeferredToolRequests]}
@@ -365,7 +363,7 @@ async def test_substitute_that_requires_approval(clock: VirtualClock) -> None:
     assert result.output == FOUND
 
 
-async def test_streams(clock: VirtualClock) -> None:
+async def test_streams(clock):
     """Text is streamed as it comes, and each call has one result event, that of what replaced its tool."""
     agent = agent_of(
         calling(ONE_SEARCH), [search, search_archive], make_engine("repair", clock=clock)
@@ -394,7 +392,7 @@ async def test_streams(clock: VirtualClock) -> None:
     assert run.result.output == FOUND
 
 
-async def test_parallel_calls(clock: VirtualClock) -> None:
+async def test_parallel_calls(clock):
     """Calls of one message run at once, and each gets its own result in its own place."""
     meeting = anyio.Event()
     arrived = []
@@ -417,7 +415,7 @@ async def test_parallel_calls(clock: VirtualClock) -> None:
     )
 
 
-async def test_cancellation(clock: VirtualClock) -> None:
+async def test_cancellation(clock):
     """Cancelling the agent cancels its tools, and leaves the session paused; so does leaving its iteration."""
     engine, started, cancelled = make_engine("repair", clock=clock), anyio.Event(), []
 
@@ -441,7 +439,7 @@ async def test_cancellation(clock: VirtualClock) -> None:
     assert {each.status for each in engine.store.runs()} <= {"paused"}
 
 
-async def test_resume(clock: VirtualClock, tmp_path: Path) -> None:
+async def test_resume(clock, tmp_path):
     """A run that goes on with the messages of one that failed does not execute again what was done."""
     place, sent, broken = tmp_path / "history.db", [], [True]
 
@@ -474,7 +472,7 @@ async def test_resume(clock: VirtualClock, tmp_path: Path) -> None:
     assert (run.status, run.objective) == ("succeeded", "write to ada")
 
 
-async def test_history_of_messages(clock: VirtualClock) -> None:
+async def test_history_of_messages(clock):
     """Runs of one conversation are sessions of their own, also where the model gives its calls the same ids."""
     engine = make_engine("repair", clock=clock)
     agent = agent_of(calling(ONE_SEARCH), [search, search_archive], engine)
@@ -484,7 +482,7 @@ async def test_history_of_messages(clock: VirtualClock) -> None:
     assert {each.run for each in engine.store.runs()} == {first.run_id, second.run_id}
 
 
-async def test_trace_in_one_piece(clock: VirtualClock) -> None:
+async def test_trace_in_one_piece(clock):
     """Spans of a session are below that of the run, and spans of tools, also of substitutes, below that of the call."""
     spans = Spans()
     provider = spans.provider
@@ -508,7 +506,7 @@ async def test_trace_in_one_piece(clock: VirtualClock) -> None:
     assert parents == [above.context] * 2
 
 
-async def test_stated_fields(clock: VirtualClock) -> None:
+async def test_stated_fields(clock):
     """What is stated of a tool, in the argument or in its metadata, counts: here attempts, and that another one costs less."""
     attempts = []
 
@@ -539,7 +537,7 @@ async def test_stated_fields(clock: VirtualClock) -> None:
             )
 
 
-async def test_nested_agents(clock: VirtualClock) -> None:
+async def test_nested_agents(clock):
     """An agent that is a tool of another one has a session of its own, and what it spends counts for both."""
     engine = make_engine("repair", clock=clock)
     inner = agent_of(calling(ONE_SEARCH), [search, search_archive], engine)
@@ -556,7 +554,7 @@ async def test_nested_agents(clock: VirtualClock) -> None:
         await outer.run("ask", usage_limits=UsageLimits(request_limit=0))
 
 
-def test_missing_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_framework(monkeypatch):
     """Without the framework, or with one that lacks what is relied on, importing says what to install."""
     for name in ("pydantic_ai.toolsets", "pydantic_ai.capabilities"):
         with monkeypatch.context() as patch:
@@ -566,7 +564,7 @@ def test_missing_framework(monkeypatch: pytest.MonkeyPatch) -> None:
                 importlib.import_module("replanning.integrations.pydantic_ai")
 
 
-async def test_approval_of_another_tool(clock: VirtualClock) -> None:
+async def test_approval_of_another_tool(clock):
     """The approval of a call is none of a tool that takes its place and asks for one itself, which then gets its own."""
 
     def search_archive(ctx: RunContext[None], query: str) -> str:
@@ -588,7 +586,7 @@ async def test_approval_of_another_tool(clock: VirtualClock) -> None:
     assert result.output == "done: ['x']"
 
 
-async def test_output_that_was_not_kept(clock: VirtualClock) -> None:
+async def test_output_that_was_not_kept(clock):
     """A call whose output is no JSON returns it as it is, and is not executed a second time by a run that goes on."""
     made: list[object] = []
 
@@ -610,7 +608,7 @@ async def test_output_that_was_not_kept(clock: VirtualClock) -> None:
     assert len(made) == 1
 
 
-async def test_approved_call_is_executed_once(clock: VirtualClock, tmp_path: Path) -> None:
+async def test_approved_call_is_executed_once(clock, tmp_path):
     """An approval that is sent twice, also after a failure and by another process, executes the call once."""
     executed: list[str] = []
 
@@ -651,7 +649,7 @@ async def test_approved_call_is_executed_once(clock: VirtualClock, tmp_path: Pat
     assert executed == ["half"]
 
 
-async def test_function_that_hangs() -> None:
+async def test_function_that_hangs():
     """A synchronous function that exceeds the time stated for it is left behind in its thread."""
     woken = threading.Event()
     ended = anyio.Event()

@@ -126,7 +126,7 @@ def story(records: Sequence[Record]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "temporal"])
-async def test_the_same_everywhere(kind: str, tmp_path: Path) -> None:
+async def test_the_same_everywhere(kind: str, tmp_path):
     """Revisions, decisions, attempts, outputs and the final plan of the demo are those of a run in memory."""
     with place(kind, tmp_path) as run:
         told = story(await run())

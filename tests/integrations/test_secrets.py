@@ -124,7 +124,7 @@ def expected_of(document: dict[str, Any]) -> list[str]:
     return sorted(task["id"] for task in document["tasks"][3:])
 
 
-def test_plan_file_before_and_after_a_resume(tmp_path: Path) -> None:
+def test_plan_file_before_and_after_a_resume(tmp_path):
     """A plan file sends its secrets in every form, at once and after an interruption; nothing is printed or stored."""
     pytest.importorskip("mcp")
     gate = Gate(tmp_path / "gate")
@@ -154,7 +154,7 @@ def test_plan_file_before_and_after_a_resume(tmp_path: Path) -> None:
     assert not [secret for secret in SECRETS if secret in shown]
 
 
-async def test_plan_in_python_before_and_after_a_resume(tmp_path: Path) -> None:
+async def test_plan_in_python_before_and_after_a_resume(tmp_path):
     """A plan that a program carries out sends its secrets in every form, at once and in a resumed run."""
     pytest.importorskip("mcp")
 
@@ -497,9 +497,7 @@ AGENTS = [
 
 
 @pytest.mark.parametrize("attach", AGENTS)
-async def test_token_of_a_login_is_used(
-    attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_token_of_a_login_is_used(attach: Attach, tmp_path, monkeypatch):
     """A token that a tool of an agent returns is sent by others in every form, before and after a resume."""
     monkeypatch.setenv("SHOP_PASSWORD", PASSWORD)
     made: list[ReplanningEngine] = []

@@ -60,7 +60,7 @@ def searching(**fields: object) -> Any:
     return SessionThread.open(make_engine("repair").session("search", tools=described))
 
 
-def test_calls_from_threads() -> None:
+def test_calls_from_threads():
     """Tools, also those that stand in, are executed in the thread of the call, with its context variables."""
 
     def execute(name: str, _: Mapping[str, object]) -> object:
@@ -75,7 +75,7 @@ def test_calls_from_threads() -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"timeout": 20}], ids=["", "with a timeout"])
-def test_attempts_of_calls(fields: dict[str, object]) -> None:
+def test_attempts_of_calls(fields: dict[str, object]):
     """A tool knows the attempt that it is executed for, and spans that it starts are below those of its program."""
 
     def execute(name: str, _: Mapping[str, object]) -> object:
@@ -92,7 +92,7 @@ def test_attempts_of_calls(fields: dict[str, object]) -> None:
         otel.detach(token)
 
 
-def test_tools_with_a_timeout_are_left_behind() -> None:
+def test_tools_with_a_timeout_are_left_behind():
     """A tool that hangs is replaced after its timeout, while it still hangs in a thread of its own."""
     woken = threading.Event()
 
@@ -106,7 +106,7 @@ def test_tools_with_a_timeout_are_left_behind() -> None:
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("fields", [{}, {"timeout": 20}], ids=["", "with a timeout"])
-def test_calls_within_an_event_loop(backend: str, fields: dict[str, object]) -> None:
+def test_calls_within_an_event_loop(backend: str, fields: dict[str, object]):
     """A tool that fails is replaced in a synchronous call, whichever event loop its program runs on."""
 
     def execute(name: str, _: Mapping[str, object]) -> object:
@@ -122,7 +122,7 @@ def test_calls_within_an_event_loop(backend: str, fields: dict[str, object]) -> 
 
 
 @pytest.mark.parametrize("fields", [{}, {"timeout": 20}], ids=["", "with a timeout"])
-def test_interrupted_calls(fields: dict[str, object]) -> None:
+def test_interrupted_calls(fields: dict[str, object]):
     """An exception that ends the program leaves the call, but not the thread of the session."""
 
     def leave(name: str, _: Mapping[str, object]) -> object:
@@ -134,7 +134,7 @@ def test_interrupted_calls(fields: dict[str, object]) -> None:
         assert search_in(thread, lambda name, _: name) == "search"
 
 
-def test_timeouts_of_tasks() -> None:
+def test_timeouts_of_tasks():
     """A tool that hangs is left behind after the timeout that its task states, too."""
     woken = threading.Event()
 
@@ -167,7 +167,7 @@ def test_timeouts_of_tasks() -> None:
     woken.set()
 
 
-def test_calls_after_the_end() -> None:
+def test_calls_after_the_end():
     """A call that was not done when its session was left fails, as do later calls; none of them waits for ever."""
     begun = threading.Event()
     woken = threading.Event()
@@ -194,7 +194,7 @@ def test_calls_after_the_end() -> None:
     assert "the session was left" in str(errors[0])
 
 
-def test_calls_from_the_thread_of_the_session() -> None:
+def test_calls_from_the_thread_of_the_session():
     """The thread of a session cannot wait for itself, and says so."""
     with searching() as thread:
 
@@ -221,7 +221,7 @@ class InterruptingStore(MemoryStore):
 
 
 @pytest.mark.parametrize("kind", [CallMade, AttemptStarted, AttemptSucceeded])
-def test_ctrl_c_while_a_call_is_recorded(kind: type) -> None:
+def test_ctrl_c_while_a_call_is_recorded(kind: type):
     """Ctrl-C while a call is recorded cancels it: the journal is whole, and the run is paused and can be resumed."""
     store = InterruptingStore(kind)
     engine = make_engine("repair", store=store)
@@ -246,7 +246,7 @@ def call_elsewhere(function: Callable[..., object], *args: object) -> None:
     other.join(20)
 
 
-def test_pause_during_a_call() -> None:
+def test_pause_during_a_call():
     """A pause that another thread asks for lets the tool that is executed finish, and refuses the next call."""
 
     def pausing(name: str, _: Mapping[str, object]) -> object:
@@ -259,7 +259,7 @@ def test_pause_during_a_call() -> None:
             search_in(thread, lambda name, _: name)
 
 
-def test_cancelled_during_a_call() -> None:
+def test_cancelled_during_a_call():
     """The output of a tool whose task was cancelled meanwhile is not accepted."""
 
     def cancelled(name: str, _: Mapping[str, object]) -> object:

@@ -138,9 +138,7 @@ async def replay(run: TemporalRun, plugin: ReplanningPlugin) -> None:
 
 
 @pytest.mark.parametrize("cached", [1000, 0], ids=["cached", "evicted"])
-async def test_the_same_as_here(
-    address: str, cached: int, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_same_as_here(address: str, cached: int, caplog):
     """A run on Temporal has the outputs, the revisions and the journal that the same run has in this process.
 
     So has one that is replayed from its history at each step; that it leaves the worker each time is no failure of its tasks,
@@ -165,7 +163,7 @@ async def test_the_same_as_here(
     )  # this one, and what is replayed last
 
 
-async def test_functions(address: str) -> None:
+async def test_functions(address: str):
     """Functions are the tools of a plan; a failure that may pass is tried again, after the time that the policy states."""
     tries: list[int] = []
 
@@ -205,7 +203,7 @@ async def scheduled_activities(run: TemporalRun) -> list[str]:
     ]
 
 
-async def test_idempotency_keys(address: str) -> None:
+async def test_idempotency_keys(address: str):
     """Code that a function calls has the key of its attempt: one for a repetition, another for a changed call.
 
     The id of each activity is the key with the number of the attempt.
@@ -244,7 +242,7 @@ async def test_idempotency_keys(address: str) -> None:
     assert attempts == [f"{key}@1", f"{key}@2", f"{key}#changed-1@3"]
 
 
-async def test_idempotency_keys_of_tools(address: str) -> None:
+async def test_idempotency_keys_of_tools(address: str):
     """HTTP tools and commands that are executed on Temporal send and see the keys of their calls."""
     with HttpServer() as server:
         plan = Plan.model_validate(
@@ -278,7 +276,7 @@ async def test_idempotency_keys_of_tools(address: str) -> None:
     assert result["outputs"]["log"]["stdout"] == f"{run.handle.id}/log"
 
 
-async def test_a_task_that_takes_too_long(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_task_that_takes_too_long(address: str, monkeypatch):
     """A task that does not end in time is cancelled where it is executed, and replaced."""
     monkeypatch.setattr(
         temporal, "_HEARTBEAT_SECONDS", 1.0
@@ -311,7 +309,7 @@ async def test_a_task_that_takes_too_long(address: str, monkeypatch: pytest.Monk
     ] == ["timeout"]
 
 
-async def test_a_person_answers(address: str) -> None:
+async def test_a_person_answers(address: str):
     """A question waits in the workflow; a wrong answer is refused and leaves the run as it is, and a right one is followed."""
     dangerous = PLAN.model_copy(
         update={
@@ -336,7 +334,7 @@ async def test_a_person_answers(address: str) -> None:
     )
 
 
-async def test_secrets(address: str) -> None:
+async def test_secrets(address: str):
     """What looks like a secret in an output or an error is not in the history of the workflow; what is no JSON is not kept."""
     key = "ghp_" + "a1B2c3D4e5" * 3 + "f6G7h8"
 
@@ -382,9 +380,7 @@ def contents(history: str) -> str:
     return history + b"".join(found).decode(errors="replace")
 
 
-async def test_output_with_a_secret_does_not_leave_its_worker(
-    address: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_output_with_a_secret_does_not_leave_its_worker(address: str, caplog):
     """No task gets a mask: one that needs an output with a secret fails with the reason, and the caller is told it too."""
     seen: list[object] = []
 
@@ -429,7 +425,7 @@ class Encryption(PayloadCodec):  # type: ignore[misc] # its types may not be ins
         return [Payload.FromString(each.data[::-1]) for each in payloads]
 
 
-async def test_secrets_in_an_encrypted_history(address: str) -> None:
+async def test_secrets_in_an_encrypted_history(address: str):
     """Where the history may hold secrets, tasks and the caller get true values, and the journal has masks.
 
     So it is with what looks like a secret, with what a task has added, and with values of the context.
@@ -472,7 +468,7 @@ async def test_secrets_in_an_encrypted_history(address: str) -> None:
         assert "sesame" not in text
 
 
-async def test_secrets_go_on_with_a_workflow_that_is_continued(address: str) -> None:
+async def test_secrets_go_on_with_a_workflow_that_is_continued(address: str):
     """A workflow that continues as a new one still has the outputs and the arguments with secrets that it had."""
     got: list[object] = []
 
@@ -509,7 +505,7 @@ async def test_secrets_go_on_with_a_workflow_that_is_continued(address: str) -> 
     assert "correct-horse" not in str(records)
 
 
-async def test_context_with_a_secret_does_not_leave_its_worker(address: str) -> None:
+async def test_context_with_a_secret_does_not_leave_its_worker(address: str):
     """A task that needs a value of the context with a secret fails with the reason, until the context has another value."""
     seen: list[object] = []
     plan = Plan.parse(
@@ -550,7 +546,7 @@ async def test_context_with_a_secret_does_not_leave_its_worker(address: str) -> 
     assert TOKEN not in history
 
 
-async def test_values_come_back_as_they_were(address: str) -> None:
+async def test_values_come_back_as_they_were(address: str):
     """Dependents and the caller get dates, decimals, sets and paths as they were; what has no stored form is told of."""
     values = {
         "at": datetime(2026, 1, 31, tzinfo=UTC),
@@ -584,7 +580,7 @@ async def test_values_come_back_as_they_were(address: str) -> None:
         result["outputs"]["open"]
 
 
-async def test_forgotten_await(address: str) -> None:
+async def test_forgotten_await(address: str):
     """A coroutine as output fails the task, with the question whether `await` was forgotten."""
 
     async def work(task: Task, context: ActivityContext) -> object:
@@ -613,7 +609,7 @@ class Model:
         ]
 
 
-async def test_providers_are_activities(address: str) -> None:
+async def test_providers_are_activities(address: str):
     """A provider that does I/O is asked in an activity, on the plan as it is then; a replay does not ask it again."""
     model, failures = Model(), ["first"]
 
@@ -683,7 +679,7 @@ class Mute:
             raise ValueError("cannot say")
 
 
-async def test_providers_see_the_same_as_here(address: str) -> None:
+async def test_providers_see_the_same_as_here(address: str):
     """A provider that is asked in an activity has the history, the budget and the verdicts that it has in this process.
 
     What it spends counts, also when it fails, and is reserved before.
@@ -731,7 +727,7 @@ async def test_providers_see_the_same_as_here(address: str) -> None:
     assert sum(charged, Usage()) == here.spent != Usage()
 
 
-async def test_a_pause_before_it_is_continued(address: str) -> None:
+async def test_a_pause_before_it_is_continued(address: str):
     """A person's pause holds, also when it comes while a workflow waits for its tasks to be continued as a new one."""
     go = asyncio.Event()
 
@@ -750,7 +746,7 @@ async def test_a_pause_before_it_is_continued(address: str) -> None:
     assert (result["status"], result["reason"]) == ("paused", "stop here")
 
 
-async def test_an_update_that_is_sent_again(address: str) -> None:
+async def test_an_update_that_is_sent_again(address: str):
     """An update whose sender had no reply before the workflow was continued, and sends it again, is taken once."""
     go = asyncio.Event()
 
@@ -784,7 +780,7 @@ async def test_an_update_that_is_sent_again(address: str) -> None:
     assert changes == [{"region": "eu"}, {"region": "us"}]
 
 
-async def test_two_namespaces() -> None:
+async def test_two_namespaces():
     """Workers of one task queue in two namespaces carry runs out in one process, each with its own settings."""
     if problem := missing_part():
         pytest.skip(problem)
@@ -805,7 +801,7 @@ async def test_two_namespaces() -> None:
             assert [(await run.result())["status"] for run in started] == ["succeeded", "failed"]
 
 
-async def test_what_is_too_large(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_too_large(address: str, monkeypatch):
     """A task whose input is larger than Temporal takes fails; outputs that are, together, are left to the journal."""
     monkeypatch.setattr(temporal, "_MAX_PAYLOAD_BYTES", 2_000)
     tasks = [*({"id": name} for name in "abc"), {"id": "join", "depends_on": ["a", "b", "c"]}]
@@ -824,7 +820,7 @@ async def test_what_is_too_large(address: str, monkeypatch: pytest.MonkeyPatch) 
     assert result["reason"] == "enough; the outputs are too large, see the journal"
 
 
-async def test_what_a_plan_says_of_the_tools_of_a_worker(address: str) -> None:
+async def test_what_a_plan_says_of_the_tools_of_a_worker(address: str):
     """The descriptions of a worker count, not those of a plan for tools of the same name."""
     own = ToolSpec(name="main", description="Wipes the disk.", dangerous=True)
     plan = Plan.parse(
@@ -842,7 +838,7 @@ async def test_what_a_plan_says_of_the_tools_of_a_worker(address: str) -> None:
     assert own in opened.plan.tools
 
 
-async def test_what_is_no_plan(address: str) -> None:
+async def test_what_is_no_plan(address: str):
     """A workflow that is started with something else fails, says why, and does no harm to its worker."""
     async with runs(address, ReplanningPlugin(work)):
         client = await Client.connect(address)
@@ -855,7 +851,7 @@ async def test_what_is_no_plan(address: str) -> None:
     assert gc.isenabled()
 
 
-async def test_long_histories(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_histories(address: str, monkeypatch):
     """A workflow whose history grows long is continued as a new one, in short steps; nothing is lost or done twice.
 
     Its journal may be larger than the answer to one query.
@@ -897,7 +893,7 @@ async def test_long_histories(address: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
-async def test_large_plans(address: str) -> None:
+async def test_large_plans(address: str):
     """A plan of thousands of tasks is executed completely, and each task once, over several workflows."""
     done = Counter[str]()
 

@@ -50,7 +50,7 @@ def worker(folder: Path, on: str, *files: str) -> Started:
     return started
 
 
-def test_two_terminals(tmp_path: Path, on: str) -> None:
+def test_two_terminals(tmp_path, on: str):
     """One terminal runs a plan whose tool fails, a second one agrees to the other tool; every command that reads a run works."""
     write_plan(tmp_path, TOOLS, TASKS)
     run = f"run-{uuid.uuid4().hex}"
@@ -80,7 +80,7 @@ def test_two_terminals(tmp_path: Path, on: str) -> None:
     assert [revision["source"] for revision in result["revisions"]] == ["repair"]
 
 
-def test_a_worker_that_is_killed(tmp_path: Path, on: str) -> None:
+def test_a_worker_that_is_killed(tmp_path, on: str):
     """Without a worker a run waits and says so; one that is killed is followed by another, and Ctrl-C stops only the display."""
     write_plan(tmp_path, TOOLS, TASKS)
     run = f"run-{uuid.uuid4().hex}"
@@ -99,7 +99,7 @@ def test_a_worker_that_is_killed(tmp_path: Path, on: str) -> None:
         assert "✓ succeeded" in second.end()
 
 
-def test_a_person_at_the_terminal(tmp_path: Path, on: str) -> None:
+def test_a_person_at_the_terminal(tmp_path, on: str):
     """A question ends a command that may not ask; on a terminal it is asked there, until somebody has answered it anywhere."""
     write_plan(tmp_path, TOOLS, "id: read, tool: scan\nid: again, tool: scan, depends_on: [read]")
     run = f"run-{uuid.uuid4().hex}"
@@ -117,7 +117,7 @@ def test_a_person_at_the_terminal(tmp_path: Path, on: str) -> None:
         assert "it is mine" in cli(tmp_path, "why", run, "1", on).stdout
 
 
-def test_other_changes(tmp_path: Path, on: str) -> None:
+def test_other_changes(tmp_path, on: str):
     """A person answers with changes of their own, and asks for another plan and another goal, while the run goes on."""
     tools = {**TOOLS, "wait": "echo waits >> log; while ! test -f go; do sleep 0.05; done"}
     write_plan(tmp_path, tools, "id: read, tool: scan\nid: last, tool: wait")
@@ -158,7 +158,7 @@ def alone() -> Iterator[str]:
         yield f"--on=temporal={server.address}/mine"
 
 
-def test_pause_and_resume(tmp_path: Path, alone: str) -> None:
+def test_pause_and_resume(tmp_path, alone: str):
     """A run is paused from outside, resumed with another context, and forked from its beginning."""
     on = alone
     write_plan(
@@ -197,9 +197,7 @@ def test_pause_and_resume(tmp_path: Path, alone: str) -> None:
         serving.end()
 
 
-def test_workers_that_are_gone_are_asked_together(
-    tmp_path: Path, alone: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_are_gone_are_asked_together(tmp_path, alone: str, monkeypatch):
     """Commands that read all runs ask the workers of several task queues at once, and say which of them are gone."""
     from temporalio.client import Client, Interceptor, OutboundInterceptor, QueryWorkflowInput
     from temporalio.service import RPCError, RPCStatusCode
@@ -259,7 +257,7 @@ async def run_and_leave(address: str, queues: Sequence[str]) -> None:
                 pass
 
 
-def test_a_worker_that_is_stopped(tmp_path: Path, on: str) -> None:
+def test_a_worker_that_is_stopped(tmp_path, on: str):
     """A second Ctrl-C stops the tasks of a worker; another one does them again, and runs their checks, but no others."""
     tools = {
         "wait": "echo waits >> log; while ! test -f go; do sleep 0.05; done",
@@ -290,7 +288,7 @@ def test_a_worker_that_is_stopped(tmp_path: Path, on: str) -> None:
     assert "no file of this worker has the check '$ test -f good'" in asked
 
 
-def test_the_sdk_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sdk_is_missing(tmp_path, monkeypatch):
     """Without the SDK of Temporal each command says in a line what to install."""
     write_plan(tmp_path, TOOLS, TASKS)
     for name in [
@@ -306,7 +304,7 @@ def test_the_sdk_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert 'Temporal needs its SDK: pip install "replanning[temporal]"' in told
 
 
-def test_what_is_wrong_is_told(tmp_path: Path, on: str, address: str) -> None:
+def test_what_is_wrong_is_told(tmp_path, on: str, address: str):
     """A server that is not there, a run that is not, no worker, and options of workers: a line each, and code 2 or 1."""
     write_plan(tmp_path, TOOLS, TASKS)
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -64,12 +63,12 @@ def sql(address: str, statement: str) -> list[Any]:
 @pytest.mark.parametrize(
     "check", STORE_CHECKS, ids=lambda check: check.__name__.removeprefix("check_")
 )
-def test_contract(check: StoreCheck, address: str) -> None:
+def test_contract(check: StoreCheck, address: str):
     """It passes each check that a third party's store can run."""
     check(lambda: open_store(address))
 
 
-def test_lost_connections(store: RunStore, address: str) -> None:
+def test_lost_connections(store: RunStore, address: str):
     """A connection that the server ends makes one operation fail; the next ones work, and no record is lost or doubled."""
     lease = store.create(RUN, "me", 0.0, 5.0)
     written = 0
@@ -87,7 +86,7 @@ def test_lost_connections(store: RunStore, address: str) -> None:
     assert (written, list(store.read(RUN))) == (20, [sample_record(seq) for seq in range(1, 21)])
 
 
-def test_an_answer_that_came_too_late(store: RunStore, postgres_server: Server) -> None:
+def test_an_answer_that_came_too_late(store: RunStore, postgres_server: Server):
     """A record that the server took after it was given up is withdrawn, so that what follows is what the run knows."""
     lease = store.create(RUN, "me", 0.0, 5.0)
     store.append(lease, sample_record(1))
@@ -104,7 +103,7 @@ def test_an_answer_that_came_too_late(store: RunStore, postgres_server: Server) 
     assert [(run.status, run.records) for run in store.runs()] == [("running", 2)]
 
 
-def test_damage(store: RunStore, address: str) -> None:
+def test_damage(store: RunStore, address: str):
     """A record that was changed or removed behind the store's back is refused with its number."""
     lease = store.create(RUN, "me", 0.0, 5.0)
     for seq in (1, 2, 3):
@@ -124,7 +123,7 @@ def test_damage(store: RunStore, address: str) -> None:
         list(store.read(RUN))
 
 
-def test_addresses(address: str, postgres_server: Server) -> None:
+def test_addresses(address: str, postgres_server: Server):
     """What is no address, leads nowhere, or has a newer schema is one clear error, without the password."""
     with pytest.raises(StoreError, match="this is no address of a PostgreSQL database"):
         open_store("postgresql://[")
@@ -139,7 +138,7 @@ def test_addresses(address: str, postgres_server: Server) -> None:
         open_store(address)
 
 
-def test_requests_that_wait_too_long(address: str, postgres_server: Server) -> None:
+def test_requests_that_wait_too_long(address: str, postgres_server: Server):
     """Of many requests at once to a server that hangs, each fails in time, and the store works again afterwards."""
     from replanning.journal.postgres import PostgresStore
 
@@ -155,7 +154,7 @@ def test_requests_that_wait_too_long(address: str, postgres_server: Server) -> N
                 break
 
 
-def test_a_closed_store(store: RunStore) -> None:
+def test_a_closed_store(store: RunStore):
     """A store that was closed refuses requests, and can be closed again."""
     store.close()
     store.close()
@@ -163,7 +162,7 @@ def test_a_closed_store(store: RunStore) -> None:
         store.runs()
 
 
-def test_tables_of_an_older_version(address: str) -> None:
+def test_tables_of_an_older_version(address: str):
     """Tables of an older version are migrated when the store is opened."""
     sql(address, "CREATE TABLE replanning_schema AS SELECT 0 AS version")
     with closing(open_store(address)) as opened:
@@ -171,7 +170,7 @@ def test_tables_of_an_older_version(address: str) -> None:
     assert sql(address, "SELECT version FROM replanning_schema") == [(1,)]
 
 
-def test_another_encoding(postgres_server: Server) -> None:
+def test_another_encoding(postgres_server: Server):
     """A database that cannot hold every text is refused with what to do."""
     sql(
         postgres_server.base,
@@ -181,7 +180,7 @@ def test_another_encoding(postgres_server: Server) -> None:
         open_store(postgres_server.base.replace("/postgres", "/latin"))
 
 
-def test_without_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_client(monkeypatch):
     """Without psycopg the store says how to install it."""
     monkeypatch.setitem(sys.modules, "psycopg", None)
     monkeypatch.delitem(sys.modules, "replanning.journal.postgres", raising=False)
@@ -189,7 +188,7 @@ def test_without_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
         importlib.import_module("replanning.journal.postgres")
 
 
-def test_the_command_line_keeps_the_password(address: str, tmp_path: Path) -> None:
+def test_the_command_line_keeps_the_password(address: str, tmp_path):
     """Commands to copy name the database without the password of its address."""
     tools = {"missing": "no-such-program", "stop": "echo stopped ## dangerous: true"}
     plan = write_plan(tmp_path, tools, "id: broken, tool: missing, fallbacks: [{tool: stop}]")
@@ -200,7 +199,7 @@ def test_the_command_line_keeps_the_password(address: str, tmp_path: Path) -> No
     assert "wonderland7" not in said
 
 
-def test_messages_are_notified(store: RunStore, address: str) -> None:
+def test_messages_are_notified(store: RunStore, address: str):
     """A message that another process posts is seen although the inbox was known to be empty, and in order of posting."""
     lease = store.create(RUN, "me", 0.0, 5.0)
     while not store._listener._listening:  # type: ignore[attr-defined] # so that it can be known
@@ -245,7 +244,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.parametrize("ahead", [-7200.0, 7200.0])
-def test_hosts_whose_clocks_differ(ahead: float, address: str) -> None:
+def test_hosts_whose_clocks_differ(ahead: float, address: str):
     """A lease lasts by the clock of the server: a host whose clock is hours ahead or behind neither takes nor loses a run."""
 
     def host(name: str, ahead: float) -> "subprocess.Popen[str]":
@@ -278,7 +277,7 @@ def test_hosts_whose_clocks_differ(ahead: float, address: str) -> None:
 TOOLS = (ToolSpec(name="main", capability="load"), ToolSpec(name="spare", capability="load"))
 
 
-async def test_a_server_that_dies(postgres_server: Server) -> None:
+async def test_a_server_that_dies(postgres_server: Server):
     """A run whose server is killed and started again in the middle ends as it would have, with a whole journal."""
     address = postgres_server.address(f"test{next(_schemas)}")
     tasks = tuple(
@@ -305,7 +304,7 @@ async def test_a_server_that_dies(postgres_server: Server) -> None:
     assert [record.seq for record in records] == list(range(1, len(records) + 1))
 
 
-def test_owner_of_another_host(store: RunStore, address: str) -> None:
+def test_owner_of_another_host(store: RunStore, address: str):
     """The end of a run is seen by other hosts, with the owner that it has."""
     lease = store.create(RUN, OTHER_OWNER, 0.0, 5.0)
     store.append(lease, Record(1, 0.0, RunEnded("paused", "")))

@@ -254,9 +254,7 @@ REJECTED = {
 
 
 @pytest.mark.parametrize(("run", "changes", "problems"), REJECTED.values(), ids=REJECTED)
-def test_rejected_changes(
-    run: JournaledPlan, changes: list[PlanChange], problems: list[str]
-) -> None:
+def test_rejected_changes(run: JournaledPlan, changes: list[PlanChange], problems: list[str]):
     """Changes that break a rule are rejected as a whole, with every problem and its change."""
     assert rejections(run, *changes) == problems
 
@@ -313,9 +311,7 @@ CYCLES += [
 
 
 @pytest.mark.parametrize(("run", "changes", "path", "loop"), CYCLES)
-def test_cycles_are_rejected(
-    run: JournaledPlan, changes: list[PlanChange], path: str, loop: str
-) -> None:
+def test_cycles_are_rejected(run: JournaledPlan, changes: list[PlanChange], path: str, loop: str):
     """Changes that close a dependency cycle are rejected, and the cycle is named, the beginning of a long one."""
     assert rejections(run, *changes) == [f"{path}: tasks would wait for one another: {loop}"]
 
@@ -372,7 +368,7 @@ SITUATIONS = {
 
 
 @pytest.mark.parametrize(("run", "states"), SITUATIONS.values(), ids=SITUATIONS)
-def test_states_after_changes(run: JournaledPlan, states: dict[str, str]) -> None:
+def test_states_after_changes(run: JournaledPlan, states: dict[str, str]):
     """Changes that break no rule are applied, and leave a consistent plan."""
     assert (run.states(), inconsistencies(run.live)) == (states, [])
 
@@ -380,7 +376,7 @@ def test_states_after_changes(run: JournaledPlan, states: dict[str, str]) -> Non
 # Adding, removing, replacing
 
 
-def test_add_between_tasks() -> None:
+def test_add_between_tasks():
     """A task added between others waits for its dependencies, and those in `before` wait for it."""
     run = after(chain("a", "b"), add("x", "a", before=("b", "b")))
     assert {task.id: task.depends_on for task in run.live.document().tasks} == {
@@ -391,7 +387,7 @@ def test_add_between_tasks() -> None:
     assert claimed(after(run, "run a x").live) == ["b"]
 
 
-def test_removal() -> None:
+def test_removal():
     """Tasks are removed and retried together with their dependents, and a retry is all that a removed task accepts."""
     run = after(chain("a", "b"), [remove("a"), remove("b")])
     assert (run.live.document().tasks, run.live.complete) == ((), True)
@@ -402,13 +398,13 @@ def test_removal() -> None:
     assert run.states() == {"a": "READY", "b": "SKIPPED"}
 
 
-def test_replaced_tasks_do_not_block_removal() -> None:
+def test_replaced_tasks_do_not_block_removal():
     """A replaced task no longer needs its dependencies, unless it is retried."""
     run = after(chain("a", "b"), [replace("b", "b2"), modify("b2", depends_on=[])], remove("a"))
     assert rejections(run, retry("b")) == ["changes[0]: task 'b' depends on 'a', which was removed"]
 
 
-def test_replace_by_a_sub_plan() -> None:
+def test_replace_by_a_sub_plan():
     """Roots of a sub-plan inherit the dependencies, dependents wait for its sinks, and results come from these."""
     run = after(chain("a", "b", "c"), replace("b", "l", "r", task("x", "l"), task("y", "l", "r")))
     document = {task.id: task.depends_on for task in run.live.document().tasks}
@@ -429,7 +425,7 @@ def test_replace_by_a_sub_plan() -> None:
 # Skipping, cancelling, retrying
 
 
-def test_skipped_tasks_satisfy_dependents() -> None:
+def test_skipped_tasks_satisfy_dependents():
     """A skipped task satisfies its dependents without output; a cancelled one does not."""
     run = after(
         journaled("a", task("b", "a"), "c", task("d", "c")),
@@ -440,7 +436,7 @@ def test_skipped_tasks_satisfy_dependents() -> None:
     assert [run.live.entry(i).reason for i in "ac"] == ["no need", "no wish"]
 
 
-def test_retry_a_failed_task() -> None:
+def test_retry_a_failed_task():
     """A failed task is retried at once, or after a delay that counts from the change and not from a check of it."""
     run = after(journaled("a", "b"), "fail a b")
     changes = (retry("a"), retry("b", delay=5.0))
@@ -451,7 +447,7 @@ def test_retry_a_failed_task() -> None:
     assert after(run, retry("b")).states()["b"] == "READY"
 
 
-def test_delay_of_a_waiting_task() -> None:
+def test_delay_of_a_waiting_task():
     """A delay counts from the change, even while the task waits for others."""
     run = after(chain("a", "b"), cancel("b"), retry("b", delay=5.0))
     assert run.states()["b"] == "PENDING"
@@ -461,7 +457,7 @@ def test_delay_of_a_waiting_task() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "state"), [(1.0, "BACKOFF"), (9.0, "READY")])
-def test_backoff_and_a_new_dependency(seconds: float, state: str) -> None:
+def test_backoff_and_a_new_dependency(seconds: float, state: str):
     """A task that backs off and gets a dependency waits for both."""
     run = journaled("a", "x")
     run.fail("a", retry_at=run.now + 5)
@@ -480,7 +476,7 @@ def test_backoff_and_a_new_dependency(seconds: float, state: str) -> None:
     assert run.states()["a"] == "READY"
 
 
-def test_retry_a_skipped_task() -> None:
+def test_retry_a_skipped_task():
     """The dependents of a retried skip wait again, those of the task that it replaced included."""
     run = after(chain("a", "b", "c"), skip("a"), retry("a"))
     assert run.states() == {"a": "READY", "b": "PENDING", "c": "PENDING"}
@@ -491,7 +487,7 @@ def test_retry_a_skipped_task() -> None:
     assert inconsistencies(run.live) == []
 
 
-def test_abort() -> None:
+def test_abort():
     """An abort keeps its reason, or a default one."""
     run = after(chain("a"), AbortRun())
     assert run.live.aborted == "a change asked for it"
@@ -501,7 +497,7 @@ def test_abort() -> None:
 # Modifying and reordering
 
 
-def test_modify_by_state() -> None:
+def test_modify_by_state():
     """A waiting or failed task accepts any field, a finished one annotations."""
     run = after(journaled(*"acd"), "run a", "fail c")
     run.apply(
@@ -514,7 +510,7 @@ def test_modify_by_state() -> None:
     assert run.live.unsatisfied_count == 1
 
 
-def test_modify_requeues_a_ready_task() -> None:
+def test_modify_requeues_a_ready_task():
     """A new priority takes effect at once, even after a retry; an available tool makes a parked task ready."""
     run = journaled(
         "a", "b", task("c", tool="gone"), tools=[tool("gone", available=False), tool("there")]
@@ -532,7 +528,7 @@ def test_modify_requeues_a_ready_task() -> None:
     ]
 
 
-def test_modify_dependencies() -> None:
+def test_modify_dependencies():
     """New dependencies make a task wait and end its claim; fewer make it ready."""
     run = journaled("a", "b", task("c", "a"))
     entry = [run.live.scheduler.claim_next(), run.live.scheduler.claim_next()][1]
@@ -544,7 +540,7 @@ def test_modify_dependencies() -> None:
     assert inconsistencies(run.live) == []
 
 
-def test_reorder_exchanges_positions() -> None:
+def test_reorder_exchanges_positions():
     """Reordered tasks exchange their positions and priorities, in the document too; dependencies stay."""
     run = journaled(task("a", priority=-1), "b", task("c", priority=5), "d")
     assert claimed(run.live) == ["a", "b", "d", "c"]
@@ -559,7 +555,7 @@ def test_reorder_exchanges_positions() -> None:
     assert claimed(LivePlan(document)) == ["c", "b", "d", "a"]
 
 
-def test_order_survives_other_edits() -> None:
+def test_order_survives_other_edits():
     """A later change of another field keeps the order, within a set and after it."""
     run = journaled("a", task("b", priority=5))
     after(run, [reorder("b", "a"), modify("b", name="x")], modify("a", goal="y"))
@@ -569,7 +565,7 @@ def test_order_survives_other_edits() -> None:
     assert inconsistencies(run.live) == []
 
 
-def test_repeated_reordering() -> None:
+def test_repeated_reordering():
     """After any number of reorderings each task is handed out once, in the last order."""
     ids = [f"t{n}" for n in range(6)]
     run = after(journaled(*ids), *(reorder(*ids[turn:], *ids[:turn]) for turn in range(6)))
@@ -593,14 +589,14 @@ def test_repeated_reordering() -> None:
         ),
     ],
 )  # fmt: skip
-def test_invalid_references_are_rejected(change: PlanChange, why: str) -> None:
+def test_invalid_references_are_rejected(change: PlanChange, why: str):
     """A new task may refer only to results of existing tasks that it depends on."""
     run = journaled("a", task("b", "a"), task("gone"))
     run.apply(remove("gone"))
     assert rejections(run, change) == [f"changes[0]: task 'x' refers to {why}"]
 
 
-def test_references_stay_valid() -> None:
+def test_references_stay_valid():
     """A replacement cannot refer to any task of its lineage, and no change takes away a dependency that is referred to."""
     run = after(chain("a", "b"), replace("b", "b2"))
     assert (
@@ -616,7 +612,7 @@ def test_references_stay_valid() -> None:
     )
 
 
-def test_valid_references() -> None:
+def test_valid_references():
     """A task may refer to results of done tasks, dependencies and the tasks that these stand for."""
     run = chain("a", "b", "c", "d")
     run.run("a", output=1)
@@ -630,7 +626,7 @@ def test_valid_references() -> None:
     assert run.live.arguments(run.live.entry("x")) == {"value": 1}
 
 
-def test_search_for_a_dependency() -> None:
+def test_search_for_a_dependency():
     """A dependency is found along several paths; the search is bounded, and beyond the bound a reference is accepted."""
     diamond = journaled("a", task("l", "a"), task("r", "a"), task("z", "l", "r"))
     far, near = chain(*(f"t{n}" for n in range(1_500))), chain(*(f"t{n}" for n in range(500)))
@@ -644,7 +640,7 @@ def test_search_for_a_dependency() -> None:
 # Held and claimed tasks, and the diff
 
 
-def test_changes_of_claimed_and_running_tasks() -> None:
+def test_changes_of_claimed_and_running_tasks():
     """Claimed tasks can be replaced, skipped, cancelled and removed, running ones cancelled; all resources are freed."""
     run = journaled(*(task(i, resources={"cpu": 1}) for i in "abcde"), resources={"cpu": 5})
     run.start("a", deadline=5.0)
@@ -658,7 +654,7 @@ def test_changes_of_claimed_and_running_tasks() -> None:
     assert inconsistencies(run.live) == []
 
 
-def test_held_tasks_can_be_changed() -> None:
+def test_held_tasks_can_be_changed():
     """A question keeps a task from being handed out, not from being changed."""
     run = journaled("a")
     run.fold(QuestionAsked("q1", "r1", (), "?", (), ("a",), "print", 0))
@@ -666,7 +662,7 @@ def test_held_tasks_can_be_changed() -> None:
     assert claimed(run.live) == []
 
 
-def test_diff() -> None:
+def test_diff():
     """The diff shows each task before and after, the new dependencies of dependents, and order and abort."""
     run = chain("a", "b", *(f"c{n}" for n in range(2)))
     run.apply(*(add(f"d{n}", "b") for n in range(9)))
@@ -692,7 +688,7 @@ def test_diff() -> None:
     assert run.live.diff([modify("a", name="first"), modify("a", name=None)]) == ""
 
 
-def test_diff_of_program_notes() -> None:
+def test_diff_of_program_notes():
     """The diff shows the tool and arguments that a program intends, and of metadata the plain values."""
     run = journaled("a")
     said = {"by": "action_sequence", "tool": "post", "arguments": {"text": "hi"}}
@@ -716,7 +712,7 @@ def wide(size: int) -> LivePlan:
     return live
 
 
-def test_cost_is_independent_of_the_plan() -> None:
+def test_cost_is_independent_of_the_plan():
     """A check, a diff or a change costs as many calls in a plan of 50,000 tasks as in one of 500."""
     small, large = wide(500), wide(50_000)
     tried = [replace("t5", "x"), skip("ghost")]

@@ -48,7 +48,7 @@ def problem(run: JournaledPlan) -> StripsProblem:
     return PlanView(run.live).strips_problem()
 
 
-def test_feasibility() -> None:
+def test_feasibility():
     """A valid plan has an order of its steps; an invalid one names the stuck task with its facts, or those of the goal."""
     run = doors()
     feasible = problem(run).feasibility()
@@ -62,7 +62,7 @@ def test_feasibility() -> None:
     assert skipped.explain() == "the goal would lack inside"
 
 
-def test_preconditions_delay_dispatch() -> None:
+def test_preconditions_delay_dispatch():
     """A task waits until its preconditions hold, if the plan states facts."""
     run = doors()
     assert claimed(run.live) == ["unlock", "knock"]
@@ -76,7 +76,7 @@ def test_preconditions_delay_dispatch() -> None:
     assert claimed(doors("facts: [key, shut]\n").live) == ["unlock", "knock"]
 
 
-def test_interfering_tasks_run_one_after_another() -> None:
+def test_interfering_tasks_run_one_after_another():
     """A task that removes what a running one needs waits until that is done."""
     takes = tool(
         "take",
@@ -105,7 +105,7 @@ def test_interfering_tasks_run_one_after_another() -> None:
     assert claimed(after(run, "run c").live) == ["b"]
 
 
-def test_unresolved_preconditions_are_ignored() -> None:
+def test_unresolved_preconditions_are_ignored():
     """Preconditions that depend on a result that does not exist yet do not make a plan invalid."""
     run = doors(
         "tasks:",
@@ -123,7 +123,7 @@ def test_unresolved_preconditions_are_ignored() -> None:
     )
 
 
-async def test_tasks_are_held_while_a_loss_is_decided() -> None:
+async def test_tasks_are_held_while_a_loss_is_decided():
     """Tasks affected by a lost fact are not handed out until a decision; the others are."""
     async with VirtualClock() as clock:
         plan = Plan.parse(
@@ -142,7 +142,7 @@ async def test_tasks_are_held_while_a_loss_is_decided() -> None:
     assert kinds[:2] == [TriggerFired, DecisionMade]
 
 
-async def test_trigger_of_a_restored_fact_is_dropped() -> None:
+async def test_trigger_of_a_restored_fact_is_dropped():
     """A trigger for a lost fact is dropped if the fact holds again before it is considered."""
     async with VirtualClock() as clock:
         provider = Proposer(lambda request: [alternative(skip("knock"))])
@@ -159,7 +159,7 @@ async def test_trigger_of_a_restored_fact_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("stop", [True, False])
-async def test_goal_reached_early(stop: bool) -> None:
+async def test_goal_reached_early(stop: bool):
     """A goal that is reached early ends the run with that reason only if the plan says so."""
     goal = f"{{objective: be inside, facts: [inside], stop_when_reached: {str(stop).lower()}}}"
     plan = Plan.parse(DOORS.replace("{objective: be inside, facts: [inside]}", goal))
@@ -211,7 +211,7 @@ def related(run: JournaledPlan, *facts: str, tasks: tuple[str, ...] = ()) -> lis
     return [step.id for step in PlanView(run.live).strips_problem(facts=facts, tasks=tasks).steps]
 
 
-def test_related_tasks() -> None:
+def test_related_tasks():
     """Only the tasks related to the subject are returned, with only the facts of the goal that they use."""
     run = lines()
     assert related(run, "at(p1-1)") == ["t1-0", "t1-1", "t1-2"]
@@ -227,7 +227,7 @@ def test_related_tasks() -> None:
     assert len(related(run, "light")) == len(problem(run).steps) == 3 * LINES
 
 
-def test_fact_index_follows_the_plan() -> None:
+def test_fact_index_follows_the_plan():
     """Done tasks leave the fact index; added, removed and retried ones are updated."""
     run = after(lines(), "run t0-0")
     assert related(run, "at(p0-1)") == ["t0-1", "t0-2"]
@@ -244,7 +244,7 @@ def test_fact_index_follows_the_plan() -> None:
     assert "t0-1" in related(after(run, retry("t0-1")), "at(p0-2)")
 
 
-def test_unresolved_tasks_are_always_related() -> None:
+def test_unresolved_tasks_are_always_related():
     """A task whose facts depend on open results is always included, because it may use the subject."""
     run = lines(3, task("late", "t0-0", **moving("${t0-0.output}", "x")))
     assert "late" in related(run, "at(p2-1)")
@@ -252,7 +252,7 @@ def test_unresolved_tasks_are_always_related() -> None:
     assert related(run, "at(p2-1)") == ["t2-0", "t2-1", "t2-2", "late"]
 
 
-def test_mostly_related_plan_is_not_reduced() -> None:
+def test_mostly_related_plan_is_not_reduced():
     """If nearly all tasks are related to a fact, the whole plan is returned, with the same result."""
     run = lines(600)
     assert len(related(run, "light")) == 600 * LINES
@@ -263,7 +263,7 @@ def test_mostly_related_plan_is_not_reduced() -> None:
     assert near.feasibility().unmet_facts() == problem(run).feasibility().unmet_facts()
 
 
-def test_long_chains_are_not_reduced() -> None:
+def test_long_chains_are_not_reduced():
     """A chain of more than a thousand related tasks is returned as a whole."""
     line = [task(f"t{n}", *([f"t{n - 1}"] if n else []), tool="go") for n in range(1_100)]
     run = journaled(*line, tools=[tool("go", needs=["x"])], facts=["artifact(x)"])

@@ -34,7 +34,7 @@ from tests.support.live import (
 # Results
 
 
-def test_results_through_the_lineage() -> None:
+def test_results_through_the_lineage():
     """The id of a replaced task finds the result of its replacement; of several sinks, a mapping."""
     run = after(chain("a", "b"), replace("a", "a2"), replace("a2", "l", "r"), replace("r", "s"))
     run.run("l", output=1)
@@ -43,7 +43,7 @@ def test_results_through_the_lineage() -> None:
     assert found == [{"l": 1, "r": 2}, {"l": 1, "r": 2}, 2]
 
 
-def test_unrecoverable_results() -> None:
+def test_unrecoverable_results():
     """An output that could not be kept is missing, with the reason."""
     run = journaled("a")
     run.start("a")
@@ -56,7 +56,7 @@ def test_unrecoverable_results() -> None:
             run.live.evaluate(condition)
 
 
-def test_results_of_annotated_functions() -> None:
+def test_results_of_annotated_functions():
     """An object that only the annotation of its function can restore is missing without that."""
     run = journaled(task("a", tool="make"))
     run.run("a", output=AnnotatedJson({"n": 1}))
@@ -65,7 +65,7 @@ def test_results_of_annotated_functions() -> None:
     assert run.live.results.outputs() == {}
 
 
-def test_results_as_a_mapping() -> None:
+def test_results_as_a_mapping():
     """Conditions see the results of satisfied tasks by the ids of their roots; a skipped one has the result None."""
     run = after(journaled("a", "b", "c"), replace("a", "a2"), skip("c"))
     run.run("a2", output={"n": 1})
@@ -87,7 +87,7 @@ def test_results_as_a_mapping() -> None:
         run.live.evaluate("results.b == 1")
 
 
-def test_dependents() -> None:
+def test_dependents():
     """Dependents include those of the replaced task, and no removed ones; past tasks stay in the plan."""
     run = after(
         chain("a", "b", "c"),
@@ -104,7 +104,7 @@ def test_dependents() -> None:
 # Dispatch
 
 
-def test_quiescent() -> None:
+def test_quiescent():
     """A plan is quiescent if no task runs, backs off, is claimed or could be claimed."""
     run = journaled("a", task("b", tool="gone"), tools=[tool("gone", available=False)])
     assert not run.live.quiescent
@@ -121,7 +121,7 @@ def test_quiescent() -> None:
     assert run.live.quiescent
 
 
-def test_claims_are_returned_once() -> None:
+def test_claims_are_returned_once():
     """A claim is returned only by its own number, and only once."""
     run = journaled("a")
     entry = run.live.scheduler.claim_next()
@@ -136,7 +136,7 @@ def test_claims_are_returned_once() -> None:
     assert (entry.place.claim, claimed(run.live)) == (number + 1, [])
 
 
-def test_large_demands_do_not_starve() -> None:
+def test_large_demands_do_not_starve():
     """A large demand is passed over a limited number of times, then nothing is handed out before it."""
     small = [task(f"s{n}", resources={"cpu": 1}) for n in range(MAX_LOOKAHEAD + 4)]
     large = task("large", resources={"cpu": 2})
@@ -153,7 +153,7 @@ def test_large_demands_do_not_starve() -> None:
     assert claimed(run.live)[0] == "large"
 
 
-def test_lookahead_is_bounded() -> None:
+def test_lookahead_is_bounded():
     """One claim passes over a bounded number of tasks that do not fit."""
     large = [task(f"l{n}", resources={"cpu": 2}) for n in range(MAX_LOOKAHEAD)]
     busy, small = (task(name, resources={"cpu": 1}) for name in ("busy", "small"))
@@ -162,7 +162,7 @@ def test_lookahead_is_bounded() -> None:
     assert claimed(after(run, skip("l0")).live) == ["small"]
 
 
-def test_advance() -> None:
+def test_advance():
     """Advancing the time makes tasks ready after their backoff and returns overdue attempts."""
     run = journaled("a", "b")
     run.fail("a", retry_at=run.now + 5)
@@ -176,7 +176,7 @@ def test_advance() -> None:
     assert run.live.scheduler.deadlines.next_due() is None
 
 
-def test_skipped_tasks_wait_again() -> None:
+def test_skipped_tasks_wait_again():
     """A retried skip makes its dependents wait again, including skipped ones."""
     run = after(chain("a", "b", "c"), skip("a"))
     run.fold(ConditionEvaluated("b", False))
@@ -198,7 +198,7 @@ def test_skipped_tasks_wait_again() -> None:
     ],
     ids=["skipped", "removed", "replaced", "not met", "no condition"],
 )
-def test_ended_tasks_have_no_backoff(happens: Callable[[JournaledPlan], object]) -> None:
+def test_ended_tasks_have_no_backoff(happens: Callable[[JournaledPlan], object]):
     """A task that ends after its backoff has no pending time, before and after a resume."""
     run = journaled("a")
     run.fail("a", retry_at=run.now)
@@ -210,7 +210,7 @@ def test_ended_tasks_have_no_backoff(happens: Callable[[JournaledPlan], object])
     )
 
 
-def test_a_tool_that_another_task_tries_is_lacking() -> None:
+def test_a_tool_that_another_task_tries_is_lacking():
     """While one task tries a tool that has failed, another one waits and says for what."""
     run = journaled(task("a", tool="pip"), task("b", tool="pip"), tools=[tool("pip")])
     scheduler = run.live.scheduler
@@ -240,7 +240,7 @@ def ready(task_id: str, order: int, priority: int = 0) -> TaskEntry:
     st.lists(st.sampled_from([0.1, 0.2, 0.3, 1 / 3, 0.7]), max_size=30),
     st.randoms(use_true_random=False),
 )
-def test_fractions_add_up(amounts: list[float], random: object) -> None:
+def test_fractions_add_up(amounts: list[float], random: object):
     """After any sequence of acquired and released fractions nothing is in use."""
     pool = ResourcePool({"cpu": 0.3})
     for amount in amounts:
@@ -255,7 +255,7 @@ def test_fractions_add_up(amounts: list[float], random: object) -> None:
     assert not pool.fits_now({"cpu": 0.01})
 
 
-def test_deadlines_do_not_pile_up() -> None:
+def test_deadlines_do_not_pile_up():
     """Deadlines of ended attempts are removed in time; current ones are kept."""
     deadlines, entry, waits = Deadlines(), ready("a", 0), ready("b", 1)
     waits.state, waits.place.not_before = TaskState.BACKOFF, 7.0
@@ -267,7 +267,7 @@ def test_deadlines_do_not_pile_up() -> None:
     assert list(deadlines.pop_due(9_999.0)) == [(waits, None), (entry, "a#4999")]
 
 
-def test_reprs() -> None:
+def test_reprs():
     """The parts of a live plan show their contents in one line."""
     run = journaled(task("a", tool="pip"), facts=["raw"])
     assert repr(run.live.entry("a")) == "<TaskEntry 'a' READY attempts=0 missing=0>"

@@ -34,7 +34,7 @@ def split_and_note(request: ReplanRequest) -> list[Alternative]:
     return [proposed.model_copy(update={"changes": (*proposed.changes, modify("c", name="later"))})]
 
 
-async def test_replanning_info() -> None:
+async def test_replanning_info():
     """Every task of a lineage has its root, its distance from it, its replacement and the reason."""
     async with VirtualClock() as clock:
         engine = make_engine(split_and_note, clock=clock)
@@ -55,7 +55,7 @@ async def test_replanning_info() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
-async def test_replans_per_lineage_are_limited(limit: int) -> None:
+async def test_replans_per_lineage_are_limited(limit: int):
     """After the allowed replans of a lineage, the next failure ends in BLOCKED, with the reason."""
     async with VirtualClock() as clock:
         engine = make_engine(again, clock=clock, limits={"replans_per_lineage": limit})
@@ -84,7 +84,7 @@ def retried(request: ReplanRequest) -> list[Alternative]:
     [(retried, chain("a"), 4), (split, chain("a"), 7), (again, plan(task("a"), task("b")), 8)],
     ids=["retries count", "parts share the count", "lineages are counted apart"],
 )
-async def test_replans_of_a_lineage(propose: Propose, document: Plan, calls: int) -> None:
+async def test_replans_of_a_lineage(propose: Propose, document: Plan, calls: int):
     """All replans of a lineage count towards its limit of three, and no others."""
     async with VirtualClock() as clock:
         engine = make_engine(propose, clock=clock)
@@ -99,7 +99,7 @@ async def test_replans_of_a_lineage(propose: Propose, document: Plan, calls: int
     )
 
 
-async def test_the_trigger_names_the_lineage() -> None:
+async def test_the_trigger_names_the_lineage():
     """The trigger of a failed replacement names the root, so that repetitions are recognised."""
     async with VirtualClock() as clock:
         heard: list[TaskFailed] = []

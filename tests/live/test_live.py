@@ -34,7 +34,7 @@ BROKEN = journal.Failure("OSError", "broken")
 # Attempts
 
 
-def test_success() -> None:
+def test_success():
     """A success keeps output and duration, releases the resources and satisfies dependents."""
     run = chain("a", "b", resources={"cpu": 1})
     attempt = run.start("a", deadline=run.now + 9)
@@ -69,7 +69,7 @@ def test_success() -> None:
 @pytest.mark.parametrize("again", [True, False])
 def test_failure(
     end: Callable[[float | None], journal.RecordBody], failure: journal.Failure, again: bool
-) -> None:
+):
     """A failure keeps its reason; the task backs off if a retry is recorded, else it has failed."""
     run = after(chain("a", "b"), "start a")
     run.fold(end(run.now + 1 if again else None))
@@ -79,7 +79,7 @@ def test_failure(
     assert run.live.scheduler.deadlines.next_due() == (run.now + 1 if again else None)
 
 
-def test_attempts_per_round() -> None:
+def test_attempts_per_round():
     """Attempts in a row are counted without interruptions; exhausted retries begin a new round."""
     run = chain("a")
     entry = run.live.entry("a")
@@ -96,7 +96,7 @@ def test_attempts_per_round() -> None:
     assert (entry.log.failures, entry.log.failure) == (0, None)
 
 
-def test_outcomes() -> None:
+def test_outcomes():
     """The last outcomes of each tool are known, a bounded number of them."""
     run = journaled(
         *(task(f"t{n}", tool="pip") for n in range(MAX_OUTCOMES_PER_TOOL + 2)), task("bare")
@@ -124,7 +124,7 @@ NONSENSE: list[journal.RecordBody] = [
 
 
 @pytest.mark.parametrize("body", NONSENSE, ids=lambda body: body.kind)
-def test_impossible_records_are_refused(body: journal.RecordBody) -> None:
+def test_impossible_records_are_refused(body: journal.RecordBody):
     """A record that does not fit the state is refused and changes nothing; a stale report is refused with its attempt."""
     run = after(chain("a", "b"), "start a")
     before = full_state(run.live)
@@ -146,7 +146,7 @@ def test_impossible_records_are_refused(body: journal.RecordBody) -> None:
         (None, "FAILED", ""),
     ],
 )
-def test_conditions(value: bool | None, state: str, reason: str) -> None:
+def test_conditions(value: bool | None, state: str, reason: str):
     """A condition that holds lets its task run, one that does not skips it, and an invalid one fails it."""
     run = journaled(task("a", when="context.go"), task("b", "a"))
     entry = run.live.scheduler.claim_next()
@@ -166,7 +166,7 @@ def test_conditions(value: bool | None, state: str, reason: str) -> None:
     assert entry.log.failure == failure
 
 
-def test_observed_changes() -> None:
+def test_observed_changes():
     """Context, tools, capacities, facts and goal follow the last record."""
     goal = Goal(objective="test", facts=("done",))
     run = journaled(
@@ -211,7 +211,7 @@ FACTS = {
 }
 
 
-def test_facts_of_tools() -> None:
+def test_facts_of_tools():
     """A finished task changes the facts as its tool declares; preconditions delay a task."""
     run = journaled(
         task("look", tool="look"), task("make", tool="make", arguments={"out": "x"}), **FACTS
@@ -221,7 +221,7 @@ def test_facts_of_tools() -> None:
     assert claimed(run.live) == ["look"]
 
 
-def test_effects_are_those_of_the_start() -> None:
+def test_effects_are_those_of_the_start():
     """Effects of an attempt are fixed at its start; a failure and a tool with unresolved arguments have none."""
     unresolved = task("make", tool="make", arguments={"out": "${context.none}"})
     assert list(after(journaled(unresolved, **FACTS), "run make").live.world.facts) == ["raw"]
@@ -242,7 +242,7 @@ def test_effects_are_those_of_the_start() -> None:
 # Decisions, questions, end of the run
 
 
-def test_blocking() -> None:
+def test_blocking():
     """A blocked task keeps the reason and is not handed out."""
     run = journaled("a", "b")
     run.live.scheduler.claim_next()
@@ -257,7 +257,7 @@ def test_blocking() -> None:
     assert claimed(run.live) == ["b"]
 
 
-def test_questions_hold_tasks_back() -> None:
+def test_questions_hold_tasks_back():
     """Tasks of open questions are not handed out until all these questions are closed."""
     run = journaled("a", "b")
     for number, about in enumerate((("a", "b"), ("a",)), 1):
@@ -271,7 +271,7 @@ def test_questions_hold_tasks_back() -> None:
     assert run.live.entry("a").place.holds == 0
 
 
-def test_end_of_the_run() -> None:
+def test_end_of_the_run():
     """An early end cancels the remaining tasks with its reason, including running and claimed ones."""
     run = journaled(*(task(i, resources={"cpu": 1}) for i in "abc"), resources={"cpu": 2})
     run.start("a")
@@ -285,7 +285,7 @@ def test_end_of_the_run() -> None:
 # Revisions
 
 
-def test_replay() -> None:
+def test_replay():
     """The records of a run, folded anew, give the same plan with the same hash."""
     run = after(chain("a", "b", "c"), "run a", replace("b", "x", "y"), skip("x"), "start y")
     run.fold(journal.AttemptFailed("y#1", "y", BROKEN, run.now + 1))
@@ -295,7 +295,7 @@ def test_replay() -> None:
     assert replayable_state(replayed) == replayable_state(run.live)
 
 
-def test_call() -> None:
+def test_call():
     """A call is ready or runs at once, without a revision; with the id of another task, or dependencies, it is refused."""
     run = chain("a", "b")
     run.fold(journal.CallMade(task("search-3")))
@@ -314,7 +314,7 @@ def test_call() -> None:
     assert replayable_state(run.replayed()) == replayable_state(run.live)
 
 
-def test_revisions() -> None:
+def test_revisions():
     """Each set of changes makes a revision with its own hash; changes for another revision are refused."""
     run = chain("a", "b")
     first = run.live.hash
@@ -329,7 +329,7 @@ def test_revisions() -> None:
     assert run.live.apply([skip("b")]) == 2
 
 
-def test_hash_with_pauses() -> None:
+def test_hash_with_pauses():
     """The hash of a large plan is computed with pauses and is the same if the plan changes in one."""
     large = [task(f"t{n}", goal="x" * 500) for n in range(50)]
     one, other = journaled(*large), journaled(*large)
@@ -343,7 +343,7 @@ def test_hash_with_pauses() -> None:
     assert list(one.live.compute_hash()) == []
 
 
-def test_prepared_changes() -> None:
+def test_prepared_changes():
     """Preparing, checking and diffing changes leaves the plan as it is; the prepared hash is that of the applied plan."""
     run = chain("a", "b")
     before = full_state(run.live)
@@ -359,7 +359,7 @@ def test_prepared_changes() -> None:
         run.live.prepare(draft.changes, draft=draft)
 
 
-def test_document() -> None:
+def test_document():
     """The document shows replacements in place, with their real dependencies."""
     run = chain("a", "b", "c", sequential=True)
     assert run.live.document() == run.plan
@@ -375,7 +375,7 @@ def test_document() -> None:
 
 
 @pytest.mark.parametrize("inner", [skip("x"), skip("y"), cancel("y"), replace("y", "z")])
-def test_a_retry_withdraws_the_whole_replacement(inner: PlanChange) -> None:
+def test_a_retry_withdraws_the_whole_replacement(inner: PlanChange):
     """Retrying a replaced task removes its replacement for good, including skipped, cancelled and replaced parts."""
     run = chain("a", "b")
     before = run.live.document()

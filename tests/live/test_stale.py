@@ -26,7 +26,7 @@ def causes(run: JournaledPlan) -> dict[str, tuple[str, ...]]:
     return {task_id: result.causes for task_id, result in found.items()}
 
 
-def test_what_follows() -> None:
+def test_what_follows():
     """Followers have each cause once, also over tasks that were skipped by hand or have changed the context themselves."""
     run = journaled(
         task("a", **USES_X),
@@ -63,7 +63,7 @@ def test_what_follows() -> None:
     assert behind == {"b": [], "c": [], "d": [], "e": ["a"], "f": [], "failed~2": [], "g": ["a"]}
 
 
-def test_done_again() -> None:
+def test_done_again():
     """What began before a task was done again is stale; what begins afterwards is not, nor is the task once it is done."""
     run = journaled(
         task("a", **USES_X),
@@ -90,7 +90,7 @@ def test_done_again() -> None:
     assert causes(run) == {"c": ("a",)}
 
 
-def test_redo_by_a_change() -> None:
+def test_redo_by_a_change():
     """A change may state that a task is done again once its result is stale."""
     run = journaled(task("a", **USES_X), context={"x": 1})
     run.apply(modify("a", on_stale="redo"))
@@ -100,7 +100,7 @@ def test_redo_by_a_change() -> None:
     assert PlanView(run.live).stale_results()["a"].redo
 
 
-def test_running_task_waits_for_what_is_done_again() -> None:
+def test_running_task_waits_for_what_is_done_again():
     """A task that fails while what it depends on is done again is tried again after that."""
     run = journaled(task("a", **USES_X), task("b", "a"), context={"x": 1}, on_stale="redo")
     run.run("a")
@@ -110,7 +110,7 @@ def test_running_task_waits_for_what_is_done_again() -> None:
     assert run.states() == {"a": "REPLACED_BY_REPLAN", "b": "PENDING", "a~2": "BACKOFF"}
 
 
-def test_conditions() -> None:
+def test_conditions():
     """A skipped task is stale if it would not be skipped now, and a retried attempt has read the newest value."""
     run = journaled(
         task("a", "z", when="context.x > 1 and results.z == null"),

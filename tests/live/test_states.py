@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "states.md"
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(TaskState, TaskEvent)))
-def test_every_transition(state: TaskState, event: TaskEvent) -> None:
+def test_every_transition(state: TaskState, event: TaskEvent):
     """A transition is in the table and leads to its state, or is refused by name."""
     if (state, event) in TRANSITIONS:
         assert transition(state, event) is TRANSITIONS[state, event]
@@ -33,7 +33,7 @@ def test_every_transition(state: TaskState, event: TaskEvent) -> None:
         assert (caught.value.state, caught.value.event) == (state, event)
 
 
-def test_shape_of_the_table() -> None:
+def test_shape_of_the_table():
     """DONE is left only for a replacement or because its output is lost, running tasks only end, only a retry revives a stuck or finished one, and every state is reached."""
     alive = {*WAITING, TaskState.RUNNING}
     assert [event for state, event in TRANSITIONS if state is TaskState.DONE] == [
@@ -62,7 +62,7 @@ def test_shape_of_the_table() -> None:
     assert set(found) == set(TaskState)
 
 
-def test_every_state_is_of_one_kind() -> None:
+def test_every_state_is_of_one_kind():
     """Each state is waiting, running, stuck or finished; satisfied states are finished."""
     kinds = [WAITING, STUCK, FINISHED, {TaskState.RUNNING}]
     assert sorted(state for kind in kinds for state in kind) == sorted(TaskState)
@@ -72,7 +72,7 @@ def test_every_state_is_of_one_kind() -> None:
 @pytest.mark.skipif(
     not PAGE.exists(), reason="needs the checkout: the page is no part of the package"
 )
-def test_documentation_shows_the_table() -> None:
+def test_documentation_shows_the_table():
     """The diagram in the documentation shows the initial state and every transition."""
     arrows: dict[tuple[TaskState, TaskState], list[str]] = {}
     for (state, event), follows in TRANSITIONS.items():

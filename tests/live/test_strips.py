@@ -40,7 +40,7 @@ def ids(steps: Iterable[StripsStep]) -> list[str]:
 # Actions
 
 
-def test_apply() -> None:
+def test_apply():
     """An action removes facts, then adds facts, so that a fact in both holds."""
     assert action("a", "bc", "ac").apply(frozenset("ad")) == frozenset("bcd")
 
@@ -54,7 +54,7 @@ def test_apply() -> None:
         (action("a", "b"), action("a", "c"), False),
     ],
 )
-def test_interference(one: GroundAction, other: GroundAction, disturbs: bool) -> None:
+def test_interference(one: GroundAction, other: GroundAction, disturbs: bool):
     """Actions interfere if one removes what the other requires or adds."""
     assert one.interferes_with(other) is other.interferes_with(one) is disturbs
 
@@ -62,7 +62,7 @@ def test_interference(one: GroundAction, other: GroundAction, disturbs: bool) ->
 # Feasibility
 
 
-def test_order_of_simulated_steps() -> None:
+def test_order_of_simulated_steps():
     """Steps are executed after their dependencies as soon as their preconditions hold; ties go by position."""
     steps = (
         step("eat", action("c"), "lay", "cook"),
@@ -76,7 +76,7 @@ def test_order_of_simulated_steps() -> None:
     assert (standing.valid, standing.final_facts) == (True, frozenset("tfc"))
 
 
-def test_stuck_steps_and_missing_facts() -> None:
+def test_stuck_steps_and_missing_facts():
     """Stuck steps are named with their missing facts and can be excluded."""
     steps = (
         step("a", action("x")),
@@ -98,7 +98,7 @@ def test_stuck_steps_and_missing_facts() -> None:
     assert (passed.valid, passed.explain()) == (True, "")
 
 
-def test_strict() -> None:
+def test_strict():
     """Steps that cannot be started count as stuck only in a strict simulation."""
     steps = (step("a", action("x", "g"), usable=False), step("b", action(adds="x")))
     world = StripsProblem((), steps, ("g",), closed_world=True)
@@ -107,7 +107,7 @@ def test_strict() -> None:
     assert (ids(strict.stuck), strict.missing_goal_facts, strict.unmet_facts()) == (["a"], (), ())
 
 
-def test_tasks_related_to_stuck_steps() -> None:
+def test_tasks_related_to_stuck_steps():
     """A loss concerns the tasks that share facts with the stuck ones, and no others."""
     steps = (
         step("make", action("r", "m")),
@@ -122,7 +122,7 @@ def test_tasks_related_to_stuck_steps() -> None:
     assert lost.feasibility().tasks_related_to_stuck() == ("make", "ship")
 
 
-def test_components() -> None:
+def test_components():
     """Steps are linked by dependencies and by facts that one of them changes."""
     steps = [
         step("a", action("k", "x")),
@@ -142,7 +142,7 @@ letters = st.text("abcd", max_size=2)
 
 
 @given(st.lists(st.builds(action, letters, letters, letters), max_size=4), letters, letters)
-def test_regression_is_right(uses: list[GroundAction], goal: str, start: str) -> None:
+def test_regression_is_right(uses: list[GroundAction], goal: str, start: str):
     """A sequence of actions reaches the goal exactly if the regressed facts hold at its start."""
     needed = regress_at(goal, uses)[0]
     facts, possible = frozenset(start), True
@@ -177,7 +177,7 @@ def doors() -> JournaledPlan:
     )
 
 
-def test_planning_problem() -> None:
+def test_planning_problem():
     """The planning problem has the remaining steps, running ones first, with the arguments known so far."""
     run = doors()
     run.start("wait")
@@ -203,7 +203,7 @@ def test_planning_problem() -> None:
     assert ids(PlanView(run.live).strips_problem().feasibility().stuck) == ["unlock"]
 
 
-def test_running_tasks_are_assumed_to_succeed() -> None:
+def test_running_tasks_are_assumed_to_succeed():
     """A running task is assumed to succeed, whatever has ceased since; a task without its tool is not startable."""
     run = doors()
     run.start("unlock")
@@ -215,7 +215,7 @@ def test_running_tasks_are_assumed_to_succeed() -> None:
     assert ids(world.feasibility(strict=True).stuck) == ["enter"]
 
 
-def test_planning_problem_after_changes() -> None:
+def test_planning_problem_after_changes():
     """The planning problem can be built as changes would leave it."""
     view = PlanView(doors().live)
     changes = [replace("unlock", "climb"), modify("enter", tool=None)]
@@ -228,7 +228,7 @@ def test_planning_problem_after_changes() -> None:
 # Patterns
 
 
-def test_placeholders() -> None:
+def test_placeholders():
     """Placeholders are plain names in braces; doubled braces stand for one, shell variables stay."""
     text = "on({x},{y_1},{x}) ${HOME} {0} {a b} {{z}}"
     assert placeholders(text) == ("x", "y_1")
@@ -257,19 +257,19 @@ def test_placeholders() -> None:
         ("a.c", "a.c", {}),
     ],
 )
-def test_fact_patterns(pattern: str, fact: str, found: dict[str, str] | None) -> None:
+def test_fact_patterns(pattern: str, fact: str, found: dict[str, str] | None):
     """A pattern matches the facts that it can become, given the objects of its placeholders."""
     objects = {"p": ["home"], "q": [], "r": ["room", "room 1"]}
     assert FactPattern(pattern, objects).match(fact) == found
 
 
-def test_ambiguous_fact_pattern() -> None:
+def test_ambiguous_fact_pattern():
     """A pattern that might fit a fact in very many ways is given up."""
     with pytest.raises(ExpressionError, match="might fit a fact in too many ways"):
         FactPattern("{x}{y}{x}{y}").match("a" * 100 + "b")
 
 
-def test_text_of_values() -> None:
+def test_text_of_values():
     """A string in a fact is used as it is, any other value as JSON; a fact has one spelling."""
     assert [as_text(value) for value in ("a b", 1, None, ["ä", True])] == [
         "a b",

@@ -38,7 +38,7 @@ def example() -> JournaledPlan:
     )
 
 
-def test_view_is_current() -> None:
+def test_view_is_current():
     """A view shows goal, original document, and the current context, facts, tools and capacity."""
     run = example()
     view = PlanView(run.live)
@@ -64,7 +64,7 @@ def test_view_is_current() -> None:
     assert repr(view).startswith("<PlanView revision=0 of <LivePlan")
 
 
-def test_unknown_task() -> None:
+def test_unknown_task():
     """A view refuses the id of a task that does not exist, and names it."""
     view = PlanView(example().live)
     draft = view.with_changes([modify("b", cost=2)])
@@ -73,7 +73,7 @@ def test_unknown_task() -> None:
             call("ghost")
 
 
-def test_view_is_read_only() -> None:
+def test_view_is_read_only():
     """A view does not allow changes."""
     view = PlanView(example().live)
     for mapping in (view.context, view.tools, view.capacity, view.counts):
@@ -81,7 +81,7 @@ def test_view_is_read_only() -> None:
             mapping["new"] = 1
 
 
-def test_tasks() -> None:
+def test_tasks():
     """A task view shows state, attempts, last failure, duration and lineage; the plan view counts attempts and seconds."""
     run = example()
     attempt = run.start("a")
@@ -108,7 +108,7 @@ def test_tasks() -> None:
         view.task("ghost")
 
 
-def test_stuck_and_unfinished_tasks() -> None:
+def test_stuck_and_unfinished_tasks():
     """Stuck tasks are FAILED or BLOCKED; unfinished ones still have to run or are stuck."""
     run = example()
     run.fail("a")
@@ -120,7 +120,7 @@ def test_stuck_and_unfinished_tasks() -> None:
     assert view.counts[TaskState.BLOCKED] == 1
 
 
-def test_unmet_conditions() -> None:
+def test_unmet_conditions():
     """A task that its condition skipped differs from one that a change skipped."""
     run = example()
     run.fold(journal.ConditionEvaluated("c", False))
@@ -133,7 +133,7 @@ def test_unmet_conditions() -> None:
     ]
 
 
-def test_who_uses_what() -> None:
+def test_who_uses_what():
     """Tasks are indexed by tools, resources and context keys, and changes update the index."""
     run = after(example(), modify("c", when="context.stop and context.go"))
 
@@ -160,7 +160,7 @@ def test_who_uses_what() -> None:
     assert users() == {"pip": [], "disk": [], "cpu": []}
 
 
-def test_results_and_arguments() -> None:
+def test_results_and_arguments():
     """Results, arguments and conditions are available as far as their values exist."""
     run = example()
     view = PlanView(run.live)
@@ -179,7 +179,7 @@ def test_results_and_arguments() -> None:
         view.evaluate("results.b")
 
 
-def test_unused_ids() -> None:
+def test_unused_ids():
     """An unused id derives from another, was never used, and stays short."""
     run = example()
     run.apply(add("a~2"), remove("a~2"))
@@ -200,7 +200,7 @@ def test_unused_ids() -> None:
         lambda view: view.unused_id("a"),
     ],
 )
-def test_stale_view(read: Callable[[PlanView], object]) -> None:
+def test_stale_view(read: Callable[[PlanView], object]):
     """A view raises StaleView after a revision; within one, states change under it."""
     run = example()
     view = PlanView(run.live)
@@ -214,7 +214,7 @@ def test_stale_view(read: Callable[[PlanView], object]) -> None:
 # Draft views
 
 
-def test_draft_view() -> None:
+def test_draft_view():
     """A draft view shows every task and its lineage as the changes would leave them, and checks further changes."""
     changes = [
         replace("a", "x"),

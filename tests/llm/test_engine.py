@@ -128,7 +128,7 @@ def photo(**arguments: str) -> str:
     )
 
 
-async def test_model_repairs() -> None:
+async def test_model_repairs():
     """A model's proposal is checked, executed and recorded under its name, with its usage, which reports say too."""
     run = await play(CAMERA, llm={"prices": {"x": {"input": 1, "output": 1}}})
     assert (run.result.status, run.sources[0]) == ("succeeded", "model1")
@@ -170,7 +170,7 @@ async def test_model_repairs() -> None:
     ],
     ids=["dead", "locked out", "broken", "hanging", "talkative", "clueless", "lying"],
 )
-async def test_failing_model_harms_nothing(reply: LLMReply, note: str | None) -> None:
+async def test_failing_model_harms_nothing(reply: LLMReply, note: str | None):
     """However a model fails, `repair` finds the way on, in time, and a note in the history says what happened."""
     run = await play(reply)
     assert (run.result.status, "repair" in run.sources) == ("succeeded", True)
@@ -178,14 +178,14 @@ async def test_failing_model_harms_nothing(reply: LLMReply, note: str | None) ->
     assert [said for said in run.notes if note and said.startswith(note)] or note is None
 
 
-async def test_fallback_is_noted() -> None:
+async def test_fallback_is_noted():
     """The history says which model answered instead of another, and why."""
     run = await play(raises(LLMUnavailable("it is busy", provider="model1", status=503)), CAMERA)
     assert (run.result.status, run.sources[0]) == ("succeeded", "model1,model2")
     assert run.notes == ["model1,model2: model1: it is busy (HTTP 503); model2 was asked instead"]
 
 
-async def test_object_is_guarded() -> None:
+async def test_object_is_guarded():
     """A model that is handed over as an object gets a breaker and its places; one that has them is taken as it is."""
     model = ScriptedLLM()
     guarded = GuardedLLM(ScriptedLLM())
@@ -198,7 +198,7 @@ async def test_object_is_guarded() -> None:
 
 
 @pytest.mark.usefixtures("plugins")
-async def test_named_models(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_named_models(monkeypatch):
     """Models by name are made with the engine's settings, clock and secrets, and closed with it."""
     monkeypatch.setenv("KEYED_KEY", "k")
     async with VirtualClock() as clock:
@@ -212,7 +212,7 @@ async def test_named_models(monkeypatch: pytest.MonkeyPatch) -> None:
         await engine.aclose()
 
 
-def test_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto(monkeypatch):
     """`auto` is `repair`, and beside it the model whose key is there; without any it is `repair` alone."""
     for key in KEYS:
         monkeypatch.delenv(key, raising=False)
@@ -220,7 +220,7 @@ def test_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [provider.name for provider in asked(engine)] == ["repair"]
 
 
-async def test_connections_end_with_the_last_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_end_with_the_last_run(monkeypatch):
     """Clients that the engine created are closed after its last run, and used again in the next one."""
     with ScriptedLLMServer(lambda request: json.loads(CAMERA)) as server:
         for name, value in server.environ().items():
@@ -232,7 +232,7 @@ async def test_connections_end_with_the_last_run(monkeypatch: pytest.MonkeyPatch
             assert len(server.requests) == count
 
 
-async def test_secrets_of_the_engine(clock: VirtualClock) -> None:
+async def test_secrets_of_the_engine(clock):
     """Secrets known to the engine reach no model, whoever created it and whatever wraps it."""
     parts = virtual_environment(clock=clock)
     models = [scripted(CAMERA, parts) for _ in range(3)]
@@ -267,8 +267,8 @@ SECRET = "AKIAIOSFODNN7EXAMPLE"
     ids=("mark", "cut"),
 )
 async def test_no_tool_of_a_proposal_gets_a_mark_in_place_of_a_secret(
-    written: str, why: str, clock: VirtualClock
-) -> None:
+    written: str, why: str, clock
+):
     """Arguments that the model was not shown are rejected, and it is told once why."""
     parts = virtual_environment(clock=clock)
     model = ScriptedLLM([photo(lens=written), photo(lens="wide")], environment=parts)
@@ -279,7 +279,7 @@ async def test_no_tool_of_a_proposal_gets_a_mark_in_place_of_a_secret(
     assert why in model.prompts[1]
 
 
-async def test_a_secret_in_a_proposal_reaches_the_tool_and_no_record(clock: VirtualClock) -> None:
+async def test_a_secret_in_a_proposal_reaches_the_tool_and_no_record(clock):
     """A tool gets the secret that a proposal names, and the journal has its mask."""
     parts = virtual_environment(clock=clock)
     work = ScriptedExecutor(BROKEN, clock=clock)

@@ -77,7 +77,7 @@ async def play(
         return Played(engine, await engine.execute(chain("a"), failing("a")), spans)
 
 
-async def test_call_is_a_span() -> None:
+async def test_call_is_a_span():
     """A call counts with what the service reports, and is a client span by the GenAI conventions, without its content."""
     run = await play([ANSWER], "the prompt")
     (chat,) = run.calls
@@ -103,7 +103,7 @@ async def test_call_is_a_span() -> None:
     assert run.propose.attributes["replanning.usage.tokens"] == 150
 
 
-async def test_content_on_demand() -> None:
+async def test_content_on_demand():
     """With `capture_content` prompt, instructions and answer are on the span as messages, and secrets still are not."""
     run = await play([f"say {SECRET}"], f"a key: {SECRET}", capture=True)
     attributes = run.calls[0].attributes
@@ -124,7 +124,7 @@ async def test_content_on_demand() -> None:
 @pytest.mark.parametrize(
     "error", [LLMUnavailable("busy", status=503), LLMRequestRejected("bad key", status=401)]
 )
-async def test_turned_down(error: Exception) -> None:
+async def test_turned_down(error: Exception):
     """A call that a service turns down counts as a call without tokens, those before it as they were; its span says why."""
     run = await play([ANSWER, raises(error)], "one", "two")
     assert run.charged == [(ANSWER.usage, "asker"), (Usage(calls=1), "asker")]
@@ -143,9 +143,7 @@ async def test_turned_down(error: Exception) -> None:
     ],
     ids=["late", "broken", "cut off by the run"],
 )
-async def test_unknown_use_counts_in_full(
-    reply: LLMReply, fields: dict[str, Any], error: str
-) -> None:
+async def test_unknown_use_counts_in_full(reply: LLMReply, fields: dict[str, Any], error: str):
     """A call of which nobody knows what it used counts with all that was reserved for it; its span says how it ended."""
     run = await play([reply], max_tokens=50, **fields)
     assert run.charged == [
@@ -167,7 +165,7 @@ async def test_unknown_use_counts_in_full(
         (Budget(money=0.0203), "money"),
     ],
 )
-async def test_budget_holds(budget: Budget, limit: str) -> None:
+async def test_budget_holds(budget: Budget, limit: str):
     """A call whose most does not fit what is left is not made, leaves no span, and the note says which limit it was."""
     run = await play([ANSWER, ANSWER], "one", "two", budget=budget)
     assert (len(run.calls), len(run.charged)) == (1, 1)
@@ -176,7 +174,7 @@ async def test_budget_holds(budget: Budget, limit: str) -> None:
     assert limit in note
 
 
-async def test_unknown_price() -> None:
+async def test_unknown_price():
     """A model whose price is not known is asked and marked, but under a limit of money is not, and the note says why."""
     run = await play(["yes"], "now?", model="another")
     assert run.charged == [(Usage(1, 2, 0.0, unpriced=True), "asker")]
@@ -185,7 +183,7 @@ async def test_unknown_price() -> None:
     assert "state a price for the model" in run.notes[0]
 
 
-async def test_reservations_are_released() -> None:
+async def test_reservations_are_released():
     """Unused reservations of a call are available to the next one."""
     run = await play([returns("yes")] * 5, *"12345", budget=Budget(tokens=2100), max_tokens=2000)
     assert run.result.status == "succeeded"
@@ -201,7 +199,7 @@ class Embedder(Asker):
         return ()
 
 
-async def test_embeddings_are_metered() -> None:
+async def test_embeddings_are_metered():
     """An embedding is reserved, counted and traced as what it is, and its numbers are on no span."""
     run = await play([], asker=Embedder, capture=True)
     (call,) = run.calls
@@ -261,18 +259,18 @@ def prices(table: PriceTable, model: str) -> tuple[float, float] | None:
         ("llama3.2", None),
     ],
 )
-def test_price_of_a_model(model: str, price: tuple[float, float] | None) -> None:
+def test_price_of_a_model(model: str, price: tuple[float, float] | None):
     """A model has its own or its published price, whatever its edition; one that only begins like another has none."""
     assert prices(TABLE, model) == (None if price is None else pytest.approx(price))
 
 
-def test_usage_is_priced() -> None:
+def test_usage_is_priced():
     """A call costs its tokens at the price of the model, and is marked if the price is not known."""
     assert TABLE.usage("small", 1_000, 100) == Usage(1, 1_100, 0.002)
     assert TABLE.usage("another", 1_000, 100) == Usage(1, 1_100, 0.0, unpriced=True)
 
 
-def test_own_prices_precede_published_ones() -> None:
+def test_own_prices_precede_published_ones():
     """The user's own prices replace published ones, by name or by pattern, and leave those of other models."""
     table = PriceTable() | {"gpt-4o": Price(1, 1), "gpt-5*": Price(9, 9)}
     assert [prices(table, model) for model in ("gpt-4o", "gpt-5-mini", "gpt-4o-mini")] == [

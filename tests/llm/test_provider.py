@@ -71,7 +71,7 @@ def always(reply: LLMReply, clock: VirtualClock | None = None, **fields) -> Scri
     )
 
 
-async def test_options_are_filled_in() -> None:
+async def test_options_are_filled_in():
     """Options override the provider's configuration, which fills the others; the sooner deadline counts."""
     clock = VirtualClock()
     model = always("yes", clock, temperature=0.7, max_tokens=50)
@@ -91,7 +91,7 @@ async def test_options_are_filled_in() -> None:
     ]
 
 
-async def test_secrets_do_not_leave() -> None:
+async def test_secrets_do_not_leave():
     """Secrets are taken out of the prompt, of what the model is told about its role, and of what is embedded."""
     model, book = always("yes"), Book()
     await model.complete(f"the key is {KEY}", LLMOptions(system=f"never say {KEY}", meter=book))
@@ -101,7 +101,7 @@ async def test_secrets_do_not_leave() -> None:
     assert model.requests[0].options.system == "never say [redacted]"
 
 
-async def test_calls_are_accounted_for() -> None:
+async def test_calls_are_accounted_for():
     """Each call is announced with an upper bound of what it uses, the schema too, and its answer as it was counted."""
     model, book = (
         always("yes", max_tokens=100, prices=PriceTable({"scripted*": Price(1, 10)})),
@@ -136,7 +136,7 @@ async def test_calls_are_accounted_for() -> None:
     ("asked", "answered", "money", "unpriced"),
     [("quill", "feather", 1, False), ("auto", "feather", 5, False), ("auto", "router", 0, True)],
 )
-def test_prices(asked: str, answered: str, money: float, unpriced: bool) -> None:
+def test_prices(asked: str, answered: str, money: float, unpriced: bool):
     """A call costs what the model that was asked for costs, or the one that answered where that alone is known."""
     model = always("", prices=PriceTable({"quill": Price(1, 1), "feather": Price(5, 5)}))
     options = LLMOptions(model=asked)
@@ -146,7 +146,7 @@ def test_prices(asked: str, answered: str, money: float, unpriced: bool) -> None
     assert used == Usage(1, 10**6, money, unpriced=unpriced)
 
 
-async def test_late_answers(clock: VirtualClock) -> None:
+async def test_late_answers(clock):
     """A call ends at its deadline, and what was asked is cancelled; one that is answered in time leaves nothing behind."""
     model = always(returns("at last", after=100), clock)
     with pytest.raises(
@@ -161,7 +161,7 @@ async def test_late_answers(clock: VirtualClock) -> None:
     assert (clock.elapsed, repr(clock).endswith(" sleepers=0>")) == (64, True)
 
 
-async def test_no_time_left() -> None:
+async def test_no_time_left():
     """Without time left nothing is reserved or sent."""
     clock, book = VirtualClock(), Book()
     model = always("yes", clock)
@@ -170,7 +170,7 @@ async def test_no_time_left() -> None:
     assert (model.requests, book.calls) == ([], [])
 
 
-async def test_cancelled(clock: VirtualClock) -> None:
+async def test_cancelled(clock):
     """A caller that is cancelled gets a cancellation, not a timeout."""
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as group:
@@ -195,7 +195,7 @@ class Faulty(ScriptedLLM):
     "error",
     [LLMUnavailable("busy"), BudgetExceeded("too much"), KeyboardInterrupt(), SystemExit(3)],
 )
-async def test_errors_that_pass(error) -> None:
+async def test_errors_that_pass(error):
     """Errors of the library and interruptions come out as they are."""
     try:
         await Faulty(error).complete("well?")
@@ -208,7 +208,7 @@ async def test_errors_that_pass(error) -> None:
 @pytest.mark.parametrize(
     "wrap", [lambda error: error, lambda error: ExceptionGroup("of a plugin", [error])]
 )
-async def test_errors_of_plugins(wrap) -> None:
+async def test_errors_of_plugins(wrap):
     """Any other exception of a plugin becomes an LLMError that names it, without secrets."""
     fault = ZeroDivisionError(f"divided {KEY} by zero")
     with pytest.raises(LLMError) as caught:
@@ -220,7 +220,7 @@ async def test_errors_of_plugins(wrap) -> None:
     assert caught.value.__cause__ is fault
 
 
-async def test_refusals() -> None:
+async def test_refusals():
     """A model that declines is an error that says so, and the call counts."""
     declined = Completion(
         f"I will not say {KEY}.", "scripted", "m", 5, 5, Usage(1, 10), "refusal", "req_1"
@@ -235,7 +235,7 @@ async def test_refusals() -> None:
     )
 
 
-async def test_a_small_provider() -> None:
+async def test_a_small_provider():
     """A provider that only answers can be asked, has no embeddings, and is a context that closes it."""
 
     class Parrot(LLMProvider):
@@ -258,7 +258,7 @@ async def test_a_small_provider() -> None:
     assert model.closed
 
 
-async def test_shapes() -> None:
+async def test_shapes():
     """An answer of a shape is read as JSON is: lists are tuples, text is an enum or a date where it says so."""
     model = always(verdict(mood="bad", steps=["a", "b"], due="2024-02-29", confidence=1))
     answer = await model.complete_json("well?", Verdict)
@@ -283,7 +283,7 @@ async def test_shapes() -> None:
         (verdict()[:-1], "there is no JSON in the answer"),
     ],
 )
-async def test_strictness(said, problem) -> None:
+async def test_strictness(said, problem):
     """Nothing is taken for what it is not: the model is told once what was wrong, and then it is an error."""
     model = always(said)
     with pytest.raises(LLMResponseInvalid) as caught:
@@ -296,7 +296,7 @@ async def test_strictness(said, problem) -> None:
     assert caught.value.excerpt == said
 
 
-async def test_the_value_that_fits() -> None:
+async def test_the_value_that_fits():
     """Of several objects in an answer the one that has the shape is taken, be it in the second answer."""
     text = (
         f"From {{}} and {{'x'}} I conclude {verdict(confidence=0.75)}, not {json.dumps({'n': 1})}."
@@ -306,7 +306,7 @@ async def test_the_value_that_fits() -> None:
     assert len(model.prompts) == 2
 
 
-async def test_cut_answers() -> None:
+async def test_cut_answers():
     """A model whose answer was cut at its limit is told so, because repeating it would not help."""
     model = always(Completion(verdict()[:-5], "scripted", "m", 5, 7, Usage(1, 12), "length"))
     with pytest.raises(LLMResponseInvalid, match="cut off after 7 tokens, so it must be shorter"):
@@ -314,7 +314,7 @@ async def test_cut_answers() -> None:
     assert "must be shorter" in model.prompts[1]
 
 
-async def test_one_deadline_for_both_answers(clock: VirtualClock) -> None:
+async def test_one_deadline_for_both_answers(clock):
     """Asking a second time for a shape has no more time than what the first left."""
     with pytest.raises(LLMTimeout):
         await always(returns("no", after=20), clock).complete_json("well?", Verdict)
@@ -364,14 +364,14 @@ prose = (
 
 
 @given(values)
-def test_json_alone(value) -> None:
+def test_json_alone(value):
     """A text that is JSON means exactly that, and nothing inside of it."""
     assert list(extract_json(json.dumps(value))) == [value]
     assert list(extract_json(f"\n {json.dumps(value, indent=2, ensure_ascii=False)}\n")) == [value]
 
 
 @given(prose, objects, prose)
-def test_object_in_prose(before, value, after) -> None:
+def test_object_in_prose(before, value, after):
     """An object is found in any prose that does not itself begin another one."""
     text = f"{before}{json.dumps(value)}{after}"
     assume(not text.strip().startswith(('"', "[")))  # which may be JSON as a whole
@@ -379,14 +379,14 @@ def test_object_in_prose(before, value, after) -> None:
 
 
 @given(prose, objects, prose, st.sampled_from(["json", "JSON", "", "jsonc"]))
-def test_fenced_object(before, value, after, language) -> None:
+def test_fenced_object(before, value, after, language):
     """An object in a fenced block is found, whatever is written around it."""
     text = f"{before}\n```{language}\n{json.dumps(value, indent=1)}\n```\n{after}"
     assert value in list(extract_json(text))
 
 
 @pytest.mark.parametrize("language", ["", "json", "json ", " json\n", "\n", "x-y+z\n"])
-def test_fenced_object_is_whole(language) -> None:
+def test_fenced_object_is_whole(language):
     """Nothing is taken out of the strings of an object that begins beside its fence."""
     value = {"two words": "and more of them", "b": 1}
     assert list(extract_json(f"Here: ```{language}{json.dumps(value)}``` That is it.")) == [value]
@@ -399,7 +399,7 @@ def test_fenced_object_is_whole(language) -> None:
     st.sampled_from(["think", "THINK", "thinking", "reasoning"]),
     st.booleans(),
 )
-def test_thoughts_come_last(text, thought, said, tag, opened) -> None:
+def test_thoughts_come_last(text, thought, said, tag, opened):
     """Answers precede thoughts, also if the tag that begins the thinking is missing."""
     begin = f"<{tag}>" if opened else ""
     found = list(
@@ -412,14 +412,14 @@ def test_thoughts_come_last(text, thought, said, tag, opened) -> None:
 
 
 @given(objects, objects, prose.filter(lambda text: "{" not in text))
-def test_several_objects(first, second, between) -> None:
+def test_several_objects(first, second, between):
     """Of several objects all are found, each by itself, and the last one is the likeliest."""
     found = list(extract_json(f"Either {json.dumps(first)}{between} or {json.dumps(second)}"))
     assert found == [second, first]
 
 
 @given(objects.filter(bool), st.data())
-def test_what_is_cut_off_says_nothing(value, data) -> None:
+def test_what_is_cut_off_says_nothing(value, data):
     """Of an object that is cut off nothing is taken: neither completed, nor an object inside of it by itself."""
     text = json.dumps({"decision": value, "reason": "it has to be {so}"})
     cut = text[: data.draw(st.integers(len('{"decision":'), len(text) - 1))]
@@ -428,7 +428,7 @@ def test_what_is_cut_off_says_nothing(value, data) -> None:
     assert list(extract_json(f"```json\n{cut}")) == []
 
 
-def test_a_wrong_object_hides_what_it_holds() -> None:
+def test_a_wrong_object_hides_what_it_holds():
     """Of an object that is not valid nothing is taken, and what comes after it is found."""
     wrong = '{"wanted": {"replan": true}, "because": unknown, "also": {"replan": true}}'
     assert list(extract_json(f'{wrong} I mean {{"replan": false}}')) == [{"replan": False}]
@@ -453,19 +453,19 @@ def test_a_wrong_object_hides_what_it_holds() -> None:
         '{"',
     ],
 )
-def test_refused(text) -> None:
+def test_refused(text):
     """Text that is not JSON by the standard, or contradicts itself, yields nothing."""
     assert list(extract_json(text)) == []
     assert list(extract_json(f"Well: {text}")) == []
 
 
-def test_order() -> None:
+def test_order():
     """Fenced blocks come before objects in prose, and the last of each first; strings keep their line breaks."""
     text = 'See {"n": 1}.\n```json\n{"n": 2}\n```\nor\n```\n[{"n": 3}]\n```\nnot {"n": "4\n\t5"}.'
     assert list(extract_json(text)) == [[{"n": 3}], {"n": 2}, {"n": "4\n\t5"}, {"n": 1}]
 
 
-def test_fences_and_tags_in_strings() -> None:
+def test_fences_and_tags_in_strings():
     """Fences, tags and braces in a string are text; an object that holds them comes whole."""
     for held in ("```json\n{}\n```", "use </think> and <think> here", "} ] {", 'say "{}"'):
         value = {"text": held, "n": 1}
@@ -473,7 +473,7 @@ def test_fences_and_tags_in_strings() -> None:
         assert {} not in list(extract_json(f"Here it is: {json.dumps(value)}."))
 
 
-def test_nesting_is_bounded() -> None:
+def test_nesting_is_bounded():
     """A hundred levels are read; bombs are refused, and what follows them is found."""
     assert len(list(extract_json('{"a":' * 90 + "1" + "}" * 90))) == 1
     assert list(extract_json('{"a":' * 150 + "1" + "}" * 150)) == []

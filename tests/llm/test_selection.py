@@ -97,7 +97,7 @@ async def at_once(clock: VirtualClock, llm: LLMProvider, count: int) -> list[tup
 # One provider
 
 
-async def test_left_alone_while_it_fails(clock: VirtualClock) -> None:
+async def test_left_alone_while_it_fails(clock):
     """After three failures in a row a model is not asked for half a minute; then one call finds out whether it works."""
     model = scripted(clock, BUSY, BUSY, BUSY, returns("better", after=10), "fine")
     guarded = GuardedLLM(model)
@@ -117,7 +117,7 @@ async def test_left_alone_while_it_fails(clock: VirtualClock) -> None:
     ]
 
 
-async def test_bad_key_is_not_tried_again(clock: VirtualClock) -> None:
+async def test_bad_key_is_not_tried_again(clock):
     """A refused key shuts a model off at once, and for five minutes."""
     guarded = GuardedLLM(scripted(clock, BAD_KEY))
     assert [await outcome(guarded), await outcome(guarded)] == [
@@ -136,7 +136,7 @@ async def test_bad_key_is_not_tried_again(clock: VirtualClock) -> None:
         BudgetExceeded("no money"),
     ],
 )
-async def test_what_says_nothing_about_the_service(reply: Exception, clock: VirtualClock) -> None:
+async def test_what_says_nothing_about_the_service(reply: Exception, clock):
     """Refusals, unusable answers, requests at fault and empty budgets are no reason to leave a model alone."""
     guarded = GuardedLLM(always(clock, reply))
     for _ in range(10):
@@ -146,7 +146,7 @@ async def test_what_says_nothing_about_the_service(reply: Exception, clock: Virt
 
 
 @pytest.mark.parametrize(("patience", "alone"), [(5, True), (4, False)])
-async def test_callers_that_give_up(patience: float, alone: bool, clock: VirtualClock) -> None:
+async def test_callers_that_give_up(patience: float, alone: bool, clock):
     """A model that does not answer in time fails, also if its caller gives up then; to give up before counts neither way."""
     guarded = GuardedLLM(always(clock, hangs()), max_concurrency=1)
     for _ in range(3):
@@ -157,7 +157,7 @@ async def test_callers_that_give_up(patience: float, alone: bool, clock: Virtual
     assert bool(guarded.unavailable_reason()) is alone
 
 
-async def test_waiting_counts_against_the_deadline(clock: VirtualClock) -> None:
+async def test_waiting_counts_against_the_deadline(clock):
     """A call that gets no place before its deadline, or has none left, is not made, says so, and is no failure."""
     model = always(clock, returns("yes", after=20))
     guarded = GuardedLLM(model, max_concurrency=1)
@@ -175,7 +175,7 @@ async def test_waiting_counts_against_the_deadline(clock: VirtualClock) -> None:
 # Several
 
 
-async def test_falls_back_in_order(clock: VirtualClock) -> None:
+async def test_falls_back_in_order(clock):
     """The next model is asked when one fails for whatever reason, and the record says why."""
     notes = Notes("dear")
     members = [
@@ -202,7 +202,7 @@ async def test_falls_back_in_order(clock: VirtualClock) -> None:
     assert models == [["wanted"], ["scripted-1"], ["scripted-1"], [], [], ["own"], []]
 
 
-async def test_all_keep_to_one_deadline(clock: VirtualClock) -> None:
+async def test_all_keep_to_one_deadline(clock):
     """However many hang, the whole takes no longer than one call may, and everybody gets a share of it."""
     members = [always(clock, hangs(), name=name) for name in ("one", "two", "three")]
     with pytest.raises(LLMUnavailable, match=r"one: no answer.*two: no answer.*three: no answer"):
@@ -212,7 +212,7 @@ async def test_all_keep_to_one_deadline(clock: VirtualClock) -> None:
     assert deadlines == [clock.now() - 20, clock.now() - 10, clock.now()]
 
 
-async def test_time_that_is_saved_is_there_for_others(clock: VirtualClock) -> None:
+async def test_time_that_is_saved_is_there_for_others(clock):
     """One that fails at once, or is left alone, leaves its time to the others."""
     late = always(clock, returns("yes", after=29), name="late")
     fallback = FallbackLLM([GuardedLLM(scripted(clock, BAD_KEY)), late])
@@ -228,7 +228,7 @@ STEPS = {
 
 
 @given(st.lists(st.sampled_from([*STEPS]), min_size=1, max_size=5), st.floats(1, 60))
-def test_deadline_always_holds(kinds: list[str], timeout: float) -> None:
+def test_deadline_always_holds(kinds: list[str], timeout: float):
     """Whatever the models do, an answer or an error comes in time, and an answer wherever one answers at once."""
 
     async def play() -> None:
@@ -243,7 +243,7 @@ def test_deadline_always_holds(kinds: list[str], timeout: float) -> None:
     anyio.run(play)
 
 
-async def test_errors_of_fallbacks(clock: VirtualClock) -> None:
+async def test_errors_of_fallbacks(clock):
     """One that fails alone raises its own error; where no call fits the budget, that is what is said."""
     with pytest.raises(LLMRequestRejected):
         await FallbackLLM([scripted(clock, BAD_KEY)]).complete("?")
@@ -254,7 +254,7 @@ async def test_errors_of_fallbacks(clock: VirtualClock) -> None:
         FallbackLLM([])
 
 
-async def test_fallback_is_a_provider(clock: VirtualClock) -> None:
+async def test_fallback_is_a_provider(clock):
     """A list of models is available when one of them is, embeds with the first that can, and is closed as a whole."""
     gone = scripted(clock, name="gone", unavailable_reason="it is gone")
     here = scripted(clock, "yes", name="here")
@@ -288,7 +288,7 @@ def client(llm: LLMProvider) -> Any:
 
 
 @pytest.mark.usefixtures("plugins")
-def test_by_name() -> None:
+def test_by_name():
     """A plugin of anybody's is found by its name, which may say the model, and gets of the settings what it takes."""
     wanted = settings(
         model="plain-2",
@@ -312,7 +312,7 @@ def test_by_name() -> None:
 
 
 @pytest.mark.usefixtures("plugins")
-def test_setting_goes_before_what_is_found() -> None:
+def test_setting_goes_before_what_is_found():
     """`auto` takes what the setting `provider` names; providers of another kind among them do not matter."""
     assert (
         create_llm_provider(settings=settings(provider=("repair", "plain")), environ=KEYS).name
@@ -322,7 +322,7 @@ def test_setting_goes_before_what_is_found() -> None:
 
 @pytest.mark.usefixtures("plugins")
 @pytest.mark.parametrize("names", ["plain,keyed", ["plain", "keyed", "plain"], "plain, keyed ,"])
-def test_ordered_list(names: str | list[str]) -> None:
+def test_ordered_list(names: str | list[str]):
     """Several names are asked in their order; model and address of the settings are those of the first alone."""
     given = settings(model="plain-9", base_url="http://localhost:1")
     llm = create_llm_provider(names, settings=given, environ={"KEYED_KEY": "k"})
@@ -332,14 +332,14 @@ def test_ordered_list(names: str | list[str]) -> None:
 
 
 @pytest.mark.usefixtures("plugins")
-def test_fallback_of_the_settings() -> None:
+def test_fallback_of_the_settings():
     """`llm.fallback` stands behind whoever is chosen, and one that lacks its key is passed over."""
     llm = create_llm_provider("keyed", settings=settings(fallback=["plain", "keyed"]), environ={})
     assert (llm.name, llm.unavailable_reason()) == ("keyed,plain", "")
 
 
 @pytest.mark.usefixtures("plugins")
-async def test_places_of_the_settings(clock: VirtualClock) -> None:
+async def test_places_of_the_settings(clock):
     """`llm.max_concurrency` is how many calls a provider gets at once."""
     one = settings(max_concurrency=1)
     llm = create_llm_provider(
@@ -349,7 +349,7 @@ async def test_places_of_the_settings(clock: VirtualClock) -> None:
 
 
 @pytest.mark.usefixtures("plugins")
-def test_address() -> None:
+def test_address():
     """`llm.base_url` is where the named provider is asked; without a name it is refused, lest a key goes astray."""
     given = settings(base_url="http://localhost:1")
     keyed = client(create_llm_provider("keyed", settings=given, environ={"KEYED_KEY": "k"}))
@@ -376,7 +376,7 @@ def test_address() -> None:
         ("keyed", r"^keyed cannot be asked: KEYED_KEY is not set$"),
     ],
 )
-def test_wrong_names(name: str, message: str) -> None:
+def test_wrong_names(name: str, message: str):
     """An unknown name, a provider of another kind, one that cannot be made and one that lacks its key are told apart."""
     with pytest.raises(NoLLMProvider if name == "keyed" else PluginError, match=message):
         create_llm_provider(name, environ={})
@@ -388,7 +388,7 @@ def test_wrong_names(name: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("gone", "found"), [(0, "github-copilot"), (1, "anthropic"), (2, "openai"), (3, "ollama")]
 )
-def test_auto_takes_the_first_key(gone: int, found: str) -> None:
+def test_auto_takes_the_first_key(gone: int, found: str):
     """`auto` looks for the key of GitHub Copilot, of Anthropic, of OpenAI, and takes Ollama last if it is enabled."""
     llm = create_llm_provider(environ=dict([*KEYS.items()][gone:]), settings=settings(ollama=True))
     names = ["github-copilot", "anthropic", "openai", "ollama"]
@@ -396,7 +396,7 @@ def test_auto_takes_the_first_key(gone: int, found: str) -> None:
     assert not any(key in repr(llm) for key in KEYS.values())
 
 
-async def test_auto_goes_on_where_the_first_refuses(clock: VirtualClock) -> None:
+async def test_auto_goes_on_where_the_first_refuses(clock):
     """Where the first model that `auto` finds refuses the key, the next one is asked; until then the first has all the time."""
     asked: list[tuple[str, float]] = []
 
@@ -419,7 +419,7 @@ async def test_auto_goes_on_where_the_first_refuses(clock: VirtualClock) -> None
     assert asked == [("api.githubcopilot.com", 0), ("api.openai.com", 20), ("api.openai.com", 20)]
 
 
-def test_auto_without_any_key() -> None:
+def test_auto_without_any_key():
     """Without a key `auto` says everything that it looked for."""
     with pytest.raises(NoLLMProvider) as caught:
         create_llm_provider(environ={})
@@ -430,7 +430,7 @@ def test_auto_without_any_key() -> None:
     )
 
 
-def test_what_is_found_gets_the_model_of_the_settings() -> None:
+def test_what_is_found_gets_the_model_of_the_settings():
     """The model of the settings is that of whoever is found; who stands in has its own."""
     given = settings(model="claude-x", fallback=["openai"], max_tokens=77)
     llm = create_llm_provider(environ=KEYS | {"GITHUB_COPILOT_TOKEN": ""}, settings=given)
@@ -504,7 +504,7 @@ def played(moves: list[tuple[str, float]]) -> CircuitBreaker:
         "late success",
     ],
 )
-def test_state(moves: list[tuple[str, float]], now: float, state: str, left: float) -> None:
+def test_state(moves: list[tuple[str, float]], now: float, state: str, left: float):
     """Three failures in a row open it; each trial that fails doubles its rest; late failures do not prolong that."""
     breaker = played(moves)
     assert (breaker.state(now), breaker.retry_after(now)) == (state, left)
@@ -518,7 +518,7 @@ Moves = st.lists(
 
 
 @given(Moves)
-def test_it_never_stays_shut(moves: list[tuple[str, int]]) -> None:
+def test_it_never_stays_shut(moves: list[tuple[str, int]]):
     """Whatever happens, there is at most one trial at a time, and in the end a call is let through again."""
     breaker, now, out = CircuitBreaker(), 0.0, []
     for move, seconds in moves:

@@ -52,7 +52,7 @@ def wide_class(attributes: int, reason: str = "") -> str:
     return WIDE.format(reason=reason, assignments="\n".join(assignments))
 
 
-def test_packed_forms_are_named_with_their_places(tmp_path: Path) -> None:
+def test_packed_forms_are_named_with_their_places(tmp_path):
     """Each packed form is counted, and named with its file and line."""
     packed = "a, b = 1, 2\nc = a if b else 0\nd = [e for e in (a, b)]\nf = a and b\n"
     done = check(tmp_path, PLAIN + packed)
@@ -75,7 +75,7 @@ def test_packed_forms_are_named_with_their_places(tmp_path: Path) -> None:
     }
 
 
-def test_dense_functions_are_named(tmp_path: Path) -> None:
+def test_dense_functions_are_named(tmp_path):
     """If statements hold too much on average, the densest functions are named."""
     dense = "def total(a: int, b: int, c: int) -> int:  # dense\n    return (a + b) * (b + c) * (c + a)\n"
     done = check(tmp_path, dense)
@@ -83,7 +83,7 @@ def test_dense_functions_are_named(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[1].startswith("  replanning/plan/module.py:1 total: ")
 
 
-def test_a_large_class_needs_a_reason(tmp_path: Path) -> None:
+def test_a_large_class_needs_a_reason(tmp_path):
     """More than 15 attributes need a reason in the docstring, and no reason allows more than 20."""
     reason = ". It has many attributes because it is made up"
     assert check(tmp_path / "reasonable", wide_class(16, reason)).returncode == 0
@@ -95,7 +95,7 @@ def test_a_large_class_needs_a_reason(tmp_path: Path) -> None:
     assert "classes of more than 20 attributes: 1.0, expected at most 0" in too_large.stdout
 
 
-def test_a_few_functions_may_have_many_decisions(tmp_path: Path) -> None:
+def test_a_few_functions_may_have_many_decisions(tmp_path):
     """Functions of more than 20 decisions have a limit for all of them together."""
     branches = ["    if number:\n        number += 1"] * 21
     tangled = TANGLED.format(branches="\n".join(branches))

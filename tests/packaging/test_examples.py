@@ -51,7 +51,7 @@ ATTACHED = [
 ]
 
 
-def test_executor() -> None:
+def test_executor():
     """The workers of a Dask cluster do the work of a plan, and a task that fails there is replaced."""
     pytest.importorskip("distributed", reason="distributed is not installed")
     said = run(EXAMPLES / "dask_executor.py", DASK_LOGGING__DISTRIBUTED="critical")
@@ -62,7 +62,7 @@ def test_executor() -> None:
 
 
 @pytest.mark.parametrize(("name", "needed", "said"), ATTACHED)
-def test_attached_agents(name: str, needed: str, said: str) -> None:
+def test_attached_agents(name: str, needed: str, said: str):
     """An agent of another framework is attached by two lines, and a tool that fails is replaced."""
     if find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed")
@@ -72,7 +72,7 @@ def test_attached_agents(name: str, needed: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("name", "change"), [("own_orchestrator", ""), ("webhook", "+ read~2: tool: camera")]
 )
-def test_own_parts(name: str, change: str) -> None:
+def test_own_parts(name: str, change: str):
     """A loop of five lines repairs a plan; a question goes out and its answer comes in by HTTP, and is carried out."""
     said = run("-W", "error", EXAMPLES / f"{name}.py")
     assert change in said
@@ -121,7 +121,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.deep
 @pytest.mark.parametrize(("name", "module"), [("patience", "plugin"), ("oracle", "llm_plugin")])
-def test_plugin_is_found(name: str, module: str, elsewhere: Path, tmp_path: Path) -> None:
+def test_plugin_is_found(name: str, module: str, elsewhere: Path, tmp_path):
     """A provider and a language model, each a package of ten lines, are installed, found, and reported with their package."""
     (path,) = (EXAMPLES / module).glob("*.py")
     assert len([line for line in path.read_text().splitlines() if line.strip()]) <= 12
@@ -137,7 +137,7 @@ def test_plugin_is_found(name: str, module: str, elsewhere: Path, tmp_path: Path
 
 
 @pytest.mark.deep
-def test_plugin_is_used(elsewhere: Path, tmp_path: Path) -> None:
+def test_plugin_is_used(elsewhere: Path, tmp_path):
     """What an installed provider proposes, and what an installed language model answers, is considered or done."""
     (tmp_path / "plan.yaml").write_text(BROKEN)
     there: dict[str, Any] = {"python": elsewhere, "folder": tmp_path}
@@ -166,7 +166,7 @@ tasks:
 """
 
 
-async def test_tools_for_coding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tools_for_coding(tmp_path, monkeypatch):
     """The tools for work on a repository write, change, find, read and commit, and committing counts as dangerous."""
     for name, value in {"AUTHOR": "a", "COMMITTER": "a"}.items():
         monkeypatch.setenv(f"GIT_{name}_NAME", value)
@@ -193,6 +193,6 @@ async def test_tools_for_coding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.name)
-def test_plans_are_valid(path: Path) -> None:
+def test_plans_are_valid(path: Path):
     """Every plan file among the examples loads."""
     assert Plan.load(path).tasks

@@ -5,7 +5,6 @@ import hmac
 import json
 import time
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -37,7 +36,7 @@ def program(page: str) -> dict[str, Any]:
 
 @pytest.mark.skipif(find_spec("fastapi") is None, reason="fastapi is not installed")
 @pytest.mark.filterwarnings("default")  # those of the test client of another project
-def test_web_application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_web_application(tmp_path, monkeypatch):
     """A run that is begun by a request asks, and goes on when another request answers; what nobody asked is refused."""
     from fastapi.testclient import TestClient
 
@@ -67,7 +66,7 @@ def test_web_application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         wait_for("/runs/r1", lambda status: status == {"status": "succeeded", "revision": 1})
 
 
-async def test_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages(tmp_path, monkeypatch):
     """A question is posted with buttons; a click with the right signature answers it, and one with another does not."""
     monkeypatch.chdir(tmp_path)  # the program of the page keeps its runs there
     names = program("slack.md")

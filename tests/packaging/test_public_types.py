@@ -31,7 +31,7 @@ def modules() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", list(modules()))
-def test_public_classes(name: str) -> None:
+def test_public_classes(name: str):
     """The hints of every public class can be evaluated."""
     module = import_module(name)
     exported = getattr(module, "__all__", ())
@@ -44,7 +44,7 @@ def test_public_classes(name: str) -> None:
             ), cls
 
 
-def test_validation() -> None:
+def test_validation():
     """Public data classes can be parts of what pydantic reads."""
     answer = TypeAdapter(Answer).validate_python(
         {"verdict": "modify", "changes": [{"kind": "skip", "task_id": "a"}], "by": "ada"}
@@ -67,7 +67,7 @@ def test_validation() -> None:
         (TimeoutSettings, "replan", {}),
     ],
 )
-def test_durations(model: type[BaseModel], field: str, others: dict[str, object]) -> None:
+def test_durations(model: type[BaseModel], field: str, others: dict[str, object]):
     """A duration is a number of seconds or a `timedelta`, and is kept in seconds."""
     assert getattr(model.model_validate({**others, field: timedelta(minutes=1.5)}), field) == 90.0
     with pytest.raises((ValueError, ReplanningError), match=field):

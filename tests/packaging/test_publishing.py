@@ -17,7 +17,7 @@ RECORDING = ROOT / "docs" / "images" / "demo.svg"
 pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="needs the checkout")
 
 
-def test_files_of_a_release() -> None:
+def test_files_of_a_release():
     """The version and the date are set where they are stated, and the changelog keeps what was unreleased under the version."""
     names = runpy.run_path(str(SCRIPT))
     changed = names["released"]("7.8.9", "2030-01-02")
@@ -34,14 +34,14 @@ def test_files_of_a_release() -> None:
     assert names["section"](changed["CHANGELOG.md"], "Unreleased") == ""
 
 
-def test_what_is_no_release() -> None:
+def test_what_is_no_release():
     """A version of another form stops a release, before anything is built."""
     done = subprocess.run([sys.executable, SCRIPT, "next"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert "release: 'next' is no version such as 0.2.0" in done.stderr
 
 
-def test_recording() -> None:
+def test_recording():
     """The recording of the demo is small, shows all three repairs, and neither runs nor loads anything."""
     text = RECORDING.read_text(encoding="utf-8")
     assert len(text.encode()) <= 150 * 1024

@@ -30,25 +30,25 @@ def run(folder: Path, *command: str | Path) -> str:
 @pytest.mark.parametrize(
     ("family", "name"), [(family, name) for family in PLUGINS for name in PLUGINS[family].split()]
 )
-def test_plugin_is_found(family: str, name: str) -> None:
+def test_plugin_is_found(family: str, name: str):
     """Each plugin of our own is found through its entry point and comes from the installed package."""
     (point,) = entry_points(group=f"replanning.{family}", name=name)
 
     assert point.load().__module__.startswith("replanning.")
 
 
-def test_script_says_what_it_can_do(tmp_path: Path) -> None:
+def test_script_says_what_it_can_do(tmp_path):
     """The `replanning` command is installed and lists its subcommands."""
     assert "demo" in run(tmp_path, SCRIPT, "--help")
 
 
 @pytest.mark.deep
-def test_demo_runs_anywhere(tmp_path: Path) -> None:
+def test_demo_runs_anywhere(tmp_path):
     """After a plain installation `replanning demo` runs to its end in an empty folder."""
     run(tmp_path, SCRIPT, "demo")
 
 
-def test_readme_runs_as_it_is(tmp_path: Path) -> None:
+def test_readme_runs_as_it_is(tmp_path):
     """Each Python program of the README runs as it stands, and prints what the README says."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     programs = re.findall(

@@ -8,7 +8,6 @@ import re
 from collections.abc import Awaitable
 from contextlib import closing
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 
@@ -95,13 +94,13 @@ def plan_with(work) -> PlanningCoordinator:
 
 @pytest.mark.parametrize(("wrong", "message"), NO_WORK)
 @pytest.mark.parametrize("use", [SequentialOrchestrator, SwarmOrchestrator, plan_with])
-def test_work_is_async(use, wrong, message: str) -> None:
+def test_work_is_async(use, wrong, message: str):
     """Orchestrators and planning mode refuse work that is not async when it is given, and say what to write."""
     with pytest.raises(TypeError, match=message):
         use(wrong)
 
 
-async def test_work_of_an_engine_is_async() -> None:
+async def test_work_of_an_engine_is_async():
     """An engine refuses work that is not async before it opens a run."""
     engine = ReplanningEngine()
     with pytest.raises(TypeError, match="work is 'blocking', which is not async"):
@@ -109,7 +108,7 @@ async def test_work_of_an_engine_is_async() -> None:
     assert list(engine.store.runs()) == []
 
 
-async def test_planning_without_work() -> None:
+async def test_planning_without_work():
     """Where nothing executes actions, carrying a plan out is refused before a model is asked; planning alone is not."""
     model = ScriptedLLM([])
     planning = PlanningCoordinator(Settings(), model, (), "try it")
@@ -131,7 +130,7 @@ async def test_planning_without_work() -> None:
         lambda task, context: work(context=context, task=task),
     ],
 )
-async def test_what_can_be_awaited_is_work(right) -> None:
+async def test_what_can_be_awaited_is_work(right):
     """Methods, objects, partial functions and functions that hand on what is to be awaited are work as well."""
     result = await SequentialOrchestrator(right).run(chain("a"))
     assert result.outputs == {"a": "a"}
@@ -253,7 +252,7 @@ CALLS = [
 
 
 @pytest.mark.parametrize(("call", "error", "message"), CALLS)
-async def test_calls_of_a_run(call, error: type[Exception], message: str) -> None:
+async def test_calls_of_a_run(call, error: type[Exception], message: str):
     """A run refuses what it cannot do with a sentence, journals nothing, and its plan stays as it was."""
     async with open_run(RESOURCES) as run:
         with pytest.raises(error, match=re.escape(message)):
@@ -327,13 +326,13 @@ async def test_calls_of_a_run(call, error: type[Exception], message: str) -> Non
         ),
     ],
 )
-def test_parts(call, error: type[Exception], message: str) -> None:
+def test_parts(call, error: type[Exception], message: str):
     """What is made of the wrong parts is refused when it is made, with what was expected and what was given."""
     with pytest.raises(error, match=re.escape(message)):
         call()
 
 
-async def test_a_run_that_was_left_records_nothing() -> None:
+async def test_a_run_that_was_left_records_nothing():
     """An observation of a run that was left is refused, and an engine is closed after its last run."""
     engine = ReplanningEngine()
     async with engine.open(RESOURCES) as run:
@@ -365,7 +364,7 @@ async def test_a_run_that_was_left_records_nothing() -> None:
         lambda wrong: ReplanningEngine(settings=wrong),
     ],
 )
-def test_settings_from_anything(make) -> None:
+def test_settings_from_anything(make):
     """Settings name all that is wrong with them, however they are made: its place, what was expected and what was given."""
     with pytest.raises(SettingsError) as caught:
         make({"limits": {"replans_per_run": "many"}, "judge_on": "never", "cooldwn": "1"})
@@ -382,7 +381,7 @@ def test_settings_from_anything(make) -> None:
         assert told in str(caught.value)
 
 
-async def test_places_and_mappings(tmp_path: Path) -> None:
+async def test_places_and_mappings(tmp_path):
     """An engine, and a run without one, take a place for their store and a mapping for their settings."""
     engine = ReplanningEngine(
         store=tmp_path / "runs.db", settings={"limits": {"replans_per_run": 1}}
@@ -403,7 +402,7 @@ async def test_places_and_mappings(tmp_path: Path) -> None:
     assert isinstance(open_store("memory"), MemoryStore)
 
 
-async def test_changes_as_json() -> None:
+async def test_changes_as_json():
     """Edits may be JSON, as a person or another program writes them."""
     async with open_run(chain("a", "b")) as run:
         assert (

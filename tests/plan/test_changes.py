@@ -36,7 +36,7 @@ ONE_OF_EACH: tuple[PlanChange, ...] = (
 )
 
 
-def test_touched() -> None:
+def test_touched():
     """A set touches the existing tasks that its changes are about, each once, in order."""
     assert target_task_ids(ONE_OF_EACH) == ("b", "c", "d", "e", "f", "g", "h", "i")
 
@@ -67,14 +67,14 @@ def split(*names: str, way: str = "dist") -> tuple[PlanChange, ...]:
         (*split("x", "y"), AbortRun()),
     ],
 )
-def test_not_the_same(other: tuple[PlanChange, ...]) -> None:
+def test_not_the_same(other: tuple[PlanChange, ...]):
     """Another argument, fewer changes, another order or a further change make another set, and so do other kinds."""
     assert changes_hash(split("x", "y")) != changes_hash(other)
     kinds = (RemoveTask, RetryTask, SkipTask, CancelTask)
     assert len({changes_hash((kind(task_id="a"),)) for kind in kinds}) == len(kinds)
 
 
-def test_nonsense_has_a_hash() -> None:
+def test_nonsense_has_a_hash():
     """Fields that no task takes are hashed as they are; refusing them is not for the hash."""
     odd = ModifyTask(
         task_id="a",
@@ -84,7 +84,7 @@ def test_nonsense_has_a_hash() -> None:
     assert changes_hash((odd,)) != changes_hash((new, odd))
 
 
-def test_duplicates() -> None:
+def test_duplicates():
     """Alternatives are duplicates that differ in the ids of new tasks alone, whoever proposes them, however sure."""
     one = Alternative(changes=split("x", "y"), reason="one", source="repair", confidence=0.5)
     other = Alternative(
@@ -93,13 +93,13 @@ def test_duplicates() -> None:
     assert one.fingerprint() == other.fingerprint()
 
 
-def test_written_and_read() -> None:
+def test_written_and_read():
     """Every kind of change is read back as it was written."""
     assert parse_changes([dump_change(change) for change in ONE_OF_EACH]) == ONE_OF_EACH
     assert dump_change(ONE_OF_EACH[1]) == {"kind": "remove", "task_id": "d"}
 
 
-def test_what_is_no_change() -> None:
+def test_what_is_no_change():
     """Each thing that is no change is named with its place, and with the kinds of change that there are."""
     data = [
         {"kind": "skip"},

@@ -54,14 +54,14 @@ MADE = [
 
 
 @pytest.mark.parametrize("kind", TREE)
-def test_one_tree(kind: type[Exception]) -> None:
+def test_one_tree(kind: type[Exception]):
     """Every error can be caught as a ReplanningError, and stands in the drawing of the tree."""
     assert issubclass(kind, ReplanningError)
     assert kind.__name__ in str(errors.__doc__)
 
 
 @pytest.mark.parametrize(("error", "attributes"), MADE)
-def test_errors_travel(error: ReplanningError, attributes: dict[str, object]) -> None:
+def test_errors_travel(error: ReplanningError, attributes: dict[str, object]):
     """An error that is copied or sent to another process is the same there, with its message and facts."""
     error.add_note("while testing")
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
@@ -69,7 +69,7 @@ def test_errors_travel(error: ReplanningError, attributes: dict[str, object]) ->
         assert attributes.items() <= vars(again).items()
 
 
-def test_problems_are_all_named() -> None:
+def test_problems_are_all_named():
     """An error made of several problems names each with its place, and counts them."""
     lines = str(
         PlanError([Problem("tasks[0].id", "is empty"), Problem("", "has no goal")])
@@ -84,7 +84,7 @@ def test_problems_are_all_named() -> None:
     )
 
 
-def test_what_is_caught_together() -> None:
+def test_what_is_caught_together():
     """What is unknown is a LookupError too, and an owned run a matter of the store."""
     with pytest.raises(LookupError, match=r"^there is no task 'x'; did you mean 'y'\?$"):
         raise UnknownTask("x", "did you mean 'y'?")
@@ -102,6 +102,6 @@ def test_what_is_caught_together() -> None:
         ({"request_id": "req-1", "excerpt": "later"}, "overloaded (request req-1): later"),
     ],
 )
-def test_what_a_language_model_says(facts: dict[str, object], message: str) -> None:
+def test_what_a_language_model_says(facts: dict[str, object], message: str):
     """An error of a language model says who was asked and what came back, as far as it is known."""
     assert str(LLMError("overloaded", **facts)) == message  # type: ignore[arg-type]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import anyio
 import pytest
@@ -72,14 +71,14 @@ async def outcome_of(text: str, *events: Event) -> Outcome:
 
 
 @pytest.mark.parametrize("goal", [["walls"], ["garden", "walls"], ["base"], []])
-async def test_no_intervention(goal: list[str]) -> None:
+async def test_no_intervention(goal: list[str]):
     """A goal that what is left of the plan reaches as well causes no replanning."""
     outcome = await outcome_of(HOUSE, Event(1, goal=goal))
     assert (outcome.status, outcome.triggers, outcome.added) == ("succeeded", [], [])
     assert len(outcome.done) == 3
 
 
-async def test_branches_stay_parallel() -> None:
+async def test_branches_stay_parallel():
     """A branch that has nothing to do with the new goal stays as it is, and is handed out beside the new tasks."""
     async with opened() as run:
         workers = run.ready(), run.ready()
@@ -97,7 +96,7 @@ async def test_branches_stay_parallel() -> None:
     assert run.result.status == "succeeded"
 
 
-async def test_what_would_spoil_it_waits() -> None:
+async def test_what_would_spoil_it_waits():
     """A task that takes away what the new goal needs is not handed out while a way is looked for, and then left out."""
     text = HOUSE.replace(
         "{id: plant, tool: plant}",
@@ -112,7 +111,7 @@ async def test_what_would_spoil_it_waits() -> None:
     assert "pave" not in outcome.done
 
 
-async def test_reached_already() -> None:
+async def test_reached_already():
     """A run that may stop when its goal is reached stops as soon as the goal is changed to what holds."""
     store = MemoryStore()
     async with opened(store=store) as run:
@@ -124,7 +123,7 @@ async def test_reached_already() -> None:
     assert bodies(store, run.id, TriggerFired) == []
 
 
-async def test_in_words_alone() -> None:
+async def test_in_words_alone():
     """A goal that no facts state makes providers think about the plan when its words change, and is kept otherwise."""
     provider = Proposer(
         lambda request: [alternative(AddTask(task=Task(id="paint", depends_on=("build",))))]
@@ -139,7 +138,7 @@ async def test_in_words_alone() -> None:
     assert run.live.entry(run.plan.tasks[-1].id).state == "DONE"
 
 
-async def test_facts_not_stated() -> None:
+async def test_facts_not_stated():
     """Where a plan does not state its facts, a new goal that no task brings about is noticed and repaired as well."""
     text = """
 goal: {objective: pages}
@@ -154,7 +153,7 @@ tasks: [{id: fetch, tool: fetch}]
     assert (await outcome_of(text, Event(0, goal=["artifact(pages)"]))).triggers == []
 
 
-async def test_changed_back() -> None:
+async def test_changed_back():
     """A goal that is changed back before a way was looked for leaves the plan as it was."""
     store = MemoryStore()
     async with opened(store=store) as run:
@@ -166,7 +165,7 @@ async def test_changed_back() -> None:
     assert told == ["trigger-fired", "trigger-dropped"]
 
 
-async def test_beside_a_question() -> None:
+async def test_beside_a_question():
     """A new goal is repaired while something else waits for a person."""
     plant = "{id: plant, tool: plant}"
     text = HOUSE.replace(plant, f"{plant}\n  - {{id: ask, tool: ask, fallbacks: [{{tool: tell}}]}}")
@@ -187,7 +186,7 @@ async def test_beside_a_question() -> None:
 # What it looks like
 
 
-async def test_on_record_and_reported() -> None:
+async def test_on_record_and_reported():
     """A change of the goal is on record with why and by whom; view, trigger, history, export and status tell of it."""
     store = MemoryStore()
     async with opened(store=store) as run:
@@ -213,7 +212,7 @@ async def test_on_record_and_reported() -> None:
     assert run_status(store, next(iter(store.runs())), 0.0).objective == "a house\nwith a roof"
 
 
-async def test_resumed() -> None:
+async def test_resumed():
     """A run that is taken up again, and a fork of it, know the new goal, and make good what was not considered any more."""
     store = MemoryStore()
     async with VirtualClock() as clock:
@@ -241,7 +240,7 @@ async def test_resumed() -> None:
         ),
     ],
 )
-async def test_no_goal(fields: Mapping[str, object], places: list[str]) -> None:
+async def test_no_goal(fields: Mapping[str, object], places: list[str]):
     """What cannot be a goal is refused with every place, and nothing has changed."""
     store = MemoryStore()
     async with opened(store=store) as run:
@@ -259,7 +258,7 @@ async def test_no_goal(fields: Mapping[str, object], places: list[str]) -> None:
 # From elsewhere
 
 
-async def test_asked_for_from_elsewhere(tmp_path: Path) -> None:
+async def test_asked_for_from_elsewhere(tmp_path):
     """Another process asks a run for another goal through the store; a request that is no goal is recorded and passed over."""
     path = tmp_path / "history.db"
     store = SqliteStore(path)

@@ -135,7 +135,7 @@ def assert_quick(act: Callable[[], object], seconds: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("read", "start", "unit", "end"), TEXTS)
-def test_bad_texts(read: Reader, start: str, unit: str, end: str) -> None:
+def test_bad_texts(read: Reader, start: str, unit: str, end: str):
     """A megabyte of a bad text is read within a second."""
     text = start + unit * (MEGABYTE // len(unit)) + end
 
@@ -148,7 +148,7 @@ def test_bad_texts(read: Reader, start: str, unit: str, end: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
-def test_products(plan: str) -> None:
+def test_products(plan: str):
     """A megabyte of a plan whose many tasks use many things of its tools is read and checked within two seconds."""
     text = json.dumps({"goal": {"objective": "x"}, **PLANS[plan](MEGABYTE)}, separators=(",", ":"))
 
@@ -161,7 +161,7 @@ def test_products(plan: str) -> None:
     assert_quick(check, 2 * SECONDS_PER_MEGABYTE)
 
 
-def test_too_many_tasks() -> None:
+def test_too_many_tasks():
     """A plan of too many tasks, fallbacks and undo tasks is refused at the list that goes beyond the limit."""
     tasks = [{"id": "a", "undo": {"fallbacks": [{}] * 99_997}}, {"id": "b"}]
     text = json.dumps({"goal": {"objective": "x"}, "tasks": tasks})
@@ -175,7 +175,7 @@ def test_too_many_tasks() -> None:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_garbage_collector(enabled: bool) -> None:
+def test_garbage_collector(enabled: bool):
     """Reading a plan, which pauses the garbage collector, leaves it as it was."""
     before = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
@@ -198,7 +198,7 @@ def test_garbage_collector(enabled: bool) -> None:
         ("yaml", "goal: {objective: x}\ntasks: [{id: a, depends_on: [" + "b," * 1_001 + "]}]"),
     ],
 )  # fmt: skip
-def test_first_problems(form: Format, text: str) -> None:
+def test_first_problems(form: Format, text: str):
     """An error lists a thousand problems of a text that has more, and says so."""
     with pytest.raises(PlanError) as refused:
         Plan.parse(text, form)

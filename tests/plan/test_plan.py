@@ -552,7 +552,7 @@ def test_reachability(edges):
         )
 
 
-def test_near_names_are_sought_within_bounds() -> None:
+def test_near_names_are_sought_within_bounds():
     """Of many unknown names the first get a hint and the last none, so that checking does not compare all with all."""
     tasks = [{"id": f"step{n}", "depends_on": [f"stop{n}"]} for n in range(200)]
     with pytest.raises(PlanError) as caught:

@@ -57,7 +57,7 @@ def test_prompts_show_the_tools_of_servers():
     assert "its process has ended" in prompt
 
 
-def test_tools_are_listed(tmp_path: Path) -> None:
+def test_tools_are_listed(tmp_path):
     """`replanning tools` shows the origin and parameters of every tool, and why one cannot be used."""
     more = "  gone: {command: no-such-server}\ntools:\n- {name: absent, kind: shell, command: no-such-program-x}\n"
     more += "- {name: find, kind: mcp, server: web, tool: serch}\n"
@@ -88,7 +88,7 @@ def test_tools_are_listed(tmp_path: Path) -> None:
     )
 
 
-def test_dangerous_tools_are_listed(tmp_path: Path) -> None:
+def test_dangerous_tools_are_listed(tmp_path):
     """A tool that deletes is listed as dangerous with the reason for a file of tools; a plan's own statement counts."""
     tools = "tools:\n- {name: clear, kind: shell, command: rm -f log}\n"
     (tmp_path / "tools.yaml").write_text(tools, encoding="utf-8")
@@ -106,7 +106,7 @@ def test_dangerous_tools_are_listed(tmp_path: Path) -> None:
     )
 
 
-def test_a_plan_with_servers_is_validated_and_run(tmp_path: Path) -> None:
+def test_a_plan_with_servers_is_validated_and_run(tmp_path):
     """`validate` starts no server; `run` uses their tools and keeps their stderr out of its output."""
     servers(tmp_path, more="goal: {objective: find}\n").rename(tmp_path / "plan.yaml")
     with (tmp_path / "plan.yaml").open("a", encoding="utf-8") as file:
@@ -120,7 +120,7 @@ def test_a_plan_with_servers_is_validated_and_run(tmp_path: Path) -> None:
     assert "searching" not in done.stderr
 
 
-def test_a_goal_is_solved_with_the_tools_of_a_server(tmp_path: Path) -> None:
+def test_a_goal_is_solved_with_the_tools_of_a_server(tmp_path):
     """`replanning solve` plans with the tools of servers, and executes the plan."""
     action: JsonObject = {
         "task_id": "write",
@@ -157,7 +157,7 @@ def test_a_goal_is_solved_with_the_tools_of_a_server(tmp_path: Path) -> None:
     assert any('"web.search"' in prompt and '"limit"' in prompt for prompt in prompts)
 
 
-def test_what_tools_really_answer_is_judged(tmp_path: Path) -> None:
+def test_what_tools_really_answer_is_judged(tmp_path):
     """An MCP server that answers with a failure is reflected on; an accepted exit code and an expected failure are not."""
     more = (
         "tools:\n- {name: find, kind: shell, command: 'grep -e {text} /dev/null', accepted: [1]}\n"

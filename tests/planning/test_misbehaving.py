@@ -607,7 +607,7 @@ def last_word(records: list[Record]) -> object:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
-async def test_models_that_misbehave(first: int, anyio_backend_name: str) -> None:
+async def test_models_that_misbehave(first: int, anyio_backend_name: str):
     """Whatever a model replies, no limit or budget is exceeded, and the run ends with a reason."""
     ways: Counter[str] = Counter()
     for seed in range(
@@ -644,7 +644,7 @@ LIMITED = Settings.model_validate(
 @pytest.mark.parametrize(
     "anyio_backend", ["asyncio"]
 )  # it takes its time, and says the same on both
-async def test_a_weak_model_ends_within_its_limits() -> None:
+async def test_a_weak_model_ends_within_its_limits():
     """A run of a weak model ends within limits and budget, uses only given tools, and its summary is true."""
     used: list[tuple[str, str | None]] = []
 

@@ -71,7 +71,7 @@ async def outcome_of(plan: str | Plan, *events: Event, providers: Sequence[objec
         (["fetch", "archive", "split"], ["search", "crawl", "read-all", "write", "print"]),
     ],
 )
-async def test_substitution_chains(down: list[str], used: list[str]) -> None:
+async def test_substitution_chains(down: list[str], used: list[str]):
     """If a tool goes down, other tools, or a chain of them, achieve its effects."""
     for after in (0, 1):
         outcome = await outcome_of(RESEARCH, Event(after, down=down))
@@ -82,7 +82,7 @@ async def test_substitution_chains(down: list[str], used: list[str]) -> None:
 @pytest.mark.parametrize(
     "down", [["search"], ["write"], ["summarise", "crawl"], ["fetch", "archive", "crawl"]]
 )
-async def test_outage_without_substitute(down: list[str]) -> None:
+async def test_outage_without_substitute(down: list[str]):
     """If no chain achieves the same, the verdict is proven, and the run fails."""
     outcome = await outcome_of(RESEARCH, Event(0, down=down))
     assert outcome.status in ("failed", "needs_human")
@@ -91,7 +91,7 @@ async def test_outage_without_substitute(down: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("read", "left"), [("", ["b1", "b2"]), ("${b2.output}", ["b1"])])
-async def test_what_is_left_out_keeps_the_order(read: str, left: list[str]) -> None:
+async def test_what_is_left_out_keeps_the_order(read: str, left: list[str]):
     """What waited for superfluous tasks waits for what these waited for; a task whose result is read stays."""
     tools = [
         ToolSpec(name="b1", adds=("x",)),
@@ -123,7 +123,7 @@ async def test_what_is_left_out_keeps_the_order(read: str, left: list[str]) -> N
     ("trouble", "offers"),
     [("", 1), ("goal", 1), ("failed", 0), ("failed elsewhere", 1), ("asked", 0), ("elsewhere", 0)],
 )
-async def test_no_cheaper_path_where_others_decide(trouble: str, offers: int) -> None:
+async def test_no_cheaper_path_where_others_decide(trouble: str, offers: int):
     """Parts that are stuck are left to repairs, tasks about which a person is asked stay, and only what is named changes."""
     tools = [
         ToolSpec(name="b", adds=("x",)),
@@ -148,7 +148,7 @@ async def test_no_cheaper_path_where_others_decide(trouble: str, offers: int) ->
         run.pause()
 
 
-async def test_failing_tool_is_not_used_again(clock: VirtualClock) -> None:
+async def test_failing_tool_is_not_used_again(clock):
     """A use of a tool that has failed is not proposed again, and its substitute stands in its lineage."""
     engine = ReplanningEngine(["repair"], environment=environment(clock))
     gone = raises(ValueError("gone"))
@@ -195,7 +195,7 @@ async def proposals(
 
 
 @pytest.mark.parametrize("branches", ["a", "ab"])
-async def test_only_branches_in_trouble_change(branches: str) -> None:
+async def test_only_branches_in_trouble_change(branches: str):
     """Trouble is repaired in all branches together, each by changes of its own; a branch without any goes on as it is."""
     found, _ = await proposals(
         TWO, "heat-a", "heat-b", ceased=[f"warm({branch})" for branch in branches]
@@ -208,7 +208,7 @@ async def test_only_branches_in_trouble_change(branches: str) -> None:
     assert not [task for task in named if task.endswith("-b") and "b" not in branches]
 
 
-async def test_superfluous_tasks_go() -> None:
+async def test_superfluous_tasks_go():
     """Effects that came about by themselves are not repeated: their tasks go, and their dependents continue."""
     plan = TWO.replace("requires: [done(a), done(b)]", "requires: [done(a), done(b), quiet]")
     async with open_run(
@@ -245,7 +245,7 @@ tasks:
 """
 
 
-async def test_distinct_ways() -> None:
+async def test_distinct_ways():
     """The repair with the fewest changes, the cheapest, and the plan anew stand beside one another with their costs."""
     found, _ = await proposals(CHOICES, ceased=["path"])
     assert [alternative.reason.split(":")[0] for alternative in found] == [
@@ -257,7 +257,7 @@ async def test_distinct_ways() -> None:
 
 
 @pytest.mark.parametrize("bound", [1, 5, 40])
-def test_bounds_hold(bound: int) -> None:
+def test_bounds_hold(bound: int):
     """A search looks at no more states than it may, and then says that it does not know."""
     step = ToolSpec(
         name="step", requires=("at({a})", "next({a},{b})"), adds=("at({b})",), removes=("at({a})",)
@@ -278,7 +278,7 @@ def test_bounds_hold(bound: int) -> None:
         pytest.param({}, "a" * 1_000 + "b", "{a}{b}{a}{b}{c}{c}", id="effect"),
     ],
 )
-async def test_ambiguous_patterns(stated: JsonObject, needs: str, adds: str) -> None:
+async def test_ambiguous_patterns(stated: JsonObject, needs: str, adds: str):
     """If a pattern might fit a fact in too many ways, the goal is not called proven unreachable."""
     fly = {"name": "fly", "requires": [needs], "adds": ["there"]}
     plan = {
@@ -294,7 +294,7 @@ async def test_ambiguous_patterns(stated: JsonObject, needs: str, adds: str) -> 
 # The goal, and facts that do not matter
 
 
-async def test_goal_that_is_lost_at_the_end() -> None:
+async def test_goal_that_is_lost_at_the_end():
     """A goal that is lost when nothing is left to do is reached again by new tasks at the end."""
     plan = CHOICES.replace("[there]", "[there, half]").replace(
         "walk-on, depends_on", "clear, depends_on"
@@ -303,7 +303,7 @@ async def test_goal_that_is_lost_at_the_end() -> None:
     assert (outcome.status, outcome.reached) == ("succeeded", True)
 
 
-async def test_harmless_facts() -> None:
+async def test_harmless_facts():
     """Facts that come, or go where nothing needs them any more, cause nothing."""
     outcome = await outcome_of(CHOICES, Event(0, holds=["snow"]), Event(1, ceased=["path", "snow"]))
     assert (outcome.status, outcome.triggers) == ("succeeded", [])
@@ -351,7 +351,7 @@ def considered(outcome: Outcome) -> AlternativesConsidered:
     return next(body for body in outcome.records if isinstance(body, AlternativesConsidered))
 
 
-async def test_valid_is_kept() -> None:
+async def test_valid_is_kept():
     """A proposal that can be carried out is taken as it is."""
     outcome = await outcome_of(
         TEA, COLD, providers=[instead("fill", "boil", "fetch", "brew", "stir", "wash")]
@@ -363,7 +363,7 @@ async def test_valid_is_kept() -> None:
     )
 
 
-async def test_gap_is_bridged() -> None:
+async def test_gap_is_bridged():
     """A step that cannot be taken is led up to, and the model's other steps are kept."""
     outcome = await outcome_of(
         TEA, COLD, providers=[instead("boil", "stir", "fetch", "brew", "wash")]
@@ -384,7 +384,7 @@ async def test_gap_is_bridged() -> None:
     assert rejected.rejected.startswith("the plan could not be carried out: task 'm0' needs water")
 
 
-async def test_wrong_tail_is_left_out() -> None:
+async def test_wrong_tail_is_left_out():
     """A completion that leaves out what spoils the goal is one to choose from, ranked like other repairs."""
     text = TEA.replace("{name: wash, adds", "{name: wash, requires: [tea], adds")
     text = text.replace("{name: stir}", "{name: spill, adds: [floor], removes: [tea]}")
@@ -406,7 +406,7 @@ async def test_wrong_tail_is_left_out() -> None:
     assert new == ["fill", "boil", "fetch", "brew", "wash"]
 
 
-async def test_hopeless_is_replaced() -> None:
+async def test_hopeless_is_replaced():
     """A proposal of which less would be left than had to be added is not completed; the plan is repaired instead."""
     outcome = await outcome_of(TEA, COLD, providers=[instead("stir")])
     assert outcome.status == "succeeded"
@@ -415,7 +415,7 @@ async def test_hopeless_is_replaced() -> None:
     }
 
 
-async def test_sub_plan_is_completed() -> None:
+async def test_sub_plan_is_completed():
     """A sub-plan that takes the place of a task is completed as well, and stands for that task then."""
 
     def propose(request: ReplanRequest) -> Sequence[Alternative]:
@@ -430,7 +430,7 @@ async def test_sub_plan_is_completed() -> None:
     assert {"again", "look"} <= set(outcome.done)
 
 
-async def test_failing_completer_is_contained() -> None:
+async def test_failing_completer_is_contained():
     """A provider that fails at completing is noted, and the others' proposals are used."""
 
     class Broken(Proposer):
@@ -481,9 +481,7 @@ DATA = Path(__file__).parents[2].parent / "shared" / "data"
         (0, [], ["in(red,depot)"], 4, 3),  # it is lost: the other takes its parcel, too
     ],
 )
-async def test_logistics(
-    after: int, holds: list[str], ceased: list[str], new: int, gone: int
-) -> None:
+async def test_logistics(after: int, holds: list[str], ceased: list[str], new: int, gone: int):
     """An accident of one truck is repaired with the fewest changes, without changes to the other."""
     outcome = await outcome_of(LOGISTICS, Event(after, holds, ceased))
     assert (outcome.status, outcome.reached, outcome.inapplicable) == ("succeeded", True, [])
@@ -499,7 +497,7 @@ async def test_logistics(
 @pytest.mark.parametrize(
     "name", ["planbench_t6_blocksworld.jsonl", "planbench_t6_blocksworld_3.jsonl"]
 )
-async def test_planbench(name: str) -> None:
+async def test_planbench(name: str):
     """Every tenth published instance that is not trivial is recovered, and reached goals end the run early."""
     lines = (DATA / name).read_text().splitlines()[::10]
     for instance in map(json.loads, lines):

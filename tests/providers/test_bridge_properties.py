@@ -229,9 +229,7 @@ def _waiting(task: Task, *others: str) -> Task:
     ceased=st.lists(st.sampled_from(FACTS), max_size=3, unique=True),
     data=st.data(),
 )
-def test_no_offered_repair_fails(
-    plan: Plan, steps: int, ceased: list[str], data: st.DataObject
-) -> None:
+def test_no_offered_repair_fails(plan: Plan, steps: int, ceased: list[str], data: st.DataObject):
     """A repair that is offered is taken by the live plan, can be carried out, and reaches the goal."""
     down = data.draw(st.none() | st.none() | st.sampled_from([tool.name for tool in plan.tools]))
     fail = data.draw(st.sampled_from([False, False, True]))
@@ -249,7 +247,7 @@ def test_no_offered_repair_fails(
     gone=st.booleans(),
     goal=st.lists(st.sampled_from(FACTS), max_size=1),
 )
-def test_verdicts_are_sound(plan: Plan, steps: int, gone: bool, goal: list[str]) -> None:
+def test_verdicts_are_sound(plan: Plan, steps: int, gone: bool, goal: list[str]):
     """What is proven unreachable cannot be reached, though a failed call may be used again once its needs are met anew."""
     anyio.run(judged_after_failure, plan, min(steps, len(plan.tasks) - 1), gone, goal)
 
@@ -294,9 +292,7 @@ async def judged_after_failure(plan: Plan, steps: int, gone: bool, goal: Sequenc
 
 
 @given(domain=domains(), goal=st.frozensets(st.sampled_from(FACTS), min_size=1, max_size=3))
-def test_shortest_way(
-    domain: tuple[tuple[ToolSpec, ...], frozenset[str]], goal: frozenset[str]
-) -> None:
+def test_shortest_way(domain: tuple[tuple[ToolSpec, ...], frozenset[str]], goal: frozenset[str]):
     """A* finds a way as short as breadth-first search does, or proves that there is none exactly where that finds none."""
     tools, facts = domain
     actions = [
@@ -388,7 +384,7 @@ async def turns_during(call: Callable[[], Awaitable[object]]) -> int:
 
 
 @pytest.mark.parametrize("length", [700, 1_100])
-async def test_turns_of_the_event_loop(length: int) -> None:
+async def test_turns_of_the_event_loop(length: int):
     """Of a large plan, what is to be solved is worked out in several turns of the event loop; of a small one in one."""
     request = trouble(length)
 
@@ -400,7 +396,7 @@ async def test_turns_of_the_event_loop(length: int) -> None:
 
 
 @pytest.mark.parametrize("first", ["at({a})", "part({b})"])
-def test_uses_of_tools(first: str) -> None:
+def test_uses_of_tools(first: str):
     """The work of finding the uses of a tool grows with the plan, not with its square, where its needs hang together."""
 
     def calls(length: int) -> int:
@@ -421,7 +417,7 @@ def test_uses_of_tools(first: str) -> None:
     assert calls(400) < 2.5 * calls(200)
 
 
-async def test_search_that_is_not_wanted_any_more() -> None:
+async def test_search_that_is_not_wanted_any_more():
     """A long search in a thread ends when whoever asked has been cancelled, such as at the deadline of the provider."""
     looked = 0
 

@@ -71,7 +71,7 @@ def replayed(exchange: dict[str, Any]) -> Network:
 @pytest.mark.integration
 @recorded
 @pytest.mark.parametrize(("api", "count"), [("openai.chat", 445), ("ollama.openai", 2)])
-async def test_recorded_chats(api, count) -> None:
+async def test_recorded_chats(api, count):
     """Every recorded chat is read: what was said or given to tools, by which model, how it ended, what it used."""
     found = list(exchanges(api))
     assert len(found) == count
@@ -94,7 +94,7 @@ async def test_recorded_chats(api, count) -> None:
 
 @pytest.mark.integration
 @recorded
-async def test_recorded_messages() -> None:
+async def test_recorded_messages():
     """Every recorded message of Anthropic is read likewise; what it remembered counts as sent."""
     found = list(exchanges("anthropic.messages"))
     assert len(found) == 90
@@ -119,7 +119,7 @@ async def test_recorded_messages() -> None:
 
 @pytest.mark.integration
 @recorded
-async def test_recorded_errors() -> None:
+async def test_recorded_errors():
     """Every recorded error is one of a request that is not taken, and says what the service said; none is repeated."""
     found = [*exchanges("openai.chat", status=400), *exchanges("openai.chat", status=404)]
     assert len(found) == 5
@@ -135,7 +135,7 @@ async def test_recorded_errors() -> None:
 
 @pytest.mark.integration
 @recorded
-async def test_recorded_embeddings() -> None:
+async def test_recorded_embeddings():
     """Every recorded embedding is read, packed as they are, and its numbers are those of a direction."""
     found = list(exchanges("openai.embeddings"))
     assert len(found) == 19
@@ -166,7 +166,7 @@ async def test_recorded_embeddings() -> None:
         ),
     ],
 )
-async def test_refusals(kind, answer) -> None:
+async def test_refusals(kind, answer):
     """A model that declines is told from one that answers, in each of the ways in which services say so."""
     network = Network(said(kind, **answer))
     with pytest.raises(LLMRefusal, match=f"{kind.name}: the model declined: I won't.") as caught:
@@ -204,7 +204,7 @@ async def test_refusals(kind, answer) -> None:
         ),
     ],
 )
-async def test_how_answers_end(kind, answer, finish) -> None:
+async def test_how_answers_end(kind, answer, finish):
     """An answer says how it ended; where nothing is counted, what it used is estimated from above."""
     completion = await client(kind, Network(said(kind, "x", **answer))).complete_detailed("well?")
     assert (completion.text, completion.finish) == ("x", finish)
@@ -212,7 +212,7 @@ async def test_how_answers_end(kind, answer, finish) -> None:
     assert completion.input_tokens >= len("well?")
 
 
-async def test_content_in_parts() -> None:
+async def test_content_in_parts():
     """A message in parts says what its parts of text say, and not what the model thought."""
     parts = [
         {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
@@ -242,7 +242,7 @@ def objections(schema: str, instance: object) -> list[str]:
 @pytest.mark.integration
 @described
 @pytest.mark.parametrize("kind", [OpenAIProvider, GitHubCopilotProvider])
-async def test_requests_fit_the_published_description(kind) -> None:
+async def test_requests_fit_the_published_description(kind):
     """Every request that is sent to OpenAI or those like it is one by OpenAI's own description of its API."""
     odd = fails(400, "'temperature', 'max_tokens' and 'messages[0].role' are not supported")
     vector = httpx.Response(200, json={"data": [{"embedding": [0.5]}]})
@@ -305,7 +305,7 @@ COPILOT = "https://api.githubcopilot.com/v1/chat/completions"
     ],
     ids=["openai", "options", "compatible", "copilot", "anthropic", "hot", "ollama"],
 )  # fmt: skip
-async def test_requests(kind, configured, options, url, body) -> None:
+async def test_requests(kind, configured, options, url, body):
     """Each service is asked in its own form, with the key where it looks for it, and as it was configured."""
     network = Network(said(kind))
     request = await sent(client(kind, network, **configured), network, **options)
@@ -328,7 +328,7 @@ async def test_requests(kind, configured, options, url, body) -> None:
     ("kind", "configured"),
     [(OpenAIProvider, {"base_url": "http://localhost:8000/v1"}), (OllamaProvider, {})],
 )
-async def test_servers_without_a_key(kind, configured) -> None:
+async def test_servers_without_a_key(kind, configured):
     """A compatible server and Ollama need no key."""
     network = Network(said(kind))
     model = kind(transport=network, environ={}, **configured)
@@ -336,7 +336,7 @@ async def test_servers_without_a_key(kind, configured) -> None:
     assert "authorization" not in (await sent(model, network)).headers
 
 
-async def test_context_of_ollama() -> None:
+async def test_context_of_ollama():
     """Ollama is told to read as much as there is to read."""
     network = Network(said(OllamaProvider))
     await client(OllamaProvider, network).complete("word " * 3000)
@@ -360,13 +360,13 @@ async def test_context_of_ollama() -> None:
         ("", "http://127.0.0.1:11434"),
     ],
 )
-def test_ollama_host(given, address) -> None:
+def test_ollama_host(given, address):
     """Ollama's address may have each of the forms that Ollama itself accepts."""
     assert OllamaProvider(environ={"OLLAMA_HOST": given}).base_url == address
     assert OllamaProvider(base_url=given, environ={}).base_url == address
 
 
-async def test_availability() -> None:
+async def test_availability():
     """Ollama is available when it answers; the others are when they have a key."""
     with ScriptedLLMServer() as server:
         environ = server.environ()
@@ -380,7 +380,7 @@ async def test_availability() -> None:
 
 
 @pytest.mark.parametrize("kind", [OllamaProvider, LocalProvider])
-def test_price_of_own_models(kind) -> None:
+def test_price_of_own_models(kind):
     """A model of one's own costs nothing, unless it is said what it costs."""
     free = kind().estimate("?", LLMOptions())
     assert (free.calls, free.money, free.unpriced) == (1, 0.0, False)
@@ -397,7 +397,7 @@ def test_price_of_own_models(kind) -> None:
         (GitHubCopilotProvider, "GITHUB_COPILOT_TOKEN"),
     ],
 )
-async def test_keys(kind, variable) -> None:
+async def test_keys(kind, variable):
     """A key comes as an argument or by its variable; without one the client says which, and asks nothing."""
     network = Network(said(kind))
     assert (
@@ -423,7 +423,7 @@ NO_ADDRESSES = "api.openai.com:x http:// http://h:x http://h:65536 http://xn--/ 
 
 @pytest.mark.parametrize("kind", CLIENTS)
 @pytest.mark.parametrize("url", [*NO_ADDRESSES.split(), "http://h/?x=1", "http://h/?"])
-async def test_wrong_addresses(kind, url) -> None:
+async def test_wrong_addresses(kind, url):
     """An address that cannot be asked is told before anything is sent, without the login that it may hold."""
     network = Network(said(kind))
     model = kind(KEY, base_url=url, transport=network, environ={})
@@ -437,7 +437,7 @@ async def test_wrong_addresses(kind, url) -> None:
     assert network.requests == []
 
 
-async def test_shapes() -> None:
+async def test_shapes():
     """An answer of a shape is asked for by each service's own means."""
     for kind in CLIENTS:
         answer: dict[str, Any] = {}
@@ -478,7 +478,7 @@ async def test_shapes() -> None:
         (OllamaProvider, fails(400, "invalid format"), "format"),
     ],
 )
-async def test_services_without_shapes(kind, objection, hint) -> None:
+async def test_services_without_shapes(kind, objection, hint):
     """A schema that a service does not take is told in words, and from then on at once; other schemas are not."""
     network = Network(objection, said(kind, f"Here: {ULM}"))
     model = client(kind, network)
@@ -523,7 +523,7 @@ SYSTEMLESS = "Unsupported value: 'messages[0].role' does not support 'system' wi
     ],
     ids=["openai-temperature", "anthropic-temperature", "limit", "system"],
 )
-async def test_features_that_a_model_lacks(kind, configured, objection, gone, new) -> None:
+async def test_features_that_a_model_lacks(kind, configured, objection, gone, new):
     """A model that objects to a feature is asked without it or in other words, and from then on at once."""
     network = Network(fails(400, objection), said(kind))
     model = client(kind, network, **configured)
@@ -539,7 +539,7 @@ async def test_features_that_a_model_lacks(kind, configured, objection, gone, ne
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-async def test_objections_to_something_else(kind) -> None:
+async def test_objections_to_something_else(kind):
     """A request rejected for another reason stays rejected, and later calls keep all features."""
     network = Network(
         fails(400, "the prompt is too long"), fails(400, "the prompt is too long"), said(kind, ULM)
@@ -565,7 +565,7 @@ async def test_objections_to_something_else(kind) -> None:
          "http://127.0.0.1:11434/api/embed", "minilm"),
     ],
 )  # fmt: skip
-async def test_embeddings(kind, model, answer, url, asked) -> None:
+async def test_embeddings(kind, model, answer, url, asked):
     """Embeddings are asked of the models for them, or of the one that is named."""
     network = Network(httpx.Response(200, json=answer))
     assert await client(kind, network).embed("a wheel", LLMOptions(model=model)) == [0.5, 1.0]
@@ -576,14 +576,14 @@ async def test_embeddings(kind, model, answer, url, asked) -> None:
 
 
 @pytest.mark.parametrize("vector", ["[]", '""', '"AAAA"', '"~"', '["a"]', "null", "[NaN, 1]"])
-async def test_wrong_embeddings(vector) -> None:
+async def test_wrong_embeddings(vector):
     """A response without a valid vector is an error."""
     network = Network(httpx.Response(200, content=f'{{"data": [{{"embedding": {vector}}}]}}'))
     with pytest.raises(LLMError, match="its answer is not of the usual form: data"):
         await client(OpenAIProvider, network).embed("a wheel")
 
 
-def test_environment_of_the_process(monkeypatch) -> None:
+def test_environment_of_the_process(monkeypatch):
     """Arguments precede the environment of the process, which supplies the others."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:1/v1")
@@ -606,7 +606,7 @@ class Tree(BaseModel):
     default: str = Field("none", min_length=3, title="Anything")
 
 
-def test_strict_schemas() -> None:
+def test_strict_schemas():
     """A strict schema says the same in less: every member is required, no other may stand there."""
     schema = strict_schema(Tree)
     assert schema == {"$ref": "#/$defs/Tree", "$defs": schema["$defs"]}
@@ -629,7 +629,7 @@ shapes = st.recursive(
 
 
 @given(shapes, st.data())
-def test_strict_schemas_leave_room_for_all(shape, data) -> None:
+def test_strict_schemas_leave_room_for_all(shape, data):
     """Whatever the shape can be can be said under its strict schema."""
     model = create_model("Answer", value=(shape, ...), other=(shape, Field(title="default")))
     strict = strict_schema(model)
@@ -664,7 +664,7 @@ async def asked(
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_text_and_shapes(name: str) -> None:
+async def test_text_and_shapes(name: str):
     """Text, shapes and vectors arrive, on one connection, with the key where the service looks for it."""
     async with asked(name, ["five", {"sum": 5}, 'So: {"sum": 6}!', "never", "{]"]) as (
         model,
@@ -694,7 +694,7 @@ async def test_text_and_shapes(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("silence", [hangs(), returns("late", after=60)])
-async def test_abandoned_calls_close_their_requests(name: str, silence: LLMServerReply) -> None:
+async def test_abandoned_calls_close_their_requests(name: str, silence: LLMServerReply):
     """A call that passes its deadline or is cancelled has ended, and the server sees that nobody waits for it."""
     async with asked(name, [silence, silence, "five"], timeout=0.2) as (model, server):
         with pytest.raises(LLMTimeout):

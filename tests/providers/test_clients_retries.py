@@ -35,7 +35,7 @@ def openai(network: Network, **kwargs):
 
 @pytest.mark.parametrize("kind", CLIENTS)
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504, 529])
-async def test_what_may_pass_is_tried_again(kind, status, clock) -> None:
+async def test_what_may_pass_is_tried_again(kind, status, clock):
     """A failure of the service that may pass does not show, after a wait."""
     network = Network(fails(status), said(kind), clock=clock)
     assert await client(kind, network).complete("2 + 2?") == "four"
@@ -44,7 +44,7 @@ async def test_what_may_pass_is_tried_again(kind, status, clock) -> None:
 
 @pytest.mark.parametrize("kind", CLIENTS)
 @pytest.mark.parametrize("status", [301, 307, 308, 400, 401, 402, 403, 404, 405, 413, 422])
-async def test_what_does_not_pass_is_not_tried_again(kind, status) -> None:
+async def test_what_does_not_pass_is_not_tried_again(kind, status):
     """A request that the service rejects is an error at once, and no redirect is followed."""
     network = Network(fails(status, "that is wrong", location="https://elsewhere.example/"))
     with pytest.raises(
@@ -64,7 +64,7 @@ async def test_what_does_not_pass_is_not_tried_again(kind, status) -> None:
         httpx.RemoteProtocolError("Server disconnected without sending a response."),
     ],
 )
-async def test_lost_connections(error, clock) -> None:
+async def test_lost_connections(error, clock):
     """A connection that is not made or is lost is made anew, and in the end the error says what it was."""
     network = Network(error, clock=clock)
     with pytest.raises(LLMUnavailable) as caught:
@@ -76,7 +76,7 @@ async def test_lost_connections(error, clock) -> None:
     assert caught.value.__cause__ is error
 
 
-async def test_waits_are_spread_by_chance() -> None:
+async def test_waits_are_spread_by_chance():
     """The wait doubles each time, and chance makes it half as long or half as long again."""
     for factor, moments in (
         (0.5, [0, 0.25, 0.75, 1.75, 3.75]),
@@ -106,7 +106,7 @@ async def test_waits_are_spread_by_chance() -> None:
         ({"retry_after": formatdate(EPOCH - 20, usegmt=True)}, 0.5),
     ],
 )
-async def test_the_service_says_when(headers, wait, clock) -> None:
+async def test_the_service_says_when(headers, wait, clock):
     """A service that wants to be left alone for so long, or until then, is; what it says wrongly does not count."""
     network = Network(fails(429, **headers), FOUR, clock=clock)
     assert await openai(network).complete("2 + 2?") == "four"
@@ -114,7 +114,7 @@ async def test_the_service_says_when(headers, wait, clock) -> None:
 
 
 @pytest.mark.parametrize("wait", ["31", "inf", "1e308", formatdate(EPOCH + 3600, usegmt=True)])
-async def test_no_wait_beyond_the_deadline(wait, clock) -> None:
+async def test_no_wait_beyond_the_deadline(wait, clock):
     """If the next attempt would be too late, the error comes at once and says so."""
     network = Network(fails(503, "overloaded", retry_after=wait), clock=clock)
     with pytest.raises(
@@ -128,7 +128,7 @@ async def test_no_wait_beyond_the_deadline(wait, clock) -> None:
         )
 
 
-async def test_a_service_that_says_it_is_no_use() -> None:
+async def test_a_service_that_says_it_is_no_use():
     """A service that says that asking again does not help, such as without money, is not asked again."""
     network = Network(fails(429, "You exceeded your current quota", x_should_retry="false"))
     with pytest.raises(
@@ -141,7 +141,7 @@ async def test_a_service_that_says_it_is_no_use() -> None:
 @pytest.mark.parametrize(
     "script", [(None,), (fails(500), None), (fails(429, retry_after="29.9"), None)]
 )
-async def test_one_deadline_for_all_tries(script, clock) -> None:
+async def test_one_deadline_for_all_tries(script, clock):
     """However many tries there are, they end at the one deadline, and the request that is under way is given up."""
     network = Network(*script, clock=clock)
     with pytest.raises(LLMTimeout, match="openai: no answer came within 30 s"):
@@ -167,7 +167,7 @@ class Endless(httpx.AsyncByteStream):
 @pytest.mark.parametrize(
     ("status", "error"), [(200, LLMResponseInvalid), (400, LLMRequestRejected)]
 )
-async def test_endless_answers(status, error) -> None:
+async def test_endless_answers(status, error):
     """An answer that does not end is left where it is too large for any, and its connection is closed."""
     endless = Endless()
     with pytest.raises(error):
@@ -202,7 +202,7 @@ async def test_endless_answers(status, error) -> None:
     ],
     ids=range(11),
 )
-async def test_broken_answers(kind, answer) -> None:
+async def test_broken_answers(kind, answer):
     """A malformed response of any kind is an error that says so, and is not requested again."""
     network = Network(answer)
     streamed = answer.headers.get("content-type") == "text/event-stream"
@@ -215,14 +215,14 @@ async def test_broken_answers(kind, answer) -> None:
 @pytest.mark.parametrize(
     "usage", [{"prompt_tokens": -5}, {"completion_tokens": -1}, {"prompt_tokens": "many"}]
 )
-async def test_counts_that_cannot_be(usage) -> None:
+async def test_counts_that_cannot_be(usage):
     """Counts of tokens that cannot be are an error that says so."""
     with pytest.raises(LLMResponseInvalid, match=r"usage.*_tokens: Input should be"):
         await openai(Network(said(OpenAIProvider, usage=usage))).complete("2 + 2?")
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-async def test_keys_are_not_shown(kind, caplog) -> None:
+async def test_keys_are_not_shown(kind, caplog):
     """The key is sent, and stands in no error, no log and no picture of the client, also where a service repeats it."""
     caplog.set_level(logging.DEBUG)
     for status in (401, 500):
@@ -239,7 +239,7 @@ async def test_keys_are_not_shown(kind, caplog) -> None:
 
 
 @pytest.mark.parametrize("header", ["x-request-id", "request-id"])
-async def test_what_errors_keep(header) -> None:
+async def test_what_errors_keep(header):
     """An error keeps the status, the id of the request and what the service said, without secrets and cut short."""
     body = {
         "type": "error",
@@ -259,7 +259,7 @@ async def test_what_errors_keep(header) -> None:
     assert "(HTTP 400, request req_7)" in str(error)
 
 
-def test_several_event_loops() -> None:
+def test_several_event_loops():
     """One client serves several event loops one after another, and within each of them keeps its connection."""
     with ScriptedLLMServer(["one", "two", "three", "four"]) as server:
         model = OpenAIProvider(environ=server.environ())
@@ -278,7 +278,7 @@ def test_several_event_loops() -> None:
         assert first == second != third == fourth
 
 
-async def test_calls_at_once() -> None:
+async def test_calls_at_once():
     """Calls that begin at the same time share their connections, also the first ones."""
     with ScriptedLLMServer(lambda request: request.prompt) as server:
         answers: list[str] = []

@@ -39,7 +39,7 @@ class Verdict(BaseModel):
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is not None, reason="xllamacpp is installed")
-async def test_not_installed() -> None:
+async def test_not_installed():
     """Without its extra the provider can be made, says how it is installed, and refuses to be asked."""
     local = LocalProvider()
     assert local.unavailable_reason() == 'it needs xllamacpp: pip install "replanning[local]"'
@@ -101,9 +101,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("stuck", "cut"), [(True, "7 s"), (False, "500 tokens")], ids=["slow machine", "fast machine"]
 )
-async def test_it_cannot_follow_the_format(
-    tmp_path: Path, library: Any, stuck: bool, cut: str
-) -> None:
+async def test_it_cannot_follow_the_format(tmp_path, library: Any, stuck: bool, cut: str):
     """A model that does not complete a structured answer in its time fails, with a sentence that says so, once.
 
     That time also ends where a slow machine has not generated a single word.
@@ -122,9 +120,7 @@ async def test_it_cannot_follow_the_format(
     assert await local.complete("How bad is it?", LLMOptions(max_tokens=3)) == "xxx"
 
 
-async def test_loading_the_model_does_not_count(
-    tmp_path: Path, library: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_loading_the_model_does_not_count(tmp_path, library: Any, monkeypatch):
     """The seconds for a structured answer begin when the model is loaded, however long that takes."""
     clock, asked = Limiting(False), list[float]()
 
@@ -154,7 +150,7 @@ async def test_loading_the_model_does_not_count(
 
 @pytest.mark.integration
 @with_model
-async def test_answer() -> None:
+async def test_answer():
     """It answers in words and in a given shape, and counts what it read and wrote."""
     local = LocalProvider(max_tokens=100, temperature=0)
     assert await local.is_available()
@@ -171,7 +167,7 @@ async def test_answer() -> None:
 
 @pytest.mark.integration
 @with_model
-async def test_cut_answer(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_cut_answer(capfd):
     """An answer that was cut before it had the shape that was wanted is a poor answer; nothing is printed beside it."""
     answer = await LocalProvider(max_tokens=6).complete_detailed(
         "How bad is it?", LLMOptions(schema=Verdict)
@@ -183,7 +179,7 @@ async def test_cut_answer(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.integration
 @with_model
-async def test_what_it_cannot_do() -> None:
+async def test_what_it_cannot_do():
     """A prompt that is too long, a file that is no model and one that is missing are clear errors."""
     with pytest.raises(LLMRequestRejected, match="exceeds the available context size"):
         await LocalProvider().complete("word " * 20_000)
@@ -195,7 +191,7 @@ async def test_what_it_cannot_do() -> None:
 
 @pytest.mark.integration
 @with_model
-async def test_cancelled() -> None:
+async def test_cancelled():
     """A cancelled caller continues at once, and the model is free for the next call."""
     local = LocalProvider()
     async with anyio.create_task_group() as group:
@@ -210,7 +206,7 @@ async def test_cancelled() -> None:
 @pytest.mark.parametrize(
     "anyio_backend", ["asyncio"]
 )  # it takes its time, and has been asked on both before
-async def test_its_nonsense_harms_nothing() -> None:
+async def test_its_nonsense_harms_nothing():
     """A run whose only help is this model comes to its end: whatever it says, nothing outside the library is executed."""
     used: list[str | None] = []
 

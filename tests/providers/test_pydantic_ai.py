@@ -35,7 +35,7 @@ class Sum(BaseModel):
     value: int
 
 
-async def test_words() -> None:
+async def test_words():
     """The model is told its role, the settings and the prompt without secrets; what it says comes back, counted."""
     seen = []
 
@@ -61,7 +61,7 @@ async def test_words() -> None:
 
 
 @pytest.mark.parametrize("mode", ["tool", "native", "prompted"])
-async def test_shape(mode) -> None:
+async def test_shape(mode):
     """A structured answer is asked for in the way that fits the model, and read in each."""
     asked = []
 
@@ -106,7 +106,7 @@ async def test_shape(mode) -> None:
         (UnexpectedModelBehavior("nothing came"), LLMUnavailable, "nothing came"),
     ],
 )
-async def test_errors(error, kind, words) -> None:
+async def test_errors(error, kind, words):
     """Errors of pydantic-ai become errors that tell whether a retry may help, without secrets."""
 
     async def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -120,7 +120,7 @@ async def test_errors(error, kind, words) -> None:
 @pytest.mark.parametrize(
     ("finish", "kind"), [("content_filter", LLMRefusal), ("stop", LLMResponseInvalid)]
 )
-async def test_refusal_and_nonsense(finish, kind) -> None:
+async def test_refusal_and_nonsense(finish, kind):
     """An answer that was withheld is a refusal; one that has not the shape, twice, is invalid."""
 
     async def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -134,7 +134,7 @@ async def test_refusal_and_nonsense(finish, kind) -> None:
     ("model", "words"),
     [(None, "needs the name of a model"), ("nobody:gpt", "'nobody:gpt' cannot be used")],
 )
-async def test_unavailable(model, words) -> None:
+async def test_unavailable(model, words):
     """Without a model that can be made the provider says what is missing, and refuses to be asked."""
     provider = PydanticAIProvider(model)
     assert words in provider.unavailable_reason()
@@ -143,7 +143,7 @@ async def test_unavailable(model, words) -> None:
     assert not PydanticAIProvider("test").unavailable_reason()
 
 
-def test_price_of_a_named_model() -> None:
+def test_price_of_a_named_model():
     """The price is looked up by the name of the model, without that of who serves it."""
     provider = PydanticAIProvider("test", prices=PriceTable({"gpt-5-mini": Price(1, 2)}))
     estimate = provider.estimate("hello", LLMOptions(model="openai:gpt-5-mini", max_tokens=100))

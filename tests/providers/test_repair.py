@@ -115,7 +115,7 @@ def replacements(alternatives: Sequence[Alternative]) -> list[str | None]:
 # Declared fallbacks
 
 
-async def test_fallback_is_taken_as_declared() -> None:
+async def test_fallback_is_taken_as_declared():
     """A fallback brings its own arguments, timeout, retries and resources; of the task that failed, what is accepted."""
     fallback = "{name: mirror, tool: t, arguments: {u: m}, timeout: 9, retry: {max_attempts: 2}, resources: {net: 1}}"
     tasks = f"  - {{id: get, timeout: 5, priority: 3, arguments: {{u: x}}, acceptance: [ok], fallbacks: [{fallback}]}}"
@@ -137,7 +137,7 @@ async def test_fallback_is_taken_as_declared() -> None:
     )
 
 
-async def test_fallbacks_in_their_order() -> None:
+async def test_fallbacks_in_their_order():
     """The first fallback is proposed first, each with those that it leaves; all are held to what their task is, or more."""
     fallbacks = (
         "[{tool: t1, fallbacks: [{tool: t4}]}, {tool: t2, acceptance: [a file]}, {tool: t3}]"
@@ -159,7 +159,7 @@ async def test_fallbacks_in_their_order() -> None:
     ]
 
 
-async def test_ids_are_not_shared_between_alternatives() -> None:
+async def test_ids_are_not_shared_between_alternatives():
     """Every alternative of a request gives its tasks ids of their own, so that applying one never hinders another."""
     tasks = "\n".join(
         f"  - {{id: a{i}, tool: t, fallbacks: [{{tool: u}}, {{tool: v}}]}}" for i in range(3)
@@ -169,7 +169,7 @@ async def test_ids_are_not_shared_between_alternatives() -> None:
     assert len(ids) == len(set(ids)) == 6
 
 
-async def test_fallback_whose_tool_is_down_waits_its_turn() -> None:
+async def test_fallback_whose_tool_is_down_waits_its_turn():
     """A fallback that cannot run now is passed over, and kept for later."""
     tools = "  - {name: t0}\n  - {name: t1, available: false}\n  - {name: t2}"
     (alternative,) = await offered(
@@ -188,7 +188,7 @@ EQUAL = """  - {name: a, capability: c}
   - {name: other, capability: d}"""
 
 
-async def test_equal_tools_cheapest_first() -> None:
+async def test_equal_tools_cheapest_first():
     """Tools of equal capability do the same task under the same limits, the cheapest first, unknown cost last."""
     task = "  - {id: get, tool: a, arguments: {u: x}, timeout: 5, metadata: {k: 1}}"
     alternatives = await offered(made(task, EQUAL), "get")
@@ -223,7 +223,7 @@ async def test_equal_tools_cheapest_first() -> None:
     ],
     ids=["fallbacks", "equal tools"],
 )
-async def test_each_way_is_tried_once(fields: str, tools: str, why: str) -> None:
+async def test_each_way_is_tried_once(fields: str, tools: str, why: str):
     """Each fallback or equal tool gets one chance for a lineage; when all have failed, that is proof, and the run fails."""
     plan = made(f"  - {{id: get, tool: a{fields}}}\n  - {{id: end, depends_on: [get]}}", tools)
     result, store, work, clock = await executed(
@@ -243,7 +243,7 @@ async def test_each_way_is_tried_once(fields: str, tools: str, why: str) -> None
     )
 
 
-async def test_equal_tool_gets_the_arguments_it_takes() -> None:
+async def test_equal_tool_gets_the_arguments_it_takes():
     """Arguments that the other tool does not take are left out, which the reason says."""
     tools = """  - {name: a, capability: c, parameters: {url: string, verbose: boolean}}
   - {name: b, capability: c, parameters: {url: string}}"""
@@ -271,7 +271,7 @@ async def test_equal_tool_gets_the_arguments_it_takes() -> None:
         ("capability: c, resources: {cpu: 4}", "'b' takes 4 of 'cpu', and there is 1", False),
     ],
 )
-async def test_other_tool_that_does_not_fit(other: str, why: str, proven: bool) -> None:
+async def test_other_tool_that_does_not_fit(other: str, why: str, proven: bool):
     """A tool that lacks something is not proposed; the verdict says what, and claims proof if that cannot change."""
     tools = f"  - {{name: a, capability: c}}\n  - {{name: b, {other}}}"
     async with open_run(
@@ -287,7 +287,7 @@ async def test_other_tool_that_does_not_fit(other: str, why: str, proven: bool) 
 # Skipping and trying again
 
 
-async def test_replacement_of_an_optional_task_may_be_skipped() -> None:
+async def test_replacement_of_an_optional_task_may_be_skipped():
     """The replacement of an optional task is optional, too."""
     plan = made("  - {id: post, tool: a, optional: true, fallbacks: [{tool: b}]}")
     result, _, _, _ = await executed(plan, {"a": BROKEN, "b": BROKEN})
@@ -298,7 +298,7 @@ async def test_replacement_of_an_optional_task_may_be_skipped() -> None:
     ]
 
 
-async def test_retry_where_nothing_else_helps() -> None:
+async def test_retry_where_nothing_else_helps():
     """An error that may pass is worth another try, later each time, and a person is asked about it."""
     gate = ScriptedGate([Answer("approve", by="ada")] * 2)
     result, _, _, _ = await executed(
@@ -324,7 +324,7 @@ async def test_retry_where_nothing_else_helps() -> None:
     ],
     ids=["lasting", "declared", "too often"],
 )
-async def test_no_retry(fields: str, error: Exception, tries: int, verdict: str, why: str) -> None:
+async def test_no_retry(fields: str, error: Exception, tries: int, verdict: str, why: str):
     """No retry for an error that will not pass, a task that says how it is retried, or one that failed often enough."""
     async with open_run(
         made(f"  - {{id: get{fields}}}\n  - {{id: last}}"), settings=ONE_TRY
@@ -337,7 +337,7 @@ async def test_no_retry(fields: str, error: Exception, tries: int, verdict: str,
     assert why in found.reason
 
 
-async def test_timeout_takes_another_tool() -> None:
+async def test_timeout_takes_another_tool():
     """A reading task that ran into its deadline is done by another tool rather than by the same one again."""
     task = "  - {id: get, tool: a, timeout: 5, effect: none, retry: {max_attempts: 1}}"
     result, _, _, clock = await executed(made(task, PAIR), {"a": hangs()})
@@ -367,8 +367,8 @@ async def test_timeout_takes_another_tool() -> None:
     ids=["condition", "argument"],
 )
 async def test_unprepared_task_runs_after_all(
-    post: str, context: str, change: JsonObject, reason: str, clock: VirtualClock
-) -> None:
+    post: str, context: str, change: JsonObject, reason: str, clock
+):
     """A task that its condition skipped, or that lacked a value, runs once the context has what it needs."""
     engine = ReplanningEngine(environment=virtual_environment(clock=clock))
     async with engine.open(
@@ -385,7 +385,7 @@ async def test_unprepared_task_runs_after_all(
     assert (run.result.status, reasons(run.result)) == ("succeeded", [reason])
 
 
-async def test_refused_use() -> None:
+async def test_refused_use():
     """A use that an output makes dangerous is not tried again as if its arguments had been missing; another tool is tried."""
     tools = [
         f"  - {{name: {name}, kind: shell, capability: c, command: '{name} {{x}}'}}"
@@ -404,7 +404,7 @@ async def test_refused_use() -> None:
     assert not any(one.alternative.changes for one in rejected(store, result.run))
 
 
-async def test_failed_reader_of_what_changed() -> None:
+async def test_failed_reader_of_what_changed():
     """A task that failed is worth another try when what it refers to has changed, though its error would not pass."""
     tasks = "  - {id: get, arguments: {u: '${context.url}'}}\n  - {id: b}"
     async with open_run(made(tasks, context="{url: x}")) as run:
@@ -418,7 +418,7 @@ async def test_failed_reader_of_what_changed() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 4, 30])
-async def test_outage_of_a_tool_that_many_tasks_need(count: int) -> None:
+async def test_outage_of_a_tool_that_many_tasks_need(count: int):
     """However many tasks wait for a tool that goes down, all get its equal, and nobody is asked."""
     ids = [f"t{i}" for i in range(count)]
     tasks = (
@@ -447,7 +447,7 @@ async def test_outage_of_a_tool_that_many_tasks_need(count: int) -> None:
     ],
     ids=["outage without an equal tool", "facts that the goal lacks"],
 )
-async def test_what_nothing_known_helps_against(plan: Plan, reason: str, verdict: str) -> None:
+async def test_what_nothing_known_helps_against(plan: Plan, reason: str, verdict: str):
     """A tool that stays down, or a goal that is not reached, is told as it is, without a claim of proof."""
     result, store, _, _ = await executed(plan, {})
     assert result.status == "failed"
@@ -457,7 +457,7 @@ async def test_what_nothing_known_helps_against(plan: Plan, reason: str, verdict
     assert first.alternative.reason.startswith(f"no repair for {verdict}")
 
 
-async def test_capacity_that_shrinks() -> None:
+async def test_capacity_that_shrinks():
     """A task that takes more than is left is done by a tool that takes less."""
     tools = "  - {name: a, capability: c, resources: {cpu: 4}}\n  - {name: b, capability: c, resources: {cpu: 1}}"
     async with open_run(made("  - {id: one, tool: a}", tools, resources="{cpu: 8}")) as run:
@@ -467,7 +467,7 @@ async def test_capacity_that_shrinks() -> None:
         ]
 
 
-async def test_optional_task_is_not_skipped_for_an_outage() -> None:
+async def test_optional_task_is_not_skipped_for_an_outage():
     """A tool that is down for now is no reason to give an optional task up, until nothing else goes on."""
     async with open_run(
         made("  - {id: one, tool: a, optional: true}", "  - {name: a, available: false}")
@@ -480,7 +480,7 @@ async def test_optional_task_is_not_skipped_for_an_outage() -> None:
 # Several tasks at once
 
 
-async def test_failures_are_repaired_each_in_its_way() -> None:
+async def test_failures_are_repaired_each_in_its_way():
     """Tasks that fail at the same time and hold up the same task are all repaired; what runs is left alone."""
     tasks = """
   - {id: equal, tool: a}
@@ -503,7 +503,7 @@ async def test_failures_are_repaired_each_in_its_way() -> None:
     assert [call.task.arguments for call in work.calls_of("end")] == [{"v": 42}]
 
 
-async def test_all_together_comes_before_one_alone() -> None:
+async def test_all_together_comes_before_one_alone():
     """For several stuck tasks the best of each together is proposed first, then the next best, then single ones."""
     tasks = "  - {id: a, tool: t, fallbacks: [{tool: u}, {tool: v}]}\n  - {id: b, tool: t, optional: true}"
     alternatives = await offered(made(tasks), "a", "b")
@@ -520,7 +520,7 @@ async def test_all_together_comes_before_one_alone() -> None:
     )
 
 
-async def test_what_can_be_repaired_is() -> None:
+async def test_what_can_be_repaired_is():
     """One task without a way on does not keep another from being repaired, and both are told."""
     tasks = "  - {id: a, tool: t, fallbacks: [{tool: u}]}\n  - {id: b, tool: t}\n  - {id: end, depends_on: [a, b]}"
     result, store, work, _ = await executed(made(tasks), {"t": BROKEN})
@@ -533,7 +533,7 @@ async def test_what_can_be_repaired_is() -> None:
 # A person, and a goal out of reach
 
 
-async def test_nothing_is_proposed_where_nothing_has_failed() -> None:
+async def test_nothing_is_proposed_where_nothing_has_failed():
     """Without a failure only a person who names a waiting task gets alternatives; a task that runs gets none at all."""
     named: tuple[str, ...] = ("get",)
     async with open_run(made("  - {id: get, tool: a, optional: true}", PAIR)) as run:
@@ -550,7 +550,7 @@ async def test_nothing_is_proposed_where_nothing_has_failed() -> None:
     assert [type(a.changes[0]) for a in alternatives] == [ReplaceTask, SkipTask]
 
 
-async def test_request_names_none() -> None:
+async def test_request_names_none():
     """A person who names no task means all that are stuck."""
     async with open_run(
         made("  - {id: a, optional: true}\n  - {id: b, optional: true}\n  - {id: c}")
@@ -560,7 +560,7 @@ async def test_request_names_none() -> None:
     assert [[change.task_id for change in a.changes] for a in alternatives] == [["a", "b"], ["a"]]
 
 
-async def test_request_lifts_the_limit() -> None:
+async def test_request_lifts_the_limit():
     """A task that was given up at the limit gets another chance when a person asks for it, and only then."""
     engine = ReplanningEngine(
         settings=Settings.model_validate({"limits": {"replans_per_lineage": 0}})
@@ -577,7 +577,7 @@ async def test_request_lifts_the_limit() -> None:
     assert (given_up.state, verdict.changes, replacements([alternative])) == ("BLOCKED", (), ["u"])
 
 
-async def test_cancelled_task_is_named() -> None:
+async def test_cancelled_task_is_named():
     """A required task that somebody cancelled is not revived behind their back; the verdict names it."""
     async with open_run(made("  - {id: a}\n  - {id: b, depends_on: [a]}\n  - {id: c}")) as run:
         run.apply([CancelTask(task_id="a", reason="not today")])
@@ -591,13 +591,13 @@ async def test_cancelled_task_is_named() -> None:
 @pytest.mark.parametrize(
     ("fields", "word"), [({}, "proven-unreachable"), ({"facts": "[x]"}, "not-found-within-bound")]
 )
-async def test_stated_facts_leave_the_question_open(fields: dict[str, str], word: str) -> None:
+async def test_stated_facts_leave_the_question_open(fields: dict[str, str], word: str):
     """With stated facts, other tools might still achieve the needed facts: that is no proof."""
     (verdict,) = await offered(made("  - {id: a, tool: t}", "  - {name: t}", **fields), "a")
     assert verdict.unreachable == word
 
 
-async def test_never_silence() -> None:
+async def test_never_silence():
     """A request for tasks that have no way on is answered with a reason for every means."""
     ids = [f"t{i}" for i in range(8)]
     (verdict,) = await offered(made("\n".join(f"  - {{id: {i}}}" for i in ids)), *ids)
@@ -613,7 +613,7 @@ async def test_never_silence() -> None:
 PRICED = "  - {name: dear, capability: c, cost: 10}\n  - {name: cheap, capability: c, cost: 1, available: false}"
 
 
-async def test_better_path() -> None:
+async def test_better_path():
     """A cheaper tool that comes up takes over what waits; what has run and what runs stays."""
     tasks = "\n".join(f"  - {{id: t{i}, tool: dear}}" for i in range(6))
     engine = ReplanningEngine(settings=Settings(triggers=("better-path-found",)))
@@ -637,7 +637,7 @@ async def test_better_path() -> None:
     assert len(run.result.revisions) == 1
 
 
-async def test_repairs_come_before_better_paths() -> None:
+async def test_repairs_come_before_better_paths():
     """A request that is about a failed task as well is about repair alone."""
     tools = PRICED.replace(", available: false", "")
     async with open_run(
@@ -680,7 +680,7 @@ def plans(draw: st.DrawFn) -> tuple[Plan, set[str]]:
 
 
 @given(case=plans())
-def test_every_plan_with_a_way_on_finishes(case: tuple[Plan, set[str]]) -> None:
+def test_every_plan_with_a_way_on_finishes(case: tuple[Plan, set[str]]):
     """Plans in which every failing task has another way finish; no call is repeated; sound tasks stay as they are.
 
     An optional task whose tool has failed too often need not be tried.

@@ -47,7 +47,7 @@ LINUX = pytest.mark.skipif(
 
 
 @pytest.mark.deep
-def test_killed_at_any_moment(tmp_path: Path) -> None:
+def test_killed_at_any_moment(tmp_path):
     """Killed again and again at moments of chance, a run loses and repeats nothing, and ends as if nothing had been.
 
     To look for faults: `REPLANNING_KILLS=500 REPLANNING_SEED=7 pytest tests/run/test_crash.py -k any_moment`.
@@ -64,7 +64,7 @@ def begun(folder: Path, **options: str) -> Iterator[Process]:
         yield process
 
 
-def test_race_to_resume(tmp_path: Path) -> None:
+def test_race_to_resume(tmp_path):
     """Of two processes that resume the same run at the same time one gets it, and the other is told which."""
     with begun(tmp_path) as process:
         process.process.kill()
@@ -83,7 +83,7 @@ def test_race_to_resume(tmp_path: Path) -> None:
     assert sum(isinstance(record.body, RunResumed) for record in journal("sqlite", tmp_path)) == 1
 
 
-def test_suspended_and_taken_over(tmp_path: Path) -> None:
+def test_suspended_and_taken_over(tmp_path):
     """A process that was suspended until another had its run writes nothing when it wakes, and ends paused, saying why."""
     with begun(tmp_path, lease="0.2") as process:
         suspend(process)
@@ -105,7 +105,7 @@ def test_suspended_and_taken_over(tmp_path: Path) -> None:
     assert list(map(text, journal("sqlite", tmp_path))) == whole
 
 
-def test_living_owner_is_believed(tmp_path: Path) -> None:
+def test_living_owner_is_believed(tmp_path):
     """A process keeps its run while it lives, also for one whose clock is far ahead, and loses it when it is killed."""
     with (
         begun(tmp_path, lease="0.01") as process,
@@ -169,7 +169,7 @@ def killed_once_begun(command: list[str], folder: Path) -> int:
 
 @LINUX
 @pytest.mark.parametrize("also_its_parent", [False, True])
-async def test_grandchildren_are_killed(also_its_parent: bool, tmp_path: Path) -> None:
+async def test_grandchildren_are_killed(also_its_parent: bool, tmp_path):
     """Processes that a tool started and a killed process left running are gone before the task is run again."""
     document = hanging(tmp_path)
     (tmp_path / "plan.json").write_text(document.model_dump_json())
@@ -243,9 +243,7 @@ async def goes_on(records: list[Record], **noted: float | str) -> None:
         (f"{RUN}/a", {"born": 1.0, "host": "elsewhere"}, None),
     ],
 )
-async def test_known_by_its_birth_or_its_key(
-    key: str, noted: dict[str, Any], end: int | None
-) -> None:
+async def test_known_by_its_birth_or_its_key(key: str, noted: dict[str, Any], end: int | None):
     """A noted group is killed, also by another first process that works for the attempt; others are left alone."""
     with process_of(key) as process:
         await goes_on(await noting(process.pid), **noted)
@@ -253,7 +251,7 @@ async def test_known_by_its_birth_or_its_key(
 
 
 @LINUX
-async def test_finished_work_keeps_its_processes() -> None:
+async def test_finished_work_keeps_its_processes():
     """A process that a successful attempt left running on purpose is killed neither by a resume nor by a fork."""
     with process_of(f"{RUN}/a") as process:
         engine = make_engine()

@@ -3,7 +3,6 @@
 import time
 from contextlib import closing
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -27,7 +26,7 @@ def store(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_hundred_thousand_tasks(tmp_path: Path) -> None:
+async def test_a_hundred_thousand_tasks(tmp_path):
     """A plan of 100,000 tasks runs through the engine and SQLite, and its last tasks take no longer than its first."""
     count, width = 100_000, 100
     tasks = [
@@ -49,7 +48,7 @@ async def test_a_hundred_thousand_tasks(tmp_path: Path) -> None:
     assert max(took) < 3 * min(took), took
 
 
-async def test_control_characters(store: RunStore) -> None:
+async def test_control_characters(store: RunStore):
     """Control characters in names, errors, outputs, facts and context come out of a durable store as they went in."""
     async with open_run(chain("a", "b", "c"), store=store, run_id=RUN) as run:
         run.change_context({CONTROL: [CONTROL]})

@@ -45,7 +45,7 @@ from tests.support.runs import (
 
 
 @pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.deep)])
-async def test_cut_off_after_any_record(step: int) -> None:
+async def test_cut_off_after_any_record(step: int):
     """Cut off after any record, once or twice, a resumed run ends with the same results by the same decisions."""
     result, records = await from_start()
     assert (result.status, story(records)["broken"]) == ("succeeded", [])
@@ -58,7 +58,7 @@ async def test_cut_off_after_any_record(step: int) -> None:
             assert story(journal) == story(records), (seen, cut_at)
 
 
-async def test_not_idempotent_asks() -> None:
+async def test_not_idempotent_asks():
     """A task that was running and is not idempotent is not run again by itself: a person is asked."""
     store = MemoryStore()
     async with make_engine(store=store).open(plan(Task(id="pay")), run_id=RUN) as run:
@@ -77,7 +77,7 @@ async def test_not_idempotent_asks() -> None:
 # Resumed after an end
 
 
-async def test_succeeded() -> None:
+async def test_succeeded():
     """Resuming a run that has succeeded gives its result at once, runs nothing and writes nothing."""
     engine = make_engine(again)
     result = await engine.execute(chain("a", "b", "c"), failing("b"))
@@ -89,7 +89,7 @@ async def test_succeeded() -> None:
     assert list(engine.store.read(result.run)) == before
 
 
-async def test_aborted() -> None:
+async def test_aborted():
     """A run that was aborted on purpose stays aborted."""
     engine = make_engine()
     async with engine.open(chain("a", "b"), run_id=RUN) as run:
@@ -101,7 +101,7 @@ async def test_aborted() -> None:
     assert list(engine.store.read(RUN)) == before
 
 
-async def test_failed() -> None:
+async def test_failed():
     """A run that failed fails again for the same reason without replanning once more, until somebody changes it."""
     none = Proposer(lambda request: [])
     engine = make_engine(none)
@@ -121,7 +121,7 @@ async def test_failed() -> None:
     assert invariant_violations(list(engine.store.read(first.run))) == []
 
 
-async def test_paused() -> None:
+async def test_paused():
     """A paused run finishes what runs, hands out nothing more, and goes on where it was, as often as one likes."""
     engine = make_engine()
 
@@ -139,7 +139,7 @@ async def test_paused() -> None:
     assert len(bodies(engine.store, RUN, RunResumed)) == 2
 
 
-async def test_opened_or_resumed() -> None:
+async def test_opened_or_resumed():
     """A plan is opened as a run or the run resumed where it exists; a run of another plan, or of none, is refused."""
     engine = make_engine()
     for ran in (["a"], ["b"], []):
@@ -156,7 +156,7 @@ async def leave(run: PlanRun) -> None:
     run.pause()
 
 
-async def test_left_by_its_program() -> None:
+async def test_left_by_its_program():
     """An exception of the program comes out as it is; its run is paused with what ran interrupted, and goes on later."""
     engine = make_engine()
     with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the body of the run is what raises
@@ -175,7 +175,7 @@ async def test_left_by_its_program() -> None:
 # What goes on across a resume
 
 
-async def test_backoff_goes_on() -> None:
+async def test_backoff_goes_on():
     """A task that is backing off waits for the rest of its delay after a resume, and no longer."""
     store = MemoryStore()
     async with VirtualClock() as clock:
@@ -191,7 +191,7 @@ async def test_backoff_goes_on() -> None:
             assert later.elapsed == waited
 
 
-async def test_limits_go_on(clock: VirtualClock) -> None:
+async def test_limits_go_on(clock):
     """The limit of replans per lineage holds over all the processes that work on a run, and over its forks."""
     engine = make_engine(again, clock=clock)
     async with engine.open(chain("a")) as run:
@@ -205,7 +205,7 @@ async def test_limits_go_on(clock: VirtualClock) -> None:
         assert (run.result.status, len(run.result.revisions)) == ("failed", 3)
 
 
-async def test_wall_clock_stands_still_meanwhile() -> None:
+async def test_wall_clock_stands_still_meanwhile():
     """The time for which nobody was at a run does not use up its wall clock; the time before counts."""
     store = MemoryStore()
     ends, now = [], VirtualClock().now()
@@ -219,7 +219,7 @@ async def test_wall_clock_stands_still_meanwhile() -> None:
     assert ends == [("paused", 60), ("paused", 30), ("aborted", 10)]
 
 
-async def test_clock_behind() -> None:
+async def test_clock_behind():
     """On a machine whose clock is behind, no record is stamped before the one that it follows."""
     store = MemoryStore()
     for start in (1_000_000.0, 999_000.0, 999_500.0):
@@ -235,7 +235,7 @@ async def test_clock_behind() -> None:
     assert [record.at for record in store.read(RUN)][-1] == 1_000_005
 
 
-async def test_clock_hours_behind() -> None:
+async def test_clock_hours_behind():
     """On a machine whose clock is hours behind, a task waits for the rest of its delay, not for hours."""
     store = MemoryStore()
     async with VirtualClock(SystemClock().now() + 7200) as clock:
@@ -247,7 +247,7 @@ async def test_clock_hours_behind() -> None:
             assert await perform(run) == ["a"]
 
 
-async def test_absent_tools_are_announced_once() -> None:
+async def test_absent_tools_are_announced_once():
     """That a tool is unavailable from the start is said once, also where the run was cut off before it could be."""
     _, records = await from_start()
     for seen in (1, 2, 3):
@@ -255,7 +255,7 @@ async def test_absent_tools_are_announced_once() -> None:
         assert [record.body.kind for record in all_records].count("resource-updated") == 1
 
 
-async def test_resuming_lifts_a_pause() -> None:
+async def test_resuming_lifts_a_pause():
     """A pause that was asked for before somebody resumed the run was meant for what ran then."""
     engine = make_engine()
     async with engine.open(chain("a"), run_id=RUN):
@@ -268,7 +268,7 @@ async def test_resuming_lifts_a_pause() -> None:
 # Forks
 
 
-async def test_fork_at_every_revision() -> None:
+async def test_fork_at_every_revision():
     """From each revision of an eventful run, a fork ends as the run itself did, and its records name the fork alone."""
     result, records = await from_start()
     store = cut(records)
@@ -289,7 +289,7 @@ async def test_fork_at_every_revision() -> None:
     assert list(store.read(RUN)) == records
 
 
-async def test_fork_of_work_under_way() -> None:
+async def test_fork_of_work_under_way():
     """Attempts that were running at the checkpoint are interrupted in the fork; the run itself goes on undisturbed."""
     engine = make_engine()
     async with engine.open(plan(Task(id="a", idempotent=True)), run_id=RUN) as run:
@@ -305,7 +305,7 @@ async def test_fork_of_work_under_way() -> None:
     assert (cut_off.task, cut_off.reason) == ("a", "it was running when the run was forked")
 
 
-async def test_no_such_revision() -> None:
+async def test_no_such_revision():
     """A fork from a revision that the run does not have says which it has; one of an unknown run is refused."""
     engine = make_engine()
     async with engine.open(chain("a"), run_id=RUN) as run:
@@ -319,7 +319,7 @@ async def test_no_such_revision() -> None:
         engine.fork("nobody", 0)
 
 
-async def test_fork_cut_off(clock: VirtualClock) -> None:
+async def test_fork_cut_off(clock):
     """A fork whose copying was cut off is not taken for a run, and the message says what to do."""
     _, records = await from_start()
     flaky = FlakyStore(
@@ -346,7 +346,7 @@ async def refused(store: RunStore, kind: type[StoreError] = StoreError) -> str:
     return str(caught.value)
 
 
-async def test_journals_that_cannot_be_replayed() -> None:
+async def test_journals_that_cannot_be_replayed():
     """A journal of a newer version, without its beginning, or that contradicts itself is refused, saying where."""
     _, records = await from_start()
     opened = records[0].body
@@ -370,7 +370,7 @@ async def test_journals_that_cannot_be_replayed() -> None:
     assert "'start'" in message
 
 
-async def test_newer_kind_of_record(tmp_path: Path) -> None:
+async def test_newer_kind_of_record(tmp_path):
     """A record of a kind that only a newer version knows is reported as that, and not as damage."""
     store, path = await on_disk(tmp_path)
 
@@ -386,7 +386,7 @@ async def test_newer_kind_of_record(tmp_path: Path) -> None:
     assert f"{path}: record 2 of run 'run-1' cannot be read: unknown kind of record" in message
 
 
-async def test_moved_file(tmp_path: Path) -> None:
+async def test_moved_file(tmp_path):
     """The file of a store is all that it takes to go on elsewhere, but not under the name of another run."""
     store, path = await on_disk(tmp_path)
     store.close()
@@ -397,7 +397,7 @@ async def test_moved_file(tmp_path: Path) -> None:
     assert run.result.outputs == {"a": None, "b": None}
 
 
-async def test_opened_and_killed_at_once() -> None:
+async def test_opened_and_killed_at_once():
     """A process that was killed between taking a run and its first record leaves nothing that is in the way."""
     store = MemoryStore()
     store.release(store.create(RUN, "killed", 0.0, 1.0))
@@ -409,7 +409,7 @@ async def test_opened_and_killed_at_once() -> None:
             pass
 
 
-async def test_owned_by_this_process() -> None:
+async def test_owned_by_this_process():
     """A run that is open cannot be resumed a second time, not even here; the message names its owner."""
     engine = make_engine()
     async with engine.open(chain("a"), run_id=RUN) as run:

@@ -40,12 +40,12 @@ from replanning.journal import (
     MemoryStore,
 )
 from replanning.plan import JsonObject
-from replanning.testing import ScriptedExecutor, VirtualClock, hangs, raises, returns
+from replanning.testing import ScriptedExecutor, hangs, raises, returns
 from replanning.testing.clock import EPOCH
 from tests.support.runs import bodies, chain, failing, make_engine, perform, plan
 
 
-async def test_pull_and_report() -> None:
+async def test_pull_and_report():
     """A loop of five lines runs a plan to its end and finds every output under its task."""
     async with open_run(chain("a", "b", "c")) as run:
         async for task in run.ready():
@@ -55,7 +55,7 @@ async def test_pull_and_report() -> None:
     assert list(run.result.outputs["c"]) == ["a", "b", "c"]
 
 
-async def test_no_tasks_and_no_outputs() -> None:
+async def test_no_tasks_and_no_outputs():
     """A plan of no tasks succeeds at once, and a result of None is a success like any other."""
     for document, outputs in ((plan(), {}), (chain("a", "b"), {"a": None, "b": None})):
         async with open_run(document) as run:
@@ -63,7 +63,7 @@ async def test_no_tasks_and_no_outputs() -> None:
         assert (run.result.status, run.result.outputs) == ("succeeded", outputs)
 
 
-async def test_reports_from_elsewhere() -> None:
+async def test_reports_from_elsewhere():
     """Started, succeeded and failed can be called from anywhere, and the run ends when all is reported."""
     async with open_run(chain("a", "b")) as run:
         run.succeeded(run.started("a"), {"x": [1, 2]})
@@ -74,7 +74,7 @@ async def test_reports_from_elsewhere() -> None:
     assert "exit status 1" in result.reason
 
 
-async def test_result_before_the_end() -> None:
+async def test_result_before_the_end():
     """The result of a run that goes on is refused with a sentence, not with nonsense."""
     async with open_run(chain("a")) as run:
         with pytest.raises(NotRunning, match="not ended yet"):
@@ -82,7 +82,7 @@ async def test_result_before_the_end() -> None:
         run.pause()
 
 
-async def test_result_as_an_exception() -> None:
+async def test_result_as_an_exception():
     """A result says whether the run succeeded and why each task did not, and raises that where it is asked to."""
     engine = make_engine()
     good = await engine.execute(chain("a"), failing())
@@ -106,7 +106,7 @@ async def test_result_as_an_exception() -> None:
 
 
 @pytest.mark.parametrize(("broken", "status"), [((), "succeeded"), (("b",), "failed")])
-async def test_paused_after_the_last_task(broken: tuple[str, ...], status: str) -> None:
+async def test_paused_after_the_last_task(broken: tuple[str, ...], status: str):
     """A run that is to pause while its last task runs is over with it, as there is nothing left to resume."""
     async with open_run(chain("a", "b")) as run:
 
@@ -119,7 +119,7 @@ async def test_paused_after_the_last_task(broken: tuple[str, ...], status: str) 
     assert run.result.status == status
 
 
-async def test_started_twice() -> None:
+async def test_started_twice():
     """A task that runs already cannot be started again, one that does not exist neither."""
     async with open_run(chain("a", "b")) as run:
         run.started("a")
@@ -139,9 +139,7 @@ async def test_started_twice() -> None:
         (lambda run: run.observe(ceased=["online(pc)"]), "its facts do not hold"),
     ],
 )
-async def test_what_a_pulled_task_needs_has_gone(
-    taken: Callable[[PlanRun], None], lack: str
-) -> None:
+async def test_what_a_pulled_task_needs_has_gone(taken: Callable[[PlanRun], None], lack: str):
     """A task whose resources, tool or facts have gone since it was pulled does not start, and waits until they are back."""
     tools = [{"name": "pip", "requires": ["online(pc)"], "resources": {"cpu": 2}}]
     document = plan(
@@ -169,7 +167,7 @@ async def test_what_a_pulled_task_needs_has_gone(
     ]
 
 
-async def test_end_while_a_ready_task_lacks_its_tool() -> None:
+async def test_end_while_a_ready_task_lacks_its_tool():
     """A run of which others only report ends with the last task that can run."""
     tasks = [
         Task(id=name, tool=tool, optional=True)
@@ -182,7 +180,7 @@ async def test_end_while_a_ready_task_lacks_its_tool() -> None:
         assert run.result.ok
 
 
-async def test_resources_of_a_task_that_was_not_pulled() -> None:
+async def test_resources_of_a_task_that_was_not_pulled():
     """A report that a task starts is refused while others use the resources that it needs."""
     tasks = [Task(id=name, resources={"cpu": 1}) for name in ("a", "b")]
     async with open_run(plan(*tasks, resources={"cpu": 1})) as run:
@@ -194,7 +192,7 @@ async def test_resources_of_a_task_that_was_not_pulled() -> None:
     assert run.result.ok
 
 
-async def test_late_report_is_fenced() -> None:
+async def test_late_report_is_fenced():
     """A second report for an attempt is recorded and changes nothing; one for an unknown attempt is refused."""
     store = MemoryStore()
     async with open_run(chain("a", "b"), store=store) as run:
@@ -209,7 +207,7 @@ async def test_late_report_is_fenced() -> None:
     assert bodies(store, run.id, AttemptFenced) == fenced
 
 
-async def test_not_attempted_goes_back() -> None:
+async def test_not_attempted_goes_back():
     """A task that a loop does not attempt is handed out again when that loop was left, but not before."""
     async with open_run(plan(Task(id="a"), Task(id="b"))) as run:
         seen = []
@@ -226,7 +224,7 @@ async def test_not_attempted_goes_back() -> None:
 
 @pytest.mark.parametrize("loops", [1, 3])
 @pytest.mark.parametrize("waits", [0, 5])
-async def test_tasks_that_are_started_later(loops: int, waits: int) -> None:
+async def test_tasks_that_are_started_later(loops: int, waits: int):
     """The body of a loop may start a task for the work: it is handed out once, and again for each further attempt."""
     store, seen, document = (
         MemoryStore(),
@@ -270,7 +268,7 @@ async def test_tasks_that_are_started_later(loops: int, waits: int) -> None:
     assert len(bodies(store, run.id, AttemptFenced)) <= len(seen) - 5
 
 
-async def test_what_is_handed_out_again() -> None:
+async def test_what_is_handed_out_again():
     """A task that was passed over is handed out again after an edit, and one that may not start once it may."""
     async with open_run(plan(Task(id="a", tool="t"), tools=[{"name": "t"}])) as run:
         ready = run.ready()
@@ -292,7 +290,7 @@ async def test_what_is_handed_out_again() -> None:
     assert run.result.status == "succeeded"
 
 
-async def test_worker_that_leaves() -> None:
+async def test_worker_that_leaves():
     """A task pulled by a worker that went away is taken by another one that waits."""
     async with open_run(chain("a")) as run, anyio.create_task_group() as group:
 
@@ -333,7 +331,7 @@ async def two_waiters(run: PlanRun, turns: int) -> AsyncIterator[TaskGroup]:
 
 @pytest.mark.parametrize("turns", [0, 1])
 @pytest.mark.parametrize("earlier", [0, 253, 254, 255])
-async def test_woken_waiter_is_cancelled(earlier: int, turns: int) -> None:
+async def test_woken_waiter_is_cancelled(earlier: int, turns: int):
     """A waiter that is cancelled when it was woken leaves the task to the next one, however many ran before."""
     others = [Task(id=f"t{number}") for number in range(earlier)]
     async with open_run(plan(Task(id="a"), Task(id="b", depends_on=["a"]), *others)) as run:
@@ -346,7 +344,7 @@ async def test_woken_waiter_is_cancelled(earlier: int, turns: int) -> None:
             run.succeeded(attempt)
 
 
-async def test_waiter_is_cancelled_as_it_takes_over() -> None:
+async def test_waiter_is_cancelled_as_it_takes_over():
     """A waiter that is cancelled as it takes over a task that a worker has left lets the next one take it."""
     async with open_run(chain("a")) as run:
         leaving = run.ready()
@@ -355,7 +353,7 @@ async def test_waiter_is_cancelled_as_it_takes_over() -> None:
             group.start_soon(anext, leaving, None)
 
 
-async def test_transient_error_is_retried(clock: VirtualClock) -> None:
+async def test_transient_error_is_retried(clock):
     """An error that may pass is tried again with growing delays, without an engine too; any other one is not."""
     work = ScriptedExecutor(
         {"a": [raises(TransientError("busy"))] * 2 + [returns("done")], "b": raises(ValueError())}
@@ -385,7 +383,7 @@ async def test_transient_error_is_retried(clock: VirtualClock) -> None:
     ],
     ids=["group", "timeout", "long"],
 )
-async def test_errors_of_work(error: Exception, kind: str, transient: bool, message: str) -> None:
+async def test_errors_of_work(error: Exception, kind: str, transient: bool, message: str):
     """A group is one failure, transient only if all parts are; a TimeoutError is an ordinary one; long messages are cut."""
     async with open_run(plan(Task(id="a", retry=Retry(max_attempts=1)))) as run:
         await perform(run, ScriptedExecutor({"a": raises(error)}))
@@ -399,7 +397,7 @@ async def test_errors_of_work(error: Exception, kind: str, transient: bool, mess
     assert message in failure.message
 
 
-async def test_timeout_cancels_the_work(clock: VirtualClock) -> None:
+async def test_timeout_cancels_the_work(clock):
     """An attempt that runs into its deadline is cancelled, recorded, and not repeated unless idempotent."""
     engine = make_engine(clock=clock)
     once, thrice = Task(id="once", timeout=10), Task(id="thrice", timeout=10, idempotent=True)
@@ -411,7 +409,7 @@ async def test_timeout_cancels_the_work(clock: VirtualClock) -> None:
     assert 30 < clock.elapsed < 40
 
 
-async def test_cancellation_is_an_interruption() -> None:
+async def test_cancellation_is_an_interruption():
     """A cancelled worker leaves its attempt interrupted, and the cancellation goes on."""
     store = MemoryStore()
     async with open_run(chain("a"), store=store) as run:
@@ -425,7 +423,7 @@ async def test_cancellation_is_an_interruption() -> None:
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-async def test_exits_go_through(kind: type[BaseException]) -> None:
+async def test_exits_go_through(kind: type[BaseException]):
     """KeyboardInterrupt and SystemExit are recorded as interruptions and never swallowed."""
     store = MemoryStore()
     with pytest.raises(kind):
@@ -435,7 +433,7 @@ async def test_exits_go_through(kind: type[BaseException]) -> None:
     assert len(bodies(store, run.id, AttemptInterrupted)) == 1
 
 
-async def test_condition_skips() -> None:
+async def test_condition_skips():
     """A task whose condition does not hold is skipped, recorded, and satisfies its dependents."""
     store = MemoryStore()
     tasks = (
@@ -458,7 +456,7 @@ async def test_condition_skips() -> None:
     ],
     ids=["condition", "argument"],
 )
-async def test_what_finds_nothing(fields: dict[str, object], missing: str) -> None:
+async def test_what_finds_nothing(fields: dict[str, object], missing: str):
     """A condition or reference that finds nothing fails its task with a reason that names it; work never starts."""
     task = Task.model_validate({"id": "b", "depends_on": ["a"], **fields})
     work = ScriptedExecutor(default=returns({"file": 1}))
@@ -468,7 +466,7 @@ async def test_what_finds_nothing(fields: dict[str, object], missing: str) -> No
     assert missing in run.result.reason
 
 
-async def test_arguments_are_resolved() -> None:
+async def test_arguments_are_resolved():
     """References in arguments become the values of results and context when a task is handed out."""
     arguments: JsonObject = {"path": "${a.output.path}", "where": "in ${context.region}"}
     document = plan(
@@ -481,13 +479,13 @@ async def test_arguments_are_resolved() -> None:
     assert call.task.arguments == call.context.arguments == {"path": ["x"], "where": "in eu"}
 
 
-def test_ids_of_runs_of_one_second() -> None:
+def test_ids_of_runs_of_one_second():
     """Runs that are begun in the same second get different ids, also when there are thousands of them."""
     new_id = Environment().new_id
     assert len({new_id() for _ in range(20_000)}) == 20_000
 
 
-async def test_large_output_is_refused() -> None:
+async def test_large_output_is_refused():
     """An output beyond the limit is an error that says so; it is never cut."""
     async with open_run(chain("a"), settings=Settings(max_output=100)) as run:
         run.succeeded(run.started("a"), "x" * 200)
@@ -497,7 +495,7 @@ async def test_large_output_is_refused() -> None:
     assert "max_output allows 100" in failure.message
 
 
-async def test_codec() -> None:
+async def test_codec():
     """A codec turns outputs into JSON; its failure is the attempt's."""
     work = ScriptedExecutor({"ok": returns({"b", "a"}), "bad": returns(7j)})
     tasks = (Task(id="ok"), Task(id="bad", optional=True))
@@ -505,7 +503,7 @@ async def test_codec() -> None:
     assert (result.status, result.outputs) == ("succeeded", {"ok": ["a", "b"]})
 
 
-async def test_work_changes_nothing_that_others_get() -> None:
+async def test_work_changes_nothing_that_others_get():
     """Work that sorts or extends what it was given changes no result, no context, no record and no plan."""
     given: JsonValue = [{"id": 3}, {"id": 1}]
     arguments: JsonObject = {"rows": "${load.output}", "more": "${context.more}"}
@@ -538,7 +536,7 @@ async def test_work_changes_nothing_that_others_get() -> None:
     assert document.context == {"more": ["x"]}
 
 
-async def test_edits() -> None:
+async def test_edits():
     """A running plan can be edited by hand; every edit is a revision, and a wrong one changes nothing."""
     async with open_run(chain("a", "b", "c")) as run:
         run.add_task(Task(id="x"), before=["b"])
@@ -557,7 +555,7 @@ async def test_edits() -> None:
     assert (left, run.plan.task("b2").goal) == (["b1", "b2", "x"], "finish")
 
 
-async def test_cancelled_task_stops(clock: VirtualClock) -> None:
+async def test_cancelled_task_stops(clock):
     """Cancelling a running task cancels its work, and the late report is not taken."""
     stopped = []
 
@@ -574,7 +572,7 @@ async def test_cancelled_task_stops(clock: VirtualClock) -> None:
     assert (run.result.status, stopped) == ("failed", [5])
 
 
-async def test_replaced_before_it_is_attempted() -> None:
+async def test_replaced_before_it_is_attempted():
     """A task that was replaced between pull and attempt is not executed; its attempt is fenced."""
     ran = []
     async with open_run(chain("a")) as run:
@@ -587,7 +585,7 @@ async def test_replaced_before_it_is_attempted() -> None:
     assert (run.result.status, ran) == ("succeeded", ["b"])
 
 
-async def test_work_that_learns_something(clock: VirtualClock) -> None:
+async def test_work_that_learns_something(clock):
     """Work reports what it learns of context and facts, also where an orchestrator of ours has the run."""
     goal = {"objective": "x", "facts": ["shipped"]}
     first, second = (
@@ -609,7 +607,7 @@ async def test_work_that_learns_something(clock: VirtualClock) -> None:
     )
 
 
-async def test_goal_reached_early() -> None:
+async def test_goal_reached_early():
     """With stop_when_reached a reached goal ends the run; the rest is cancelled, and what failed stays FAILED."""
     goal = {"objective": "x", "facts": ["done(it)"], "stop_when_reached": True}
     async with open_run(plan(Task(id="a"), Task(id="b"), Task(id="c"), goal=goal)) as run:
@@ -624,7 +622,7 @@ async def test_goal_reached_early() -> None:
     ]
 
 
-async def test_goal_facts_missing() -> None:
+async def test_goal_facts_missing():
     """A plan whose tasks are all done has not succeeded while a fact of its goal does not hold."""
     async with open_run(plan(Task(id="a"), goal={"objective": "x", "facts": ["done(it)"]})) as run:
         await perform(run)
@@ -632,7 +630,7 @@ async def test_goal_facts_missing() -> None:
     assert "done(it)" in run.result.reason
 
 
-async def test_reports_need_a_run() -> None:
+async def test_reports_need_a_run():
     """Asking for a replan when nothing runs is a clear error."""
     async with open_run(chain("a")) as run:
         run.pause()
@@ -642,7 +640,7 @@ async def test_reports_need_a_run() -> None:
         run.add_task(Task(id="z"))
 
 
-async def test_disabled_is_identical() -> None:
+async def test_disabled_is_identical():
     """With replanning off an engine leaves the same journal as a run without any engine."""
     engine = make_engine(lambda request: [])
     off = await engine.execute(chain("a", "b"), failing("b"), replanning=False)
@@ -654,7 +652,7 @@ async def test_disabled_is_identical() -> None:
     ]
 
 
-async def test_truthful_repr() -> None:
+async def test_truthful_repr():
     """A run says in one line who it is and how it stands."""
     async with open_run(chain("a"), run_id="mine") as run:
         assert repr(run) == "<PlanRun 'mine' running <LivePlan None revision=0 ready 1>>"
@@ -666,9 +664,7 @@ async def test_truthful_repr() -> None:
     ("stated", "failures"),
     [({}, ["with the arguments filled in, it uses 'rm'"]), ({"dangerous": True}, [])],
 )
-async def test_outputs_that_make_a_command_dangerous(
-    stated: dict[str, bool], failures: list[str]
-) -> None:
+async def test_outputs_that_make_a_command_dangerous(stated: dict[str, bool], failures: list[str]):
     """A command that an output of another task makes dangerous is not run, unless the tool states whether it is."""
     start = {"name": "start", "kind": "shell", "command": "timeout 5 {x}", **stated}
     tasks = (
@@ -682,7 +678,7 @@ async def test_outputs_that_make_a_command_dangerous(
     ] == failures
 
 
-async def test_work_may_ask_about_risks_itself() -> None:
+async def test_work_may_ask_about_risks_itself():
     """A program whose work asks people about risks gets such a command; metadata of a task do not ask for it."""
     start = {"name": "start", "kind": "shell", "command": "timeout 5 {x}"}
     noted = Task(
@@ -702,7 +698,7 @@ async def test_work_may_ask_about_risks_itself() -> None:
     assert statuses == ["failed", "succeeded"]
 
 
-async def test_edits_in_the_name_of_a_program() -> None:
+async def test_edits_in_the_name_of_a_program():
     """A program that changes its own plan is named as the author; a change without a name is made by hand."""
     async with open_run(chain("a")) as run:
         run.apply([AddTask(task=Task(id="b"))], by="planner")

@@ -54,14 +54,14 @@ async def execute(
     return await engine.attach(SequentialOrchestrator(work)).run(document)
 
 
-async def test_warning() -> None:
+async def test_warning():
     """Results that come from an old value of the context are named in the result, and nothing is done again."""
     result = await execute(pages(), switch)
     assert (result.status, result.revisions) == ("succeeded", ())
     assert result.stale == dict.fromkeys(PAGES, ("context.language",))
 
 
-async def test_redo() -> None:
+async def test_redo():
     """With `on_stale: redo`, finished tasks are done again with the new value, found under their own ids."""
     engine = make_engine("repair")
     result = await execute(pages(on_stale="redo"), switch, engine=engine)
@@ -84,7 +84,7 @@ async def test_redo() -> None:
         ([{"language": "de"}, {"language": "fr"}], {"a": ("context.language",), "b": ("a",)}),
     ],
 )
-async def test_what_is_stale(changes: list[dict[str, str]], expected: object) -> None:
+async def test_what_is_stale(changes: list[dict[str, str]], expected: object):
     """A change back, or of a value that nobody read, makes nothing stale; what followed a stale result is stale."""
 
     async def work(task: Task, context: TaskContext) -> None:
@@ -106,7 +106,7 @@ async def test_what_is_stale(changes: list[dict[str, str]], expected: object) ->
 
 
 @pytest.mark.parametrize("read_context", [lambda c: c.get("new"), lambda c: "new" in c, dict, list])
-async def test_ways_of_reading(read_context: Callable[[object], object]) -> None:
+async def test_ways_of_reading(read_context: Callable[[object], object]):
     """Reading a key that has no value yet, and iterating over the context, are reads as well."""
 
     async def work(task: Task, context: TaskContext) -> None:
@@ -119,7 +119,7 @@ async def test_ways_of_reading(read_context: Callable[[object], object]) -> None
     assert list(result.stale) == ["a"]
 
 
-async def test_own_change_is_not_stale() -> None:
+async def test_own_change_is_not_stale():
     """A task that reads a value and changes it itself has a current result."""
 
     async def count(task: Task, context: TaskContext) -> None:
@@ -142,7 +142,7 @@ async def test_own_change_is_not_stale() -> None:
         ("context.n < 5", "nine", {"a": ("context.n",)}),
     ],
 )
-async def test_conditions(condition: str, after: JsonValue, expected: object) -> None:
+async def test_conditions(condition: str, after: JsonValue, expected: object):
     """A task that was done or skipped is stale if its condition has another outcome now."""
 
     async def work(task: Task, context: TaskContext) -> None:
@@ -155,7 +155,7 @@ async def test_conditions(condition: str, after: JsonValue, expected: object) ->
     assert run.result.stale == expected
 
 
-async def test_chain_is_done_again_before_what_waits_for_it() -> None:
+async def test_chain_is_done_again_before_what_waits_for_it():
     """What followed a stale result is done again after it, and tasks that wait for it see only the new result."""
     seen: dict[str, object] = {}
 
@@ -178,7 +178,7 @@ async def test_chain_is_done_again_before_what_waits_for_it() -> None:
     assert (result.stale, seen["b"], seen["b~2"], list(seen)[-1]) == ({}, "en", "de", "c")
 
 
-async def test_task_that_runs_meanwhile() -> None:
+async def test_task_that_runs_meanwhile():
     """A task that runs with an old value while it changes is done again when it has finished."""
     result = (
         await make_engine("repair")
@@ -188,7 +188,7 @@ async def test_task_that_runs_meanwhile() -> None:
     assert (set(result.outputs.values()), result.stale) == ({"de"}, {})
 
 
-async def test_task_that_is_not_idempotent_asks() -> None:
+async def test_task_that_is_not_idempotent_asks():
     """A finished task that is not idempotent is done again only if a person agrees; so is one of a dangerous tool."""
     document = plan(Task(id="a"), Task(id="switch"), context={"language": "en"}, on_stale="redo")
     engine = make_engine("repair")
@@ -201,7 +201,7 @@ async def test_task_that_is_not_idempotent_asks() -> None:
     assert (run.result.status, run.result.outputs["a"]) == ("succeeded", "de")
 
 
-async def test_staleness_survives_a_resume() -> None:
+async def test_staleness_survives_a_resume():
     """Who has read what is in the journal: a resumed run finds the results stale that a later change makes stale."""
     store = MemoryStore()
     engine = make_engine("repair", store=store)
@@ -220,7 +220,7 @@ async def test_staleness_survives_a_resume() -> None:
     assert bodies(store, run.id, ResultsStale) == [ResultsStale(dict(again.result.stale))]
 
 
-async def test_finished_tasks_are_replaced_only_while_they_are_stale() -> None:
+async def test_finished_tasks_are_replaced_only_while_they_are_stale():
     """A person may replace a finished task while it is to be done again; what was done again is not retried."""
     async with make_engine().open(pages(on_stale="redo")) as run:
         ready = run.ready()
@@ -238,7 +238,7 @@ async def test_finished_tasks_are_replaced_only_while_they_are_stale() -> None:
             run.apply([RetryTask(task_id=task.id)])
 
 
-async def test_warning_is_shown() -> None:
+async def test_warning_is_shown():
     """Status, history and the reasons for a revision name stale results, and so does an event of the run's span."""
     spans = Spans()
     engine = make_engine("repair", tracer_provider=spans.provider)
@@ -259,7 +259,7 @@ async def test_warning_is_shown() -> None:
     )
 
 
-async def test_values_of_the_time_when_a_task_was_handed_out() -> None:
+async def test_values_of_the_time_when_a_task_was_handed_out():
     """References are replaced when a task is handed out: if the context changes before it starts, its result is stale."""
     document = plan(Task(id="a", arguments={"x": "${context.x}"}), Task(id="b"), context={"x": 1})
     async with open_run(document) as run:
@@ -272,7 +272,7 @@ async def test_values_of_the_time_when_a_task_was_handed_out() -> None:
     assert run.result.stale == {"a": ("context.x",)}
 
 
-async def test_nothing_can_be_done() -> None:
+async def test_nothing_can_be_done():
     """Where a tool is not available any more, the result stays, and the run ends with the warning."""
 
     async def work(task: Task, context: TaskContext) -> object:
@@ -293,7 +293,7 @@ async def test_nothing_can_be_done() -> None:
     assert (decision.decision, "'press' is unavailable" in decision.reason) == ("keep", True)
 
 
-async def test_what_fails_the_second_time_keeps_its_output() -> None:
+async def test_what_fails_the_second_time_keeps_its_output():
     """The output of a task counts, for its dependents and in the result, until the task is done again; it may never be."""
 
     async def work(task: Task, context: TaskContext) -> object:
@@ -311,7 +311,7 @@ async def test_what_fails_the_second_time_keeps_its_output() -> None:
     assert (result.status, result.outputs) == ("failed", {"a": "en", "switch": "de"})
 
 
-async def test_several_changes() -> None:
+async def test_several_changes():
     """After each change, what is stale is done again, although the same was done before."""
 
     async def work(task: Task, context: TaskContext) -> object:

@@ -85,7 +85,7 @@ def outage(
 
 
 @pytest.mark.parametrize("what", ["tool", "gpu"])
-async def test_what_is_gone_after_an_outage(what: str, clock: VirtualClock) -> None:
+async def test_what_is_gone_after_an_outage(what: str, clock):
     """A task that was handed out before an outage is not started on a tool or resource that is gone after it."""
     store = outage(clock, 0.5, 5)
     document = plan(
@@ -120,7 +120,7 @@ async def test_what_is_gone_after_an_outage(what: str, clock: VirtualClock) -> N
     assert invariant_violations(list(store.read(run.id))) == []
 
 
-async def test_transient(clock: VirtualClock) -> None:
+async def test_transient(clock):
     """While the store fails nothing new begins and what ends is kept; then the run goes on and its journal is whole."""
     began: list[tuple[str, float]] = []
 
@@ -147,7 +147,7 @@ async def test_transient(clock: VirtualClock) -> None:
     )
 
 
-async def test_failure_at_any_record() -> None:
+async def test_failure_at_any_record():
     """A run ends with the same results and decisions if the store refuses any one record three times."""
     result, records = await from_start()
     for seq in range(2, len(records) + 1):
@@ -168,7 +168,7 @@ async def test_failure_at_any_record() -> None:
         assert replay_differences(run, store.read(RUN), clock.now()) == []
 
 
-async def test_no_start_no_work(clock: VirtualClock) -> None:
+async def test_no_start_no_work(clock):
     """Work whose start cannot be put on record does not run, not even its first line."""
     work = ScriptedExecutor()
     store = Refusing(
@@ -187,7 +187,7 @@ async def test_no_start_no_work(clock: VirtualClock) -> None:
     assert [record.body.kind for record in store.read(result.run)] == ["run-opened", "run-ended"]
 
 
-async def test_rare_failures_do_not_add_up(clock: VirtualClock) -> None:
+async def test_rare_failures_do_not_add_up(clock):
     """Patience begins anew whenever the store has taken a record, or was not needed for long."""
     store = FlakyStore(fails=lambda operation, number: operation == "append" and number % 3 == 0)
     work = ScriptedExecutor(default=returns(after=600), clock=clock)
@@ -197,7 +197,7 @@ async def test_rare_failures_do_not_add_up(clock: VirtualClock) -> None:
     assert (result.status, store.failures > 5) == ("succeeded", True)
 
 
-async def test_deadline_meanwhile(clock: VirtualClock) -> None:
+async def test_deadline_meanwhile(clock):
     """A deadline that passes while the store fails stops work that goes on, and not what has ended before."""
     store = outage(clock, 2, 20)
     work = ScriptedExecutor({"a": hangs(), "b": returns("fine", after=3)}, clock=clock)
@@ -208,7 +208,7 @@ async def test_deadline_meanwhile(clock: VirtualClock) -> None:
     assert invariant_violations(list(store.read(result.run))) == []
 
 
-async def test_budget_meanwhile(clock: VirtualClock) -> None:
+async def test_budget_meanwhile(clock):
     """What is spent while the store fails counts against the budget: once it is exceeded no task begins."""
 
     async def work(task: Task, context: TaskContext) -> None:
@@ -224,7 +224,7 @@ async def test_budget_meanwhile(clock: VirtualClock) -> None:
     )
 
 
-async def test_edits_are_refused(clock: VirtualClock) -> None:
+async def test_edits_are_refused(clock):
     """While the store fails an edit raises, and the plan is as it was; afterwards the same edit is taken."""
     store = outage(clock, 1, 3)
     async with make_engine(store=store, clock=clock).open(chain("a")) as run:
@@ -238,7 +238,7 @@ async def test_edits_are_refused(clock: VirtualClock) -> None:
     assert len(bodies(store, RUN, PlanRevised)) == 1
 
 
-async def test_processes_that_cannot_be_noted(clock: VirtualClock) -> None:
+async def test_processes_that_cannot_be_noted(clock):
     """A process that cannot be put on record is an error to the work that started it, which is run again."""
 
     async def work(task: Task, context: TaskContext) -> str:
@@ -259,7 +259,7 @@ async def test_processes_that_cannot_be_noted(clock: VirtualClock) -> None:
 # For good
 
 
-async def test_lasting() -> None:
+async def test_lasting():
     """After its patience the run ends paused and says why; what runs may finish, and nothing else begins."""
     async with VirtualClock() as clock:
         finished: list[tuple[str, float]] = []
@@ -283,7 +283,7 @@ async def test_lasting() -> None:
         assert set(await perform(run)) == {"long", *(f"t{number}" for number in range(2, 9))}
 
 
-async def test_back_when_the_run_is_left(clock: VirtualClock) -> None:
+async def test_back_when_the_run_is_left(clock):
     """A task that finished after patience was over is on record if the store works when the run is left."""
     store = outage(clock, 3, 90)
     async with make_engine(store=store, store_patience=1, clock=clock).open(chain("a", "b")) as run:
@@ -299,7 +299,7 @@ async def test_back_when_the_run_is_left(clock: VirtualClock) -> None:
     assert invariant_violations(list(store.read(RUN))) == []
 
 
-async def test_left_while_the_store_fails(clock: VirtualClock) -> None:
+async def test_left_while_the_store_fails(clock):
     """A run that is left while its store fails is paused, and its result says that the journal does not know."""
     store = outage(clock, 0.5, 1e9)
     async with make_engine(store=store, clock=clock).open(chain("a", "b")) as run:
@@ -314,7 +314,7 @@ async def test_left_while_the_store_fails(clock: VirtualClock) -> None:
     assert bodies(store, RUN, AttemptSucceeded) == []
 
 
-async def test_other_peoples_errors() -> None:
+async def test_other_peoples_errors():
     """A store that raises errors of its own is a failing store, whichever operation it fails in."""
 
     def odd(operation: str, number: int) -> bool:
@@ -335,7 +335,7 @@ async def test_other_peoples_errors() -> None:
     assert (result.status, result.reason) == ("paused", reason)
 
 
-async def test_continue_unjournaled(clock: VirtualClock) -> None:
+async def test_continue_unjournaled(clock):
     """On request a run goes on without its store; the result is marked, and nothing more is written."""
     store = Refusing(lambda record: StoreError("full") if record.seq == 4 else None)
     engine = make_engine(again, store=store, clock=clock, on_store_failure="continue_unjournaled")
@@ -346,7 +346,7 @@ async def test_continue_unjournaled(clock: VirtualClock) -> None:
     assert len(store.refused) == 1
 
 
-async def test_first_record_refused() -> None:
+async def test_first_record_refused():
     """A run whose opening cannot be recorded is not opened, and its id can be used again."""
     engine = make_engine(store=Refusing(lambda record: StoreError("full"), times=1))
     with pytest.raises(StoreError, match="full"):
@@ -359,7 +359,7 @@ async def test_first_record_refused() -> None:
 # Another process has the run
 
 
-async def test_lease_lost(clock: VirtualClock) -> None:
+async def test_lease_lost(clock):
     """A process that loses the lease stops its attempts, writes nothing more and says why."""
     store = MemoryStore()
     stopped = []
@@ -391,7 +391,7 @@ async def test_lease_lost(clock: VirtualClock) -> None:
     ]
 
 
-async def test_lease_lost_while_nothing_happens(clock: VirtualClock) -> None:
+async def test_lease_lost_while_nothing_happens(clock):
     """The loss of a lease is noticed also when there is nothing to write, by whoever renews it."""
     inner = MemoryStore()
     store = FlakyStore(
@@ -406,7 +406,7 @@ async def test_lease_lost_while_nothing_happens(clock: VirtualClock) -> None:
     assert "another process has taken the run over" in result.reason
 
 
-async def test_lease_is_renewed(clock: VirtualClock) -> None:
+async def test_lease_is_renewed(clock):
     """As long as its process lives, nobody else gets a run, however long nothing happens in it."""
     store = FlakyStore(MemoryStore(), durable=True)
     async with make_engine(store=store, clock=clock).open(chain("a")):
@@ -416,7 +416,7 @@ async def test_lease_is_renewed(clock: VirtualClock) -> None:
                 store.acquire(RUN, "another", clock.now(), 1)
 
 
-async def test_lease_is_renewed_while_the_loop_is_blocked(tmp_path: Path) -> None:
+async def test_lease_is_renewed_while_the_loop_is_blocked(tmp_path):
     """Nobody else gets a run whose work blocks the event loop for longer than the lease; a loss is noticed all the same."""
     renewals = SimpleQueue[float]()
 
@@ -453,9 +453,7 @@ SECRET = "password=correcthorsebattery"
     ],
     ids=["surrogate", "tuple", "subclass"],
 )
-async def test_context_and_notes_are_made_json(
-    odd: JsonValue, plain: JsonValue, tmp_path: Path
-) -> None:
+async def test_context_and_notes_are_made_json(odd: JsonValue, plain: JsonValue, tmp_path):
     """The context and notes are made JSON when they enter, and a resumed run reads them without secrets."""
     with closing(SqliteStore(tmp_path / "history.db")) as store:
         async with open_run(chain("a", "b"), store=store, run_id=RUN) as run:
@@ -475,7 +473,7 @@ def no_nul(record: Record) -> Exception | None:
     )
 
 
-async def test_store_that_takes_less(clock: VirtualClock) -> None:
+async def test_store_that_takes_less(clock):
     """A value that the store cannot keep is left out of its record, and the run goes on."""
     store = Refusing(no_nul)
     async with make_engine(store=store, clock=clock).open(
@@ -512,7 +510,7 @@ def lock(folder: Path, group: anyio.abc.TaskGroup, statement: str = "BEGIN IMMED
     group.start_soon(release)
 
 
-async def test_lock_of_another_process(tmp_path: Path) -> None:
+async def test_lock_of_another_process(tmp_path):
     """Opening, leaving and resuming a run wait for the lock of another process, while other tasks of the loop go on."""
     with closing(SqliteStore(tmp_path / "history.db")) as store:
         engine = ReplanningEngine([], store=store)
@@ -527,7 +525,7 @@ async def test_lock_of_another_process(tmp_path: Path) -> None:
                 assert run.result.status == "succeeded"
 
 
-async def test_lock_that_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lock_that_is_kept(tmp_path, monkeypatch):
     """A run is not opened while another process keeps its lock, and an error says so in the end."""
     monkeypatch.setattr("replanning.run.opening.LOCK_TIMEOUT", 0.0)
     path = tmp_path / "history.db"
@@ -538,7 +536,7 @@ async def test_lock_that_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 pass
 
 
-async def test_locked_file(tmp_path: Path) -> None:
+async def test_locked_file(tmp_path):
     """A SQLite file that another process has for itself is opened by the event loop once it is free, and no thread waits."""
     SqliteStore(tmp_path / "history.db").close()
     async with anyio.create_task_group() as group:

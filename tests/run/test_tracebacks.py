@@ -6,10 +6,8 @@ import logging
 import subprocess
 import sys
 from contextlib import closing
-from pathlib import Path
 
 import anyio
-import pytest
 
 from replanning import ReplanningEngine, Settings, Task, TaskContext, open_run
 from replanning.journal import AttemptFailed, Failure, MemoryStore, SqliteStore
@@ -46,7 +44,7 @@ def check(text: str) -> None:
     ), text
 
 
-async def test_a_traceback_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_traceback_is_shown(tmp_path, caplog):
     """The journal, the log, the span, `why` and `status` show the traceback of a failed attempt, and a key's type."""
     spans = Spans()
     settings = Settings.model_validate({"redaction": {"patterns": [SECRET]}})
@@ -72,7 +70,7 @@ async def test_a_traceback_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-async def test_long_and_missing_tracebacks() -> None:
+async def test_long_and_missing_tracebacks():
     """A long traceback keeps its ends without half a secret; an error that was not raised, or an older journal, has none."""
     store = MemoryStore()
     long = "x" * 10 + "y" * 1_980 + " sk-" + "a" * 40 + " y" * 4_500 + "end"
@@ -93,7 +91,7 @@ async def test_long_and_missing_tracebacks() -> None:
     assert (older.failure.traceback, str(older.failure)) == ("", "E: m")
 
 
-def test_silent_unless_logging_is_set_up() -> None:
+def test_silent_unless_logging_is_set_up():
     """A program that has not set up logging sees nothing on standard error; with `basicConfig` it sees what happened."""
     for setting, silent in (("", True), ("logging.basicConfig()", False)):
         program = f"import logging, replanning\n{setting}\nlogging.getLogger('replanning.run').error('it broke')"

@@ -175,7 +175,7 @@ ORDINARY = [
     "frame",
     ["{}", "error: {} was refused", '{{"a": "{}"}}', "x={};", "https://h/p?a={}&b=1", "({})"],
 )
-def test_secret_by_its_shape(secret: str, frame: str) -> None:
+def test_secret_by_its_shape(secret: str, frame: str):
     """What services hand out is taken out wherever it stands, and nothing else is; once is enough."""
     assert (
         REDACT.text(frame.format(secret)) == REDACT.text(frame.format(MASK)) == frame.format(MASK)
@@ -183,13 +183,13 @@ def test_secret_by_its_shape(secret: str, frame: str) -> None:
 
 
 @pytest.mark.parametrize("secret", [secret for secret in BY_SHAPE if "\n" not in secret])
-def test_secrets_on_lines_of_their_own(secret: str) -> None:
+def test_secrets_on_lines_of_their_own(secret: str):
     """A secret at the beginning of a line is taken out, whatever the line before ends in."""
     assert REDACT.text(f"{secret}\n{secret}\nnext\n{secret}\n") == f"{MASK}\n{MASK}\nnext\n{MASK}\n"
 
 
 @pytest.mark.parametrize(("text", "secret"), BY_NAME)
-def test_secret_by_its_name(text: str, secret: str) -> None:
+def test_secret_by_its_name(text: str, secret: str):
     """What a text calls a secret is taken out; what it is called stays; once is enough."""
     clean = REDACT.text(text)
     assert secret not in clean
@@ -199,7 +199,7 @@ def test_secret_by_its_name(text: str, secret: str) -> None:
 
 
 @pytest.mark.parametrize("text", ORDINARY)
-def test_ordinary_text(text: str) -> None:
+def test_ordinary_text(text: str):
     """Text without secrets stays as it is, also where it speaks of tokens, keys and passwords."""
     assert REDACT.text(text) == text
 
@@ -216,7 +216,7 @@ class Word(str):
     __slots__ = ()
 
 
-def test_text_of_a_class_of_users() -> None:
+def test_text_of_a_class_of_users():
     """Secrets are taken out of texts of classes of users as well."""
     assert REDACT.value({"a": Word(f"Authorization: Bearer {BEARER}")}) == {
         "a": f"Authorization: Bearer {MASK}"
@@ -224,14 +224,14 @@ def test_text_of_a_class_of_users() -> None:
 
 
 @given(st.lists(WORDS, max_size=12).map("".join) | st.text())
-def test_any_text_is_stable(text: str) -> None:
+def test_any_text_is_stable(text: str):
     """Whatever the text, the result is one that can be stored and is not changed by a second time."""
     clean = REDACT.text(text)
     assert clean.encode().decode() == clean
     assert REDACT.text(clean) == clean
 
 
-def test_secrets_of_users() -> None:
+def test_secrets_of_users():
     """Values and patterns of users are applied as well; longer values whole, short ones not at all."""
     redact = Redactor(["swordfish", "swordfish-and-more", "abc", "a.b*c("])
     assert redact.text("xswordfishx") == f"x{MASK}x"
@@ -253,14 +253,14 @@ def test_secrets_of_users() -> None:
         *((pattern, "is no regular expression: ") for pattern in ("x(", "[a", "*", "x{2}{3}")),
     ],
 )
-def test_patterns_of_users(pattern: str, problem: str) -> None:
+def test_patterns_of_users(pattern: str, problem: str):
     """A pattern is one of Python's `re`; one that is malformed is refused with the reason."""
     found = pattern_problem(pattern)
     assert found.startswith(problem)
     assert bool(found) == bool(problem)
 
 
-def test_added_values() -> None:
+def test_added_values():
     """A value that is added is masked from then on, beside those that were known."""
     redact = Redactor(["hunter2"])
     assert redact.text("swordfish") == "swordfish"
@@ -273,7 +273,7 @@ KNOWN = 's3cr3t "words" of mine'
 
 @pytest.mark.parametrize("secret", [*TOKENS, KNOWN])
 @pytest.mark.parametrize("wrapping", WRAPPINGS)
-def test_every_wrapping(wrapping: str, secret: str) -> None:
+def test_every_wrapping(wrapping: str, secret: str):
     """Tokens and known values are masked in plain text, behind colours and behind the escapes of JSON; once is enough."""
     redact = Redactor([KNOWN])
     clean = redact.text(WRAPPINGS[wrapping](secret))
@@ -282,7 +282,7 @@ def test_every_wrapping(wrapping: str, secret: str) -> None:
     assert redact.text(clean) == clean
 
 
-def test_lines_of_known_values() -> None:
+def test_lines_of_known_values():
     """A known value of several lines is also masked line by line; short lines are not."""
     redact = Redactor(["{\n  line-of-a-secret\n}"])
     assert redact.text("{ line-of-a-secret }") == f"{{ {MASK} }}"
@@ -305,7 +305,7 @@ REFERENCES = [
 
 
 @pytest.mark.parametrize("text", REFERENCES)
-def test_references(text: str) -> None:
+def test_references(text: str):
     """A reference to a value is no secret, wherever it stands."""
     assert REDACT.text(text) == text
     member: JsonObject = {
@@ -315,7 +315,7 @@ def test_references(text: str) -> None:
     assert REDACT.value(member) == member
 
 
-def test_literal_parts_beside_references() -> None:
+def test_literal_parts_beside_references():
     """Beside a reference, the literal parts that look like secrets are masked."""
     assert (
         REDACT.text("Cookie: id=31d4d96e407a; session={env:SESSION}")
@@ -328,7 +328,7 @@ def test_literal_parts_beside_references() -> None:
     }
 
 
-def test_document() -> None:
+def test_document():
     """A plan loses the secrets in what it says, keeps its names and conditions, and is the same where it has none."""
     key = BY_SHAPE[0]
     task = Task(
@@ -384,7 +384,7 @@ PLACES: dict[str, JsonObject] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_names_that_are_secrets(place: str) -> None:
+def test_names_that_are_secrets(place: str):
     """Ids and other names with secrets by format, assigned, of users' patterns or known are reported by place alone."""
     plan = Plan.model_validate({"goal": {"objective": "x"}, **PLACES[place]})
     problems = secret_name_problems(plan, Redactor(["vault-word-1"], [r"INT-\d{6}"]))
@@ -403,7 +403,7 @@ pypi-publish-the-package-to-the-main-registry secret-scan:report shard=3 stage:e
 """
 
 
-def test_ordinary_names() -> None:
+def test_ordinary_names():
     """Ids with hashes, UUIDs, words of prose, and names that speak of tokens and passwords, are names."""
     redact, words = (
         Redactor(),
@@ -428,7 +428,7 @@ def test_ordinary_names() -> None:
     )
 
 
-def test_parts_of_secrets_and_characters() -> None:
+def test_parts_of_secrets_and_characters():
     """A private key that was cut is taken out to its last line or the end of the text; halves of characters become a mark."""
     assert REDACT.text(f"key:\n{PEM[:60]}") == f"key:\n{MASK}"
     assert REDACT.text(f"key:\n{PEM[:-9]}\nand then") == f"key:\n{MASK}\nand then"
@@ -445,7 +445,7 @@ x-api-key private_key signature credentials mysql_pwd passphrase
 
 
 @pytest.mark.parametrize("name", SECRET_NAMES.split())
-def test_member_that_is_called_a_secret(name: str) -> None:
+def test_member_that_is_called_a_secret(name: str):
     """A member of an object whose name means a secret loses its text, also inside lists."""
     secret = "abcd1234efgh"
     assert REDACT.value({name: secret, "other": 1}) == {name: MASK, "other": 1}
@@ -482,7 +482,7 @@ def test_member_that_is_called_a_secret(name: str) -> None:
         {"password": ""},
     ],
 )
-def test_member_that_is_no_secret(value: JsonObject) -> None:
+def test_member_that_is_no_secret(value: JsonObject):
     """References, places in lists, words of language models, numbers and absent values stay."""
     before = json.dumps(value)
     assert json.dumps(REDACT.value(value)) == json.dumps(value) == before
@@ -503,7 +503,7 @@ def test_member_that_is_no_secret(value: JsonObject) -> None:
     ],
     ids=["a number", "an object", "names"],
 )
-def test_members(value: JsonObject, clean: JsonObject) -> None:
+def test_members(value: JsonObject, clean: JsonObject):
     """Numbers are secrets where they are called passwords, objects are not; names lose secrets, and none is lost."""
     assert REDACT.value(value) == clean
 
@@ -519,7 +519,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def test_values_without_end() -> None:
+def test_values_without_end():
     """A value that is nested more deeply than any journal could keep is refused by name."""
     deep: list[JsonValue] = []
     for _ in range(sys.getrecursionlimit()):
@@ -528,7 +528,7 @@ def test_values_without_end() -> None:
         REDACT.value(deep)
 
 
-def test_members_without_a_name() -> None:
+def test_members_without_a_name():
     """A trigger of somebody's own class is refused if a member of its objects has no text as name."""
     trigger = TriggerEvent.model_validate({"kind": "disk-full", "free": {5: "GB"}})
     with pytest.raises(RecordNotSerializable, match="5 cannot name a member of a JSON object"):
@@ -536,7 +536,7 @@ def test_members_without_a_name() -> None:
 
 
 @pytest.mark.parametrize("part", HOSTILE)
-def test_time_grows_with_length_alone(part: str) -> None:
+def test_time_grows_with_length_alone(part: str):
     """Hostile text of four times the length takes four times the steps, not sixteen."""
     small, large = (part * (size // len(part)) for size in (5_000, 20_000))
     REDACT.text(large)  # which compiles patterns
@@ -544,7 +544,7 @@ def test_time_grows_with_length_alone(part: str) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 60, 1_000, 10_000])
-def test_errors_about_plans(size: int) -> None:
+def test_errors_about_plans(size: int):
     """An error that quotes a wrong value, also a long one, tells neither a secret in it nor half of one."""
     text = f"{'x ' * size}{BY_SHAPE[4]} {JWT} {BY_SHAPE[4]}{' x' * size}\n\0"
     with pytest.raises(PlanError) as caught:
@@ -555,7 +555,7 @@ def test_errors_about_plans(size: int) -> None:
     assert not any(JWT[at : at + 12] in str(caught.value) for at in range(60))
 
 
-def test_the_manual_of_python() -> None:
+def test_the_manual_of_python():
     """In the manual of Python, 65,000 words of prose and code, nothing is taken for a secret."""
     manual = "\n".join(pydoc_data.topics.topics.values())
     assert len(manual.split()) > 50_000
@@ -575,12 +575,12 @@ def test_the_manual_of_python() -> None:
         ("\x1b]0;title\x07pass\x1b(Bword=hunter2", f"\x1b]0;title\x07pass\x1b(Bword={MASK}"),
     ],
 )
-def test_what_is_masked_behind_escapes(text: str, clean: str) -> None:
+def test_what_is_masked_behind_escapes(text: str, clean: str):
     """What is found behind escapes is masked where it came from, and what surrounds it stays as it was written."""
     assert REDACT.text(text) == clean
 
 
-def test_patterns_of_users_beyond_ascii() -> None:
+def test_patterns_of_users_beyond_ascii():
     """A pattern finds its matches where they are, also behind other letters and far into a text."""
     redact = Redactor(patterns=["INT-[0-9]{4}", "Schlüssel: [a-z]+"])
     text = "ünïcödé INT-1234, Schlüssel: geheim. " * 1_000
@@ -589,7 +589,7 @@ def test_patterns_of_users_beyond_ascii() -> None:
 
 
 @pytest.mark.deep
-def test_hashes_and_images() -> None:
+def test_hashes_and_images():
     """Of ten thousand hashes and ids as lock files hold them, and 5 MB of an image in base64, none is taken for a secret."""
     chance = random.Random(4)
     forms: list[Callable[[bytes], str]] = [

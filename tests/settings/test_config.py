@@ -57,7 +57,7 @@ def from_server(address: str, **more: str) -> LoadedSettings:
     return load(environ={"REPLANNING_OVERRIDE_URL": address, **more})
 
 
-def test_file_is_found_where_the_program_runs() -> None:
+def test_file_is_found_where_the_program_runs():
     """`replanning.yaml` and `.replanning.yaml` are found by themselves; both at once are an error."""
     Path(".replanning.yaml").write_text("replanning: {cooldown: 5}")
     hidden = load()
@@ -73,7 +73,7 @@ def test_file_is_found_where_the_program_runs() -> None:
         load()
 
 
-def test_zero_is_zero() -> None:
+def test_zero_is_zero():
     """A weight, threshold or limit of 0 is 0 and not the default (defects 9 and 10)."""
     section = "weights: {past_success: 0, self_assessment: 0.7}\nalternatives: {min_confidence: 0}\ncooldown: 0"
     settings = load(f"{section}\nlimits: {{replans_per_run: 0}}").settings
@@ -125,7 +125,7 @@ def test_zero_is_zero() -> None:
         ("llm: {prices: [1]}", "2:9 llm.prices: expected a mapping by name, got [1]"),
     ],
 )
-def test_wrong_value(section: str, message: str) -> None:
+def test_wrong_value(section: str, message: str):
     """A wrong value is told with its place, its key, what is allowed and what was given."""
     (found,) = problems(section)
     assert found.startswith(f"{FILE}:{message}")
@@ -135,7 +135,7 @@ def test_wrong_value(section: str, message: str) -> None:
     "section",
     ["api_key: {}", "openai:\n  api_key: {}", "anthropic_api_key: {}", "llm: {{token: {}}}"],
 )
-def test_keys_stay_out_of_files(section: str) -> None:
+def test_keys_stay_out_of_files(section: str):
     """A key of an API service in the file is an error that names it and does not repeat it."""
     (found,) = problems(section.format("hunter2hunter2"))
     assert "keys of API services are taken from the environment alone" in found
@@ -157,7 +157,7 @@ def test_keys_stay_out_of_files(section: str) -> None:
         ("\udcfc: 1", "byte 1 of the file is not UTF-8"),
     ],
 )
-def test_hostile_files(text: str, message: str | None) -> None:
+def test_hostile_files(text: str, message: str | None):
     """Files that are empty, malformed or something else are taken as empty, or refused with a sentence."""
     Path(FILE).write_bytes(os.fsencode(text))
     if message is None:
@@ -166,14 +166,14 @@ def test_hostile_files(text: str, message: str | None) -> None:
         assert message in "; ".join(problems())
 
 
-def test_files_that_cannot_be_read() -> None:
+def test_files_that_cannot_be_read():
     """A file that was named and is missing, or a folder, is refused."""
     for name, message in (("none.yaml", "No such file"), ("", "cannot be read")):
         with pytest.raises(SettingsError, match=message):
             load_settings(name, {})
 
 
-def test_prices() -> None:
+def test_prices():
     """Prices go by the names of models, which may hold dots, and stay whole from file to arguments."""
     loaded = load(
         "llm:\n  prices:\n    gpt-4.1: {input: 2, output: 8}\n    'own-*': {input: 0, output: 0}"
@@ -192,7 +192,7 @@ def test_prices() -> None:
     assert load("llm:\n  prices:").settings.llm.prices == {}
 
 
-def test_wrong_prices() -> None:
+def test_wrong_prices():
     """A wrong price is told with the model that it is of."""
     section = """\
 llm:
@@ -254,7 +254,7 @@ INSECURE = "expected an address that begins with https://; http:// only on this 
         ),
     ],
 )
-def test_wrong_address(key: str, address: str, message: str, shown: str) -> None:
+def test_wrong_address(key: str, address: str, message: str, shown: str):
     """What is no address, or more than one, is refused without its secret; settings of a person come by a safe way."""
     (told,) = problems(arguments={key: address})
     assert told == f"argument {key}: {message}; got {shown!r}"
@@ -268,7 +268,7 @@ def test_wrong_address(key: str, address: str, message: str, shown: str) -> None
 @pytest.mark.parametrize(
     "address", ["http://localhost:11434", "https://host.example/v1/", "http://[::1]:8000/v1", None]
 )
-def test_address(address: str | None) -> None:
+def test_address(address: str | None):
     """Addresses of web servers are taken, and none."""
     assert load(arguments={"llm.base_url": address}).settings.llm.base_url == address
 
@@ -281,7 +281,7 @@ ORDER = ("file", "override", "environment", "argument")
 @given(st.dictionaries(st.sampled_from(ORDER), st.integers(1, 10_000)), st.booleans())
 def test_order_of_all_sources(
     tmp_path_factory: pytest.TempPathFactory, said: dict[str, int], other: bool
-) -> None:
+):
     """Whatever sources say of a setting: argument, environment, override, file, default, the first that says it counts."""
     file = tmp_path_factory.mktemp("order") / "s.yaml"
     lines = [f"  max_subtasks: {said['file']}"] if "file" in said else []
@@ -299,7 +299,7 @@ def test_order_of_all_sources(
     assert loaded.settings.planning.strategy == ("simple" if other else "chain_of_thought")
 
 
-def test_lists_of_a_higher_source_replace() -> None:
+def test_lists_of_a_higher_source_replace():
     """A list of a higher source stands in place of a lower one's; no item of that is left (defect 4)."""
     loaded = load(
         "provider: [one, two]\nllm: {fallback: [three, four]}\ntriggers: [timeout]\napproval: {always_for: []}",
@@ -344,7 +344,7 @@ def test_lists_of_a_higher_source_replace() -> None:
         ("REPLANNING_LLM_OLLAMA", "yes", "llm.ollama", True),
     ],
 )
-def test_variables(name: str, text: str, key: str, value: Any) -> None:
+def test_variables(name: str, text: str, key: str, value: Any):
     """Every short variable sets its settings, goes before the file, and is named as their source."""
     loaded = load("llm: {model: other}\nenabled: true", environ={name: text})
     every = dict.fromkeys([key for short, key in VARIABLES if short == name], value)
@@ -357,9 +357,7 @@ def test_variables(name: str, text: str, key: str, value: Any) -> None:
     ("text", "bands"),
     [("0.2", (0.2, 0.2, 0.8)), ("0.6", (0.3, 0.6, 0.8)), ("1", (0.3, 1, 1)), ("0", (0, 0, 0.8))],
 )
-def test_the_minimum_alone_sets_the_decision_of_planning_mode(
-    text: str, bands: tuple[float, ...]
-) -> None:
+def test_the_minimum_alone_sets_the_decision_of_planning_mode(text: str, bands: tuple[float, ...]):
     """REPLANNING_MIN_CONFIDENCE is the minimum of planning mode as well; thresholds that are not set follow it."""
     decision = load(
         environ={"REPLANNING_MIN_CONFIDENCE": text}
@@ -396,7 +394,7 @@ OF_ITS_OWN = {
 
 
 @pytest.mark.parametrize("key", [key for key, is_section in keys().items() if not is_section])
-def test_every_setting_has_a_variable(key: str) -> None:
+def test_every_setting_has_a_variable(key: str):
     """A variable with the long name of a setting says what an argument of that key would, and is named as its source."""
     name = f"REPLANNING_{key.replace('.', '__').upper()}"
     default = values(Settings())[key]
@@ -418,7 +416,7 @@ def test_every_setting_has_a_variable(key: str) -> None:
     assert found
 
 
-def test_sections_from_variables() -> None:
+def test_sections_from_variables():
     """A section may be one variable with JSON; what is wrong in it is told with the name of that variable."""
     name = "REPLANNING_ALTERNATIVES"
     loaded = load(environ={name: '{"max_count": 4}', f"{name}__MIN_CONFIDENCE": "0.4"})
@@ -446,7 +444,7 @@ def test_sections_from_variables() -> None:
     )
 
 
-def test_patterns_from_a_variable() -> None:
+def test_patterns_from_a_variable():
     """A pattern is not cut at its commas, with which it would find other things; several stand as JSON."""
     for text, patterns in (
         (r"card-\d{2,4}", (r"card-\d{2,4}",)),
@@ -460,14 +458,14 @@ def test_patterns_from_a_variable() -> None:
     "name", ["REPLANNING_LLM", "REPLANNING_LLM__TEMPERATURE", "REPLANNING_TRIGGERS"]
 )
 @pytest.mark.parametrize("form", ["{}", '["{}"]', '[{{"password": "{}"}}]'])
-def test_no_secret_in_what_is_wrong(name: str, form: str) -> None:
+def test_no_secret_in_what_is_wrong(name: str, form: str):
     """A key that was put where it does not belong is not told, nor a part of it, however long it is."""
     told = "; ".join(problems(environ={name: form.format(f"sk-{'a' * 20}{'b' * 200}")}))
     assert name in told
     assert "bbb" not in told
 
 
-def test_variables_that_say_nothing() -> None:
+def test_variables_that_say_nothing():
     """A name that goes deeper than any setting is nobody's; an empty variable gives way to its alias."""
     loaded = load(environ={f"REPLANNING_TIMEOUT{'__X' * 5_000}": "1"})
     assert (loaded.settings, loaded.warnings) == (Settings(), ())
@@ -484,7 +482,7 @@ def test_variables_that_say_nothing() -> None:
         ("REPLANNING_APPROVAL_THRESHOLD", "MUSUBI_REPLAN_MIN_CONFIDENCE", "alternatives.human_approval_threshold"),
     ],
 )  # fmt: skip
-def test_short_names_go_before_long_ones(first: str, second: str, key: str) -> None:
+def test_short_names_go_before_long_ones(first: str, second: str, key: str):
     """Where a setting has several names and all are set, the short one counts, and an alias gives way to it."""
     assert load(environ={first: "1", second: "0"}).sources == {key: f"environment {first}"}
 
@@ -562,7 +560,7 @@ def test_short_names_go_before_long_ones(first: str, second: str, key: str) -> N
         ),
     ],
 )
-def test_ranges(key: str, inside: tuple[Any, ...], outside: tuple[Any, ...], allowed: str) -> None:
+def test_ranges(key: str, inside: tuple[Any, ...], outside: tuple[Any, ...], allowed: str):
     """The edges of what is allowed are; beyond them a setting is refused by its key, its source and what is allowed."""
     for value in inside:
         assert load(arguments={key: value}).sources == {key: "argument"}
@@ -572,7 +570,7 @@ def test_ranges(key: str, inside: tuple[Any, ...], outside: tuple[Any, ...], all
         assert problem.endswith(f"got {value!r}")
 
 
-def test_bands_in_order() -> None:
+def test_bands_in_order():
     """The bands of confidence stay in order, 0 <= user <= min <= immediate <= 1, whichever sources say them."""
     lead = "planning.replanning.llm_decision"
     asked = own(replanning={"llm_decision": {"min_confidence_threshold": 0.55}})
@@ -585,7 +583,7 @@ def test_bands_in_order() -> None:
     )
 
 
-def test_problems_of_every_source_at_once() -> None:
+def test_problems_of_every_source_at_once():
     """All sources are looked at before anything is refused, and every problem is told in one error."""
     Path(FILE).write_text(
         "replanning: {cooldown: -1, api_key: x, planning: {enabled: 1}}\nother: {}"
@@ -619,14 +617,14 @@ def test_problems_of_every_source_at_once() -> None:
         ("judge.max_iteration", "judge.max_iterations"),
     ],
 )
-def test_setting_of_another_section(key: str, meant: str) -> None:
+def test_setting_of_another_section(key: str, meant: str):
     """A setting that stands in the wrong section, or is misspelt, is told with the one that was meant."""
     assert problems(arguments={key: 1}) == [
         f"argument {key}: there is no such setting; did you mean {meant!r}?"
     ]
 
 
-def test_settings_stay() -> None:
+def test_settings_stay():
     """Settings do not change under a run; others are made from them."""
     settings = Settings()
     with pytest.raises(ValidationError, match="frozen"):
@@ -637,7 +635,7 @@ def test_settings_stay() -> None:
 # Settings of a person
 
 
-def test_override_by_a_function() -> None:
+def test_override_by_a_function():
     """A function says what a person has set; what else it says is passed over."""
     answer = own(strategy="simple", reflection={"trigger_interval": 0}) | {"message": "hello"}
     loaded = load(override=lambda: answer)
@@ -651,7 +649,7 @@ def test_override_by_a_function() -> None:
     }
 
 
-def test_override_by_a_server() -> None:
+def test_override_by_a_server():
     """A server of the file, or before it of a variable, is asked once, and what it says counts; a function goes before."""
     with server(json.dumps(own(max_subtasks=5)).encode()) as asked:
         address = f"{asked.url}/users/eve"
@@ -679,7 +677,7 @@ def test_override_by_a_server() -> None:
         ({"status": "sk-abcdefghijklmnopqrstuvwx"}, "got status '[redacted]'"),
     ],
 )
-def test_override_of_another_form(answer: object, got: str) -> None:
+def test_override_of_another_form(answer: object, got: str):
     """An answer of another form is one error that says what was expected and what came, from a function or a server."""
     (told,) = problems(override=lambda: answer)
     assert told.startswith(f"override: {FORM}, {got}")
@@ -697,7 +695,7 @@ def test_override_of_another_form(answer: object, got: str) -> None:
         (200, b" " * (1024 * 1024 + 1), "the answer is larger than 1048576 bytes"),
     ],
 )
-def test_override_that_fails_stops_nothing(status: int, body: bytes, reason: str) -> None:
+def test_override_that_fails_stops_nothing(status: int, body: bytes, reason: str):
     """A server that answers with an error or too much is passed over with a warning; redirects are not followed."""
     with server(body, status) as asked:
         loaded = from_server(asked.url, PLANNING_STRATEGY="simple")
@@ -711,7 +709,7 @@ def test_override_that_fails_stops_nothing(status: int, body: bytes, reason: str
     ]
 
 
-def test_server_that_is_silent_or_gone() -> None:
+def test_server_that_is_silent_or_gone():
     """One that does not answer in time, and one that is not there, are passed over as well."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/"
@@ -721,7 +719,7 @@ def test_server_that_is_silent_or_gone() -> None:
     assert warning.message.startswith("the server cannot be asked: ")
 
 
-def test_function_that_fails() -> None:
+def test_function_that_fails():
     """A function that raises is passed over with a warning, without the secrets that its error tells."""
 
     def failing() -> None:
@@ -751,7 +749,7 @@ def test_function_that_fails() -> None:
         ("REPLANNING_TIMEOUT__task", "REPLANNING_TIMEOUT__TASK"),
     ],
 )
-def test_misspelt_variable(name: str, meant: str) -> None:
+def test_misspelt_variable(name: str, meant: str):
     """A variable that looks misspelt is told with the one that was probably meant, and never with what it holds."""
     loaded = load(environ={name: "hunter2"})
     told = f"environment {name}: nothing is read from it; did you mean {meant!r}?"
@@ -765,13 +763,13 @@ PLANNING_POKER_ROOM SCANNING_ENABLED MAX_CONNECTIONS PATH HOME
 """
 
 
-def test_variables_of_others() -> None:
+def test_variables_of_others():
     """What other parts read, and what has nothing to do with settings, is left alone; so is a variable without a value."""
     assert load(environ=dict.fromkeys([*OTHERS, *OF_OTHERS.split()], "1")).warnings == ()
     assert load(environ={"REPLANNING_LLM_MODLE": " "}).warnings == ()
 
 
-def test_every_variable_is_known() -> None:
+def test_every_variable_is_known():
     """Every variable that the code reads is known in the one place that tells misspelt ones."""
     found = {
         name

@@ -34,7 +34,7 @@ def defaults(section: BaseModel, lead: str = "") -> Iterator[tuple[str, str]]:
             yield key, f"`{value if isinstance(value, str) else json.dumps(value)}`"
 
 
-def test_every_setting_is_on_the_page() -> None:
+def test_every_setting_is_on_the_page():
     """No setting is missing, none is made up, and each has its default beside it."""
     expected = dict(defaults(Settings()))
     assert ROWS.keys() == expected.keys()
@@ -51,7 +51,7 @@ def test_every_setting_is_on_the_page() -> None:
         assert (key, ROWS[key]) == (key, expected[key])
 
 
-def test_file_and_program_of_the_page(tmp_path: Path) -> None:
+def test_file_and_program_of_the_page(tmp_path):
     """The file on the page is valid, and so is the program."""
     (tmp_path / "settings.yaml").write_text(
         re.findall(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)[0]
@@ -69,7 +69,7 @@ def test_file_and_program_of_the_page(tmp_path: Path) -> None:
     )
 
 
-def test_variables_of_the_page(tmp_path: Path) -> None:
+def test_variables_of_the_page(tmp_path):
     """Every variable that the page names for a setting is read."""
     wanted = set(re.findall(r"`(REPLANNING_[A-Z_]+)`", TEXT)) - {"REPLANNING_STORE"}
     values = {

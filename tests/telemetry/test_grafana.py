@@ -61,7 +61,7 @@ def read(tmp_path: Path) -> Iterator[tuple[MeterProvider, Prometheus]]:
         thread.join()
 
 
-async def test_queries(read: tuple[MeterProvider, Prometheus]) -> None:
+async def test_queries(read: tuple[MeterProvider, Prometheus]):
     """After a run each query of the dashboard has data, which counts what happened in the interval and nothing before it."""
     meters, running = read
     await repaired(meter_provider=meters)
@@ -88,7 +88,7 @@ async def test_queries(read: tuple[MeterProvider, Prometheus]) -> None:
     assert running.values(since["Attempts by outcome A"], at=now) == {"failed": 1, "succeeded": 2}
 
 
-async def test_names_over_the_wire(tmp_path: Path) -> None:
+async def test_names_over_the_wire(tmp_path):
     """Metrics that a collector receives and Prometheus reads from it have the names that the dashboard asks for."""
     with jaeger(tmp_path) as collector:
         if collector.metrics is None:

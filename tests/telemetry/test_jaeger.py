@@ -64,7 +64,7 @@ def ended(spans: list[Flat]) -> bool:
     )
 
 
-async def test_run(server: Jaeger | Received) -> None:
+async def test_run(server: Jaeger | Received):
     """A run with a failure, a model, and an approval is one tree: errors and links where they belong, and no secret."""
 
     async def work(task: Task, context: TaskContext) -> str:

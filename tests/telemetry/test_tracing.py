@@ -35,7 +35,6 @@ from replanning.testing import (
     ScriptedExecutor,
     ScriptedGate,
     ScriptedProvider,
-    VirtualClock,
     hangs,
     raises,
     returns,
@@ -97,7 +96,7 @@ def proposed(name: str = "scripted", count: int = 1) -> dict[str, object]:
     return {"provider.name": name, "provider.proposed": count}
 
 
-async def test_span_tree(spans: Spans, clock: VirtualClock) -> None:
+async def test_span_tree(spans: Spans, clock):
     """A run is one tree: its attempts, and its replans with what they consist of; a replacement links back."""
     provider = ScriptedProvider(lambda request: returns(again(request), after=3), clock=clock)
     script = {
@@ -153,7 +152,7 @@ async def test_span_tree(spans: Spans, clock: VirtualClock) -> None:
     assert len(spans.traces) == 1
 
 
-async def test_waiting_for_a_person(spans: Spans, clock: VirtualClock) -> None:
+async def test_waiting_for_a_person(spans: Spans, clock):
     """The replan lasts until the person has answered; waiting is a span of its own, and no error."""
     gate = ScriptedGate([returns(Answer("approve", by="ada"), after=60)], clock=clock)
     engine = make_engine(
@@ -176,7 +175,7 @@ async def test_waiting_for_a_person(spans: Spans, clock: VirtualClock) -> None:
     assert spans.tree()[0].children[1] == replanned
 
 
-async def test_reminder_is_an_event(spans: Spans, clock: VirtualClock) -> None:
+async def test_reminder_is_an_event(spans: Spans, clock):
     """While a person is waited for, the reminder is an event of that span; the deadline is no error either."""
     approval = {"timeout": 100, "on_timeout": "continue"}
     gate = ScriptedGate()
@@ -193,7 +192,7 @@ async def test_reminder_is_an_event(spans: Spans, clock: VirtualClock) -> None:
     )
 
 
-async def test_resumed_run_continues_its_trace(spans: Spans, clock: VirtualClock) -> None:
+async def test_resumed_run_continues_its_trace(spans: Spans, clock):
     """The span of a resumed run says that it is one, and links to where it was resumed from."""
     engine = make_engine(clock=clock, tracer_provider=spans.provider)
     async with engine.open(chain("a", "b")) as run:
@@ -237,9 +236,7 @@ def after_kill(records: Sequence[Record], kind: str) -> MemoryStore:
         ),
     ],
 )
-async def test_resumed_after_kills(
-    clock: VirtualClock, last: str, exported: set[str], ran: list[object]
-) -> None:
+async def test_resumed_after_kills(clock, last: str, exported: set[str], ran: list[object]):
     """After kills one tree has the spans that were exported, those that were open and lost, and those of the resumed run."""
     killed = Spans()
 
@@ -294,7 +291,7 @@ async def test_resumed_after_kills(
     )
 
 
-async def test_trace_context_is_journaled(spans: Spans) -> None:
+async def test_trace_context_is_journaled(spans: Spans):
     """The first record has the trace context in the usual form; a fork has a trace of its own, and stays in it."""
     engine = make_engine(tracer_provider=spans.provider)
     result = await engine.execute(chain("a"), failing())
@@ -308,7 +305,7 @@ async def test_trace_context_is_journaled(spans: Spans) -> None:
     assert first.trace_id == second.trace_id != old.trace_id
 
 
-async def test_open_question_is_waited_for_again(spans: Spans, clock: VirtualClock) -> None:
+async def test_open_question_is_waited_for_again(spans: Spans, clock):
     """A run that is resumed with an open question has a replan that waits, until the answer comes."""
     engine = make_engine(again, clock=clock, tracer_provider=spans.provider, **APPROVED)
     result = await engine.execute(chain("a"), failing("a"))
@@ -328,7 +325,7 @@ async def test_open_question_is_waited_for_again(spans: Spans, clock: VirtualClo
     assert len(spans.traces) == 1
 
 
-async def test_users_spans_nest(spans: Spans) -> None:
+async def test_users_spans_nest(spans: Spans):
     """Spans that work makes are children of its attempt, those that a provider makes of its own span."""
     tracer = spans.provider.get_tracer("mine")
 
@@ -351,7 +348,7 @@ async def test_users_spans_nest(spans: Spans) -> None:
     assert [child.name for child in run.children[1].children[0].children] == ["chat model"]
 
 
-async def test_ways_to_end(spans: Spans, clock: VirtualClock) -> None:
+async def test_ways_to_end(spans: Spans, clock):
     """A timeout is an error; an interruption, a cancellation and the end of the run are not."""
     engine = make_engine(clock=clock, **ONCE, tracer_provider=spans.provider)
     tasks = (Task(id="slow", timeout=5), Task(id="unwanted"), Task(id="cut"), Task(id="last"))
@@ -376,7 +373,7 @@ async def test_ways_to_end(spans: Spans, clock: VirtualClock) -> None:
     }
 
 
-async def test_retries_link_back(spans: Spans, clock: VirtualClock) -> None:
+async def test_retries_link_back(spans: Spans, clock):
     """A repeated attempt links to the one before it; a replacement of a replacement to what ran last."""
     engine = make_engine(
         lambda request: again(request) if request.triggers[0].kind == "task-failed" else [],
@@ -401,7 +398,7 @@ async def test_retries_link_back(spans: Spans, clock: VirtualClock) -> None:
     ]
 
 
-async def test_providers_that_fail(spans: Spans, clock: VirtualClock) -> None:
+async def test_providers_that_fail(spans: Spans, clock):
     """Each provider asked has its span; one that raises or does not answer in time is an error there alone."""
     providers = [
         ScriptedProvider([raises(RuntimeError("no model"))], name="broken"),
@@ -422,7 +419,7 @@ async def test_providers_that_fail(spans: Spans, clock: VirtualClock) -> None:
     }
 
 
-async def test_refused_replan(spans: Spans) -> None:
+async def test_refused_replan(spans: Spans):
     """A replan that a limit forbids is a span as well, with the rule, and without anybody asked."""
     engine = make_engine(
         again, limits={"replans_per_run": 0}, **ONCE, tracer_provider=spans.provider
@@ -436,7 +433,7 @@ async def test_refused_replan(spans: Spans) -> None:
     assert spans.named("propose scripted") == []
 
 
-async def test_failed_run_is_an_error(spans: Spans) -> None:
+async def test_failed_run_is_an_error(spans: Spans):
     """The span of a run that failed says so, and why; one that was paused is no error."""
     engine = make_engine(**ONCE, tracer_provider=spans.provider)
     await engine.execute(chain("a"), failing("a"))
@@ -447,7 +444,7 @@ async def test_failed_run_is_an_error(spans: Spans) -> None:
     assert (paused.error, paused.attributes["run.status"]) == (None, "paused")
 
 
-async def test_usage_of_attempts_and_run(spans: Spans) -> None:
+async def test_usage_of_attempts_and_run(spans: Spans):
     """What was spent is on the attempt that charged it, summed up on the run."""
 
     async def work(task: Task, context: TaskContext) -> None:
@@ -467,7 +464,7 @@ async def test_usage_of_attempts_and_run(spans: Spans) -> None:
 
 
 @pytest.mark.parametrize("content", [False, True])
-async def test_content_only_when_asked_for(content: bool, spans: Spans) -> None:
+async def test_content_only_when_asked_for(content: bool, spans: Spans):
     """Arguments, outputs, objective, proposals, reasons and questions are on spans only with `capture_content`."""
     words = ("an-objective", "an-argument", "an-output", "a-reason")
     copy = Task(id="a~2", arguments={"x": "an-argument"})
@@ -483,7 +480,7 @@ async def test_content_only_when_asked_for(content: bool, spans: Spans) -> None:
 @pytest.mark.parametrize(
     ("size", "kept"), [(9_000, 9_002), (50_000, 10_001), (500_000, len("[500002 characters]"))]
 )
-async def test_long_content_is_cut(size: int, kept: int, spans: Spans) -> None:
+async def test_long_content_is_cut(size: int, kept: int, spans: Spans):
     """However large an output is, what goes onto the span is bounded."""
     engine = make_engine(capture_content=True, tracer_provider=spans.provider)
     await engine.execute(chain("a"), ScriptedExecutor(default=returns("x" * size)))
@@ -518,17 +515,17 @@ print([span.name for span in spans.finished])
 """
 
 
-def test_disabled_costs_nothing() -> None:
+def test_disabled_costs_nothing():
     """Where nobody asked for spans, none are made, no trace is journaled, and nothing for it is even loaded."""
     assert output_of(NOTHING_LOADED) == "succeeded []\n"
 
 
-def test_global_provider() -> None:
+def test_global_provider():
     """Without a provider of its own the engine uses the global one, also if it was set after the engine was made."""
     assert output_of(GLOBAL_PROVIDER) == "['replanning.attempt', 'replanning.run']\n"
 
 
-async def test_without_an_engine() -> None:
+async def test_without_an_engine():
     """A run without an engine has no trace unless there is a global provider."""
     store = MemoryStore()
     async with open_run(chain("a"), store=store) as run:
@@ -549,7 +546,7 @@ class Breaking(SpanProcessor):
         raise RuntimeError("no disk")
 
 
-async def test_failing_tracing_harms_nobody() -> None:
+async def test_failing_tracing_harms_nobody():
     """A span processor that raises is contained and recorded once; the run repairs itself as ever."""
     provider = TracerProvider()
     provider.add_span_processor(Breaking())
@@ -560,7 +557,7 @@ async def test_failing_tracing_harms_nobody() -> None:
     assert (contained.where, "token=[redacted]" in contained.error) == ("tracing", True)
 
 
-async def test_metrics(clock: VirtualClock) -> None:
+async def test_metrics(clock):
     """Replans, decisions, latency, confidence and attempts are measured, without one series per person or task."""
     reader = InMemoryMetricReader()
     engine = ReplanningEngine(

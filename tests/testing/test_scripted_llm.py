@@ -14,7 +14,6 @@ from replanning.journal import Usage
 from replanning.llm import Completion, LLMOptions, Price, PriceTable
 from replanning.testing import (
     ScriptedLLM,
-    VirtualClock,
     hangs,
     raises,
     returns,
@@ -28,7 +27,7 @@ class Total(BaseModel):
     sum: int
 
 
-async def test_answers_in_order() -> None:
+async def test_answers_in_order():
     """Text comes as it is, JSON and models as JSON, errors are raised, and the end of the script is said."""
     whole = Completion("all of it", "other", "m", 1, 2, Usage(1, 3, 0.5))
     model = ScriptedLLM(["plain", {"sum": 5}, Total(sum=6), whole, LLMUnavailable("busy")])
@@ -44,7 +43,7 @@ async def test_answers_in_order() -> None:
     assert repr(model) == "<ScriptedLLM 'scripted' scripted-1 asked=6>"
 
 
-async def test_function_of_the_prompt() -> None:
+async def test_function_of_the_prompt():
     """A script may be a function of the prompt; what it was asked is kept with every option filled in."""
     model = ScriptedLLM(
         lambda prompt: prompt.upper(), name="loud", model="m-2", temperature=0.1, max_tokens=50
@@ -56,7 +55,7 @@ async def test_function_of_the_prompt() -> None:
     assert (asked.options.temperature, asked.options.max_tokens) == (0.1, 50)
 
 
-async def test_answers_take_their_time(clock: VirtualClock) -> None:
+async def test_answers_take_their_time(clock):
     """Steps wait on the clock, and a call that takes longer than its limit has ended there."""
     script = [
         returns("slow", after=20),
@@ -74,7 +73,7 @@ async def test_answers_take_their_time(clock: VirtualClock) -> None:
         assert clock.elapsed == elapsed
 
 
-async def test_shaped_answers() -> None:
+async def test_shaped_answers():
     """A structured answer is read as one of a real model is: with one chance to repair it."""
     model = ScriptedLLM([{"sum": "five"}, {"sum": 5}, "no", "never"])
     assert await model.complete_json("2 + 3?", Total) == Total(sum=5)
@@ -83,7 +82,7 @@ async def test_shaped_answers() -> None:
     assert model.requests[0].options.schema is Total
 
 
-async def test_what_it_costs() -> None:
+async def test_what_it_costs():
     """A call is metered and priced by its text, and never above the estimate that was reserved."""
     reserved = []
 
@@ -103,7 +102,7 @@ async def test_what_it_costs() -> None:
     assert completion.usage.tokens <= reserved[0].tokens
 
 
-async def test_standing() -> None:
+async def test_standing():
     """It is available unless the script says why not, and remembers that it was closed."""
     assert await ScriptedLLM().is_available()
     missing = ScriptedLLM(unavailable_reason="OPENAI_API_KEY is not set")
@@ -115,7 +114,7 @@ async def test_standing() -> None:
     assert missing.closed
 
 
-async def test_vectors() -> None:
+async def test_vectors():
     """Texts that share words have vectors that are alike; those that are given are taken instead, all of them."""
     model = ScriptedLLM()
     wheel, wheels, other = [
@@ -130,7 +129,7 @@ async def test_vectors() -> None:
 
 
 @given(st.text())
-async def test_every_text_has_a_direction(text: str) -> None:
+async def test_every_text_has_a_direction(text: str):
     """The vector of any text has length 1, and that of the same text is the same."""
     vector = await ScriptedLLM().embed(text)
     assert nearness(vector, vector) == pytest.approx(1)

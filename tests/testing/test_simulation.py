@@ -516,7 +516,7 @@ async def run_anything(seed: int) -> list[str]:
 
 
 @pytest.mark.parametrize("scene", [*SCENES, run_random_order], ids=lambda scene: scene.__name__)
-def test_some_random_runs(scene: Scene) -> None:
+def test_some_random_runs(scene: Scene):
     """A few random runs of each scene keep every promise."""
     check(scene, range(3), "trio" if scene is run_random_order else "asyncio")
 
@@ -528,19 +528,19 @@ def test_some_random_runs(scene: Scene) -> None:
         *(pytest.param(first, marks=pytest.mark.slow) for first in range(100, 1_600, 100)),
     ],
 )
-def test_random_runs(first: int) -> None:
+def test_random_runs(first: int):
     """Hundreds of random runs keep every promise."""
     check(run_anything, range(first, first + 100))
 
 
 @pytest.mark.slow
-def test_random_runs_on_trio() -> None:
+def test_random_runs_on_trio():
     """They do so on trio, where tasks that are ready run in random order."""
     check(run_random_order, range(10_000, 10_150), "trio")
 
 
 @pytest.mark.deep
-def test_same_journal_in_another_process() -> None:
+def test_same_journal_in_another_process():
     """A seed gives the same journal in every process, whatever order its sets have."""
     command = [sys.executable, "-m", "tests.testing.test_simulation", "0", "30", "--journals"]
     root = Path(__file__).resolve().parents[2]

@@ -194,14 +194,14 @@ OPENED, BEGUN, DONE = records_of([begin("a"), done("a")])
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_broken_promises(records: list[Record], promise: str) -> None:
+def test_broken_promises(records: list[Record], promise: str):
     """Every promise that a journal breaks is named, with the record that breaks it."""
     assert any(promise in found for found in invariant_violations(records)), invariant_violations(
         records
     )
 
 
-async def test_live_plan_and_journal_are_compared() -> None:
+async def test_live_plan_and_journal_are_compared():
     """Differences between the live plan and its journal are named; a complete journal has none."""
     async with VirtualClock() as clock:
         store = MemoryStore()

@@ -50,7 +50,7 @@ def keeping(stores: list[RunStore]) -> Callable[..., ReplanningEngine]:
     return make
 
 
-def test_nothing_goes_wrong() -> None:
+def test_nothing_goes_wrong():
     """Without faults every run succeeds, each task takes its second, and nothing is replanned."""
     report = simulate(release(), runs=3)
     assert (report.statuses, report.success_rate) == ({"succeeded": 3}, 1.0)
@@ -60,7 +60,7 @@ def test_nothing_goes_wrong() -> None:
     assert repr(report) == "<SimulationReport of 'release': 3 succeeded, 3 s>"
 
 
-def test_plan_repairs_itself() -> None:
+def test_plan_repairs_itself():
     """A task that always fails is done by another tool in every run, and not without replanning."""
     faults = FaultSchedule(fail={"build": 1.0}, durations={"*": (1, 9), "build": 20})
     report = simulate(release(), faults, runs=10)
@@ -73,7 +73,7 @@ def test_plan_repairs_itself() -> None:
     assert repr(without) == "<SimulationReport of 'release': 10 failed>"
 
 
-def test_equal_arguments_give_equal_reports() -> None:
+def test_equal_arguments_give_equal_reports():
     """A report depends on the arguments alone, and each of its runs can be had again by its seed."""
     faults = FaultSchedule(
         fail={"bad": 0.3},
@@ -91,7 +91,7 @@ def test_equal_arguments_give_equal_reports() -> None:
         assert simulate(release(), faults, runs=1, seed=run.seed).runs == (run,)
 
 
-def test_faults_around_the_engine() -> None:
+def test_faults_around_the_engine():
     """Providers that fail or hang and a store with outages are survived, and break no promise."""
     faults = FaultSchedule(
         fail={"build": 1.0},
@@ -107,7 +107,7 @@ def test_faults_around_the_engine() -> None:
     assert 0.2 < report.success_rate < 0.8
 
 
-def test_people_and_happenings() -> None:
+def test_people_and_happenings():
     """People answer when they are asked, and what happens from outside happens at its time."""
     seen: list[int] = []
 
@@ -128,7 +128,7 @@ def test_people_and_happenings() -> None:
     assert [(run.questions, run.makespan) for run in report.runs] == [(1, 64.0), (1, 64.0)]
 
 
-def test_runs_that_go_astray() -> None:
+def test_runs_that_go_astray():
     """A run that does not end counts as stuck, and one that raises as crashed, each with the reason."""
     stuck = simulate(chain("a"), FaultSchedule(hang={"a": 1.0}), runs=1, time_limit=3_600)
     assert stuck.statuses == {"stuck": 1}
@@ -144,7 +144,7 @@ def test_runs_that_go_astray() -> None:
     assert "there is no task 'nobody'" in crashed.runs[0].reason
 
 
-def test_outputs_suit_references() -> None:
+def test_outputs_suit_references():
     """Tasks return what others look for in their output, unless the schedule says what they return."""
     reading = Task(
         id="b", arguments={"a": "${a.output.x.y}", "b": "x ${a.output.z}"}, depends_on=("a",)
@@ -157,7 +157,7 @@ def test_outputs_suit_references() -> None:
     assert simulate(wanting, FaultSchedule(outputs=outputs), runs=1).statuses == {"succeeded": 1}
 
 
-def test_schedules_are_checked() -> None:
+def test_schedules_are_checked():
     """A schedule that does not suit the plan is refused, and every offender is named with its place."""
     faults = FaultSchedule(
         fail={"biuld": 1.0, "build": 1.5},
@@ -177,7 +177,7 @@ def test_schedules_are_checked() -> None:
     assert "'biuld'" in str(refused.value)
 
 
-def test_report_as_json() -> None:
+def test_report_as_json():
     """A report is one JSON object with a summary and every run."""
     report = simulate(release(), FaultSchedule(fail={"build": 1.0}), runs=2)
     document = json.loads(report.to_json())

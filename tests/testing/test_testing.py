@@ -41,7 +41,7 @@ from tests.support.runs import again, alternative, chain, plan
 
 
 @given(st.lists(st.floats(0, 1e8), min_size=1, max_size=20))
-def test_sleepers_wake_in_order_of_time(naps: list[float]) -> None:
+def test_sleepers_wake_in_order_of_time(naps: list[float]):
     """Everybody wakes exactly when they should, whatever order they went to sleep in, and no real time passes."""
     woken: list[tuple[float, float]] = []
 
@@ -59,7 +59,7 @@ def test_sleepers_wake_in_order_of_time(naps: list[float]) -> None:
     assert [now for _, now in woken] == [seconds for seconds, _ in woken] == sorted(naps)
 
 
-async def test_time_stands_still_while_anything_happens() -> None:
+async def test_time_stands_still_while_anything_happens():
     """Time does not move while a task or a thread works, however much real time that takes."""
     async with VirtualClock() as clock, anyio.create_task_group() as group:
         group.start_soon(clock.sleep, 10)
@@ -70,7 +70,7 @@ async def test_time_stands_still_while_anything_happens() -> None:
         assert clock.elapsed == 0
 
 
-async def test_cancelled_sleeper_is_forgotten(clock: VirtualClock) -> None:
+async def test_cancelled_sleeper_is_forgotten(clock):
     """A nap that was cancelled holds nobody up, and time does not stop at its end."""
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as group:
@@ -83,7 +83,7 @@ async def test_cancelled_sleeper_is_forgotten(clock: VirtualClock) -> None:
     assert clock.elapsed == 12
 
 
-async def test_sleep_that_nobody_waits_for() -> None:
+async def test_sleep_that_nobody_waits_for():
     """Time does not jump to the end of a sleep while that is not wanted, jumps past it, and to it once it is wanted again."""
     wanted, woken = dict.fromkeys("ab", False), {}
     async with VirtualClock() as clock, anyio.create_task_group() as group:
@@ -104,7 +104,7 @@ async def test_sleep_that_nobody_waits_for() -> None:
     assert woken == {"a": 20, "b": 50}
 
 
-async def test_time_does_not_jump_to_what_was_called_off(clock: VirtualClock) -> None:
+async def test_time_does_not_jump_to_what_was_called_off(clock):
     """While work waits for something real, time does not move for the deadline of a provider that has answered."""
 
     async def work(task: Task, context: TaskContext) -> None:
@@ -119,7 +119,7 @@ async def test_time_does_not_jump_to_what_was_called_off(clock: VirtualClock) ->
     assert (result.status, list(result.outputs), clock.elapsed) == ("succeeded", ["a"], 0)
 
 
-async def test_time_moved_by_hand() -> None:
+async def test_time_moved_by_hand():
     """Outside of its context the clock moves by `advance` alone, which wakes who is due by then."""
     clock, woken = VirtualClock(start=100.0), []
 
@@ -143,7 +143,7 @@ async def test_time_moved_by_hand() -> None:
     assert (clock.now(), sorted(woken)) == (107.0, [1.0, 3.0, 7.0])
 
 
-async def test_clock_passes_errors_on() -> None:
+async def test_clock_passes_errors_on():
     """An error of the body comes out as it is, and so does its cancellation; the clock can run again."""
     clock = VirtualClock()
     with pytest.raises(LookupError, match="mine"):
@@ -166,7 +166,7 @@ async def run(work: ScriptedExecutor, *tasks: Task) -> RunResult:
     return await engine.execute(plan(*tasks), work, max_concurrency=1)
 
 
-async def test_work_by_attempt() -> None:
+async def test_work_by_attempt():
     """Each attempt takes its own step of the script, and the last one repeats."""
     busy = raises(TransientError("busy"))
     work = ScriptedExecutor({"a": [busy, raises(TransientError), returns(3)], "b": returns(4)})
@@ -183,7 +183,7 @@ async def test_work_by_attempt() -> None:
     assert repr(always) == "<ScriptedExecutor calls=3>"
 
 
-async def test_work_by_tool_or_function() -> None:
+async def test_work_by_tool_or_function():
     """A script names a task, else its tool, else the default holds; or it is a function of the call."""
     work = ScriptedExecutor(
         {"a": returns(), "pip": raises(ValueError("no"))}, default=raises(KeyError("default"))
@@ -195,7 +195,7 @@ async def test_work_by_tool_or_function() -> None:
     ).outputs == {"a": "a"}
 
 
-async def test_steps_take_time() -> None:
+async def test_steps_take_time():
     """A step takes no negative time; one that waits needs a clock, and says so."""
     for after in (-1.0, math.nan):
         with pytest.raises(ValueError, match="after must be a number of seconds"):
@@ -205,7 +205,7 @@ async def test_steps_take_time() -> None:
     assert "give the fake a clock" in result.reason
 
 
-async def test_provider_answers_in_order(clock: VirtualClock) -> None:
+async def test_provider_answers_in_order(clock):
     """A provider gives its answers one after another and then none; errors and silence are contained."""
     replacing = alternative(SkipTask(task_id="d"))
     script = [raises(ConnectionError("gone")), hangs(), returns([replacing], after=5)]
@@ -226,7 +226,7 @@ async def test_provider_answers_in_order(clock: VirtualClock) -> None:
     assert repr(provider) == "<ScriptedProvider 'scripted' requests=4>"
 
 
-async def test_provider_as_a_function() -> None:
+async def test_provider_as_a_function():
     """A provider may be a function of the request, which proposes one alternative or several."""
     single = ScriptedProvider(lambda request: again(request)[0])
     engine = ReplanningEngine([single])
@@ -235,7 +235,7 @@ async def test_provider_as_a_function() -> None:
     assert single.estimate(single.requests[0]) == Usage()
 
 
-async def test_gate_asked_twice_at_once() -> None:
+async def test_gate_asked_twice_at_once():
     """Questions that are put at the same time are answered in the order in which they come."""
     said: dict[str, str] = {}
     gate = ScriptedGate([returns(Answer("approve", by=name)) for name in ("ada", "bob")])
@@ -251,7 +251,7 @@ async def test_gate_asked_twice_at_once() -> None:
     assert [said[question.id] for question in gate.questions] == ["ada", "bob"]
 
 
-async def test_gate_that_says_nothing() -> None:
+async def test_gate_that_says_nothing():
     """After the end of its script nobody answers."""
     question = Question(QuestionId("run-1.q1"), RunId("run-1"), "Which?", (), ())
     by_function = ScriptedGate(lambda question: Answer("reject", by=question.id))
@@ -265,7 +265,7 @@ async def test_gate_that_says_nothing() -> None:
     assert repr(gate) == "<ScriptedGate questions=2 reminders=0>"
 
 
-async def test_exporter_keeps_everything() -> None:
+async def test_exporter_keeps_everything():
     """A recording exporter has every record of every run, and its own failure harms nobody."""
     exporter = RecordingExporter(error=ConnectionError("down"))
     engine = ReplanningEngine(
@@ -283,7 +283,7 @@ async def test_exporter_keeps_everything() -> None:
     assert exporter.tracer_provider() is None
 
 
-async def test_store_fails_on_schedule(clock: VirtualClock) -> None:
+async def test_store_fails_on_schedule(clock):
     """A flaky store refuses exactly the calls that it was told to, writes nothing then, and a run outlives it."""
     store = FlakyStore(
         fails=lambda operation, number: operation == "append" and 3 <= number <= 5, durable=True
@@ -295,7 +295,7 @@ async def test_store_fails_on_schedule(clock: VirtualClock) -> None:
     assert repr(store) == "<FlakyStore before <MemoryStore runs=1> failures=3>"
 
 
-async def test_store_fails_after_it_has_written(clock: VirtualClock) -> None:
+async def test_store_fails_after_it_has_written(clock):
     """Where the answer of the store is lost, the run pauses, and the record counts when it is resumed."""
     store = FlakyStore(
         fails=lambda operation, number: "after" if (operation, number) == ("append", 3) else False
@@ -308,7 +308,7 @@ async def test_store_fails_after_it_has_written(clock: VirtualClock) -> None:
     assert (result.status, [call.task.id for call in work.calls]) == ("succeeded", ["a", "b"])
 
 
-def test_environments_repeat() -> None:
+def test_environments_repeat():
     """Equal seeds give equal chances, other seeds others, and runs are numbered."""
     one, same, other = virtual_environment(7), virtual_environment(7), virtual_environment(8)
     chances = [[environment.chance() for _ in range(3)] for environment in (one, same, other)]

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import sys
-from pathlib import Path
 
 import anyio
 import pytest
@@ -290,7 +289,7 @@ async def test_variables_that_are_refused(env: dict[str, str]):
         ),
     ],
 )
-async def test_unavailable(tmp_path: Path, fields: JsonObject, message: str):
+async def test_unavailable(tmp_path, fields: JsonObject, message: str):
     """A command that cannot be started says why, and nothing has run."""
     attempt = Attempt()
     with pytest.raises(ToolUnavailable, match=message):
@@ -300,7 +299,7 @@ async def test_unavailable(tmp_path: Path, fields: JsonObject, message: str):
     assert attempt.noted == []
 
 
-async def test_working_directory(tmp_path: Path):
+async def test_working_directory(tmp_path):
     """Commands run in the directory of the tool, relative to that of the executor."""
     (tmp_path / "sub").mkdir()
     output = await use(shell("pwd -P", cwd="sub"), cwd=tmp_path)
@@ -401,7 +400,7 @@ async def test_deep_json_output(depth: int, read: bool):
     ],
 )
 async def test_artifacts(
-    tmp_path: Path, command: str, arguments: JsonObject, produced: dict[str, str | None]
+    tmp_path, command: str, arguments: JsonObject, produced: dict[str, str | None]
 ):
     """A tool produces what it states, else what an argument names, else the only file that is new and fits."""
     (tmp_path / "dist").mkdir()
@@ -433,7 +432,7 @@ HOLD = 'exec 3> "$0"; echo up >&3; '
 
 
 @pytest.mark.parametrize("manners", ["", 'trap "" TERM; '], ids=["heeds the request", "ignores it"])
-async def test_cancelling_ends_the_whole_tree(tmp_path: Path, manners: str):
+async def test_cancelling_ends_the_whole_tree(tmp_path, manners: str):
     """When a task is cancelled, all processes of its command are gone, also those that resist."""
     tool = shell(
         f"sh -c '{manners}{HOLD}sleep 1000 & wait; sleep 1000' {{pulse}} & wait; sleep 1000"
@@ -458,7 +457,7 @@ with open(sys.argv[1], "w", buffering=1) as pulse:
 """A program that takes its leave when it is asked to end."""
 
 
-async def test_cancelled_command_may_clear_up(tmp_path: Path):
+async def test_cancelled_command_may_clear_up(tmp_path):
     """A cancelled command is asked to end first, and has a moment to clear up."""
     tool = shell(f"{sys.executable} -c '{POLITE}' {{pulse}}; true")
     with Pulse(tmp_path) as pulse:
@@ -471,7 +470,7 @@ async def test_cancelled_command_may_clear_up(tmp_path: Path):
         assert (await pulse.beat(), await pulse.beat()) == (b"bye\n", b"")
 
 
-async def test_nothing_is_left_in_the_background(tmp_path: Path):
+async def test_nothing_is_left_in_the_background(tmp_path):
     """What a command leaves running when it ends is ended with it."""
     with Pulse(tmp_path) as pulse:
         tool = shell(
@@ -482,7 +481,7 @@ async def test_nothing_is_left_in_the_background(tmp_path: Path):
         assert (await pulse.beat(), await pulse.beat()) == (b"up\n", b"")
 
 
-async def test_process_that_left_the_group(tmp_path: Path):
+async def test_process_that_left_the_group(tmp_path):
     """A service that a command starts in a session of its own is not waited for."""
     with Pulse(tmp_path) as pulse:
         inner = f"{HOLD}echo $$ > pid; echo > go; exec sleep 1000"
@@ -496,7 +495,7 @@ async def test_process_that_left_the_group(tmp_path: Path):
         assert await pulse.beat() == b""
 
 
-async def test_group_is_noted_before_it_works(tmp_path: Path):
+async def test_group_is_noted_before_it_works(tmp_path):
     """A command whose process group cannot be recorded never runs."""
 
     def refuse(pid: int) -> None:
@@ -537,9 +536,7 @@ async def test_output_can_be_stored():
     ],
     ids=str,
 )
-async def test_paths_stay_in_the_workspace(
-    tmp_path: Path, kind: str, given: JsonValue, refused: bool
-):
+async def test_paths_stay_in_the_workspace(tmp_path, kind: str, given: JsonValue, refused: bool):
     """An argument of type `path` that leads out of the workspace, also through a link, is refused by every kind of tool."""
     (tmp_path / "ws" / "sub").mkdir(parents=True)
     (tmp_path / "ws" / "link").symlink_to(tmp_path)
@@ -557,7 +554,7 @@ async def test_paths_stay_in_the_workspace(
         await call(tool, arguments, cwd=tmp_path)
 
 
-async def test_commands_and_checks_work_in_the_workspace(tmp_path: Path):
+async def test_commands_and_checks_work_in_the_workspace(tmp_path):
     """A command runs in its workspace, as does a check of its task; a directory outside of it is refused."""
     (tmp_path / "ws").mkdir()
     tool = shell("pwd", workspace="ws")
@@ -572,9 +569,7 @@ async def test_commands_and_checks_work_in_the_workspace(tmp_path: Path):
 
 
 @pytest.mark.parametrize("works", [True, False])
-async def test_commands_run_in_a_sandbox(
-    tmp_path: Path, works: bool, caplog: pytest.LogCaptureFixture
-):
+async def test_commands_run_in_a_sandbox(tmp_path, works: bool, caplog):
     """With bubblewrap a command may write in its workspace alone; where that does not work, it runs with a warning."""
     (tmp_path / "ws").mkdir()
     program = tmp_path / "bin" / "bwrap"
@@ -604,7 +599,7 @@ async def test_commands_run_in_a_sandbox(
 
 
 @pytest.mark.skipif(shutil.which(SANDBOX_PROGRAM) is None, reason="bubblewrap is not installed")
-async def test_a_real_sandbox(tmp_path: Path):
+async def test_a_real_sandbox(tmp_path):
     """Bubblewrap lets a command write in its workspace and in /tmp, and nowhere else, and its exit code through."""
     (tmp_path / "ws").mkdir()
     command = "touch in.txt ../out.txt /tmp/x; touch /var/x 2>/dev/null || exit 7"

@@ -102,7 +102,7 @@ async def failures(plan: Plan, script: Script) -> list[Any]:
 # task-failed
 
 
-async def test_failure_tells_everything() -> None:
+async def test_failure_tells_everything():
     """A failed task gives one trigger that says which, why, how often it was tried, and in one sentence."""
     plan = made("  - {id: build, tool: make}\n  - {id: test, depends_on: [build]}")
     (trigger,) = await failures(plan, {"build": raises(OSError("disk full"))})
@@ -112,7 +112,7 @@ async def test_failure_tells_everything() -> None:
     assert trigger.reason == "task 'build' with 'make' failed: OSError: disk full"
 
 
-async def test_failure_waits_for_the_last_attempt() -> None:
+async def test_failure_waits_for_the_last_attempt():
     """Errors that may pass give no trigger while the task is run again by itself, as often as it may be, and one afterwards."""
     plan = made("  - {id: fetch}\n  - {id: twice, retry: {max_attempts: 2}}")
     busy = raises(TransientError("busy"))
@@ -125,9 +125,7 @@ async def test_failure_waits_for_the_last_attempt() -> None:
 
 
 @pytest.mark.parametrize(("idempotent", "expected"), [(False, [True]), (True, [])])
-async def test_interruption_is_a_failure_of_its_own_kind(
-    idempotent: bool, expected: list[bool]
-) -> None:
+async def test_interruption_is_a_failure_of_its_own_kind(idempotent: bool, expected: list[bool]):
     """A worker that is cancelled gives a trigger that says so; an idempotent task is simply run again."""
     async with watched(made(f"  - {{id: pay, idempotent: {idempotent}}}")) as (run, found):
         with anyio.CancelScope() as scope:
@@ -153,7 +151,7 @@ async def test_interruption_is_a_failure_of_its_own_kind(
         ),
     ],
 )
-async def test_what_does_not_exist(task: str, error: str, reason: str) -> None:
+async def test_what_does_not_exist(task: str, error: str, reason: str):
     """A condition or reference that finds nothing gives a trigger that names it, though the task has never run."""
     (trigger,) = await failures(made(f"  - {{id: post, {task}}}"), {})
     assert (trigger.kind, trigger.error_type) == ("task-failed", error)
@@ -169,7 +167,7 @@ async def test_what_does_not_exist(task: str, error: str, reason: str) -> None:
         ("tool: a, arguments: {n: 1}", "tool: a, arguments: {n: 1}", True),
     ],
 )
-async def test_same_call_same_cause(one: str, other: str, same: bool) -> None:
+async def test_same_call_same_cause(one: str, other: str, same: bool):
     """The same call failing in the same way is the same cause, whatever numbers the error names; no other is."""
     causes = set()
     for fields, pid in ((one, 17), (other, 4711)):
@@ -184,7 +182,7 @@ async def test_same_call_same_cause(one: str, other: str, same: bool) -> None:
 # timeout
 
 
-async def test_timeout() -> None:
+async def test_timeout():
     """An attempt that runs into its deadline gives `timeout`, which names the limit, once no retry is left."""
     plan = made("  - {id: build, tool: make, timeout: 5}")
     (trigger,) = await failures(plan, {"build": hangs()})
@@ -203,7 +201,7 @@ async def test_timeout() -> None:
 # context-changed
 
 
-async def test_context_change_names_who_reads_it() -> None:
+async def test_context_change_names_who_reads_it():
     """A changed key triggers for the tasks that still have to run and read it, in arguments or condition."""
     tasks = """
   - {id: before, arguments: {in: "${context.region}"}}
@@ -222,7 +220,7 @@ async def test_context_change_names_who_reads_it() -> None:
     assert trigger.reason == "context.region changed, and 2 tasks depend on it: 'after', 'maybe'"
 
 
-async def test_skipped_task_is_named_when_its_condition_holds() -> None:
+async def test_skipped_task_is_named_when_its_condition_holds():
     """A task that its condition skipped is named once the condition holds; one that somebody skipped is not."""
     plan = made(
         "  [{id: post, when: context.n > 2}, {id: not, when: context.n > 2, depends_on: [a]}, {id: a}]",
@@ -246,7 +244,7 @@ FACTS = """[
 BLOCKS = {"tools": FACTS, "facts": "[clear(a), clear(b), handempty]"}
 
 
-async def test_fact_that_ceases_and_is_needed() -> None:
+async def test_fact_that_ceases_and_is_needed():
     """A fact that ceases triggers for the task that needs it and has nothing before it that adds it."""
     tasks = "  - {id: a, tool: pick, arguments: {x: a}}\n  - {id: b, tool: put, arguments: {x: a}, depends_on: [a]}"
     async with watched(made(tasks, **BLOCKS)) as (run, found):
@@ -262,7 +260,7 @@ async def test_fact_that_ceases_and_is_needed() -> None:
     assert trigger.reason == "clear(a) does not hold any more, and 1 task depends on it: 'a'"
 
 
-async def test_fact_of_the_goal_that_is_lost() -> None:
+async def test_fact_of_the_goal_that_is_lost():
     """A fact that the goal needs triggers when nothing that is left makes it hold again."""
     goal = "{objective: t, facts: [artifact(report)]}"
     tasks = "  - {id: print, tool: print}\n  - {id: send, depends_on: [print]}"
@@ -278,7 +276,7 @@ async def test_fact_of_the_goal_that_is_lost() -> None:
     assert trigger.reason == "artifact(report) does not hold any more, and the goal needs it"
 
 
-async def test_fact_that_comes_back_by_itself() -> None:
+async def test_fact_that_comes_back_by_itself():
     """A fact that a task on the way, or its replacement, adds again triggers nothing, however far before its use."""
     tasks = """
   - {id: up, tool: pick, arguments: {x: a}}
@@ -301,7 +299,7 @@ async def test_fact_that_comes_back_by_itself() -> None:
         assert [trigger.tasks for trigger in found()] == [("throw", "rest", "next")]
 
 
-async def test_fact_that_nobody_can_tell_to_be_needed() -> None:
+async def test_fact_that_nobody_can_tell_to_be_needed():
     """A task whose arguments come from a result that does not exist yet is not taken to need a fact."""
     tasks = "  - {id: find}\n  - {id: a, tool: pick, arguments: {x: '${find.output}'}, depends_on: [find]}"
     async with watched(made(tasks, tools=FACTS, facts="[clear(a)]")) as (run, found):
@@ -314,7 +312,7 @@ async def test_fact_that_nobody_can_tell_to_be_needed() -> None:
 TOOLS = "[{name: a, resources: {cpu: 2}}, {name: b}, {name: c, available: false}]"
 
 
-async def test_resource_that_shrinks() -> None:
+async def test_resource_that_shrinks():
     """A capacity or tool triggers once a waiting task lacks it, also from the start; growth and enough of it do not."""
     plan = made(
         "  [{id: t, tool: a}, {id: u, tool: b}, {id: v, tool: c}]",
@@ -340,9 +338,7 @@ async def test_resource_that_shrinks() -> None:
 @pytest.mark.parametrize(
     ("stated", "used"), [({"effect": "none"}, ["a", "b"]), ({"idempotent": True}, ["a"])]
 )
-async def test_tool_that_goes_during_its_attempt(
-    stated: dict[str, object], used: list[str]
-) -> None:
+async def test_tool_that_goes_during_its_attempt(stated: dict[str, object], used: list[str]):
     """A tool that becomes unavailable while its task runs is replaced once the attempt failed, if the task only reads."""
     plan = Plan.model_validate(
         {
@@ -374,9 +370,7 @@ DEAR = "\n".join(f"  - {{id: t{i}, tool: dear}}" for i in range(5))
      (4.0, {}, True, 0)],
     ids=["half of what is left", "less than the minimum", "a lower minimum", "not yet", "a tool that needs more"],
 )  # fmt: skip
-async def test_better_path(
-    rest: float, settings: dict[str, float], picky: bool, gain: float
-) -> None:
+async def test_better_path(rest: float, settings: dict[str, float], picky: bool, gain: float):
     """A cheaper tool that fits triggers after every so many successes, if it saves the minimum share of what is left."""
     tools = f"""[{{name: dear, capability: c, cost: 10}}, {{name: cheap, capability: c, cost: 4, available: false}},
       {{name: rest, cost: {rest}}}, {{name: picky, capability: c, cost: 1, parameters: {{colour: string}}}}]"""
@@ -419,7 +413,7 @@ SHORTCUTS = {
         ({"name": "print", "available": True}, ()),
     ],
 )
-async def test_possible_shortcuts(news: dict[str, Any], tasks: tuple[str, ...]) -> None:
+async def test_possible_shortcuts(news: dict[str, Any], tasks: tuple[str, ...]):
     """What changes triggers where effects of waiting tasks hold by it, or tools could achieve them with it otherwise."""
     document = made(
         "  - {id: fetch, tool: fetch}\n  - {id: read, tool: read}\n  - {id: print, tool: print}",
@@ -434,7 +428,7 @@ async def test_possible_shortcuts(news: dict[str, Any], tasks: tuple[str, ...]) 
             )
 
 
-async def test_better_path_has_its_own_time() -> None:
+async def test_better_path_has_its_own_time():
     """Alternatives for a better path are waited for no longer than its cap, while all others have a replan's time."""
     tools = "[{name: dear, capability: c, cost: 10}, {name: cheap, capability: c, cost: 4}]"
     plan = made(DEAR, tools=tools, sequential="true")
@@ -458,7 +452,7 @@ async def test_better_path_has_its_own_time() -> None:
 # human-request and goal-unreachable
 
 
-async def test_person_asks() -> None:
+async def test_person_asks():
     """A request names who asks, why, and the tasks they mean, if any; nothing has to have failed."""
     async with watched(made("  - {id: a}")) as (run, found):
         run.request_replan("use the mirror", by="ada", tasks=["a"])
@@ -472,7 +466,7 @@ async def test_person_asks() -> None:
     assert (two.tasks, two.by, two.reason) == ((), "", "a person asked for replanning: look again")
 
 
-async def test_a_person_asks_the_same_of_several_tasks() -> None:
+async def test_a_person_asks_the_same_of_several_tasks():
     """A request in the same words about another task is another request, and not put off as a repetition."""
     async with VirtualClock() as clock:
         engine = ReplanningEngine(
@@ -517,9 +511,7 @@ FAILS: Script = {"a": raises(OSError("disk full"))}
     ],
     ids=["a failed task", "a missing tool", "missing facts"],
 )
-async def test_goal_unreachable(
-    plan: Plan, script: Script, tasks: tuple[str, ...], why: str
-) -> None:
+async def test_goal_unreachable(plan: Plan, script: Script, tasks: tuple[str, ...], why: str):
     """A run that stands still short of its goal gives one trigger that names what holds it up."""
     (trigger,) = [
         trigger for trigger in await executed(plan, script) if trigger.kind == "goal-unreachable"
@@ -528,7 +520,7 @@ async def test_goal_unreachable(
     assert trigger.missing_facts == (() if tasks else ("artifact(x)",))
 
 
-async def test_goal_unreachable_cause_is_what_holds_it_up() -> None:
+async def test_goal_unreachable_cause_is_what_holds_it_up():
     """The same tasks stuck in the same way are the same cause, whatever numbers the error names; others are not."""
     plan = made("  - {id: a}\n  - {id: b}")
     scripts: list[Script] = [
@@ -541,7 +533,7 @@ async def test_goal_unreachable_cause_is_what_holds_it_up() -> None:
 # which detectors there are
 
 
-async def test_detectors_are_plugins() -> None:
+async def test_detectors_are_plugins():
     """Our seven detectors are found as anyone's are, under the kind of their triggers, and pass over other observations."""
     found = {point.name: point.load() for point in entry_points(group="replanning.triggers")}
     assert {name: found[name].name for name in ALL} == {name: name for name in ALL}
@@ -551,7 +543,7 @@ async def test_detectors_are_plugins() -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-async def test_each_kind_can_be_disabled(kind: str) -> None:
+async def test_each_kind_can_be_disabled(kind: str):
     """A kind that the settings leave out gives no trigger, and the others still do."""
     tasks = """
   - {id: fails}
@@ -609,7 +601,7 @@ def warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     installed_plugins.cache_clear()
 
 
-async def test_kinds_of_others(warned: Path) -> None:
+async def test_kinds_of_others(warned: Path):
     """A trigger of an installed kind is journaled without secrets, read back in its class, and decided after a resume."""
     settings = Settings.model_validate(
         {"triggers": ["warnings"], "approval": {"always_for": ["warning-found"]}}
@@ -662,7 +654,7 @@ async def detected_by(
     )
 
 
-async def test_kinds_without_a_class(tmp_path: Path) -> None:
+async def test_kinds_without_a_class(tmp_path):
     """A trigger whose class is not there is read with every field, as the detector of an object may fire it."""
     fields = {"kind": "lull", "reason": "quiet", "minutes": 3, "password": "hunter2!"}
     engine, run = await detected_by(
@@ -682,7 +674,7 @@ async def test_kinds_without_a_class(tmp_path: Path) -> None:
     engine.store.close()
 
 
-async def test_misbehaving_detectors(tmp_path: Path) -> None:
+async def test_misbehaving_detectors(tmp_path):
     """A detector that gives what is no trigger, or one that no journal can hold, is noted and harms nothing else."""
     endless = journal.TaskTimedOut(timeout=math.inf)
     engine, run = await detected_by(
@@ -692,7 +684,7 @@ async def test_misbehaving_detectors(tmp_path: Path) -> None:
     assert ([body.where for body in contained], run.status) == (["detector 'odd'"] * 2, "succeeded")
 
 
-def test_unknown_kinds_in_settings(warned: Path) -> None:
+def test_unknown_kinds_in_settings(warned: Path):
     """Settings take the kinds of installed detectors from every source, and refuse others with the nearest one."""
     environ = {
         "REPLANNING_TRIGGERS": "timeout,warning-found",
@@ -710,7 +702,7 @@ def test_unknown_kinds_in_settings(warned: Path) -> None:
         load_settings(environ={"REPLANNING_TRIGGERS": "warning-fund"})
 
 
-def test_cause_in_short() -> None:
+def test_cause_in_short():
     """A cause is one short text of its parts, without the numbers and addresses that vary by occasion."""
     assert (
         normalised_cause("OSError", "", None, "port 8080 at 0x7f3a, run deadbeef42")
