@@ -170,9 +170,16 @@ class PlanView:
         return tuple(map(self.task, islice(self._live.stuck, limit)))
 
     def given_up_in_doubt(self) -> list[TaskId]:
-        """Return the tasks that failed or were left out, and may have taken effect all the same."""
-        live = self._live
-        return [task_id for task_id in live.doubtful if live.entry(task_id).state in _GIVEN_UP]
+        """Return the tasks that failed or were left out, and may have taken effect all the same.
+
+        Tasks without a tool are not among them: no later task is known to do the same.
+        """
+        given_up = []
+        for task_id in self._live.doubtful:
+            entry = self._live.entry(task_id)
+            if entry.state in _GIVEN_UP and entry.task.tool is not None:
+                given_up.append(task_id)
+        return given_up
 
     def unfinished(self) -> Iterator[TaskView]:
         """Yield the tasks that are neither finished nor removed."""
