@@ -459,7 +459,7 @@ def _calls_in_place(
 
 
 def _goes_on(call: TaskBody, old: Task, part: TaskView, view: PlanView) -> bool:
-    """Return whether a call only goes on with what an earlier task did, or stated as its fallback."""
+    """Return whether a call goes on with what an earlier task did, or is a fallback of it."""
     if any(_is_same_call(stated, call) for stated in _calls(old)):
         return True
     if not share_capability(part.task.tool, old.tool, view.tools):

@@ -381,7 +381,7 @@ async def test_only_what_is_unclear_is_assumed():
 
     assert planning.result.status == "needs_human"
     pending = planning.engine.pending(planning.result.run)
-    assert ["may do harm" in question.text for question in pending] == [True]
+    assert ["took effect: look first" in question.text for question in pending] == [True]
     assert len(planning.state.clarified) == 1
 
 
