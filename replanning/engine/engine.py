@@ -746,36 +746,33 @@ class ProviderRegistry:
         for spec in expanded:
             if not isinstance(spec, str):
                 providers.append(self._provider(spec))
-            elif spec not in named:
-                named.add(spec)
+                continue
+            if spec in named:
+                continue
+            named.add(spec)
+            if spec == AUTO or is_llm(spec):
                 try:
-                    providers.append(self._named_provider(spec))
+                    model = create_llm_provider(
+                        spec,
+                        settings=self._settings,
+                        environment=self._environment,
+                        redactor=self._redactor,
+                    )
                 except NoLLMProvider:
                     # `auto` uses a language model only if there is one.
-                    if spec != AUTO:
-                        raise
+                    if spec == AUTO:
+                        continue
+                    raise
+                self._models.append(model)
+                providers.append(load_plugin("providers", LLM_PROVIDER_PLUGIN)(model))
+            elif spec in (LLM_PROVIDER_PLUGIN, DECOMPOSER_PLUGIN):
+                raise PluginError(
+                    f"provider {spec!r}: it needs a language model; name the model instead, such "
+                    "as openai"
+                )
+            else:
+                providers.append(load_plugin("providers", spec)())
         return providers
-
-    def _named_provider(self, name: str) -> AlternativeProvider:
-        """Return the provider of a plugin, or of a language model, by its name."""
-        provider: AlternativeProvider
-        if name == AUTO or is_llm(name):
-            model = create_llm_provider(
-                name,
-                settings=self._settings,
-                environment=self._environment,
-                redactor=self._redactor,
-            )
-            self._models.append(model)
-            provider = load_plugin("providers", LLM_PROVIDER_PLUGIN)(model)
-            return provider
-        if name in (LLM_PROVIDER_PLUGIN, DECOMPOSER_PLUGIN):
-            raise PluginError(
-                f"provider {name!r}: it needs a language model; name the model instead, such as "
-                "openai"
-            )
-        provider = load_plugin("providers", name)()
-        return provider
 
     def _provider(self, spec: AlternativeProvider | LLMProvider) -> AlternativeProvider:
         """Return the provider of a language model; any other object is one."""

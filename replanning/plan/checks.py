@@ -94,8 +94,11 @@ def check_plan(
     resources: Mapping[str, float],
     objects: Mapping[str, str],
     servers: Mapping[str, McpServer],
-) -> list[Problem]:
-    """Return everything that is wrong with a plan whose parts are each valid."""
+) -> Iterator[Finding]:
+    """Yield everything that is wrong with a plan whose parts are each valid.
+
+    Lazily: nothing is looked for once there are more problems than anybody reads.
+    """
     by_name = {tool.name: tool for tool in tools}
     scope = TaskScope(by_name, resources, objects, servers)
     ids = {task.id for task in tasks}
@@ -107,25 +110,21 @@ def check_plan(
         else:
             bodies.append(_parsed_bodies(task, ids))
 
-    def findings() -> Iterator[Finding]:
-        # Lazy: nothing is looked for once there are more problems than anybody reads.
-        yield from _check_unique("tool", [tool.name for tool in tools], "name")
-        for name, server in servers.items():
-            for text in server.problems():
-                yield ("mcp", name), f"MCP server {name!r}: {text}"
-        for index, tool in enumerate(tools):
-            which = f"tool {tool.name!r}"
-            for path, text in _check_tool(tool, scope):
-                yield ("tools", index, *path), which + text
-        for index, task in enumerate(tasks):
-            if not bodies[index]:
-                continue
-            which = f"task {task.id!r}"
-            for path, text in _check_bodies(bodies[index], scope):
-                yield ("tasks", index, *path), f"{which}: {text}"
-        yield from _check_graph(tasks, bodies, scope.hints)
-
-    return first_problems(Problem(format_path(path), text) for path, text in findings())
+    yield from _check_unique("tool", [tool.name for tool in tools], "name")
+    for name, server in servers.items():
+        for text in server.problems():
+            yield ("mcp", name), f"MCP server {name!r}: {text}"
+    for index, tool in enumerate(tools):
+        which = f"tool {tool.name!r}"
+        for path, text in _check_tool(tool, scope):
+            yield ("tools", index, *path), which + text
+    for index, task in enumerate(tasks):
+        if not bodies[index]:
+            continue
+        which = f"task {task.id!r}"
+        for path, text in _check_bodies(bodies[index], scope):
+            yield ("tasks", index, *path), f"{which}: {text}"
+    yield from _check_graph(tasks, bodies, scope.hints)
 
 
 def check_graph(tasks: Sequence[Task]) -> list[Problem]:

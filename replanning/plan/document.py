@@ -25,6 +25,7 @@ from replanning.plan.messages import (
     FURTHER_PROBLEMS,
     MAX_PROBLEMS,
     did_you_mean,
+    first_problems,
     format_path,
     join_names,
     model_at,
@@ -133,13 +134,14 @@ class Plan(StrictModel):
             if plan.sequential:
                 # Frozen, and not handed out yet.
                 object.__setattr__(plan, "tasks", _in_sequence(plan.tasks))
-            problems += check_plan(
+            found = check_plan(
                 plan.tasks,
                 plan.tools,
                 resources=plan.resources,
                 objects=plan.objects,
                 servers=plan.mcp,
             )
+            problems += first_problems(Problem(format_path(path), text) for path, text in found)
         if plan is None or problems:
             raise PlanError(problems)
         return plan

@@ -128,7 +128,7 @@ def read_document(
             raise PlanError.at(place, _SURROGATE_MESSAGE)
     try:
         if format == "yaml":
-            return _read_yaml(text)
+            return _YamlBuilder().read(text)
         return _read_json(text)
     except PlanError as error:
         problems = []
@@ -269,27 +269,6 @@ def _plain_value(word: str) -> JsonValue:
     return word
 
 
-def _read_yaml(text: str) -> JsonValue:
-    builder = _YamlBuilder()
-    problems = builder.problems
-    try:
-        for event in iter(_Loader(text).get_event, None):
-            builder.read(event)
-    except yaml.MarkedYAMLError as error:
-        why = ", ".join(filter(None, (error.context, error.problem)))
-        message = f"this is not YAML: {why}"
-        # The parser reads ahead, and newer versions of libyaml have a limit of their own.
-        if "maximum nesting depth" in why:
-            message = f"nested more than {MAX_PLAN_DEPTH} deep"
-        problems.append(Problem(_mark_position(error.problem_mark), message))
-    except yaml.reader.ReaderError as error:
-        where = _line_and_column(text, error.position)
-        problems.append(Problem(where, f"the character {chr(error.character)!r} is not allowed"))
-    if problems:
-        raise PlanError(problems)
-    return next(iter(builder.root), None)
-
-
 @dataclass(slots=True)
 class _OpenNode:
     """An array or object that is being read.
@@ -323,36 +302,51 @@ class _YamlBuilder:
     """
 
     def __init__(self) -> None:
-        self.root: list[JsonValue] = []
-        self.problems: list[Problem] = []
-        self._open = [_OpenNode(self.root)]
+        self._root: list[JsonValue] = []
+        self._problems: list[Problem] = []
+        self._open = [_OpenNode(self._root)]
         self._anchors: dict[str, _Anchored] = {}
         self._nodes = 0
         self._aliased_nodes = 0
         # A long plan repeats the same words, so each is parsed once.
         self._plain_value = cache(_plain_value)
 
-    def read(self, event: Event) -> None:
-        """Add an event to the document.
+    def read(self, text: str) -> JsonValue:
+        """Return the value of a text; None if it is empty.
 
         Raises:
-            PlanError: the document cannot be built, or has too many problems.
+            PlanError: it is no YAML, or not the YAML of a plain document.
         """
-        match event:
-            case ScalarEvent():
-                self._read_scalar(event)
-            case MappingStartEvent():
-                self._begin(event, {})
-            case SequenceStartEvent():
-                self._begin(event, [])
-            case MappingEndEvent() | SequenceEndEvent():
-                self._end(event)
-            case AliasEvent():
-                self._read_alias(event)
-            case yaml.DocumentStartEvent():
-                if self.root:
-                    text = "a second document begins here; a plan file holds one"
-                    raise self._fatal(event, text)
+        try:
+            for event in iter(_Loader(text).get_event, None):
+                match event:
+                    case ScalarEvent():
+                        self._read_scalar(event)
+                    case MappingStartEvent():
+                        self._begin(event, {})
+                    case SequenceStartEvent():
+                        self._begin(event, [])
+                    case MappingEndEvent() | SequenceEndEvent():
+                        self._end(event)
+                    case AliasEvent():
+                        self._read_alias(event)
+                    case yaml.DocumentStartEvent() if self._root:
+                        second = "a second document begins here; a plan file holds one"
+                        raise self._fatal(event, second)
+        except yaml.MarkedYAMLError as error:
+            why = ", ".join(filter(None, (error.context, error.problem)))
+            message = f"this is not YAML: {why}"
+            # The parser reads ahead, and newer versions of libyaml have a limit of their own.
+            if "maximum nesting depth" in why:
+                message = f"nested more than {MAX_PLAN_DEPTH} deep"
+            self._problems.append(Problem(_mark_position(error.problem_mark), message))
+        except yaml.reader.ReaderError as error:
+            where = _line_and_column(text, error.position)
+            message = f"the character {chr(error.character)!r} is not allowed"
+            self._problems.append(Problem(where, message))
+        if self._problems:
+            raise PlanError(self._problems)
+        return next(iter(self._root), None)
 
     def _read_scalar(self, event: ScalarEvent) -> None:
         if event.tag is not None:
@@ -452,9 +446,9 @@ class _YamlBuilder:
         return Problem(f"{_mark_position(event.start_mark)} {where}".rstrip(), message)
 
     def _report(self, event: Event, message: str) -> None:
-        self.problems.append(self._problem_at(event, message))
-        if len(self.problems) > MAX_PROBLEMS:
-            raise PlanError(first_problems(self.problems))
+        self._problems.append(self._problem_at(event, message))
+        if len(self._problems) > MAX_PROBLEMS:
+            raise PlanError(first_problems(self._problems))
 
     def _fatal(self, event: Event, message: str) -> PlanError:
         """Return the error of this problem alone: later ones would only repeat it."""

@@ -118,7 +118,8 @@ def tool_templates(tool: ToolSpec) -> Iterator[str]:
     for text in (tool.command, tool.url, *tool.headers.values()):
         if text is not None:
             yield text
-    yield from iter_strings(tool.body)
+    if tool.body is not None:
+        yield from iter_strings(tool.body)
 
 
 def unset_variables(described: ToolSpec | McpServer, environ: Mapping[str, str]) -> list[str]:
