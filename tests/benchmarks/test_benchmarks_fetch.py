@@ -96,7 +96,7 @@ def server() -> Iterator[Server]:
         yield made
 
 
-def test_fetched(tmp_path, server: Server):
+def test_fetched(tmp_path, server):
     """What is published is fetched, checked and put into the form that the benchmarks read; once."""
     wanted = {
         "planbench_t6_blocksworld.jsonl": server.publish("planbench", ANSWERS),
@@ -125,7 +125,7 @@ def test_fetched(tmp_path, server: Server):
     assert not list((tmp_path / "sources").iterdir())
 
 
-def test_goes_on_where_it_was_cut_off(tmp_path, server: Server):
+def test_goes_on_where_it_was_cut_off(tmp_path, server):
     """A download that breaks off is gone on with where it was, and what was fetched before is not fetched again."""
     wanted = {workflows.FILE: server.publish("workflows", WORKFLOW, {**WORKFLOW, "name": "other"})}
     fetch.fetch(tmp_path / "elsewhere", host=server.url, wanted=wanted)
@@ -141,7 +141,7 @@ def test_goes_on_where_it_was_cut_off(tmp_path, server: Server):
     ]
 
 
-def test_not_there(tmp_path, server: Server):
+def test_not_there(tmp_path, server):
     """A file that is not where it was is named with its address, and nothing is left half made."""
     wanted = {workflows.FILE: server.publish("workflows", WORKFLOW)}
     server.files.clear()
@@ -173,10 +173,10 @@ def test_not_there(tmp_path, server: Server):
 )
 def test_of_another_form(
     tmp_path,
-    server: Server,
-    form: Literal["planbench", "workflows"],
-    document: object,
-    why: str,
+    server,
+    form,
+    document,
+    why,
 ):
     """A file of another form than it had makes none of ours, and it is said what is wrong with it."""
     with pytest.raises(fetch.FetchError, match=why):

@@ -59,7 +59,7 @@ def assert_in_order(shown: str, *texts: str) -> None:
     "seed",
     [0, pytest.param(1, marks=pytest.mark.deep), pytest.param(2, marks=pytest.mark.deep)],
 )
-def test_a_bug_is_mended_from_what_the_tools_print(tmp_path, seed: int):
+def test_a_bug_is_mended_from_what_the_tools_print(tmp_path, seed):
     """The terminal shows the plan, the failing test, each choice with its reason, and the result, also of long files."""
     more = "".join(f"# Line {number} is about something else.\n" for number in range(seed * 300))
     shown, (bug,) = solve(tmp_path / "work", seed, 1, more)

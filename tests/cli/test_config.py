@@ -23,7 +23,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_show_names_every_setting_with_its_source(tmp_path, file: Path):
+def test_show_names_every_setting_with_its_source(tmp_path, file):
     """`config show` prints every setting, one to a line, with what it is and whence: default, file, or variable."""
     done = cli(tmp_path, "config", "show", REPLANNING_MIN_CONFIDENCE="0.25")
     shown = dict(line.split(": ", 1) for line in done.stdout.splitlines())
@@ -42,7 +42,7 @@ def test_show_names_every_setting_with_its_source(tmp_path, file: Path):
     )
 
 
-def test_show_for_programs(tmp_path, file: Path):
+def test_show_for_programs(tmp_path, file):
     """With --json the same is one document: the file, each setting with value, kind of source and place, and warnings."""
     told = answer(
         tmp_path, "config", "show", REPLANNING_PROVIDER="repair", REPLANNING_LLM_MODLE="x"
@@ -61,7 +61,7 @@ def test_show_for_programs(tmp_path, file: Path):
     ]
 
 
-def test_show_what_was_changed(tmp_path, file: Path):
+def test_show_what_was_changed(tmp_path, file):
     """With --changed only settings that were set are shown, even to their default."""
     file.write_text("replanning: {enabled: true}")
     words = ("config", "show", "--changed")
@@ -72,7 +72,7 @@ def test_show_what_was_changed(tmp_path, file: Path):
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_show_no_secrets(tmp_path, file: Path, form: list[str]):
+def test_show_no_secrets(tmp_path, file, form):
     """Secrets, recognised by their shape or declared in the settings, are never shown."""
     file.write_text(
         "replanning:\n  redaction: {environment: [HOUSE]}\n"
@@ -108,7 +108,7 @@ def test_show_no_secrets(tmp_path, file: Path, form: list[str]):
         ),
     ],
 )
-def test_warnings_stop_no_run(tmp_path, name: str, value: str, warning: str, commands: list[str]):
+def test_warnings_stop_no_run(tmp_path, name, value, warning, commands):
     """A misspelt variable, or an unavailable server for a user's settings, is a warning, unless that is to be quiet."""
     write_plan(tmp_path, {"good": "true"}, "id: one, tool: good")
     for words in commands:
@@ -117,7 +117,7 @@ def test_warnings_stop_no_run(tmp_path, name: str, value: str, warning: str, com
     assert warning not in cli(tmp_path, *commands[1].split(), "--quiet", **{name: value}).stderr
 
 
-def test_check_finds_nothing(tmp_path, file: Path):
+def test_check_finds_nothing(tmp_path, file):
     """`config check` says that a file is right, and how much it says; without a file variables alone are looked at."""
     assert (
         cli(tmp_path, "config", "check").stdout
@@ -139,7 +139,7 @@ def test_check_finds_nothing(tmp_path, file: Path):
     }
 
 
-def test_check_names_every_offender(tmp_path, file: Path):
+def test_check_names_every_offender(tmp_path, file):
     """`config check` names everything that is wrong, of file and variables, with its place and what is expected."""
     file.write_text(
         "replanning: {cooldown: -1, judge: {max_iterations: 11}}\nplanning: {stategy: x}\ncolour: red\n"
@@ -248,7 +248,7 @@ def test_trust_says_what_is_trusted(tmp_path):
         ("status", "--store", "acme-123456.db"),
     ],
 )
-def test_own_patterns(tmp_path, words: tuple[str, ...], source: str):
+def test_own_patterns(tmp_path, words, source):
     """What commands print before there is a run, errors included, is masked as the settings say."""
     pattern = "acme-[0-9]+"
     (tmp_path / "own.yaml").write_text(f"replanning:\n  redaction: {{patterns: ['{pattern}']}}\n")

@@ -68,7 +68,7 @@ def replying(fake: FakeForge, seen: str, author: str, text: str) -> Iterator[Non
 
 
 @both
-def test_an_issue_is_solved(folder: Path, kind: type[FakeForge], issue: str):
+def test_an_issue_is_solved(folder, kind, issue):
     """The issue with its comments reaches the model, the plan stands below it as a ticked checklist, and history has it."""
     fake = kind()
     fake.says("eve", "Also on Tuesdays.")
@@ -84,7 +84,7 @@ def test_an_issue_is_solved(folder: Path, kind: type[FakeForge], issue: str):
 
 @pytest.mark.deep
 @both
-def test_a_reply_is_heard(folder: Path, kind: type[FakeForge], issue: str):
+def test_a_reply_is_heard(folder, kind, issue):
     """A question that the model has is asked below the issue, and the run waits for the reply there and uses it."""
     unclear = replan(
         "clarification_request", clarification_needed=True, clarification_questions=["To whom?"]
@@ -101,7 +101,7 @@ def test_a_reply_is_heard(folder: Path, kind: type[FakeForge], issue: str):
     assert "Reply below to answer" in notice
 
 
-def test_agreement_lets_a_run_go_on(folder: Path):
+def test_agreement_lets_a_run_go_on(folder):
     """A run that ended because something needs agreement goes on when it is resumed after `/approve` below its issue."""
     write_tools(folder, *({**tool, "dangerous": tool["name"] == "post"} for tool in TOOLS))
     fake = FakeGitHub()
@@ -127,7 +127,7 @@ def test_agreement_lets_a_run_go_on(folder: Path):
 
 @both
 @pytest.mark.parametrize("option", ["--no-comment", "--dry-run"])
-def test_only_read(folder: Path, kind: type[FakeForge], issue: str, option: str):
+def test_only_read(folder, kind, issue, option):
     """A public issue is read without a token, which is said as it may take a while; nothing is written there."""
     fake = kind()
     with world(fake, token="") as (environ, asked):
@@ -173,9 +173,7 @@ def test_only_read(folder: Path, kind: type[FakeForge], issue: str, option: str)
         ("octo/repo#12 --goal x", TOKEN, None, "leave out --goal"),
     ],
 )
-def test_an_issue_that_cannot_be_read(
-    folder: Path, issue: str, token: str, fault: Fault | None, told: str
-):
+def test_an_issue_that_cannot_be_read(folder, issue, token, fault, told):
     """Why an issue cannot be read is said, nothing is run, and the code is 2."""
     fake = FakeGitLab() if issue.startswith(("group", "gitlab")) else FakeGitHub()
     fake.faults = [fault] if fault is not None else []
@@ -185,7 +183,7 @@ def test_an_issue_that_cannot_be_read(
     assert fake.count("POST") == 0
 
 
-def test_what_is_missing_is_sent_later(folder: Path):
+def test_what_is_missing_is_sent_later(folder):
     """Notices that a forge did not take are sent by `notify` after the end of the run, once, and the summary says so."""
     fake, issue = FakeGitHub(), "octo/repo#12"
     with world(fake) as (environ, _):
@@ -212,7 +210,7 @@ def test_what_is_missing_is_sent_later(folder: Path):
     )
 
 
-def test_a_forge_that_fails_harms_no_run(folder: Path):
+def test_a_forge_that_fails_harms_no_run(folder):
     """A run succeeds although nothing can be written on its issue; people and programs learn what is missing."""
     fake, issue = FakeGitLab(), "gitlab:group/project#3"
     with world(fake) as (environ, _):

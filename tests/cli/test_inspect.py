@@ -378,7 +378,7 @@ def test_answer_all():
         ("missing.yaml", None, 2, "missing.yaml: the file cannot be read: No such file"),
     ],
 )
-def test_bad_changes(tmp_path, name: str, text: str | None, code: int, message: str):
+def test_bad_changes(tmp_path, name, text, code, message):
     """Changes that are none, or do not fit the plan, are refused with their place before anything is left for the run."""
     make_run("asking", "b", doubts=True)
     if text is not None:
@@ -441,7 +441,7 @@ def asking(tmp_path: Path) -> Iterator[Started]:
 
 
 @pytest.mark.deep
-def test_modify_from_elsewhere(asking: Started, tmp_path):
+def test_modify_from_elsewhere(asking, tmp_path):
     """A person's own changes are applied instead of what was proposed."""
     (tmp_path / "changes.yaml").write_text(
         "- {kind: replace, task_id: build, tasks: [{id: mine, tool: show}]}"
@@ -465,7 +465,7 @@ def test_modify_from_elsewhere(asking: Started, tmp_path):
 
 
 @pytest.mark.deep
-def test_request_from_elsewhere(asking: Started):
+def test_request_from_elsewhere(asking):
     """A request for replanning is heard by the process that carries out the run, and a rejection ends it unchanged."""
     assert "the run considers it" in call(
         "request", "one", "there must be a better way", "--wait", "30"

@@ -76,7 +76,7 @@ def graded(tmp_path: Path) -> Path:
     return write_plan(tmp_path, {"write": command}, tasks).parent
 
 
-def test_model_judges_on_the_command_line(graded: Path):
+def test_model_judges_on_the_command_line(graded):
     """A model that the settings name judges by what stands in words, and its feedback reaches the next attempt."""
     verdicts: list[JsonValue] = [
         {"success": False, "should_continue": True, "feedback": "say please"},
@@ -143,7 +143,7 @@ def test_actions_of_a_goal_are_judged(tmp_path):
     assert "the results of tasks are shown to openai (" in done.stderr
 
 
-def test_judge_that_is_not_there(graded: Path):
+def test_judge_that_is_not_there(graded):
     """A model that cannot be asked is named before anything is run."""
     assert "OPENAI_API_KEY" in cli(graded, "run", "plan.yaml", code=2).stderr
     assert lines(graded / "said.txt") == []

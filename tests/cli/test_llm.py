@@ -39,7 +39,7 @@ def way_on(request: LLMRequest) -> LLMServerReply:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_service_repairs_a_plan(folder: Path, service: str):
+def test_service_repairs_a_plan(folder, service):
     """Each service is asked in its own language, and what it proposes is checked, executed and accounted for."""
     with ScriptedLLMServer(way_on) as server:
         done = cli(folder, *RUN, "--replan-provider", service, **server.environ())
@@ -56,7 +56,7 @@ def test_service_repairs_a_plan(folder: Path, service: str):
     assert "scripted-key" not in events + done.stdout + done.stderr
 
 
-def test_auto_finds_the_model(folder: Path):
+def test_auto_finds_the_model(folder):
     """By default the first service whose key is there is asked beside `repair`, and the progress says so."""
     with ScriptedLLMServer(way_on) as server:
         keys = {
@@ -79,7 +79,7 @@ def test_auto_finds_the_model(folder: Path):
         (("simulate", "plan.yaml", "--fail", "pack", "--runs", "3"), 0),
     ],
 )
-def test_no_model(folder: Path, words: tuple[str, ...], code: int):
+def test_no_model(folder, words, code):
     """With `repair`, without replanning, in a demo or simulation no model is asked although keys are set."""
     with ScriptedLLMServer(way_on) as server:
         done = cli(folder, *words, code=code, **server.environ())
@@ -87,7 +87,7 @@ def test_no_model(folder: Path, words: tuple[str, ...], code: int):
     assert "shown to" not in done.stderr
 
 
-def test_settings_name_the_model(folder: Path):
+def test_settings_name_the_model(folder):
     """File and variables say which model is asked, where and how."""
     with ScriptedLLMServer(way_on) as server:
         llm = {"base_url": f"{server.url}/v1", "temperature": 0.9, "max_tokens": 77}
@@ -122,9 +122,7 @@ def test_settings_name_the_model(folder: Path):
         ),
     ],
 )
-def test_models_that_cannot_be_asked(
-    folder: Path, words: tuple[str, ...], variables: dict[str, str], message: str
-):
+def test_models_that_cannot_be_asked(folder, words, variables, message):
     """A missing key and a wrong name are told apart, in a sentence, before anything is run."""
     assert message in cli(folder, *words, code=2, **variables).stderr
     assert not (folder / ".replanning" / "history.db").exists() or answer(folder, "status") == []
@@ -168,9 +166,7 @@ def test_what_is_configured(tmp_path):
         ({"REPLANNING_LLM_MODEL": "claude-x"}, ("gpt-4.1-mini", "fallback"), ("claude-x", "used")),
     ],
 )
-def test_what_the_settings_name(
-    tmp_path, variables: dict[str, str], openai: tuple[str, str], anthropic: tuple[str, str]
-):
+def test_what_the_settings_name(tmp_path, variables, openai, anthropic):
     """A model in a name and the model of the settings are shown, and `auto` is what it finds."""
     found = listed(tmp_path, OPENAI_API_KEY="k", ANTHROPIC_API_KEY="k", **variables)
     shown = [(found[name]["model"], found[name]["state"]) for name in ("openai", "anthropic")]
@@ -181,7 +177,7 @@ def test_what_the_settings_name(
     ("used", "others", "code"),
     [(True, True, 0), (True, False, 0), (False, True, 1), (False, False, 1)],
 )
-def test_check(tmp_path, used: bool, others: bool, code: int):
+def test_check(tmp_path, used, others, code):
     """A check of language models fails when none answers, or the one that runs would use does not, and says why."""
 
     def reply(request: LLMRequest) -> LLMServerReply:

@@ -19,7 +19,6 @@ from replanning import (
     RunResult,
     Settings,
     Task,
-    TaskContext,
     ToolSpec,
     tool,
 )
@@ -54,7 +53,7 @@ def asking(tmp_path: Path) -> Path:
     return write_plan(tmp_path, ASKING, ASKING_TASKS).parent
 
 
-def test_nobody_is_there_to_ask(asking: Path):
+def test_nobody_is_there_to_ask(asking):
     """A run without anybody to ask ends with code 4 and the question, and goes on with the answer when resumed."""
     assert "replanning approve r 1" in cli(asking, *RUN, code=4).stdout
     assert not (asking / "done.txt").exists()
@@ -63,7 +62,7 @@ def test_nobody_is_there_to_ask(asking: Path):
     assert answer(asking, "resume", "r", "--ask", "never")["tasks"]["work~2"] == "DONE"
 
 
-def test_people_read_no_internal_ids(asking: Path):
+def test_people_read_no_internal_ids(asking):
     """Triggers, replans, attempts and questions are named in words; the number of a question answers it."""
     more = "id: more, tool: worse, depends_on: [first], fallbacks: [{tool: risky}]"
     write_plan(asking, {**ASKING, "worse": "exit 4"}, f"{ASKING_TASKS.strip()}\n{more}")
@@ -101,7 +100,7 @@ def test_people_read_no_internal_ids(asking: Path):
     )
 
 
-def test_ask_through_the_store(asking: Path):
+def test_ask_through_the_store(asking):
     """With --ask store the run waits for an answer from another process, and then continues."""
     with Started(asking, *RUN, "--ask", "store") as started:
         started.until("question 1")
@@ -113,7 +112,7 @@ def test_ask_through_the_store(asking: Path):
     assert lines(asking / "done.txt") == ["done"]
 
 
-def test_approve_on_the_terminal(asking: Path):
+def test_approve_on_the_terminal(asking):
     """On a terminal the question is shown with candidates and diff, and the number of one approves it."""
     with Terminal(asking, *RUN) as terminal:
         terminal.until("1 approves, r rejects")
@@ -127,7 +126,7 @@ def test_approve_on_the_terminal(asking: Path):
     assert lines(asking / "done.txt") == ["done"]
 
 
-def test_reject_on_the_terminal(asking: Path):
+def test_reject_on_the_terminal(asking):
     """A candidate that is rejected is not applied, also not later."""
     write_settings(asking, approval={"always_for": []})
     with Terminal(asking, *RUN) as terminal:
@@ -137,7 +136,7 @@ def test_reject_on_the_terminal(asking: Path):
     assert not (asking / "done.txt").exists()
 
 
-def test_modify_on_the_terminal(asking: Path):
+def test_modify_on_the_terminal(asking):
     """Changes of one's own are written in the editor, and applied instead of the candidate."""
     (asking / "own.json").write_text('[{"kind": "skip", "task_id": "work", "reason": "not today"}]')
     with Terminal(asking, *RUN, EDITOR=f"cp {asking / 'own.json'}") as terminal:
@@ -148,7 +147,7 @@ def test_modify_on_the_terminal(asking: Path):
     assert answer(asking, "resume", "r", "--from", "1")["tasks"]["work"] == "SKIPPED"
 
 
-def test_modify_without_an_editor(asking: Path):
+def test_modify_without_an_editor(asking):
     """Without an editor the changes are typed as JSON; what does not fit is refused, and asked for again."""
     with Terminal(asking, *RUN) as terminal:
         for typed in (
@@ -164,7 +163,7 @@ def test_modify_without_an_editor(asking: Path):
     assert "not valid" in terminal.seen
 
 
-def test_no_answer_in_time(asking: Path):
+def test_no_answer_in_time(asking):
     """A question that nobody answers in time is decided by the settings, and the terminal is given back."""
     write_settings(asking, approval={"timeout": 0.3, "on_timeout": "skip"})
     with Terminal(asking, *RUN) as terminal:
@@ -172,7 +171,7 @@ def test_no_answer_in_time(asking: Path):
         assert "skip (by timeout)" in terminal.end()
 
 
-def test_ctrl_c_while_asked(asking: Path):
+def test_ctrl_c_while_asked(asking):
     """Ctrl-C at a question pauses the run, and on resume the same question is asked again."""
     with Terminal(asking, *RUN) as terminal:
         terminal.until("r rejects")
@@ -248,7 +247,7 @@ def test_output_that_cannot_show_every_character(tmp_path):
 
 
 @pytest.mark.parametrize("tools", [True, False], ids=["functions", "work"])
-def test_plans_of_programs(tmp_path, tools: bool):
+def test_plans_of_programs(tmp_path, tools):
     """A plan that functions of a program execute is resumed by that program alone, also after an answer."""
 
     def broken() -> str:
@@ -257,7 +256,7 @@ def test_plans_of_programs(tmp_path, tools: bool):
     def spare() -> str:
         return "sent"
 
-    async def work(task: Task, context: TaskContext) -> str:
+    async def work(task, context):
         return broken() if task.tool == "broken" else spare()
 
     specs = tuple(ToolSpec(name=name, capability="send") for name in ("broken", "spare"))

@@ -71,7 +71,7 @@ def folder(tmp_path: Path) -> Path:
 # Plans and their execution
 
 
-def test_a_plan_is_printed_and_saved_and_runs(folder: Path):
+def test_a_plan_is_printed_and_saved_and_runs(folder):
     """`plan` executes nothing and asks nobody, though it names dangerous tools; what it saves is carried out by `run`."""
     with planning_server(WIPES) as server:
         shown = cli(folder, "plan", *OPENAI, "-q", **server.environ())
@@ -88,7 +88,7 @@ def test_a_plan_is_printed_and_saved_and_runs(folder: Path):
     assert lines(folder / "log") == ["news", "b"]
 
 
-def test_programs_see_the_actions_alone(folder: Path):
+def test_programs_see_the_actions_alone(folder):
     """With `--json`, tasks and outputs are the actions, also after a replan; phases and completion stand by themselves."""
     replies = planned(
         action("note", "fail", arguments={}),
@@ -108,7 +108,7 @@ def test_programs_see_the_actions_alone(folder: Path):
     assert told["phases"][0]["output"]["main_objective"] == "Tell people"
 
 
-def test_people_see_the_names_that_the_model_chose(folder: Path):
+def test_people_see_the_names_that_the_model_chose(folder):
     """The terminal shows actions by their names in the model's plan, also those of a later plan, and fallbacks."""
     failing = action("v1.2-note", "fail", arguments={}, fallback_strategy="use write")
     replies = planned(
@@ -127,7 +127,7 @@ def test_people_see_the_names_that_the_model_chose(folder: Path):
     assert used == [f"v1.2-note started ({tool})" for tool in ("fail", "fail", "write")]
 
 
-def test_tools_that_share_a_resource(folder: Path):
+def test_tools_that_share_a_resource(folder):
     """A tools file that says how much there is of what tools take is planned with; one that does not say it is refused."""
     shared = {**WRITE, "resources": {"disk": 1}}
     with planning_server(NOTES) as server:
@@ -140,7 +140,7 @@ def test_tools_that_share_a_resource(folder: Path):
     assert Plan.parse(plan).resources == {"disk": 1}
 
 
-def test_without_planning_tools_are_used_one_by_one(folder: Path):
+def test_without_planning_tools_are_used_one_by_one(folder):
     """With planning off, `solve` uses tools one by one as the model says, also when resumed after a person has declined one."""
     steps = (use("write", text="a"), use("wipe", text="b"), {**done(), "comment": "all is well"})
     off = {"PLANNING_ENABLED": "false"}
@@ -156,7 +156,7 @@ def test_without_planning_tools_are_used_one_by_one(folder: Path):
     assert "planning.enabled" in refused.stderr
 
 
-def test_another_goal_is_not_what_a_run_was_about(folder: Path):
+def test_another_goal_is_not_what_a_run_was_about(folder):
     """A run that is named again continues for its own goal alone; for another one it is refused, with what to do."""
     with planning_server(NOTES) as server:
         for _ in range(2):
@@ -210,7 +210,7 @@ def test_another_goal_is_not_what_a_run_was_about(folder: Path):
         ),
     ],
 )
-def test_wrong_usage(folder: Path, arguments: str, told: str):
+def test_wrong_usage(folder, arguments, told):
     """Missing and wrong arguments are named before a model is asked, and the code is 2."""
     (folder / "bad.yaml").write_text("tools: [{kind: shell}]\n", encoding="utf-8")
     with planning_server() as server:
@@ -221,7 +221,7 @@ def test_wrong_usage(folder: Path, arguments: str, told: str):
 # Models
 
 
-def test_a_model_that_cannot_be_asked_is_tried_again(folder: Path):
+def test_a_model_that_cannot_be_asked_is_tried_again(folder):
     """After a wrong key the run waits: with the right one it goes on once a person says so, and it ends once they do not."""
     with planning_server(NOTES) as server:
         for run, verdict in {"r": "approve", "given-up": "reject"}.items():
@@ -236,7 +236,7 @@ def test_a_model_that_cannot_be_asked_is_tried_again(folder: Path):
     assert "requires_human_intervention" in over.stdout + over.stderr
 
 
-def test_what_is_spent_is_seen_while_it_goes_on(folder: Path):
+def test_what_is_spent_is_seen_while_it_goes_on(folder):
     """On a terminal the calls of the model are counted below the tasks, against the budget."""
     write_settings(folder, budget={"calls": 20})
     server = planning_server({"decision:goal_understanding": ASKS})
@@ -247,7 +247,7 @@ def test_what_is_spent_is_seen_while_it_goes_on(folder: Path):
 # People who must agree
 
 
-def test_what_waits_for_a_person_is_resumed(folder: Path):
+def test_what_waits_for_a_person_is_resumed(folder):
     """A goal that was not achieved ends with code 4; a person approves elsewhere, and resume takes the run up again."""
     with planning_server({**NOTES, "completion": summary(achieved=False)}) as server:
         ended = cli(folder, *SOLVE, code=4, **server.environ())
@@ -260,7 +260,7 @@ def test_what_waits_for_a_person_is_resumed(folder: Path):
     assert "replanning resume r" in ended.stdout
 
 
-def test_a_phase_that_waits_has_not_failed(folder: Path):
+def test_a_phase_that_waits_has_not_failed(folder):
     """A dangerous plan waits for a person, not as a failure: every view shows the decision to make, an answer ends the wait."""
     looks = ("status", "status r", "why r", "history r", "pending")
     with planning_server(WIPES) as server:
@@ -299,7 +299,7 @@ def test_a_phase_that_waits_has_not_failed(folder: Path):
     assert lines(folder / "log") == ["news", "b"]
 
 
-def test_what_runs_anything_is_asked_about(folder: Path):
+def test_what_runs_anything_is_asked_about(folder):
     """A tool that runs whatever it is given takes a person's agreement, unless the file says that it is not dangerous."""
     run = {**WRITE, "name": "run", "command": "sh -c {text}"}
     command: JsonObject = {"text": "echo cleared > log"}
@@ -315,7 +315,7 @@ def test_what_runs_anything_is_asked_about(folder: Path):
     assert (lines(folder / "log"), "note:" in solved.stderr) == (["cleared"], False)
 
 
-def test_a_plan_that_waits_for_a_person_says_for_what(folder: Path):
+def test_a_plan_that_waits_for_a_person_says_for_what(folder):
     """`plan` that needs a decision without a terminal ends with code 4, the question, and the ways to answer it."""
     unsure = replan("task_redecomposition", confidence=0.4)
     with planning_server({**WIPES, "decision:task_decomposition": unsure}) as server:
@@ -326,7 +326,7 @@ def test_a_plan_that_waits_for_a_person_says_for_what(folder: Path):
     assert "plan at a terminal, where you are asked" in ended.stderr
 
 
-def test_a_question_is_no_failure(folder: Path):
+def test_a_question_is_no_failure(folder):
     """A task that waits for a person is shown once as a question, in its own words, with the way to answer; Ctrl-C pauses."""
     server = planning_server({"decision:goal_understanding": ASKS})
     with server, Started(folder, *SOLVE, "--ask", "store", **server.environ()) as started:
@@ -347,7 +347,7 @@ def test_a_question_is_no_failure(folder: Path):
         ("1", '"answer": "1"'),
     ],
 )
-def test_questions_are_answered_on_the_terminal(folder: Path, typed: str, told: str):
+def test_questions_are_answered_on_the_terminal(folder, typed, told):
     """Any words answer a question about what is unclear, also a bare number, and the model gets to see them."""
     with planning_server({**NOTES, "decision:goal_understanding": (ASKS, go_on())}) as server:
         with Terminal(folder, *SOLVE, **server.environ()) as terminal:
@@ -358,7 +358,7 @@ def test_questions_are_answered_on_the_terminal(folder: Path, typed: str, told: 
 
 
 @pytest.mark.parametrize("again", [("resume", "r"), SOLVE])
-def test_approval_of_plans_outlives_the_process(folder: Path, again: tuple[str, ...]):
+def test_approval_of_plans_outlives_the_process(folder, again):
     """A run begun with --approve plan asks about the plan also if its process was killed before there was one."""
     model, victims = Model(NOTES), list[int]()
 
@@ -378,7 +378,7 @@ def test_approval_of_plans_outlives_the_process(folder: Path, again: tuple[str, 
     assert not (folder / "log").exists()
 
 
-def test_a_plan_is_shown_before_it_is_executed_and_may_need_approval(folder: Path):
+def test_a_plan_is_shown_before_it_is_executed_and_may_need_approval(folder):
     """The plan is shown with tools, arguments and expected outcomes; with --approve plan a person is asked before anything runs."""
     uses = planned(
         action("note", "write", expected_outcome="the log has a line"), action("more", "write")
@@ -398,7 +398,7 @@ def test_a_plan_is_shown_before_it_is_executed_and_may_need_approval(folder: Pat
     assert lines(folder / "log") == ["news", "news"]
 
 
-def test_decisions_are_listed(folder: Path):
+def test_decisions_are_listed(folder):
     """`decisions` shows every decision with its reason, whether it was followed, and what was assumed; --json all of it."""
     unsure = replan("task_redecomposition", confidence=0.2, issues_found=["too coarse"])
     asks = {
@@ -432,7 +432,7 @@ def test_decisions_are_listed(folder: Path):
 # The planning history
 
 
-def test_solve_writes_into_the_present_folder(folder: Path):
+def test_solve_writes_into_the_present_folder(folder):
     """A goal that is solved, and one that is only planned, each leave a finished file where the settings say."""
     write_settings(folder, planning={"history": {"directory": "kept/plans"}})
     with planning_server(NOTES) as server:
@@ -449,7 +449,7 @@ def test_solve_writes_into_the_present_folder(folder: Path):
     assert not (folder / "planning_history").exists()
 
 
-def test_an_issue_that_is_not_finished_is_continued(folder: Path):
+def test_an_issue_that_is_not_finished_is_continued(folder):
     """Solving an issue again goes on with its unfinished run; once that is finished, the next one is told of it."""
     goal = ("solve", "--issue-id", ISSUE, *OPENAI)
     history = folder / "planning_history"
@@ -470,7 +470,7 @@ def test_an_issue_that_is_not_finished_is_continued(folder: Path):
     assert [(one["task_uuid"], one["done"]) for one in past] == [(task, True), ("third", False)]
 
 
-def test_prune(folder: Path):
+def test_prune(folder):
     """`history prune` says what it would move, moves it, and goes by the settings unless it is told otherwise."""
     write_settings(
         folder, planning={"history": {"archive_directory": "archive", "retention_days": 30}}

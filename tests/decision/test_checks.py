@@ -2,7 +2,6 @@
 # mypy: disable-error-code="arg-type"
 """Proposals: what is computed about an alternative, and the checks that read it."""
 
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -127,7 +126,7 @@ def test_masks_that_are_restored_nowhere():
 
 
 @pytest.mark.parametrize("change", [modify("a", tool="pip"), modify("b", tool="uv")])
-def test_tools_that_get_no_secret(change: PlanChange):
+def test_tools_that_get_no_secret(change):
     """A change of the tool is accepted if the tool stays, or if no argument is a secret."""
     assert check_content(proposed(build_plan(), change)) == ""
 
@@ -172,7 +171,7 @@ def test_tools_that_get_no_secret(change: PlanChange):
     ],
     ids=["masks", "empty", "fits", "available", "another tool", "futile", "saving"],
 )
-def test_rejected(check: Callable[[Proposal], str], changes: list[PlanChange], reason: str):
+def test_rejected(check, changes, reason):
     """A check rejects a proposal with its reason, and accepts one without the fault."""
     run = build_plan()
     assert check(proposed(run, *changes)) == reason
@@ -188,7 +187,7 @@ def test_rejected(check: Callable[[Proposal], str], changes: list[PlanChange], r
     ],
     ids=["undo", "modified fallback", "modified undo"],
 )
-def test_masks_beside_the_arguments(changes: list[PlanChange]):
+def test_masks_beside_the_arguments(changes):
     """A mask is found in the arguments of fallbacks and undo tasks as well."""
     assert check_content(proposed(build_plan(), *changes)) == MASKS_REASON
 
@@ -358,7 +357,7 @@ def test_confidence():
         ([cancel("e")], 0.0),
     ],
 )
-def test_relative_saving(changes: list[PlanChange], saving: float):
+def test_relative_saving(changes, saving):
     """Changes save a share of the cost of unfinished tasks: that of their tools, or else 1."""
     tools = [tool("pip", cost=2), tool("uv", cost=1), tool("echo")]
     run = journaled(task("a", tool="pip"), task("b"), "d", task("e", tool="echo"), "f", tools=tools)

@@ -126,7 +126,7 @@ def test_past_success():
         (skip("a"), 1.0),
     ],
 )
-def test_availability(change: PlanChange, share: float):
+def test_availability(change, share):
     """Availability is the share of needed tools and resources that are available now; 1 if none is needed."""
     assert scored(change).availability == share
 
@@ -142,7 +142,7 @@ def test_availability(change: PlanChange, share: float):
         (5.0, 0.0, 1.0),
     ],
 )
-def test_time_left(left: float | None, expected: float | None, share: float):
+def test_time_left(left, expected, share):
     """An alternative that takes longer than the budget allows is less available in proportion."""
     assert scored(instead("uv"), left=left, expected=expected).availability == share
 
@@ -245,7 +245,7 @@ async def test_outcomes_are_stored_by_source():
     [(Answer("approve"), [True]), (Answer("modify", "eve", changes=(replace("a", "mine"),)), [])],
     ids=["approved", "written by a person"],
 )
-async def test_outcomes_of_answers(answer: Answer, outcomes: list[bool]):
+async def test_outcomes_of_answers(answer, outcomes):
     """An alternative that a person approved counts for its source; changes that a person wrote do not."""
 
     def doubtful(request: ReplanRequest) -> list[Alternative]:
@@ -404,7 +404,7 @@ def test_stuck():
         ("dear", None, 0.75),
     ],
 )
-def test_compare_costs(one: str, other: str | None, gain: float):
+def test_compare_costs(one, other, gain):
     """Sets of tasks are compared by the costs of their tools, 1 without a price; none is cheaper than an empty one."""
     run = journaled(tools=[tool("dear", cost=4.0), tool("cheap", cost=1.0), tool("unpriced")])
     compare = PlanEvaluator().compare

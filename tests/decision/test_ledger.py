@@ -206,7 +206,7 @@ def test_triggers_left_out_by_an_answer():
 
 
 @pytest.mark.parametrize("verdict", ["reject", "continue"])
-def test_declined_alternatives(verdict: str):
+def test_declined_alternatives(verdict):
     """Alternatives that a person rejects or ignores are remembered."""
     ledger = ledger_of(asked(), journal.QuestionAnswered("q1", verdict, "eve"))
     assert ledger.questions.declined_at == {SKIP.fingerprint(): 2.0}
@@ -347,7 +347,7 @@ def test_usage_that_is_not_on_record_is_spent():
 @pytest.mark.parametrize(
     "amounts", [{"calls": -1}, {"tokens": float("nan")}, {"money": float("inf")}]
 )
-def test_usage_is_never_negative(amounts: dict[str, float]):
+def test_usage_is_never_negative(amounts):
     """Usage is finite and not negative, so that no charge can free a budget."""
     with pytest.raises(ValueError, match="usage must be finite and not negative"):
         journal.Usage(**amounts)

@@ -1,13 +1,10 @@
 """Answers to questions: later, from elsewhere, stale, across crashes and store failures."""
 
-from collections.abc import Sequence
 from types import NoneType
-from typing import Literal
 
 import pytest
 
 from replanning import (
-    Alternative,
     Answer,
     ReplanningEngine,
     ReplanRequest,
@@ -70,9 +67,7 @@ async def three_questions(
     [("approve", None, []), ("reject", None, []), ("approve", "q3", ["q2"])],
     ids=["approved", "rejected", "one cause"],
 )
-async def test_answer_all(
-    verdict: Literal["approve", "reject"], cause: str | None, left: list[str]
-):
+async def test_answer_all(verdict, cause, left):
     """All open questions of a run get one answer, or those that have a cause in common with one of them."""
     async with VirtualClock() as clock:
         engine, result = await three_questions(clock)
@@ -95,7 +90,7 @@ async def test_answer_all(
 async def test_answer_all_where_one_is_stale(clock):
     """A question that an earlier answer makes stale is reported; the others are answered all the same."""
 
-    def propose(request: ReplanRequest) -> list[Alternative]:
+    def propose(request):
         (task_id,) = request.triggers[0].tasks
         skipped = [SkipTask(task_id=i) for i in ((task_id, "a") if task_id == "b" else (task_id,))]
         return [alternative(*skipped, confidence=0.4)]
@@ -136,7 +131,7 @@ async def test_resumed_run_is_edited_before_it_ends(clock):
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 @pytest.mark.parametrize("elsewhere", [False, True])
-async def test_without_a_gate(kind: str, elsewhere: bool, tmp_path):
+async def test_without_a_gate(kind, elsewhere, tmp_path):
     """Without a gate the run ends needs_human with a stored question; a resume applies a later answer."""
     store = SqliteStore(f"{tmp_path}/history.db") if kind == "sqlite" else MemoryStore()
     async with VirtualClock() as clock:
@@ -188,7 +183,7 @@ async def test_resumed_with_a_gate():
 
 
 @pytest.mark.parametrize("answered", [False, True])
-async def test_resumed_after_the_deadline(answered: bool, tmp_path):
+async def test_resumed_after_the_deadline(answered, tmp_path):
     """A resume applies an answer to an expired question at once, and without one asks again with a new deadline."""
     store = SqliteStore(f"{tmp_path}/history.db")
     async with VirtualClock() as clock:
@@ -312,7 +307,7 @@ class Thinking:
         self.requests: list[ReplanRequest] = []
         self._clock, self._seconds = clock, seconds
 
-    async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
+    async def propose(self, request):
         self.requests.append(request)
         if request.triggers[0].kind == "human-request":
             await self._clock.sleep(self._seconds)
@@ -321,7 +316,7 @@ class Thinking:
 
 
 @pytest.mark.parametrize("verdict", ["approve", "reject"])
-async def test_an_answer_while_something_is_decided(verdict: str):
+async def test_an_answer_while_something_is_decided(verdict):
     """An answer that arrives while providers work on another trigger leaves that to be decided once."""
     async with VirtualClock() as clock:
         provider = Thinking(clock, 10)
@@ -331,7 +326,7 @@ async def test_an_answer_while_something_is_decided(verdict: str):
             await clock.sleep(1)
             run.request_replan("add something")
             await clock.sleep(5)
-            engine.answer(engine.pending()[0].id, verdict, by="ada")  # type: ignore[arg-type]
+            engine.answer(engine.pending()[0].id, verdict, by="ada")
             await clock.sleep(60)
     assert [body.decision for body in engine.history(run.id).events] == [
         "execute" if verdict == "approve" else "keep",
@@ -351,7 +346,7 @@ async def test_abort_cancels_the_gate():
         gone: list[float] = []
 
         class Slow(ScriptedGate):
-            async def ask(self, question: object) -> Answer:
+            async def ask(self, question):
                 try:
                     await clock.sleep(1e6)
                 finally:
@@ -425,9 +420,7 @@ MINE = Answer("modify", by="ada", changes=(SkipTask(task_id="a"),))
         (None, "abort", "aborted", 1),
     ],
 )
-async def test_crash_at_any_record(
-    answer: Answer | None, outcome: str, status: str, revisions: int
-):
+async def test_crash_at_any_record(answer, outcome, status, revisions):
     """If the process ends after any record, a resume applies the answer once and asks once."""
     records = await answered(answer, outcome)
     asked = next(i for i, record in enumerate(records) if isinstance(record.body, QuestionAsked))

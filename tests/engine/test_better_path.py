@@ -1,19 +1,13 @@
 """Better paths: what has begun is left out, slow providers and other replans do not cost them, and none costs more."""
 
-from collections.abc import Callable, Sequence
-
 import pytest
 
 from replanning import (
-    Alternative,
     Plan,
-    PlanRun,
     ReplanningEngine,
-    ReplanRequest,
     RunResult,
     Settings,
     Task,
-    TaskContext,
 )
 from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask
 from replanning.decision import AlternativeProvider
@@ -112,9 +106,7 @@ async def test_skipped_tasks_are_left_out(clock):
         ),
     ],
 )
-async def test_what_remains_must_still_gain_enough(
-    changes: Sequence[PlanChange], reason: str, clock
-):
+async def test_what_remains_must_still_gain_enough(changes, reason, clock):
     """The path is not taken where what remains of it saves less than the minimum, or nothing remains of it."""
     provider = proposer(clock, *changes, after=1.5)
     result, tools, rejected, _ = await carried_out(
@@ -155,7 +147,7 @@ async def test_a_dearer_path_is_not_taken(clock):
 
 
 @pytest.mark.parametrize("names", [("repair", "slow"), ("slow", "repair")])
-async def test_slow_providers_are_not_awaited(names: tuple[str, str], clock):
+async def test_slow_providers_are_not_awaited(names, clock):
     """What the plan itself offers is taken at once; another provider is not even asked."""
     slow = ScriptedProvider([hangs()] * 9, name="slow", clock=clock)
     result, tools, _, _ = await carried_out(
@@ -178,7 +170,7 @@ async def test_others_are_asked_where_the_plan_offers_nothing(clock):
 async def test_a_path_outlives_other_replans(clock):
     """A path that was found while a failure was being repaired is taken afterwards, for what has not begun."""
 
-    def propose(request: ReplanRequest) -> ScriptStep | list[Alternative]:
+    def propose(request):
         trigger = request.triggers[0]
         if trigger.kind == "better-path-found":
             return []
@@ -244,7 +236,7 @@ tasks:
     ],
     ids=["effect", "goal", "all effects", "no cost declared", "tool", "resource", "small resource"],
 )  # fmt: skip
-async def test_shortcuts_over_facts(news: Callable[[PlanRun], None], tools: list[str], clock):
+async def test_shortcuts_over_facts(news, tools, clock):
     """What has become superfluous is left out, and a cheaper way is taken, without what nothing else achieves."""
     settings = Settings.model_validate(
         {"triggers": ("better-path-found",), "better_path": {"min_gain": 0.08}}
@@ -252,7 +244,7 @@ async def test_shortcuts_over_facts(news: Callable[[PlanRun], None], tools: list
     engine = ReplanningEngine(["repair"], settings=settings, environment=environment(clock))
     used = []
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         used.append(task.tool)
         if task.id == "begin":
             news(run)
@@ -274,7 +266,7 @@ async def test_a_repeated_path_does_not_keep_the_run_open(clock):
 
 
 @pytest.mark.parametrize("kind", ["context-changed", "human-request"])
-async def test_proposals_for_other_reasons_are_trimmed_as_well(kind: str, clock):
+async def test_proposals_for_other_reasons_are_trimmed_as_well(kind, clock):
     """What has begun since a person asked is left out of the proposal, and the rest of it is done."""
     settings = Settings.model_validate({"triggers": (kind,)})
     change = [ModifyTask(task_id=f"t{n}", fields={"arguments": {"quick": True}}) for n in range(4)]

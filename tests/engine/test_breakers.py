@@ -8,7 +8,6 @@ from contextlib import suppress
 import pytest
 
 from replanning import Plan, ReplanningEngine, Task, TaskContext, TaskState, ToolSpec, tool
-from replanning.engine.engine import Mode
 from replanning.engine.monitor import ToolBreakers
 from replanning.environment import move_on_after
 from replanning.history.reports import why_report
@@ -41,7 +40,7 @@ def site(
 ) -> Callable[[Task, TaskContext], Awaitable[str]]:
     """Work that takes its time, and fails with `fetch` before a second of the run."""
 
-    async def work(task: Task, context: TaskContext) -> str:
+    async def work(task, context):
         began = clock.elapsed
         await clock.sleep(seconds)
         if task.tool == "fetch" and began < up_at:
@@ -105,10 +104,10 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_breaker_stays_closed(case: str, clock):
+async def test_breaker_stays_closed(case, clock):
     """Failures that are too few, of other causes or of one task, or of which no waiting task is to suffer, change nothing."""
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         number = int(task.id[1:])
         await clock.sleep(1)
         if number <= {"few": 4, "success": 8}.get(case, 7) and not (
@@ -134,7 +133,7 @@ async def test_breaker_stays_closed(case: str, clock):
 
 
 @pytest.mark.parametrize("has_mirror", [False, True])
-async def test_calls_of_an_agent(has_mirror: bool, clock):
+async def test_calls_of_an_agent(has_mirror, clock):
     """A tool whose calls fail in a row is refused only where another one takes over; otherwise each call is made."""
     executed: list[str] = []
 
@@ -166,7 +165,7 @@ async def test_trial_that_succeeds(clock):
     engine, starts = make_engine(clock=clock, cooldown=30), []
     fetch = site(clock, 20)
 
-    async def work(task: Task, context: TaskContext) -> str:
+    async def work(task, context):
         starts.append((clock.elapsed, task.id))
         return await fetch(task, context)
 
@@ -184,12 +183,12 @@ async def test_trial_that_succeeds(clock):
 @pytest.mark.parametrize(
     ("other", "ends"), [(0, 36.0), (200, 200.0)], ids=["alone", "beside other work"]
 )
-async def test_trial_that_fails(other: float, ends: float, clock):
+async def test_trial_that_fails(other, ends, clock):
     """After a failed trial the tool is tried later, twice as late, while other work goes on; the run waits no more for it."""
     engine = make_engine(clock=clock, cooldown=30)
     fetch = site(clock, 1e9)
 
-    async def work(task: Task, context: TaskContext) -> str:
+    async def work(task, context):
         if task.id == "other":
             await clock.sleep(other)
             return ""
@@ -262,7 +261,7 @@ def test_only_waiting_tasks_wait_for_a_tool():
 
 
 @pytest.mark.parametrize("mode", ["act", "observe"])
-async def test_breaker_survives_the_process(mode: Mode):
+async def test_breaker_survives_the_process(mode):
     """A run that is killed anywhere around an opening or a trial goes on with it; an engine that observes closes the breaker."""
     async with VirtualClock() as clock:
         engine = make_engine(clock=clock, cooldown=30)

@@ -2,7 +2,7 @@
 
 import anyio
 
-from replanning import Answer, CallbackGate, Plan, ReplanRequest, Task, TaskContext
+from replanning import Answer, CallbackGate, Plan, ReplanRequest, Task
 from replanning.changes import ReplaceTask, SkipTask
 from replanning.decision import Question
 from replanning.journal import AlternativesConsidered, TriggerDropped
@@ -32,7 +32,7 @@ def burst(failures: int, tail: int) -> Plan:
     )
 
 
-async def usual_fails(task: Task, context: TaskContext) -> None:
+async def usual_fails(task, context):
     """The usual tool has filled the disk."""
     if task.tool == "usual":
         raise OSError(28, "No space left on device")
@@ -88,7 +88,7 @@ def skips(request: ReplanRequest, **step: float) -> ScriptStep:
     )
 
 
-async def fails_in_its_own_way(task: Task, context: TaskContext) -> None:
+async def fails_in_its_own_way(task, context):
     """Every task fails of another cause."""
     raise type(f"{task.id.title()}Error", (Exception,), {})
 
@@ -127,7 +127,7 @@ async def test_decisions_follow_the_order_of_triggers(clock):
 async def test_a_group_in_the_way_of_another(clock):
     """A proposal that an earlier decision of the same round makes impossible is asked for again."""
 
-    def propose(request: ReplanRequest) -> ScriptStep:
+    def propose(request):
         (task_id,) = request.triggers[0].tasks
         name = "new" if "new" not in {task.id for task in request.view.tasks()} else "newer"
         return returns([alternative(ReplaceTask(task_id=task_id, tasks=(Task(id=name),)))], after=1)

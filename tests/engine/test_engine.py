@@ -1,7 +1,5 @@
 """The engine: triggers become revisions while the rest of the plan runs."""
 
-from collections.abc import Sequence
-
 import anyio
 import pytest
 
@@ -10,7 +8,6 @@ from replanning import (
     ReplanningEngine,
     ReplanRequest,
     Task,
-    TaskContext,
 )
 from replanning.changes import (
     AbortRun,
@@ -75,7 +72,7 @@ async def test_failure_to_revision():
         seen.append((request.view.result("a"), request.triggers[0].reason))
         return again(request)
 
-    async def work(task: Task, context: TaskContext) -> object:
+    async def work(task, context):
         if task.id == "b":
             raise ValueError("broken")
         return {"from": task.id, "has": sorted(context.results)}
@@ -290,14 +287,14 @@ async def test_moved_on_trigger_is_dropped(clock):
 
 
 @pytest.mark.parametrize("looks", [False, True])
-async def test_edit_while_a_provider_thinks(looks: bool, clock):
+async def test_edit_while_a_provider_thinks(looks, clock):
     """An edit made meanwhile does not lose the trigger; a provider that reads the plan afterwards is asked anew."""
     asked = []
 
     class Slow:
         name = "slow"
 
-        async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
+        async def propose(self, request):
             asked.append(request.view.revision)
             await clock.sleep(10)
             if looks:
@@ -339,7 +336,7 @@ async def test_abort():
 async def test_budget_stops_the_run():
     """Usage that work charges counts against the budget of the plan, which ends the run when it is exceeded."""
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         context.charge(tokens=60)
 
     result = await make_engine().execute(
@@ -402,7 +399,7 @@ async def test_unknown_provider():
 
 
 @pytest.mark.parametrize("limit", [100, 100.1 / 3, 1e-7])
-async def test_wall_clock_budget(clock, limit: float):
+async def test_wall_clock_budget(clock, limit):
     """A run whose wall clock is used up is aborted, and what runs is stopped; what the clock cannot tell is used up."""
     work = ScriptedExecutor(default=returns(after=60), clock=clock)
     document = plan(*chain("a", "b", "c").tasks, budget={"wall_clock": limit})
@@ -465,7 +462,7 @@ async def test_sub_plan():
 async def test_an_id_is_never_used_again():
     """An id that an alternative has brought in is never used again: a later one with the same id is refused."""
 
-    def propose(request: ReplanRequest) -> list[Alternative]:
+    def propose(request):
         return [
             alternative(
                 ReplaceTask(
@@ -498,7 +495,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("output", [None, "", [], {}, 0, False, WORDS])
-async def test_any_output_is_a_result(output: object):
+async def test_any_output_is_a_result(output):
     """An empty output, and one that speaks of errors, is a result like any other: nothing is triggered."""
     engine = make_engine(again)
     result = await engine.execute(chain("a", "b"), ScriptedExecutor(default=returns(output)))
@@ -540,7 +537,7 @@ async def test_what_follows_a_skipped_task_waits_for_the_decision(clock):
     )
     began: list[str] = []
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         began.append(task.id)
         if task.id == "hold":
             await clock.sleep(1)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from replanning import PlanEvaluation, PlanEvaluator, ReplanningEngine, Task, TaskContext
+from replanning import PlanEvaluation, PlanEvaluator, ReplanningEngine, Task
 from replanning.changes import SkipTask
 from replanning.history import run_status
 from replanning.journal import ErrorContained, MemoryStore, RunStore, SqliteStore, ToolOutcome
@@ -68,7 +68,7 @@ async def test_resumed_run_says_the_same(clock):
     """Evaluations are a fold over the journal: status, history and a resumed run say what the run itself said."""
     engine = make_engine(clock=clock)
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         await clock.sleep(7)
         if task.id == "b":
             run.pause()
@@ -85,7 +85,7 @@ async def test_resumed_run_says_the_same(clock):
 
 
 @pytest.mark.parametrize("durable", [False, True])
-async def test_durations_of_earlier_runs(durable: bool, clock, tmp_path):
+async def test_durations_of_earlier_runs(durable, clock, tmp_path):
     """What a tool took in earlier runs tells how long the first tasks will take; without such evidence nothing does."""
     store: RunStore = SqliteStore(tmp_path / "history.db") if durable else MemoryStore()
     engine = make_engine(clock=clock, store=store)
@@ -143,7 +143,7 @@ OWN = PlanEvaluation(1, 2, 0.5, 3.0, "strained", ("go home",))
     ],
     ids=["good", "raises", "wrong", "slow"],
 )
-async def test_own_evaluator(answer: object, slow: bool, problem: str):
+async def test_own_evaluator(answer, slow, problem):
     """An evaluator of one's own is used; where it fails, that is recorded once, and the built-in one evaluates from then on."""
     clock = VirtualClock()
     evaluator = Scripted(answer, clock if slow else None)

@@ -70,7 +70,7 @@ def anything(**options: object) -> object:
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__) if callable(value) else "",
 )
-async def test_any_signature(clock, function: Any, args: tuple[Any], kwargs: Any, result: object):
+async def test_any_signature(clock, function, args, kwargs, result):
     """A function of any kind is called as it would be without a session."""
     async with make_engine(clock=clock).session("call") as session:
         assert await session.call(function, *args, **kwargs) == result
@@ -81,7 +81,7 @@ async def test_any_signature(clock, function: Any, args: tuple[Any], kwargs: Any
 @pytest.mark.parametrize("function", [Shop().method, context_first, forward, anything, any_number])
 @pytest.mark.parametrize("args", [(), (1,), (1, 2), (1, 2, 3)])
 @pytest.mark.parametrize("kwargs", [{}, {"a": 3}, {"b": 4}, {"b": 4, "c": 5}, {"context": 6}])
-def test_arguments_by_name(function: Any, args: tuple[int, ...], kwargs: dict[str, int]):
+def test_arguments_by_name(function, args, kwargs):
     """The arguments of a call get the names that Python gives them, and what Python refuses is a TypeError."""
     made = FunctionTool(function)
     signature = inspect.signature(function)

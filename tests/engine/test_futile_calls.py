@@ -2,10 +2,9 @@
 
 import pytest
 
-from replanning import Alternative, Plan, ReplanRequest, Task, TaskContext
+from replanning import Plan, Task
 from replanning.changes import PlanChange, ReplaceTask, RetryTask
 from replanning.journal import AlternativesConsidered
-from replanning.plan import JsonValue
 from tests.support.runs import alternative, bodies, make_engine, perform, plan
 
 TOOLS = [
@@ -31,7 +30,7 @@ def replaced(task_id: str, *tasks: dict[str, object]) -> PlanChange:
     return ReplaceTask(task_id=task_id, tasks=tuple(parts))
 
 
-async def fails_with_fast(task: Task, context: TaskContext) -> None:
+async def fails_with_fast(task, context):
     """The fast tool is broken for good."""
     if task.tool == "fast":
         raise ValueError("broken")
@@ -49,10 +48,10 @@ async def fails_with_fast(task: Task, context: TaskContext) -> None:
     ],
     ids=["same call", "same call, another name", "unavailable tool"],
 )
-async def test_a_futile_call_is_rejected(first: dict[str, object], reason: str):
+async def test_a_futile_call_is_rejected(first, reason):
     """However confident its provider is, it is rejected with the reason, and the next candidate is executed."""
 
-    def propose(request: ReplanRequest) -> list[Alternative]:
+    def propose(request):
         (task_id,) = request.triggers[0].tasks
         ways: list[tuple[dict[str, object], float]] = [(first, 1.0), ({"tool": "slow"}, 0.8)]
         return [
@@ -71,9 +70,7 @@ async def test_a_futile_call_is_rejected(first: dict[str, object], reason: str):
     [({}, [], ": it uses 'rm'"), ({"x": "ls"}, [], ""), ({}, ["x"], ": ${context.x}: 'x' does not exist; there is nothing yet")],
 )  # fmt: skip
 @pytest.mark.parametrize("retries", [True, False])
-async def test_a_refused_use_is_not_repeated(
-    change: dict[str, JsonValue], removed: list[str], why: str, retries: bool, clock
-):
+async def test_a_refused_use_is_not_repeated(change, removed, why, retries, clock):
     """A use that was refused as dangerous is not retried, nor made by a replacement, unless its arguments have other values."""
     start = {"name": "start", "kind": "shell", "command": "timeout 5 {x}"}
     task = Task(id="a", tool="start", arguments={"x": "${context.x}"})
@@ -98,12 +95,12 @@ async def test_what_failed_in_the_lineage_is_not_repeated():
     """A call is not repeated after another call of the lineage has failed as well, nor is the same sequence of changes."""
     seen: list[str] = []
 
-    def propose(request: ReplanRequest) -> list[Alternative]:
+    def propose(request):
         (task_id,) = request.triggers[0].tasks
         ways: list[dict[str, object]] = [{**FAST, "arguments": {"n": 2}}, FAST]
         return [alternative(replaced(task_id, way)) for way in ways]
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         seen.append(str(task.arguments))
         raise ValueError("broken")
 
@@ -117,12 +114,12 @@ async def test_what_failed_in_the_lineage_is_not_repeated():
     ids=["after something else", "with other arguments"],
 )
 async def test_a_call_may_be_made_again_when_something_differs(
-    way: list[dict[str, object]],
+    way,
 ):
     """A call is no repetition when something else is done before it, or when its arguments are others."""
     ran: list[str | None] = []
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         ran.append(task.tool)
         if len(ran) == 1:
             raise ValueError("broken")
@@ -140,7 +137,7 @@ async def test_a_longer_timeout_makes_another_call(clock):
         lambda request: [alternative(replaced("build", way)) for way in ways], clock=clock
     )
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         await clock.sleep(10)
 
     result = await engine.execute(
@@ -161,7 +158,7 @@ async def test_a_call_whose_needs_were_met_anew_by_others():
     engine = make_engine(lambda request: [alternative(replaced("send", {"tool": "send"}))])
     async with engine.open(document) as run:
 
-        async def work(task: Task, context: TaskContext) -> None:
+        async def work(task, context):
             sent.append(task.id)
             if len(sent) == 1:
                 run.observe(ceased=["session"])
@@ -187,13 +184,13 @@ SESSION = {
 
 
 @pytest.mark.parametrize(("ceased", "status"), [(["session"], "succeeded"), ([], "failed")])
-async def test_a_call_is_made_again_once_its_needs_are_met_anew(ceased: list[str], status: str):
+async def test_a_call_is_made_again_once_its_needs_are_met_anew(ceased, status):
     """A call that failed because its session had expired is repeated after another login, and otherwise not."""
     engine = make_engine("repair")
     sent: list[str] = []
     async with engine.open(Plan.model_validate(SESSION)) as run:
 
-        async def work(task: Task, context: TaskContext) -> None:
+        async def work(task, context):
             if task.tool == "send":
                 sent.append(task.id)
                 if len(sent) == 1:

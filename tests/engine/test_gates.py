@@ -63,15 +63,15 @@ async def test_a_gate_that_raises(clock):
     ],
     ids=repr,
 )
-async def test_a_gate_that_talks_nonsense(answer: object, clock):
+async def test_a_gate_that_talks_nonsense(answer, clock):
     """Nonsense is refused with the reason, asked again a few times and no more, and changes nothing."""
     questions: list[Question] = []
 
-    def ask(question: Question) -> object:
+    def ask(question):
         questions.append(question)
         return answer
 
-    engine = asking(clock, gate=CallbackGate(ask))  # type: ignore[arg-type]
+    engine = asking(clock, gate=CallbackGate(ask))
     result = await engine.execute(SIDE, failing("a"))
     assert (result.status, result.outputs, result.revisions) == (
         "needs_human",
@@ -103,11 +103,11 @@ async def test_a_gate_that_hangs(clock):
 
 
 @pytest.mark.parametrize("reminder", ["raises", "hangs"])
-async def test_a_reminder_that_fails(reminder: str, clock):
+async def test_a_reminder_that_fails(reminder, clock):
     """A reminder that raises is contained, one that hangs holds up neither answer nor end."""
 
     class Forgetful(ScriptedGate):
-        async def remind(self, question: Question) -> None:
+        async def remind(self, question):
             if reminder == "raises":
                 raise RuntimeError("no mail")
             await clock.sleep(1e6)
@@ -128,7 +128,7 @@ async def test_a_gate_is_cancelled_when_its_time_is_up(clock):
     """The call of a gate is cancelled when the deadline passes."""
     closed = []
 
-    async def ask(question: Question) -> Answer:
+    async def ask(question):
         try:
             await anyio.sleep_forever()
         finally:

@@ -22,10 +22,9 @@ from replanning import (
     ReplanRequest,
     RunResult,
     Task,
-    TaskContext,
 )
 from replanning.changes import SkipTask
-from replanning.decision import Answer, Question
+from replanning.decision import Answer
 from replanning.journal import (
     AlternativesConsidered,
     AttemptFailed,
@@ -95,22 +94,22 @@ class Raising(PlanEvaluator):
             raise self._kind()
         return value
 
-    async def propose(self, request: ReplanRequest) -> Any:
+    async def propose(self, request):
         """Propose to skip the task, from a generator."""
         self._play("provider")
         return (self._play("generator", skip()) for _ in range(1))
 
-    def estimate(self, request: ReplanRequest) -> Usage:
+    def estimate(self, request):
         """Estimate nothing."""
         self._play("estimate")
         return Usage()
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question):
         """Approve."""
         self._play("gate")
         return Answer("approve")
 
-    async def remind(self, question: Question) -> None:
+    async def remind(self, question):
         """Remind of nothing."""
 
     def detect(self, observation: object, view: PlanView) -> list[Trigger]:
@@ -140,7 +139,7 @@ class Raising(PlanEvaluator):
         """Evaluate the plan."""
         return self._play("evaluator", super().evaluate(*args))
 
-    async def work(self, task: Task, context: TaskContext) -> object:
+    async def work(self, task, context):
         """Fail at one task."""
         await anyio.lowlevel.checkpoint()  # all workers have begun
         if task.id == "a":
@@ -227,7 +226,7 @@ def engine_with(raising: Raising, clock: VirtualClock, store: RaisingStore) -> R
 
 
 @pytest.mark.parametrize("part", PLACES)
-async def test_parts_that_raise(part: str, clock, caplog):
+async def test_parts_that_raise(part, clock, caplog):
     """An Exception of a part is contained, warned of with its traceback, and a problem in the result."""
     raising = Raising(part, lambda: OSError("out of paper"))
     engine = engine_with(raising, clock, RaisingStore())
@@ -251,10 +250,10 @@ async def test_providers_that_do_not_fail():
     class Dear:
         name = "dear"
 
-        def estimate(self, request: ReplanRequest) -> Usage:
+        def estimate(self, request):
             return Usage(calls=10)
 
-        async def propose(self, request: ReplanRequest) -> list[Alternative]:
+        async def propose(self, request):
             raise AssertionError("it was asked")
 
     engine = ReplanningEngine(
@@ -298,11 +297,11 @@ class Stubborn(Raising):
             await anyio.to_thread.run_sync(self._warned.wait, limiter=anyio.CapacityLimiter(1))
         return value
 
-    async def propose(self, request: ReplanRequest) -> Any:
+    async def propose(self, request):
         """Propose to skip the task."""
         return await self.wait("provider", [skip()])
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question):
         """Approve."""
         return await self.wait("gate", Answer("approve"))
 
@@ -319,7 +318,7 @@ class Stubborn(Raising):
         ("judge", "gave no judgement within"),
     ],
 )
-async def test_parts_that_wait_in_a_thread(part: str, told: str, clock, monkeypatch):
+async def test_parts_that_wait_in_a_thread(part, told, clock, monkeypatch):
     """The deadline of a part that waits in a thread holds, and a warning names it if the end of the run waits for it."""
     warned, warnings = Event(), list[str]()
 
@@ -369,7 +368,7 @@ ENDING_PARTS = [
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("part", ENDING_PARTS)
-def test_what_ends_a_program(part: str, kind: type[BaseException], backend: str):
+def test_what_ends_a_program(part, kind, backend):
     """A KeyboardInterrupt or SystemExit leaves `execute` unwrapped, whichever part raises it; the run can be resumed."""
     store = RaisingStore()
     document = plan(Task(id="a", idempotent=True), Task(id="b", idempotent=True))
@@ -420,7 +419,7 @@ anyio.run(main, backend=sys.argv[2])
 
 
 @pytest.mark.parametrize(("part", "backend"), [("work", "asyncio"), ("provider", "trio")])
-def test_signal_ends_a_program(part: str, backend: str, tmp_path):
+def test_signal_ends_a_program(part, backend, tmp_path):
     """A real SIGINT while work or a provider runs ends the program with KeyboardInterrupt, and pauses the run."""
     place = tmp_path / "runs.db"
     ended = subprocess.run(

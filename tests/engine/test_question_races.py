@@ -3,7 +3,7 @@
 import pytest
 
 from replanning import Alternative, Answer, ReplanRequest, RunResult, Task
-from replanning.changes import ModifyTask, PlanChange, ReplaceTask, SkipTask
+from replanning.changes import ModifyTask, ReplaceTask, SkipTask
 from replanning.testing import (
     ScriptedGate,
     VirtualClock,
@@ -72,7 +72,7 @@ APPROVE, REJECT = Answer("approve"), Answer("reject")
     ],
     ids=["both", "first", "second", "none"],
 )
-async def test_asked_apart(answers: tuple[Answer, ...], status: str, outputs: dict[str, object]):
+async def test_asked_apart(answers, status, outputs):
     """Of tasks for which nothing is proposed together, each has its own question, at once, and its own answer."""
     result, said, triggers, elapsed = await two_fail(one_by_one, *answers, apart=True)
     assert (result.status, result.outputs, elapsed) == (status, outputs, 10)
@@ -123,7 +123,7 @@ async def test_both_are_declined():
     ],
     ids=["one", "both", "neither"],
 )
-async def test_own_changes(changes: tuple[PlanChange, ...], questions: list[tuple[str, ...]]):
+async def test_own_changes(changes, questions):
     """A person's own changes answer for the tasks they are about, and where they are about none of them, for all."""
     result, _, triggers, _ = await two_fail(each, Answer("modify", changes=changes), APPROVE)
     assert triggers[: len(questions)] == questions

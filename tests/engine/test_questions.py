@@ -215,7 +215,7 @@ async def test_two_questions_at_once(clock):
 @pytest.mark.parametrize(
     ("choice", "outputs"), [(0, {"a": "a~2", "b": "b"}), (1, {"a": None, "b": "b"})]
 )
-async def test_approve(choice: int, outputs: dict[str, object], clock):
+async def test_approve(choice, outputs, clock):
     """The approved candidate is the one that is applied, and the record names the person."""
     gate = ScriptedGate([returns(Answer("approve", by="ada", choice=choice), after=5)], clock=clock)
     engine = asking(clock, gate=gate)
@@ -340,7 +340,7 @@ async def test_answers_that_are_none(clock):
     ("outcome", "status"),
     [("abort", "aborted"), ("skip", "succeeded"), ("continue", "failed"), ("pause", "paused")],
 )
-async def test_nobody_answers(outcome: str, status: str, clock):
+async def test_nobody_answers(outcome, status, clock):
     """An unanswered question is closed as the settings say, and recorded as decided by the timeout."""
     engine = asking(clock, gate=ScriptedGate(), approval={"on_timeout": outcome})
     result = await engine.execute(chain("a", "b"), failing("a"))
@@ -354,7 +354,7 @@ async def test_nobody_answers(outcome: str, status: str, clock):
 
 
 @pytest.mark.parametrize(("durable", "status"), [(True, "paused"), (False, "aborted")])
-async def test_nobody_answers_by_default(durable: bool, status: str, tmp_path, clock):
+async def test_nobody_answers_by_default(durable, status, tmp_path, clock):
     """Unless the settings say otherwise, the run pauses where it can be resumed, and is aborted where it cannot."""
     store = SqliteStore(f"{tmp_path}/history.db") if durable else MemoryStore()
     engine = asking(clock, gate=ScriptedGate(), store=store)
@@ -373,7 +373,7 @@ async def test_skip_concerns_what_failed(clock):
 
 
 @pytest.mark.parametrize(("answered", "reminders"), [(100, []), (290, [240])])
-async def test_reminder(answered: float, reminders: list[float], clock):
+async def test_reminder(answered, reminders, clock):
     """A person is reminded once, before the time is up; after the answer nothing is left that waits for it."""
     gate = ScriptedGate([returns(APPROVE, after=answered)], clock=clock)
     engine = asking(clock, gate=gate, approval={"on_timeout": "abort"})
@@ -390,7 +390,7 @@ async def test_reminder(answered: float, reminders: list[float], clock):
 @pytest.mark.parametrize(
     ("seconds", "status", "end", "used"), [(60, "succeeded", 290, 90), (150, "aborted", 100, 100)]
 )
-async def test_work_beside_a_question(clock, seconds: float, status: str, end: float, used: float):
+async def test_work_beside_a_question(clock, seconds, status, end, used):
     """The budget's wall clock goes on while other tasks run, and stands still when only the answer is waited for."""
     gate = ScriptedGate([returns(APPROVE, after=250)], clock=clock)
     engine = asking(clock, gate=gate, budget={"wall_clock": 100})

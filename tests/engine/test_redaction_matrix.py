@@ -281,7 +281,7 @@ BATCHES = [
 
 @pytest.mark.parametrize("chosen", BATCHES)
 async def test_run(
-    chosen: Sequence[Example],
+    chosen,
     tmp_path,
     caplog,
     capfd,
@@ -422,7 +422,7 @@ def test_commands(tmp_path):
 @pytest.mark.parametrize(
     "chosen", [SLICE[::3], pytest.param(examples()[::4], marks=pytest.mark.deep)], ids=len
 )
-async def test_people_elsewhere(chosen: Sequence[Example], tmp_path):
+async def test_people_elsewhere(chosen, tmp_path):
     """What people write on the command line about a run elsewhere is neither in its inbox nor in its journal."""
     shown = []
     place = tmp_path / "runs.db"
@@ -478,7 +478,7 @@ async def test_people_elsewhere(chosen: Sequence[Example], tmp_path):
 @pytest.mark.parametrize(
     "chosen", [SLICE, pytest.param(examples(), marks=pytest.mark.deep)], ids=len
 )
-async def test_calls(chosen: Sequence[Example], tmp_path, caplog):
+async def test_calls(chosen, tmp_path, caplog):
     """Calls of an agent get and return secrets as they are, and tell them to nobody else."""
     caplog.set_level(logging.DEBUG)
     spans = Spans()

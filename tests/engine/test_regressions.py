@@ -6,14 +6,12 @@ import anyio
 import pytest
 
 from replanning import (
-    Alternative,
     Answer,
     PlanMonitor,
     ReplanningEngine,
     ReplanRequest,
     Settings,
     Task,
-    TaskContext,
 )
 from replanning.changes import ModifyTask, RetryTask, SkipTask
 from replanning.errors import NotRunning
@@ -72,7 +70,7 @@ async def test_nothing_is_concluded_after_a_pause(clock):
     """A failure with which a paused run ends is left to whoever resumes it: it is not attached to a question after the end."""
     engine = make_engine(again, clock=clock, **ASKING)
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         run.request_replan("do b in another way", tasks=["b"])
         await clock.sleep(1)
         run.pause()
@@ -184,7 +182,7 @@ async def test_nothing_is_reported_as_started_after_a_pause():
 async def test_trigger_that_becomes_stale_in_its_cooldown(clock):
     """A run that ends because it needs a person leaves no trigger undecided that the plan has moved past."""
 
-    def propose(request: ReplanRequest) -> list[Alternative]:
+    def propose(request):
         (task_id,) = request.triggers[0].tasks
         if task_id == "b":
             return [alternative(SkipTask(task_id="b"), confidence=0.3)]

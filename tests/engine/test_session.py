@@ -92,7 +92,7 @@ async def test_exception_of_the_tool(clock):
     ],
     ids=lambda value: type(value).__name__,
 )
-async def test_any_value(clock, value: object):
+async def test_any_value(clock, value):
     """Arguments and results pass as they are, whether or not the journal can keep them."""
     async with engine_of(clock).session("echo", tools=[echo]) as session:
         assert await session.call(echo, value) is value

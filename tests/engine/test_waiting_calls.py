@@ -6,7 +6,7 @@ from itertools import pairwise
 import anyio
 import pytest
 
-from replanning import Task, TaskContext, ToolSpec
+from replanning import Task, ToolSpec
 from replanning.changes import ReplaceTask, RetryTask
 from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NotRunning
 from replanning.journal import AttemptStarted, Usage
@@ -15,7 +15,7 @@ from tests.support.questions import asking
 from tests.support.runs import alternative, make_engine, plan
 
 
-async def work(task: Task, context: TaskContext) -> object:
+async def work(task, context):
     """Fail where the task says so."""
     if task.metadata.get("fails"):
         raise OSError(f"{task.id} is broken")
@@ -83,7 +83,7 @@ async def test_optional_part_of_a_replacement(clock):
 
 
 @pytest.mark.parametrize("cause", ["the gate fails", "the run was asked"])
-async def test_question_that_nobody_is_asked(clock, cause: str):
+async def test_question_that_nobody_is_asked(clock, cause):
     """A call ends with the question that keeps it, whatever that is about, if it was put to nobody or the gate has failed."""
     gate = (
         ScriptedGate([raises(ConnectionError("nobody is there"), after=5)])
@@ -121,7 +121,7 @@ async def test_unavailable_and_put_off(clock):
 
 
 @pytest.mark.parametrize("stop", ["pause", "budget"])
-async def test_call_within_a_call(clock, stop: str):
+async def test_call_within_a_call(clock, stop):
     """A call within the work of another is refused once the run is to stop, which waits for that work."""
 
     async def outer() -> str:
@@ -140,7 +140,7 @@ async def test_call_within_a_call(clock, stop: str):
 
 
 @pytest.mark.parametrize("facts", [None, []], ids=["facts unknown", "facts stated"])
-async def test_call_whose_effects_are_there(clock, facts: list[str] | None):
+async def test_call_whose_effects_are_there(clock, facts):
     """A call is not left out because the facts that it adds hold already: its caller waits for a result."""
 
     async def execute(name: str, arguments: Mapping[str, object]) -> object:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from replanning.exporters._forge import MAX_COMMENT_CHARS
 from replanning.exporters._notices import render_checklist
 from replanning.journal import Record
-from replanning.plan import JsonObject, RunId
+from replanning.plan import RunId
 from replanning.planning.state import PlanningProgress, PlanProgress, PlanStep
 from tests.support.notices import NASTY, TEXTS, read
 from tests.support.planning import (
@@ -183,7 +183,7 @@ POST_ANEW = (
     ],
     ids=["partial_replan", "action_regeneration", "full_replan"],
 )
-async def test_ticks_of_finished_tasks_are_kept(decision: JsonObject, replies: Replies):
+async def test_ticks_of_finished_tasks_are_kept(decision, replies):
     """A replan that keeps the decomposition keeps the ticks of what is done; what failed, and what is new, has none."""
     records = await journal(
         {"decision:execution": (decision, go_on()), **replies}, Desk({"post": [MISSING]})
@@ -222,7 +222,7 @@ async def test_a_plan_revision_keeps_ticks():
         replan("full_replan", replan_level=5),
     ],
 )
-async def test_another_decomposition_starts_clean(decision: JsonObject):
+async def test_another_decomposition_starts_clean(decision):
     """A goal that is taken apart or understood anew begins without any tick, also of tasks of the same name."""
     records = await journal({"decision:execution": (decision, go_on())}, Desk({"post": [MISSING]}))
     assert ticks(begun(records, 2)) == {"write": False, "post": False}
@@ -262,7 +262,7 @@ async def test_actions_of_one_subtask_are_told_apart():
 )
 @example([[(f"a{n}", text, n % 2 == 0) for n, text in enumerate(NASTY)]], NASTY[0])
 @example([[("a", NASTY[4], False), ("b", NASTY[5], True)]], "".join(NASTY))
-def test_no_text_changes_the_form(plans: list[list[tuple[str, str, bool]]], reason: str):
+def test_no_text_changes_the_form(plans, reason):
     """Whatever models write, a reader sees the same headings, boxes, blocks and marks as for plain words, and no calls."""
     nasty = [made(n, *steps, reason=reason) for n, steps in enumerate(plans, 1)]
     plain = [
@@ -291,7 +291,7 @@ def test_secrets_are_taken_out():
         "mark it :+1: please",
     ],
 )
-def test_words_are_left_as_they_are(words: str):
+def test_words_are_left_as_they_are(words):
     """Ordinary text, with names of files and code, is readable as it stands, and nothing in it becomes a picture."""
     body = render_checklist([made(1, ("a", words, False))], "r")
     assert f"- [ ] **a**: {words}\n" in body.replace("\u200b", "")
@@ -299,7 +299,7 @@ def test_words_are_left_as_they_are(words: str):
 
 
 @pytest.mark.parametrize(("tasks", "plans"), [(1000, 1), (100, 12), (1000, 3), (3, 400)])
-def test_too_much_is_cut_from_the_oldest_on(tasks: int, plans: int):
+def test_too_much_is_cut_from_the_oldest_on(tasks, plans):
     """A comment never exceeds what forges take; what is cut is said, the current plan last, and counts stay true."""
     steps = [(f"task-number-{n}", "&" * 400, n % 2 == 0) for n in range(tasks)]
     body = render_checklist([made(n, *steps, reason="<" * 500) for n in range(1, plans + 1)], "r")

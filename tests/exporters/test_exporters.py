@@ -203,7 +203,7 @@ async def test_console_places(place, capsys):
 
 
 @given(st.text(max_size=2_000))
-def test_one_line_whatever_it_says(text: str):
+def test_one_line_whatever_it_says(text):
     """Whatever a failure says, it is one line without control characters, and not a long one."""
     stream = io.StringIO()
     body = AttemptFailed("a#1", "a", Failure("Error", text))  # type: ignore[arg-type]  # as good as an id

@@ -48,7 +48,7 @@ def forge() -> GitHubIssue | GitLabIssue:
     return found
 
 
-async def test_comments(forge: GitHubIssue | GitLabIssue):
+async def test_comments(forge):
     """A comment is written, read, edited and read again, and reading what has not changed gives the same."""
     async with aclosing(forge):
         there = await forge.comments()
@@ -66,7 +66,7 @@ async def test_comments(forge: GitHubIssue | GitLabIssue):
             await forge.edit("1", "not ours")
 
 
-async def test_a_run(forge: GitHubIssue | GitLabIssue):
+async def test_a_run(forge):
     """A run of planning mode takes its request from the issue, and leaves its ticked checklist below it."""
     async with aclosing(forge):
         request = await forge.issue()
@@ -133,7 +133,7 @@ def github(url: str, **more: object) -> GitHubIssue:
     return GitHubIssue("octocat/Hello-World#1347", token=TOKEN, base_url=url, environ={}, **more)  # type: ignore[arg-type]
 
 
-async def test_requests_fit_the_description_of_github(mock: Callable[..., str]):
+async def test_requests_fit_the_description_of_github(mock):
     """Comments are read, created and edited by requests that fit GitHub's description, and its answers are understood."""
     async with aclosing(github(mock("--errors"))) as forge:
         (comment,) = await forge.comments()
@@ -149,7 +149,7 @@ async def test_requests_fit_the_description_of_github(mock: Callable[..., str]):
         await forge.edit("1", "hello again")
 
 
-async def test_by_the_description_of_github(mock: Callable[..., str]):
+async def test_by_the_description_of_github(mock):
     """An issue as GitHub describes it becomes a request; what the server does not have is left out."""
     async with aclosing(github(mock("--errors", "--ignoreExamples"))) as forge:
         request = await forge.issue()
@@ -161,7 +161,7 @@ async def test_by_the_description_of_github(mock: Callable[..., str]):
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_whatever_the_description_allows(mock: Callable[..., str], seed: int):
+async def test_whatever_the_description_allows(mock, seed):
     """Whatever answers GitHub's description allows, fields that may lack or be null among them, are taken."""
     async with aclosing(github(mock("--errors", "-d", "--seed", str(seed)))) as forge:
         for comment in await forge.comments():

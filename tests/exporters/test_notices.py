@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from replanning import Plan, ReplanningEngine, Settings, Task, TaskContext
+from replanning import Plan, ReplanningEngine, Settings
 from replanning.exporters._forge import MAX_COMMENT_CHARS, ForgeError, Marker, find_marker
 from replanning.exporters._notices import HEADINGS, Notice, NoticeKind, RunNotices
 from replanning.exporters.notices import ConsoleNotifier, FileForge, FileNotifier
@@ -147,7 +147,7 @@ async def test_a_closed_phase():
         ),
     ],
 )
-async def test_a_refusal(gate: str | None, kind: NoticeKind, told: str):
+async def test_a_refusal(gate, kind, told):
     """A replan that a person refuses is called declined, with who refused it; a question that runs out is not."""
     unsure = {
         "decision:task_decomposition": (replan("task_redecomposition", confidence=0.4), go_on())
@@ -198,7 +198,7 @@ async def test_the_end_of_a_plan_that_was_given():
     store = MemoryStore()
     engine = ReplanningEngine(["repair"], store=store)
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         if task.tool == "a":
             raise RuntimeError("no")
 
@@ -238,9 +238,7 @@ async def test_the_end_of_a_plan_that_was_given():
     ],
     ids=["as a whole", "one by one", "not all of them"],
 )
-async def test_criteria_that_are_not_met(
-    decision: JsonObject, judged: JsonObject, gate: str | None, met: str
-):
+async def test_criteria_that_are_not_met(decision, judged, gate, met):
     """Criteria are shown with what the model judges of each, and those met in part or accepted by a person are not called met."""
     replies = {
         "goal_understanding": {
@@ -331,7 +329,7 @@ def test_failed():
 
 @given(TEXTS, st.lists(TEXTS, max_size=3))
 @example("".join(NASTY), list(NASTY))
-def test_no_text_changes_the_form(reasoning: str, issues: list[str]):
+def test_no_text_changes_the_form(reasoning, issues):
     """Whatever a model writes, a reader of a notice sees the same headings, blocks, marks and calls as for plain words."""
     spoken = [text for text in issues if read_text(text)]
     shapes = []
@@ -363,7 +361,7 @@ def test_a_notice_is_never_too_long():
 
 @given(st.text(), st.text())
 @example("r--1 -->", "a\n-->")
-def test_marks_are_read_as_they_were_written(run: str, about: str):
+def test_marks_are_read_as_they_were_written(run, about):
     """A mark says the same when it is read, whatever it names, and is one HTML comment."""
     run, about = run.encode(errors="ignore").decode(), about.encode(errors="ignore").decode()
     marker = Marker("decided", run, about)
@@ -549,7 +547,7 @@ def test_a_run_that_was_killed_goes_on_in_the_same_file(tmp_path):
         ("/proc/notices.md", "--notify: /proc/notices.md cannot be written: "),
     ],
 )
-def test_wrong_targets(tmp_path, target: str, told: str):
+def test_wrong_targets(tmp_path, target, told):
     """A target that names nothing, or where nothing can be written, is refused before anything is run, and why is said."""
     (tmp_path / "tools.yaml").write_text(TOOL, encoding="utf-8")
     (tmp_path / "binary.md").write_bytes(b"\xff\xfe")

@@ -91,7 +91,7 @@ async def test_replan_is_one_event():
         ),
     ],
 )
-async def test_people(answer: Answer, decision: str, rule: str, chosen: str | None, executed: bool):
+async def test_people(answer, decision, rule, chosen, executed):
     """A question, its answer and the alternative that was really applied belong to a replan; no other one is blamed."""
     history = await history_of(
         chain("a", "b", "c"), "b", propose=doubtful, gate=CallbackGate(lambda q: answer)
@@ -349,7 +349,7 @@ async def test_round_trip(clock):
     answers = [Answer("approve", "ada", choice=1), Answer("reject", "bob", comment="never")]
     gate = ScriptedGate([returns(answer, after=30) for answer in answers], clock=clock)
 
-    def propose(request: ReplanRequest) -> list[Alternative]:
+    def propose(request):
         if request.triggers[0].tasks[0] == "a":
             return two_ways(request)
         return doubtful(request)
@@ -434,7 +434,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-async def test_import_refuses(name: str):
+async def test_import_refuses(name):
     """What is no export, or was changed so that it no longer fits together, is refused with the place."""
     change, message = BROKEN[name]
     changed = change(json.loads(export_history(await history_of(chain("a", "b"), "b"))))

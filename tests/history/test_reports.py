@@ -10,7 +10,6 @@ from replanning.changes import (
     AddTask,
     CancelTask,
     ModifyTask,
-    PlanChange,
     RemoveTask,
     ReorderTasks,
     ReplaceTask,
@@ -164,7 +163,7 @@ async def test_part_of_a_history():
         (AbortRun(reason="enough"), "abort the run: enough"),
     ],
 )
-async def test_every_change_has_words(change: PlanChange, text: str):
+async def test_every_change_has_words(change, text):
     """Each kind of change is told in words, also where it was not applied."""
     history = await history_of(
         chain("x"), "x", propose=lambda request: [alternative(change, confidence=0.1)]
@@ -187,7 +186,7 @@ def messages(text: str) -> Propose:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_markdown_holds_any_name(name: str):
+async def test_markdown_holds_any_name(name):
     """No name can open markup, break a table or leave its block in a document."""
     document = plan(Task(id=name), Task(id="b", depends_on=(name,)))
     text = markdown_report(await history_of(document, name, propose=messages(name)))
@@ -201,10 +200,10 @@ async def test_markdown_holds_any_name(name: str):
 @pytest.mark.parametrize(
     "text", ["\x1b[31mred\x1b[0m", "a\nb\r\nc", "bell\x07", "\x9b31m", "null\x00", "long " * 1000]
 )
-async def test_terminals_are_not_steered(clock, text: str):
+async def test_terminals_are_not_steered(clock, text):
     """Nothing that a task or a provider says reaches a terminal as more than text on one line, cut where it is long."""
 
-    async def work(task: Task, context: object) -> None:
+    async def work(task, context):
         raise ValueError(text)
 
     engine = ReplanningEngine([Proposer(messages(text))], environment=environment(clock))

@@ -163,7 +163,7 @@ async def play(agent: Any, stream: bool = False, text: Any = "x?", **options: An
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_substitute(stream: bool, clock):
+async def test_substitute(stream, clock):
     """A tool that fails is replaced by another of its capability, and the model sees the result of that one."""
     engine = repairing(clock)
     agent = Agent(
@@ -238,7 +238,7 @@ def broken(query: str) -> None:
         "no model after a failure",
     ],
 )
-async def test_as_before(model: Any, stream: bool, clock, monkeypatch):
+async def test_as_before(model, stream, clock, monkeypatch):
     """Where there is no way on, updates, messages, exceptions and spans are those of the framework alone."""
     seen: list[list[object]] = []
     for attached in ([], [Replanned(engine=repairing(clock))]):
@@ -281,7 +281,7 @@ def asks(context: Any) -> Any:
     "raised",
     [None, MiddlewareTermination(), MiddlewareFailure("unsafe"), UserInputRequiredException([])],
 )
-async def test_control_flow(raised: Exception | None, stream: bool, clock):
+async def test_control_flow(raised, stream, clock):
     """Requests for approvals by middleware, and exceptions that are control flow, do what they do without an engine."""
 
     @function_middleware
@@ -317,7 +317,7 @@ async def test_control_flow(raised: Exception | None, stream: bool, clock):
 
 
 @pytest.mark.parametrize(("stream", "fails"), [(False, False), (True, False), (False, True)])
-async def test_approval(stream: bool, fails: bool, tmp_path):
+async def test_approval(stream, fails, tmp_path):
     """A run that requests an approval pauses its session; those that resume it execute the call until it is done."""
     executed: list[str] = []
 
@@ -364,7 +364,7 @@ async def test_approval(stream: bool, fails: bool, tmp_path):
 
 
 @pytest.mark.parametrize("approved", [True, False])
-async def test_question(approved: bool, clock):
+async def test_question(approved, clock):
     """A question of the engine is a request for an approval of the call, which is carried out, or withdrawn."""
     engine = repairing(clock)
     tools, capabilities = [search, delete], {"search": "web", "delete": "web"}
@@ -437,7 +437,7 @@ async def test_function_middleware(clock):
 
 
 @pytest.mark.parametrize("how", ["cancel", "close", "leave"])
-async def test_cancellation(how: str, clock):
+async def test_cancellation(how, clock):
     """A run that is cancelled, or whose stream is closed, leaves its session paused."""
     started = anyio.Event()
 
@@ -479,7 +479,7 @@ async def test_mcp_tools(clock):
 
 
 @pytest.mark.parametrize("inner", [False, True])
-async def test_agents_as_tools(inner: bool, clock):
+async def test_agents_as_tools(inner, clock):
     """An agent that is a tool is replaced like any other; its own tools are, too, if it is attached itself."""
     engine = repairing(clock)
     attached = [Replanned(WEB, engine=engine)]
@@ -519,7 +519,7 @@ async def test_workflow(clock):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_trace(stream: bool, clock, monkeypatch):
+async def test_trace(stream, clock, monkeypatch):
     """Spans of tools are below those of attempts, which are below the run and the agent: one trace."""
     spans = Spans()
     monkeypatch.setattr(trace, "get_tracer", tracing(spans))
@@ -537,7 +537,7 @@ async def test_trace(stream: bool, clock, monkeypatch):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_session_that_cannot_go_on(stream: bool, clock):
+async def test_session_that_cannot_go_on(stream, clock):
     """A session that was aborted, that another process owns, or whose tools do not exist ends the run of the agent."""
     engine = make_engine(lambda request: [alternative(AbortRun(reason="enough"))], clock=clock)
     agent = Agent(

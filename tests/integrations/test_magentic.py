@@ -75,7 +75,7 @@ def tasks(engine: ReplanningEngine) -> Mapping[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_plan(stream: bool, clock):
+async def test_plan(stream, clock):
     """The steps of the plan and the rounds are tasks; the workflow says and does what it does without an engine."""
     script = [
         "facts",
@@ -113,7 +113,7 @@ async def test_plan(stream: bool, clock):
 
 
 @pytest.mark.parametrize("wrong", [{"progress": False}, {"loop": True}])
-async def test_substitute(wrong: Any, clock):
+async def test_substitute(wrong, clock):
     """After a round without progress, a participant of the same capability is given the same instruction."""
     script = [
         "facts",

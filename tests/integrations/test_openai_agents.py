@@ -183,7 +183,7 @@ plain = FunctionTool(
 @pytest.mark.parametrize(
     "tool", [search, search_archive, explained, severe, plain], ids=lambda tool: tool.name
 )
-async def test_same_as_without(tool: FunctionTool, text: str, clock, recorder: Recorder):
+async def test_same_as_without(tool, text, clock, recorder):
     """Where there is no way on, outputs, exceptions, events and spans are those of the framework alone."""
 
     async def play(agent: Agent[Any]) -> list[object]:
@@ -205,7 +205,7 @@ async def test_same_as_without(tool: FunctionTool, text: str, clock, recorder: R
         assert await play(agent) == alone
 
 
-async def test_without_failures(clock, recorder: Recorder):
+async def test_without_failures(clock, recorder):
     """Without a failure, events, items, outputs and spans are those of the framework alone."""
 
     @function_tool
@@ -346,7 +346,7 @@ def triage_of(specialist: Any) -> Agent[Any]:
 
 
 @pytest.mark.parametrize("explicit", [False, True])
-async def test_handoffs(explicit: bool, clock):
+async def test_handoffs(explicit, clock):
     """The tools of an agent that is handed over to are replaced as well, also if agents hand over in a circle."""
     helper = agent_of(calls("search"), search, search_archive)
     triage = triage_of(handoff(helper) if explicit else helper)
@@ -493,7 +493,7 @@ async def test_approval_by_a_function(clock):
 
 
 @pytest.mark.parametrize("verdict", ["allow", "reject_content", "raise_exception"])
-async def test_guardrails_of_a_substitute(verdict: str, clock):
+async def test_guardrails_of_a_substitute(verdict, clock):
     """A substitute is guarded as if the model had called it."""
 
     @tool_output_guardrail
@@ -754,7 +754,7 @@ def test_other_framework(monkeypatch):
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
-async def test_state_that_is_approved_twice(blocks: int, tmp_path):
+async def test_state_that_is_approved_twice(blocks, tmp_path):
     """An approved state that is run twice executes its call once, in one block and in two of the same thread."""
     paid: list[str] = []
 

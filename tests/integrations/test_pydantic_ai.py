@@ -284,7 +284,7 @@ async def test_deferred_calls(clock):
 @pytest.mark.parametrize(
     "verdict", [True, False, ToolDenied("no")], ids=["approved", "denied", "with words"]
 )
-async def test_question_as_an_approval(clock, tmp_path, verdict: Any):
+async def test_question_as_an_approval(clock, tmp_path, verdict):
     """A question to a person is a request for an approval, which is carried out, or withdrawn, by the next run."""
     place = tmp_path / "history.db"
     tools = [search, search_archive]

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import replanning.cli
-from replanning import Plan, ReplanningEngine, Task, TaskContext
+from replanning import Plan, ReplanningEngine
 from replanning.history import ReplanHistory
 from replanning.journal import Record, dump_body, open_store
 from replanning.plan import RunId
@@ -37,7 +37,7 @@ DECISIONS = (
 TIMES = ("at", "deadline", "duration", "remind_at", "traceback")
 
 
-async def work(task: Task, context: TaskContext) -> object:
+async def work(task, context):
     """What the tools of the plan do on a machine without `zpaq`, without doing it."""
     if task.tool == "zpaq":
         raise FileNotFoundError("zpaq: command not found")
@@ -126,7 +126,7 @@ def story(records: Sequence[Record]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "temporal"])
-async def test_the_same_everywhere(kind: str, tmp_path):
+async def test_the_same_everywhere(kind, tmp_path):
     """Revisions, decisions, attempts, outputs and the final plan of the demo are those of a run in memory."""
     with place(kind, tmp_path) as run:
         told = story(await run())

@@ -497,7 +497,7 @@ AGENTS = [
 
 
 @pytest.mark.parametrize("attach", AGENTS)
-async def test_token_of_a_login_is_used(attach: Attach, tmp_path, monkeypatch):
+async def test_token_of_a_login_is_used(attach, tmp_path, monkeypatch):
     """A token that a tool of an agent returns is sent by others in every form, before and after a resume."""
     monkeypatch.setenv("SHOP_PASSWORD", PASSWORD)
     made: list[ReplanningEngine] = []

@@ -17,7 +17,6 @@ from opentelemetry import context as otel
 from replanning import (
     Alternative,
     ReplanningEngine,
-    ReplanRequest,
     Task,
     TaskState,
     current_attempt,
@@ -75,7 +74,7 @@ def test_calls_from_threads():
 
 
 @pytest.mark.parametrize("fields", [{}, {"timeout": 20}], ids=["", "with a timeout"])
-def test_attempts_of_calls(fields: dict[str, object]):
+def test_attempts_of_calls(fields):
     """A tool knows the attempt that it is executed for, and spans that it starts are below those of its program."""
 
     def execute(name: str, _: Mapping[str, object]) -> object:
@@ -106,7 +105,7 @@ def test_tools_with_a_timeout_are_left_behind():
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("fields", [{}, {"timeout": 20}], ids=["", "with a timeout"])
-def test_calls_within_an_event_loop(backend: str, fields: dict[str, object]):
+def test_calls_within_an_event_loop(backend, fields):
     """A tool that fails is replaced in a synchronous call, whichever event loop its program runs on."""
 
     def execute(name: str, _: Mapping[str, object]) -> object:
@@ -122,7 +121,7 @@ def test_calls_within_an_event_loop(backend: str, fields: dict[str, object]):
 
 
 @pytest.mark.parametrize("fields", [{}, {"timeout": 20}], ids=["", "with a timeout"])
-def test_interrupted_calls(fields: dict[str, object]):
+def test_interrupted_calls(fields):
     """An exception that ends the program leaves the call, but not the thread of the session."""
 
     def leave(name: str, _: Mapping[str, object]) -> object:
@@ -146,7 +145,7 @@ def test_timeouts_of_tasks():
     class Archive:
         name = "archive"
 
-        async def propose(self, request: ReplanRequest) -> list[Alternative]:
+        async def propose(self, request):
             failed = request.triggers[0].tasks[0]
             tasks = (Task(id=TaskId("instead"), tool="archive", timeout=0.05),)
             changes = (ReplaceTask(task_id=failed, tasks=tasks),) if failed != "instead" else ()
@@ -221,7 +220,7 @@ class InterruptingStore(MemoryStore):
 
 
 @pytest.mark.parametrize("kind", [CallMade, AttemptStarted, AttemptSucceeded])
-def test_ctrl_c_while_a_call_is_recorded(kind: type):
+def test_ctrl_c_while_a_call_is_recorded(kind):
     """Ctrl-C while a call is recorded cancels it: the journal is whole, and the run is paused and can be resumed."""
     store = InterruptingStore(kind)
     engine = make_engine("repair", store=store)

@@ -25,14 +25,12 @@ from replanning import (
     Plan,
     ReplanningEngine,
     Retry,
-    Task,
     TaskContext,
     ToolSpec,
     current_attempt,
     tool,
 )
 from replanning.changes import ModifyTask, RetryTask
-from replanning.decision.request import ReplanRequest
 from replanning.errors import BudgetExceeded
 from replanning.journal.memory import MemoryStore
 from replanning.journal.records import (
@@ -64,7 +62,6 @@ from temporalio.worker import Replayer, Worker
 
 from replanning.integrations import temporal
 from replanning.integrations.temporal import (
-    ActivityContext,
     ReplanningPlugin,
     TemporalOrchestrator,
     TemporalRun,
@@ -95,7 +92,7 @@ def address() -> Iterator[str]:
         yield server.address
 
 
-async def work(task: Task, context: ActivityContext) -> object:
+async def work(task, context):
     """Fails with the main tool at `b`."""
     if (task.id, task.tool) == ("b", "main"):
         raise ValueError("the file is broken")
@@ -138,7 +135,7 @@ async def replay(run: TemporalRun, plugin: ReplanningPlugin) -> None:
 
 
 @pytest.mark.parametrize("cached", [1000, 0], ids=["cached", "evicted"])
-async def test_the_same_as_here(address: str, cached: int, caplog):
+async def test_the_same_as_here(address, cached, caplog):
     """A run on Temporal has the outputs, the revisions and the journal that the same run has in this process.
 
     So has one that is replayed from its history at each step; that it leaves the worker each time is no failure of its tasks,
@@ -163,7 +160,7 @@ async def test_the_same_as_here(address: str, cached: int, caplog):
     )  # this one, and what is replayed last
 
 
-async def test_functions(address: str):
+async def test_functions(address):
     """Functions are the tools of a plan; a failure that may pass is tried again, after the time that the policy states."""
     tries: list[int] = []
 
@@ -185,7 +182,7 @@ class OtherSum:
 
     name = "other-sum"
 
-    async def propose(self, request: ReplanRequest) -> list[Alternative]:
+    async def propose(self, request):
         changes = (
             ModifyTask(task_id="pay", fields={"arguments": {"n": 2}}),
             RetryTask(task_id="pay"),
@@ -203,7 +200,7 @@ async def scheduled_activities(run: TemporalRun) -> list[str]:
     ]
 
 
-async def test_idempotency_keys(address: str):
+async def test_idempotency_keys(address):
     """Code that a function calls has the key of its attempt: one for a repetition, another for a changed call.
 
     The id of each activity is the key with the number of the attempt.
@@ -242,7 +239,7 @@ async def test_idempotency_keys(address: str):
     assert attempts == [f"{key}@1", f"{key}@2", f"{key}#changed-1@3"]
 
 
-async def test_idempotency_keys_of_tools(address: str):
+async def test_idempotency_keys_of_tools(address):
     """HTTP tools and commands that are executed on Temporal send and see the keys of their calls."""
     with HttpServer() as server:
         plan = Plan.model_validate(
@@ -276,14 +273,14 @@ async def test_idempotency_keys_of_tools(address: str):
     assert result["outputs"]["log"]["stdout"] == f"{run.handle.id}/log"
 
 
-async def test_a_task_that_takes_too_long(address: str, monkeypatch):
+async def test_a_task_that_takes_too_long(address, monkeypatch):
     """A task that does not end in time is cancelled where it is executed, and replaced."""
     monkeypatch.setattr(
         temporal, "_HEARTBEAT_SECONDS", 1.0
     )  # a worker hears with it that it is to stop
     cancelled = asyncio.Event()
 
-    async def slow(task: Task, context: ActivityContext) -> str:
+    async def slow(task, context):
         if (task.id, task.tool) == ("b", "main"):
             try:
                 await asyncio.Event().wait()
@@ -309,7 +306,7 @@ async def test_a_task_that_takes_too_long(address: str, monkeypatch):
     ] == ["timeout"]
 
 
-async def test_a_person_answers(address: str):
+async def test_a_person_answers(address):
     """A question waits in the workflow; a wrong answer is refused and leaves the run as it is, and a right one is followed."""
     dangerous = PLAN.model_copy(
         update={
@@ -334,11 +331,11 @@ async def test_a_person_answers(address: str):
     )
 
 
-async def test_secrets(address: str):
+async def test_secrets(address):
     """What looks like a secret in an output or an error is not in the history of the workflow; what is no JSON is not kept."""
     key = "ghp_" + "a1B2c3D4e5" * 3 + "f6G7h8"
 
-    async def leaky(task: Task, context: ActivityContext) -> object:
+    async def leaky(task, context):
         if task.id == "a":
             context.change_context({"seen": f"at {key}"})
             return {"token": key}
@@ -380,11 +377,11 @@ def contents(history: str) -> str:
     return history + b"".join(found).decode(errors="replace")
 
 
-async def test_output_with_a_secret_does_not_leave_its_worker(address: str, caplog):
+async def test_output_with_a_secret_does_not_leave_its_worker(address, caplog):
     """No task gets a mask: one that needs an output with a secret fails with the reason, and the caller is told it too."""
     seen: list[object] = []
 
-    async def work(task: Task, context: ActivityContext) -> object:
+    async def work(task, context):
         if task.id == "login":
             return {"token": TOKEN, "user": "ada"}
         seen.append((task.id, context.arguments, dict(context.results)))
@@ -425,14 +422,14 @@ class Encryption(PayloadCodec):  # type: ignore[misc] # its types may not be ins
         return [Payload.FromString(each.data[::-1]) for each in payloads]
 
 
-async def test_secrets_in_an_encrypted_history(address: str):
+async def test_secrets_in_an_encrypted_history(address):
     """Where the history may hold secrets, tasks and the caller get true values, and the journal has masks.
 
     So it is with what looks like a secret, with what a task has added, and with values of the context.
     """
     seen: list[object] = []
 
-    async def work(task: Task, context: ActivityContext) -> object:
+    async def work(task, context):
         if task.id == "login":
             context.add_secret("sesame")
             context.change_context({"door": "open sesame"})
@@ -468,11 +465,11 @@ async def test_secrets_in_an_encrypted_history(address: str):
         assert "sesame" not in text
 
 
-async def test_secrets_go_on_with_a_workflow_that_is_continued(address: str):
+async def test_secrets_go_on_with_a_workflow_that_is_continued(address):
     """A workflow that continues as a new one still has the outputs and the arguments with secrets that it had."""
     got: list[object] = []
 
-    async def work(task: Task, context: ActivityContext) -> object:
+    async def work(task, context):
         if task.id == "login":
             return {"token": TOKEN}
         if task.id == "last":
@@ -505,7 +502,7 @@ async def test_secrets_go_on_with_a_workflow_that_is_continued(address: str):
     assert "correct-horse" not in str(records)
 
 
-async def test_context_with_a_secret_does_not_leave_its_worker(address: str):
+async def test_context_with_a_secret_does_not_leave_its_worker(address):
     """A task that needs a value of the context with a secret fails with the reason, until the context has another value."""
     seen: list[object] = []
     plan = Plan.parse(
@@ -521,7 +518,7 @@ async def test_context_with_a_secret_does_not_leave_its_worker(address: str):
         """
     )
 
-    async def work(task: Task, context: ActivityContext) -> None:
+    async def work(task, context):
         if task.id == "change":
             context.change_context({"door": TOKEN, "region": "eu"})
         elif task.id == "again":
@@ -546,7 +543,7 @@ async def test_context_with_a_secret_does_not_leave_its_worker(address: str):
     assert TOKEN not in history
 
 
-async def test_values_come_back_as_they_were(address: str):
+async def test_values_come_back_as_they_were(address):
     """Dependents and the caller get dates, decimals, sets and paths as they were; what has no stored form is told of."""
     values = {
         "at": datetime(2026, 1, 31, tzinfo=UTC),
@@ -557,7 +554,7 @@ async def test_values_come_back_as_they_were(address: str):
     }
     got: list[object] = []
 
-    async def work(task: Task, context: ActivityContext) -> object:
+    async def work(task, context):
         if task.id == "make":
             return values
         if task.id == "open":
@@ -580,10 +577,10 @@ async def test_values_come_back_as_they_were(address: str):
         result["outputs"]["open"]
 
 
-async def test_forgotten_await(address: str):
+async def test_forgotten_await(address):
     """A coroutine as output fails the task, with the question whether `await` was forgotten."""
 
-    async def work(task: Task, context: ActivityContext) -> object:
+    async def work(task, context):
         return asyncio.sleep(0)
 
     plan = Plan.parse("goal: {objective: x}\ntasks: [{id: a}]")
@@ -600,7 +597,7 @@ class Model:
     def __init__(self) -> None:
         self.seen: list[tuple[int, list[str]]] = []
 
-    async def propose(self, request: ReplanRequest) -> list[Alternative]:
+    async def propose(self, request):
         failed = [task for trigger in request.triggers for task in trigger.tasks]
         self.seen.append((request.view.revision, failed))
         request.add_note("thought about it")
@@ -609,11 +606,11 @@ class Model:
         ]
 
 
-async def test_providers_are_activities(address: str):
+async def test_providers_are_activities(address):
     """A provider that does I/O is asked in an activity, on the plan as it is then; a replay does not ask it again."""
     model, failures = Model(), ["first"]
 
-    async def unlucky(task: Task, context: ActivityContext) -> str:
+    async def unlucky(task, context):
         if task.id == "b" and failures:
             raise ValueError(failures.pop())
         return task.id
@@ -639,10 +636,10 @@ class Witness:
     def __init__(self) -> None:
         self.seen: list[object] = []
 
-    def estimate(self, request: ReplanRequest) -> Usage:
+    def estimate(self, request):
         return Usage(calls=2)
 
-    async def propose(self, request: ReplanRequest) -> list[Alternative]:
+    async def propose(self, request):
         failed = [task for trigger in request.triggers for task in trigger.tasks]
         unknown = Alternative(
             changes=(RetryTask(task_id="unknown"),), reason="of no use", confidence=0.9
@@ -674,12 +671,12 @@ class Mute:
 
     name = "mute"
 
-    async def propose(self, request: ReplanRequest) -> list[Alternative]:
+    async def propose(self, request):
         with request.meter.call(LLMCall("mute", "m", Usage(calls=1, tokens=50))):
             raise ValueError("cannot say")
 
 
-async def test_providers_see_the_same_as_here(address: str):
+async def test_providers_see_the_same_as_here(address):
     """A provider that is asked in an activity has the history, the budget and the verdicts that it has in this process.
 
     What it spends counts, also when it fails, and is reserved before.
@@ -695,7 +692,7 @@ async def test_providers_see_the_same_as_here(address: str):
     def unlucky() -> Callable[..., Any]:
         tried = Counter[str]()
 
-        async def work(task: Task, context: ActivityContext) -> str:
+        async def work(task, context):
             tried[task.id] += 1
             if tried[task.id] == 1:
                 raise ValueError(f"{task.id} is broken")
@@ -727,11 +724,11 @@ async def test_providers_see_the_same_as_here(address: str):
     assert sum(charged, Usage()) == here.spent != Usage()
 
 
-async def test_a_pause_before_it_is_continued(address: str):
+async def test_a_pause_before_it_is_continued(address):
     """A person's pause holds, also when it comes while a workflow waits for its tasks to be continued as a new one."""
     go = asyncio.Event()
 
-    async def slow(task: Task, context: ActivityContext) -> None:
+    async def slow(task, context):
         if task.id == "long":
             await go.wait()
 
@@ -746,11 +743,11 @@ async def test_a_pause_before_it_is_continued(address: str):
     assert (result["status"], result["reason"]) == ("paused", "stop here")
 
 
-async def test_an_update_that_is_sent_again(address: str):
+async def test_an_update_that_is_sent_again(address):
     """An update whose sender had no reply before the workflow was continued, and sends it again, is taken once."""
     go = asyncio.Event()
 
-    async def slow(task: Task, context: ActivityContext) -> None:
+    async def slow(task, context):
         if task.id in ("long", "last"):
             await go.wait()
 
@@ -801,13 +798,13 @@ async def test_two_namespaces():
             assert [(await run.result())["status"] for run in started] == ["succeeded", "failed"]
 
 
-async def test_what_is_too_large(address: str, monkeypatch):
+async def test_what_is_too_large(address, monkeypatch):
     """A task whose input is larger than Temporal takes fails; outputs that are, together, are left to the journal."""
     monkeypatch.setattr(temporal, "_MAX_PAYLOAD_BYTES", 2_000)
     tasks = [*({"id": name} for name in "abc"), {"id": "join", "depends_on": ["a", "b", "c"]}]
     plan = Plan.model_validate({"goal": {"objective": "join"}, "tasks": tasks})
 
-    async def write(task: Task, context: ActivityContext) -> str:
+    async def write(task, context):
         return 900 * "x"
 
     async with runs(address, ReplanningPlugin(write)) as start:
@@ -820,7 +817,7 @@ async def test_what_is_too_large(address: str, monkeypatch):
     assert result["reason"] == "enough; the outputs are too large, see the journal"
 
 
-async def test_what_a_plan_says_of_the_tools_of_a_worker(address: str):
+async def test_what_a_plan_says_of_the_tools_of_a_worker(address):
     """The descriptions of a worker count, not those of a plan for tools of the same name."""
     own = ToolSpec(name="main", description="Wipes the disk.", dangerous=True)
     plan = Plan.parse(
@@ -838,7 +835,7 @@ async def test_what_a_plan_says_of_the_tools_of_a_worker(address: str):
     assert own in opened.plan.tools
 
 
-async def test_what_is_no_plan(address: str):
+async def test_what_is_no_plan(address):
     """A workflow that is started with something else fails, says why, and does no harm to its worker."""
     async with runs(address, ReplanningPlugin(work)):
         client = await Client.connect(address)
@@ -851,7 +848,7 @@ async def test_what_is_no_plan(address: str):
     assert gc.isenabled()
 
 
-async def test_long_histories(address: str, monkeypatch):
+async def test_long_histories(address, monkeypatch):
     """A workflow whose history grows long is continued as a new one, in short steps; nothing is lost or done twice.
 
     Its journal may be larger than the answer to one query.
@@ -865,7 +862,7 @@ async def test_long_histories(address: str, monkeypatch):
     monkeypatch.setattr(temporal, "_CHECKPOINTS_PER_STEP", 1)
     done: list[str] = []
 
-    async def count(task: Task, context: ActivityContext) -> str:
+    async def count(task, context):
         done.append(task.id)
         return task.id
 
@@ -893,11 +890,11 @@ async def test_long_histories(address: str, monkeypatch):
 
 
 @pytest.mark.slow
-async def test_large_plans(address: str):
+async def test_large_plans(address):
     """A plan of thousands of tasks is executed completely, and each task once, over several workflows."""
     done = Counter[str]()
 
-    async def count(task: Task, context: ActivityContext) -> str:
+    async def count(task, context):
         done[task.id] += 1
         return task.id
 

@@ -11,7 +11,7 @@ from typing import Any, Never
 
 import pytest
 
-from replanning import Plan, Task, TaskContext
+from replanning import Plan
 from replanning.cli import lookup
 from replanning.journal import QuestionAsked
 from tests.support.cli import PATIENCE, Started, Terminal, cli, write_plan
@@ -50,7 +50,7 @@ def worker(folder: Path, on: str, *files: str) -> Started:
     return started
 
 
-def test_two_terminals(tmp_path, on: str):
+def test_two_terminals(tmp_path, on):
     """One terminal runs a plan whose tool fails, a second one agrees to the other tool; every command that reads a run works."""
     write_plan(tmp_path, TOOLS, TASKS)
     run = f"run-{uuid.uuid4().hex}"
@@ -80,7 +80,7 @@ def test_two_terminals(tmp_path, on: str):
     assert [revision["source"] for revision in result["revisions"]] == ["repair"]
 
 
-def test_a_worker_that_is_killed(tmp_path, on: str):
+def test_a_worker_that_is_killed(tmp_path, on):
     """Without a worker a run waits and says so; one that is killed is followed by another, and Ctrl-C stops only the display."""
     write_plan(tmp_path, TOOLS, TASKS)
     run = f"run-{uuid.uuid4().hex}"
@@ -99,7 +99,7 @@ def test_a_worker_that_is_killed(tmp_path, on: str):
         assert "✓ succeeded" in second.end()
 
 
-def test_a_person_at_the_terminal(tmp_path, on: str):
+def test_a_person_at_the_terminal(tmp_path, on):
     """A question ends a command that may not ask; on a terminal it is asked there, until somebody has answered it anywhere."""
     write_plan(tmp_path, TOOLS, "id: read, tool: scan\nid: again, tool: scan, depends_on: [read]")
     run = f"run-{uuid.uuid4().hex}"
@@ -117,7 +117,7 @@ def test_a_person_at_the_terminal(tmp_path, on: str):
         assert "it is mine" in cli(tmp_path, "why", run, "1", on).stdout
 
 
-def test_other_changes(tmp_path, on: str):
+def test_other_changes(tmp_path, on):
     """A person answers with changes of their own, and asks for another plan and another goal, while the run goes on."""
     tools = {**TOOLS, "wait": "echo waits >> log; while ! test -f go; do sleep 0.05; done"}
     write_plan(tmp_path, tools, "id: read, tool: scan\nid: last, tool: wait")
@@ -158,7 +158,7 @@ def alone() -> Iterator[str]:
         yield f"--on=temporal={server.address}/mine"
 
 
-def test_pause_and_resume(tmp_path, alone: str):
+def test_pause_and_resume(tmp_path, alone):
     """A run is paused from outside, resumed with another context, and forked from its beginning."""
     on = alone
     write_plan(
@@ -197,7 +197,7 @@ def test_pause_and_resume(tmp_path, alone: str):
         serving.end()
 
 
-def test_workers_that_are_gone_are_asked_together(tmp_path, alone: str, monkeypatch):
+def test_workers_that_are_gone_are_asked_together(tmp_path, alone, monkeypatch):
     """Commands that read all runs ask the workers of several task queues at once, and say which of them are gone."""
     from temporalio.client import Client, Interceptor, OutboundInterceptor, QueryWorkflowInput
     from temporalio.service import RPCError, RPCStatusCode
@@ -245,7 +245,7 @@ async def run_and_leave(address: str, queues: Sequence[str]) -> None:
 
     from replanning.integrations.temporal import ReplanningPlugin, TemporalOrchestrator
 
-    async def fail(task: Task, context: TaskContext) -> object:
+    async def fail(task, context):
         raise ValueError("it is broken")
 
     client = await Client.connect(address)
@@ -257,7 +257,7 @@ async def run_and_leave(address: str, queues: Sequence[str]) -> None:
                 pass
 
 
-def test_a_worker_that_is_stopped(tmp_path, on: str):
+def test_a_worker_that_is_stopped(tmp_path, on):
     """A second Ctrl-C stops the tasks of a worker; another one does them again, and runs their checks, but no others."""
     tools = {
         "wait": "echo waits >> log; while ! test -f go; do sleep 0.05; done",
@@ -304,7 +304,7 @@ def test_the_sdk_is_missing(tmp_path, monkeypatch):
         assert 'Temporal needs its SDK: pip install "replanning[temporal]"' in told
 
 
-def test_what_is_wrong_is_told(tmp_path, on: str, address: str):
+def test_what_is_wrong_is_told(tmp_path, on, address):
     """A server that is not there, a run that is not, no worker, and options of workers: a line each, and code 2 or 1."""
     write_plan(tmp_path, TOOLS, TASKS)
 

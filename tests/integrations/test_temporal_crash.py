@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from replanning import Answer, CallbackGate, ReplanningEngine, Task, TaskContext
+from replanning import Answer, CallbackGate, ReplanningEngine
 from replanning.journal import (
     AttemptFailed,
     AttemptStarted,
@@ -202,7 +202,7 @@ class Play:
             body.attempt: body.failure for body in bodies if isinstance(body, AttemptFailed)
         }
 
-        async def losing(task: Task, context: TaskContext) -> str:
+        async def losing(task, context):
             failure = failures.get(context.attempt_id)
             if failure is not None and failure.kind == INTERRUPTED:
                 raise FailedElsewhere(failure)
@@ -240,7 +240,7 @@ async def patiently(call: Callable[[], Awaitable[Any]]) -> Any:
 
 
 @pytest.mark.slow
-async def test_killed_at_any_moment(server: Server, tmp_path):
+async def test_killed_at_any_moment(server, tmp_path):
     """Workers killed again and again at moments of chance lose and repeat nothing; the run is what it is in one process.
 
     To look for faults: `REPLANNING_KILLS=500 REPLANNING_SEED=7 pytest tests/integrations/test_temporal_crash.py -k any_moment`.
@@ -265,7 +265,7 @@ async def test_killed_at_any_moment(server: Server, tmp_path):
 
 
 @pytest.mark.parametrize(("attempt", "asked"), [("a-0#1", 0), ("once-0#1", 1)])
-async def test_killed_in_a_task(server: Server, tmp_path, attempt: str, asked: int):
+async def test_killed_in_a_task(server, tmp_path, attempt, asked):
     """A task whose worker is killed is executed again if it is idempotent, and else when a person has approved."""
     play = Play(
         server,
@@ -282,7 +282,7 @@ async def test_killed_in_a_task(server: Server, tmp_path, attempt: str, asked: i
 
 
 @pytest.mark.slow
-async def test_two_workers(server: Server, tmp_path):
+async def test_two_workers(server, tmp_path):
     """Of two workers of a queue, either may be killed at any moment: what it was doing counts as lost, all else goes on."""
     play = Play(server, tmp_path / "run", Random(2), 8)
     await play.to_its_end(workers=2)
@@ -290,7 +290,7 @@ async def test_two_workers(server: Server, tmp_path):
 
 
 @pytest.mark.slow
-async def test_the_server_is_killed(server: Server, tmp_path):
+async def test_the_server_is_killed(server, tmp_path):
     """A server that is killed at any moment and started again loses no run and executes no task twice."""
     play = ServerPlay(server, tmp_path / "run", Random(3), 5)
     await play.to_its_end()
@@ -298,7 +298,7 @@ async def test_the_server_is_killed(server: Server, tmp_path):
 
 
 @pytest.mark.slow
-async def test_updates_while_workers_are_killed(server: Server, tmp_path):
+async def test_updates_while_workers_are_killed(server, tmp_path):
     """Of many changes and answers, sent while workers are killed and workflows continued, each is taken once."""
     play = Play(
         server,
@@ -330,7 +330,7 @@ async def test_updates_while_workers_are_killed(server: Server, tmp_path):
 
 
 @pytest.mark.slow
-async def test_answers_without_a_worker(server: Server, tmp_path):
+async def test_answers_without_a_worker(server, tmp_path):
     """An answer that is sent when the worker has just been killed is taken by the next one, which replays the run first."""
     play = Play(server, tmp_path / "run", Random(5), 3, [">question-asked"], dangerous=True)
     await play.to_its_end()

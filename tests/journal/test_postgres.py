@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 
-from replanning import Goal, Plan, ReplanningEngine, Settings, Task, TaskContext, ToolSpec
+from replanning import Goal, Plan, ReplanningEngine, Settings, Task, ToolSpec
 from replanning.errors import JournalCorrupt, StoreError
 from replanning.journal import AttemptStarted, Record, RunEnded, RunStore, open_store
 from replanning.journal.store import InboxMessage
@@ -23,7 +23,6 @@ from replanning.testing.stores import (
     OTHER_OWNER,
     RUN,
     STORE_CHECKS,
-    StoreCheck,
     attempt_succeeded,
     sample_message,
     sample_record,
@@ -63,12 +62,12 @@ def sql(address: str, statement: str) -> list[Any]:
 @pytest.mark.parametrize(
     "check", STORE_CHECKS, ids=lambda check: check.__name__.removeprefix("check_")
 )
-def test_contract(check: StoreCheck, address: str):
+def test_contract(check, address):
     """It passes each check that a third party's store can run."""
     check(lambda: open_store(address))
 
 
-def test_lost_connections(store: RunStore, address: str):
+def test_lost_connections(store, address):
     """A connection that the server ends makes one operation fail; the next ones work, and no record is lost or doubled."""
     lease = store.create(RUN, "me", 0.0, 5.0)
     written = 0
@@ -86,7 +85,7 @@ def test_lost_connections(store: RunStore, address: str):
     assert (written, list(store.read(RUN))) == (20, [sample_record(seq) for seq in range(1, 21)])
 
 
-def test_an_answer_that_came_too_late(store: RunStore, postgres_server: Server):
+def test_an_answer_that_came_too_late(store, postgres_server):
     """A record that the server took after it was given up is withdrawn, so that what follows is what the run knows."""
     lease = store.create(RUN, "me", 0.0, 5.0)
     store.append(lease, sample_record(1))
@@ -103,7 +102,7 @@ def test_an_answer_that_came_too_late(store: RunStore, postgres_server: Server):
     assert [(run.status, run.records) for run in store.runs()] == [("running", 2)]
 
 
-def test_damage(store: RunStore, address: str):
+def test_damage(store, address):
     """A record that was changed or removed behind the store's back is refused with its number."""
     lease = store.create(RUN, "me", 0.0, 5.0)
     for seq in (1, 2, 3):
@@ -123,7 +122,7 @@ def test_damage(store: RunStore, address: str):
         list(store.read(RUN))
 
 
-def test_addresses(address: str, postgres_server: Server):
+def test_addresses(address, postgres_server):
     """What is no address, leads nowhere, or has a newer schema is one clear error, without the password."""
     with pytest.raises(StoreError, match="this is no address of a PostgreSQL database"):
         open_store("postgresql://[")
@@ -138,7 +137,7 @@ def test_addresses(address: str, postgres_server: Server):
         open_store(address)
 
 
-def test_requests_that_wait_too_long(address: str, postgres_server: Server):
+def test_requests_that_wait_too_long(address, postgres_server):
     """Of many requests at once to a server that hangs, each fails in time, and the store works again afterwards."""
     from replanning.journal.postgres import PostgresStore
 
@@ -154,7 +153,7 @@ def test_requests_that_wait_too_long(address: str, postgres_server: Server):
                 break
 
 
-def test_a_closed_store(store: RunStore):
+def test_a_closed_store(store):
     """A store that was closed refuses requests, and can be closed again."""
     store.close()
     store.close()
@@ -162,7 +161,7 @@ def test_a_closed_store(store: RunStore):
         store.runs()
 
 
-def test_tables_of_an_older_version(address: str):
+def test_tables_of_an_older_version(address):
     """Tables of an older version are migrated when the store is opened."""
     sql(address, "CREATE TABLE replanning_schema AS SELECT 0 AS version")
     with closing(open_store(address)) as opened:
@@ -170,7 +169,7 @@ def test_tables_of_an_older_version(address: str):
     assert sql(address, "SELECT version FROM replanning_schema") == [(1,)]
 
 
-def test_another_encoding(postgres_server: Server):
+def test_another_encoding(postgres_server):
     """A database that cannot hold every text is refused with what to do."""
     sql(
         postgres_server.base,
@@ -188,7 +187,7 @@ def test_without_its_client(monkeypatch):
         importlib.import_module("replanning.journal.postgres")
 
 
-def test_the_command_line_keeps_the_password(address: str, tmp_path):
+def test_the_command_line_keeps_the_password(address, tmp_path):
     """Commands to copy name the database without the password of its address."""
     tools = {"missing": "no-such-program", "stop": "echo stopped ## dangerous: true"}
     plan = write_plan(tmp_path, tools, "id: broken, tool: missing, fallbacks: [{tool: stop}]")
@@ -199,10 +198,10 @@ def test_the_command_line_keeps_the_password(address: str, tmp_path):
     assert "wonderland7" not in said
 
 
-def test_messages_are_notified(store: RunStore, address: str):
+def test_messages_are_notified(store, address):
     """A message that another process posts is seen although the inbox was known to be empty, and in order of posting."""
     lease = store.create(RUN, "me", 0.0, 5.0)
-    while not store._listener._listening:  # type: ignore[attr-defined] # so that it can be known
+    while not store._listener._listening:
         let_pass(0.01)
     with closing(open_store(address)) as other:
         seen: list[InboxMessage] = []
@@ -244,7 +243,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.parametrize("ahead", [-7200.0, 7200.0])
-def test_hosts_whose_clocks_differ(ahead: float, address: str):
+def test_hosts_whose_clocks_differ(ahead, address):
     """A lease lasts by the clock of the server: a host whose clock is hours ahead or behind neither takes nor loses a run."""
 
     def host(name: str, ahead: float) -> "subprocess.Popen[str]":
@@ -277,14 +276,14 @@ def test_hosts_whose_clocks_differ(ahead: float, address: str):
 TOOLS = (ToolSpec(name="main", capability="load"), ToolSpec(name="spare", capability="load"))
 
 
-async def test_a_server_that_dies(postgres_server: Server):
+async def test_a_server_that_dies(postgres_server):
     """A run whose server is killed and started again in the middle ends as it would have, with a whole journal."""
     address = postgres_server.address(f"test{next(_schemas)}")
     tasks = tuple(
         Task(id=f"t{n}", tool="main", depends_on=(f"t{n - 1}",) if n else ()) for n in range(6)
     )
 
-    async def work(task: Task, context: TaskContext) -> str:
+    async def work(task, context):
         if task.id == "t2":
             await anyio.to_thread.run_sync(postgres_server.kill)
             await anyio.to_thread.run_sync(postgres_server.start)
@@ -304,7 +303,7 @@ async def test_a_server_that_dies(postgres_server: Server):
     assert [record.seq for record in records] == list(range(1, len(records) + 1))
 
 
-def test_owner_of_another_host(store: RunStore, address: str):
+def test_owner_of_another_host(store, address):
     """The end of a run is seen by other hosts, with the owner that it has."""
     lease = store.create(RUN, OTHER_OWNER, 0.0, 5.0)
     store.append(lease, Record(1, 0.0, RunEnded("paused", "")))

@@ -36,7 +36,7 @@ def folder(path: Path, server: Server) -> Path:
     return path
 
 
-def test_killed_at_any_moment(postgres_server: Server, tmp_path):
+def test_killed_at_any_moment(postgres_server, tmp_path):
     """Killed at moments of chance, continued by another host, the server killed in between, a run loses and repeats nothing.
 
     To look for faults: `REPLANNING_KILLS=500 REPLANNING_SEED=7 pytest tests/journal/test_postgres_crash.py`.
@@ -57,7 +57,7 @@ def test_killed_at_any_moment(postgres_server: Server, tmp_path):
     )
 
 
-def test_suspended_and_taken_over(postgres_server: Server, tmp_path):
+def test_suspended_and_taken_over(postgres_server, tmp_path):
     """A host that was suspended until another had finished its run writes nothing when it wakes, and ends paused."""
     place, (here, there) = folder(tmp_path / "run", postgres_server), HOSTS
     with started("postgres", place, **here) as process:

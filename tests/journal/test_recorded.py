@@ -15,8 +15,6 @@ from replanning import (
     Answer,
     CallbackGate,
     RunResult,
-    Task,
-    TaskContext,
     tool,
 )
 from replanning.history import (
@@ -95,7 +93,7 @@ async def resume(
     """Resume a run with work that returns the ids of the tasks; return its result and the tasks that ran."""
     engine = make_engine(*providers or ["repair"], clock=clock, store=store, gate=gate)
 
-    async def work(task: Task, context: TaskContext) -> str:
+    async def work(task, context):
         return f"new {task.id}"
 
     async with engine.resume(run_id) as run:
@@ -112,20 +110,20 @@ def later(store: RunStore, run_id: str) -> VirtualClock:
 def approving(asked: list[str]) -> CallbackGate:
     """A person who approves of everything and remembers the questions."""
 
-    def answer(question: Any) -> Answer:
+    def answer(question):
         asked.append(question.id)
         return Answer("approve", by="eve")
 
     return CallbackGate(answer)
 
 
-def test_every_run_is_listed(store: RunStore):
+def test_every_run_is_listed(store):
     """The runs of an older version are listed with their status."""
     assert {info.run: info.status for info in store.runs()} == STATUSES
 
 
 @pytest.mark.parametrize("run_id", STATUSES)
-def test_every_reader(store: RunStore, run_id: str, tmp_path):
+def test_every_reader(store, run_id, tmp_path):
     """Records, status, history, reports, differences and exports of each run can be read."""
     info = next(info for info in store.runs() if info.run == run_id)
     records = list(store.read(run_id))
@@ -152,7 +150,7 @@ def test_every_reader(store: RunStore, run_id: str, tmp_path):
 
 
 @pytest.mark.parametrize("run_id", ["replans", "planning-finished", "stale", "failed"])
-async def test_finished_runs_stay_finished(store: RunStore, run_id: str):
+async def test_finished_runs_stay_finished(store, run_id):
     """A run that has ended for good has its result, and nothing of it is executed again."""
     async with later(store, run_id) as clock:
         result, ran = await resume(store, run_id, clock)
@@ -160,7 +158,7 @@ async def test_finished_runs_stay_finished(store: RunStore, run_id: str):
     assert result.outputs
 
 
-async def test_a_paused_run(store: RunStore):
+async def test_a_paused_run(store):
     """A paused run executes the remaining tasks alone, and has the outputs of the others."""
     async with later(store, "paused") as clock:
         result, ran = await resume(store, "paused", clock)
@@ -168,7 +166,7 @@ async def test_a_paused_run(store: RunStore):
     assert result.outputs == {"first": {"made by": "first"}, "second": "new second"}
 
 
-async def test_a_run_that_was_resumed_before(store: RunStore):
+async def test_a_run_that_was_resumed_before(store):
     """A run with an answered question that was resumed once is resumed again, and its last task is executed."""
     async with later(store, "resumed") as clock:
         result, ran = await resume(store, "resumed", clock)
@@ -177,7 +175,7 @@ async def test_a_run_that_was_resumed_before(store: RunStore):
     assert [revision.by for revision in result.revisions] == ["person:ada"]
 
 
-async def test_an_open_question(store: RunStore):
+async def test_an_open_question(store):
     """A recorded question can be answered; what it was about is then carried out."""
     async with later(store, "waiting") as clock:
         engine = make_engine("repair", clock=clock, store=store)
@@ -189,7 +187,7 @@ async def test_an_open_question(store: RunStore):
     assert result.outputs["other"] == "other"
 
 
-async def test_an_answer_in_the_inbox(store: RunStore):
+async def test_an_answer_in_the_inbox(store):
     """An answer that was left for the run is carried out by the process that resumes it."""
     async with later(store, "answered") as clock:
         result, ran = await resume(store, "answered", clock)
@@ -197,7 +195,7 @@ async def test_an_answer_in_the_inbox(store: RunStore):
     assert [revision.by for revision in result.revisions] == ["person:ada"]
 
 
-async def test_a_killed_process(store: RunStore):
+async def test_a_killed_process(store):
     """After SIGKILL the idempotent task runs again, and a person is asked about the other one."""
     async with later(store, "killed") as clock:
         result, ran = await resume(store, "killed", clock)
@@ -210,14 +208,14 @@ async def test_a_killed_process(store: RunStore):
     assert result.outputs["first"] == "first"
 
 
-async def test_timers(store: RunStore):
+async def test_timers(store):
     """A retry that was due while no process lived is made; the task with a deadline starts again."""
     async with later(store, "timers") as clock:
         result, ran = await resume(store, "timers", clock)
     assert (result.status, sorted(ran)) == ("succeeded", ["last", "later", "slow"])
 
 
-async def test_a_changed_world(store: RunStore):
+async def test_a_changed_world(store):
     """Changes of context, resources, tools and facts hold after the resume."""
     async with later(store, "world") as clock:
         result, ran = await resume(store, "world", clock)
@@ -230,7 +228,7 @@ async def test_a_changed_world(store: RunStore):
     assert "wet(yard)" in live.world.facts
 
 
-async def test_an_edited_plan(store: RunStore):
+async def test_an_edited_plan(store):
     """Edits by a person hold after the resume."""
     async with later(store, "edits") as clock:
         result, ran = await resume(store, "edits", clock)
@@ -238,7 +236,7 @@ async def test_an_edited_plan(store: RunStore):
     assert ran == ["second-again", "fifth", "fourth"]
 
 
-async def test_an_output_that_was_not_stored(store: RunStore):
+async def test_an_output_that_was_not_stored(store):
     """An idempotent task is run again for a reader that needs its output, which could not be stored."""
     async with later(store, "unstored") as clock:
         result, ran = await resume(store, "unstored", clock)
@@ -277,14 +275,14 @@ async def converse(store: RunStore, run_id: str, gate: CallbackGate | None = Non
     return session.run.result.status, outputs, executed
 
 
-async def test_calls_under_keys(store: RunStore):
+async def test_calls_under_keys(store):
     """Finished calls under keys return the recorded outputs and are not executed."""
     status, outputs, executed = await converse(store, "session")
     assert outputs == ["meaning of leaf", "paid 5", "new meaning of root"]
     assert (status, executed) == ("succeeded", ["root"])
 
 
-async def test_interrupted_calls(store: RunStore):
+async def test_interrupted_calls(store):
     """Calls that a killed process left are continued: at once where they are idempotent, else after a person agreed."""
     asked: list[str] = []
     status, outputs, executed = await converse(store, "session-killed", approving(asked))
@@ -292,7 +290,7 @@ async def test_interrupted_calls(store: RunStore):
     assert (status, executed, len(asked)) == ("succeeded", ["leaf", 7], 1)
 
 
-async def test_planning_mode(store: RunStore):
+async def test_planning_mode(store):
     """Planning mode continues in the phase in which its process died, and asks nothing again."""
     model = Model()
     desk = Desk()

@@ -122,7 +122,7 @@ def llm(clock: VirtualClock, *script: LLMReply, max_tokens: int = 2000) -> Scrip
     st.booleans(),
     st.booleans(),
 )
-def test_order(judgement: Judgement, may_run: bool, may_replan: bool):
+def test_order(judgement, may_run, may_replan):
     """An unverified judgement blocks; then success, continuation and replanning take precedence; others block."""
     follows = disposition(judgement, can_retry=may_run, can_replan=may_replan)
     ways = [
@@ -172,7 +172,7 @@ async def test_otherwise_blocked():
         ),
     ],
 )
-async def test_what_is_no_judgement_is_unverified(said: Any, why: str):
+async def test_what_is_no_judgement_is_unverified(said, why):
     """A judge that fails itself, or gives something else than a judgement, has not accepted anything."""
     judge = Scripted(said)
     played = await play(judge)
@@ -237,7 +237,7 @@ async def test_ends_of_continuing():
         ("3", True),
     ],
 )
-async def test_empty_result_may_be_right(output: object, accepted: bool, clock):
+async def test_empty_result_may_be_right(output, accepted, clock):
     """Nothing is a result, which neither rules nor the prompt take for a failure; a reported exit status decides."""
     model = llm(clock, {"success": True})
     played = await play(LLMJudge(model, RuleJudge()), work=giving(output), clock=clock)
@@ -333,7 +333,7 @@ async def test_smaller_tasks_take_the_place(clock):
 
 @pytest.mark.parametrize("confidence", [0.7, 0.95])
 @pytest.mark.parametrize("count", [2, 5])
-async def test_three_divisions(confidence: float, count: int, clock):
+async def test_three_divisions(confidence, count, clock):
     """With default settings a task is divided three times, each time into two to five tasks; the fourth is its limit."""
 
     def step(name: str, before: Sequence[str] = ()) -> JsonObject:
@@ -411,7 +411,7 @@ async def test_prompt_of_the_planner(clock):
         ({**SMALLER, "tasks": [{"id": "b"}, {"id": "c"}, {"id": "d"}]}, "b"),
     ],
 )
-async def test_planner_that_fails(reply: LLMReply, said: str, clock):
+async def test_planner_that_fails(reply, said, clock):
     """A task is blocked, and the rest runs, if the planner fails, hangs or proposes an unfit change."""
     model = llm(clock, reply, reply)
     played = await play(
@@ -423,7 +423,7 @@ async def test_planner_that_fails(reply: LLMReply, said: str, clock):
 
 
 @pytest.mark.parametrize("settings", [{"enabled": False}, {"judge": {"enabled": False}}])
-async def test_disabled_spends_nothing(settings: JsonObject, clock):
+async def test_disabled_spends_nothing(settings, clock):
     """With replanning or judging disabled no model is asked."""
     judge, planner = llm(clock), llm(clock)
     played = await play(LLMJudge(judge), planner=planner, clock=clock, **settings)

@@ -254,7 +254,7 @@ REJECTED = {
 
 
 @pytest.mark.parametrize(("run", "changes", "problems"), REJECTED.values(), ids=REJECTED)
-def test_rejected_changes(run: JournaledPlan, changes: list[PlanChange], problems: list[str]):
+def test_rejected_changes(run, changes, problems):
     """Changes that break a rule are rejected as a whole, with every problem and its change."""
     assert rejections(run, *changes) == problems
 
@@ -311,7 +311,7 @@ CYCLES += [
 
 
 @pytest.mark.parametrize(("run", "changes", "path", "loop"), CYCLES)
-def test_cycles_are_rejected(run: JournaledPlan, changes: list[PlanChange], path: str, loop: str):
+def test_cycles_are_rejected(run, changes, path, loop):
     """Changes that close a dependency cycle are rejected, and the cycle is named, the beginning of a long one."""
     assert rejections(run, *changes) == [f"{path}: tasks would wait for one another: {loop}"]
 
@@ -368,7 +368,7 @@ SITUATIONS = {
 
 
 @pytest.mark.parametrize(("run", "states"), SITUATIONS.values(), ids=SITUATIONS)
-def test_states_after_changes(run: JournaledPlan, states: dict[str, str]):
+def test_states_after_changes(run, states):
     """Changes that break no rule are applied, and leave a consistent plan."""
     assert (run.states(), inconsistencies(run.live)) == (states, [])
 
@@ -457,7 +457,7 @@ def test_delay_of_a_waiting_task():
 
 
 @pytest.mark.parametrize(("seconds", "state"), [(1.0, "BACKOFF"), (9.0, "READY")])
-def test_backoff_and_a_new_dependency(seconds: float, state: str):
+def test_backoff_and_a_new_dependency(seconds, state):
     """A task that backs off and gets a dependency waits for both."""
     run = journaled("a", "x")
     run.fail("a", retry_at=run.now + 5)
@@ -589,7 +589,7 @@ def test_repeated_reordering():
         ),
     ],
 )  # fmt: skip
-def test_invalid_references_are_rejected(change: PlanChange, why: str):
+def test_invalid_references_are_rejected(change, why):
     """A new task may refer only to results of existing tasks that it depends on."""
     run = journaled("a", task("b", "a"), task("gone"))
     run.apply(remove("gone"))

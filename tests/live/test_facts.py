@@ -159,7 +159,7 @@ async def test_trigger_of_a_restored_fact_is_dropped():
 
 
 @pytest.mark.parametrize("stop", [True, False])
-async def test_goal_reached_early(stop: bool):
+async def test_goal_reached_early(stop):
     """A goal that is reached early ends the run with that reason only if the plan says so."""
     goal = f"{{objective: be inside, facts: [inside], stop_when_reached: {str(stop).lower()}}}"
     plan = Plan.parse(DOORS.replace("{objective: be inside, facts: [inside]}", goal))

@@ -2,8 +2,6 @@
 # mypy: disable-error-code="arg-type, assignment, comparison-overlap, attr-defined, union-attr"
 """Task graph: results, dependents, dispatch, resources, deadlines and indexes."""
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +13,6 @@ from replanning.journal.values import AnnotatedJson
 from replanning.live.entries import TaskEntry
 from replanning.live.scheduler import MAX_LOOKAHEAD, Deadlines, ResourcePool, ToolBreaker
 from tests.support.live import (
-    JournaledPlan,
     add,
     after,
     cancel,
@@ -198,7 +195,7 @@ def test_skipped_tasks_wait_again():
     ],
     ids=["skipped", "removed", "replaced", "not met", "no condition"],
 )
-def test_ended_tasks_have_no_backoff(happens: Callable[[JournaledPlan], object]):
+def test_ended_tasks_have_no_backoff(happens):
     """A task that ends after its backoff has no pending time, before and after a resume."""
     run = journaled("a")
     run.fail("a", retry_at=run.now)
@@ -240,7 +237,7 @@ def ready(task_id: str, order: int, priority: int = 0) -> TaskEntry:
     st.lists(st.sampled_from([0.1, 0.2, 0.3, 1 / 3, 0.7]), max_size=30),
     st.randoms(use_true_random=False),
 )
-def test_fractions_add_up(amounts: list[float], random: object):
+def test_fractions_add_up(amounts, random):
     """After any sequence of acquired and released fractions nothing is in use."""
     pool = ResourcePool({"cpu": 0.3})
     for amount in amounts:

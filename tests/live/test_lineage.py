@@ -2,14 +2,13 @@
 
 import pytest
 
-from replanning import Alternative, Plan, ReplanRequest, TaskState
+from replanning import Alternative, ReplanRequest, TaskState
 from replanning.errors import UnknownTask
 from replanning.journal import DecisionMade, TaskFailed
 from replanning.live import ReplanningInfo
 from replanning.testing import ScriptedExecutor, VirtualClock, raises
 from tests.support.live import modify, replace, retry, task
 from tests.support.runs import (
-    Propose,
     again,
     alternative,
     bodies,
@@ -55,7 +54,7 @@ async def test_replanning_info():
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
-async def test_replans_per_lineage_are_limited(limit: int):
+async def test_replans_per_lineage_are_limited(limit):
     """After the allowed replans of a lineage, the next failure ends in BLOCKED, with the reason."""
     async with VirtualClock() as clock:
         engine = make_engine(again, clock=clock, limits={"replans_per_lineage": limit})
@@ -74,7 +73,7 @@ async def test_replans_per_lineage_are_limited(limit: int):
     assert (decided.blocks, decided.decision) == ((last,), "keep")
 
 
-def retried(request: ReplanRequest) -> list[Alternative]:
+def retried(request):
     """Propose to retry the task."""
     return [alternative(retry("a"))]
 
@@ -84,7 +83,7 @@ def retried(request: ReplanRequest) -> list[Alternative]:
     [(retried, chain("a"), 4), (split, chain("a"), 7), (again, plan(task("a"), task("b")), 8)],
     ids=["retries count", "parts share the count", "lineages are counted apart"],
 )
-async def test_replans_of_a_lineage(propose: Propose, document: Plan, calls: int):
+async def test_replans_of_a_lineage(propose, document, calls):
     """All replans of a lineage count towards its limit of three, and no others."""
     async with VirtualClock() as clock:
         engine = make_engine(propose, clock=clock)

@@ -2,12 +2,10 @@
 # mypy: disable-error-code="arg-type"
 """Live plan: records are folded or refused without a change, and sets of changes make revisions."""
 
-from collections.abc import Callable
-
 import pytest
 
 from replanning import Goal, journal
-from replanning.changes import PlanChange, SkipTask
+from replanning.changes import SkipTask
 from replanning.errors import ChangeRejected, IllegalTransition, RevisionConflict, UnknownTask
 from replanning.live.graph import MAX_OUTCOMES_PER_TOOL
 from tests.support.live import (
@@ -67,9 +65,7 @@ def test_success():
     ],
 )
 @pytest.mark.parametrize("again", [True, False])
-def test_failure(
-    end: Callable[[float | None], journal.RecordBody], failure: journal.Failure, again: bool
-):
+def test_failure(end, failure, again):
     """A failure keeps its reason; the task backs off if a retry is recorded, else it has failed."""
     run = after(chain("a", "b"), "start a")
     run.fold(end(run.now + 1 if again else None))
@@ -124,7 +120,7 @@ NONSENSE: list[journal.RecordBody] = [
 
 
 @pytest.mark.parametrize("body", NONSENSE, ids=lambda body: body.kind)
-def test_impossible_records_are_refused(body: journal.RecordBody):
+def test_impossible_records_are_refused(body):
     """A record that does not fit the state is refused and changes nothing; a stale report is refused with its attempt."""
     run = after(chain("a", "b"), "start a")
     before = full_state(run.live)
@@ -146,7 +142,7 @@ def test_impossible_records_are_refused(body: journal.RecordBody):
         (None, "FAILED", ""),
     ],
 )
-def test_conditions(value: bool | None, state: str, reason: str):
+def test_conditions(value, state, reason):
     """A condition that holds lets its task run, one that does not skips it, and an invalid one fails it."""
     run = journaled(task("a", when="context.go"), task("b", "a"))
     entry = run.live.scheduler.claim_next()
@@ -375,7 +371,7 @@ def test_document():
 
 
 @pytest.mark.parametrize("inner", [skip("x"), skip("y"), cancel("y"), replace("y", "z")])
-def test_a_retry_withdraws_the_whole_replacement(inner: PlanChange):
+def test_a_retry_withdraws_the_whole_replacement(inner):
     """Retrying a replaced task removes its replacement for good, including skipped, cancelled and replaced parts."""
     run = chain("a", "b")
     before = run.live.document()

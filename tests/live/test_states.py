@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "states.md"
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(TaskState, TaskEvent)))
-def test_every_transition(state: TaskState, event: TaskEvent):
+def test_every_transition(state, event):
     """A transition is in the table and leads to its state, or is refused by name."""
     if (state, event) in TRANSITIONS:
         assert transition(state, event) is TRANSITIONS[state, event]

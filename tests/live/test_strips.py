@@ -54,7 +54,7 @@ def test_apply():
         (action("a", "b"), action("a", "c"), False),
     ],
 )
-def test_interference(one: GroundAction, other: GroundAction, disturbs: bool):
+def test_interference(one, other, disturbs):
     """Actions interfere if one removes what the other requires or adds."""
     assert one.interferes_with(other) is other.interferes_with(one) is disturbs
 
@@ -142,7 +142,7 @@ letters = st.text("abcd", max_size=2)
 
 
 @given(st.lists(st.builds(action, letters, letters, letters), max_size=4), letters, letters)
-def test_regression_is_right(uses: list[GroundAction], goal: str, start: str):
+def test_regression_is_right(uses, goal, start):
     """A sequence of actions reaches the goal exactly if the regressed facts hold at its start."""
     needed = regress_at(goal, uses)[0]
     facts, possible = frozenset(start), True
@@ -257,7 +257,7 @@ def test_placeholders():
         ("a.c", "a.c", {}),
     ],
 )
-def test_fact_patterns(pattern: str, fact: str, found: dict[str, str] | None):
+def test_fact_patterns(pattern, fact, found):
     """A pattern matches the facts that it can become, given the objects of its placeholders."""
     objects = {"p": ["home"], "q": [], "r": ["room", "room 1"]}
     assert FactPattern(pattern, objects).match(fact) == found

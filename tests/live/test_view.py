@@ -2,8 +2,6 @@
 # mypy: disable-error-code="arg-type, index"
 """Read-only views of a plan, pinned to a revision."""
 
-from collections.abc import Callable
-
 import pytest
 
 from replanning import Goal, TaskState, journal
@@ -200,7 +198,7 @@ def test_unused_ids():
         lambda view: view.unused_id("a"),
     ],
 )
-def test_stale_view(read: Callable[[PlanView], object]):
+def test_stale_view(read):
     """A view raises StaleView after a revision; within one, states change under it."""
     run = example()
     view = PlanView(run.live)

@@ -170,7 +170,7 @@ async def test_model_repairs():
     ],
     ids=["dead", "locked out", "broken", "hanging", "talkative", "clueless", "lying"],
 )
-async def test_failing_model_harms_nothing(reply: LLMReply, note: str | None):
+async def test_failing_model_harms_nothing(reply, note):
     """However a model fails, `repair` finds the way on, in time, and a note in the history says what happened."""
     run = await play(reply)
     assert (run.result.status, "repair" in run.sources) == ("succeeded", True)
@@ -266,9 +266,7 @@ SECRET = "AKIAIOSFODNN7EXAMPLE"
     ],
     ids=("mark", "cut"),
 )
-async def test_no_tool_of_a_proposal_gets_a_mark_in_place_of_a_secret(
-    written: str, why: str, clock
-):
+async def test_no_tool_of_a_proposal_gets_a_mark_in_place_of_a_secret(written, why, clock):
     """Arguments that the model was not shown are rejected, and it is told once why."""
     parts = virtual_environment(clock=clock)
     model = ScriptedLLM([photo(lens=written), photo(lens="wide")], environment=parts)

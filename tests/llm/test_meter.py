@@ -124,7 +124,7 @@ async def test_content_on_demand():
 @pytest.mark.parametrize(
     "error", [LLMUnavailable("busy", status=503), LLMRequestRejected("bad key", status=401)]
 )
-async def test_turned_down(error: Exception):
+async def test_turned_down(error):
     """A call that a service turns down counts as a call without tokens, those before it as they were; its span says why."""
     run = await play([ANSWER, raises(error)], "one", "two")
     assert run.charged == [(ANSWER.usage, "asker"), (Usage(calls=1), "asker")]
@@ -143,7 +143,7 @@ async def test_turned_down(error: Exception):
     ],
     ids=["late", "broken", "cut off by the run"],
 )
-async def test_unknown_use_counts_in_full(reply: LLMReply, fields: dict[str, Any], error: str):
+async def test_unknown_use_counts_in_full(reply, fields, error):
     """A call of which nobody knows what it used counts with all that was reserved for it; its span says how it ended."""
     run = await play([reply], max_tokens=50, **fields)
     assert run.charged == [
@@ -165,7 +165,7 @@ async def test_unknown_use_counts_in_full(reply: LLMReply, fields: dict[str, Any
         (Budget(money=0.0203), "money"),
     ],
 )
-async def test_budget_holds(budget: Budget, limit: str):
+async def test_budget_holds(budget, limit):
     """A call whose most does not fit what is left is not made, leaves no span, and the note says which limit it was."""
     run = await play([ANSWER, ANSWER], "one", "two", budget=budget)
     assert (len(run.calls), len(run.charged)) == (1, 1)
@@ -259,7 +259,7 @@ def prices(table: PriceTable, model: str) -> tuple[float, float] | None:
         ("llama3.2", None),
     ],
 )
-def test_price_of_a_model(model: str, price: tuple[float, float] | None):
+def test_price_of_a_model(model, price):
     """A model has its own or its published price, whatever its edition; one that only begins like another has none."""
     assert prices(TABLE, model) == (None if price is None else pytest.approx(price))
 

@@ -136,7 +136,7 @@ async def test_calls_are_accounted_for():
     ("asked", "answered", "money", "unpriced"),
     [("quill", "feather", 1, False), ("auto", "feather", 5, False), ("auto", "router", 0, True)],
 )
-def test_prices(asked: str, answered: str, money: float, unpriced: bool):
+def test_prices(asked, answered, money, unpriced):
     """A call costs what the model that was asked for costs, or the one that answered where that alone is known."""
     model = always("", prices=PriceTable({"quill": Price(1, 1), "feather": Price(5, 5)}))
     options = LLMOptions(model=asked)

@@ -136,7 +136,7 @@ async def test_bad_key_is_not_tried_again(clock):
         BudgetExceeded("no money"),
     ],
 )
-async def test_what_says_nothing_about_the_service(reply: Exception, clock):
+async def test_what_says_nothing_about_the_service(reply, clock):
     """Refusals, unusable answers, requests at fault and empty budgets are no reason to leave a model alone."""
     guarded = GuardedLLM(always(clock, reply))
     for _ in range(10):
@@ -146,7 +146,7 @@ async def test_what_says_nothing_about_the_service(reply: Exception, clock):
 
 
 @pytest.mark.parametrize(("patience", "alone"), [(5, True), (4, False)])
-async def test_callers_that_give_up(patience: float, alone: bool, clock):
+async def test_callers_that_give_up(patience, alone, clock):
     """A model that does not answer in time fails, also if its caller gives up then; to give up before counts neither way."""
     guarded = GuardedLLM(always(clock, hangs()), max_concurrency=1)
     for _ in range(3):
@@ -228,7 +228,7 @@ STEPS = {
 
 
 @given(st.lists(st.sampled_from([*STEPS]), min_size=1, max_size=5), st.floats(1, 60))
-def test_deadline_always_holds(kinds: list[str], timeout: float):
+def test_deadline_always_holds(kinds, timeout):
     """Whatever the models do, an answer or an error comes in time, and an answer wherever one answers at once."""
 
     async def play() -> None:
@@ -322,7 +322,7 @@ def test_setting_goes_before_what_is_found():
 
 @pytest.mark.usefixtures("plugins")
 @pytest.mark.parametrize("names", ["plain,keyed", ["plain", "keyed", "plain"], "plain, keyed ,"])
-def test_ordered_list(names: str | list[str]):
+def test_ordered_list(names):
     """Several names are asked in their order; model and address of the settings are those of the first alone."""
     given = settings(model="plain-9", base_url="http://localhost:1")
     llm = create_llm_provider(names, settings=given, environ={"KEYED_KEY": "k"})
@@ -376,7 +376,7 @@ def test_address():
         ("keyed", r"^keyed cannot be asked: KEYED_KEY is not set$"),
     ],
 )
-def test_wrong_names(name: str, message: str):
+def test_wrong_names(name, message):
     """An unknown name, a provider of another kind, one that cannot be made and one that lacks its key are told apart."""
     with pytest.raises(NoLLMProvider if name == "keyed" else PluginError, match=message):
         create_llm_provider(name, environ={})
@@ -388,7 +388,7 @@ def test_wrong_names(name: str, message: str):
 @pytest.mark.parametrize(
     ("gone", "found"), [(0, "github-copilot"), (1, "anthropic"), (2, "openai"), (3, "ollama")]
 )
-def test_auto_takes_the_first_key(gone: int, found: str):
+def test_auto_takes_the_first_key(gone, found):
     """`auto` looks for the key of GitHub Copilot, of Anthropic, of OpenAI, and takes Ollama last if it is enabled."""
     llm = create_llm_provider(environ=dict([*KEYS.items()][gone:]), settings=settings(ollama=True))
     names = ["github-copilot", "anthropic", "openai", "ollama"]
@@ -504,7 +504,7 @@ def played(moves: list[tuple[str, float]]) -> CircuitBreaker:
         "late success",
     ],
 )
-def test_state(moves: list[tuple[str, float]], now: float, state: str, left: float):
+def test_state(moves, now, state, left):
     """Three failures in a row open it; each trial that fails doubles its rest; late failures do not prolong that."""
     breaker = played(moves)
     assert (breaker.state(now), breaker.retry_after(now)) == (state, left)
@@ -518,7 +518,7 @@ Moves = st.lists(
 
 
 @given(Moves)
-def test_it_never_stays_shut(moves: list[tuple[str, int]]):
+def test_it_never_stays_shut(moves):
     """Whatever happens, there is at most one trial at a time, and in the end a call is let through again."""
     breaker, now, out = CircuitBreaker(), 0.0, []
     for move, seconds in moves:

@@ -62,7 +62,7 @@ def test_executor():
 
 
 @pytest.mark.parametrize(("name", "needed", "said"), ATTACHED)
-def test_attached_agents(name: str, needed: str, said: str):
+def test_attached_agents(name, needed, said):
     """An agent of another framework is attached by two lines, and a tool that fails is replaced."""
     if find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed")
@@ -72,7 +72,7 @@ def test_attached_agents(name: str, needed: str, said: str):
 @pytest.mark.parametrize(
     ("name", "change"), [("own_orchestrator", ""), ("webhook", "+ read~2: tool: camera")]
 )
-def test_own_parts(name: str, change: str):
+def test_own_parts(name, change):
     """A loop of five lines repairs a plan; a question goes out and its answer comes in by HTTP, and is carried out."""
     said = run("-W", "error", EXAMPLES / f"{name}.py")
     assert change in said
@@ -121,7 +121,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.deep
 @pytest.mark.parametrize(("name", "module"), [("patience", "plugin"), ("oracle", "llm_plugin")])
-def test_plugin_is_found(name: str, module: str, elsewhere: Path, tmp_path):
+def test_plugin_is_found(name, module, elsewhere, tmp_path):
     """A provider and a language model, each a package of ten lines, are installed, found, and reported with their package."""
     (path,) = (EXAMPLES / module).glob("*.py")
     assert len([line for line in path.read_text().splitlines() if line.strip()]) <= 12
@@ -137,7 +137,7 @@ def test_plugin_is_found(name: str, module: str, elsewhere: Path, tmp_path):
 
 
 @pytest.mark.deep
-def test_plugin_is_used(elsewhere: Path, tmp_path):
+def test_plugin_is_used(elsewhere, tmp_path):
     """What an installed provider proposes, and what an installed language model answers, is considered or done."""
     (tmp_path / "plan.yaml").write_text(BROKEN)
     there: dict[str, Any] = {"python": elsewhere, "folder": tmp_path}
@@ -193,6 +193,6 @@ async def test_tools_for_coding(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.name)
-def test_plans_are_valid(path: Path):
+def test_plans_are_valid(path):
     """Every plan file among the examples loads."""
     assert Plan.load(path).tasks

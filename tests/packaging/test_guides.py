@@ -10,9 +10,9 @@ from urllib.parse import urlencode
 
 import pytest
 
-from replanning import Plan, ReplanningEngine, Settings, Task, TaskContext
+from replanning import Plan, ReplanningEngine, Settings
 from tests.packaging.test_pages import ROOT, blocks, run
-from tests.support.http_server import Answer, HttpServer, Request
+from tests.support.http_server import HttpServer
 
 GUIDES = ROOT / "docs" / "how-to"
 PLAN = Plan.parse("""
@@ -83,7 +83,7 @@ async def test_messages(tmp_path, monkeypatch):
         headers = {"x-slack-request-timestamp": at, "x-slack-signature": signature or f"v0={right}"}
         names["click"](body, headers, "secret")
 
-    def answer(request: Request) -> Answer:
+    def answer(request):
         message = json.loads(request.body)
         try:
             click(message, "v0=wrong")
@@ -92,7 +92,7 @@ async def test_messages(tmp_path, monkeypatch):
         click(message)
         return 200, {}, b"ok"
 
-    async def work(task: Task, context: TaskContext) -> str:
+    async def work(task, context):
         if task.tool == "scanner":
             raise OSError("the scanner does not answer")
         return "done"

@@ -87,7 +87,7 @@ def wheel(source: Path) -> Path:
     return build(source, "wheel")
 
 
-def test_wheel_holds_everything(source: Path, wheel: Path):
+def test_wheel_holds_everything(source, wheel):
     """The wheel holds every file of core and families as parts of `replanning`, its licence, and all entry points."""
     names = names_in(wheel)
     assert files_in(source) == names
@@ -107,7 +107,7 @@ def test_wheel_holds_everything(source: Path, wheel: Path):
     assert {f"[replanning.{group}]" for group in (*FAMILIES, "stores")} <= set(points.splitlines())
 
 
-def test_checkout_without_links(wheel: Path, tmp_path):
+def test_checkout_without_links(wheel, tmp_path):
     """A checkout whose file system knows no links builds the same wheel."""
     bare = copy_sources(tmp_path / "checkout")
     for family in FAMILIES:
@@ -116,7 +116,7 @@ def test_checkout_without_links(wheel: Path, tmp_path):
     assert names_in(build(bare, "wheel")) == names_in(wheel)
 
 
-def test_sdist_builds_the_same_wheel(source: Path, wheel: Path, tmp_path):
+def test_sdist_builds_the_same_wheel(source, wheel, tmp_path):
     """The source distribution holds all that is needed to build the same wheel, and each module once."""
     with tarfile.open(build(source, "sdist")) as archive:
         names = archive.getnames()

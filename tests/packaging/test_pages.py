@@ -88,7 +88,7 @@ def run(block: Block, place: str, names: dict[str, object]) -> str:
 
 
 @pages("python", "console")
-def test_programs(page: Path, tmp_path, monkeypatch):
+def test_programs(page, tmp_path, monkeypatch):
     """The programs and commands of a page run in their order, and print what the page says."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "page"}
@@ -125,7 +125,7 @@ def run_session(text: str, place: str) -> None:
 
 
 @pages("yaml")
-def test_plans_and_settings(page: Path, tmp_path):
+def test_plans_and_settings(page, tmp_path):
     """Plan files and settings files that a page shows are valid; parts of them are YAML."""
     for block in blocks(page, "yaml"):
         content = yaml.safe_load(block.text)
@@ -138,14 +138,14 @@ def test_plans_and_settings(page: Path, tmp_path):
 
 
 @pages("json")
-def test_json(page: Path):
+def test_json(page):
     """JSON that a page shows is JSON."""
     for block in blocks(page, "json"):
         json.loads(block.text)
 
 
 @pages("console")
-def test_commands(page: Path):
+def test_commands(page):
     """Commands of the program that a page shows exist, with their options."""
     for block in blocks(page, "console"):
         for line in re.findall(r"^\$ replanning (.+)$", block.text, re.MULTILINE):
@@ -161,7 +161,7 @@ def test_commands(page: Path):
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links(page: Path):
+def test_links(page):
     """Links to files of the repository lead somewhere; pages that follow from the code say there how they are written."""
     text = re.sub(
         r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import get_type_hints
 
 import pytest
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
 import replanning
 from replanning import Alternative, Answer, Budget, Question, Retry, RunResult, Task, ToolSpec
@@ -31,7 +31,7 @@ def modules() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", list(modules()))
-def test_public_classes(name: str):
+def test_public_classes(name):
     """The hints of every public class can be evaluated."""
     module = import_module(name)
     exported = getattr(module, "__all__", ())
@@ -67,7 +67,7 @@ def test_validation():
         (TimeoutSettings, "replan", {}),
     ],
 )
-def test_durations(model: type[BaseModel], field: str, others: dict[str, object]):
+def test_durations(model, field, others):
     """A duration is a number of seconds or a `timedelta`, and is kept in seconds."""
     assert getattr(model.model_validate({**others, field: timedelta(minutes=1.5)}), field) == 90.0
     with pytest.raises((ValueError, ReplanningError), match=field):

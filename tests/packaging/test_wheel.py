@@ -30,7 +30,7 @@ def run(folder: Path, *command: str | Path) -> str:
 @pytest.mark.parametrize(
     ("family", "name"), [(family, name) for family in PLUGINS for name in PLUGINS[family].split()]
 )
-def test_plugin_is_found(family: str, name: str):
+def test_plugin_is_found(family, name):
     """Each plugin of our own is found through its entry point and comes from the installed package."""
     (point,) = entry_points(group=f"replanning.{family}", name=name)
 

@@ -94,7 +94,7 @@ def plan_with(work) -> PlanningCoordinator:
 
 @pytest.mark.parametrize(("wrong", "message"), NO_WORK)
 @pytest.mark.parametrize("use", [SequentialOrchestrator, SwarmOrchestrator, plan_with])
-def test_work_is_async(use, wrong, message: str):
+def test_work_is_async(use, wrong, message):
     """Orchestrators and planning mode refuse work that is not async when it is given, and say what to write."""
     with pytest.raises(TypeError, match=message):
         use(wrong)
@@ -252,7 +252,7 @@ CALLS = [
 
 
 @pytest.mark.parametrize(("call", "error", "message"), CALLS)
-async def test_calls_of_a_run(call, error: type[Exception], message: str):
+async def test_calls_of_a_run(call, error, message):
     """A run refuses what it cannot do with a sentence, journals nothing, and its plan stays as it was."""
     async with open_run(RESOURCES) as run:
         with pytest.raises(error, match=re.escape(message)):
@@ -326,7 +326,7 @@ async def test_calls_of_a_run(call, error: type[Exception], message: str):
         ),
     ],
 )
-def test_parts(call, error: type[Exception], message: str):
+def test_parts(call, error, message):
     """What is made of the wrong parts is refused when it is made, with what was expected and what was given."""
     with pytest.raises(error, match=re.escape(message)):
         call()

@@ -67,7 +67,7 @@ def split(*names: str, way: str = "dist") -> tuple[PlanChange, ...]:
         (*split("x", "y"), AbortRun()),
     ],
 )
-def test_not_the_same(other: tuple[PlanChange, ...]):
+def test_not_the_same(other):
     """Another argument, fewer changes, another order or a further change make another set, and so do other kinds."""
     assert changes_hash(split("x", "y")) != changes_hash(other)
     kinds = (RemoveTask, RetryTask, SkipTask, CancelTask)

@@ -135,7 +135,7 @@ def test_refused(text, reason):
     ("context", "names"),
     [({f"k{i}": 1 for i in range(50)}, "'k0', .*'k9', …"), ({}, "nothing yet")],
 )
-def test_many_names(context: JsonObject, names: str):
+def test_many_names(context, names):
     """An error lists a few of many names, and says where there is none."""
     with pytest.raises(ExpressionError, match=f"there is {names}"):
         Condition.parse("context.x").evaluate(context, {})
@@ -188,7 +188,7 @@ def result(task_id: TaskId) -> JsonValue:
     ids=["text", "items", "key", "no JSON"],
 )
 @pytest.mark.parametrize("between", ["", "and"])
-def test_arguments_that_multiply(output, between: str):
+def test_arguments_that_multiply(output, between):
     """References that would make arguments enormous are refused before anything of that size is made."""
     arguments: JsonObject = {"x": [f"{between}${{a.output}}{between}" for _ in range(1_000)]}
     tracemalloc.start()
@@ -266,7 +266,7 @@ class Label(str):
     ],
     ids=repr,
 )
-def test_json_form(output: object, form: JsonValue):
+def test_json_form(output, form):
     """References and conditions see a result that is not JSON in its JSON form."""
     found = resolve_references({"x": "${a.output}"}, context={}, result_of=lambda name: output)
     assert found == {"x": form}

@@ -86,7 +86,7 @@ ALIASES = "\n".join(["a0: &a0 [x]", *(f"a{i}: &a{i} [*a{i - 1}]" for i in range(
         ),
     ],
 )
-def test_refused(text: str, form: Format, told: str):
+def test_refused(text, form, told):
     """Neither indentation nor aliases go deeper than brackets, and JSON has no aliases."""
     assert told in problem_of(text, form)
 

@@ -16,7 +16,6 @@ from replanning.journal.records import normalised_cause
 from replanning.llm.provider import extract_json
 from replanning.plan.commands import command_problems, command_programs, option_problems
 from replanning.plan.conditions import Condition
-from replanning.plan.reading import Format
 from replanning.plan.references import fact_problem, find_references, normalise_fact
 from replanning.plan.risk import detected_risk
 from replanning.planning.outputs import MAX_REPLY_CHARS, ReflectionReply, parse_reply
@@ -135,7 +134,7 @@ def assert_quick(act: Callable[[], object], seconds: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("read", "start", "unit", "end"), TEXTS)
-def test_bad_texts(read: Reader, start: str, unit: str, end: str):
+def test_bad_texts(read, start, unit, end):
     """A megabyte of a bad text is read within a second."""
     text = start + unit * (MEGABYTE // len(unit)) + end
 
@@ -148,7 +147,7 @@ def test_bad_texts(read: Reader, start: str, unit: str, end: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
-def test_products(plan: str):
+def test_products(plan):
     """A megabyte of a plan whose many tasks use many things of its tools is read and checked within two seconds."""
     text = json.dumps({"goal": {"objective": "x"}, **PLANS[plan](MEGABYTE)}, separators=(",", ":"))
 
@@ -175,7 +174,7 @@ def test_too_many_tasks():
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_garbage_collector(enabled: bool):
+def test_garbage_collector(enabled):
     """Reading a plan, which pauses the garbage collector, leaves it as it was."""
     before = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
@@ -198,7 +197,7 @@ def test_garbage_collector(enabled: bool):
         ("yaml", "goal: {objective: x}\ntasks: [{id: a, depends_on: [" + "b," * 1_001 + "]}]"),
     ],
 )  # fmt: skip
-def test_first_problems(form: Format, text: str):
+def test_first_problems(form, text):
     """An error lists a thousand problems of a text that has more, and says so."""
     with pytest.raises(PlanError) as refused:
         Plan.parse(text, form)

@@ -62,7 +62,7 @@ def test_sequential():
 
 
 @pytest.mark.parametrize("blank", [" ", "\u2003", "\u2028", " \t\n"])
-def test_blank_facts(blank: str):
+def test_blank_facts(blank):
     """Whitespace around commas makes no other fact; a fact of nothing but whitespace is refused."""
     assert plan_of(facts=["on( a ,  b )"]).facts == ("on( a,b )",)
     assert problems_of(facts=[blank], goal={"objective": "x", "facts": [blank]}) == [
@@ -257,7 +257,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED.values(), ids=REFUSED)
-def test_refused(text: str):
+def test_refused(text):
     """Everything that does not fit together is told with its place, and nothing that is right is blamed for it."""
     plan, told = text.split("\n\n")
     fields = read_document(plan, format="yaml")

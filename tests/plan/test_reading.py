@@ -58,7 +58,7 @@ def test_files(tmp_path):
         (b"# nothing\n", ": a plan is a mapping with the fields goal and tasks; it is empty"),
     ],
 )
-def test_unreadable_files(tmp_path, content: bytes | None, told: str):
+def test_unreadable_files(tmp_path, content, told):
     """A file that is missing, not UTF-8 or empty is refused by name."""
     path = tmp_path / "plan.yaml"
     if content is not None:

@@ -58,13 +58,13 @@ def examples(text: str) -> list[str]:
     ("command", "why"),
     [(command, why) for why, text in RISKS.items() for command in examples(text)],
 )
-def test_commands_of_the_table(command: str, why: str):
+def test_commands_of_the_table(command, why):
     """Commands that delete, act as somebody else, lose work or run what they are given look dangerous, and say why."""
     assert detected_risk(shell(command)).startswith(why)
 
 
 @pytest.mark.parametrize("command", examples(STARTED_BY))
-def test_programs_that_others_start(command: str):
+def test_programs_that_others_start(command):
     """A dangerous program is found behind common launchers, in quotes for a shell, and in substitutions."""
     assert detected_risk(shell(command)) == "it uses 'rm'"
 
@@ -80,7 +80,7 @@ def test_programs_that_others_start(command: str):
         ("echo {x}", {"x": "rm"}, ""),
     ],
 )
-def test_commands_with_their_arguments(command: str, arguments: JsonObject, why: str):
+def test_commands_with_their_arguments(command, arguments, why):
     """A command is judged with its arguments as well, each of which is a word and no more."""
     assert (detected_risk(shell(command)), detected_risk(shell(command), arguments)) == ("", why)
 
@@ -169,6 +169,6 @@ PARTS: Final = """curl sh bash -c -s ssh x {x} | || & ; < <( >( $( ) " ' ` eval 
 
 
 @given(st.lists(st.sampled_from([*PARTS.split(), "\n"])))
-def test_any_command_can_be_judged(parts: list[str]):
+def test_any_command_can_be_judged(parts):
     """No command, however odd, is more than can be looked at."""
     assert isinstance(detected_risk(shell(" ".join(["x", *parts]))), str)

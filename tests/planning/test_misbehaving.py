@@ -16,10 +16,7 @@ import pytest
 
 from replanning import (
     Answer,
-    Question,
     Settings,
-    Task,
-    TaskContext,
     ToolSpec,
     TransientError,
     journal,
@@ -303,7 +300,7 @@ class Clumsy(Desk):
         self._rng, self._clock = Random(seed), clock
         self._rate = self._rng.choice([0.0, 0.2, 0.6, 1.0, 1.0])
 
-    async def __call__(self, task: Task, context: object) -> JsonValue:
+    async def __call__(self, task, context):
         """Use the tool of a task, or misuse it."""
         await self._clock.sleep(self._rng.choice([0.0, 1.0]))
         if self.planning.run is not None and self._rng.random() < 0.05:
@@ -368,7 +365,7 @@ def settings_of(rng: Random) -> Settings:
 def people(rng: Random, clock: VirtualClock) -> HumanGate | None:
     """Return a random gate: none, one that never answers, or one that answers anything."""
 
-    def answer(question: Question) -> Answer:
+    def answer(question):
         comment = rng.choice(["", "the second", "I do not know"])
         return Answer("approve" if rng.random() < 0.7 else "reject", by="eve", comment=comment)
 
@@ -607,7 +604,7 @@ def last_word(records: list[Record]) -> object:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
-async def test_models_that_misbehave(first: int, anyio_backend_name: str):
+async def test_models_that_misbehave(first, anyio_backend_name):
     """Whatever a model replies, no limit or budget is exceeded, and the run ends with a reason."""
     ways: Counter[str] = Counter()
     for seed in range(
@@ -648,7 +645,7 @@ async def test_a_weak_model_ends_within_its_limits():
     """A run of a weak model ends within limits and budget, uses only given tools, and its summary is true."""
     used: list[tuple[str, str | None]] = []
 
-    async def work(task: Task, context: TaskContext) -> str:
+    async def work(task, context):
         used.append((task.id, task.tool))
         return "done"
 

@@ -114,7 +114,7 @@ def failing_once(prompt: str) -> JsonValue:
         (failing_once, [("task_redecomposition", "failure"), ("partial_replan", "success")]),
     ],
 )
-async def test_cut_off_anywhere(script, replans, first: int, step: int):
+async def test_cut_off_anywhere(script, replans, first, step):
     """A run that was cut off anywhere ends as without that: no limit starts anew, nothing is told or done twice."""
     whole = MemoryStore()
     async with VirtualClock() as clock:

@@ -61,7 +61,7 @@ def url(program: list[str], tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("service", ["openai", "anthropic", "github-copilot", "ollama"])
-def test_strangers_are_understood(url: str, tmp_path, service: str):
+def test_strangers_are_understood(url, tmp_path, service):
     """Answers of an independent server repair the plan, whichever service it simulates, after the wait that it wants."""
     environ = services_environ(url) | {"GITHUB_COPILOT_BASE_URL": f"{url}/v1"}
     plan = write_plan(tmp_path, REPAIRED, REPAIRED_TASKS)

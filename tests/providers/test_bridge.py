@@ -20,7 +20,6 @@ from replanning import (
 from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask
 from replanning.journal import AlternativesConsidered, BetterPathFound, ContextChanged
 from replanning.live import PlanView, TaskState
-from replanning.plan import JsonObject
 from replanning.providers._planner.domain import Domain, reachable_actions
 from replanning.providers._planner.search import Target, find_cheapest_path
 from replanning.providers.repair import RepairProvider
@@ -71,7 +70,7 @@ async def outcome_of(plan: str | Plan, *events: Event, providers: Sequence[objec
         (["fetch", "archive", "split"], ["search", "crawl", "read-all", "write", "print"]),
     ],
 )
-async def test_substitution_chains(down: list[str], used: list[str]):
+async def test_substitution_chains(down, used):
     """If a tool goes down, other tools, or a chain of them, achieve its effects."""
     for after in (0, 1):
         outcome = await outcome_of(RESEARCH, Event(after, down=down))
@@ -82,7 +81,7 @@ async def test_substitution_chains(down: list[str], used: list[str]):
 @pytest.mark.parametrize(
     "down", [["search"], ["write"], ["summarise", "crawl"], ["fetch", "archive", "crawl"]]
 )
-async def test_outage_without_substitute(down: list[str]):
+async def test_outage_without_substitute(down):
     """If no chain achieves the same, the verdict is proven, and the run fails."""
     outcome = await outcome_of(RESEARCH, Event(0, down=down))
     assert outcome.status in ("failed", "needs_human")
@@ -91,7 +90,7 @@ async def test_outage_without_substitute(down: list[str]):
 
 
 @pytest.mark.parametrize(("read", "left"), [("", ["b1", "b2"]), ("${b2.output}", ["b1"])])
-async def test_what_is_left_out_keeps_the_order(read: str, left: list[str]):
+async def test_what_is_left_out_keeps_the_order(read, left):
     """What waited for superfluous tasks waits for what these waited for; a task whose result is read stays."""
     tools = [
         ToolSpec(name="b1", adds=("x",)),
@@ -123,7 +122,7 @@ async def test_what_is_left_out_keeps_the_order(read: str, left: list[str]):
     ("trouble", "offers"),
     [("", 1), ("goal", 1), ("failed", 0), ("failed elsewhere", 1), ("asked", 0), ("elsewhere", 0)],
 )
-async def test_no_cheaper_path_where_others_decide(trouble: str, offers: int):
+async def test_no_cheaper_path_where_others_decide(trouble, offers):
     """Parts that are stuck are left to repairs, tasks about which a person is asked stay, and only what is named changes."""
     tools = [
         ToolSpec(name="b", adds=("x",)),
@@ -195,7 +194,7 @@ async def proposals(
 
 
 @pytest.mark.parametrize("branches", ["a", "ab"])
-async def test_only_branches_in_trouble_change(branches: str):
+async def test_only_branches_in_trouble_change(branches):
     """Trouble is repaired in all branches together, each by changes of its own; a branch without any goes on as it is."""
     found, _ = await proposals(
         TWO, "heat-a", "heat-b", ceased=[f"warm({branch})" for branch in branches]
@@ -257,7 +256,7 @@ async def test_distinct_ways():
 
 
 @pytest.mark.parametrize("bound", [1, 5, 40])
-def test_bounds_hold(bound: int):
+def test_bounds_hold(bound):
     """A search looks at no more states than it may, and then says that it does not know."""
     step = ToolSpec(
         name="step", requires=("at({a})", "next({a},{b})"), adds=("at({b})",), removes=("at({a})",)
@@ -278,7 +277,7 @@ def test_bounds_hold(bound: int):
         pytest.param({}, "a" * 1_000 + "b", "{a}{b}{a}{b}{c}{c}", id="effect"),
     ],
 )
-async def test_ambiguous_patterns(stated: JsonObject, needs: str, adds: str):
+async def test_ambiguous_patterns(stated, needs, adds):
     """If a pattern might fit a fact in too many ways, the goal is not called proven unreachable."""
     fly = {"name": "fly", "requires": [needs], "adds": ["there"]}
     plan = {
@@ -333,7 +332,7 @@ COLD = Event(2, ceased=["water", "hot"])
 def instead(*tools: str) -> Proposer:
     """A model that puts these steps in the place of all that is left."""
 
-    def propose(request: ReplanRequest) -> Sequence[Alternative]:
+    def propose(request):
         left = [
             task.id for task in request.view.unfinished() if task.state is not TaskState.RUNNING
         ]
@@ -418,7 +417,7 @@ async def test_hopeless_is_replaced():
 async def test_sub_plan_is_completed():
     """A sub-plan that takes the place of a task is completed as well, and stands for that task then."""
 
-    def propose(request: ReplanRequest) -> Sequence[Alternative]:
+    def propose(request):
         parts = (Task(id="again", tool="boil"), Task(id="look", tool="stir", depends_on=("again",)))
         return [alternative(ReplaceTask(task_id="boil", tasks=parts))]
 
@@ -481,7 +480,7 @@ DATA = Path(__file__).parents[2].parent / "shared" / "data"
         (0, [], ["in(red,depot)"], 4, 3),  # it is lost: the other takes its parcel, too
     ],
 )
-async def test_logistics(after: int, holds: list[str], ceased: list[str], new: int, gone: int):
+async def test_logistics(after, holds, ceased, new, gone):
     """An accident of one truck is repaired with the fewest changes, without changes to the other."""
     outcome = await outcome_of(LOGISTICS, Event(after, holds, ceased))
     assert (outcome.status, outcome.reached, outcome.inapplicable) == ("succeeded", True, [])
@@ -497,7 +496,7 @@ async def test_logistics(after: int, holds: list[str], ceased: list[str], new: i
 @pytest.mark.parametrize(
     "name", ["planbench_t6_blocksworld.jsonl", "planbench_t6_blocksworld_3.jsonl"]
 )
-async def test_planbench(name: str):
+async def test_planbench(name):
     """Every tenth published instance that is not trivial is recovered, and reached goals end the run early."""
     lines = (DATA / name).read_text().splitlines()[::10]
     for instance in map(json.loads, lines):

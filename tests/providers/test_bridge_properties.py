@@ -229,7 +229,7 @@ def _waiting(task: Task, *others: str) -> Task:
     ceased=st.lists(st.sampled_from(FACTS), max_size=3, unique=True),
     data=st.data(),
 )
-def test_no_offered_repair_fails(plan: Plan, steps: int, ceased: list[str], data: st.DataObject):
+def test_no_offered_repair_fails(plan, steps, ceased, data):
     """A repair that is offered is taken by the live plan, can be carried out, and reaches the goal."""
     down = data.draw(st.none() | st.none() | st.sampled_from([tool.name for tool in plan.tools]))
     fail = data.draw(st.sampled_from([False, False, True]))
@@ -247,7 +247,7 @@ def test_no_offered_repair_fails(plan: Plan, steps: int, ceased: list[str], data
     gone=st.booleans(),
     goal=st.lists(st.sampled_from(FACTS), max_size=1),
 )
-def test_verdicts_are_sound(plan: Plan, steps: int, gone: bool, goal: list[str]):
+def test_verdicts_are_sound(plan, steps, gone, goal):
     """What is proven unreachable cannot be reached, though a failed call may be used again once its needs are met anew."""
     anyio.run(judged_after_failure, plan, min(steps, len(plan.tasks) - 1), gone, goal)
 
@@ -292,7 +292,7 @@ async def judged_after_failure(plan: Plan, steps: int, gone: bool, goal: Sequenc
 
 
 @given(domain=domains(), goal=st.frozensets(st.sampled_from(FACTS), min_size=1, max_size=3))
-def test_shortest_way(domain: tuple[tuple[ToolSpec, ...], frozenset[str]], goal: frozenset[str]):
+def test_shortest_way(domain, goal):
     """A* finds a way as short as breadth-first search does, or proves that there is none exactly where that finds none."""
     tools, facts = domain
     actions = [
@@ -384,7 +384,7 @@ async def turns_during(call: Callable[[], Awaitable[object]]) -> int:
 
 
 @pytest.mark.parametrize("length", [700, 1_100])
-async def test_turns_of_the_event_loop(length: int):
+async def test_turns_of_the_event_loop(length):
     """Of a large plan, what is to be solved is worked out in several turns of the event loop; of a small one in one."""
     request = trouble(length)
 
@@ -396,7 +396,7 @@ async def test_turns_of_the_event_loop(length: int):
 
 
 @pytest.mark.parametrize("first", ["at({a})", "part({b})"])
-def test_uses_of_tools(first: str):
+def test_uses_of_tools(first):
     """The work of finding the uses of a tool grows with the plan, not with its square, where its needs hang together."""
 
     def calls(length: int) -> int:

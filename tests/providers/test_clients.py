@@ -664,7 +664,7 @@ async def asked(
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_text_and_shapes(name: str):
+async def test_text_and_shapes(name):
     """Text, shapes and vectors arrive, on one connection, with the key where the service looks for it."""
     async with asked(name, ["five", {"sum": 5}, 'So: {"sum": 6}!', "never", "{]"]) as (
         model,
@@ -694,7 +694,7 @@ async def test_text_and_shapes(name: str):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("silence", [hangs(), returns("late", after=60)])
-async def test_abandoned_calls_close_their_requests(name: str, silence: LLMServerReply):
+async def test_abandoned_calls_close_their_requests(name, silence):
     """A call that passes its deadline or is cancelled has ended, and the server sees that nobody waits for it."""
     async with asked(name, [silence, silence, "five"], timeout=0.2) as (model, server):
         with pytest.raises(LLMTimeout):

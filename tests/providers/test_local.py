@@ -14,7 +14,7 @@ import anyio.from_thread
 import pytest
 from pydantic import BaseModel, Field
 
-from replanning import Environment, Plan, ReplanningEngine, Settings, Task, TaskContext
+from replanning import Environment, Plan, ReplanningEngine, Settings
 from replanning.errors import LLMRequestRejected, LLMResponseInvalid, LLMUnavailable
 from replanning.journal import AlternativesConsidered
 from replanning.llm import LLMOptions
@@ -101,7 +101,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("stuck", "cut"), [(True, "7 s"), (False, "500 tokens")], ids=["slow machine", "fast machine"]
 )
-async def test_it_cannot_follow_the_format(tmp_path, library: Any, stuck: bool, cut: str):
+async def test_it_cannot_follow_the_format(tmp_path, library, stuck, cut):
     """A model that does not complete a structured answer in its time fails, with a sentence that says so, once.
 
     That time also ends where a slow machine has not generated a single word.
@@ -120,7 +120,7 @@ async def test_it_cannot_follow_the_format(tmp_path, library: Any, stuck: bool, 
     assert await local.complete("How bad is it?", LLMOptions(max_tokens=3)) == "xxx"
 
 
-async def test_loading_the_model_does_not_count(tmp_path, library: Any, monkeypatch):
+async def test_loading_the_model_does_not_count(tmp_path, library, monkeypatch):
     """The seconds for a structured answer begin when the model is loaded, however long that takes."""
     clock, asked = Limiting(False), list[float]()
 
@@ -210,7 +210,7 @@ async def test_its_nonsense_harms_nothing():
     """A run whose only help is this model comes to its end: whatever it says, nothing outside the library is executed."""
     used: list[str | None] = []
 
-    async def work(task: Task, context: TaskContext) -> str:
+    async def work(task, context):
         used.append(task.tool)
         if task.id == "build":
             raise RuntimeError(

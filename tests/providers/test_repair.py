@@ -34,7 +34,6 @@ from replanning.journal import (
     TaskTimedOut,
     Trigger,
 )
-from replanning.plan import JsonObject
 from replanning.providers.repair import RepairProvider
 from replanning.testing import (
     ScriptedExecutor,
@@ -223,7 +222,7 @@ async def test_equal_tools_cheapest_first():
     ],
     ids=["fallbacks", "equal tools"],
 )
-async def test_each_way_is_tried_once(fields: str, tools: str, why: str):
+async def test_each_way_is_tried_once(fields, tools, why):
     """Each fallback or equal tool gets one chance for a lineage; when all have failed, that is proof, and the run fails."""
     plan = made(f"  - {{id: get, tool: a{fields}}}\n  - {{id: end, depends_on: [get]}}", tools)
     result, store, work, clock = await executed(
@@ -271,7 +270,7 @@ async def test_equal_tool_gets_the_arguments_it_takes():
         ("capability: c, resources: {cpu: 4}", "'b' takes 4 of 'cpu', and there is 1", False),
     ],
 )
-async def test_other_tool_that_does_not_fit(other: str, why: str, proven: bool):
+async def test_other_tool_that_does_not_fit(other, why, proven):
     """A tool that lacks something is not proposed; the verdict says what, and claims proof if that cannot change."""
     tools = f"  - {{name: a, capability: c}}\n  - {{name: b, {other}}}"
     async with open_run(
@@ -324,7 +323,7 @@ async def test_retry_where_nothing_else_helps():
     ],
     ids=["lasting", "declared", "too often"],
 )
-async def test_no_retry(fields: str, error: Exception, tries: int, verdict: str, why: str):
+async def test_no_retry(fields, error, tries, verdict, why):
     """No retry for an error that will not pass, a task that says how it is retried, or one that failed often enough."""
     async with open_run(
         made(f"  - {{id: get{fields}}}\n  - {{id: last}}"), settings=ONE_TRY
@@ -366,9 +365,7 @@ async def test_timeout_takes_another_tool():
     ],
     ids=["condition", "argument"],
 )
-async def test_unprepared_task_runs_after_all(
-    post: str, context: str, change: JsonObject, reason: str, clock
-):
+async def test_unprepared_task_runs_after_all(post, context, change, reason, clock):
     """A task that its condition skipped, or that lacked a value, runs once the context has what it needs."""
     engine = ReplanningEngine(environment=virtual_environment(clock=clock))
     async with engine.open(
@@ -418,7 +415,7 @@ async def test_failed_reader_of_what_changed():
 
 
 @pytest.mark.parametrize("count", [1, 4, 30])
-async def test_outage_of_a_tool_that_many_tasks_need(count: int):
+async def test_outage_of_a_tool_that_many_tasks_need(count):
     """However many tasks wait for a tool that goes down, all get its equal, and nobody is asked."""
     ids = [f"t{i}" for i in range(count)]
     tasks = (
@@ -447,7 +444,7 @@ async def test_outage_of_a_tool_that_many_tasks_need(count: int):
     ],
     ids=["outage without an equal tool", "facts that the goal lacks"],
 )
-async def test_what_nothing_known_helps_against(plan: Plan, reason: str, verdict: str):
+async def test_what_nothing_known_helps_against(plan, reason, verdict):
     """A tool that stays down, or a goal that is not reached, is told as it is, without a claim of proof."""
     result, store, _, _ = await executed(plan, {})
     assert result.status == "failed"
@@ -591,7 +588,7 @@ async def test_cancelled_task_is_named():
 @pytest.mark.parametrize(
     ("fields", "word"), [({}, "proven-unreachable"), ({"facts": "[x]"}, "not-found-within-bound")]
 )
-async def test_stated_facts_leave_the_question_open(fields: dict[str, str], word: str):
+async def test_stated_facts_leave_the_question_open(fields, word):
     """With stated facts, other tools might still achieve the needed facts: that is no proof."""
     (verdict,) = await offered(made("  - {id: a, tool: t}", "  - {name: t}", **fields), "a")
     assert verdict.unreachable == word
@@ -680,7 +677,7 @@ def plans(draw: st.DrawFn) -> tuple[Plan, set[str]]:
 
 
 @given(case=plans())
-def test_every_plan_with_a_way_on_finishes(case: tuple[Plan, set[str]]):
+def test_every_plan_with_a_way_on_finishes(case):
     """Plans in which every failing task has another way finish; no call is repeated; sound tasks stay as they are.
 
     An optional task whose tool has failed too often need not be tried.

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -169,7 +168,7 @@ def killed_once_begun(command: list[str], folder: Path) -> int:
 
 @LINUX
 @pytest.mark.parametrize("also_its_parent", [False, True])
-async def test_grandchildren_are_killed(also_its_parent: bool, tmp_path):
+async def test_grandchildren_are_killed(also_its_parent, tmp_path):
     """Processes that a tool started and a killed process left running are gone before the task is run again."""
     document = hanging(tmp_path)
     (tmp_path / "plan.json").write_text(document.model_dump_json())
@@ -243,7 +242,7 @@ async def goes_on(records: list[Record], **noted: float | str) -> None:
         (f"{RUN}/a", {"born": 1.0, "host": "elsewhere"}, None),
     ],
 )
-async def test_known_by_its_birth_or_its_key(key: str, noted: dict[str, Any], end: int | None):
+async def test_known_by_its_birth_or_its_key(key, noted, end):
     """A noted group is killed, also by another first process that works for the attempt; others are left alone."""
     with process_of(key) as process:
         await goes_on(await noting(process.pid), **noted)
@@ -256,7 +255,7 @@ async def test_finished_work_keeps_its_processes():
     with process_of(f"{RUN}/a") as process:
         engine = make_engine()
 
-        async def work(task: Task, context: TaskContext) -> None:
+        async def work(task, context):
             context.record_process(process.pid)
             run.pause()
 

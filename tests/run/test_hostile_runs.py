@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from replanning import Plan, ReplanningEngine, open_run
-from replanning.journal import AttemptFailed, RunStore, SqliteStore
+from replanning.journal import AttemptFailed, SqliteStore
 from tests.support.invariants import replay_differences
 from tests.support.resume import RUN
 from tests.support.runs import bodies, chain
@@ -48,7 +48,7 @@ async def test_a_hundred_thousand_tasks(tmp_path):
     assert max(took) < 3 * min(took), took
 
 
-async def test_control_characters(store: RunStore):
+async def test_control_characters(store):
     """Control characters in names, errors, outputs, facts and context come out of a durable store as they went in."""
     async with open_run(chain("a", "b", "c"), store=store, run_id=RUN) as run:
         run.change_context({CONTROL: [CONTROL]})

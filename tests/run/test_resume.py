@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from replanning import PlanRun, Retry, Task, TaskContext
+from replanning import PlanRun, Retry, Task
 from replanning.changes import AbortRun, AddTask, RetryTask, SkipTask
 from replanning.environment import SystemClock
 from replanning.errors import JournalCorrupt, RunOwned, StoreError, UnknownRun
@@ -45,7 +45,7 @@ from tests.support.runs import (
 
 
 @pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.deep)])
-async def test_cut_off_after_any_record(step: int):
+async def test_cut_off_after_any_record(step):
     """Cut off after any record, once or twice, a resumed run ends with the same results by the same decisions."""
     result, records = await from_start()
     assert (result.status, story(records)["broken"]) == ("succeeded", [])
@@ -125,7 +125,7 @@ async def test_paused():
     """A paused run finishes what runs, hands out nothing more, and goes on where it was, as often as one likes."""
     engine = make_engine()
 
-    async def work(task: Task, context: TaskContext) -> int:
+    async def work(task, context):
         run.pause("lunch", by="ada")
         return 1
 

@@ -1,6 +1,6 @@
 """Runs: pulling, reporting, observing, editing; with and without an engine."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
@@ -14,7 +14,6 @@ from replanning import (
     Retry,
     Settings,
     Task,
-    TaskContext,
     TaskState,
     TransientError,
     open_run,
@@ -106,11 +105,11 @@ async def test_result_as_an_exception():
 
 
 @pytest.mark.parametrize(("broken", "status"), [((), "succeeded"), (("b",), "failed")])
-async def test_paused_after_the_last_task(broken: tuple[str, ...], status: str):
+async def test_paused_after_the_last_task(broken, status):
     """A run that is to pause while its last task runs is over with it, as there is nothing left to resume."""
     async with open_run(chain("a", "b")) as run:
 
-        async def work(task: Task, context: TaskContext) -> str:
+        async def work(task, context):
             if task.id == "b":
                 run.pause("lunch")
             return await failing(*broken)(task, context)
@@ -139,7 +138,7 @@ async def test_started_twice():
         (lambda run: run.observe(ceased=["online(pc)"]), "its facts do not hold"),
     ],
 )
-async def test_what_a_pulled_task_needs_has_gone(taken: Callable[[PlanRun], None], lack: str):
+async def test_what_a_pulled_task_needs_has_gone(taken, lack):
     """A task whose resources, tool or facts have gone since it was pulled does not start, and waits until they are back."""
     tools = [{"name": "pip", "requires": ["online(pc)"], "resources": {"cpu": 2}}]
     document = plan(
@@ -224,7 +223,7 @@ async def test_not_attempted_goes_back():
 
 @pytest.mark.parametrize("loops", [1, 3])
 @pytest.mark.parametrize("waits", [0, 5])
-async def test_tasks_that_are_started_later(loops: int, waits: int):
+async def test_tasks_that_are_started_later(loops, waits):
     """The body of a loop may start a task for the work: it is handed out once, and again for each further attempt."""
     store, seen, document = (
         MemoryStore(),
@@ -331,7 +330,7 @@ async def two_waiters(run: PlanRun, turns: int) -> AsyncIterator[TaskGroup]:
 
 @pytest.mark.parametrize("turns", [0, 1])
 @pytest.mark.parametrize("earlier", [0, 253, 254, 255])
-async def test_woken_waiter_is_cancelled(earlier: int, turns: int):
+async def test_woken_waiter_is_cancelled(earlier, turns):
     """A waiter that is cancelled when it was woken leaves the task to the next one, however many ran before."""
     others = [Task(id=f"t{number}") for number in range(earlier)]
     async with open_run(plan(Task(id="a"), Task(id="b", depends_on=["a"]), *others)) as run:
@@ -383,7 +382,7 @@ async def test_transient_error_is_retried(clock):
     ],
     ids=["group", "timeout", "long"],
 )
-async def test_errors_of_work(error: Exception, kind: str, transient: bool, message: str):
+async def test_errors_of_work(error, kind, transient, message):
     """A group is one failure, transient only if all parts are; a TimeoutError is an ordinary one; long messages are cut."""
     async with open_run(plan(Task(id="a", retry=Retry(max_attempts=1)))) as run:
         await perform(run, ScriptedExecutor({"a": raises(error)}))
@@ -423,7 +422,7 @@ async def test_cancellation_is_an_interruption():
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-async def test_exits_go_through(kind: type[BaseException]):
+async def test_exits_go_through(kind):
     """KeyboardInterrupt and SystemExit are recorded as interruptions and never swallowed."""
     store = MemoryStore()
     with pytest.raises(kind):
@@ -456,7 +455,7 @@ async def test_condition_skips():
     ],
     ids=["condition", "argument"],
 )
-async def test_what_finds_nothing(fields: dict[str, object], missing: str):
+async def test_what_finds_nothing(fields, missing):
     """A condition or reference that finds nothing fails its task with a reason that names it; work never starts."""
     task = Task.model_validate({"id": "b", "depends_on": ["a"], **fields})
     work = ScriptedExecutor(default=returns({"file": 1}))
@@ -515,7 +514,7 @@ async def test_work_changes_nothing_that_others_get():
     )
     seen: list[str] = []
 
-    async def work(task: Task, context: TaskContext) -> JsonValue:
+    async def work(task, context):
         if task.id == "load":
             return given
         rows, more = context.results["load"], context.context["more"]
@@ -559,7 +558,7 @@ async def test_cancelled_task_stops(clock):
     """Cancelling a running task cancels its work, and the late report is not taken."""
     stopped = []
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         try:
             await anyio.sleep_forever()
         finally:
@@ -593,7 +592,7 @@ async def test_work_that_learns_something(clock):
         Task(id="b", depends_on=("a",), arguments={"to": "${context.region}"}),
     )
 
-    async def work(task: Task, context: TaskContext) -> JsonValue:
+    async def work(task, context):
         if task.id == "a":
             context.change_context({"region": "south"}, removed=["north"])
             context.observe(holds=["shipped"])
@@ -664,7 +663,7 @@ async def test_truthful_repr():
     ("stated", "failures"),
     [({}, ["with the arguments filled in, it uses 'rm'"]), ({"dangerous": True}, [])],
 )
-async def test_outputs_that_make_a_command_dangerous(stated: dict[str, bool], failures: list[str]):
+async def test_outputs_that_make_a_command_dangerous(stated, failures):
     """A command that an output of another task makes dangerous is not run, unless the tool states whether it is."""
     start = {"name": "start", "kind": "shell", "command": "timeout 5 {x}", **stated}
     tasks = (

@@ -1,10 +1,8 @@
 """Stale results: the context changes after finished tasks have read the old value."""
 
-from collections.abc import Callable
-
 import pytest
 
-from replanning import Plan, ReplanningEngine, RunResult, Task, TaskContext, TaskState, open_run
+from replanning import Plan, ReplanningEngine, RunResult, Task, TaskState, open_run
 from replanning.changes import ReplaceTask, RetryTask
 from replanning.errors import ChangeRejected
 from replanning.history import PlanEdit, run_status, text_report, why_report
@@ -16,7 +14,6 @@ from replanning.journal import (
     TriggerFired,
 )
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
-from replanning.plan import JsonValue
 from replanning.run import Work
 from tests.support.runs import bodies, make_engine, perform, plan
 from tests.support.tracing import Spans
@@ -24,7 +21,7 @@ from tests.support.tracing import Spans
 PAGES = tuple(f"page-{number}" for number in range(1, 10))
 
 
-async def read(task: Task, context: TaskContext) -> object:
+async def read(task, context):
     """Return the language: of the arguments, or as the work reads it from the context."""
     return context.arguments.get("language") or context.context["language"]
 
@@ -39,7 +36,7 @@ def pages(**fields: object) -> Plan:
     return plan(*tasks, Task(id="switch"), context={"language": "en", "other": 1}, **fields)
 
 
-async def switch(task: Task, context: TaskContext) -> object:
+async def switch(task, context):
     """Write a page, or change the language at the end."""
     if task.id == "switch":
         context.change_context({"language": "de"})
@@ -84,10 +81,10 @@ async def test_redo():
         ([{"language": "de"}, {"language": "fr"}], {"a": ("context.language",), "b": ("a",)}),
     ],
 )
-async def test_what_is_stale(changes: list[dict[str, str]], expected: object):
+async def test_what_is_stale(changes, expected):
     """A change back, or of a value that nobody read, makes nothing stale; what followed a stale result is stale."""
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         if task.id == "a":
             assert context.context["language"] == "en"
         for change in changes if task.id == "z" else ():
@@ -106,10 +103,10 @@ async def test_what_is_stale(changes: list[dict[str, str]], expected: object):
 
 
 @pytest.mark.parametrize("read_context", [lambda c: c.get("new"), lambda c: "new" in c, dict, list])
-async def test_ways_of_reading(read_context: Callable[[object], object]):
+async def test_ways_of_reading(read_context):
     """Reading a key that has no value yet, and iterating over the context, are reads as well."""
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         if task.id == "a":
             read_context(context.context)
         else:
@@ -122,7 +119,7 @@ async def test_ways_of_reading(read_context: Callable[[object], object]):
 async def test_own_change_is_not_stale():
     """A task that reads a value and changes it itself has a current result."""
 
-    async def count(task: Task, context: TaskContext) -> None:
+    async def count(task, context):
         if task.id == "a":
             context.change_context({"n": int(str(context.context["n"])) + 1, "m": 1, "x": 1})
 
@@ -142,10 +139,10 @@ async def test_own_change_is_not_stale():
         ("context.n < 5", "nine", {"a": ("context.n",)}),
     ],
 )
-async def test_conditions(condition: str, after: JsonValue, expected: object):
+async def test_conditions(condition, after, expected):
     """A task that was done or skipped is stale if its condition has another outcome now."""
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         if task.id == "z":
             context.change_context({"n": after})
 
@@ -159,7 +156,7 @@ async def test_chain_is_done_again_before_what_waits_for_it():
     """What followed a stale result is done again after it, and tasks that wait for it see only the new result."""
     seen: dict[str, object] = {}
 
-    async def work(task: Task, context: TaskContext) -> object:
+    async def work(task, context):
         if task.id == "change":
             context.change_context({"language": "de"})
         seen[task.id] = task.arguments.get("of") or context.context["language"]
@@ -275,7 +272,7 @@ async def test_values_of_the_time_when_a_task_was_handed_out():
 async def test_nothing_can_be_done():
     """Where a tool is not available any more, the result stays, and the run ends with the warning."""
 
-    async def work(task: Task, context: TaskContext) -> object:
+    async def work(task, context):
         if task.id == "z":
             context.change_resource("press", available=False)
             context.change_context({"language": "de"})
@@ -296,7 +293,7 @@ async def test_nothing_can_be_done():
 async def test_what_fails_the_second_time_keeps_its_output():
     """The output of a task counts, for its dependents and in the result, until the task is done again; it may never be."""
 
-    async def work(task: Task, context: TaskContext) -> object:
+    async def work(task, context):
         if task.id == "a~2":
             raise ValueError("no paper")
         return await switch(task, context)
@@ -314,7 +311,7 @@ async def test_what_fails_the_second_time_keeps_its_output():
 async def test_several_changes():
     """After each change, what is stale is done again, although the same was done before."""
 
-    async def work(task: Task, context: TaskContext) -> object:
+    async def work(task, context):
         language = await read(task, context)
         following = {"x": "de", "x2": "fr"}.get(task.id)
         if following:

@@ -14,7 +14,6 @@ from replanning import (
     ReplanningEngine,
     Settings,
     Task,
-    TaskContext,
     TaskState,
     open_run,
 )
@@ -36,7 +35,6 @@ from replanning.journal import (
     SqliteStore,
     Usage,
 )
-from replanning.plan import JsonValue
 from replanning.plan.types import AttemptId
 from replanning.run.opening import RunFactory
 from replanning.testing import FlakyStore, ScriptedExecutor, VirtualClock, hangs, returns
@@ -85,7 +83,7 @@ def outage(
 
 
 @pytest.mark.parametrize("what", ["tool", "gpu"])
-async def test_what_is_gone_after_an_outage(what: str, clock):
+async def test_what_is_gone_after_an_outage(what, clock):
     """A task that was handed out before an outage is not started on a tool or resource that is gone after it."""
     store = outage(clock, 0.5, 5)
     document = plan(
@@ -95,7 +93,7 @@ async def test_what_is_gone_after_an_outage(what: str, clock):
     )
     began: list[float] = []
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         began.append(clock.elapsed)
 
     engine = make_engine(store=store, clock=clock)
@@ -124,7 +122,7 @@ async def test_transient(clock):
     """While the store fails nothing new begins and what ends is kept; then the run goes on and its journal is whole."""
     began: list[tuple[str, float]] = []
 
-    async def work(task: Task, context: TaskContext) -> float:
+    async def work(task, context):
         began.append((task.id, clock.elapsed))
         await clock.sleep(3)
         return clock.elapsed
@@ -211,7 +209,7 @@ async def test_deadline_meanwhile(clock):
 async def test_budget_meanwhile(clock):
     """What is spent while the store fails counts against the budget: once it is exceeded no task begins."""
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         await clock.sleep(1)
         context.charge(tokens=120)
 
@@ -241,7 +239,7 @@ async def test_edits_are_refused(clock):
 async def test_processes_that_cannot_be_noted(clock):
     """A process that cannot be put on record is an error to the work that started it, which is run again."""
 
-    async def work(task: Task, context: TaskContext) -> str:
+    async def work(task, context):
         context.record_process(999_999_999)
         return "noted"
 
@@ -264,7 +262,7 @@ async def test_lasting():
     async with VirtualClock() as clock:
         finished: list[tuple[str, float]] = []
 
-        async def work(task: Task, context: TaskContext) -> None:
+        async def work(task, context):
             await clock.sleep(100 if task.id == "long" else 2)
             finished.append((task.id, clock.elapsed))
 
@@ -364,7 +362,7 @@ async def test_lease_lost(clock):
     store = MemoryStore()
     stopped = []
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         try:
             await clock.sleep(50 if task.id == "a" else 1000)
         finally:
@@ -453,7 +451,7 @@ SECRET = "password=correcthorsebattery"
     ],
     ids=["surrogate", "tuple", "subclass"],
 )
-async def test_context_and_notes_are_made_json(odd: JsonValue, plain: JsonValue, tmp_path):
+async def test_context_and_notes_are_made_json(odd, plain, tmp_path):
     """The context and notes are made JSON when they enter, and a resumed run reads them without secrets."""
     with closing(SqliteStore(tmp_path / "history.db")) as store:
         async with open_run(chain("a", "b"), store=store, run_id=RUN) as run:

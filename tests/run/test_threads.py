@@ -36,7 +36,7 @@ def in_thread(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-async def test_reports_and_changes(in_thread: InThread):
+async def test_reports_and_changes(in_thread):
     """A run takes from a thread all that it takes from its loop, errors included, and whoever waits for it wakes."""
     store = MemoryStore()
 
@@ -65,7 +65,7 @@ async def test_reports_and_changes(in_thread: InThread):
     assert kinds[4:] == [*told.split(), "revised", "run-paused", "attempt-failed", "run-ended"]
 
 
-async def test_reading(in_thread: InThread):
+async def test_reading(in_thread):
     """A thread reads the plan between two changes of it, never during one, and after the run as before."""
     asked, found = Event(), list[int]()
 
@@ -88,7 +88,7 @@ async def test_reading(in_thread: InThread):
     assert (await in_thread(lambda: (run.result.status, len(run.plan.tasks)))) == ("paused", 3)
 
 
-async def test_synchronous_work(clock, in_thread: InThread):
+async def test_synchronous_work(clock, in_thread):
     """Work in a thread reports through its context, and is replaced when it fails."""
     engine = make_engine(again, clock=clock)
 
@@ -98,7 +98,7 @@ async def test_synchronous_work(clock, in_thread: InThread):
         context.record_process(1 << 30)
         raise ValueError("broken")
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         if task.id == "a":
             await in_thread(partial(compute, context))
 
@@ -110,7 +110,7 @@ async def test_synchronous_work(clock, in_thread: InThread):
     )
 
 
-async def test_answer(clock, in_thread: InThread):
+async def test_answer(clock, in_thread):
     """A web handler finds the open question and answers it, and the run goes on."""
     engine = asking(clock, gate=ScriptedGate())
 
@@ -128,7 +128,7 @@ async def test_answer(clock, in_thread: InThread):
     assert [revised.by for revised in run.result.revisions] == ["person:ada"]
 
 
-async def test_workers(in_thread: InThread):
+async def test_workers(in_thread):
     """An attempt that a thread cancels stops; a task whose puller is dropped in a thread goes to one that waits."""
     async with open_run(chain("a")) as run, anyio.create_task_group() as group:
         pulled = [run.ready()]
@@ -142,7 +142,7 @@ async def test_workers(in_thread: InThread):
             await anyio.sleep_forever()
 
 
-def test_no_loop_to_hand_over_to(anyio_backend_name: str):
+def test_no_loop_to_hand_over_to(anyio_backend_name):
     """A call after the loop or the run has gone is refused and leaves no record; an answer waits for the next process."""
     clock, store = VirtualClock(), MemoryStore()
     engine = asking(clock, store=store)

@@ -9,7 +9,7 @@ from contextlib import closing
 
 import anyio
 
-from replanning import ReplanningEngine, Settings, Task, TaskContext, open_run
+from replanning import ReplanningEngine, Settings, open_run
 from replanning.journal import AttemptFailed, Failure, MemoryStore, SqliteStore
 from replanning.journal.records import load_body
 from replanning.testing import ScriptedProvider
@@ -22,7 +22,7 @@ SECRET = "hunter2hunter2hunter2"
 LOG = logging.getLogger("replanning")
 
 
-async def look_up(task: Task, context: TaskContext) -> None:
+async def look_up(task, context):
     """Fail within a task group, with a secret in a variable, in a line of source and in the message of the cause."""
     secret = SECRET
     try:

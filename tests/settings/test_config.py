@@ -125,7 +125,7 @@ def test_zero_is_zero():
         ("llm: {prices: [1]}", "2:9 llm.prices: expected a mapping by name, got [1]"),
     ],
 )
-def test_wrong_value(section: str, message: str):
+def test_wrong_value(section, message):
     """A wrong value is told with its place, its key, what is allowed and what was given."""
     (found,) = problems(section)
     assert found.startswith(f"{FILE}:{message}")
@@ -135,7 +135,7 @@ def test_wrong_value(section: str, message: str):
     "section",
     ["api_key: {}", "openai:\n  api_key: {}", "anthropic_api_key: {}", "llm: {{token: {}}}"],
 )
-def test_keys_stay_out_of_files(section: str):
+def test_keys_stay_out_of_files(section):
     """A key of an API service in the file is an error that names it and does not repeat it."""
     (found,) = problems(section.format("hunter2hunter2"))
     assert "keys of API services are taken from the environment alone" in found
@@ -157,7 +157,7 @@ def test_keys_stay_out_of_files(section: str):
         ("\udcfc: 1", "byte 1 of the file is not UTF-8"),
     ],
 )
-def test_hostile_files(text: str, message: str | None):
+def test_hostile_files(text, message):
     """Files that are empty, malformed or something else are taken as empty, or refused with a sentence."""
     Path(FILE).write_bytes(os.fsencode(text))
     if message is None:
@@ -254,7 +254,7 @@ INSECURE = "expected an address that begins with https://; http:// only on this 
         ),
     ],
 )
-def test_wrong_address(key: str, address: str, message: str, shown: str):
+def test_wrong_address(key, address, message, shown):
     """What is no address, or more than one, is refused without its secret; settings of a person come by a safe way."""
     (told,) = problems(arguments={key: address})
     assert told == f"argument {key}: {message}; got {shown!r}"
@@ -268,7 +268,7 @@ def test_wrong_address(key: str, address: str, message: str, shown: str):
 @pytest.mark.parametrize(
     "address", ["http://localhost:11434", "https://host.example/v1/", "http://[::1]:8000/v1", None]
 )
-def test_address(address: str | None):
+def test_address(address):
     """Addresses of web servers are taken, and none."""
     assert load(arguments={"llm.base_url": address}).settings.llm.base_url == address
 
@@ -279,9 +279,7 @@ ORDER = ("file", "override", "environment", "argument")
 
 
 @given(st.dictionaries(st.sampled_from(ORDER), st.integers(1, 10_000)), st.booleans())
-def test_order_of_all_sources(
-    tmp_path_factory: pytest.TempPathFactory, said: dict[str, int], other: bool
-):
+def test_order_of_all_sources(tmp_path_factory, said, other):
     """Whatever sources say of a setting: argument, environment, override, file, default, the first that says it counts."""
     file = tmp_path_factory.mktemp("order") / "s.yaml"
     lines = [f"  max_subtasks: {said['file']}"] if "file" in said else []
@@ -344,7 +342,7 @@ def test_lists_of_a_higher_source_replace():
         ("REPLANNING_LLM_OLLAMA", "yes", "llm.ollama", True),
     ],
 )
-def test_variables(name: str, text: str, key: str, value: Any):
+def test_variables(name, text, key, value):
     """Every short variable sets its settings, goes before the file, and is named as their source."""
     loaded = load("llm: {model: other}\nenabled: true", environ={name: text})
     every = dict.fromkeys([key for short, key in VARIABLES if short == name], value)
@@ -357,7 +355,7 @@ def test_variables(name: str, text: str, key: str, value: Any):
     ("text", "bands"),
     [("0.2", (0.2, 0.2, 0.8)), ("0.6", (0.3, 0.6, 0.8)), ("1", (0.3, 1, 1)), ("0", (0, 0, 0.8))],
 )
-def test_the_minimum_alone_sets_the_decision_of_planning_mode(text: str, bands: tuple[float, ...]):
+def test_the_minimum_alone_sets_the_decision_of_planning_mode(text, bands):
     """REPLANNING_MIN_CONFIDENCE is the minimum of planning mode as well; thresholds that are not set follow it."""
     decision = load(
         environ={"REPLANNING_MIN_CONFIDENCE": text}
@@ -394,7 +392,7 @@ OF_ITS_OWN = {
 
 
 @pytest.mark.parametrize("key", [key for key, is_section in keys().items() if not is_section])
-def test_every_setting_has_a_variable(key: str):
+def test_every_setting_has_a_variable(key):
     """A variable with the long name of a setting says what an argument of that key would, and is named as its source."""
     name = f"REPLANNING_{key.replace('.', '__').upper()}"
     default = values(Settings())[key]
@@ -458,7 +456,7 @@ def test_patterns_from_a_variable():
     "name", ["REPLANNING_LLM", "REPLANNING_LLM__TEMPERATURE", "REPLANNING_TRIGGERS"]
 )
 @pytest.mark.parametrize("form", ["{}", '["{}"]', '[{{"password": "{}"}}]'])
-def test_no_secret_in_what_is_wrong(name: str, form: str):
+def test_no_secret_in_what_is_wrong(name, form):
     """A key that was put where it does not belong is not told, nor a part of it, however long it is."""
     told = "; ".join(problems(environ={name: form.format(f"sk-{'a' * 20}{'b' * 200}")}))
     assert name in told
@@ -482,7 +480,7 @@ def test_variables_that_say_nothing():
         ("REPLANNING_APPROVAL_THRESHOLD", "MUSUBI_REPLAN_MIN_CONFIDENCE", "alternatives.human_approval_threshold"),
     ],
 )  # fmt: skip
-def test_short_names_go_before_long_ones(first: str, second: str, key: str):
+def test_short_names_go_before_long_ones(first, second, key):
     """Where a setting has several names and all are set, the short one counts, and an alias gives way to it."""
     assert load(environ={first: "1", second: "0"}).sources == {key: f"environment {first}"}
 
@@ -560,7 +558,7 @@ def test_short_names_go_before_long_ones(first: str, second: str, key: str):
         ),
     ],
 )
-def test_ranges(key: str, inside: tuple[Any, ...], outside: tuple[Any, ...], allowed: str):
+def test_ranges(key, inside, outside, allowed):
     """The edges of what is allowed are; beyond them a setting is refused by its key, its source and what is allowed."""
     for value in inside:
         assert load(arguments={key: value}).sources == {key: "argument"}
@@ -617,7 +615,7 @@ def test_problems_of_every_source_at_once():
         ("judge.max_iteration", "judge.max_iterations"),
     ],
 )
-def test_setting_of_another_section(key: str, meant: str):
+def test_setting_of_another_section(key, meant):
     """A setting that stands in the wrong section, or is misspelt, is told with the one that was meant."""
     assert problems(arguments={key: 1}) == [
         f"argument {key}: there is no such setting; did you mean {meant!r}?"
@@ -677,7 +675,7 @@ def test_override_by_a_server():
         ({"status": "sk-abcdefghijklmnopqrstuvwx"}, "got status '[redacted]'"),
     ],
 )
-def test_override_of_another_form(answer: object, got: str):
+def test_override_of_another_form(answer, got):
     """An answer of another form is one error that says what was expected and what came, from a function or a server."""
     (told,) = problems(override=lambda: answer)
     assert told.startswith(f"override: {FORM}, {got}")
@@ -695,7 +693,7 @@ def test_override_of_another_form(answer: object, got: str):
         (200, b" " * (1024 * 1024 + 1), "the answer is larger than 1048576 bytes"),
     ],
 )
-def test_override_that_fails_stops_nothing(status: int, body: bytes, reason: str):
+def test_override_that_fails_stops_nothing(status, body, reason):
     """A server that answers with an error or too much is passed over with a warning; redirects are not followed."""
     with server(body, status) as asked:
         loaded = from_server(asked.url, PLANNING_STRATEGY="simple")
@@ -749,7 +747,7 @@ def test_function_that_fails():
         ("REPLANNING_TIMEOUT__task", "REPLANNING_TIMEOUT__TASK"),
     ],
 )
-def test_misspelt_variable(name: str, meant: str):
+def test_misspelt_variable(name, meant):
     """A variable that looks misspelt is told with the one that was probably meant, and never with what it holds."""
     loaded = load(environ={name: "hunter2"})
     told = f"environment {name}: nothing is read from it; did you mean {meant!r}?"

@@ -61,7 +61,7 @@ def read(tmp_path: Path) -> Iterator[tuple[MeterProvider, Prometheus]]:
         thread.join()
 
 
-async def test_queries(read: tuple[MeterProvider, Prometheus]):
+async def test_queries(read):
     """After a run each query of the dashboard has data, which counts what happened in the interval and nothing before it."""
     meters, running = read
     await repaired(meter_provider=meters)

@@ -12,7 +12,6 @@ from replanning import (
     ReplanningEngine,
     Settings,
     Task,
-    TaskContext,
 )
 from replanning.exporters.otlp import OtlpExporter
 from replanning.journal import RunOpened, RunStore
@@ -64,10 +63,10 @@ def ended(spans: list[Flat]) -> bool:
     )
 
 
-async def test_run(server: Jaeger | Received):
+async def test_run(server):
     """A run with a failure, a model, and an approval is one tree: errors and links where they belong, and no secret."""
 
-    async def work(task: Task, context: TaskContext) -> str:
+    async def work(task, context):
         if task.tool == "make":
             raise PermissionError(f"token={SECRET} was refused")
         return f"the key is {SECRET}"

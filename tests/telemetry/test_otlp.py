@@ -67,7 +67,7 @@ async def send(exporter: OtlpExporter, name: str = "one") -> None:
     await exporter.aclose()
 
 
-async def test_the_same_tree_over_the_wire(collector: Collector):
+async def test_the_same_tree_over_the_wire(collector):
     """What a collector receives is the tree of the run: names, parents, links, attributes, kinds, status, times."""
     exporter = OtlpExporter(collector.url)
     spans = Spans(exporter.tracer_provider())
@@ -88,7 +88,7 @@ async def test_the_same_tree_over_the_wire(collector: Collector):
     assert exporter.problem == ""
 
 
-async def test_resource(collector: Collector, monkeypatch):
+async def test_resource(collector, monkeypatch):
     """Spans come from the service `replanning` in its version, or under the name that is asked for, and from this host."""
     await send(OtlpExporter(collector.url))
     monkeypatch.setenv("OTEL_SERVICE_NAME", "from the environment")
@@ -105,7 +105,7 @@ async def test_resource(collector: Collector, monkeypatch):
 @pytest.mark.parametrize(
     "form", ["http://{}", "http://{}/", "http://{}/v1/traces", " http://{} ", "{}"]
 )
-async def test_forms_of_an_address(collector: Collector, form: str):
+async def test_forms_of_an_address(collector, form):
     """An address reaches the collector with and without a slash, a path for spans, or a scheme."""
     await send(OtlpExporter.from_target(form.format(collector.url.removeprefix("http://"))))
     assert [span.name for span in collector.spans] == ["one"]
@@ -114,7 +114,7 @@ async def test_forms_of_an_address(collector: Collector, form: str):
 @pytest.mark.parametrize(
     "address", ["ftp://host:4318", "http://", "http://host:99999", "http://a b", "?"]
 )
-def test_no_address(address: str):
+def test_no_address(address):
     """What is no address of a collector is refused, with one that would be."""
     with pytest.raises(SettingsError) as caught:
         OtlpExporter.from_target(address)
@@ -127,13 +127,13 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if record.name == LOG]
 
 
-async def test_headers(collector: Collector):
+async def test_headers(collector):
     """Headers that the collector wants are sent with every request."""
     await send(OtlpExporter(collector.url, headers={"x-key": "abc"}))
     assert [request.headers["x-key"] for request in collector.requests] == ["abc"]
 
 
-async def test_metrics_only_when_asked_for(collector: Collector, monkeypatch):
+async def test_metrics_only_when_asked_for(collector, monkeypatch):
     """Metrics are sent if wanted, by an argument or a variable and to a place of their own if there is one, marked with the process."""
     await repaired(OtlpExporter(collector.url))
     await repaired(OtlpExporter(collector.url, metrics=True))
@@ -155,7 +155,7 @@ async def test_metrics_only_when_asked_for(collector: Collector, monkeypatch):
     assert {"replanning.replans", "replanning.attempts", "replanning.replan.duration"} <= names
 
 
-async def test_dead_collector(nowhere: str, caplog):
+async def test_dead_collector(nowhere, caplog):
     """Where nothing listens, the run is as ever, and what was lost is said once, with the address."""
     exporter = OtlpExporter(nowhere, timeout=0.1)
     await repaired(exporter)
@@ -185,7 +185,7 @@ async def test_stuck_collector(caplog):
     assert len(said(caplog)) == 1
 
 
-async def test_passwords_in_addresses_are_not_shown(nowhere: str, caplog):
+async def test_passwords_in_addresses_are_not_shown(nowhere, caplog):
     """A password in the address is in no message."""
     exporter = OtlpExporter(nowhere.replace("//", "//ada:hunter2@"), timeout=0.1)
     await send(exporter)
@@ -213,7 +213,7 @@ except PluginError as error:
 """
 
 
-def test_end_of_the_program(collector: Collector):
+def test_end_of_the_program(collector):
     """A program that does not close the exporter still sends its spans when it ends."""
     output_of(UNCLOSED, collector.url)
     assert sorted(span.name for span in collector.spans) == ["replanning.attempt", "replanning.run"]

@@ -13,14 +13,11 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import Span, SpanProcessor, TracerProvider
 
 from replanning import (
-    Alternative,
     Answer,
     ReplanningEngine,
-    ReplanRequest,
     Retry,
     Settings,
     Task,
-    TaskContext,
     open_run,
 )
 from replanning.changes import CancelTask, ReplaceTask
@@ -96,7 +93,7 @@ def proposed(name: str = "scripted", count: int = 1) -> dict[str, object]:
     return {"provider.name": name, "provider.proposed": count}
 
 
-async def test_span_tree(spans: Spans, clock):
+async def test_span_tree(spans, clock):
     """A run is one tree: its attempts, and its replans with what they consist of; a replacement links back."""
     provider = ScriptedProvider(lambda request: returns(again(request), after=3), clock=clock)
     script = {
@@ -152,7 +149,7 @@ async def test_span_tree(spans: Spans, clock):
     assert len(spans.traces) == 1
 
 
-async def test_waiting_for_a_person(spans: Spans, clock):
+async def test_waiting_for_a_person(spans, clock):
     """The replan lasts until the person has answered; waiting is a span of its own, and no error."""
     gate = ScriptedGate([returns(Answer("approve", by="ada"), after=60)], clock=clock)
     engine = make_engine(
@@ -175,7 +172,7 @@ async def test_waiting_for_a_person(spans: Spans, clock):
     assert spans.tree()[0].children[1] == replanned
 
 
-async def test_reminder_is_an_event(spans: Spans, clock):
+async def test_reminder_is_an_event(spans, clock):
     """While a person is waited for, the reminder is an event of that span; the deadline is no error either."""
     approval = {"timeout": 100, "on_timeout": "continue"}
     gate = ScriptedGate()
@@ -192,7 +189,7 @@ async def test_reminder_is_an_event(spans: Spans, clock):
     )
 
 
-async def test_resumed_run_continues_its_trace(spans: Spans, clock):
+async def test_resumed_run_continues_its_trace(spans, clock):
     """The span of a resumed run says that it is one, and links to where it was resumed from."""
     engine = make_engine(clock=clock, tracer_provider=spans.provider)
     async with engine.open(chain("a", "b")) as run:
@@ -236,20 +233,20 @@ def after_kill(records: Sequence[Record], kind: str) -> MemoryStore:
         ),
     ],
 )
-async def test_resumed_after_kills(clock, last: str, exported: set[str], ran: list[object]):
+async def test_resumed_after_kills(clock, last, exported, ran):
     """After kills one tree has the spans that were exported, those that were open and lost, and those of the resumed run."""
     killed = Spans()
 
     def engine_of(spans: Spans, **options: Any) -> ReplanningEngine:
         tracer = spans.provider.get_tracer("mine")
 
-        def propose(request: ReplanRequest) -> list[Alternative]:
+        def propose(request):
             with tracer.start_as_current_span("chat"):
                 return again(request)
 
         return make_engine(propose, **ONCE, clock=clock, tracer_provider=spans.provider, **options)
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         if context.attempt_id == "a#1":
             with killed.provider.get_tracer("mine").start_as_current_span("inner"):
                 await clock.sleep(9 if last == "attempt-timed-out" else 1)
@@ -291,7 +288,7 @@ async def test_resumed_after_kills(clock, last: str, exported: set[str], ran: li
     )
 
 
-async def test_trace_context_is_journaled(spans: Spans):
+async def test_trace_context_is_journaled(spans):
     """The first record has the trace context in the usual form; a fork has a trace of its own, and stays in it."""
     engine = make_engine(tracer_provider=spans.provider)
     result = await engine.execute(chain("a"), failing())
@@ -305,7 +302,7 @@ async def test_trace_context_is_journaled(spans: Spans):
     assert first.trace_id == second.trace_id != old.trace_id
 
 
-async def test_open_question_is_waited_for_again(spans: Spans, clock):
+async def test_open_question_is_waited_for_again(spans, clock):
     """A run that is resumed with an open question has a replan that waits, until the answer comes."""
     engine = make_engine(again, clock=clock, tracer_provider=spans.provider, **APPROVED)
     result = await engine.execute(chain("a"), failing("a"))
@@ -325,15 +322,15 @@ async def test_open_question_is_waited_for_again(spans: Spans, clock):
     assert len(spans.traces) == 1
 
 
-async def test_users_spans_nest(spans: Spans):
+async def test_users_spans_nest(spans):
     """Spans that work makes are children of its attempt, those that a provider makes of its own span."""
     tracer = spans.provider.get_tracer("mine")
 
-    def propose(request: ReplanRequest) -> list[Alternative]:
+    def propose(request):
         with tracer.start_as_current_span("chat model"):
             return again(request)
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         with tracer.start_as_current_span(f"work on {task.id}"):
             if task.id == "a":
                 raise ValueError("broken")
@@ -348,7 +345,7 @@ async def test_users_spans_nest(spans: Spans):
     assert [child.name for child in run.children[1].children[0].children] == ["chat model"]
 
 
-async def test_ways_to_end(spans: Spans, clock):
+async def test_ways_to_end(spans, clock):
     """A timeout is an error; an interruption, a cancellation and the end of the run are not."""
     engine = make_engine(clock=clock, **ONCE, tracer_provider=spans.provider)
     tasks = (Task(id="slow", timeout=5), Task(id="unwanted"), Task(id="cut"), Task(id="last"))
@@ -373,7 +370,7 @@ async def test_ways_to_end(spans: Spans, clock):
     }
 
 
-async def test_retries_link_back(spans: Spans, clock):
+async def test_retries_link_back(spans, clock):
     """A repeated attempt links to the one before it; a replacement of a replacement to what ran last."""
     engine = make_engine(
         lambda request: again(request) if request.triggers[0].kind == "task-failed" else [],
@@ -398,7 +395,7 @@ async def test_retries_link_back(spans: Spans, clock):
     ]
 
 
-async def test_providers_that_fail(spans: Spans, clock):
+async def test_providers_that_fail(spans, clock):
     """Each provider asked has its span; one that raises or does not answer in time is an error there alone."""
     providers = [
         ScriptedProvider([raises(RuntimeError("no model"))], name="broken"),
@@ -419,7 +416,7 @@ async def test_providers_that_fail(spans: Spans, clock):
     }
 
 
-async def test_refused_replan(spans: Spans):
+async def test_refused_replan(spans):
     """A replan that a limit forbids is a span as well, with the rule, and without anybody asked."""
     engine = make_engine(
         again, limits={"replans_per_run": 0}, **ONCE, tracer_provider=spans.provider
@@ -433,7 +430,7 @@ async def test_refused_replan(spans: Spans):
     assert spans.named("propose scripted") == []
 
 
-async def test_failed_run_is_an_error(spans: Spans):
+async def test_failed_run_is_an_error(spans):
     """The span of a run that failed says so, and why; one that was paused is no error."""
     engine = make_engine(**ONCE, tracer_provider=spans.provider)
     await engine.execute(chain("a"), failing("a"))
@@ -444,10 +441,10 @@ async def test_failed_run_is_an_error(spans: Spans):
     assert (paused.error, paused.attributes["run.status"]) == (None, "paused")
 
 
-async def test_usage_of_attempts_and_run(spans: Spans):
+async def test_usage_of_attempts_and_run(spans):
     """What was spent is on the attempt that charged it, summed up on the run."""
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         context.charge(calls=1, tokens=10)
         context.charge(tokens=5, money=0.25)
 
@@ -464,7 +461,7 @@ async def test_usage_of_attempts_and_run(spans: Spans):
 
 
 @pytest.mark.parametrize("content", [False, True])
-async def test_content_only_when_asked_for(content: bool, spans: Spans):
+async def test_content_only_when_asked_for(content, spans):
     """Arguments, outputs, objective, proposals, reasons and questions are on spans only with `capture_content`."""
     words = ("an-objective", "an-argument", "an-output", "a-reason")
     copy = Task(id="a~2", arguments={"x": "an-argument"})
@@ -480,7 +477,7 @@ async def test_content_only_when_asked_for(content: bool, spans: Spans):
 @pytest.mark.parametrize(
     ("size", "kept"), [(9_000, 9_002), (50_000, 10_001), (500_000, len("[500002 characters]"))]
 )
-async def test_long_content_is_cut(size: int, kept: int, spans: Spans):
+async def test_long_content_is_cut(size, kept, spans):
     """However large an output is, what goes onto the span is bounded."""
     engine = make_engine(capture_content=True, tracer_provider=spans.provider)
     await engine.execute(chain("a"), ScriptedExecutor(default=returns("x" * size)))

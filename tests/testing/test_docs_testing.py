@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not TEXT, reason="needs the checkout: the page i
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-async def test_examples_of_the_page(number: int):
+async def test_examples_of_the_page(number):
     """Each example is a test that passes as it is printed."""
     names: dict[str, object] = {"__name__": "page"}
     exec(compile(BLOCKS[number], f"{PAGE.name}, block {number + 1}", "exec"), names)

@@ -129,7 +129,7 @@ async def test_vectors():
 
 
 @given(st.text())
-async def test_every_text_has_a_direction(text: str):
+async def test_every_text_has_a_direction(text):
     """The vector of any text has length 1, and that of the same text is the same."""
     vector = await ScriptedLLM().embed(text)
     assert nearness(vector, vector) == pytest.approx(1)

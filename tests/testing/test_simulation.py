@@ -516,7 +516,7 @@ async def run_anything(seed: int) -> list[str]:
 
 
 @pytest.mark.parametrize("scene", [*SCENES, run_random_order], ids=lambda scene: scene.__name__)
-def test_some_random_runs(scene: Scene):
+def test_some_random_runs(scene):
     """A few random runs of each scene keep every promise."""
     check(scene, range(3), "trio" if scene is run_random_order else "asyncio")
 
@@ -528,7 +528,7 @@ def test_some_random_runs(scene: Scene):
         *(pytest.param(first, marks=pytest.mark.slow) for first in range(100, 1_600, 100)),
     ],
 )
-def test_random_runs(first: int):
+def test_random_runs(first):
     """Hundreds of random runs keep every promise."""
     check(run_anything, range(first, first + 100))
 

@@ -194,7 +194,7 @@ OPENED, BEGUN, DONE = records_of([begin("a"), done("a")])
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_broken_promises(records: list[Record], promise: str):
+def test_broken_promises(records, promise):
     """Every promise that a journal breaks is named, with the record that breaks it."""
     assert any(promise in found for found in invariant_violations(records)), invariant_violations(
         records

@@ -18,7 +18,6 @@ from replanning import (
     RunResult,
     Settings,
     Task,
-    TaskContext,
     TransientError,
 )
 from replanning.changes import SkipTask
@@ -41,7 +40,7 @@ from tests.support.runs import again, alternative, chain, plan
 
 
 @given(st.lists(st.floats(0, 1e8), min_size=1, max_size=20))
-def test_sleepers_wake_in_order_of_time(naps: list[float]):
+def test_sleepers_wake_in_order_of_time(naps):
     """Everybody wakes exactly when they should, whatever order they went to sleep in, and no real time passes."""
     woken: list[tuple[float, float]] = []
 
@@ -107,7 +106,7 @@ async def test_sleep_that_nobody_waits_for():
 async def test_time_does_not_jump_to_what_was_called_off(clock):
     """While work waits for something real, time does not move for the deadline of a provider that has answered."""
 
-    async def work(task: Task, context: TaskContext) -> None:
+    async def work(task, context):
         if task.id == "a":
             raise ValueError("no")
         await anyio.run_process([sys.executable, "-c", "pass"])

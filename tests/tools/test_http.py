@@ -7,14 +7,13 @@ import socket
 import threading
 import tracemalloc
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import anyio
 import anyio.abc
 import pytest
 
 from replanning.errors import TransientError
-from replanning.plan.types import JsonObject
 from replanning.tools import (
     HttpConnectionLost,
     HttpStatusFailed,
@@ -41,7 +40,7 @@ def http(url: str, **fields: object):
     return spec(kind="http", url=url, **fields)
 
 
-async def test_answer_in_json(server: HttpServer):
+async def test_answer_in_json(server):
     """An answer has its status, the headers of interest, its JSON, and what the tool produces."""
     server.answer_json({"id": 7, "tags": []}, status=201, etag='"e"', x_other="no")
     output = await use(http(f"{server.url}/things", method="POST", produces=["id", "other"]))
@@ -66,9 +65,7 @@ async def test_answer_in_json(server: HttpServer):
         ("text/html", b"[1]", {"text": "[1]"}),
     ],
 )
-async def test_answers_of_all_sorts(
-    server: HttpServer, content_type: str, body: bytes, part: JsonObject
-):
+async def test_answers_of_all_sorts(server, content_type, body, part):
     """What is not JSON is text, in the character set that the server states."""
     server.answer = lambda request: (200, {"content-type": content_type}, body)
     output = await use(http(server.url))
@@ -76,7 +73,7 @@ async def test_answers_of_all_sorts(
     assert output == part
 
 
-async def test_request(server: HttpServer):
+async def test_request(server):
     """Arguments stand in the address as text, in the body with their types; a stated type of the body is kept."""
     tool = http(
         server.url + "/{team}/x?q={q}&all={flag}",
@@ -114,9 +111,7 @@ async def test_request(server: HttpServer):
         ("PUT", {"idempotency-key": "own"}, "own"),
     ],
 )
-async def test_idempotency_key(
-    server: HttpServer, method: str, headers: JsonObject, key: str | None
-):
+async def test_idempotency_key(server, method, headers, key):
     """Requests that change something carry the idempotency key, unless the tool states its own."""
     await use(
         http(server.url, method=method, headers=headers), attempt=Attempt(idempotency_key="k ä/1")
@@ -124,7 +119,7 @@ async def test_idempotency_key(
     assert server.requests[0].headers.get("idempotency-key") == key
 
 
-async def test_idempotency_header(server: HttpServer):
+async def test_idempotency_header(server):
     """A tool names another header for the key, or puts the key where it wants it, also for a reading request."""
     attempt = Attempt(idempotency_key="run/pay")
     await use(http(server.url, method="POST", idempotency_header="X-Request-Key"), attempt=attempt)
@@ -135,7 +130,7 @@ async def test_idempotency_header(server: HttpServer):
     assert json.loads(server.requests[1].body) == {"key": "run/pay"}
 
 
-async def test_secrets_travel_late(server: HttpServer):
+async def test_secrets_travel_late(server):
     """Variables are looked up in headers, address and body, and the output has what the server answered."""
     server.answer = lambda request: (
         200,
@@ -154,7 +149,7 @@ async def test_secrets_travel_late(server: HttpServer):
     assert output["text"] == '/?key=s3%20cr3t Bearer s3 cr3t "s3 cr3t"'
 
 
-async def test_arguments_are_no_templates(server: HttpServer):
+async def test_arguments_are_no_templates(server):
     """An argument that looks like a reference to a secret stays that text."""
     tool = http(server.url, method="POST", headers={"X": "{a}"}, body=["{a}", "<{a}>"])
     await use(tool, {"a": "{env:TOKEN}{b}", "b": "no"}, environ={"TOKEN": "s3cr3t"})
@@ -162,7 +157,7 @@ async def test_arguments_are_no_templates(server: HttpServer):
     assert json.loads(server.requests[0].body) == ["{env:TOKEN}{b}", "<{env:TOKEN}{b}>"]
 
 
-async def test_address_from_elsewhere(server: HttpServer):
+async def test_address_from_elsewhere(server):
     """The whole address may come from an argument where no secret is sent, its start from the environment."""
     await use(http("{url}"), {"url": server.url + "/a?b=c"})
     await use(http("{env:BASE}/a"), environ={"BASE": server.url})
@@ -189,7 +184,7 @@ async def test_address_from_elsewhere(server: HttpServer):
         ({"url": "http://{u}.x/", "headers": {"X": "{env:T}"}}, "lets an argument choose the host"),
     ],
 )
-async def test_descriptions_that_are_refused(fields: JsonObject, message: str):
+async def test_descriptions_that_are_refused(fields, message):
     """A description that makes no request, or would hand out secrets, is refused."""
     with pytest.raises(InvalidTool) as caught:
         await use(spec(kind="http", **fields), {"u": "x"}, environ={"T": "token"})
@@ -214,7 +209,7 @@ async def test_descriptions_that_are_refused(fields: JsonObject, message: str):
         ("http://{v}.x/", "a@evil", "no address of http:// or https://"),
     ],
 )
-async def test_values_that_do_not_fit_the_address(url: str, value: object, message: str):
+async def test_values_that_do_not_fit_the_address(url, value, message):
     """A value that would lead to another address than the tool describes is refused."""
     with pytest.raises(InvalidArguments) as caught:
         await ToolExecutor([http(url)])(
@@ -237,9 +232,7 @@ async def test_header_injection():
         ((408, 425, 429, 503), [], True),
     ],
 )
-async def test_statuses(
-    server: HttpServer, statuses: tuple[int, ...], declared: list[int], transient: bool
-):
+async def test_statuses(server, statuses, declared, transient):
     """A status that is no success is an error; those of a busy server, or declared so, may pass."""
     for status in statuses:
         server.answer_json(status=status)
@@ -251,7 +244,7 @@ async def test_statuses(
         )
 
 
-async def test_accepted_statuses(server: HttpServer):
+async def test_accepted_statuses(server):
     """A status that the tool accepts is a result, also one that could pass."""
     for status in (404, 503):
         server.answer_json({"found": False}, status=status)
@@ -260,7 +253,7 @@ async def test_accepted_statuses(server: HttpServer):
         assert (output["status"], output["json"]) == (status, {"found": False})
 
 
-async def test_failure_says_what_the_server_said(server: HttpServer):
+async def test_failure_says_what_the_server_said(server):
     """The error names tool, request, status, request id and the answer, without secrets."""
     server.answer_json(
         "bad key s3cr3t, header was literal-9", status=503, x_request_id="r-1", retry_after="2"
@@ -288,7 +281,7 @@ async def test_failure_says_what_the_server_said(server: HttpServer):
         ("-1", None),
     ],
 )
-async def test_retry_after(server: HttpServer, after: str, seconds: float | None):
+async def test_retry_after(server, after, seconds):
     """A time to try again is read against the clock of the server that names it."""
     server.answer = lambda request: (
         429,
@@ -300,7 +293,7 @@ async def test_retry_after(server: HttpServer, after: str, seconds: float | None
     assert caught.value.retry_after == seconds
 
 
-async def test_redirect_on_the_same_host(server: HttpServer):
+async def test_redirect_on_the_same_host(server):
     """A redirect that only reads and stays on its host is followed."""
     server.answer = lambda request: (
         (302, {"location": "/b"}, b"") if request.path == "/a" else (200, {}, b"there")
@@ -319,7 +312,7 @@ async def test_redirect_on_the_same_host(server: HttpServer):
     ],
     ids=["another host", "another scheme", "not reading", "for ever", "no address"],
 )
-async def test_redirects_that_are_not_followed(server: HttpServer, method: str, location: str):
+async def test_redirects_that_are_not_followed(server, method, location):
     """Any other redirect is an error that says where it leads."""
     server.answer = lambda request: (302, {"location": location}, b"")
     with pytest.raises(
@@ -329,7 +322,7 @@ async def test_redirects_that_are_not_followed(server: HttpServer, method: str, 
     assert len(server.requests) <= 6
 
 
-async def test_nobody_there(server: HttpServer):
+async def test_nobody_there(server):
     """A server that cannot be reached is an error that may pass; one that breaks its answer off leaves doubt."""
     server.answer = lambda request: (200, {"content-length": "100"}, b"only this")
     with socket.socket() as free:
@@ -350,7 +343,7 @@ async def test_nobody_there(server: HttpServer):
         ("identity", b"text"),
     ],
 )
-async def test_packed_answers(server: HttpServer, encoding: str, body: bytes):
+async def test_packed_answers(server, encoding, body):
     """Answers may come packed in the ways that we say we can unpack."""
     server.answer = lambda request: (200, {"content-encoding": encoding}, body)
     assert (await use(http(server.url)))["text"] == "text"
@@ -365,7 +358,7 @@ async def test_packed_answers(server: HttpServer, encoding: str, body: bytes):
     ],
     ids=["without end", "large when unpacked"],
 )
-async def test_large_answers(server: HttpServer, headers: dict[str, str], body: Iterable[bytes]):
+async def test_large_answers(server, headers, body):
     """An answer above the limit, packed or not, is an error before it fills the memory."""
     server.answer = lambda request: (200, headers, body)
     tracemalloc.start()
@@ -377,7 +370,7 @@ async def test_large_answers(server: HttpServer, headers: dict[str, str], body: 
         tracemalloc.stop()
 
 
-async def test_cancelled_request(server: HttpServer):
+async def test_cancelled_request(server):
     """A request that is cancelled ends at once, whatever the server does."""
     asked, free = threading.Event(), threading.Event()
 
@@ -396,7 +389,7 @@ async def test_cancelled_request(server: HttpServer):
         free.set()
 
 
-async def test_connections_are_shared_and_closed(server: HttpServer):
+async def test_connections_are_shared_and_closed(server):
     """One executor asks many times, also after it was closed, and keeps no cookies from one task to the next."""
     server.answer_json({}, set_cookie="a=b; Path=/")
     executor = ToolExecutor([http(server.url)])

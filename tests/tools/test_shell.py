@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from replanning.errors import OutputError, ToolError, TransientError
 from replanning.plan import JsonObject
-from replanning.plan.types import JsonValue
 from replanning.tools import (
     CommandFailed,
     InvalidArguments,
@@ -42,7 +41,7 @@ SHOW = f"{sys.executable} -c 'import json, sys; print(json.dumps(sys.argv[1:]))'
     ],
     ids=["streams", "no input", "json", "json in the last line", "no json", "no text"],
 )
-async def test_output(command: str, part: JsonObject):
+async def test_output(command, part):
     """The output has the exit code and both streams as text, JSON as a whole or in the last line, and what is no UTF-8."""
     output = await use(shell(command))
     assert output.items() >= part.items()
@@ -56,7 +55,7 @@ async def test_output(command: str, part: JsonObject):
     )
 )
 @example(values=["$(echo x)", "`echo x`", "; echo x", "' echo x '", "\necho x", "&& echo x"])
-async def test_values_arrive_as_they_are(values: list[str]):
+async def test_values_arrive_as_they_are(values):
     """Whatever text an argument holds, the program receives exactly it, as one word: nothing of it is run."""
     output = await use(shell(SHOW + "{first} {all}"), {"first": values[0], "all": list(values)})
     assert output["json"] == [values[0], *values]
@@ -79,7 +78,7 @@ async def test_values_arrive_as_they_are(values: list[str]):
         ),
     ],
 )
-async def test_values_as_words(words: str, arguments: JsonObject, expected: list[str]):
+async def test_values_as_words(words, arguments, expected):
     """Numbers, booleans and objects are one word each or a part of one, a list is a word per item, in their order."""
     assert (await use(shell(SHOW + words), arguments))["json"] == expected
 
@@ -115,7 +114,7 @@ async def test_shell_features():
         ("echo " + "x" * 100_000, "more than 100000 characters"),
     ],
 )
-async def test_commands_that_are_refused(command: str, message: str):
+async def test_commands_that_are_refused(command, message):
     """A command in which a value could not be one word is refused, with the way out."""
     with pytest.raises(InvalidTool) as caught:
         await use(shell(command), {"x": "1"}, environ={"TOKEN": "t"})
@@ -134,7 +133,7 @@ async def test_commands_that_are_refused(command: str, message: str):
         ("echo --all={x}", {"x": ["a"]}, "'x' is a list, but {x} does not stand alone"),
     ],
 )
-async def test_arguments_that_are_refused(command: str, arguments: dict[str, object], message: str):
+async def test_arguments_that_are_refused(command, arguments, message):
     """Arguments that cannot be words of the command are refused before anything runs."""
     attempt = Attempt()
     tool = shell(command)
@@ -165,7 +164,7 @@ async def test_arguments_that_are_refused(command: str, arguments: dict[str, obj
         "printf {x}",
     ],
 )
-async def test_options_that_are_refused(command: str):
+async def test_options_that_are_refused(command):
     """An argument that begins with a dash is refused where a program would read it as an option."""
     with pytest.raises(InvalidArguments, match=r"'x' is '-v', which would be read as an option"):
         await use(shell(command), {"x": "-v", "y": ""})
@@ -188,7 +187,7 @@ async def test_options_that_are_refused(command: str):
         ("seq {n} -3", "-3"),
     ],
 )
-async def test_options_that_are_none(command: str, shown: str):
+async def test_options_that_are_none(command, shown):
     """An argument may begin with a dash after `--`, as the value of an option, within a word, and where it is a number."""
     tool = spec(
         name="t",
@@ -235,7 +234,7 @@ async def test_failed_command():
     ],
 )
 @pytest.mark.parametrize("transient", [False, True])
-async def test_failures(command: str, message: str, transient: bool):
+async def test_failures(command, message, transient):
     """Exit code, signal and end of stderr are in the error, which may pass if the tool declares the exit code so."""
     with pytest.raises(CommandFailed, match=message) as caught:
         await use(shell(command, transient=[1, 2, 127, 137] if transient else []))
@@ -258,7 +257,7 @@ async def test_accepted_exit_codes():
 @pytest.mark.parametrize(
     "command", ["no-such-program --flag", "true && no-such-program", "echo a\nno-such-program"]
 )
-async def test_missing_program(command: str):
+async def test_missing_program(command):
     """A program that is not there is named, and trying again is not suggested."""
     with pytest.raises(ToolUnavailable) as caught:
         await use(shell(command))
@@ -269,7 +268,7 @@ async def test_missing_program(command: str):
 
 
 @pytest.mark.parametrize("env", [{"A=B": "c"}, {"": "c"}, {"A": "b\0"}, {"A\0": "b"}])
-async def test_variables_that_are_refused(env: dict[str, str]):
+async def test_variables_that_are_refused(env):
     """An environment that no process can have is refused."""
     with pytest.raises(InvalidTool, match=r"cannot be (the name|the value) of a variable"):
         await use(shell("true", env=env))
@@ -289,7 +288,7 @@ async def test_variables_that_are_refused(env: dict[str, str]):
         ),
     ],
 )
-async def test_unavailable(tmp_path, fields: JsonObject, message: str):
+async def test_unavailable(tmp_path, fields, message):
     """A command that cannot be started says why, and nothing has run."""
     attempt = Attempt()
     with pytest.raises(ToolUnavailable, match=message):
@@ -350,7 +349,7 @@ async def test_secrets_are_hidden_in_errors():
 
 
 @pytest.mark.parametrize(("depth", "read"), [(100, True), (101, False), (100_000, False)])
-async def test_deep_json_output(depth: int, read: bool):
+async def test_deep_json_output(depth, read):
     """JSON of more than a hundred levels stays the text that it is."""
     output = await use(
         shell(f"printf '%{depth}s' '' | tr ' ' '['; printf '%{depth}s' '' | tr ' ' ']'")
@@ -399,9 +398,7 @@ async def test_deep_json_output(depth: int, read: bool):
         "stated by the tool, then by an argument",
     ],
 )
-async def test_artifacts(
-    tmp_path, command: str, arguments: JsonObject, produced: dict[str, str | None]
-):
+async def test_artifacts(tmp_path, command, arguments, produced):
     """A tool produces what it states, else what an argument names, else the only file that is new and fits."""
     (tmp_path / "dist").mkdir()
     for old in ("dist/old-1.whl", "in.txt"):
@@ -432,7 +429,7 @@ HOLD = 'exec 3> "$0"; echo up >&3; '
 
 
 @pytest.mark.parametrize("manners", ["", 'trap "" TERM; '], ids=["heeds the request", "ignores it"])
-async def test_cancelling_ends_the_whole_tree(tmp_path, manners: str):
+async def test_cancelling_ends_the_whole_tree(tmp_path, manners):
     """When a task is cancelled, all processes of its command are gone, also those that resist."""
     tool = shell(
         f"sh -c '{manners}{HOLD}sleep 1000 & wait; sleep 1000' {{pulse}} & wait; sleep 1000"
@@ -536,7 +533,7 @@ async def test_output_can_be_stored():
     ],
     ids=str,
 )
-async def test_paths_stay_in_the_workspace(tmp_path, kind: str, given: JsonValue, refused: bool):
+async def test_paths_stay_in_the_workspace(tmp_path, kind, given, refused):
     """An argument of type `path` that leads out of the workspace, also through a link, is refused by every kind of tool."""
     (tmp_path / "ws" / "sub").mkdir(parents=True)
     (tmp_path / "ws" / "link").symlink_to(tmp_path)
@@ -569,7 +566,7 @@ async def test_commands_and_checks_work_in_the_workspace(tmp_path):
 
 
 @pytest.mark.parametrize("works", [True, False])
-async def test_commands_run_in_a_sandbox(tmp_path, works: bool, caplog):
+async def test_commands_run_in_a_sandbox(tmp_path, works, caplog):
     """With bubblewrap a command may write in its workspace alone; where that does not work, it runs with a warning."""
     (tmp_path / "ws").mkdir()
     program = tmp_path / "bin" / "bwrap"

@@ -13,12 +13,10 @@ import anyio
 import pytest
 
 from replanning import (
-    Alternative,
     Plan,
     PlanMonitor,
     PlanRun,
     ReplanningEngine,
-    ReplanRequest,
     RunResult,
     Settings,
     Task,
@@ -125,7 +123,7 @@ async def test_failure_waits_for_the_last_attempt():
 
 
 @pytest.mark.parametrize(("idempotent", "expected"), [(False, [True]), (True, [])])
-async def test_interruption_is_a_failure_of_its_own_kind(idempotent: bool, expected: list[bool]):
+async def test_interruption_is_a_failure_of_its_own_kind(idempotent, expected):
     """A worker that is cancelled gives a trigger that says so; an idempotent task is simply run again."""
     async with watched(made(f"  - {{id: pay, idempotent: {idempotent}}}")) as (run, found):
         with anyio.CancelScope() as scope:
@@ -151,7 +149,7 @@ async def test_interruption_is_a_failure_of_its_own_kind(idempotent: bool, expec
         ),
     ],
 )
-async def test_what_does_not_exist(task: str, error: str, reason: str):
+async def test_what_does_not_exist(task, error, reason):
     """A condition or reference that finds nothing gives a trigger that names it, though the task has never run."""
     (trigger,) = await failures(made(f"  - {{id: post, {task}}}"), {})
     assert (trigger.kind, trigger.error_type) == ("task-failed", error)
@@ -167,7 +165,7 @@ async def test_what_does_not_exist(task: str, error: str, reason: str):
         ("tool: a, arguments: {n: 1}", "tool: a, arguments: {n: 1}", True),
     ],
 )
-async def test_same_call_same_cause(one: str, other: str, same: bool):
+async def test_same_call_same_cause(one, other, same):
     """The same call failing in the same way is the same cause, whatever numbers the error names; no other is."""
     causes = set()
     for fields, pid in ((one, 17), (other, 4711)):
@@ -338,7 +336,7 @@ async def test_resource_that_shrinks():
 @pytest.mark.parametrize(
     ("stated", "used"), [({"effect": "none"}, ["a", "b"]), ({"idempotent": True}, ["a"])]
 )
-async def test_tool_that_goes_during_its_attempt(stated: dict[str, object], used: list[str]):
+async def test_tool_that_goes_during_its_attempt(stated, used):
     """A tool that becomes unavailable while its task runs is replaced once the attempt failed, if the task only reads."""
     plan = Plan.model_validate(
         {
@@ -370,7 +368,7 @@ DEAR = "\n".join(f"  - {{id: t{i}, tool: dear}}" for i in range(5))
      (4.0, {}, True, 0)],
     ids=["half of what is left", "less than the minimum", "a lower minimum", "not yet", "a tool that needs more"],
 )  # fmt: skip
-async def test_better_path(rest: float, settings: dict[str, float], picky: bool, gain: float):
+async def test_better_path(rest, settings, picky, gain):
     """A cheaper tool that fits triggers after every so many successes, if it saves the minimum share of what is left."""
     tools = f"""[{{name: dear, capability: c, cost: 10}}, {{name: cheap, capability: c, cost: 4, available: false}},
       {{name: rest, cost: {rest}}}, {{name: picky, capability: c, cost: 1, parameters: {{colour: string}}}}]"""
@@ -413,7 +411,7 @@ SHORTCUTS = {
         ({"name": "print", "available": True}, ()),
     ],
 )
-async def test_possible_shortcuts(news: dict[str, Any], tasks: tuple[str, ...]):
+async def test_possible_shortcuts(news, tasks):
     """What changes triggers where effects of waiting tasks hold by it, or tools could achieve them with it otherwise."""
     document = made(
         "  - {id: fetch, tool: fetch}\n  - {id: read, tool: read}\n  - {id: print, tool: print}",
@@ -434,7 +432,7 @@ async def test_better_path_has_its_own_time():
     plan = made(DEAR, tools=tools, sequential="true")
     patience: dict[str, float] = {}
 
-    def propose(request: ReplanRequest) -> list[Alternative]:
+    def propose(request):
         patience[request.triggers[0].kind] = request.deadline - clock.now()
         return []
 
@@ -511,7 +509,7 @@ FAILS: Script = {"a": raises(OSError("disk full"))}
     ],
     ids=["a failed task", "a missing tool", "missing facts"],
 )
-async def test_goal_unreachable(plan: Plan, script: Script, tasks: tuple[str, ...], why: str):
+async def test_goal_unreachable(plan, script, tasks, why):
     """A run that stands still short of its goal gives one trigger that names what holds it up."""
     (trigger,) = [
         trigger for trigger in await executed(plan, script) if trigger.kind == "goal-unreachable"
@@ -543,7 +541,7 @@ async def test_detectors_are_plugins():
 
 
 @pytest.mark.parametrize("kind", ALL)
-async def test_each_kind_can_be_disabled(kind: str):
+async def test_each_kind_can_be_disabled(kind):
     """A kind that the settings leave out gives no trigger, and the others still do."""
     tasks = """
   - {id: fails}
@@ -601,7 +599,7 @@ def warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     installed_plugins.cache_clear()
 
 
-async def test_kinds_of_others(warned: Path):
+async def test_kinds_of_others(warned):
     """A trigger of an installed kind is journaled without secrets, read back in its class, and decided after a resume."""
     settings = Settings.model_validate(
         {"triggers": ["warnings"], "approval": {"always_for": ["warning-found"]}}
@@ -684,7 +682,7 @@ async def test_misbehaving_detectors(tmp_path):
     assert ([body.where for body in contained], run.status) == (["detector 'odd'"] * 2, "succeeded")
 
 
-def test_unknown_kinds_in_settings(warned: Path):
+def test_unknown_kinds_in_settings(warned):
     """Settings take the kinds of installed detectors from every source, and refuse others with the nearest one."""
     environ = {
         "REPLANNING_TRIGGERS": "timeout,warning-found",
