@@ -571,15 +571,13 @@ class ReplanningEngine:
         delivered = anyio.Event()
 
         def begin(group: anyio.abc.TaskGroup) -> None:
-            if life.end is None:
-                # A new run has no decisions and triggers on record.
-                if life.opening.past is not None:
-                    # Where the store fails, it is done when the store works again.
-                    with suppress(StoreError):
-                        replanner.record_pending_decisions()
-                questions.resume(group)
-                if life.opening.past is not None:
-                    replanner.reload()
+            # A new run has no decisions, questions and triggers on record.
+            if life.end is None and life.opening.past is not None:
+                # Where the store fails, it is done when the store works again.
+                with suppress(StoreError):
+                    replanner.record_pending_decisions()
+                questions.resume()
+                replanner.reload()
             group.start_soon(replanner.run)
             life.plugins.run("a listener", self.monitor.deliver, watch, delivered)
             if delivery is not None:
@@ -699,10 +697,11 @@ def _as_settings(settings: Settings | Mapping[str, JsonValue] | None) -> Setting
 
 async def run_workers(run: PlanRun, work: Work, max_concurrency: int) -> None:
     """Pull and execute tasks, up to `max_concurrency` at a time, until the run ends."""
-    outputs = run._lifecycle.outputs
-    untyped = outputs.untyped_tools()
-    if untyped and isinstance(work, TypedWork):
-        outputs.restore(await work.return_types(untyped))
+    life = run._lifecycle
+    if life.opening.past is not None and isinstance(work, TypedWork):
+        untyped = life.outputs.untyped_tools()
+        if untyped:
+            life.outputs.restore(await work.return_types(untyped))
     if max_concurrency == 1:
         await Worker(run, work).run()
         return

@@ -9,7 +9,6 @@ from typing import Final
 
 import anyio
 import anyio.lowlevel
-from anyio.abc import TaskGroup
 
 from replanning.changes import AbortRun, PlanChange, SkipTask, target_task_ids
 from replanning.decision.answers import (
@@ -80,14 +79,12 @@ class Questions:
     gate: HumanGate | None
     durable: bool = field(kw_only=True)
     conversations: dict[QuestionId, anyio.CancelScope] = field(default_factory=dict)
-    _group: TaskGroup | None = None
 
-    def resume(self, group: TaskGroup) -> None:
+    def resume(self) -> None:
         """Take up the questions of a resumed run.
 
         The answers on record are carried out, and the gate is asked the open questions again.
         """
-        self._group = group
         life = self._lifecycle
         if life.ledger.questions.answers_by_replan:
             # The run is not at its end before all of it is taken up again.
@@ -208,8 +205,7 @@ class Questions:
                 for asked, closing in list(life.ledger.questions.answers_by_replan.values()):
                     self._carry_out_answer(asked, closing)
         except StoreError:
-            if self._group is not None:
-                self._group.start_soon(self._carry_out_when_store_recovers)
+            life.plugins.start(self._carry_out_when_store_recovers)
 
     async def _carry_out_when_store_recovers(self) -> None:
         try:
@@ -311,7 +307,7 @@ class Questions:
     # Asking
 
     def _present(self, asked: QuestionAsked) -> None:
-        if self.gate is None or self._group is None or asked.question in self.conversations:
+        if self.gate is None or asked.question in self.conversations:
             return
         scope = anyio.CancelScope()
         self.conversations[asked.question] = scope
