@@ -97,3 +97,16 @@ def test_a_question_about_an_unknown_effect() -> None:
         "1 question to a person must be answered first: it is unknown whether 'lost' took effect"
     )
     assert decided(run) == journal.RunEnded("needs_human", reason)
+
+
+def test_a_failure_with_an_unknown_effect() -> None:
+    """A run that failed without a question says which of its failures may have had their effect."""
+    run = journaled("lost", task("reading", effect="none"))
+    for task_id in ("lost", "reading"):
+        run.fold(journal.AttemptTimedOut(run.start(task_id), task_id, 2.0))
+    ended = decided(run)
+    assert isinstance(ended, journal.RunEnded)
+    lost, reading = ended.reason.split("; ")
+    assert lost.startswith("'lost' failed (")
+    assert lost.endswith("), and it is unknown whether it took effect")
+    assert reading.endswith(")")

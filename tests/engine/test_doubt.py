@@ -186,11 +186,12 @@ async def test_a_cancellation_within_the_work_is_in_doubt(clock: VirtualClock) -
 
 
 async def test_retries_that_were_stated_are_used_up(clock: VirtualClock) -> None:
-    """A task that was tried as often as it states has failed, and nobody is asked."""
+    """A task that was tried as often as it states has failed without a question, and the run says what is unknown."""
     shop = Shop()
     engine = make_engine("repair", clock=clock)
     result = await run(engine, shop.tool("pay"), retry={"max_attempts": 3})
     assert (result.status, shop.executions) == ("failed", {"pay": 3})
+    assert result.reason == "'a' failed (it went wrong), and it is unknown whether it took effect"
 
 
 # What people read
