@@ -185,8 +185,10 @@ class OutputKeeper:
         """Return the tools of a resumed run whose outputs wait for their return annotations."""
         tools: dict[str, ToolSpec] = {}
         for entry in self._live:
+            if not isinstance(entry.output.value, AnnotatedJson):
+                continue
             tool = self._live.tool_of(entry.task)
-            if tool is not None and isinstance(entry.output.value, AnnotatedJson):
+            if tool is not None:
                 tools[tool.name] = tool
         return list(tools.values())
 
