@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -273,17 +273,11 @@ def _replan_notices(note: ReplanNote, at: float, progress: PlanningProgress) -> 
     if (
         decision is None and record is not None and record.override_reason is not None
     ):  # no model was asked
-
-        def closed(limit: int) -> Paragraphs:
-            rule = markdown_field("Rule", record.reason, limit)
-            return (
-                f"**Phase**: {record.phase}",
-                f"**Overridden by**: {record.override_reason}",
-                rule,
-            )
-
+        head = (f"**Phase**: {record.phase}", f"**Overridden by**: {record.override_reason}")
+        text = f"{record.phase}: {record.reason}"
+        rule = partial(markdown_field, "Rule", record.reason)
         yield Notice(
-            NoticeKind.OVERRIDDEN, record.replan_id, at, f"{record.phase}: {record.reason}", closed
+            NoticeKind.OVERRIDDEN, record.replan_id, at, text, lambda limit: (*head, rule(limit))
         )
     if (
         considered is None
@@ -298,35 +292,37 @@ def _replan_notices(note: ReplanNote, at: float, progress: PlanningProgress) -> 
     level = LEVEL_DESCRIPTIONS.get(decision.replan_level or 0, "")
     goes_on = f"; it goes on with {decision.target_phase}" if decision.target_phase else ""
     revision = f"**Revision**: {decision.replan_type}{f' ({level})' if level else ''}{goes_on}"
+    ruling = considered.ruling
 
-    def reasons(limit: int) -> Paragraphs:
-        return (
-            phase,
-            f"**Confidence**: {confidence}",
-            markdown_field("Reasoning", decision.reasoning, limit),
-            markdown_list("Issues Found", decision.issues_found, limit),
-            markdown_list("Recommended Actions", decision.recommended_actions, limit),
-            revision,
+    def notice(kind: NoticeKind, text: str, *fields: tuple[str, str]) -> Notice:
+        """Return a notice with the reasons of the model, and these fields."""
+        return Notice(
+            kind,
+            considered.replan_id,
+            at,
+            f"{decision.replan_type}{text}",
+            lambda limit: (
+                phase,
+                f"**Confidence**: {confidence}",
+                markdown_field("Reasoning", decision.reasoning, limit),
+                markdown_list("Issues Found", decision.issues_found, limit),
+                markdown_list("Recommended Actions", decision.recommended_actions, limit),
+                revision,
+                *(markdown_field(name, value, limit) for name, value in fields),
+            ),
         )
 
     if record is None:
-        ruling = considered.ruling
-
-        def decided(limit: int) -> Paragraphs:
+        text = f" after {considered.phase}, {confidence}: {decision.reasoning}"
+        if note.stage == "applying" and not asks:
+            started = (phase, revision, f"**Replans so far**: {note.counts.total}")
+            yield replace(notice(NoticeKind.STARTED, text), build=lambda _: started)
+        elif note.stage in ("generating", "awaiting_user") and not asks:
             caution = {
                 "execute_with_warning": ("Warning", ruling.reason),
                 "ask": ("Waiting", f"a person must agree: {ruling.reason}"),
             }.get(ruling.kind)
-            return (*reasons(limit), *([markdown_field(*caution, limit)] if caution else ()))
-
-        text = (
-            f"{decision.replan_type} after {considered.phase}, {confidence}: {decision.reasoning}"
-        )
-        if note.stage == "applying" and not asks:
-            started = (phase, revision, f"**Replans so far**: {note.counts.total}")
-            yield Notice(NoticeKind.STARTED, considered.replan_id, at, text, lambda _: started)
-        elif note.stage in ("generating", "awaiting_user") and not asks:
-            yield Notice(NoticeKind.DECIDED, considered.replan_id, at, text, decided)
+            yield notice(NoticeKind.DECIDED, text, *([caution] if caution else ()))
     elif record.executed and (record.result == "failure" or not asks):
         failed = record.result == "failure"
 
@@ -346,42 +342,16 @@ def _replan_notices(note: ReplanNote, at: float, progress: PlanningProgress) -> 
             and one.considered.replan_id == considered.replan_id
             and one.verdict == "reject"
         ]
-        by = held[-1].by if held and considered.ruling.kind == "ask" else ""
+        by = held[-1].by if held and ruling.kind == "ask" else ""
         if by and by != "timeout":
-
-            def declined(limit: int) -> Paragraphs:
-                asked = markdown_field("Asked because", record.reason, limit)
-                return (*reasons(limit), markdown_field("Declined by", by, limit), asked)
-
-            yield Notice(
-                NoticeKind.DECLINED,
-                record.replan_id,
-                at,
-                f"{decision.replan_type}: by {by}",
-                declined,
-            )
+            asked = ("Asked because", record.reason)
+            yield notice(NoticeKind.DECLINED, f": by {by}", ("Declined by", by), asked)
             return
-        why = (
-            f"{record.reason}; nobody has agreed to it"
-            if considered.ruling.kind == "ask"
-            else record.reason
-        )
-
-        def overridden(limit: int) -> Paragraphs:
-            rule = markdown_field("Rule", why, limit)
-            return (
-                *reasons(limit),
-                markdown_field("Overridden by", str(record.override_reason), limit),
-                rule,
-            )
-
-        yield Notice(
-            NoticeKind.OVERRIDDEN,
-            record.replan_id,
-            at,
-            f"{decision.replan_type}: {why}",
-            overridden,
-        )
+        why = record.reason
+        if ruling.kind == "ask":
+            why += "; nobody has agreed to it"
+        override = ("Overridden by", str(record.override_reason))
+        yield notice(NoticeKind.OVERRIDDEN, f": {why}", override, ("Rule", why))
 
 
 def _question_notice(body: QuestionAsked, at: float, progress: PlanningProgress) -> Notice:
