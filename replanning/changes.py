@@ -169,10 +169,14 @@ def target_task_ids(changes: Sequence[PlanChange]) -> tuple[TaskId, ...]:
 
 def new_task_ids(changes: Sequence[PlanChange]) -> tuple[TaskId, ...]:
     """Return the tasks that changes add, in order."""
-    added = (
-        [c.task] if c.kind == "add" else c.tasks if c.kind == "replace" else () for c in changes
-    )
-    return tuple(task.id for tasks in added for task in tasks)
+    ids: list[TaskId] = []
+    for change in changes:
+        if change.kind == "add":
+            ids.append(change.task.id)
+        elif change.kind == "replace":
+            for task in change.tasks:
+                ids.append(task.id)
+    return tuple(ids)
 
 
 TaskArguments = tuple[TaskId, JsonValue]
@@ -209,10 +213,10 @@ def _field_arguments(fields: JsonValue) -> Iterator[JsonValue]:
     yield from _field_arguments(fields.get("undo"))
 
 
-_KEYS_WITH_IDS: Final = frozenset(
-    {"id", "task_id", "depends_on", "before", "order", "task", "tasks", "fields"}
-)
-"""Keys of a change that have ids, or parts that have them."""
+_ID_KEYS: Final = frozenset({"id", "task_id"})
+_ID_LIST_KEYS: Final = frozenset({"depends_on", "before", "order"})
+_PART_KEYS: Final = frozenset({"task", "tasks", "fields"})
+"""Keys of a change, or of a task in it, that have an id, several, or parts that have them."""
 
 to_canonical_json: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 """Returns JSON with sorted keys and without blanks, for hashes."""
@@ -227,31 +231,47 @@ def changes_hash(
         changes: the changes.
         originals: the tasks that others stand for, so that changes to a task and to its replacement are the same.
     """
-    names = {
-        **originals,
-        **{task_id: f"\n{number}" for number, task_id in enumerate(new_task_ids(changes))},
-    }
+    positions: dict[TaskId, TaskId] = {}
+    for number, task_id in enumerate(new_task_ids(changes)):
+        positions[task_id] = TaskId(f"\n{number}")
     document = [dump_change(change) for change in changes]
-    parts = list(document)
-    while parts:  # ids are replaced wherever a change has them; values of wrong types stay
-        part = parts.pop()
-        for key in part.keys() & _KEYS_WITH_IDS:
-            value = part[key]
-            if key in ("id", "task_id") and isinstance(value, str):
-                part[key] = names.get(value, value)
-            elif key in ("depends_on", "before", "order") and isinstance(value, list):
-                part[key] = [
-                    names.get(name, name) if isinstance(name, str) else name for name in value
-                ]
-            elif key in ("task", "tasks", "fields"):
-                inner = value if isinstance(value, list) else [value]
-                parts += [item for item in inner if isinstance(item, dict)]
+    for part in document:
+        _rename_tasks(part, positions, originals)
     text = to_canonical_json(document)
-    for name, number in names.items() if "${" in text else ():
-        text = text.replace(
-            f"${{{json.dumps(name)[1:-1]}.output", f"${{{json.dumps(number)[1:-1]}.output"
-        )
+    if "${" in text:
+        for name, other in {**originals, **positions}.items():
+            reference = f"${{{json.dumps(name)[1:-1]}.output"
+            text = text.replace(reference, f"${{{json.dumps(other)[1:-1]}.output")
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _rename_tasks(
+    part: JsonObject, positions: Mapping[TaskId, TaskId], originals: Mapping[TaskId, TaskId]
+) -> None:
+    """Rename tasks wherever a change, or a task in it, has an id; values of wrong types stay.
+
+    Args:
+        part: the JSON of a change or a task.
+        positions: the names of the new tasks.
+        originals: those of other tasks.
+    """
+
+    def rename(name: JsonValue) -> JsonValue:
+        if not isinstance(name, str):
+            return name
+        task_id = TaskId(name)
+        return positions.get(task_id) or originals.get(task_id, name)
+
+    for key, value in part.items():
+        if key in _ID_KEYS:
+            part[key] = rename(value)
+        elif key in _ID_LIST_KEYS and isinstance(value, list):
+            part[key] = [rename(name) for name in value]
+        elif key in _PART_KEYS:
+            inner = value if isinstance(value, list) else [value]
+            for item in inner:
+                if isinstance(item, dict):
+                    _rename_tasks(item, positions, originals)
 
 
 def dump_change(change: PlanChange) -> JsonObject:

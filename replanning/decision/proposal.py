@@ -87,8 +87,6 @@ class Proposal:
         targets: the existing tasks that the changes concern, in order.
         entries: the targets that the plan has.
         arguments: the arguments in the changes.
-        fingerprint: hash of `changes`, for duplicates in one round and for declined changes. What
-            was tried is looked up by the hash with the originals.
         draft: the changes, staged on the plan.
         tasks_to_run: the tasks that would run because of the changes; empty if they do not fit.
         live: the plan.
@@ -104,12 +102,19 @@ class Proposal:
     targets: tuple[TaskId, ...]
     entries: tuple[TaskEntry, ...]
     arguments: tuple[TaskArguments, ...]
-    fingerprint: str
     draft: Draft
     tasks_to_run: tuple[Task, ...]
     live: LivePlan
     view: PlanView
     version: int
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of `changes`, for duplicates in one round and for declined changes.
+
+        What was tried is looked up by the hash with the originals.
+        """
+        return changes_hash(self.changes)
 
 
 def analyse(
@@ -174,7 +179,6 @@ def analyse(
         targets=targets,
         entries=tuple(entries),
         arguments=arguments,
-        fingerprint=changes_hash(changes),
         draft=draft,
         tasks_to_run=tuple(run),
         live=live,
@@ -300,7 +304,10 @@ def check_repeats(
         if not is_redone and changes_hash(proposal.changes, ledger.lineages.originals) in tried:
             return "the same was tried before and did not help"
 
-    declined_at = ledger.questions.declined_at.get(proposal.fingerprint)
+    declined = ledger.questions.declined_at
+    if not declined:
+        return ""
+    declined_at = declined.get(proposal.fingerprint)
     if declined_at is None:
         return ""
     # Only a goal-unreachable trigger merely repeats the situation the person decided on. Any other

@@ -288,6 +288,7 @@ class PathGenerator:
         life = vetter.life
         settings = life.settings.alternatives
         better_path = seeks_better_path(vetter.request.triggers)
+        count = sum(len(reply.alternatives) for reply in replies)
         fingerprints: set[str] = set()
         good: list[tuple[bool, float, VettedAlternative]] = []
         bad: list[VettedAlternative] = []
@@ -299,10 +300,12 @@ class PathGenerator:
                     vetted = vetter.vet(alternative, reply.name)
                     proposal, candidate = vetted
                     # The changes may be empty, and verdicts without changes are no duplicates.
-                    if proposal.changes and proposal.fingerprint in fingerprints:
-                        bad.append(_reject(vetted, "the same was proposed already", score=None))
-                        continue
-                    fingerprints.add(proposal.fingerprint)
+                    if proposal.changes and count > 1:
+                        fingerprint = proposal.fingerprint
+                        if fingerprint in fingerprints:
+                            bad.append(_reject(vetted, "the same was proposed already", score=None))
+                            continue
+                        fingerprints.add(fingerprint)
                     score = candidate.score
                     if score is None or candidate.rejected:
                         bad.append(vetted)
