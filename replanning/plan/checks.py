@@ -601,8 +601,10 @@ def secret_name_problems(
     part: BaseModel | Sequence[BaseModel], redactor: Redactor
 ) -> list[Problem]:
     """Return the names in a plan or in changes that hold secrets, by their places."""
-    names = dict.fromkeys(name for _, name in _iter_names(part, ()))
-    if not redactor.is_secret_name("\n\n".join(names)):  # all at once
+    # All at once and without their places: hardly any plan has such a name.
+    names: dict[str, None] = {}
+    _collect_names(part, "", names)
+    if not redactor.is_secret_name("\n\n".join(names)):
         return []
     why = "what looks like a secret cannot be a name, because names are kept; choose another"
     problems: list[Problem] = []
@@ -621,11 +623,40 @@ def _masked_place(path: JsonPath, redactor: Redactor) -> str:
     return format_path(steps)
 
 
+def _collect_names(part: object, field: str, names: dict[str, None]) -> None:
+    """Collect at least the names that `_iter_names` yields, without their paths.
+
+    Args:
+        part: a part of a plan or of changes.
+        field: the field or member that it is.
+        names: gets the names.
+    """
+    if isinstance(part, str):
+        names[_name_in(part, field)] = None
+    elif isinstance(part, list | tuple):
+        for item in part:
+            _collect_names(item, "", names)
+    elif isinstance(part, BaseModel):
+        # Defaults are no secrets.
+        for inner in part.model_fields_set.intersection(_fields_with_names(type(part))):
+            _collect_names(part.__dict__[inner], inner, names)
+    elif isinstance(part, Mapping):
+        for name, value in part.items():
+            names[name] = None
+            _collect_names(value, name, names)
+
+
+def _name_in(text: str, field: str) -> str:
+    """Return a name as it is judged. A condition compares, which looks like an assignment."""
+    if field == "when":
+        return _COMPARISON.sub(" ", text)
+    return text
+
+
 def _iter_names(part: object, path: JsonPath) -> Iterator[tuple[JsonPath, str]]:
     """Yield the names in a plan or in changes, with their paths."""
     if isinstance(part, str):
-        # A condition compares, which would look as if it assigned a value.
-        yield path, _COMPARISON.sub(" ", part) if path[-1] == "when" else part
+        yield path, _name_in(part, str(path[-1]))
     elif isinstance(part, BaseModel):
         for field in _fields_with_names(type(part)):
             value = part.__dict__[field]

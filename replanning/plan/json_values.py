@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any, TypeVar
@@ -96,9 +95,10 @@ def as_object(value: JsonValue) -> dict[str, JsonValue]:
 
 def copy_json(value: _ValueT) -> _ValueT:
     """Return a deep copy of a JSON value; one too deep to be recorded is returned as it is."""
-    copy = value
-    with suppress(RecursionError):
-        copy = _copy(value)
+    try:
+        copy: _ValueT = _copy(value)
+    except RecursionError:
+        return value
     return copy
 
 
