@@ -241,27 +241,27 @@ class Redactor:
             document: a text, JSON, a model, a dataclass, or a tuple or mapping of them.
         """
         part: Any = document
-        if isinstance(part, str):
-            clean_text: Any = self.text(part)
-            return document if clean_text == part else cast("PartT", clean_text)
-        if isinstance(part, BaseModel):
-            changed = self.changed_fields(
-                part, _text_fields(type(part)) & part.__pydantic_fields_set__
-            )
-            extra: Any = part.__pydantic_extra__
-            if extra:
-                clean_extra: Any = self.value(extra)
-                if clean_extra != extra:
-                    changed |= clean_extra
-            return cast("PartT", part.model_copy(update=changed)) if changed else document
-        names = _init_fields(part.__class__)
-        if names:
-            changed = self.changed_fields(part, names)
-            return cast("PartT", replace(part, **changed)) if changed else document
         clean: Any
+        if isinstance(part, str):
+            clean = self.text(part)
+            return document if clean == part else cast("PartT", clean)
         if isinstance(part, tuple):
             clean = tuple([self.document(item) for item in part])
             return document if all(map(is_, clean, part)) else cast("PartT", clean)
+        kind = part.__class__
+        names = _model_fields(kind)
+        if names is not None:
+            changed = self.changed_fields(part, names & part.__pydantic_fields_set__)
+            extra: Any = part.__pydantic_extra__
+            if extra:
+                clean = self.value(extra)
+                if clean != extra:
+                    changed |= clean
+            return cast("PartT", part.model_copy(update=changed)) if changed else document
+        names = _init_fields(kind)
+        if names:
+            changed = self.changed_fields(part, names)
+            return cast("PartT", replace(part, **changed)) if changed else document
         if isinstance(part, Mapping):
             if any(isinstance(item, BaseModel) for item in part.values()):
                 clean = {name: self.document(item) for name, item in part.items()}
@@ -312,16 +312,18 @@ def name_fields(kind: type[BaseModel]) -> frozenset[str]:
 
 
 @cache
-def _init_fields(kind: type) -> tuple[str, ...]:
+def _init_fields(kind: type) -> frozenset[str]:
     """Return the fields that a dataclass is made with; none for another type."""
     if not is_dataclass(kind):
-        return ()
-    return tuple(field.name for field in fields(kind) if field.init)
+        return frozenset()
+    return frozenset(field.name for field in fields(kind) if field.init)
 
 
 @cache
-def _text_fields(kind: type[BaseModel]) -> frozenset[str]:
-    """Return the fields of a model that may contain text other than names."""
+def _model_fields(kind: type) -> frozenset[str] | None:
+    """Return the fields of a model that may contain text other than names; None for another type."""
+    if not issubclass(kind, BaseModel):
+        return None
     return frozenset(kind.model_fields) - name_fields(kind)
 
 
