@@ -126,8 +126,9 @@ class DependencyIndex:
         if self.pool.limited:
             for name in self.pool.demand(task):
                 self.resource_users.setdefault(name, {})[task.id] = None
-        for key in context_keys(task):
-            self.context_readers.setdefault(key, {})[task.id] = None
+        if task.arguments or task.when:
+            for key in context_keys(task):
+                self.context_readers.setdefault(key, {})[task.id] = None
         if self.fact_index is not None:
             action, _ = self.ground(task)
             if action.facts or action.unresolved:

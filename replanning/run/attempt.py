@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import InitVar, dataclass, field
 from functools import partial
@@ -325,9 +325,11 @@ class Attempt:
             life.attempts.running[self.id] = life.live.entry(self.task.id), self
         elif self.claimed is not None:
             # While the store fails it starts later, if it still may.
-            with suppress(StoreError):
+            try:
                 self.id = life.attempts.start(self.claimed, self)
                 self.started = self.id
+            except StoreError:
+                pass
         if self.started is None and await life.attempts.start_pulled(self):
             self.started = self.id
         if self._has_own_scope:

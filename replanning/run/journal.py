@@ -161,9 +161,10 @@ class RunJournal:
             raise StoreError("the store is failing; nothing new is begun until it works again")
         if stored is None:
             stored = body
-            changed = self._redactor.changed_fields(body, body.texts)
-            if changed:
-                stored = replace(body, **changed)
+            if body.texts:
+                changed = self._redactor.changed_fields(body, body.texts)
+                if changed:
+                    stored = replace(body, **changed)
         at = max(self._timer.clock.now(), self._last_at)
         record = Record(self.seq + 1, at, body)
         leaving = record if stored is body else Record(record.seq, at, stored)

@@ -744,7 +744,7 @@ def _finish_past(
     on_resume(past)
     if life.live.staleness.redoes:
         life.record_stale_results()
-    outcomes.take(past.last_cause, is_new=False)
+    outcomes.recheck(past.last_cause)
     # Collected first, because recording an interruption changes the states.
     running = [entry for entry in life.live if entry.state is TaskState.RUNNING]
     for entry in running:

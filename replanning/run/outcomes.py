@@ -20,6 +20,7 @@ from replanning.journal.records import (
     Record,
 )
 from replanning.journal.store import RunStore, ToolOutcome, mean_durations
+from replanning.live.entries import TaskEntry
 from replanning.live.graph import MAX_OUTCOMES_PER_TOOL
 from replanning.live.plan import LivePlan
 from replanning.live.states import STUCK
@@ -133,52 +134,68 @@ class OutcomeCollector:
         self._ledger = ledger
         self._journal = journal
         self._outcomes: list[ToolOutcome] = []
-        journal.subscribe(self.take, [PlanRevised, OutcomeRecorded, *ATTEMPT_ENDS])
+        journal.subscribe(self._on_end, ATTEMPT_ENDS)
+        journal.subscribe(self._on_revision, [PlanRevised])
+        journal.subscribe(self._on_outcome, [OutcomeRecorded])
 
-    def take(self, record: Record, *, is_new: bool = True) -> None:
-        """Take a record, and record the outcome of an alternative if it is known now.
+    def recheck(self, record: Record) -> None:
+        """Take the last record of a resumed run, in case its earlier process had no time to.
 
-        The cases are: the end of an attempt may satisfy a lineage that was changed, or leave it
-        stuck; a revision that skips tasks has worked out at once, because no attempt will end; and
-        an outcome that is on record counts for the source of the alternative.
-
-        Args:
-            record: a revision, the end of an attempt, or an outcome.
-            is_new: False when replaying the last record after a resume; the outcome of its tool is
-                not collected then.
+        What it says of a tool was collected by that process.
         """
-        live = self._live
-        lineages = self._ledger.lineages
         body = record.body
-        applied: PendingOutcome | None = None
-        is_stuck = False
         if isinstance(body, ATTEMPT_ENDS):
-            entry = live.entry(body.task)
-            applied = lineages.pending.get(entry.root)
-            is_stuck = entry.state in STUCK
-            name = entry.task.tool
-            # An interruption says nothing about the tool.
-            if is_new and name is not None and not isinstance(body, AttemptInterrupted):
-                tool = live.tools.get(name)
-                capability = tool.capability if tool else None
-                succeeded = isinstance(body, AttemptSucceeded)
-                self._outcomes.append(
-                    ToolOutcome(name, capability, succeeded, record.at, entry.log.duration)
-                )
+            self._settle_lineage(self._live.entry(body.task), record.at)
         elif isinstance(body, PlanRevised):
-            for candidate in lineages.pending.values():
-                if candidate.replan == body.replan:
-                    applied = candidate
+            self._on_revision(record)
         elif isinstance(body, OutcomeRecorded):
-            source = lineages.source_by_replan.get(body.replan)
-            if source is not None:
-                key = source_key(source)
-                self._outcomes.append(ToolOutcome(key, None, body.succeeded, record.at))
-        if applied is None:
-            return
-        done = all(live.entry(root).satisfied for root in applied.roots)
+            self._on_outcome(record)
+
+    def _on_end(self, record: Record) -> None:
+        """Collect the outcome of a tool; the end may also satisfy a lineage, or leave it stuck."""
+        body = record.body
+        assert isinstance(body, ATTEMPT_ENDS)
+        entry = self._live.entries[body.task]
+        name = entry.task.tool
+        # An interruption says nothing about the tool.
+        if name is not None and not isinstance(body, AttemptInterrupted):
+            tool = self._live.tools.get(name)
+            capability = tool.capability if tool else None
+            succeeded = isinstance(body, AttemptSucceeded)
+            self._outcomes.append(
+                ToolOutcome(name, capability, succeeded, record.at, entry.log.duration)
+            )
+        if self._ledger.lineages.pending:
+            self._settle_lineage(entry, record.at)
+
+    def _on_revision(self, record: Record) -> None:
+        """Settle a revision that skips tasks: it has worked out at once, no attempt will end."""
+        body = record.body
+        assert isinstance(body, PlanRevised)
+        for applied in self._ledger.lineages.pending.values():
+            if applied.replan == body.replan:
+                self._settle(applied, record.at)
+                break
+
+    def _on_outcome(self, record: Record) -> None:
+        """Collect the outcome of an alternative for its source."""
+        body = record.body
+        assert isinstance(body, OutcomeRecorded)
+        source = self._ledger.lineages.source_by_replan.get(body.replan)
+        if source is not None:
+            key = source_key(source)
+            self._outcomes.append(ToolOutcome(key, None, body.succeeded, record.at))
+
+    def _settle_lineage(self, entry: TaskEntry, at: float) -> None:
+        applied = self._ledger.lineages.pending.get(entry.root)
+        if applied is not None:
+            self._settle(applied, at, is_stuck=entry.state in STUCK)
+
+    def _settle(self, applied: PendingOutcome, at: float, *, is_stuck: bool = False) -> None:
+        """Record the outcome of an alternative, if it is known now."""
+        done = all(self._live.entry(root).satisfied for root in applied.roots)
         if done or is_stuck:
-            seconds = record.at - applied.applied_at
+            seconds = at - applied.applied_at
             self._journal.append_soon(OutcomeRecorded(applied.replan, done, seconds))
 
     def save(self) -> None:
