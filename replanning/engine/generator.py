@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -14,7 +14,6 @@ from replanning.changes import Alternative
 from replanning.decision.proposal import (
     INFEASIBLE,
     ConfidenceScorer,
-    OutcomeHistory,
     Proposal,
     analyse,
     check_confidence,
@@ -121,7 +120,6 @@ class AlternativeVetter:
         request: the request.
         life: the run whose plan is to be changed.
         scorer: scores valid alternatives.
-        past: finds earlier outcomes of tools: the same for all alternatives.
         time_left: seconds that remain of the budget, if it limits them.
         asked_at: time of the request in seconds since the epoch.
     """
@@ -129,10 +127,16 @@ class AlternativeVetter:
     request: ReplanRequest
     life: Lifecycle
     scorer: ConfidenceScorer
-    past: OutcomeHistory
     time_left: float | None
     asked_at: float
     _vetted: dict[int, tuple[Alternative, VettedAlternative]] = field(default_factory=dict)
+    _outcomes: dict[str, Sequence[bool]] = field(default_factory=dict)
+
+    def past_outcomes(self, tool: str) -> Sequence[bool]:
+        """Return earlier outcomes of a tool: the same for all alternatives."""
+        if tool not in self._outcomes:
+            self._outcomes[tool] = self.life.evaluation.past_outcomes(tool)
+        return self._outcomes[tool]
 
     def vet(self, given: Alternative, source: str) -> VettedAlternative:
         """Return the verdict on an alternative as the plan is now.
@@ -181,7 +185,7 @@ class AlternativeVetter:
             score = self.scorer.score(
                 proposal.alternative,
                 proposal.view,
-                self.past,
+                self.past_outcomes,
                 time_left=self.time_left,
                 tasks=tasks,
                 run=proposal.tasks_to_run,
@@ -402,7 +406,6 @@ class AlternativeGenerator:
             request=request,
             life=life,
             scorer=paths.scorer,
-            past=cache(life.evaluation.past_outcomes),
             time_left=life.wall_clock_left(began),
             asked_at=life.clock.now(),
         )

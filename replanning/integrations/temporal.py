@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import InitVar, asdict, dataclass, field, replace
 from datetime import timedelta
-from functools import cache, partial
+from functools import partial
 from itertools import count
 from typing import Any, Final, Never, cast
 
@@ -316,11 +316,8 @@ class ReplanningPlugin(SimplePlugin):
                 meter=RunMeter(life, provider.name, notes.append),
                 add_note=notes.append,
             )
-            scorer, past = (
-                self._generator.path_generator.scorer,
-                cache(life.evaluation.past_outcomes),
-            )
-            vetter = AlternativeVetter(asked, life, scorer, past, life.wall_clock_left(now), now)
+            scorer = self._generator.path_generator.scorer
+            vetter = AlternativeVetter(asked, life, scorer, life.wall_clock_left(now), now)
             asked = replace(
                 asked,
                 rejection_reason=lambda other: vetter.vet(other, provider.name).candidate.rejected,
