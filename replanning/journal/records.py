@@ -142,7 +142,8 @@ class _Body:
     """Part that all records have in common.
 
     Attributes:
-        texts: the fields that may hold secrets. Outputs are masked by whoever ends an attempt.
+        texts: the fields that may hold secrets. Outputs and failures are masked by whoever ends an
+            attempt.
     """
 
     __slots__ = ()
@@ -191,7 +192,6 @@ class AttemptFailed(_Body):
     """
 
     kind: ClassVar = "attempt-failed"
-    texts: ClassVar = ("failure",)
     attempt: AttemptId
     task: TaskId
     failure: Failure

@@ -482,11 +482,13 @@ class FailureKeeper:
             # A judge that is never content would keep the task running for ever.
             message = f"still unfinished after {most} attempts (judge.max_iterations): {message}"
             kind = "blocked"
-        masked = replace(
-            failure,
-            message=redact_bounded(message, MAX_MESSAGE_CHARS, self.redactor),
-            kind=kind,
-            traceback=redact_bounded(failure.traceback, MAX_TRACEBACK_CHARS, self.redactor),
+        masked = Failure(
+            self.redactor.text(failure.type),
+            redact_bounded(message, MAX_MESSAGE_CHARS, self.redactor),
+            failure.transient,
+            kind,
+            redact_bounded(failure.traceback, MAX_TRACEBACK_CHARS, self.redactor),
+            failure.in_doubt,
         )
         if masked.message != message or masked.traceback != failure.traceback:
             true = replace(
