@@ -180,9 +180,11 @@ class Redactor:
             self._known = tuple({*self._known, *known_texts([value])})
 
     def text(self, text: str) -> str:
-        """Return the text without secrets and without lone surrogates."""
+        """Return the text without secrets and lone surrogates; the same object if it has none."""
         if not text.isascii():  # UTF-8 cannot encode lone surrogates
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            encodable = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            if encodable != text:
+                text = encodable
         if len(text) < MIN_KNOWN_CHARS:
             return text
         if not self._patterns and is_simple(text):
@@ -243,8 +245,7 @@ class Redactor:
         part: Any = document
         clean: Any
         if isinstance(part, str):
-            clean = self.text(part)
-            return document if clean == part else cast("PartT", clean)
+            return cast("PartT", self.text(part))
         if isinstance(part, tuple):
             clean = tuple([self.document(item) for item in part])
             return document if all(map(is_, clean, part)) else cast("PartT", clean)
@@ -276,10 +277,12 @@ class Redactor:
         changed: dict[str, Any] = {}
         for name in names:
             value = getattr(part, name)
-            if value and type(value) not in _TEXTLESS_TYPES:
-                clean = self.document(value)
-                if clean is not value:
-                    changed[name] = clean
+            kind = type(value)
+            if not value or kind in _TEXTLESS_TYPES:
+                continue
+            clean = self.text(value) if kind is str else self.document(value)
+            if clean is not value:
+                changed[name] = clean
         return changed
 
     def _find(self, text: str, *, by_name: bool = True) -> list[Span]:
