@@ -14,6 +14,7 @@ from replanning.errors import ChangeRejected, NoResult, RecordNotSerializable, S
 from replanning.journal.records import RunStatus
 from replanning.journal.store import to_plain_json
 from replanning.journal.values import NotStorable, encode
+from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.plan.json_values import as_object, is_redacted, map_strings
@@ -41,13 +42,14 @@ _OBJECT_KEY: Final = "$object"
 _NUMBER_CHARS: Final = 12
 
 
-def finished_call(live: LivePlan, key: str) -> TaskId | None:
-    """Return the task of the call with a key, if it is done or skipped; None otherwise."""
+def recorded_calls(live: LivePlan, key: str) -> list[TaskEntry]:
+    """Return the calls that were made with a key, in the order in which they were made."""
     digest = _digest(key)
-    for entry in live:
-        if entry.parent is None and entry.satisfied and entry.task.metadata.get(CALL_KEY) == digest:
-            return entry.id
-    return None
+    return [
+        entry
+        for entry in live
+        if entry.parent is None and entry.task.metadata.get(CALL_KEY) == digest
+    ]
 
 
 class Session:

@@ -18,6 +18,7 @@ from pydantic_core import to_jsonable_python
 
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import Session
+from replanning.environment import new_run_id
 from replanning.errors import (
     CallSkipped,
     NeedsHuman,
@@ -31,6 +32,7 @@ from replanning.integrations.frameworks import (
     describe_tools,
     invoke_approved,
     missing_framework,
+    output_in_run,
     shown_questions,
     tool_fields,
     withdraw_questions,
@@ -137,11 +139,13 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
         )
         self._agent_session, self._state_key = context.session, f"{METADATA} {name}".rstrip()
         self._resumed: str | None = None
-        if context.session is not None and (
-            left := context.session.state.pop(self._state_key, None)
-        ):
+        self._ended = ""  # the run whose approvals may come a second time
+        if context.session is not None and (left := context.session.state.get(self._state_key)):
             known = next((each for each in self._engine.store.runs() if each.run == left), None)
-            self._resumed = str(left) if known is None or known.status in UNFINISHED else None
+            if known is None or known.status in UNFINISHED:
+                self._resumed = str(left)
+            else:
+                self._ended = str(left)
         self._run_id = self._resumed
         self._task: SessionTask | None = None
         self._asks = False
@@ -205,6 +209,8 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
     async def end(self, response: Any) -> None:
         """End the session, or leave it paused if the agent waits for its user."""
         if getattr(response, "user_input_requests", ()):
+            # The answers name this run, also if they come twice, and no tool was called before them.
+            self._run_id = self._run_id or new_run_id()
             await self._leave("the agent waits for its user")
             return
         if self._resumed:
@@ -226,6 +232,12 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
 
     async def process(self, context: Any, call_next: Callable[[], Awaitable[None]]) -> None:
         """Call a tool, or what replaces it."""
+        if self._ended and "approval_response" in context.metadata:
+            occurrence = context.metadata.get("function_call_occurrence_id", "")
+            earlier = output_in_run(self._engine, self._ended, occurrence)
+            if earlier is not None:
+                context.result = _restored(earlier[0])
+                return
         try:
             session = await self._open(context.tools or (context.function,))
         except Exception as error:
@@ -248,7 +260,8 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
             context.arguments,
             list[tuple[object, object]](),
         )
-        approved = "approval_response" in context.metadata
+        response = context.metadata.get("approval_response")
+        approved = response is not None
         # Only a call that a person is asked about is made again, by the next run, under the same id.
         is_keyed = self._asks or context.function.approval_mode == "always_require"
         key = context.metadata.get("function_call_occurrence_id", "") if is_keyed else ""
@@ -271,6 +284,7 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
                 key=key,
                 approved=approved,
                 once=approved,
+                named=_named_questions(response),
             )
         except NeedsHuman as error:
             if not self._asks:
@@ -349,6 +363,14 @@ async def _execute(context: Any, arguments: Any, call_next: Callable[[], Awaitab
     if _is_request(context.result):
         raise _Refused
     return context.result
+
+
+def _named_questions(response: Any) -> list[str]:
+    """Return the questions that a response names, as the request did that it answers; None is no response."""
+    shown = getattr(response, "additional_properties", {}).get(METADATA)
+    if not isinstance(shown, list):
+        return []
+    return [str(each.get("question")) for each in shown if isinstance(each, Mapping)]
 
 
 def _is_request(result: object) -> bool:

@@ -13,7 +13,7 @@ import anyio
 
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
-from replanning.engine.session import Execute, Session, finished_call
+from replanning.engine.session import Execute, Session, recorded_calls
 from replanning.errors import (
     CallFailed,
     CallSkipped,
@@ -25,8 +25,8 @@ from replanning.errors import (
 )
 from replanning.history.status import replay_records
 from replanning.plan.messages import did_you_mean
-from replanning.plan.tasks import Retry
-from replanning.plan.types import JSON_TYPES
+from replanning.plan.tasks import Retry, allows_repetition
+from replanning.plan.types import JSON_TYPES, RunId, TaskId
 from replanning.run.attempt import current_attempt
 
 Capabilities = Mapping[str, str | Mapping[str, object]]
@@ -157,22 +157,49 @@ def earlier_output(engine: ReplanningEngine, run_id: str, key: str) -> tuple[obj
         key: the key of the call.
 
     Raises:
-        CallFailed: the call was done, and its output was not recorded.
+        CallFailed: as `output_in_run`.
     """
     prefix = run_id.rpartition(".")[0]
     for each in engine.store.runs():
         if each.run == run_id or each.run.rpartition(".")[0] != prefix:
             continue
-        live = replay_records(engine.store.read(each.run)).live
-        task_id = finished_call(live, key)
-        if task_id is None:
+        earlier = output_in_run(engine, each.run, key)
+        if earlier is not None:
+            return earlier
+    return None
+
+
+def output_in_run(engine: ReplanningEngine, run_id: str, key: str) -> tuple[object] | None:
+    """Return the output of a call that a run has finished; None if it has not, so that the call can be made.
+
+    Args:
+        engine: has the store of the runs.
+        run_id: the run.
+        key: the key of the call.
+
+    Raises:
+        CallFailed: the call was done, and its output was not recorded; or it may have taken effect, and must not be repeated.
+    """
+    live = replay_records(engine.store.read(RunId(run_id))).live
+    calls = recorded_calls(live, key)
+    for call in calls:
+        if not call.satisfied:
             continue
         try:
-            return (live.results.output_of(task_id),)
+            return (live.results.output_of(call.id),)
         except NoResult as error:
             raise CallFailed(
-                f"call {task_id!r} was done before, and its output was not kept: {error}"
+                f"call {call.id!r} was done before, and its output was not kept: {error}"
             ) from error
+    for call in calls:
+        for leaf in live.leaves(call):
+            for part in live.in_doubt(leaf):
+                if not allows_repetition(part.task, live.tool_of(part.task), is_named=False):
+                    name = part.task.tool or part.id
+                    raise CallFailed(
+                        f"call {call.id!r} was made before, and whether {name!r} took effect is unknown;"
+                        " it is not executed again"
+                    )
     return None
 
 
@@ -217,6 +244,7 @@ async def invoke_approved(
     approved: bool,
     once: bool = True,
     resumed: bool = True,
+    named: Collection[str] | None = None,
     passes: tuple[type[BaseException], ...] = (),
 ) -> object:
     """Call a tool for an agent whose framework asks people to approve calls, and makes the calls again after that.
@@ -231,6 +259,8 @@ async def invoke_approved(
         approved: whether the call was approved. Then the first alternative is chosen for a question that was open before.
         once: as `Session.invoke` takes it.
         resumed: whether an earlier run of the agent may have made this call; if it was given up there, it is made anew.
+        named: the questions that the approval names, in a framework whose approvals can. A question about a call in doubt is
+            answered by no other approval, because that of the call itself may be sent twice.
         passes: as `Session.invoke` takes it.
 
     Raises:
@@ -256,6 +286,10 @@ async def invoke_approved(
         except NeedsHuman as error:
             if not seen.issuperset(error.questions):
                 raise
+            if named is not None and not set(error.questions) <= set(named):
+                root = session.run.live.entry(TaskId(error.task))
+                if any(session.run.live.in_doubt(leaf) for leaf in session.run.live.leaves(root)):
+                    raise
             for question_id in error.questions:
                 seen.discard(question_id)
                 engine.answer(question_id, "approve", by="the approval of the call")

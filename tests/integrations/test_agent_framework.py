@@ -363,6 +363,33 @@ async def test_approval(stream, fails, tmp_path):
     assert statuses(engine()) == ["succeeded"] * 3
 
 
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("restored", [False, True])
+async def test_approval_that_is_given_twice(restored, lost, clock):
+    """An approval that comes twice executes its call once; it answers no question about a call in doubt."""
+    executed: list[str] = []
+
+    @tool(approval_mode="always_require")
+    def pay(query: str) -> str:
+        executed.append(query)
+        if lost:
+            raise ConnectionResetError
+        return "paid"
+
+    attached = Replanned({"pay": "web", "search_archive": "web"}, engine=repairing(clock))
+    agent = Agent(Model([call("pay")]), tools=[pay, search_archive], middleware=[attached])
+    session = agent.create_session()
+    stopped = await agent.run("go", session=session)
+    saved = session.to_dict()
+    for _ in range(2):
+        agent.client.steps = ["done"]
+        session = AgentSession.from_dict(saved) if restored else session
+        answer = stopped.user_input_requests[0].to_function_approval_response(True)
+        response = await agent.run(answer, session=session)
+        assert not any("archive" in output for output in outputs(response))
+    assert executed == ["x"]
+
+
 @pytest.mark.parametrize("approved", [True, False])
 async def test_question(approved, clock):
     """A question of the engine is a request for an approval of the call, which is carried out, or withdrawn."""

@@ -753,14 +753,17 @@ def test_other_framework(monkeypatch):
         import_module("replanning.integrations.openai_agents")
 
 
+@pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("blocks", [1, 2])
-async def test_state_that_is_approved_twice(blocks, tmp_path):
-    """An approved state that is run twice executes its call once, in one block and in two of the same thread."""
+async def test_state_that_is_approved_twice(blocks, lost, tmp_path):
+    """An approved state that is run twice executes its call once, in one block and in two of a thread, also one in doubt."""
     paid: list[str] = []
 
     @function_tool(needs_approval=True)
     async def pay(query: str) -> str:
         paid.append(query)
+        if lost:
+            raise ConnectionResetError
         return "paid"
 
     def agent(*turns: Any) -> Agent:
@@ -781,4 +784,5 @@ async def test_state_that_is_approved_twice(blocks, tmp_path):
         async with replanned(agent(done, done), engine, thread="t") as attached:
             for _ in range(3 - blocks):
                 told += await approve(attached)
-    assert (told, paid) == (["paid", "paid"], ["x"])
+    assert paid == ["x"]
+    assert lost or told == ["paid", "paid"]
