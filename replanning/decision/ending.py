@@ -123,15 +123,16 @@ def _redo_is_asked_about(live: LivePlan, ledger: Ledger) -> bool:
 
 def _failure_reason(live: LivePlan) -> str:
     """Return why a run failed: what is stuck, and what waits for it; or which facts are missing."""
-    if live.stuck:
-        reason = _stuck_tasks(live)
-        parked = _required_parked_task(live)
-        return f"{reason}; {parked}" if parked else reason
-    if live.missing_facts:
+    if live.missing_facts and not live.stuck:
         missing = ", ".join(live.missing_facts)
         return f"everything ran, but of the goal these facts do not hold: {missing}"
-    left = [repr(entry.id) for entry in live if entry.counts_as_unsatisfied]
-    return f"nothing can run, and {', '.join(left[:_MAX_NAMED_TASKS])} still must"
+    if live.stuck:
+        reason = _stuck_tasks(live)
+    else:
+        left = [repr(entry.id) for entry in live if entry.counts_as_unsatisfied]
+        reason = f"nothing can run, and {', '.join(left[:_MAX_NAMED_TASKS])} still must"
+    parked = _required_parked_task(live)
+    return f"{reason}; {parked}" if parked else reason
 
 
 def _stuck_tasks(live: LivePlan) -> str:

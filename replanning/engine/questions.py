@@ -120,7 +120,8 @@ class Questions:
             cause = trigger.reason or trigger.kind
             # A cause that repeats the first line of the reason is left out.
             if first_line not in cause:
-                text.append(cause)
+                # Messages of services may be sentences, and these go on.
+                text.append(cause.rstrip("."))
         text.append(decision.reason)
 
         number = life.ledger.questions.count + 1

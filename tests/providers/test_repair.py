@@ -433,7 +433,7 @@ async def test_outage_of_a_tool_that_many_tasks_need(count):
     [
         (
             made("  - {id: one, tool: a}\n  - {id: two}", "  - {name: a, available: false}"),
-            "nothing can run, and 'one' still must",
+            "nothing can run, and 'one' still must; 'one' cannot run: its tool 'a' is unavailable",
             "task 'one', which is READY: 'a' is unavailable",
         ),
         (
