@@ -152,22 +152,22 @@ class PlanMonitor:
             return
         watch.is_delivering = True
         try:
-            await self._deliver(watch)
+            async with watch.receive:
+                async for event in watch.receive:
+                    await self._call_handlers(watch, event)
         finally:
             delivered.set()
 
-    async def _deliver(self, watch: RunWatch) -> None:
-        async with watch.receive:
-            async for event in watch.receive:
-                for handler in self.handlers(type(event)):
-                    try:
-                        await isolate(_call, handler, event)
-                    except Exception as error:  # noqa: BLE001 - a listener must not harm the run
-                        # A listener that fails at records of failures would be called with that
-                        # of its own failure, without end.
-                        if not isinstance(event, ErrorContained):
-                            name = getattr(handler, "__qualname__", handler)
-                            watch.record_failure(f"listener {name!r}", error)
+    async def _call_handlers(self, watch: RunWatch, event: object) -> None:
+        for handler in self.handlers(type(event)):
+            try:
+                await isolate(_call, handler, event)
+            except Exception as error:  # noqa: BLE001 - a listener must not harm the run
+                # A listener that fails at records of failures would be called with that of its own
+                # failure, without end.
+                if not isinstance(event, ErrorContained):
+                    name = getattr(handler, "__qualname__", handler)
+                    watch.record_failure(f"listener {name!r}", error)
 
     def handlers(self, event_type: type) -> list[Callable[[object], Awaitable[None] | None]]:
         """Return the handlers of a type of event and of its base classes, the type's own first."""

@@ -10,8 +10,7 @@ import json
 import pathlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
 from itertools import accumulate
 from os import PathLike
 from typing import Any, Final, Literal, NamedTuple
@@ -292,6 +291,7 @@ class _Anchored(NamedTuple):
     height: int
 
 
+@dataclass(slots=True)
 class _YamlBuilder:
     """Document built from the events of a YAML parser.
 
@@ -301,15 +301,11 @@ class _YamlBuilder:
     its height adds to the depth where it stands.
     """
 
-    def __init__(self) -> None:
-        self._root: list[JsonValue] = []
-        self._problems: list[Problem] = []
-        self._open = [_OpenNode(self._root)]
-        self._anchors: dict[str, _Anchored] = {}
-        self._nodes = 0
-        self._aliased_nodes = 0
-        # A long plan repeats the same words, so each is parsed once.
-        self._plain_value = cache(_plain_value)
+    _open: list[_OpenNode] = field(default_factory=lambda: [_OpenNode([])])
+    _anchors: dict[str, _Anchored] = field(default_factory=dict)
+    _problems: list[Problem] = field(default_factory=list)
+    _nodes: int = 0
+    _aliased_nodes: int = 0
 
     def read(self, text: str) -> JsonValue:
         """Return the value of a text; None if it is empty.
@@ -330,7 +326,7 @@ class _YamlBuilder:
                         self._end(event)
                     case AliasEvent():
                         self._read_alias(event)
-                    case yaml.DocumentStartEvent() if self._root:
+                    case yaml.DocumentStartEvent() if self._open[0].value:
                         second = "a second document begins here; a plan file holds one"
                         raise self._fatal(event, second)
         except yaml.MarkedYAMLError as error:
@@ -346,7 +342,7 @@ class _YamlBuilder:
             self._problems.append(Problem(where, message))
         if self._problems:
             raise PlanError(self._problems)
-        return next(iter(self._root), None)
+        return next(iter(self._open[0].value), None)
 
     def _read_scalar(self, event: ScalarEvent) -> None:
         if event.tag is not None:
@@ -355,7 +351,7 @@ class _YamlBuilder:
         # Quoted text is text, whatever it looks like.
         if event.implicit[0]:
             try:
-                value = self._plain_value(event.value)
+                value = _plain_value(event.value)
             except ValueError:
                 raise self._fatal(event, "the number has too many digits") from None
         self._nodes += 1

@@ -163,29 +163,32 @@ class LoopThread:
             Thread(target=self.call, args=(function,), daemon=True).start()
 
 
-StepWrapper = Callable[[Iterator[None]], Iterator[None]]
-"""Collects garbage at the pauses of work."""
-
 _GC_THRESHOLD: Final = 6_000
 """New objects after which garbage is collected, about as many as Python waits for."""
 
 
-async def yielding(work: Iterator[None], clock: Clock) -> None:
+async def yielding(work: Iterator[None], clock: Clock, *, collect: bool = False) -> None:
     """Do work that pauses now and then, with a turn for the event loop at each pause.
 
-    A clock whose event loop gives others no turn until all of its tasks wait has a `checkpoint` of
-    its own.
+    Args:
+        work: yields at each pause.
+        clock: one whose event loop gives others no turn until all of its tasks wait has a
+            `checkpoint` of its own.
+        collect: whether garbage among new objects is collected at the pauses; after that they count
+            as old.
     """
     checkpoint: Callable[[], Awaitable[None]] = getattr(
         clock, "checkpoint", anyio.lowlevel.checkpoint
     )
     for _ in work:
+        if collect and gc.get_count()[0] > _GC_THRESHOLD:
+            gc.collect(1)
         await checkpoint()
 
 
 @contextmanager
-def gc_paused() -> Iterator[StepWrapper]:
-    """Pause garbage collection, except between the steps of work wrapped in what this yields.
+def gc_paused() -> Iterator[bool]:
+    """Pause garbage collection; yields whether it was on, and `yielding` has to collect instead.
 
     The objects of a large plan or a long journal stay alive, and going through them again and again
     takes as long as making them. Without any collection, all of them would be new to the collector,
@@ -194,18 +197,10 @@ def gc_paused() -> Iterator[StepWrapper]:
     enabled = gc.isenabled()
     gc.disable()
     try:
-        yield _collecting_between_steps if enabled else iter
+        yield enabled
     finally:
         if enabled:
             gc.enable()
-
-
-def _collecting_between_steps(work: Iterator[None]) -> Iterator[None]:
-    """Collect garbage among new objects at the pauses of work; after that they count as old."""
-    for _ in work:
-        if gc.get_count()[0] > _GC_THRESHOLD:
-            gc.collect(1)
-        yield
 
 
 _LAZY_CANCEL_SECONDS: Final = 60.0

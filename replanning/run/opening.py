@@ -69,7 +69,6 @@ from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.run.event_loop import (
     ResultT,
-    StepWrapper,
     describe_error,
     gc_paused,
     without_group,
@@ -199,8 +198,8 @@ class RunFactory:
                 run, plan, mode, settings, spans.traceparent, None, __version__, open_ended
             )
             records = [Record(1, self.environment.clock.now(), opened)]
-            with gc_paused() as settled:
-                live, ledger = await self._rebuild_state(records, settled)
+            with gc_paused() as collect:
+                live, ledger = await self._rebuild_state(records, collect=collect)
             lease = await _retry_while_locked(partial(self._acquire_new_run, run))
             # The run works with the secrets of the plan; only its journal must not hold them.
             leaving = replace(opened, plan=clean)
@@ -284,10 +283,10 @@ class RunFactory:
         lease = await _retry_while_locked(acquire)
         spans = NOOP_TRACER
         try:
-            with gc_paused() as settled:
+            with gc_paused() as collect:
                 records: list[Record] = []
                 reading = _read_journal(self.store, run, records)
-                await yielding(settled(reading), self.environment.clock)
+                await yielding(reading, self.environment.clock, collect=collect)
                 # A resumed run continues its first trace.
                 spans = self.telemetry.run_tracer(
                     run,
@@ -299,7 +298,7 @@ class RunFactory:
                 if plan is not None and isinstance(records[0].body, RunOpened):
                     opened = replace(records[0].body, plan=plan)
                     records[0] = records[0]._replace(body=opened)
-                live, ledger = await self._rebuild_state(records, settled)
+                live, ledger = await self._rebuild_state(records, collect=collect)
                 live.find_masked_parts(plan)
                 made = self._build_run(lease, records, live, ledger, spans)
             kill_orphaned_processes(run, records)
@@ -378,7 +377,7 @@ class RunFactory:
             return self.store.acquire(run, owner, now, self.lease_ttl)
 
     async def _rebuild_state(
-        self, records: Sequence[Record], settled: StepWrapper
+        self, records: Sequence[Record], *, collect: bool
     ) -> tuple[LivePlan, Ledger]:
         """Replay records into a live plan and a ledger."""
         opened = records[0].body
@@ -388,10 +387,10 @@ class RunFactory:
         if budget is None:
             budget = self.settings.budget
         ledger = Ledger(budget, lambda: live.counts[TaskState.RUNNING])
-        await yielding(settled(live.load_tasks()), self.environment.clock)
+        await yielding(live.load_tasks(), self.environment.clock, collect=collect)
         if len(records) > 1:
             applying = _apply_records(records, live, ledger, self.redactor)
-            await yielding(settled(applying), self.environment.clock)
+            await yielding(applying, self.environment.clock, collect=collect)
         if opened.forked_from is not None:
             old, revision = opened.forked_from
             # The copy is complete only with the revision at which the old run was forked.
