@@ -25,6 +25,7 @@ from replanning import (
     Plan,
     ReplanningEngine,
     Retry,
+    Settings,
     TaskContext,
     ToolSpec,
     current_attempt,
@@ -40,6 +41,7 @@ from replanning.journal.records import (
     QuestionAsked,
     Record,
     RecordBody,
+    RunEnded,
     RunOpened,
     RunPaused,
     RunResumed,
@@ -50,6 +52,7 @@ from replanning.live.plan import LivePlan
 from replanning.llm.completions import Completion, LLMCall
 from replanning.tools import ToolExecutor
 from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
+from tests.support.effects import ENDINGS, compare
 from tests.support.http_server import HttpServer
 
 pytest.importorskip("temporalio", reason="the Temporal SDK is not installed")
@@ -115,8 +118,10 @@ async def runs(
         yield start
 
 
-async def recorded(run: TemporalRun, kind: type[RecordBody]) -> list[Any]:
-    """The records of a kind, once there are any; between two questions the server has time for its work."""
+async def recorded(
+    run: TemporalRun, kind: type[RecordBody] | tuple[type[RecordBody], ...]
+) -> list[Any]:
+    """The records of a kind, or of several, once there are any; between two questions the server has time for its work."""
     while True:
         found = [each.body for each in await run.records() if isinstance(each.body, kind)]
         if found:
@@ -175,6 +180,23 @@ async def test_functions(address):
     async with runs(address, ReplanningPlugin(tools=[flaky])) as start:
         result = await (await start(plan)).result()
     assert (result["status"], result["outputs"], tries) == ("succeeded", {"a": 2}, [1, 1, 1])
+
+
+@pytest.mark.parametrize("name", ["reset", "500", "connection", "error"])
+async def test_no_more_effects_than_without(address, name):
+    """A tool is executed once on Temporal, too, unless it had no effect or its repetition is harmless; so is its stand-in."""
+    plan = Plan.parse("goal: {objective: pay}\ntasks: [{id: a, tool: charge, arguments: {q: x}}]")
+
+    async def attach(tools, engine, stated):
+        if engine is None:
+            return await tools[0]("x")
+        described = [tool(**stated[each.__name__])(each) for each in tools]
+        settings = Settings.model_validate({"retry": {"delay": 0.01}})
+        async with runs(address, ReplanningPlugin(tools=described, settings=settings)) as start:
+            return await recorded(await start(plan), (RunEnded, QuestionAsked))
+
+    counted, promised = await compare(attach, ENDINGS[name], ReplanningEngine)
+    assert counted == promised
 
 
 class OtherSum:
