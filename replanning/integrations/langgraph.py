@@ -43,11 +43,13 @@ from replanning.integrations.frameworks import (
     SessionTask,
     describe_tools,
     missing_framework,
+    reported_result,
     shown_questions,
     thread_run,
     tool_fields,
 )
 from replanning.integrations.session_thread import SessionThread
+from replanning.run.retries import failure_from
 
 try:
     from langchain_core.callbacks import BaseCallbackManager
@@ -335,7 +337,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
                 return ToolMessage(str(skipped), name=name, tool_call_id=call_id)
             except NeedsHuman as error:
                 if not self._asks:  # without a checkpointer nobody could answer
-                    raise error.own_error from None
+                    return reported_result(error)
                 question = error.questions[0]
             except GraphInterrupt as error:
                 if answered:  # when resumed, it would take the answer to the question for its own
@@ -605,7 +607,8 @@ class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types 
                 own = own.override(
                     tool=own.tool.model_copy(update={"func": run.in_event_loop(own.tool.coroutine)})
                 )
-            return _checked(handler(own), request)
+            noting = _NotingTool(own.tool)
+            return _checked(handler(own.override(tool=noting)), request, noting.raised)
 
         call, run = request.tool_call, _run_of(request.runtime.config)
         return run.call_from_thread(call["name"], call["args"], execute, call["id"] or "")
@@ -616,12 +619,45 @@ class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types 
             return await handler(request)
 
         async def execute(name: str, arguments: Mapping[str, object]) -> Any:
-            return _checked(await handler(_request(request, name, arguments)), request)
+            own = _request(request, name, arguments)
+            noting = _NotingTool(own.tool)
+            return _checked(await handler(own.override(tool=noting)), request, noting.raised)
 
         call = request.tool_call
         return await _run_of(request.runtime.config).call(
             call["name"], call["args"], execute, call["id"] or ""
         )
+
+
+class _NotingTool:
+    """Tool whose exceptions are noted, before a `ToolNode` or another middleware makes messages of them.
+
+    Attributes:
+        raised: the exceptions.
+    """
+
+    def __init__(self, tool: Any) -> None:
+        self._tool = tool
+        self.raised: list[Exception] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tool, name)
+
+    def invoke(self, *args: Any, **options: Any) -> Any:
+        """Execute the tool in this thread."""
+        try:
+            return self._tool.invoke(*args, **options)
+        except Exception as error:
+            self.raised.append(error)
+            raise
+
+    async def ainvoke(self, *args: Any, **options: Any) -> Any:
+        """Execute the tool."""
+        try:
+            return await self._tool.ainvoke(*args, **options)
+        except Exception as error:
+            self.raised.append(error)
+            raise
 
 
 def _request(request: Any, name: str, arguments: Mapping[str, object]) -> Any:
@@ -635,18 +671,28 @@ def _request(request: Any, name: str, arguments: Mapping[str, object]) -> Any:
     return request.override(tool=tool, tool_call={**call, "name": name, "args": dict(arguments)})
 
 
-def _checked(result: Any, request: Any) -> Any:
-    """Return the message to the model, under the name of the tool that it called; raise one that tells a failure."""
+def _checked(result: Any, request: Any, raised: Sequence[Exception]) -> Any:
+    """Return the message to the model, under the name of the tool that it called.
+
+    Args:
+        result: the message, or a command that has one.
+        request: of the model.
+        raised: the exceptions of the tool.
+
+    Raises:
+        ReportedFailure: the message tells a failure; from an exception that leaves the call in doubt, if there was one.
+    """
+    doubt = next((error for error in raised if failure_from(error).in_doubt), None)
     if isinstance(result, Command):
         update = result.update if isinstance(result.update, Mapping) else {}
         messages = update.get("messages")
         for message in messages if isinstance(messages, list | tuple) else (messages,):
             if isinstance(message, ToolMessage) and message.status == "error":
-                raise ReportedFailure(message.text, result)
+                raise ReportedFailure(message.text, result) from doubt
         return result
     if not isinstance(result, ToolMessage):
         return result
     if result.status == "error":
-        raise ReportedFailure(result.text, result)
+        raise ReportedFailure(result.text, result) from doubt
     name = request.tool_call["name"]
     return result if result.name == name else result.model_copy(update={"name": name})
