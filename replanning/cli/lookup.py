@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 from replanning import Plan, Settings
 from replanning.cli.app import (
     DEFAULT_STORE,
-    RunOptions,
     command_redactor,
     fail,
     print_message,
@@ -339,8 +338,13 @@ def user_name(name: str | None) -> str:
         return "somebody"
 
 
-def read_settings(path: str | None, *, quiet: bool = False) -> Settings:
-    """Load the settings for a command; unless quiet, print warnings about them.
+def read_settings(path: str | None, *, quiet: bool = False, replan: bool | None = None) -> Settings:
+    """Load the settings for a command.
+
+    Args:
+        path: the option `--settings`.
+        quiet: print no warnings about them.
+        replan: the option `--replan`; False turns replanning off.
 
     Raises:
         SettingsError: they are not valid.
@@ -349,7 +353,10 @@ def read_settings(path: str | None, *, quiet: bool = False) -> Settings:
         redactor_for,  # slow to load, and many commands have no settings
     )
 
-    loaded = load_settings(path)
+    arguments: JsonObject = {}
+    if replan is False:
+        arguments["enabled"] = False
+    loaded = load_settings(path, arguments=arguments)
     command_redactor.set(redactor_for(loaded.settings))
     if not quiet:
         for warning in loaded.warnings:
@@ -357,19 +364,11 @@ def read_settings(path: str | None, *, quiet: bool = False) -> Settings:
     return loaded.settings
 
 
-def run_settings(options: RunOptions) -> Settings:
-    """Load the settings for a run, as its options change them; see `read_settings`."""
-    settings = read_settings(options.settings, quiet=options.quiet)
-    if options.replan is False:
-        settings = settings.model_copy(update={"enabled": False})
-    return settings
-
-
-def provider_names(options: RunOptions, settings: Settings) -> list[str]:
-    """Return the names of the providers of a run; none where replanning is off."""
+def provider_names(named: Sequence[str] | None, settings: Settings) -> list[str]:
+    """Return the providers of a run: those that options name, or the settings; none where replanning is off."""
     if not settings.enabled:
         return []
-    return list(dict.fromkeys(options.providers or settings.provider))
+    return list(dict.fromkeys(named or settings.provider))
 
 
 def read_plan(path: str, context: Sequence[str] = ()) -> Plan:
@@ -572,13 +571,15 @@ def create_exporter(name: str, target: str, option: str) -> Exporter:
     return exporter
 
 
-def open_exporters(options: RunOptions, display: Exporter | None) -> list[Exporter]:
-    """Return the exporters of a run: that of its spans first, if the options name one, then notifiers and display."""
+def open_exporters(
+    trace: str | None, notify: Sequence[str] | None, display: Exporter | None
+) -> list[Exporter]:
+    """Return the exporters of a run: that of its spans first, if `--trace` names one, then notifiers and display."""
     exporters: list[Exporter] = []
-    if options.trace:
-        exporters.append(open_trace_exporter(options.trace))
-    if options.notify:
-        exporters += open_notifiers(options.notify)
+    if trace:
+        exporters.append(open_trace_exporter(trace))
+    if notify:
+        exporters += open_notifiers(notify)
     if display is not None:
         exporters.append(display)
     return exporters

@@ -120,9 +120,11 @@ def mcp_proxy(
         started = mcp.server_of_command(server or [], environ=os.environ, safe=words)
         plan = Plan(goal=Goal(objective=""), mcp={mcp.SERVER_NAME: started})
     capabilities = _parse_capabilities(capability or ())
-    settings = lookup.run_settings(options)
+    settings = lookup.read_settings(options.settings, quiet=options.quiet, replan=options.replan)
     display = lookup.create_display(picture=False)
-    exporters = lookup.open_exporters(options, None if options.quiet else display)
+    exporters = lookup.open_exporters(
+        options.trace, options.notify, None if options.quiet else display
+    )
 
     async def serve(engine: ReplanningEngine, scopes: list[anyio.CancelScope]) -> None:
         retry = Retry(max_attempts=retries + 1) if retries else None
@@ -160,7 +162,7 @@ def mcp_proxy(
 
     with closing(lookup.open_store(options.store)) as store:
         engine = ReplanningEngine(
-            lookup.provider_names(options, settings),
+            lookup.provider_names(options.providers, settings),
             settings=settings,
             mode="observe" if options.observe else "act",
             gate=lookup.create_gate(options.ask, store, display, json=options.json),

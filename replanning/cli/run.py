@@ -90,7 +90,9 @@ def run(
     on_temporal = lookup.is_on_temporal(options.store)
     settings: Settings | None = None
     if not on_temporal:  # where a worker has settings of its own
-        settings = lookup.run_settings(options)
+        settings = lookup.read_settings(
+            options.settings, quiet=options.quiet, replan=options.replan
+        )
     document = lookup.read_plan(path, options.context or ())
     if problems := check_tools(document):
         raise PlanError(locate_problems(problems, path))
@@ -258,15 +260,18 @@ def _carry_out(
         environ: the environment of the tools; by default that of the program.
         context: values that change in the context as soon as the run is open.
     """
-    settings = settings or lookup.run_settings(options)
+    if settings is None:
+        settings = lookup.read_settings(
+            options.settings, quiet=options.quiet, replan=options.replan
+        )
     environment = Environment()
     display = None
     if not options.quiet:
         display = lookup.create_display()
-    exporters = lookup.open_exporters(options, display)
+    exporters = lookup.open_exporters(options.trace, options.notify, display)
     started = environment.clock.now()
     run: PlanRun | None = None
-    providers: list[ProviderSpec] = [*lookup.provider_names(options, settings)]
+    providers: list[ProviderSpec] = [*lookup.provider_names(options.providers, settings)]
     judge_model = None
     if settings.judge.provider is not None:
         judge_model = create_judge_model(settings, settings.judge.provider)
@@ -308,11 +313,13 @@ def _carry_out(
         assert run is not None
         elapsed = environment.clock.now() - started
         return RunSummary(
-            options,
             run.result,
             run.live,
             store,
             elapsed,
+            place=options.store,
+            resume_options=options.resume_options(),
+            tracer=exporters[0] if options.trace else None,
             exporters=exporters,
             redact=run.redact_value,
             interrupted=interrupted,

@@ -199,7 +199,7 @@ def solve(
         raise typer.Exit(_make_plan(job, options))
     if run_id is not None:
         lookup.check_run_id(run_id)
-    loaded = lookup.run_settings(options)
+    loaded = lookup.read_settings(options.settings, quiet=options.quiet, replan=options.replan)
     run, records = _existing_run(job.request, run_id, loaded, options.store)
     loaded = _with_approval(loaded, records, approve is not None)
     job = replace(job, llm=job.llm or _recorded_model(records))
@@ -260,7 +260,8 @@ def resume_planning(run: RunId, opened: Plan, options: RunOptions, revision: int
         records = list(store.read(run))
     model = next(iter(options.providers or ()), None) or _recorded_model(records)
     job = _Job(request_of(opened) or TaskRequest(goal=opened.goal), opened, model)
-    settings = _with_approval(lookup.run_settings(options), records)
+    settings = lookup.read_settings(options.settings, quiet=options.quiet, replan=options.replan)
+    settings = _with_approval(settings, records)
 
     def start(planning: PlanningCoordinator) -> Awaitable[object]:
         return planning.execute_with_planning(
@@ -446,7 +447,7 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
         questions.extend(question.text for question in planning.engine.pending(planning.result.run))
 
     options.store, options.context = "memory", None
-    settings = lookup.run_settings(options)
+    settings = lookup.read_settings(options.settings, quiet=options.quiet, replan=options.replan)
     settings = settings.model_copy(
         update={"judge": settings.judge.model_copy(update={"enabled": False})}
     )
@@ -581,7 +582,9 @@ def _run_planning(
                 gate=gate,
                 store=store,
                 exporters=[
-                    *lookup.open_exporters(options, None if options.quiet else display),
+                    *lookup.open_exporters(
+                        options.trace, options.notify, None if options.quiet else display
+                    ),
                     PlanningHistoryExporter(PlanningHistoryStore(history)),
                 ],
                 environment=environment,
@@ -645,11 +648,13 @@ def _run_planning(
         assert run is not None
         elapsed, exporters = environment.clock.now() - started, planning.engine.exporters
         summary = RunSummary(
-            options,
             run.result,
             run.live,
             store,
             elapsed,
+            place=options.store,
+            resume_options=options.resume_options(),
+            tracer=exporters[0] if options.trace else None,
             exporters=exporters,
             redact=run.redact_value,
             interrupted=interrupted,

@@ -10,7 +10,6 @@ from replanning import RunResult
 from replanning.changes import dump_change
 from replanning.cli.app import (
     ExitCode,
-    RunOptions,
     console,
     escape_control,
     print_json,
@@ -64,12 +63,14 @@ class RunSummary:
     """Summary of a run that has ended or is paused, from its journal.
 
     Args:
-        options: of the command line.
         result: the result of the run.
         live: its last state.
         store: of the run.
         elapsed: seconds that it took in this process.
-        exporters: that the run was shown to; the first has its spans, if the options send them anywhere.
+        place: the place of the store.
+        resume_options: options that a later `resume` needs as well.
+        tracer: the exporter of its spans.
+        exporters: all that it was shown to.
         redact: masks the secrets that the run knows, in what is printed.
         interrupted: it was stopped at once.
 
@@ -82,12 +83,14 @@ class RunSummary:
 
     def __init__(
         self,
-        options: RunOptions,
         result: RunResult,
         live: LivePlan,
         store: RunStore,
         elapsed: float,
         *,
+        place: str,
+        resume_options: Sequence[str],
+        tracer: Exporter | None = None,
         exporters: Sequence[Exporter] = (),
         redact: Callable[[JsonValue], JsonValue] = lambda value: value,
         interrupted: bool = False,
@@ -97,17 +100,16 @@ class RunSummary:
         self.exit_code = ExitCode.INTERRUPTED if interrupted else _EXIT_CODES[self.result.status]
         self.notes: Sequence[str] = ()
         self._elapsed = elapsed
-        self._store, self._durable = options.store, store.durable
+        self._store, self._durable = place, store.durable
         self._trace_id, self._trace_place = "", ""
-        if options.trace:
+        if tracer is not None:
             # An exporter of a plugin may have no endpoint.
-            tracer = exporters[0]
             self._trace_place = str(getattr(tracer, "endpoint", None) or plugin_name(tracer))
         problems = (
             getattr(exporter, "problem", "") for exporter in exporters
         )  # optional; final once closed
         self._unsent = [problem for problem in problems if problem]
-        self._resume_options = options.resume_options()
+        self._resume_options = resume_options
         self._resume = self._command("resume", self.result.run, *self._resume_options)
         self._tasks: list[TaskRow] = []
         self._repairs: list[Repair] = []

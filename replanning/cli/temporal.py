@@ -123,8 +123,9 @@ async def _serve(plan: Plan, checks: Collection[str], options: RunOptions) -> bo
     from replanning.integrations.temporal import ActivityContext, ReplanningPlugin
     from replanning.integrations.temporal_store import connect
 
-    settings = lookup.run_settings(options)
-    engine = ReplanningEngine(lookup.provider_names(options, settings), settings=settings)
+    settings = lookup.read_settings(options.settings, quiet=options.quiet, replan=options.replan)
+    providers = lookup.provider_names(options.providers, settings)
+    engine = ReplanningEngine(providers, settings=settings)
     executor = create_executor(plan, settings)
 
     async def work(task: Task, context: ActivityContext) -> object:
@@ -302,7 +303,14 @@ def _follow(store: TemporalStore, run: str, options: RunOptions, seen: int) -> i
         stale={task_id: found.causes for task_id, found in stale_results(live).items()},
         problems=tuple(ledger.problems.values()),
     )
-    summary = RunSummary(options, result, live, store, clock.now() - started)
+    summary = RunSummary(
+        result,
+        live,
+        store,
+        clock.now() - started,
+        place=options.store,
+        resume_options=options.resume_options(),
+    )
     return summary.report(json=options.json)
 
 
