@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import chain
 from types import NoneType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, JsonValue
 
@@ -623,7 +623,7 @@ def _masked_place(path: JsonPath, redactor: Redactor) -> str:
     return format_path(steps)
 
 
-def _collect_names(part: object, field: str, names: dict[str, None]) -> None:
+def _collect_names(part: Any, field: str, names: dict[str, None]) -> None:
     """Collect at least the names that `_iter_names` yields, without their paths.
 
     Args:
@@ -631,14 +631,15 @@ def _collect_names(part: object, field: str, names: dict[str, None]) -> None:
         field: the field or member that it is.
         names: gets the names.
     """
-    if isinstance(part, str):
+    kind = type(part)
+    if kind is str:
         names[_name_in(part, field)] = None
-    elif isinstance(part, list | tuple):
+    elif kind is tuple or kind is list:
         for item in part:
             _collect_names(item, "", names)
-    elif isinstance(part, BaseModel):
+    elif issubclass(kind, BaseModel):
         # Defaults are no secrets.
-        for inner in part.model_fields_set.intersection(_fields_with_names(type(part))):
+        for inner in part.model_fields_set.intersection(_fields_with_names(kind)):
             _collect_names(part.__dict__[inner], inner, names)
     elif isinstance(part, Mapping):
         for name, value in part.items():

@@ -394,9 +394,8 @@ def _status(part: BaseException) -> int | None:
     if isinstance(response, dict):  # of botocore
         statuses = [response.get("ResponseMetadata", {}).get("HTTPStatusCode")]
     else:
-        statuses = [
-            getattr(owner, field, None) for owner in (part, response) for field in _STATUS_FIELDS
-        ]
+        owners = [part] if response is None else [part, response]
+        statuses = [getattr(owner, field, None) for owner in owners for field in _STATUS_FIELDS]
     for status in statuses:
         if isinstance(status, int) and 400 <= status <= 599:
             return status

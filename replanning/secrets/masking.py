@@ -243,13 +243,13 @@ class Redactor:
             document: a text, JSON, a model, a dataclass, or a tuple or mapping of them.
         """
         part: Any = document
-        clean: Any
-        if isinstance(part, str):
+        kind = part.__class__
+        if kind is str:
             return cast("PartT", self.text(part))
+        clean: Any
         if isinstance(part, tuple):
             clean = tuple([self.document(item) for item in part])
             return document if all(map(is_, clean, part)) else cast("PartT", clean)
-        kind = part.__class__
         names = _model_fields(kind)
         if names is not None:
             changed = self.changed_fields(part, names & part.__pydantic_fields_set__)
