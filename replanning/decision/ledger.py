@@ -258,7 +258,7 @@ class LineageLedger:
         originals: the first task in place of which each task stands alone, so that changes to it
             and to what replaced it have one hash.
         replans: number of applied replans per lineage.
-        tried: the hashes of the changes that were applied per lineage.
+        applied: the revisions of the replans that were applied per lineage.
         pending: the applied alternatives with an open outcome, by the roots of their lineages.
         source_by_replan: the provider of the alternative that a replan applied.
         by_source: the last outcomes of the alternatives of each provider.
@@ -266,7 +266,7 @@ class LineageLedger:
 
     roots: dict[TaskId, TaskId] = field(default_factory=dict)
     replans: dict[TaskId, int] = field(default_factory=dict)
-    tried: dict[TaskId, dict[str, None]] = field(default_factory=dict)
+    applied: dict[TaskId, list[PlanRevised]] = field(default_factory=dict)
     pending: dict[TaskId, PendingOutcome] = field(default_factory=dict)
     source_by_replan: dict[ReplanId, str] = field(default_factory=dict)
     by_source: dict[str, deque[bool]] = field(default_factory=dict)
@@ -306,8 +306,6 @@ class LineageLedger:
             root = self.roots.get(task_id, task_id)
             if root not in new:
                 lineages[root] = None
-        # Hashed before its own replacements are known, as it was when it was proposed.
-        fingerprint = changes_hash(changes, self.originals)
         for change in changes:
             if change.kind == "replace" and len(change.tasks) == 1:
                 replacement = change.tasks[0].id
@@ -318,9 +316,20 @@ class LineageLedger:
         for root in lineages:
             count = self.replans.get(root, 0)
             self.replans[root] = count + 1
-            tried = self.tried.setdefault(root, {})
-            tried[fingerprint] = None
+            self.applied.setdefault(root, []).append(revised)
             self.pending[root] = pending
+
+    def tried(self, roots: Iterable[TaskId]) -> set[str]:
+        """Return the hashes of the changes that were applied for lineages.
+
+        They are the same whenever they are asked for: what a task stands for is settled when it is
+        new, and changes name tasks that exist and new ones, which count by their positions.
+        """
+        applied: dict[int, PlanRevised] = {}
+        for root in roots:
+            for revised in self.applied.get(root, ()):
+                applied[revised.number] = revised
+        return {changes_hash(revised.changes, self.originals) for revised in applied.values()}
 
     def fold_outcome(self, body: OutcomeRecorded) -> None:
         """Apply a recorded outcome: whether the lineages that a replan changed succeeded."""

@@ -91,18 +91,17 @@ class ContextAnalyzer:
             # The plan goes on as it is, so a late answer would find little left to improve.
             patience = min(patience, settings.better_path.time_cap)
 
-        tried: set[str] = set()
+        roots: list[TaskId] = []
         for trigger in triggers:
             for task_id in trigger.tasks:
-                root = life.live.entry(task_id).root
-                tried.update(ledger.lineages.tried.get(root, ()))
+                roots.append(life.live.entry(task_id).root)
 
         return ReplanRequest(
             triggers=tuple(triggers),
             view=PlanView(life.live),
             max_alternatives=settings.alternatives.max_count,
             deadline=began + patience,
-            tried_fingerprints=frozenset(tried),
+            tried_fingerprints=frozenset(ledger.lineages.tried(roots)),
             charge=life.charge,
             history=tuple(ledger.recent_records),
         )

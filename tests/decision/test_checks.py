@@ -205,7 +205,7 @@ def test_repeats():
     run = build_plan()
     change = replace("a", task("c", tool="uv"))
     ledger = ledger_after(change)
-    tried = ledger.lineages.tried["a"]
+    tried = ledger.lineages.tried(["a"])
     again = proposed(run, replace("a", task("other", tool="uv")))
     reason = "the same was tried before and did not help"
     assert check_repeats(again, tried, (), ledger) == reason
