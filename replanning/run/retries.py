@@ -246,6 +246,9 @@ def format_traceback(error: BaseException) -> str:
 
     Values of variables are not in it. Where no frame remains, there is none.
     """
+    others = (error.__cause__, error.__context__, getattr(error, "exceptions", None))
+    if error.__traceback__ is None and not any(others):
+        return ""  # it was never raised
     parts = [(TracebackException.from_exception(error, limit=0), error)]
     for part, raised in parts:
         # Python would look for the marks under each line, which takes longer than everything else
