@@ -272,12 +272,13 @@ class ReplanPolicy:
         # A second payment, or a second message, cannot be taken back.
         if after is None:
             after = view.with_changes(alternative.changes)
-        repeated = _unsafe_repetition(alternative, triggers, view, after)
+        run = tasks_to_run(alternative.changes, after)
+        repeated = _unsafe_repetition(alternative, run, triggers, view, after)
         if repeated:
             return ask("in-doubt", _doubt(repeated, view))
 
         # No confidence makes up for a command that may destroy something.
-        danger = _danger(alternative, triggers, view, after)
+        danger = _danger(alternative, run, triggers, view)
         if danger:
             return ask("dangerous-tool", danger)
 
@@ -326,25 +327,14 @@ def _was_rejected(task: TaskView) -> bool:
 
 
 def _danger(
-    alternative: Alternative, triggers: Sequence[Trigger], view: PlanView, after: DraftView
+    alternative: Alternative, run: Sequence[Task], triggers: Sequence[Trigger], view: PlanView
 ) -> str:
     """Return why a person must agree to a call that the changes make; empty if not.
 
     The calls are those of the tasks that will run, and of their fallbacks: a fallback that the
     plan states is taken without asking, so a new one must be agreed to when it comes into the plan.
     """
-    changes = alternative.changes
-    concerned = set(target_task_ids(changes))
-    for trigger in triggers:
-        concerned.update(trigger.tasks)
-    existing = concerned.difference(new_task_ids(changes))
-    # Whoever wrote the plan has agreed to these calls.
-    stated = []
-    for task_id in sorted(existing):
-        for call in _calls(view.task(task_id).task):
-            stated.append(call.arguments)
-
-    for task in tasks_to_run(changes, after):
+    for task in run:
         for call in _calls(task):
             tool = view.tool(call.tool)
             if tool is None:
@@ -354,12 +344,25 @@ def _danger(
                 if call is task:
                     return f"the tool {tool.name!r} needs a person's agreement"
                 continue
-            if call.arguments in stated:
-                continue
             harm = command_risk(tool, call.arguments)
-            if harm:
+            if harm and not _is_stated(call, alternative, triggers, view):
                 return f"the tool {tool.name!r} needs a person's agreement: {harm}"
     return ""
+
+
+def _is_stated(
+    call: TaskBody, alternative: Alternative, triggers: Sequence[Trigger], view: PlanView
+) -> bool:
+    """Return whether a task of the plan states these arguments: its author has agreed to them."""
+    concerned = [*target_task_ids(alternative.changes), *_trigger_tasks(triggers)]
+    new = new_task_ids(alternative.changes)
+    for task_id in concerned:
+        if task_id in new:
+            continue
+        for stated in _calls(view.task(task_id).task):
+            if stated.arguments == call.arguments:
+                return True
+    return False
 
 
 def _calls(body: TaskBody) -> Iterator[TaskBody]:
@@ -380,7 +383,11 @@ def _divides_rejected(alternative: Alternative, view: PlanView) -> bool:
 
 
 def _unsafe_repetition(
-    alternative: Alternative, triggers: Sequence[Trigger], view: PlanView, after: DraftView
+    alternative: Alternative,
+    run: Sequence[Task],
+    triggers: Sequence[Trigger],
+    view: PlanView,
+    after: DraftView,
 ) -> dict[TaskId, Sequence[TaskBody]]:
     """Return the tasks whose effects might be had twice, each with what would run.
 
@@ -401,7 +408,6 @@ def _unsafe_repetition(
                 left_out.append(change.task_id)
 
     concerned = list(again)
-    run = tasks_to_run(alternative.changes, after)
     if run:
         # A task may take up the work of one that is left out or failed, also earlier.
         concerned += left_out

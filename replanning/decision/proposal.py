@@ -626,9 +626,9 @@ class ConfidenceScorer:
                 touched += len(change.tasks)
             else:
                 touched += 1
-        repaired = {target for target in target_task_ids(alternative.changes) if target in tasks}
+        repaired = len(set(target_task_ids(alternative.changes)).intersection(tasks))
         if repaired:
-            touched -= len(repaired) - 1
+            touched -= repaired - 1
         simplicity = 1 / max(1, touched)
 
         weights = self.weights
