@@ -18,7 +18,14 @@ from typing import Final, Literal
 
 import anyio
 
-from replanning.errors import NotAccepted, ReplanningError, StoreError, ToolError, TransientError
+from replanning.errors import (
+    NotAccepted,
+    OutputError,
+    ReplanningError,
+    StoreError,
+    ToolError,
+    TransientError,
+)
 from replanning.journal.records import Failure
 from replanning.live.entries import TaskEntry
 from replanning.plan.tasks import (
@@ -232,13 +239,16 @@ def failure_from(
         told = describe_error(problem)
         message = f"{message} (whether it may pass cannot be told: {told})"
         transient, in_doubt = False, False
-    return Failure(
+    failure = Failure(
         type(error).__name__,
         message,
         transient,
         traceback=format_traceback(error),
         in_doubt=in_doubt,
     )
+    if isinstance(error, OutputError):
+        failure = replace(failure, kind="output")
+    return failure
 
 
 def format_traceback(error: BaseException) -> str:
@@ -519,6 +529,8 @@ def may_repeat(task: TaskBody, tool: ToolSpec | None, failure: Failure) -> bool:
     """
     if not failure.in_doubt:
         return failure.transient
+    if failure.kind == "output":
+        return False  # the output would be too large again
     return allows_repetition(task, tool, is_named=failure.transient)
 
 

@@ -204,7 +204,9 @@ class RunningAttempts:
             self.failed(attempt_id, Failure("OutputError", str(error), kind="output"))
             return
         if taken.is_too_large and not keep_if_possible:
-            self.failed(attempt_id, Failure("OutputError", taken.unstored, kind="output"))
+            # The work is done, and may have taken effect: another tool would do it a second time.
+            failure = Failure("OutputError", taken.unstored, kind="output", in_doubt=True)
+            self.failed(attempt_id, failure)
             return
         entry = self._end_attempt(attempt_id, "succeeded")
         if entry is None:

@@ -235,6 +235,8 @@ class ToolTimedOut(ToolError):
 class ToolOutputTooLarge(ToolError, OutputError):
     """A tool printed or answered more than the executor keeps; it was stopped, and nothing was cut."""
 
+    in_doubt = True
+
     def __init__(self, tool: str, limit: int, source: str) -> None:
         self.tool, self.limit = tool, limit
         super().__init__(

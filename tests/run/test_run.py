@@ -39,6 +39,7 @@ from replanning.journal import (
     MemoryStore,
 )
 from replanning.plan import JsonObject
+from replanning.run.retries import may_repeat
 from replanning.testing import ScriptedExecutor, hangs, raises, returns
 from replanning.testing.clock import EPOCH
 from tests.support.runs import bodies, chain, failing, make_engine, perform, plan
@@ -485,12 +486,13 @@ def test_ids_of_runs_of_one_second():
 
 
 async def test_large_output_is_refused():
-    """An output beyond the limit is an error that says so; it is never cut."""
+    """An output beyond the limit is an error that says so; it is never cut, and its work may have taken effect."""
     async with open_run(chain("a"), settings=Settings(max_output=100)) as run:
         run.succeeded(run.started("a"), "x" * 200)
     failure = run.live.entry("a").log.failure
     assert failure is not None
-    assert (failure.kind, failure.type) == ("output", "OutputError")
+    assert (failure.kind, failure.type, failure.in_doubt) == ("output", "OutputError", True)
+    assert not may_repeat(Task(id="a", idempotent=True), None, failure)
     assert "max_output allows 100" in failure.message
 
 
