@@ -526,7 +526,9 @@ class Lifecycle:
 
     def when_idle(self, root: TaskEntry | None) -> Idle:
         """Look for the end of the run, or of a lineage, when nothing can be handed out."""
-        self.check_completion()
+        # The end of an attempt that still runs is followed by another look.
+        if not self.live.counts[TaskState.RUNNING]:
+            self.check_completion()
         if self.end is not None:
             return "over"
         if root is None:

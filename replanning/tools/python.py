@@ -54,10 +54,6 @@ class PythonToolRunner:
             self._threads = anyio.CapacityLimiter(_MAX_THREADS)
         in_thread = partial(anyio.to_thread.run_sync, abandon_on_cancel=True, limiter=self._threads)
         function = await in_thread(partial(load_callable, call.tool.name, call.tool.callable or ""))
-        return_type = return_type_of(function)
-        if return_type is not None and isinstance(call.context, TaskContext):
-            outputs = call.context._run._lifecycle.outputs
-            outputs.return_types.setdefault(call.tool.name, return_type)
         arguments: dict[str, object] = dict(call.arguments)
         try:
             signature = inspect.signature(function)
@@ -74,8 +70,16 @@ class PythonToolRunner:
         work = partial(function, **arguments)
         is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
         result = work() if is_async else await in_thread(work)
-        # The type is the promise of the function; what is no JSON meets the codec of the run.
-        return await result if inspect.isawaitable(result) else result  # type: ignore[return-value]
+        if inspect.isawaitable(result):
+            result = await result
+        if isinstance(call.context, TaskContext):
+            # The annotation says how the run stores a result that is no JSON.
+            return_types = call.context._run._lifecycle.outputs.return_types
+            if call.tool.name not in return_types:
+                return_type = return_type_of(function)
+                if return_type is not None:
+                    return_types[call.tool.name] = return_type
+        return result  # type: ignore[return-value] # what is no JSON meets the codec of the run
 
 
 def callable_problems(name: str | None) -> list[str]:
