@@ -35,6 +35,8 @@ Codec = Callable[[object], JsonValue]
 _SIMPLE_TYPES: Final = frozenset({NoneType, bool, int})
 """Types of outputs that are JSON and hold no secrets."""
 
+_JSON_TYPES: Final = frozenset({*_SIMPLE_TYPES, float, str, list, dict})
+
 
 _VAGUE_HINTS: Final = (
     Any,
@@ -114,11 +116,13 @@ class OutputKeeper:
             is_small = kind is not int or MIN_INTEGER < output < MAX_INTEGER  # type: ignore[operator]
             if is_small:
                 return TakenOutput(output, output)
-        if isinstance(output, WithheldOutput):
-            return TakenOutput(None, None, output.reason, is_withheld=True)
-        problem = await_problem(output, task_id)
-        if problem:
-            raise OutputError(problem)
+        # JSON is nothing to be awaited.
+        if kind not in _JSON_TYPES:
+            if isinstance(output, WithheldOutput):
+                return TakenOutput(None, None, output.reason, is_withheld=True)
+            problem = await_problem(output, task_id)
+            if problem:
+                raise OutputError(problem)
         value = self._encoded_by_codec(output)
         try:
             encoded = encode(value, self._redactor)
