@@ -181,16 +181,17 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """Return the text without secrets and lone surrogates; the same object if it has none."""
+        # Most texts are simple, and then nothing is looked for but the known values.
+        if not self._patterns and is_simple(text):
+            for known in self._known:
+                if known in text:
+                    return mask(text, self._find)
+            return text
         if not text.isascii():  # UTF-8 cannot encode lone surrogates
             encodable = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
             if encodable != text:
                 text = encodable
         if len(text) < MIN_KNOWN_CHARS:
-            return text
-        if not self._patterns and is_simple(text):
-            for known in self._known:
-                if known in text:
-                    return mask(text, self._find)
             return text
         return mask(text, self._find)
 
