@@ -240,14 +240,18 @@ def check_task(task: TaskBody, scope: TaskScope) -> list[str]:
 
 
 def _is_simple_call(task: TaskBody, scope: TaskScope) -> bool:
-    """Return whether a task only calls a tool, with values of the stated types.
+    """Return whether a task only calls a tool, with values of the stated types, or states no tool.
 
-    A quick look: most calls are like that, and they need no further check.
+    A quick look: most tasks are like that, and they need no further check.
     """
-    tool = scope.tools.get(task.tool or "")
-    if tool is None or task.resources or task.fallbacks or task.undo or task.when:
+    if task.resources or task.fallbacks or task.undo or task.when:
         return False
     arguments = task.arguments
+    if task.tool is None:
+        return not has_references(arguments)
+    tool = scope.tools.get(task.tool)
+    if tool is None:
+        return False
     if tool.parameters:
         for name, value in arguments.items():
             kind = tool.parameters.get(name, "")
