@@ -1,13 +1,15 @@
 """Live plan: a plan while it runs, with states, ready queue, facts and revision number; no I/O.
 
-A live plan is a fold over journal records: replaying a journal gives the same live plan.
+A live plan is a fold over journal records: replaying a journal gives the same live plan. It also
+knows which parts of a resumed plan the journal lacks, because it has a mask in their place.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 
 from pydantic import JsonValue
@@ -46,16 +48,18 @@ from replanning.journal.records import (
 )
 from replanning.live.draft import Draft
 from replanning.live.entries import CONDITION_NOT_MET, TaskEntry, TaskOutput
+from replanning.live.facts import context_keys
 from replanning.live.graph import TaskGraph
-from replanning.live.masked import CHANGE_CURE, MaskedParts, has_masked_check
 from replanning.live.scheduler import COUNTED_FAILURES, ToolBreaker
 from replanning.live.states import TaskEvent, TaskState, transition
 from replanning.plan.checks import TaskScope, nested_bodies
 from replanning.plan.document import Plan
 from replanning.plan.json_values import is_redacted
+from replanning.plan.messages import join_names
 from replanning.plan.references import resolve_references
-from replanning.plan.tasks import Task
+from replanning.plan.tasks import COMMAND_PREFIX, Task, TaskBody
 from replanning.plan.types import TaskId
+from replanning.secrets import MASK
 
 _PENDING: Final = TaskState.PENDING
 _RUNNING: Final = TaskState.RUNNING
@@ -65,6 +69,71 @@ _TOOL_TEMPLATES: Final = {"command", "url", "headers", "body", "env", "cwd", "wo
 
 _YIELD_AFTER_CHARS: Final = 4_000
 """Characters of a plan that are hashed between two pauses."""
+
+MASK_CURE: Final = (
+    "give the plan again: `replanning resume RUN --plan FILE`, or `run_or_resume` in Python"
+)
+"""What helps where a journal has a mask in the place of a secret."""
+
+CHANGE_CURE: Final = (
+    "the plan that was given does not have it: modify the task, or set the value of the context "
+    "again"
+)
+"""What helps where the secret came with a change, so that the plan does not have it."""
+
+
+def has_masked_check(task: TaskBody) -> bool:
+    """Return whether a command among the checks of a task has a mask; others are not executed."""
+    return any(text.startswith(COMMAND_PREFIX) and MASK in text for text in task.acceptance)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class MaskedParts:
+    """Parts of a resumed plan that have a mask in the place of a secret; none in a new run.
+
+    A mask must never reach a tool: a task that would use one fails before its work.
+
+    Attributes:
+        tasks: the tasks with masked arguments or checks, also in a fallback or an undo.
+        tools: the tools with masked templates.
+        context: the keys of the context with masked values.
+        cure: what helps.
+    """
+
+    tasks: set[TaskId] = field(default_factory=set)
+    tools: set[str] = field(default_factory=set)
+    context: set[str] = field(default_factory=set)
+    cure: str = MASK_CURE
+
+    def __repr__(self) -> str:
+        return f"<MaskedParts tasks={self.tasks} tools={self.tools} context={self.context}>"
+
+    def __bool__(self) -> bool:
+        return bool(self.tasks or self.tools or self.context)
+
+    def problem_of(self, task: Task, lineage: Iterable[TaskEntry]) -> str:
+        """Return why a task cannot run: it would use a masked part; empty if it would not.
+
+        Args:
+            task: the task.
+            lineage: the tasks that its arguments come from, itself included.
+        """
+        places = []
+        is_masked = any(ancestor.id in self.tasks for ancestor in lineage)
+        if is_masked and is_redacted(task.arguments):
+            places.append("its arguments")
+        if is_masked and has_masked_check(task):
+            places.append("its checks")
+        if task.tool in self.tools:
+            places.append(f"its tool {task.tool!r}")
+        if self.context:
+            for key in context_keys(task):
+                if key in self.context:
+                    places.append(f"the context {key!r}")
+        if not places:
+            return ""
+        where = join_names(places, 5)
+        return f"the journal has {MASK} for a secret in {where}; {self.cure}"
 
 
 class LivePlan(TaskGraph):

@@ -35,7 +35,7 @@ from mcp.types import (
 )
 
 from replanning.environment import Clock
-from replanning.live.masked import MASK_CURE
+from replanning.live.plan import MASK_CURE
 from replanning.plan.json_values import is_redacted
 from replanning.plan.tasks import McpServer
 from replanning.run.processes import kill_processes_with_variable
