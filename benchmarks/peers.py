@@ -14,7 +14,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TypedDict
 
 from benchmarks.figures import Coroutine, Peer, each
-from benchmarks.peer_work import Broken, do, names
 from replanning import (
     Alternative,
     Goal,
@@ -32,6 +31,26 @@ WORK = (
     "Peers doing the same work in the same rounds: {tasks} tasks that do nothing, one after another, every tenth fails "
     "and is replaced by the planner. Ours checks and journals every change; LangGraph journals only with its checkpointer."
 )
+
+
+class Broken(ValueError):
+    """Error of a failing task."""
+
+
+async def do(name: str) -> str:
+    """Execute a task.
+
+    Raises:
+        Broken: the name ends in a zero.
+    """
+    if name.endswith("0"):
+        raise Broken(name)
+    return name
+
+
+def names(tasks: int) -> list[str]:
+    """Return the names of the tasks of a plan; every tenth will fail."""
+    return [f"t{number}" for number in range(1, tasks + 1)]
 
 
 class _Planner:
@@ -177,21 +196,6 @@ def pydantic_graph() -> Coroutine:
     return run
 
 
-def llama_index() -> Coroutine:
-    """The loop as a llama-index workflow: two steps that send each other events."""
-    from benchmarks.peer_llama import Loop
-
-    async def run(tasks: int) -> float:
-        loop = Loop(names(tasks))
-        start = time.perf_counter()
-        await loop.run()
-        elapsed = time.perf_counter() - start
-        _same(loop.replans, tasks)
-        return elapsed
-
-    return run
-
-
 @dataclass(frozen=True)
 class Other:
     """A library to compare with: its package, its run, and the least that it should take in times ours."""
@@ -208,7 +212,6 @@ PEERS: tuple[Other, ...] = (
         "LangGraph with its in-memory checkpointer", "langgraph", lambda: langgraph(journal=True), 9
     ),
     Other("pydantic-graph", "pydantic-graph", pydantic_graph, 2.8),
-    Other("llama-index-workflows", "llama-index-workflows", llama_index),
 )
 
 

@@ -250,9 +250,9 @@ def tool(function: Any = None, /, **fields: Any) -> Any:
         fields: the fields of a `ToolSpec`, such as `capability`, `effect`, `idempotent`, `retry`,
             `requires`, `adds`, `cost`, `timeout` and `dangerous`.
     """
-    return (
-        partial(tool, **fields) if function is None and fields else FunctionTool(function, **fields)
-    )
+    if function is None:
+        return partial(tool, **fields)
+    return FunctionTool(function, **fields)
 
 
 class FunctionTools:
