@@ -35,8 +35,8 @@ from benchmarks.sizing import (
 )
 from benchmarks.speed import failures
 from replanning import Plan, ReplanningEngine, Settings, Task, TaskContext
+from replanning.environment import owner_id
 from replanning.journal import InboxMessage, MemoryStore, RunStore, SqliteStore
-from replanning.journal.owner import owner_id
 from replanning.plan import RunId
 from replanning.testing.stores import sample_message, sample_record
 

@@ -38,7 +38,7 @@ from replanning.cli.lookup import (
     read_settings,
     split_run,
 )
-from replanning.environment import SystemClock, lease_time
+from replanning.environment import SystemClock, lease_time, owner_id
 from replanning.errors import ReplanningError, RunOwned, SettingsError
 from replanning.history import (
     PlanEdit,
@@ -55,7 +55,6 @@ from replanning.history.export import edit_json, event_json, history_json, summa
 from replanning.history.reports import calibration_lines, revision_diffs
 from replanning.history.wording import pluralise, stale_line
 from replanning.journal import RunOpened, RunStore
-from replanning.journal.owner import owner_id
 from replanning.journal.records import DecisionKind, trigger_types
 from replanning.plan.messages import did_you_mean
 from replanning.planning import PlanningState, request_of

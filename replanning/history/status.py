@@ -12,9 +12,9 @@ from replanning.decision.answers import footprint_hash
 from replanning.decision.evaluation import PlanEvaluation, PlanEvaluator
 from replanning.decision.ledger import Ledger
 from replanning.decision.request import Question
+from replanning.environment import is_lease_free
 from replanning.errors import JournalCorrupt
 from replanning.history.wording import HELD_FAILURE_TYPES
-from replanning.journal.owner import is_lease_free
 from replanning.journal.records import (
     Failure,
     QuestionAsked,

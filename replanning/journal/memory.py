@@ -10,8 +10,8 @@ from itertools import count, islice
 from threading import Lock
 from typing import ClassVar, Final
 
+from replanning.environment import is_lease_free
 from replanning.errors import LeaseLost, RunOwned
-from replanning.journal.owner import is_lease_free
 from replanning.journal.records import Record, RecordBody
 from replanning.journal.store import (
     CurrentRunStatus,

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
 
+from replanning.environment import is_lease_free
 from replanning.errors import JournalCorrupt, RunOwned, StoreError
-from replanning.journal.owner import is_lease_free
 from replanning.journal.records import Record
 from replanning.journal.store import (
     InboxMessage,

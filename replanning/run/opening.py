@@ -22,7 +22,7 @@ import anyio.abc
 from replanning.changes import change_arguments
 from replanning.decision.ledger import Ledger
 from replanning.decision.masks import MaskRestorer
-from replanning.environment import Clock, Environment, SystemClock, lease_time
+from replanning.environment import Clock, Environment, SystemClock, lease_time, owner_id
 from replanning.errors import (
     JournalCorrupt,
     LeaseLost,
@@ -33,7 +33,6 @@ from replanning.errors import (
     UnknownRun,
 )
 from replanning.history.status import apply_record
-from replanning.journal.owner import owner_id
 from replanning.journal.records import (
     AttemptInterrupted,
     ErrorContained,

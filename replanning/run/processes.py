@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from replanning.journal.owner import DEAD_STATES, STAT_START_TIME, pid_namespace_id, process_stat
+from replanning.environment import DEAD_STATES, STAT_START_TIME, pid_namespace_id, process_stat
 from replanning.journal.records import AttemptFailed, AttemptSucceeded, ProcessStarted, Record
 from replanning.plan.types import RunId
 

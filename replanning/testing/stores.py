@@ -27,9 +27,9 @@ from pydantic import JsonValue
 
 from replanning import Alternative, Goal, Plan, Task, ToolSpec, journal
 from replanning.changes import AddTask, ModifyTask, ReplaceTask, RetryTask
+from replanning.environment import owner_id
 from replanning.errors import LeaseLost, RunOwned, StoreError, UnknownRun
 from replanning.journal import InboxMessage, Lease, Record, RecordBody, RunStore, ToolOutcome
-from replanning.journal.owner import owner_id
 from replanning.plan import AttemptId, QuestionId, ReplanId, RunId, TaskId, TriggerId
 
 StoreFactory = Callable[[], RunStore]
@@ -293,7 +293,7 @@ def check_released_run_is_free(open_store: StoreFactory) -> None:
 
 def check_run_of_a_dead_process_is_free(open_store: StoreFactory) -> None:
     """The run of a process of this machine that is gone can be taken at once; that of a living one cannot."""
-    program = "from replanning.journal.owner import owner_id; print(owner_id(), end='')"
+    program = "from replanning.environment import owner_id; print(owner_id(), end='')"
     dead = subprocess.run(  # noqa: S603
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout

@@ -17,7 +17,7 @@ COMMON = """
 import sys
 from replanning.errors import RunOwned, StoreError
 from replanning.journal import Record, SqliteStore
-from replanning.journal.owner import owner_id
+from replanning.environment import owner_id
 from replanning.testing.stores import attempt_succeeded
 
 def opened(path=sys.argv[1]):

@@ -222,7 +222,7 @@ real, socket.gethostname = time.time, lambda: name
 time.time = lambda: real() + ahead
 from replanning.errors import LeaseLost, RunOwned, StoreError
 from replanning.journal import Lease, open_store
-from replanning.journal.owner import owner_id
+from replanning.environment import owner_id
 from replanning.testing.stores import sample_record
 store, lease = open_store(address), None
 for line in sys.stdin:

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import ReplanningEngine, journal
+from replanning.environment import is_lease_free, owner_id
 from replanning.errors import JournalCorrupt, RecordNotSerializable, StoreError, UnknownRun
 from replanning.journal import MemoryStore, Record, SqliteStore
-from replanning.journal.owner import is_lease_free, owner_id
 from replanning.journal.records import BODY_TYPES, JOURNAL_FORMAT
 from replanning.journal.store import checksum
 from replanning.testing import stores
