@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from itertools import islice
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, JsonValue
 
@@ -94,16 +94,20 @@ def as_object(value: JsonValue) -> dict[str, JsonValue]:
 
 
 def copy_json(value: _ValueT) -> _ValueT:
-    """Return a deep copy of a JSON value; parts too deep to be recorded are shared with it."""
-    copy: Any = value
+    """Return a deep copy of a JSON value; one too deep to be recorded is returned as it is."""
     try:
-        if isinstance(value, list):
-            copy = [copy_json(item) for item in value]
-        elif isinstance(value, dict):
-            copy = {key: copy_json(item) for key, item in value.items()}
+        copy: _ValueT = _copy(value)
     except RecursionError:
-        pass
-    return cast("_ValueT", copy)
+        return value
+    return copy
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_copy(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return value
 
 
 def members(value: object) -> dict[str, object]:
