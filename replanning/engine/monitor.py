@@ -261,9 +261,10 @@ class RunWatch:
         life = self._lifecycle
         if life.end is not None:
             return
+        view = PlanView(life.live)
         for detector in self._detectors_by_type.get(type(record.body), ()):
             try:
-                given: Any = detector.detect(record.body, PlanView(life.live))  # type: ignore[arg-type] # its own kinds
+                given: Any = detector.detect(record.body, view)  # type: ignore[arg-type] # its own kinds
                 triggers = [given]
                 if isinstance(given, Iterable):
                     triggers = list(given)

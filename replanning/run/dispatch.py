@@ -276,6 +276,8 @@ class Dispatcher:
         # Resources that were given back may be what a lineage waits for.
         if self._lineage_waiters and self._live.scheduler.pool.limited:
             self.wake_lineages()
+        if not self._waiters:
+            return
         count = min(len(self._waiters), self._live.counts[TaskState.READY])
         for _ in range(count):
             self._waiters.popleft().set()
