@@ -248,7 +248,7 @@ def _is_simple_call(task: TaskBody, scope: TaskScope) -> bool:
         return False
     arguments = task.arguments
     if task.tool is None:
-        return not has_references(arguments)
+        return not arguments or not has_references(arguments)
     tool = scope.tools.get(task.tool)
     if tool is None:
         return False
