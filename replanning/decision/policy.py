@@ -252,35 +252,43 @@ class ReplanPolicy:
 
         # The order of the rules decides which reason the person reads: first whatever settings
         # and providers state, then the harm that the changes may do, last doubt about their use.
+        # Whoever is asked for the first of these reasons reads of the harm as well.
         chosen = usable[0]
         alternative = candidates[chosen].alternative
         ask = partial(Decision, "ask", chosen=chosen)
+        if after is None:
+            after = view.with_changes(alternative.changes)
+        run = tasks_to_run(alternative.changes, after)
+
+        # A second payment, or a second message, cannot be taken back.
+        harm_rule = "in-doubt"
+        repeated = _unsafe_repetition(alternative, run, triggers, view, after)
+        if repeated:
+            harm = _doubt(repeated, view)
+        else:
+            # No confidence makes up for a command that may destroy something.
+            harm = _danger(alternative, run, triggers, view)
+            harm_rule = "dangerous-tool"
+        and_harm = ""
+        if harm:
+            and_harm = f"; {harm}"
 
         # Whoever sets this up wants to see every change, however harmless it is.
         if settings.require_approval:
-            return ask("approval-required", "the settings require approval of every change")
+            reason = f"the settings require approval of every change{and_harm}"
+            return ask("approval-required", reason)
 
         # A person must know of some events before anything is changed.
         if always_asked:
-            reason = f"a person decides whenever the trigger is {always_asked}"
+            reason = f"a person decides whenever the trigger is {always_asked}{and_harm}"
             return ask("always-ask", reason)
 
         # The provider knows more than the score says, such as that a person has to act first.
         if alternative.ask:
-            return ask("provider-asks", alternative.ask)
+            return ask("provider-asks", f"{alternative.ask}{and_harm}")
 
-        # A second payment, or a second message, cannot be taken back.
-        if after is None:
-            after = view.with_changes(alternative.changes)
-        run = tasks_to_run(alternative.changes, after)
-        repeated = _unsafe_repetition(alternative, run, triggers, view, after)
-        if repeated:
-            return ask("in-doubt", _doubt(repeated, view))
-
-        # No confidence makes up for a command that may destroy something.
-        danger = _danger(alternative, run, triggers, view)
-        if danger:
-            return ask("dangerous-tool", danger)
+        if harm:
+            return ask(harm_rule, harm)
 
         # A judge that rejected a result has asked for its division, whatever that scores.
         score = candidates[chosen].score

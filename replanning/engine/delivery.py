@@ -12,7 +12,7 @@ import anyio
 from replanning.environment import Clock, move_on_after
 from replanning.journal.records import Record
 from replanning.plugins import plugin_name
-from replanning.run.event_loop import isolate
+from replanning.run.event_loop import isolate, without_group
 from replanning.run.lifecycle import Lifecycle
 from replanning.run.retries import warn_of_error
 from replanning.secrets import Redactor
@@ -164,6 +164,9 @@ async def close_exporters(exporters: Sequence[Exporter], clock: Clock, redactor:
                 EXPORTER_TIMEOUT_SECONDS,
             )
 
-    async with anyio.create_task_group() as group:
-        for exporter in exporters:
-            group.start_soon(close, exporter)
+    try:
+        async with anyio.create_task_group() as group:
+            for exporter in exporters:
+                group.start_soon(close, exporter)
+    except BaseExceptionGroup as error:
+        raise without_group(error) from None

@@ -72,12 +72,14 @@ class StoredOutput(NamedTuple):
         size: at most so many bytes of JSON.
         is_plain: whether the JSON is an equal copy of the output: nothing was tagged or masked.
         is_masked: whether a secret was masked in it.
+        enums: how many members of an Enum of texts or numbers became that text or number.
     """
 
     value: JsonValue
     size: int
     is_plain: bool
     is_masked: bool
+    enums: int = 0
 
 
 def encode(value: object, redactor: Redactor | None) -> StoredOutput:
@@ -97,7 +99,7 @@ def encode(value: object, redactor: Redactor | None) -> StoredOutput:
         raise NotStorable("it is nested too deeply") from None
     except RuntimeError as error:  # another thread changes it
         raise NotStorable(f"it changed while it was read ({error})") from None
-    return StoredOutput(stored, encoder.size, encoder.is_plain, encoder.is_masked)
+    return StoredOutput(stored, encoder.size, encoder.is_plain, encoder.is_masked, encoder.enums)
 
 
 def encode_annotated(document: JsonValue, redactor: Redactor) -> StoredOutput:
@@ -141,14 +143,17 @@ def storage_problem(value: object) -> str:
     """Return why a value of this kind is not stored, with what would help."""
     name = type(value).__name__
     if isinstance(value, (BaseModel, Enum)) or is_dataclass(value):
-        return f"it holds a {name}, which no return annotation of the tool's function names"
+        return (
+            f"it holds a {name}, which comes back only if the return annotation of the tool's function "
+            "names it and reads its JSON form as an equal value"
+        )
     return f"it holds a {name}, which has no stored form"
 
 
 class _Encoder:
     """One walk over an output."""
 
-    __slots__ = ("_text", "is_masked", "is_plain", "redactor", "size")
+    __slots__ = ("_text", "enums", "is_masked", "is_plain", "redactor", "size")
 
     def __init__(self, redactor: Redactor | None) -> None:
         self.redactor = redactor
@@ -156,6 +161,7 @@ class _Encoder:
         self.size = _SHORT_BYTES
         self.is_plain = True
         self.is_masked = False
+        self.enums = 0
 
     def encode(self, value: Any, depth: int) -> Any:
         kind = type(value)
@@ -280,8 +286,10 @@ class _Encoder:
         """Encode a value of a subclass of a JSON type, which comes back as that type, or of a path of this system."""
         if isinstance(value, PurePath):
             return self.path(value, depth)
-        if isinstance(value, Enum) and not isinstance(value, (str, int, float)):
-            raise NotStorable(storage_problem(value))
+        if isinstance(value, Enum):
+            if not isinstance(value, (str, int, float)):
+                raise NotStorable(storage_problem(value))
+            self.enums += 1
         self.is_plain = False
         for base in (str, int, float, dict, list):
             if isinstance(value, base):

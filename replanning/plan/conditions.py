@@ -19,8 +19,8 @@ from typing import Any, Final, Literal, cast
 from pydantic import JsonValue
 
 from replanning.errors import ExpressionError, NoResult
-from replanning.plan.json_form import json_form
-from replanning.plan.json_values import get_item, json_type_name
+from replanning.plan.json_form import get_item, json_form
+from replanning.plan.json_values import json_type_name
 from replanning.plan.messages import truncate
 
 MAX_CONDITION_CHARS: Final = 1000

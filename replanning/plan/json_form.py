@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from itertools import islice
 from pathlib import PurePath
 from uuid import UUID
 
 from pydantic import BaseModel
 
-from replanning.plan.json_values import as_text, members
+from replanning.plan.json_values import as_text, json_type_name, members
+from replanning.plan.messages import join_names
 from replanning.plan.types import JsonValue
+
+_MAX_LISTED_KEYS = 10
 
 _PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
 
@@ -43,6 +47,36 @@ def shown_form(value: object) -> JsonValue:
         return json_form(value)
     except ValueError as error:
         return f"({error})"
+
+
+def get_item(value: object, key: str | int) -> object:
+    """Return the member of an object or the item of an array, as the JSON form of a value has them.
+
+    Raises:
+        LookupError: it does not exist; the message is the end of a sentence.
+    """
+    if isinstance(value, BaseModel) or (is_dataclass(value) and not isinstance(value, type)):
+        value = members(value)
+    elif isinstance(value, set | frozenset):
+        value = json_form(value)
+    if isinstance(value, Mapping) and isinstance(key, str):
+        if key in value:
+            return value[key]
+        for other, item in value.items():
+            if _is_key(other, key):
+                return item
+        names = join_names(
+            [repr(name) for name in islice(value, _MAX_LISTED_KEYS + 1)], _MAX_LISTED_KEYS
+        )
+        raise LookupError(
+            f"does not exist; there is {names}" if names else "does not exist; there is nothing yet"
+        )
+    # The characters of a text are no items in JSON, although Python indexes them.
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes) and isinstance(key, int):
+        if -len(value) <= key < len(value):
+            return value[key]
+        raise LookupError(f"does not exist; the array has {len(value)} items")
+    raise LookupError(f"does not exist: it would be in {json_type_name(value)}")
 
 
 def _json_form(value: object) -> JsonValue:
@@ -90,6 +124,16 @@ def _key_text(key: object) -> str:
     # Outputs may have numbers or dates as keys, and JSON has only texts.
     form = _json_form(key)
     return as_text(form)
+
+
+def _is_key(other: object, key: str) -> bool:
+    """Return whether a key that is no text has this text in the JSON form."""
+    if isinstance(other, str):
+        return False
+    try:
+        return _key_text(other) == key
+    except ValueError:
+        return False
 
 
 def _sort_key(item: JsonValue) -> tuple[str, str]:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, JsonValue
 
-from replanning.plan.messages import join_names
 from replanning.secrets import MASK
 
 _ValueT = TypeVar("_ValueT")
 
-_MAX_LISTED_KEYS = 10
 _CHARS_PER_ITEM = 10
 """Characters that any item counts for, so that many small ones are not small."""
 
@@ -139,28 +136,3 @@ def json_type_name(value: object) -> str:
         case Mapping():
             return "an object"
     return "an array"
-
-
-def get_item(value: object, key: str | int) -> object:
-    """Return the member of an object or the item of an array.
-
-    Raises:
-        LookupError: it does not exist; the message is the end of a sentence.
-    """
-    if isinstance(value, BaseModel) or (is_dataclass(value) and not isinstance(value, type)):
-        value = members(value)
-    if isinstance(value, Mapping) and isinstance(key, str):
-        if key in value:
-            return value[key]
-        names = join_names(
-            [repr(name) for name in islice(value, _MAX_LISTED_KEYS + 1)], _MAX_LISTED_KEYS
-        )
-        raise LookupError(
-            f"does not exist; there is {names}" if names else "does not exist; there is nothing yet"
-        )
-    # The characters of a text are no items in JSON, although Python indexes them.
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes) and isinstance(key, int):
-        if -len(value) <= key < len(value):
-            return value[key]
-        raise LookupError(f"does not exist; the array has {len(value)} items")
-    raise LookupError(f"does not exist: it would be in {json_type_name(value)}")

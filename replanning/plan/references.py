@@ -13,11 +13,10 @@ from typing import Final
 from pydantic import JsonValue
 
 from replanning.errors import ExpressionError
-from replanning.plan.json_form import json_form
+from replanning.plan.json_form import get_item, json_form
 from replanning.plan.json_values import (
     as_text,
     copy_json,
-    get_item,
     iter_strings,
     map_strings,
     measure_json,

@@ -289,7 +289,9 @@ class Lifecycle:
         self.plugins = PluginTasks()
         self.people = People()
         self.end: RunEnded | None = None
-        self.failures = FailureKeeper(settings, redactor, environment.chance, is_transient)
+        self.failures = FailureKeeper(
+            settings, redactor, environment.chance, is_transient, self.record_error
+        )
         self.attempts = RunningAttempts(
             live,
             self.journal,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio  # noqa: TID251 - to recognise its futures
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Final, NamedTuple, get_type_hints
@@ -128,13 +129,17 @@ class OutputKeeper:
             encoded = encode(value, self._redactor)
         except NotStorable as error:
             # As where the results of several calls were to be gathered.
-            if inspect.iscoroutine(error.part) or inspect.isasyncgen(error.part):
-                problem = await_problem(error.part, task_id, "returned a value that holds")
+            part = error.part
+            if inspect.iscoroutine(part) or inspect.isasyncgen(part) or asyncio.isfuture(part):
+                problem = await_problem(part, task_id, "returned a value that holds")
                 raise OutputError(problem) from None
             annotated = self._encode_annotated(task_id, value)
             if annotated is None:
                 return TakenOutput(copy_containers(value), None, str(error))
             encoded = annotated
+        if encoded.enums:
+            # A text or a number is what remains of them where no annotation names them.
+            encoded = self._encode_annotated(task_id, value, encoded.enums) or encoded
         too_large = self._size_problem(encoded)
         if too_large:
             return TakenOutput(copy_containers(value), None, too_large, is_too_large=True)
@@ -168,8 +173,14 @@ class OutputKeeper:
             "setting"
         )
 
-    def _encode_annotated(self, task_id: TaskId, output: object) -> StoredOutput | None:
-        """Return the stored form of an output that its function's return annotation describes."""
+    def _encode_annotated(
+        self, task_id: TaskId, output: object, enums: int = 0
+    ) -> StoredOutput | None:
+        """Return the stored form of an output that its function's return annotation describes.
+
+        None if the annotation does not bring it back as it was, with so many members of an Enum
+        that equal their texts or numbers.
+        """
         entry = self._live.entries.get(task_id)
         if entry is None:
             return None
@@ -179,7 +190,10 @@ class OutputKeeper:
         try:
             document = adapter.dump_python(output, mode="json", warnings="error")
             # What does not come back equal would change its value with a resume, unnoticed.
-            if adapter.validate_python(document) != output:
+            restored = adapter.validate_python(document)
+            if restored != output:
+                return None
+            if enums and encode(restored, None).enums != enums:
                 return None
             return encode_annotated(document, self._redactor)
         except Exception:  # noqa: BLE001 - classes of users may raise anything; then it is not stored
@@ -223,7 +237,11 @@ def _function_name(entry: TaskEntry) -> str:
 def await_problem(output: object, task_id: TaskId, verb: str = "returned") -> str:
     """Return what is wrong with an output that is still to be awaited or iterated; else empty."""
     is_iterator = inspect.isasyncgen(output) or isinstance(output, AsyncIterator)
-    if not is_iterator and not inspect.isawaitable(output):
+    is_awaitable = inspect.isawaitable(output)
+    if hasattr(output, "__aenter__") and not isinstance(output, Coroutine):
+        # Connections and pools can be awaited to open them, and stay what they are.
+        is_awaitable = False
+    if not is_iterator and not is_awaitable:
         return ""
     name = getattr(output, "__qualname__", "")
     named = f" of {name!r}" if name else ""

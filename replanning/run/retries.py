@@ -465,12 +465,14 @@ class FailureKeeper:
         redactor: masks secrets.
         chance: returns a number in [0, 1) that spreads the delay of a retry.
         is_transient: says of an exception that is not recognised whether it may pass.
+        record_error: tells of an error of `is_transient`.
     """
 
     settings: Settings
     redactor: Redactor
     chance: Callable[[], float]
     is_transient: IsTransient | None
+    record_error: Callable[[str, BaseException], None]
     _masked: dict[TaskId, tuple[Failure, Failure]] = field(default_factory=dict)
 
     def take(
@@ -486,7 +488,7 @@ class FailureKeeper:
             failure = error
         else:
             policy = retry_policy(entry.task, tool, self.settings)
-            failure = failure_from(error, policy.on, self.is_transient)
+            failure = failure_from(error, policy.on, self._is_transient)
         message = failure.message
         kind = failure.kind
         most = self.settings.judge.max_iterations
@@ -510,6 +512,15 @@ class FailureKeeper:
             )
             self._masked[entry.id] = masked, true
         return masked
+
+    def _is_transient(self, error: Exception) -> bool:
+        if self.is_transient is None:
+            return False
+        try:
+            return self.is_transient(error)
+        except Exception as problem:
+            self.record_error("is_transient", problem)
+            raise
 
     def last_failure(self, entry: TaskEntry) -> Failure | None:
         """Return the last failure of a task for the caller, with the true text if it was masked.

@@ -74,6 +74,8 @@ _NUMBER: Final = re.compile(r"[\d.,:%/ -]{1,12}")
 _NON_SECRET_WORDS: Final = frozenset((
     "none", "null", "true", "false", "required", "missing", "invalid", "incorrect", "wrong",
     "expired", "empty", "undefined", "unknown", "unset", "unrecognized",
+    # Types of parameters, as in the description of a tool.
+    "any", "string", "integer", "number", "boolean", "object", "array",
 ))  # fmt: skip
 _MAX_WORD_CHARS: Final = 15
 """Letters up to which a word in prose is taken for a word."""

@@ -2,7 +2,7 @@
 # mypy: disable-error-code="arg-type"
 """Policy: the rule that decides on ranked alternatives, its reason, and stale triggers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import pytest
@@ -138,6 +138,22 @@ def test_approval_of_everything() -> None:
     """Required approval comes before all other reasons to ask."""
     found = decided(one(), candidate(RETRY, total=0.1), alternatives={"require_approval": True})
     assert (found.kind, found.rule) == ("ask", "approval-required")
+
+
+@pytest.mark.parametrize(
+    ("settings", "triggers"),
+    [
+        ({"alternatives": {"require_approval": True}}, (FAILED,)),
+        ({}, (FAILED, journal.GoalUnreachable(tasks=("a",)))),
+    ],
+)
+def test_a_question_for_another_reason_names_the_harm(
+    settings: Mapping[str, object], triggers: tuple[journal.Trigger, ...]
+) -> None:
+    """Whoever is asked because of a setting or an event reads that the call may have taken effect, or is dangerous."""
+    found = decided(cut_off(False), candidate(RETRY), triggers=triggers, **settings)
+    assert found.rule in ("approval-required", "always-ask")
+    assert "; it is unknown whether 'a' took effect: look first." in found.reason
 
 
 def test_an_unreachable_goal_asks_by_default() -> None:

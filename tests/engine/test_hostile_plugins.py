@@ -199,6 +199,7 @@ PLACES = {
     "path generator": "replanning",
     "judge": "judge 'raising'",
     "inbox": "inbox",
+    "predicate": "is_transient",
 }
 """The parts of an engine whose errors are problems of the run, each with the name under which they are told."""
 

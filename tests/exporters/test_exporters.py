@@ -155,6 +155,18 @@ async def test_closing_the_engine(clock, caplog):
     ]
 
 
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_interruption_while_exporters_are_closed(backend):
+    """A KeyboardInterrupt of an exporter that is closed leaves the engine as it was raised, in no group."""
+
+    class Interrupted(Exporter):
+        async def aclose(self) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        anyio.run(ReplanningEngine([], exporters=[Interrupted()]).aclose, backend=backend)
+
+
 async def test_console_lines(clock):
     """The console has one line for each record: when, which run, its number, its kind, and what it is about."""
     stream = io.StringIO()

@@ -480,6 +480,7 @@ def test_member_that_is_called_a_secret(name: str):
         {"password": True, "a": [1, 2.5, None, True, {"b": ["text", {}]}], "c": []},
         {"password": "{env:DB_PASSWORD}"},
         {"password": ""},
+        {"parameters": {"token": "string", "api_key": "any", "password": "object"}},
     ],
 )
 def test_member_that_is_no_secret(value: JsonObject):
