@@ -80,7 +80,7 @@ from replanning.run.retries import IsTransient, warn_of_error
 from replanning.run.run import PlanRun, RunResult
 from replanning.secrets import Redactor
 from replanning.settings import Settings
-from replanning.telemetry.exporter import Exporter, ExporterContext, build_telemetry
+from replanning.telemetry.exporter import Exporter, ExporterContext, Telemetry, build_telemetry
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -202,7 +202,10 @@ class ReplanningEngine:
             self.store = open_store(store)
         for exporter in self.exporters:
             exporter.attach(ExporterContext(self.store, environment.clock))
-        telemetry = build_telemetry(self.exporters, tracer_provider, meter_provider)
+        telemetry = Telemetry(tracer_provider, meter_provider)
+        if self.exporters:
+            # They may have providers of their own, and spans and metrics go to one each.
+            telemetry = build_telemetry(self.exporters, tracer_provider, meter_provider)
         self._run_factory = RunFactory(
             self.store, self.settings, environment, redactor, codec, is_transient, telemetry
         )
