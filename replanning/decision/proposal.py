@@ -416,6 +416,8 @@ def check_futile_calls(proposal: Proposal) -> str:
 
 def _lost_secret(proposal: Proposal) -> str:
     """Return why a task, which has failed or is new, would lack a secret; empty if none would."""
+    if not proposal.live.masked:
+        return ""
     lineage: list[TaskEntry] = []
     for entry in proposal.entries:
         lineage += entry.lineage()
