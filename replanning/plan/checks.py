@@ -636,9 +636,9 @@ def _collect_names(part: Any, field: str, names: dict[str, None]) -> None:
         names: gets the names.
     """
     kind = type(part)
-    if kind is str:
+    if isinstance(part, str):
         names[_name_in(part, field)] = None
-    elif kind is tuple or kind is list:
+    elif isinstance(part, tuple | list):
         for item in part:
             _collect_names(item, "", names)
     elif issubclass(kind, BaseModel):
@@ -649,6 +649,9 @@ def _collect_names(part: Any, field: str, names: dict[str, None]) -> None:
         for name, value in part.items():
             names[name] = None
             _collect_names(value, name, names)
+    elif isinstance(part, Sequence):
+        for item in part:
+            _collect_names(item, "", names)
 
 
 def _name_in(text: str, field: str) -> str:
