@@ -87,9 +87,8 @@ def run(
     that the variable REPLANNING_CONTEXT names.
     """
     path = str(plan)
-    on_temporal = lookup.is_on_temporal(options.store)
     settings: Settings | None = None
-    if not on_temporal:  # where a worker has settings of its own
+    if not lookup.is_on_temporal(options.store):  # where the workers have settings of their own
         settings = lookup.read_settings(
             options.settings, quiet=options.quiet, replan=options.replan
         )
@@ -101,15 +100,15 @@ def run(
             print_message(f"note: {note.message}")
     if run_id is not None:
         lookup.check_run_id(run_id)
-    if on_temporal:
+    if settings is None:
         from replanning.cli import temporal  # other runs do not need it
 
         raise typer.Exit(temporal.start(document, run_id, options))
     summary = _carry_out(
         options,
+        settings,
         document,
         lambda engine, with_tools: engine.open(with_tools, run_id=run_id),
-        settings=settings,
     )
     raise typer.Exit(summary.report(json=options.json))
 
@@ -152,7 +151,8 @@ def resume_plan(
             return engine.resume(resumed)
         return engine.run_or_resume(plan, run_id=resumed)
 
-    summary = _carry_out(options, plan, open_run, context=changed_context)
+    settings = lookup.read_settings(options.settings, quiet=options.quiet, replan=options.replan)
+    summary = _carry_out(options, settings, plan, open_run, context=changed_context)
     return summary.report(json=options.json)
 
 
@@ -229,9 +229,9 @@ def demo(
     options.store, options.providers = str(place / ".replanning" / "history.db"), ["repair"]
     summary = _carry_out(
         options,
+        Settings(),
         Plan.load(place / "plan.yaml"),
         lambda engine, with_tools: engine.open(with_tools),
-        settings=Settings(),
         cwd=place,
         environ={**os.environ, "PATH": path},
     )
@@ -241,10 +241,10 @@ def demo(
 
 def _carry_out(
     options: RunOptions,
+    settings: Settings,
     plan: Plan,
     open_run: Callable[[ReplanningEngine, Plan], AbstractAsyncContextManager[PlanRun]],
     *,
-    settings: Settings | None = None,
     cwd: Path | None = None,
     environ: dict[str, str] | None = None,
     context: JsonObject | None = None,
@@ -253,17 +253,13 @@ def _carry_out(
 
     Args:
         options: of the command line.
+        settings: of the run.
         plan: with the tools and the servers that may be used.
         open_run: opens the run of the plan, which then has the tools of its servers as well.
-        settings: instead of those of file and environment.
         cwd: where commands run; by default where the program does.
         environ: the environment of the tools; by default that of the program.
         context: values that change in the context as soon as the run is open.
     """
-    if settings is None:
-        settings = lookup.read_settings(
-            options.settings, quiet=options.quiet, replan=options.replan
-        )
     environment = Environment()
     display = None
     if not options.quiet:
