@@ -39,7 +39,7 @@ from replanning.plan.reading import format_of, locate_problems, read_document
 from replanning.plan.risk import detected_risk
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.tools import ToolExecutor, check_machine, check_tools
-from replanning.tools.check import check_danger, check_unused_arguments
+from replanning.tools.check import check_danger, check_env_arguments, check_unused_arguments
 
 if TYPE_CHECKING:
     from replanning.testing import Distribution
@@ -75,6 +75,7 @@ def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
         problems = locate_problems(check_tools(document), path)
         notes = [
             *check_unused_arguments(document),
+            *check_env_arguments(document),
             *check_danger(document),
             *check_machine(document),
             *_literal_secrets(document),

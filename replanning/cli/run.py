@@ -42,7 +42,7 @@ from replanning.plan.types import JsonObject, RunId
 from replanning.plugins import load_plugin
 from replanning.run.opening import redactor_for
 from replanning.tools import ToolExecutor, check_machine, check_tools
-from replanning.tools.check import check_unused_arguments
+from replanning.tools.check import check_env_arguments, check_unused_arguments
 
 commands = Program()
 
@@ -96,7 +96,11 @@ def run(
     if problems := check_tools(document):
         raise PlanError(locate_problems(problems, path))
     if not options.quiet:
-        for note in (*check_unused_arguments(document), *check_machine(document)):
+        for note in (
+            *check_unused_arguments(document),
+            *check_env_arguments(document),
+            *check_machine(document),
+        ):
             print_message(f"note: {note.message}")
     if run_id is not None:
         lookup.check_run_id(run_id)

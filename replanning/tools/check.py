@@ -13,6 +13,7 @@ from replanning.plan.commands import (
     LeadingHoles,
     command_problems,
     command_programs,
+    env_references,
     leading_holes,
     leading_problems,
 )
@@ -283,6 +284,31 @@ def check_unused_arguments(plan: Plan) -> list[Problem]:
                         )
 
     return first_problems(unused_arguments())
+
+
+def check_env_arguments(plan: Plan) -> list[Problem]:
+    """Return the arguments with `{env:NAME}`, which is filled in for tools alone.
+
+    They are no errors, since a tool may want this text.
+
+    Args:
+        plan: the plan.
+    """
+
+    def plain_references() -> Iterator[Problem]:
+        for index, task in enumerate(plan.tasks):
+            for path, body, _ in _task_bodies(("tasks", index), task):
+                for name, value in body.arguments.items():
+                    for text in iter_strings(value):
+                        for variable in env_references(text):
+                            yield Problem(
+                                format_path((*path, "arguments", name)),
+                                f"task {task.id!r}: {{env:{variable}}} is plain text in the "
+                                f"argument {name!r}; it is filled in where a tool states `env`, "
+                                "`headers`, `url` or `body`",
+                            )
+
+    return first_problems(plain_references())
 
 
 def _accepted_arguments(tool: ToolSpec) -> set[str]:

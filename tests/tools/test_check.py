@@ -7,7 +7,7 @@ from replanning.plan.commands import option_problems
 from replanning.plan.document import Plan
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.tools import check_machine, check_tools
-from replanning.tools.check import check_danger, check_unused_arguments
+from replanning.tools.check import check_danger, check_env_arguments, check_unused_arguments
 
 
 def plan(*tools: JsonObject, tasks: list[JsonObject] | None = None) -> Plan:
@@ -74,6 +74,30 @@ def test_arguments_without_effect():
     assert check_unused_arguments(plan(*tools, tasks=tasks)) == [
         Problem("tasks[0].arguments.modes", "task 't': tool 'a' makes no use of 'modes'"),
         Problem("tasks[3].fallbacks[0].arguments.z", "task 'f': tool 'b' makes no use of 'z'"),
+    ]
+
+
+def test_variables_in_arguments():
+    """An argument with `{env:NAME}`, which would reach the tool as that text, is noted."""
+    tools: list[JsonObject] = [
+        {
+            "name": "a",
+            "kind": "http",
+            "method": "POST",
+            "url": "http://h/",
+            "body": {"k": "{token}"},
+        }
+    ]
+    tasks: list[JsonObject] = [
+        {"id": "t", "tool": "a", "arguments": {"token": ["Bearer {env:SHOP_TOKEN}"]}},
+        {"id": "u", "tool": "a", "arguments": {"token": "${context.x}"}},
+    ]
+    assert check_env_arguments(plan(*tools, tasks=tasks)) == [
+        Problem(
+            "tasks[0].arguments.token",
+            "task 't': {env:SHOP_TOKEN} is plain text in the argument 'token'; it is filled in where a "
+            "tool states `env`, `headers`, `url` or `body`",
+        ),
     ]
 
 
