@@ -77,7 +77,10 @@ def describe_error(error: BaseException) -> str:
     """Return the message of an error of this library, and the `repr` of any other."""
     if isinstance(error, ReplanningError):
         return str(error)
-    return repr(error)
+    try:
+        return repr(error)
+    except Exception:  # noqa: BLE001 - classes of users may raise anything
+        return f"{type(error).__name__} (its text cannot be read)"
 
 
 @dataclass(repr=False, eq=False)

@@ -224,7 +224,11 @@ def failure_from(
         return Failure("Error", error)
     if isinstance(error, FailedElsewhere):
         return error.failure
-    message = str(error) or describe_error(error)
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - classes of users may raise anything
+        message = ""
+    message = message or describe_error(error)
     if isinstance(error, NotAccepted):
         return Failure("NotAccepted", message, kind=error.kind)
     if isinstance(error, BaseExceptionGroup):

@@ -306,6 +306,23 @@ async def test_a_run_retries_what_it_is_told() -> None:
     assert failures["odd"] == "odd (whether it may pass cannot be told: KeyError('odd'))"
 
 
+async def test_an_error_without_a_readable_text_is_a_failure() -> None:
+    """An exception of work whose texts cannot be made is a failure that names its class."""
+
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise AttributeError("response")
+
+        __repr__ = __str__
+
+    async def work(task: Task, context: object) -> None:
+        raise Odd
+
+    result = await ReplanningEngine([]).execute(plan(Task(id="a")), work)
+    assert result.status == "failed"
+    assert result.failures["a"].message == "Odd (its text cannot be read)"
+
+
 def test_threshold() -> None:
     """Below the failure threshold a task whose retries are used up is run again, and says that they are."""
     assert after(LASTING, threshold=2) == (100.5, True)
