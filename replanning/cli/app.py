@@ -13,14 +13,24 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeVar, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NoReturn,
+    Protocol,
+    TypeVar,
+    get_type_hints,
+)
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -31,6 +41,7 @@ from replanning.version import __version__
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from replanning.plan.tasks import Task
     from replanning.secrets import Redactor
 
 COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -351,6 +362,27 @@ class RunOptions:
         words += [word for target in self.notify or () for word in ("--notify", target)]
         words += ["--ask", self.ask] if self.ask else []
         return words
+
+
+class RunDisplay(Protocol):
+    """Display of the runs of this process, which leaves the terminal to questions."""
+
+    questions_on_terminal: bool
+
+    def show_note(self, symbol: str, text: str, style: str = "") -> None:
+        """Show a line beside those about the run."""
+
+    def suspend(self) -> AbstractContextManager[None]:
+        """Leave the terminal to the body."""
+
+
+def is_phase_task(task: Task) -> bool:
+    """Return whether a task is a phase of planning mode."""
+    if not task.metadata:
+        return False
+    from replanning.planning.tasks import phase_of  # slow to load, and most plans do not need it
+
+    return phase_of(task) is not None
 
 
 def all_except(*names: str) -> list[str]:

@@ -14,8 +14,7 @@ import anyio
 
 from replanning import Answer, Question, ReplanningError
 from replanning.changes import PlanChange, ReplaceTask, dump_change, parse_changes
-from replanning.cli.app import DIFF_STYLES, console, escape_control
-from replanning.cli.lookup import RunDisplay, is_phase_task
+from replanning.cli.app import DIFF_STYLES, RunDisplay, console, escape_control, is_phase_task
 from replanning.environment import SystemClock
 from replanning.history.reports import candidate_lines
 from replanning.history.wording import printable_line, trigger_line

@@ -7,16 +7,18 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from replanning import Plan, Settings
 from replanning.cli.app import (
     DEFAULT_STORE,
+    RunDisplay,
     command_redactor,
     fail,
+    is_phase_task,
     print_message,
     redactor,
     refuse,
@@ -43,7 +45,6 @@ from replanning.journal.records import RunOpened
 from replanning.plan.checks import secret_name_problems
 from replanning.plan.messages import did_you_mean, join_names, spoken_id
 from replanning.plan.reading import format_of, locate_problems, read_document, read_text_file
-from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.plugins import installed_plugins, load_plugin
 
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from replanning.journal import RunInfo, RunStore
     from replanning.llm import LLMProvider
     from replanning.telemetry import Exporter
+    from replanning.tools import ToolExecutor
 
 FORGES: Final = ("github", "gitlab")
 """Exporters that write comments on an issue."""
@@ -292,15 +294,6 @@ def command_line(place: str, *words: str) -> str:
     return shlex.join(["replanning", *words, *store])
 
 
-def is_phase_task(task: Task) -> bool:
-    """Return whether a task is a phase of planning mode."""
-    if not task.metadata:
-        return False
-    from replanning.planning.tasks import phase_of  # slow to load, and most plans do not need it
-
-    return phase_of(task) is not None
-
-
 def belongs_to_program(opened: RunOpened) -> bool:
     """Return whether only the program that began a run can go on with it: a session, or a plan that functions execute."""
     from replanning.tools.check import TOOL_KINDS  # most commands need no tools
@@ -424,18 +417,6 @@ def read_text_argument(path: Path, argument: str) -> str:
         ) from error
 
 
-class RunDisplay(Protocol):
-    """Display of the runs of this process, which leaves the terminal to questions."""
-
-    questions_on_terminal: bool
-
-    def show_note(self, symbol: str, text: str, style: str = "") -> None:
-        """Show a line beside those about the run."""
-
-    def suspend(self) -> AbstractContextManager[None]:
-        """Leave the terminal to the body."""
-
-
 def create_display(*, picture: bool = True) -> Any:  # both an Exporter and a RunDisplay
     """Create the exporter that shows runs while they are executed; without a picture, it prints lines alone."""
     return load_plugin("exporters", "live")(picture=picture, result=False)
@@ -477,6 +458,27 @@ def create_gate(
         display.questions_on_terminal = True
         return ConsoleGate(display, user_name(None))
     return StoreGate() if ask == "store" or remote_answers else None
+
+
+def create_executor(
+    plan: Plan,
+    settings: Settings,
+    *,
+    cwd: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> ToolExecutor:
+    """Return the executor of a plan whose commands may change the context; see `ToolExecutor`."""
+    from replanning.cli.context import run_context_shell  # most commands need no tools
+    from replanning.tools import ToolExecutor
+
+    return ToolExecutor(
+        plan,
+        default_timeout=settings.timeout.task,
+        output_limit=settings.max_output,
+        cwd=cwd,
+        environ=environ,
+        kinds={"shell": run_context_shell},
+    )
 
 
 def tell_models(

@@ -9,7 +9,15 @@ from typing import Annotated
 import typer
 
 from replanning.cli import lookup
-from replanning.cli.app import RUN_EXIT_CODES_HELP, Program, RunArgument, RunOptions, epilog, fail
+from replanning.cli.app import (
+    RUN_EXIT_CODES_HELP,
+    Program,
+    RunArgument,
+    RunOptions,
+    epilog,
+    fail,
+    is_phase_task,
+)
 from replanning.cli.run import resume_plan
 from replanning.errors import JournalCorrupt, NotRunning
 from replanning.journal import RunOpened
@@ -80,7 +88,7 @@ def resume(
         raise NotRunning(
             f"run {info.run!r} {what}; only that program can go on with it, with run_id={info.run!r}"
         )
-    if any(map(lookup.is_phase_task, opened.plan.tasks)):
+    if any(map(is_phase_task, opened.plan.tasks)):
         if plan_file is not None:
             fail(f"--plan: run {info.run!r} is one of planning mode, which has no plan file")
         from replanning.cli.solve import resume_planning  # other runs need no planning mode

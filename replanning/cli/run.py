@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import sysconfig
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
 from pathlib import Path
 from tempfile import mkdtemp
@@ -29,7 +29,7 @@ from replanning.cli.app import (
     fail,
     print_message,
 )
-from replanning.cli.context import parse_context_options, run_context_shell
+from replanning.cli.context import parse_context_options
 from replanning.cli.plans import discover_tools
 from replanning.cli.summary import RunSummary
 from replanning.engine.engine import DECOMPOSER_PLUGIN, ProviderSpec, run_workers
@@ -41,7 +41,7 @@ from replanning.plan.reading import locate_problems
 from replanning.plan.types import JsonObject, RunId
 from replanning.plugins import load_plugin
 from replanning.run.opening import redactor_for
-from replanning.tools import ToolExecutor, check_machine, check_tools
+from replanning.tools import check_machine, check_tools
 from replanning.tools.check import check_env_arguments, check_unused_arguments
 
 commands = Program()
@@ -280,7 +280,7 @@ def _carry_out(
 
     async def work() -> None:
         nonlocal run
-        executor = create_executor(plan, settings, cwd=cwd, environ=environ)
+        executor = lookup.create_executor(plan, settings, cwd=cwd, environ=environ)
         async with AsyncExitStack() as stack:
             rules = RuleJudge(executor.check)
             judge: Judge = rules
@@ -324,24 +324,6 @@ def _carry_out(
             redact=run.redact_value,
             interrupted=interrupted,
         )
-
-
-def create_executor(
-    plan: Plan,
-    settings: Settings,
-    *,
-    cwd: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> ToolExecutor:
-    """Return the executor of a plan whose commands may change the context; see `ToolExecutor`."""
-    return ToolExecutor(
-        plan,
-        default_timeout=settings.timeout.task,
-        output_limit=settings.max_output,
-        cwd=cwd,
-        environ=environ,
-        kinds={"shell": run_context_shell},
-    )
 
 
 def create_judge_model(settings: Settings, names: Sequence[str]) -> LLMProvider | None:

@@ -30,7 +30,7 @@ from replanning.cli.app import (
 from replanning.cli.context import parse_context_options
 from replanning.cli.gate import ConsoleGate
 from replanning.cli.plans import discover_tools, read_tools
-from replanning.cli.run import create_executor, create_judge_model, run_until_stopped
+from replanning.cli.run import create_judge_model, run_until_stopped
 from replanning.cli.summary import RunSummary
 from replanning.errors import NotRunning, SettingsError, StoreError
 from replanning.journal import NoteAdded, RunOpened
@@ -559,7 +559,7 @@ def _run_planning(
 
     async def execute() -> tuple[PlanningCoordinator, bool]:
         async with AsyncExitStack() as stack:
-            executor = create_executor(job.tools, settings)
+            executor = lookup.create_executor(job.tools, settings)
             await stack.enter_async_context(executor)
             use_tool: Work = executor
             if judge_model is not None:

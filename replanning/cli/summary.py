@@ -12,10 +12,11 @@ from replanning.cli.app import (
     ExitCode,
     console,
     escape_control,
+    is_phase_task,
     print_json,
     print_message,
 )
-from replanning.cli.lookup import command_line, is_phase_task, question_words, shown_place
+from replanning.cli.lookup import command_line, question_words, shown_place
 from replanning.cli.show import print_repairs, print_table
 from replanning.cli.status import problems_json
 from replanning.errors import StoreError

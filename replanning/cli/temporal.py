@@ -26,7 +26,6 @@ from replanning.cli.app import (
 from replanning.cli.context import parse_context_options
 from replanning.cli.gate import ConsoleGate
 from replanning.cli.plans import discover_tools, read_tools
-from replanning.cli.run import create_executor
 from replanning.cli.summary import RunSummary
 from replanning.engine.engine import REPAIR_PLUGIN
 from replanning.environment import SystemClock, new_run_id
@@ -126,7 +125,7 @@ async def _serve(plan: Plan, checks: Collection[str], options: RunOptions) -> bo
     settings = lookup.read_settings(options.settings, quiet=options.quiet, replan=options.replan)
     providers = lookup.provider_names(options.providers, settings)
     engine = ReplanningEngine(providers, settings=settings)
-    executor = create_executor(plan, settings)
+    executor = lookup.create_executor(plan, settings)
 
     async def work(task: Task, context: ActivityContext) -> object:
         """Execute a task, and run the checks that it must pass."""
