@@ -90,7 +90,7 @@ Answer with JSON alone, of this form, with at most {count} candidates, the best 
 The changes of a candidate are applied together. Each is one of:
 {{"kind": "replace", "task_id": "a", "tasks": [{{"id": "new", "tool": "t", "arguments": {{}}, "depends_on": [], "goal": "..."}}]}}
 {{"kind": "add", "task": {{...}}, "before": ["ids of tasks that will wait for it"]}}
-{{"kind": "modify", "task_id": "a", "tool": "t", "arguments": {{}}, "depends_on": []}} (what is left out stays as it is)
+{{"kind": "modify", "task_id": "a", "tool": "t", "arguments": {{}}, "depends_on": []}} (what is left out stays as it is; one that has failed runs again only with a retry beside it)
 {{"kind": "retry", "task_id": "a", "delay": 0}}
 {{"kind": "skip", "task_id": "a", "reason": "..."}}
 {{"kind": "remove", "task_id": "a"}} (only if it has not started and nothing that stays depends on it)

@@ -188,8 +188,10 @@ def output_in_run(engine: ReplanningEngine, run_id: str, key: str) -> tuple[obje
         try:
             return (live.results.output_of(call.id),)
         except NoResult as error:
+            unstored = [leaf.output.unstored for leaf in live.leaves(call)]
+            reason = "; ".join(filter(None, unstored)) or str(error)
             raise CallFailed(
-                f"call {call.id!r} was done before, and its output was not kept: {error}"
+                f"call {call.id!r} was done before, and its output was not kept: {reason}"
             ) from error
     for call in calls:
         for leaf in live.leaves(call):

@@ -213,8 +213,10 @@ class LineageExecution:
         try:
             return copy_containers(self._lifecycle.live.results.output_of(root.id))
         except NoResult as error:
+            # That a resume runs tasks again is no advice here: what was done is not called again.
+            reason = leaf.output.unstored or str(error)
             raise CallFailed(
-                f"task {root.id!r} was done before, and its output was not kept: {error}"
+                f"task {root.id!r} was done before, and its output was not kept: {reason}"
             ) from error
 
     async def _attempt(

@@ -20,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from replanning import Plan, ReplanningEngine, Task, TaskContext
+from replanning import Plan, ReplanningEngine, Task, TaskContext, tool
+from replanning.errors import CallFailed
 from replanning.journal import AttemptSucceeded, PlanRevised, SqliteStore
 from replanning.journal.values import decode, encode
 from replanning.secrets import Redactor
@@ -558,3 +559,27 @@ async def test_result_says_why_there_is_no_output() -> None:
     with pytest.raises(KeyError, match="no task 'nothing'"):
         result.outputs["nothing"]
     assert result.outputs.get("make") is None
+
+
+async def test_call_whose_output_was_not_stored_says_why(tmp_path: Path) -> None:
+    """A call under the key of one whose output was not stored fails with that reason, and without advice that does not help."""
+
+    @tool(effect="none")
+    def login() -> dict[str, str]:
+        return {"token": "tok-9f8e7d6c5b4a"}
+
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "r.db"))
+    with pytest.raises(EOFError):  # noqa: PT012 - the session must be left by it
+        async with engine.session("log in", tools=[login], run_id="r") as session:
+            assert await session.invoke("login", {}, key="1") == {"token": "tok-9f8e7d6c5b4a"}
+            raise EOFError
+    async with engine.session("log in", tools=[login], run_id="r") as session:
+        with pytest.raises(CallFailed) as failed:
+            await session.invoke("login", {}, key="1")
+        again = await session.invoke("login", {}, key="1", once=False)
+    await engine.aclose()
+    assert str(failed.value) == (
+        "task 'login-1' was done before, and its output was not kept: "
+        "a part of it looks like a secret, in whose place the journal has [redacted]"
+    )
+    assert again == {"token": "tok-9f8e7d6c5b4a"}
