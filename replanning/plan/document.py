@@ -141,9 +141,12 @@ class Plan(StrictModel):
                 objects=plan.objects,
                 servers=plan.mcp,
             )
-            problems += first_problems(Problem(format_path(path), text) for path, text in found)
+            for path, text in found:
+                problems.append(Problem(format_path(path), text))
+                if len(problems) > MAX_PROBLEMS:
+                    break
         if plan is None or problems:
-            raise PlanError(problems)
+            raise PlanError(first_problems(problems))
         return plan
 
     @classmethod

@@ -520,8 +520,8 @@ class Lifecycle:
             self.live.scheduler.return_claim(entry)
             return None
         if copied and not refers:
-            # Empty ones as well, because work may fill them.
-            arguments = copy_json(arguments)
+            # Empty ones are new as well, because work may fill them.
+            arguments = copy_json(arguments) if arguments else {}
         if arguments is task.arguments:
             return task
         return task.model_copy(update={"arguments": arguments})
