@@ -342,6 +342,8 @@ def _classify(
         wrapped = inner
     if verdict == "in-doubt" and _only_reads(chain):
         verdict = "may-pass"
+    if verdict is None and _hides_doubt(error):
+        verdict = "in-doubt"
     in_doubt = verdict == "in-doubt"
     if retry_on and any(_is_named(part, retry_on) for part in chain):
         return True, in_doubt
@@ -350,6 +352,20 @@ def _classify(
         if asked and is_transient is not None and is_transient(error):  # type: ignore[arg-type]
             return True, False
     return verdict == "may-pass", in_doubt
+
+
+def _hides_doubt(error: BaseException) -> bool:
+    """Return whether an exception was raised while one in doubt was handled, without `from`."""
+    for _ in range(_MAX_WRAPPED_ERRORS):
+        handled = error.__context__
+        # `from None` says that what was handled does not matter.
+        if handled is None or error.__suppress_context__:
+            return False
+        names, _ = _class_names(type(handled))  # type: ignore[arg-type]  # a class can be hashed
+        if _verdict(handled, names) == "in-doubt":
+            return not _only_reads([handled])
+        error = handled
+    return False
 
 
 def _classify_group(

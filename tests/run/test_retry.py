@@ -232,12 +232,38 @@ def test_an_error_raised_from_another_says_what_that_one_says() -> None:
     unclear = ConnectionError("the payment failed")
     unclear.__cause__ = ConnectionResetError()
     assert failure_from(unclear).in_doubt
-    handled = ValueError("no such order")
-    handled.__context__ = TimeoutError()
-    assert not failure_from(handled).in_doubt
     refused = error("app.Refused", status=422)
     refused.__cause__ = TimeoutError()
     assert not failure_from(refused).in_doubt
+
+
+@pytest.mark.parametrize(
+    ("handled", "in_doubt"),
+    [
+        (TimeoutError(), True),
+        (ConnectionRefusedError(), False),
+        (KeyError("id"), False),
+        (httpx.ReadTimeout("late", request=httpx.Request("POST", "http://a")), True),
+        (httpx.ReadTimeout("late", request=httpx.Request("GET", "http://a")), False),
+    ],
+    ids=repr,
+)
+def test_an_error_raised_while_another_was_handled(handled: Exception, in_doubt: bool) -> None:
+    """A program's error in the place of a lost connection is in doubt, unless it is raised `from None`."""
+
+    def pay(*, is_over: bool) -> None:
+        try:
+            raise handled
+        except Exception:  # noqa: BLE001 - as many programs do
+            if is_over:
+                raise ValueError("the payment failed") from None
+            raise ValueError("the payment failed")  # noqa: B904
+
+    for suppressed in (False, True):
+        with pytest.raises(ValueError, match="payment") as caught:
+            pay(is_over=suppressed)
+        failure = failure_from(caught.value)
+        assert (failure.in_doubt, failure.transient) == (in_doubt and not suppressed, False)
 
 
 @pytest.mark.parametrize(
