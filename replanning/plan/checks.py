@@ -649,9 +649,6 @@ def _collect_names(part: Any, field: str, names: dict[str, None]) -> None:
         for name, value in part.items():
             names[name] = None
             _collect_names(value, name, names)
-    elif isinstance(part, Sequence):
-        for item in part:
-            _collect_names(item, "", names)
 
 
 def _name_in(text: str, field: str) -> str:

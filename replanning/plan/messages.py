@@ -107,10 +107,8 @@ def join_names(names: Collection[str], limit: int) -> str:
 
 
 def join_alternatives(texts: Sequence[str]) -> str:
-    """Return texts with commas between them, and `or` before the last one."""
+    """Return two or more texts with commas between them, and `or` before the last one."""
     *most, last = texts
-    if not most:
-        return last
     return f"{', '.join(most)}, or {last}"
 
 

@@ -268,6 +268,22 @@ def test_a_stand_in_has_an_effect_of_its_own(timeout: bool, other: list[PlanChan
     assert decided(reading, candidate(*other)).kind == "execute"
 
 
+def test_a_lineage_in_doubt_is_not_retried_without_asking() -> None:
+    """A retry of a replacement asks about the replaced task in doubt, whose effect would be a second one."""
+    run = cut_off(True, idempotent=True)
+    run.apply(replace("a", task("n", tool="pip", idempotent=True)))
+    run.fail("n")
+    failed = journal.TaskFailed(id="t2", tasks=("n",), root="a")
+    assert decided(run, candidate(retry("n")), triggers=(failed,)).rule == "in-doubt"
+
+
+def test_only_what_replaces_a_task_in_doubt_is_compared_with_it() -> None:
+    """An idempotent call is repeated by a replacement without asking, whatever else is added."""
+    run = cut_off(True, idempotent=True)
+    same = instead(tasks=(task("n", tool="pip"),))
+    assert decided(run, candidate(same, add("m", tool="echo"))).kind == "execute"
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -451,6 +467,16 @@ def test_a_new_fallback_is_judged(changes: list[PlanChange]) -> None:
     run = one()
     run.fail("a")
     assert decided(run, candidate(*changes)).rule == "dangerous-tool"
+
+
+def test_a_fallback_to_a_dangerous_tool_is_asked_about_when_it_is_taken() -> None:
+    """A new fallback to a tool that is declared dangerous needs no approval yet, and the use of it does."""
+    run = one()
+    run.fail("a")
+    risky = {"tool": "rm", "arguments": {}}
+    added = candidate(instead(tasks=(task("n", tool="echo", fallbacks=[risky]),)))
+    assert decided(run, added).kind == "execute"
+    assert decided(run, candidate(instead(tasks=(task("n", tool="rm"),)))).rule == "dangerous-tool"
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -215,6 +215,7 @@ FETCH: dict[str, Any] = {
     "login": {"user": "bob", "password": PASSWORD},
     "mail": {"user": "eve", "password": f"{PASSWORD}-2", "to": "eve@shop.example"},
     "auth": f"Bearer {TOKEN}",
+    "peers": ["none", f"Bearer {TOKEN}"],
 }
 SHOWN = Redactor().value(FETCH)
 HEADER = {"Authorization": "[redacted]"}
@@ -283,6 +284,10 @@ RETURNS: dict[str, tuple[tuple[PlanChange, ...], dict[str, Any]]] = {
     "a part of a text": (
         instead(new({"deep": [{"auth": "Bearer [redacted]"}]})),
         {"new": {"deep": [{"auth": f"Bearer {TOKEN}"}]}},
+    ),
+    "an item of a list": (
+        instead(new({"peers": ["some", "Bearer [redacted]"]})),
+        {"new": {"peers": ["some", f"Bearer {TOKEN}"]}},
     ),
     "another place under the same name": (instead(new(HEADER)), {"new": FETCH["headers"]}),
     "two tasks": (

@@ -161,10 +161,11 @@ LACKING = {
     f"tasks: [{{id: a}}, {{id: b, tool: t, arguments: {{token: {TOKEN}}}, depends_on: [a]}}]",
     "check": f"tasks: [{{id: a}}, {{id: b, acceptance: ['$ grep {TOKEN} file']}}]",
     "tool": f"tools: [{{name: t, env: {{TOKEN: {TOKEN}}}}}]\ntasks: [{{id: a}}, {{id: b, tool: t}}]",
-    "server": f"mcp: {{s: {{command: [x], env: {{TOKEN: {TOKEN}}}}}}}\n"
+    "server": f"mcp: {{s: {{command: [x], env: {{TOKEN: {TOKEN}}}}}, other: {{command: [y]}}}}\n"
     "tools: [{name: s.t, kind: mcp, server: s}]\ntasks: [{id: a}, {id: b, tool: s.t}]",
     "context": f"context: {{key: {TOKEN}}}\ntasks: [{{id: a}}, {{id: b, arguments: {{x: '${{context.key}}'}}}}]",
-    "condition": f"context: {{key: {TOKEN}}}\ntasks: [{{id: a}}, {{id: b, when: 'context.key != 1'}}]",
+    "condition": f"context: {{n: 1, key: {TOKEN}}}\n"
+    "tasks: [{id: a}, {id: b, when: 'context.n == 1 and context.key != 1'}]",
 }
 """Plans whose task `b` lacks a secret after a resume, by the place of the secret."""
 
@@ -192,13 +193,18 @@ async def test_a_task_that_lacks_a_secret_is_not_run_again(place: str) -> None:
     assert "'b' failed (the journal has [redacted] for a secret in " in run.result.reason
     assert "cannot run" in str(bodies(store, "run", AlternativesConsidered))
     assert "resume RUN --plan FILE" in run.result.failures["b"].message
+    assert repr(run.live.masked).startswith("<MaskedParts tasks=")
 
 
-PROPOSALS: dict[str, PlanChange] = {
-    "repetition": RetryTask(task_id=TaskId("b")),
-    "replacement": ReplaceTask(
-        task_id=TaskId("b"), tasks=(Task(id="c", arguments={"token": "[redacted]"}),)
-    ),
+PROPOSALS: dict[str, list[PlanChange]] = {
+    "repetition": [RetryTask(task_id=TaskId("b"))],
+    "replacement": [
+        ReplaceTask(task_id=TaskId("b"), tasks=(Task(id="c", arguments={"token": "[redacted]"}),))
+    ],
+    "beside a change of a finished task": [
+        ModifyTask(task_id=TaskId("a"), fields={"name": "first"}),
+        RetryTask(task_id=TaskId("b")),
+    ],
 }
 """Changes that would run a task without its secret."""
 
@@ -207,7 +213,7 @@ PROPOSALS: dict[str, PlanChange] = {
 async def test_a_proposal_to_run_what_lacks_a_secret_is_rejected(change: str) -> None:
     """Whoever proposes to repeat or replace a task, without its secret, is told why that is rejected."""
     _, store = await left_run("argument")
-    proposer = Proposer(lambda request: [alternative(PROPOSALS[change])])
+    proposer = Proposer(lambda request: [alternative(*PROPOSALS[change])])
     async with quick_engine(store, proposer).resume("run") as run:
         await perform(run)
     assert (run.result.status, run.result.revisions) == ("failed", ())

@@ -209,7 +209,7 @@ async def test_parts_of_an_output_are_looked_up_in_its_json_form() -> None:
 
     async def work(task: Task, context: TaskContext) -> object:
         if task.id == "make":
-            return {7: "seven", date(2026, 1, 31): "last", (1, object): "no key", "ids": {2, 1}}
+            return {(1, object): "no key", 7: "seven", date(2026, 1, 31): "last", "ids": {2, 1}}
         return task.arguments
 
     result = await ReplanningEngine().execute(plan, work)

@@ -10,6 +10,7 @@ import ssl
 import subprocess
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -367,6 +368,9 @@ def test_what_is_in_doubt(failure: Failure) -> None:
     ]
     for stated in harmless:
         assert after(failure, **stated)[0] is not None
+    named = replace(failure, transient=True)
+    assert after(named)[0] is not None
+    assert after(named, idempotent=False) == (None, True)
     doubtful: list[dict[str, Any]] = [
         {"retry": {"max_attempts": 3}, "idempotent": False},
         {"retry": {"delay": 2}},

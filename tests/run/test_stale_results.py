@@ -235,6 +235,19 @@ async def test_finished_tasks_are_replaced_only_while_they_are_stale():
             run.apply([RetryTask(task_id=task.id)])
 
 
+async def test_result_of_an_older_value_is_stale_at_once():
+    """With `on_stale: redo`, a result is stale as soon as it is there, if what its work has read has changed meanwhile."""
+    engine = make_engine()
+    async with engine.open(pages(on_stale="redo")) as run:
+        ready = run.ready()
+        task = await anext(ready)
+        async with run.attempt(task) as attempt:
+            attempt.output = attempt.context.context["language"]
+            run.change_context({"language": "de"})
+        (stale,) = bodies(engine.store, run.id, ResultsStale)
+        assert stale.tasks == {task.id: ("context.language",)}
+
+
 async def test_warning_is_shown():
     """Status, history and the reasons for a revision name stale results, and so does an event of the run's span."""
     spans = Spans()
