@@ -1,4 +1,4 @@
-"""Records of a journal: one small frozen class per kind, and their JSON form.
+"""Records of a journal: one small read-only class per kind, and their JSON form.
 
 A journal is a sequence of `Record`. Its bodies are observations, triggers, alternatives, decisions, revisions, questions
 to people, and the start, pauses and end of the run. Live plan, ledger and history are folds over it.
@@ -11,7 +11,17 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, ClassVar, Final, Literal, NamedTuple, get_args
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+)
 
 from pydantic import (
     BaseModel,
@@ -147,10 +157,24 @@ class _Body:
     """
 
     __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]
     texts: ClassVar[tuple[str, ...]] = ()
 
 
-@dataclass(frozen=True, slots=True)
+_Kind = TypeVar("_Kind", bound=_Body)
+
+
+@dataclass_transform(frozen_default=True)
+def _record_body(cls: type[_Kind]) -> type[_Kind]:
+    """Make a class a kind of record.
+
+    Type checkers alone refuse to change an instance: making one of a class that is frozen at run
+    time takes three times as long, and every task makes two.
+    """
+    return dataclass(slots=True, unsafe_hash=True)(cls)
+
+
+@_record_body
 class AttemptStarted(_Body):
     """An attempt at a task began; `number` counts from 1, `deadline` is in seconds since the epoch.
 
@@ -166,7 +190,7 @@ class AttemptStarted(_Body):
     call: Task | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class AttemptSucceeded(_Body):
     """An attempt succeeded. `recoverable` is false when its output, or a part of it, could not be stored.
 
@@ -183,7 +207,7 @@ class AttemptSucceeded(_Body):
     unstored: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class AttemptFailed(_Body):
     """An attempt failed. The task is run again at `retry_at`; without one the failure is final.
 
@@ -200,7 +224,7 @@ class AttemptFailed(_Body):
     trace: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class AttemptTimedOut(_Body):
     """An attempt ran into its deadline."""
 
@@ -219,7 +243,7 @@ class AttemptTimedOut(_Body):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class AttemptInterrupted(_Body):
     """An attempt was interrupted: its worker was cancelled, or its process ended.
 
@@ -241,7 +265,7 @@ class AttemptInterrupted(_Body):
         return Failure("Interrupted", self.reason, kind="interrupted")
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class AttemptFenced(_Body):
     """A report about an attempt that is no longer current was ignored."""
 
@@ -252,7 +276,7 @@ class AttemptFenced(_Body):
     report: str
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class ProcessStarted(_Body):
     """A tool started a process group, to be killed before the run is resumed elsewhere."""
 
@@ -263,7 +287,7 @@ class ProcessStarted(_Body):
     born: float
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class UsageCharged(_Body):
     """Work or a provider used part of the budget."""
 
@@ -274,7 +298,7 @@ class UsageCharged(_Body):
     provider: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class ConditionEvaluated(_Body):
     """The `when` of a task was evaluated when it was about to be claimed; `value` is None if that failed."""
 
@@ -285,7 +309,7 @@ class ConditionEvaluated(_Body):
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class ContextUpdated(_Body):
     """The context changed; `attempt` is the attempt whose work has changed it, if any."""
 
@@ -296,7 +320,7 @@ class ContextUpdated(_Body):
     attempt: AttemptId | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class ResultsStale(_Body):
     """All finished tasks whose results are stale now, each with its causes; earlier records of this kind are outdated.
 
@@ -307,7 +331,7 @@ class ResultsStale(_Body):
     tasks: dict[TaskId, tuple[str, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class ResourceUpdated(_Body):
     """The capacity of a resource changed, or a tool became available or unavailable.
 
@@ -324,7 +348,7 @@ class ResourceUpdated(_Body):
     retry_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class FactsObserved(_Body):
     """Facts began or ceased to hold."""
 
@@ -334,7 +358,7 @@ class FactsObserved(_Body):
     ceased: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class GoalChanged(_Body):
     """The goal of the plan changed; `message` is the inbox message that asked for it, if any.
 
@@ -350,7 +374,7 @@ class GoalChanged(_Body):
     message: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class ReplanRequested(_Body):
     """A person or program asked for replanning; `message` is the inbox message that did so, if any."""
 
@@ -362,7 +386,7 @@ class ReplanRequested(_Body):
     message: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class RunQuiescent(_Body):
     """No task is ready, running, backing off, being decided or parked, but tasks remain."""
 
@@ -555,7 +579,7 @@ def normalised_cause(*parts: JsonValue) -> str:
 
 
 # Replanning: triggers, alternatives, decisions and revisions
-@dataclass(frozen=True, slots=True)
+@_record_body
 class TriggerFired(_Body):
     """A detector found that replanning should be considered."""
 
@@ -564,7 +588,7 @@ class TriggerFired(_Body):
     trigger: Trigger
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class TriggerDropped(_Body):
     """A trigger was dropped without a replan."""
 
@@ -594,7 +618,7 @@ class Candidate:
     rejected: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class AlternativesConsidered(_Body):
     """Alternatives from the providers: the candidates, best first, then the rejected ones."""
 
@@ -607,7 +631,7 @@ class AlternativesConsidered(_Body):
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class DecisionMade(_Body):
     """Decision about a replan, the rule behind it, and the index of the chosen candidate."""
 
@@ -624,7 +648,7 @@ class DecisionMade(_Body):
     duration: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class CallMade(_Body):
     """An agent has called a tool, which cannot start at once: the call is a task that was added, without a revision."""
 
@@ -633,7 +657,7 @@ class CallMade(_Body):
     call: Task
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class PlanRevised(_Body):
     """Changes were applied: the plan has a new revision; `traces` has the trace contexts of the attempts that they cancel."""
 
@@ -651,7 +675,7 @@ class PlanRevised(_Body):
     traces: dict[TaskId, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class OutcomeRecorded(_Body):
     """Success or failure of an applied alternative."""
 
@@ -662,7 +686,7 @@ class OutcomeRecorded(_Body):
 
 
 # People
-@dataclass(frozen=True, slots=True)
+@_record_body
 class QuestionAsked(_Body):
     """A person must decide. The tasks in `holds` are not handed out until the answer."""
 
@@ -680,7 +704,7 @@ class QuestionAsked(_Body):
     remind_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class TriggerAttached(_Body):
     """A later trigger concerns tasks that an open question holds, and waits for the same answer."""
 
@@ -689,7 +713,7 @@ class TriggerAttached(_Body):
     trigger: TriggerId
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class QuestionReminded(_Body):
     """The person was reminded of an open question."""
 
@@ -697,7 +721,7 @@ class QuestionReminded(_Body):
     question: QuestionId
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class QuestionAnswered(_Body):
     """A question was closed: by a person, or by its deadline (`by` is then `timeout`)."""
 
@@ -711,7 +735,7 @@ class QuestionAnswered(_Body):
     comment: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class AnswerRefused(_Body):
     """An answer was refused; the question stays open."""
 
@@ -723,7 +747,7 @@ class AnswerRefused(_Body):
 
 
 # The run itself
-@dataclass(frozen=True, slots=True)
+@_record_body
 class RunOpened(_Body):
     """First record of a run: the original plan and the settings; `open_ended` if an agent adds the calls that it makes."""
 
@@ -739,7 +763,7 @@ class RunOpened(_Body):
     open_ended: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class RunResumed(_Body):
     """A process resumed the run after it had been without an owner for `waited` seconds."""
 
@@ -750,7 +774,7 @@ class RunResumed(_Body):
     version: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class RunPaused(_Body):
     """The run was asked to stop handing out work; it can be resumed."""
 
@@ -760,7 +784,7 @@ class RunPaused(_Body):
     by: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class RunEnded(_Body):
     """The run ended, or stopped until it is resumed (`paused`, `needs_human`)."""
 
@@ -771,7 +795,7 @@ class RunEnded(_Body):
     cancelled: tuple[TaskId, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class ErrorContained(_Body):
     """A provider, gate, listener, detector or exporter failed, and the error was contained."""
 
@@ -804,7 +828,7 @@ class RunProblem:
         return text
 
 
-@dataclass(frozen=True, slots=True)
+@_record_body
 class NoteAdded(_Body):
     """A note of the program that executes the run: its own events, such as a model's decision and its result.
 

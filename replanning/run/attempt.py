@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Never, Protocol, Self, runtime_checkable
@@ -33,7 +33,6 @@ CHANGE_SUFFIX: Final = "#changed-"
 _NOT_STARTED: Final = AttemptId("")
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class TaskContext:
     """The context of an attempt, which work gets beside its task.
 
@@ -42,15 +41,15 @@ class TaskContext:
         arguments: the task's arguments with every `${...}` reference replaced by its value.
     """
 
-    _run: ObservedRun
-    _task: Task
-    attempt_id: AttemptId
-    arguments: JsonObject = field(init=False)
-    _results: Mapping[str, Any] | None = field(default=None, init=False)
-    _context: Mapping[str, JsonValue] | None = field(default=None, init=False)
+    __slots__ = ("_context", "_results", "_run", "_task", "arguments", "attempt_id")
 
-    def __post_init__(self) -> None:
-        self.arguments = self._task.arguments
+    def __init__(self, run: ObservedRun, task: Task, attempt_id: AttemptId) -> None:
+        self._run = run
+        self._task = task
+        self.attempt_id = attempt_id
+        self.arguments: JsonObject = task.arguments
+        self._results: Mapping[str, Any] | None = None
+        self._context: Mapping[str, JsonValue] | None = None
 
     def __repr__(self) -> str:
         return f"<TaskContext of {self.attempt_id!r}>"
@@ -260,8 +259,9 @@ class Attempt:
             out.
         in_own_task: whether the body runs in a task of the library, so that a cancellation that the
             library did not cause is a failure.
-        scope: the scope of a worker that executes one attempt after another in it, until one of
-            them is cancelled; an attempt has a scope of its own otherwise.
+        scope: what is cancelled with the attempt.
+        in_scope_of_worker: whether this is the scope of a worker, which executes one attempt after
+            another in it, until one of them is cancelled.
         id: the id of this attempt.
         output: assigned by the body.
         cancelled: whether nothing that the body still reports is accepted.
@@ -275,20 +275,15 @@ class Attempt:
     passes: tuple[type[BaseException], ...] = ()
     needs_output: bool = True
     in_own_task: bool = False
-    scope: InitVar[anyio.CancelScope | None] = None
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    in_scope_of_worker: bool = False
     id: AttemptId = field(default=_NOT_STARTED, init=False)
     output: object = field(default=None, init=False)
     error: Exception | None = field(default=None, init=False)
     cancelled: bool = field(default=False, init=False)
     context: TaskContext = field(init=False)
-    _scope: anyio.CancelScope = field(init=False)
-    _has_own_scope: bool = field(init=False)
     _before: TaskContext | None = field(default=None, init=False)
     _token: Token[Context] | None = field(default=None, init=False)
-
-    def __post_init__(self, scope: anyio.CancelScope | None) -> None:
-        self._has_own_scope = scope is None
-        self._scope = scope or anyio.CancelScope()
 
     def __repr__(self) -> str:
         return f"<Attempt {self.id or 'not started'} at {self.task.id!r}>"
@@ -316,7 +311,7 @@ class Attempt:
         """Stop the body; nothing that it still reports is accepted."""
         # Set first: the body may report its end before the loop has cancelled its scope.
         self.cancelled = True
-        self.run._lifecycle.loop.call(self._scope.cancel)
+        self.run._lifecycle.loop.call(self.scope.cancel)
 
     async def __aenter__(self) -> Self:
         life = self.run._lifecycle
@@ -332,8 +327,8 @@ class Attempt:
                 pass
         if self.started is None and await life.attempts.start_pulled(self):
             self.started = self.id
-        if self._has_own_scope:
-            self._scope.__enter__()
+        if not self.in_scope_of_worker:
+            self.scope.__enter__()
         if self.started is None:
             # An `async with` cannot skip its body, which therefore ends at its first checkpoint.
             self.cancel()
@@ -362,16 +357,16 @@ class Attempt:
         # Set, not reset: a reset fails where the body is left in another context.
         _current_attempt.set(self._before)
         swallowed = False
-        if self._has_own_scope:
+        if not self.in_scope_of_worker:
             try:
-                swallowed = bool(self._scope.__exit__(kind, error, trace))
+                swallowed = bool(self.scope.__exit__(kind, error, trace))
             except Exception as rest:  # noqa: BLE001 # of a group from which the scope took its own cancellation
                 error = rest
         if self.cancelled:
             life.attempts.body_ended(self.id)
             if error is None or swallowed:
                 return True
-            if not self._has_own_scope:
+            if self.in_scope_of_worker:
                 if isinstance(error, BaseExceptionGroup):
                     error = error.split(anyio.get_cancelled_exc_class())[1]
                 if error is None or isinstance(error, anyio.get_cancelled_exc_class()):

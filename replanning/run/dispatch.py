@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, Protocol
 from weakref import WeakSet
 
 import anyio
@@ -62,13 +62,15 @@ class Claim:
     """A task that was handed to a puller.
 
     Attributes:
-        entry: the task.
+        entry: the task in the plan.
         number: the number of the claim.
+        task: the task with its arguments filled in, once it was prepared.
         shared: whether the puller went on without starting the task, so that others may.
     """
 
     entry: TaskEntry
     number: int
+    task: Task
     shared: bool = False
 
     @property
@@ -90,13 +92,6 @@ class Puller:
     left_by_others: deque[Claim] = field(default_factory=deque)
 
 
-class Handed(NamedTuple):
-    """A task that was handed out: its claim, and the task with its arguments filled in."""
-
-    claim: Claim
-    task: Task
-
-
 Idle = Literal["over", "again", "wait"]
 """What a puller without a task does: the run or its lineage is over, it looks again, or waits."""
 
@@ -107,8 +102,8 @@ class Run(Protocol):
     def can_hand_out(self) -> bool:
         """Return whether tasks may begin now."""
 
-    def prepare(self, entry: TaskEntry, *, copied: bool) -> Task | None:
-        """Return a claimed task with its arguments filled in; None if it will not run.
+    def prepare(self, claim: Claim, *, copied: bool) -> bool:
+        """Fill in the arguments of a claimed task; return False if it will not run.
 
         Raises:
             StoreError: the journal does not take what is recorded about it.
@@ -179,7 +174,7 @@ class Dispatcher:
         *,
         root: TaskEntry | None = None,
         copied: bool = True,
-    ) -> Handed | None:
+    ) -> Claim | None:
         """Wait for the next task.
 
         Each look ends in one of four ways: a ready task is claimed; a task that another puller has
@@ -214,11 +209,11 @@ class Dispatcher:
                 if self._run.can_hand_out():
                     # Between a claim and its return there must be no await: a puller that is
                     # cancelled there would keep the claim.
-                    handed = self._claim(queue, copied=copied)
-                    if handed is None and puller is not None and puller.left_by_others:
-                        handed = await self._take_over(puller, copied=copied)
-                    if handed is not None:
-                        return handed
+                    claim = self._claim(queue, copied=copied)
+                    if claim is None and puller is not None and puller.left_by_others:
+                        claim = await self._take_over(puller, copied=copied)
+                    if claim is not None:
+                        return claim
                 idle = self._run.when_idle(root)
                 if idle == "over":
                     return None
@@ -238,20 +233,19 @@ class Dispatcher:
                 self.wake()
             raise
 
-    def _claim(self, queue: ReadyQueue | None, *, copied: bool) -> Handed | None:
+    def _claim(self, queue: ReadyQueue | None, *, copied: bool) -> Claim | None:
         """Claim the next task that turns out to run: its condition holds, its arguments exist."""
         while (entry := self._live.scheduler.claim_next(queue)) is not None:
             # Before the task is prepared, which may fail it and end the claim.
-            claim = Claim(entry, entry.place.claim)
-            task = self._run.prepare(entry, copied=copied)
-            if task is not None:
-                return Handed(claim, task)
+            claim = Claim(entry, entry.place.claim, entry.task)
+            if self._run.prepare(claim, copied=copied):
+                return claim
             if not self._run.can_hand_out():
                 # What was recorded about the task has stopped the run, or its store.
                 return None
         return None
 
-    async def _take_over(self, puller: Puller, *, copied: bool) -> Handed | None:
+    async def _take_over(self, puller: Puller, *, copied: bool) -> Claim | None:
         """Take over a task that another puller has left, unless a ready one turns up."""
         count = len(puller.left_by_others)
         # Tasks that the others have started may be about to begin their attempts.
@@ -259,15 +253,13 @@ class Dispatcher:
             await anyio.lowlevel.checkpoint()
         if not self._run.can_hand_out():
             return None
-        handed = self._claim(None, copied=copied)
-        while handed is None and count:
+        found = self._claim(None, copied=copied)
+        while found is None and count:
             claim = puller.left_by_others.popleft()
             count -= 1
-            if claim.is_open:
-                task = self._run.prepare(claim.entry, copied=copied)
-                if task is not None:
-                    return Handed(claim, task)
-        return handed
+            if claim.is_open and self._run.prepare(claim, copied=copied):
+                return claim
+        return found
 
     # Waking
 

@@ -46,16 +46,18 @@ class Worker:
         """Work until an attempt is cancelled with its scope; return False at the run's end."""
         life = self._run._lifecycle
         with anyio.CancelScope() as scope:
-            while (handed := await life.dispatcher.next_task()) is not None:
-                async with Attempt(
+            while (claim := await life.dispatcher.next_task()) is not None:
+                attempt = Attempt(
                     self._run,
-                    handed.task,
-                    claimed=handed.claim.entry,
+                    claim.task,
+                    claimed=claim.entry,
                     in_own_task=self.in_own_task,
                     scope=scope,
-                ) as attempt:
+                    in_scope_of_worker=True,
+                )
+                async with attempt:
                     if not attempt.cancelled:
-                        attempt.output = await self._work(handed.task, attempt.context)
+                        attempt.output = await self._work(claim.task, attempt.context)
                 if attempt.cancelled:
                     return True
             return False
@@ -118,10 +120,10 @@ class LineageExecution:
             if started is not None:
                 await self._attempt(root, root.task, work, started)
             while not root.satisfied:
-                handed = await life.dispatcher.next_task(root=root, copied=copied)
-                if handed is None:
+                claim = await life.dispatcher.next_task(root=root, copied=copied)
+                if claim is None:
                     break
-                await self._attempt(handed.claim.entry, handed.task, work, None)
+                await self._attempt(claim.entry, claim.task, work, None)
             if root.satisfied:
                 return self._output()
             # Before the other reasons: what failed may still be run after the answer.

@@ -47,7 +47,7 @@ from replanning.plan.json_values import copy_json
 from replanning.plan.messages import join_names
 from replanning.plan.references import has_references
 from replanning.plan.risk import resolved_risk
-from replanning.plan.tasks import Task, is_repeatable
+from replanning.plan.tasks import Task, is_repeatable, with_arguments
 from replanning.plan.types import (
     AttemptId,
     JsonObject,
@@ -57,7 +57,7 @@ from replanning.plan.types import (
     TaskId,
     TriggerId,
 )
-from replanning.run.dispatch import WAKING_RECORDS, Dispatcher, Idle
+from replanning.run.dispatch import WAKING_RECORDS, Claim, Dispatcher, Idle
 from replanning.run.event_loop import LoopThread, Timer
 from replanning.run.journal import RunJournal
 from replanning.run.outcomes import Evaluation
@@ -488,43 +488,45 @@ class Lifecycle:
         """Return whether tasks may begin now."""
         return self.end is None and self.journal.state == "open" and not self.stop_reason
 
-    def prepare(self, entry: TaskEntry, *, copied: bool) -> Task | None:
-        """Return a claimed task with its arguments filled in; None if it will not run.
+    def prepare(self, claim: Claim, *, copied: bool) -> bool:
+        """Fill in the arguments of a claimed task; return False if it will not run.
 
         It will not if its condition does not hold, if it would use a masked part, if its arguments
         refer to nothing, or while the store fails; the claim is over then.
 
         Args:
-            entry: the task.
+            claim: the task as it was claimed, which gets the arguments.
             copied: whether its work gets arguments of its own, which it may change.
         """
+        entry = claim.entry
         task = entry.task
         arguments = task.arguments
         refers = bool(arguments) and has_references(arguments)
         try:
-            if self.live.masked:
+            # Only a run that was resumed can lack a secret.
+            if self.opening.past is not None:
                 lost = self.live.masked.problem_of(task, entry.lineage())
                 if lost:
                     self._fail_unstarted(entry, lost, kind="secret")
-                    return None
+                    return False
             # A revision may have changed what the condition refers to.
             is_due = task.when is not None and entry.condition_revision != self.live.revision
             if is_due and not self._evaluate_condition(entry):
-                return None
+                return False
             if refers:
                 filled = self._filled_arguments(entry)
                 if filled is None:
-                    return None
-                arguments = filled
+                    return False
+                claim.task = with_arguments(task, filled)
+                return True
         except StoreError:
             self.live.scheduler.return_claim(entry)
-            return None
-        if copied and not refers:
+            return False
+        if copied:
             # Empty ones are new as well, because work may fill them.
             arguments = copy_json(arguments) if arguments else {}
-        if arguments is task.arguments:
-            return task
-        return task.model_copy(update={"arguments": arguments})
+            claim.task = with_arguments(task, arguments)
+        return True
 
     def when_idle(self, root: TaskEntry | None) -> Idle:
         """Look for the end of the run, or of a lineage, when nothing can be handed out."""

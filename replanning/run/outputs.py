@@ -105,7 +105,7 @@ class OutputKeeper:
     def __repr__(self) -> str:
         return f"<OutputKeeper of {self._live!r}>"
 
-    def take(self, task_id: TaskId, output: object) -> TakenOutput:
+    def take(self, entry: TaskEntry, output: object) -> TakenOutput:
         """Return an output as the live plan has it and as the journal does.
 
         Raises:
@@ -121,7 +121,7 @@ class OutputKeeper:
         if kind not in _JSON_TYPES:
             if isinstance(output, WithheldOutput):
                 return TakenOutput(None, None, output.reason, is_withheld=True)
-            problem = await_problem(output, task_id)
+            problem = await_problem(output, entry.id)
             if problem:
                 raise OutputError(problem)
         value = self._encoded_by_codec(output)
@@ -131,15 +131,15 @@ class OutputKeeper:
             # As where the results of several calls were to be gathered.
             part = error.part
             if inspect.iscoroutine(part) or inspect.isasyncgen(part) or asyncio.isfuture(part):
-                problem = await_problem(part, task_id, "returned a value that holds")
+                problem = await_problem(part, entry.id, "returned a value that holds")
                 raise OutputError(problem) from None
-            annotated = self._encode_annotated(task_id, value)
+            annotated = self._encode_annotated(entry, value)
             if annotated is None:
                 return TakenOutput(copy_containers(value), None, str(error))
             encoded = annotated
         if encoded.enums:
             # A text or a number is what remains of them where no annotation names them.
-            encoded = self._encode_annotated(task_id, value, encoded.enums) or encoded
+            encoded = self._encode_annotated(entry, value, encoded.enums) or encoded
         too_large = self._size_problem(encoded)
         if too_large:
             return TakenOutput(copy_containers(value), None, too_large, is_too_large=True)
@@ -174,16 +174,13 @@ class OutputKeeper:
         )
 
     def _encode_annotated(
-        self, task_id: TaskId, output: object, enums: int = 0
+        self, entry: TaskEntry, output: object, enums: int = 0
     ) -> StoredOutput | None:
         """Return the stored form of an output that its function's return annotation describes.
 
         None if the annotation does not bring it back as it was, with so many members of an Enum
         that equal their texts or numbers.
         """
-        entry = self._live.entries.get(task_id)
-        if entry is None:
-            return None
         adapter = self.return_types.get(_function_name(entry))
         if adapter is None:
             return None

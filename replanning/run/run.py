@@ -338,7 +338,7 @@ class PlanRun(ObservedRun):
             return life.attempts.start(entry)
         except (NotRunning, StoreError):
             # It is handed out again when it may start.
-            life.dispatcher.requeue([Claim(entry, entry.place.claim)])
+            life.dispatcher.requeue([Claim(entry, entry.place.claim, entry.task)])
             raise
 
     @in_loop_thread
@@ -505,11 +505,11 @@ class ReadyTasks:
             last = claims[-1]
             if last.is_open and not last.shared:
                 dispatcher.share(self._puller, last)
-        handed = await dispatcher.next_task(self._puller)
-        if handed is None:
+        claim = await dispatcher.next_task(self._puller)
+        if claim is None:
             raise StopAsyncIteration
-        claims.append(handed.claim)
-        return handed.task
+        claims.append(claim)
+        return claim.task
 
     def __del__(self) -> None:
         claims = list(self._puller.claims)

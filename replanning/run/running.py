@@ -157,7 +157,7 @@ class RunningAttempts:
             False when the task may not run any more.
         """
         entry = self._live.entry(body.task.id)
-        claim = Claim(entry, entry.place.claim)
+        claim = Claim(entry, entry.place.claim, entry.task)
         try:
             while not (obstacle := self._run.obstacle_to(entry)) and self._run.end is None:
                 try:
@@ -197,19 +197,19 @@ class RunningAttempts:
             keep_if_possible: whether an output that is too large is left out of the journal,
                 instead of being a failure.
         """
-        task_id = TaskId(str(attempt_id).rpartition("#")[0])
+        entry = self._end_attempt(attempt_id, "succeeded")
+        if entry is None:
+            return
         try:
-            taken = self._outputs.take(task_id, output)
+            taken = self._outputs.take(entry, output)
         except OutputError as error:
-            self.failed(attempt_id, Failure("OutputError", str(error), kind="output"))
+            failure = Failure("OutputError", str(error), kind="output")
+            self._record_failure(attempt_id, entry, failure)
             return
         if taken.is_too_large and not keep_if_possible:
             # The work is done, and may have taken effect: another tool would do it a second time.
             failure = Failure("OutputError", taken.unstored, kind="output", in_doubt=True)
-            self.failed(attempt_id, failure)
-            return
-        entry = self._end_attempt(attempt_id, "succeeded")
-        if entry is None:
+            self._record_failure(attempt_id, entry, failure)
             return
         body = AttemptSucceeded(
             attempt_id,
@@ -240,8 +240,12 @@ class RunningAttempts:
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
         """Record a failure, and decide when its task runs again (`schedule_retry`)."""
         entry = self._end_attempt(attempt_id, "failed")
-        if entry is None:
-            return
+        if entry is not None:
+            self._record_failure(attempt_id, entry, error)
+
+    def _record_failure(
+        self, attempt_id: AttemptId, entry: TaskEntry, error: BaseException | str | Failure
+    ) -> None:
         failure = self._failures.take(entry, self._live.tool_of(entry.task), error)
         text = f"attempt {attempt_id} failed: {failure}\n{failure.traceback}"
         _log.warning("%s", text.rstrip())
