@@ -29,6 +29,7 @@ from replanning.plan.references import find_references, resolve_references
 from replanning.plan.tasks import Task, ToolSpec, has_no_effect
 from replanning.plan.types import AttemptId, JsonObject, TaskId
 
+_DONE: Final = TaskState.DONE
 _READY: Final = TaskState.READY
 _PENDING: Final = TaskState.PENDING
 
@@ -121,18 +122,15 @@ class TaskResults(Mapping[str, Any]):
     def outputs(self) -> dict[str, Any]:
         """Return the results that exist, by the ids of the roots."""
         outputs: dict[str, Any] = {}
-        for entry in self._entries.values():
+        for task_id, entry in self._entries.items():
             if entry.parent is not None:
                 continue
-            if (
-                entry.state is TaskState.DONE
-                and entry.output.recoverable
-                and not isinstance(entry.output.value, AnnotatedJson)
-            ):
-                outputs[entry.id] = entry.output.value
+            value, recoverable, _ = entry.output
+            if entry.state is _DONE and recoverable and not isinstance(value, AnnotatedJson):
+                outputs[task_id] = value
             elif entry.satisfied or entry.replacement.redone:
                 with suppress(NoResult):
-                    outputs[entry.id] = self.output_of(entry.id)
+                    outputs[task_id] = self.output_of(task_id)
         return outputs
 
     def missing(self, known: Container[str] = ()) -> dict[str, str]:
@@ -141,12 +139,12 @@ class TaskResults(Mapping[str, Any]):
         Those with a known result are left out.
         """
         reasons: dict[str, str] = {}
-        for entry in self._entries.values():
-            if entry.parent is None and entry.id not in known:
+        for task_id, entry in self._entries.items():
+            if task_id not in known and entry.parent is None:
                 try:
-                    self.output_of(entry.id)
+                    self.output_of(task_id)
                 except NoResult as error:
-                    reasons[entry.id] = str(error)
+                    reasons[task_id] = str(error)
         return reasons
 
 

@@ -37,7 +37,7 @@ from replanning.journal.records import (
     RunStatus,
     Usage,
 )
-from replanning.journal.values import copy_containers
+from replanning.journal.values import CONTAINERS, copy_containers
 from replanning.live.stale import stale_results
 from replanning.live.view import PlanView, ReplanningInfo
 from replanning.plan.document import Plan
@@ -211,7 +211,10 @@ class PlanRun(ObservedRun):
 
     def _outputs(self) -> Outputs:
         results = self.live.results
-        values = {name: copy_containers(value) for name, value in results.outputs().items()}
+        values = results.outputs()
+        for name, value in values.items():
+            if type(value) in CONTAINERS:
+                values[name] = copy_containers(value)
         return Outputs(values, results.missing(values))
 
     @property
