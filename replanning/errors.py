@@ -298,7 +298,18 @@ class RecordNotSerializable(StoreError):
 
 
 class OutputError(ReplanningError):
-    """The output of a task is too large, or its codec failed."""
+    """The output of a task is too large, or its codec failed.
+
+    Attributes:
+        in_doubt: whether the work was done all the same, so that it must not be repeated.
+    """
+
+    in_doubt: bool = False
+
+    def __init__(self, message: str, *, in_doubt: bool = False) -> None:
+        super().__init__(message)
+        if in_doubt:
+            self.in_doubt = True
 
 
 class TaskHeld(ReplanningError):

@@ -541,7 +541,8 @@ class TaskGraph:
         entry.state = follows
         if event in _PROGRESS_EVENTS:
             return
-        self.scheduler.return_claim(entry)
+        if entry.place.claim:
+            self.scheduler.return_claim(entry)
         if follows in STUCK:
             self.stuck[entry.id] = None
             entry.place.not_before = None

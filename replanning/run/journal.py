@@ -165,7 +165,8 @@ class RunJournal:
                 changed = self._redactor.changed_fields(body, body.texts)
                 if changed:
                     stored = replace(body, **changed)
-        at = max(self._timer.clock.now(), self._last_at)
+        at = self._timer.clock.now()
+        at = max(at, self._last_at)
         record = Record(self.seq + 1, at, body)
         leaving = record if stored is body else Record(record.seq, at, stored)
         if not self.unjournaled:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio  # noqa: TID251 - to recognise its futures
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any, Final, NamedTuple, get_type_hints
 
 from pydantic import TypeAdapter
 
 from replanning.errors import OutputError
+from replanning.journal.records import AttemptSucceeded
 from replanning.journal.values import (
     MAX_INTEGER,
     MIN_INTEGER,
@@ -26,7 +27,7 @@ from replanning.journal.values import (
 from replanning.live.entries import TaskEntry, TaskOutput
 from replanning.live.plan import LivePlan
 from replanning.plan.tasks import ToolSpec
-from replanning.plan.types import JsonValue, TaskId
+from replanning.plan.types import AttemptId, JsonValue, TaskId
 from replanning.run.event_loop import describe_error
 from replanning.secrets import MASK, Redactor
 
@@ -64,24 +65,6 @@ class WithheldOutput(NamedTuple):
     reason: str
 
 
-class TakenOutput(NamedTuple):
-    """An output of an attempt.
-
-    Attributes:
-        value: as the live plan has it.
-        stored: as the journal has it.
-        unstored: why a resumed run will lack it, or a part of it; empty if it will not.
-        is_too_large: whether that is its size.
-        is_withheld: whether this process lacks it as well.
-    """
-
-    value: Any
-    stored: Any
-    unstored: str = ""
-    is_too_large: bool = False
-    is_withheld: bool = False
-
-
 @dataclass(repr=False, eq=False)
 class OutputKeeper:
     """Takes the outputs of attempts, and gives those of a resumed run their types again.
@@ -105,26 +88,67 @@ class OutputKeeper:
     def __repr__(self) -> str:
         return f"<OutputKeeper of {self._live!r}>"
 
-    def take(self, entry: TaskEntry, output: object) -> TakenOutput:
-        """Return an output as the live plan has it and as the journal does.
+    def take(
+        self, attempt: AttemptId, entry: TaskEntry, output: Any, *, keep_if_possible: bool
+    ) -> tuple[AttemptSucceeded, AttemptSucceeded]:
+        """Return the record of an output as the live plan gets it, and as the journal does.
+
+        Args:
+            attempt: the attempt that has ended with it.
+            entry: its task.
+            output: the output.
+            keep_if_possible: whether an output that is too large is left out of the journal,
+                instead of being a failure.
 
         Raises:
-            OutputError: it is something to be awaited, or the codec failed.
+            OutputError: it is something to be awaited, the codec failed, or it is too large.
         """
+        reads = entry.reads.keys or None
         kind = type(output)
         # They hold no secrets, and nothing of them can be changed, so they need no copy.
-        if kind in _SIMPLE_TYPES:
-            is_small = kind is not int or MIN_INTEGER < output < MAX_INTEGER  # type: ignore[operator]
-            if is_small:
-                return TakenOutput(output, output)
+        is_small = kind is not int or MIN_INTEGER < output < MAX_INTEGER
+        if kind in _SIMPLE_TYPES and is_small:
+            body = AttemptSucceeded(attempt, entry.id, output, True, reads)
+            return body, body
         # JSON is nothing to be awaited.
         if kind not in _JSON_TYPES:
             if isinstance(output, WithheldOutput):
-                return TakenOutput(None, None, output.reason, is_withheld=True)
+                body = AttemptSucceeded(attempt, entry.id, None, False, reads, output.reason)
+                return body, body
             problem = await_problem(output, entry.id)
             if problem:
                 raise OutputError(problem)
         value = self._encoded_by_codec(output)
+        document: JsonValue = None
+        try:
+            encoded = self._encoded(entry, value)
+        except NotStorable as error:
+            unstored = str(error)
+        else:
+            unstored = self._size_problem(encoded)
+            if unstored and not keep_if_possible:
+                # The work is done, and may have taken effect: another tool would repeat it.
+                raise OutputError(unstored, in_doubt=True)
+            if not unstored:
+                document = encoded.value
+                if encoded.is_plain:
+                    body = AttemptSucceeded(attempt, entry.id, document, True, reads)
+                    return body, body
+                if encoded.is_masked:
+                    unstored = (
+                        f"a part of it looks like a secret, in whose place the journal has {MASK}"
+                    )
+        copied: Any = copy_containers(value)
+        body = AttemptSucceeded(attempt, entry.id, copied, True, reads, unstored)
+        return body, replace(body, output=document, recoverable=not unstored)
+
+    def _encoded(self, entry: TaskEntry, value: object) -> StoredOutput:
+        """Return the stored form of an output, by the return annotation where that is needed.
+
+        Raises:
+            NotStorable: it has none.
+            OutputError: a part of it is something to be awaited.
+        """
         try:
             encoded = encode(value, self._redactor)
         except NotStorable as error:
@@ -135,20 +159,12 @@ class OutputKeeper:
                 raise OutputError(problem) from None
             annotated = self._encode_annotated(entry, value)
             if annotated is None:
-                return TakenOutput(copy_containers(value), None, str(error))
-            encoded = annotated
+                raise
+            return annotated
         if encoded.enums:
             # A text or a number is what remains of them where no annotation names them.
-            encoded = self._encode_annotated(entry, value, encoded.enums) or encoded
-        too_large = self._size_problem(encoded)
-        if too_large:
-            return TakenOutput(copy_containers(value), None, too_large, is_too_large=True)
-        if encoded.is_plain:
-            return TakenOutput(encoded.value, encoded.value)
-        unstored = ""
-        if encoded.is_masked:
-            unstored = f"a part of it looks like a secret, in whose place the journal has {MASK}"
-        return TakenOutput(copy_containers(value), encoded.value, unstored)
+            return self._encode_annotated(entry, value, encoded.enums) or encoded
+        return encoded
 
     def _encoded_by_codec(self, output: object) -> object:
         if self._codec is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from replanning.errors import NotRunning, OutputError, StoreError, UnknownAttempt
@@ -13,7 +13,6 @@ from replanning.journal.records import (
     AttemptFenced,
     AttemptInterrupted,
     AttemptStarted,
-    AttemptSucceeded,
     AttemptTimedOut,
     Failure,
     RunEnded,
@@ -146,7 +145,10 @@ class RunningAttempts:
         deadline = None
         if timeout is not None:
             deadline = self._timer.clock.now() + timeout
-        self._journal.append(AttemptStarted(attempt_id, task_id, number, deadline, call))
+        started = AttemptStarted(attempt_id, task_id, number, deadline, call)
+        # Only the document of a call may hold secrets.
+        stored = started if call is None else None
+        self._journal.append(started, stored=stored)
         if deadline is not None and deadline < self._timer.next_wakeup:
             self._timer.notify_deadline(deadline)
 
@@ -201,35 +203,21 @@ class RunningAttempts:
         if entry is None:
             return
         try:
-            taken = self._outputs.take(entry, output)
+            body, stored = self._outputs.take(
+                attempt_id, entry, output, keep_if_possible=keep_if_possible
+            )
         except OutputError as error:
-            failure = Failure("OutputError", str(error), kind="output")
+            failure = Failure("OutputError", str(error), kind="output", in_doubt=error.in_doubt)
             self._record_failure(attempt_id, entry, failure)
             return
-        if taken.is_too_large and not keep_if_possible:
-            # The work is done, and may have taken effect: another tool would do it a second time.
-            failure = Failure("OutputError", taken.unstored, kind="output", in_doubt=True)
-            self._record_failure(attempt_id, entry, failure)
-            return
-        body = AttemptSucceeded(
-            attempt_id,
-            entry.id,
-            taken.value,
-            recoverable=not taken.is_withheld,
-            reads=entry.reads.keys or None,
-            unstored=taken.unstored,
-        )
-        stored = body
-        if taken.stored is not taken.value or taken.unstored:
-            stored = replace(body, output=taken.stored, recoverable=not taken.unstored)
-        if taken.unstored and not entry.output.unstored:
+        if body.unstored and not entry.output.unstored:
             consequence = "the tasks of this process get it, and a resumed run lacks it"
-            if taken.is_withheld:
+            if not body.recoverable:
                 consequence = "no other task gets it"
             _log.warning(
                 "the output of task %r is not stored: %s; %s",
                 entry.id,
-                self._redactor.text(taken.unstored),
+                self._redactor.text(body.unstored),
                 consequence,
             )
         self._journal.append_soon(body, stored)
