@@ -37,6 +37,9 @@ _MAX_LAYERS: Final = 3
 MIN_KNOWN_CHARS: Final = 4
 """Shorter known values are flags rather than secrets, and would be found everywhere."""
 
+_MAX_REMEMBERED_TEXTS: Final = 200
+_MAX_REMEMBERED_CHARS: Final = 4_000
+
 _MIN_LINE_CHARS: Final = 8
 """Shorter lines of a known secret, such as a single bracket, occur in many texts and are not masked."""
 
@@ -73,7 +76,9 @@ def mask(text: str, find: Callable[[str], list[Span]]) -> str:
         text: the text.
         find: returns the spans of secrets in a text without looking behind its escapes.
     """
-    spans = _look_behind(text, find, _MAX_LAYERS)
+    spans = find(text)
+    if "\x1b" in text or "\\" in text:
+        spans += _look_behind(text, find, _MAX_LAYERS)
     if not spans:
         return text
     spans.sort()
@@ -118,21 +123,21 @@ def find_known(text: str, known: Iterable[str]) -> list[Span]:
 
 
 def _look_behind(text: str, find: Callable[[str], list[Span]], layers: int) -> list[Span]:
-    """Return the spans of secrets in a text and behind its escapes."""
-    spans = find(text)
-    if not layers or ("\x1b" not in text and "\\" not in text):
-        return spans
+    """Return the spans of secrets behind the escapes of a text, up to so many layers of them."""
     parts = _ESCAPE.split(text)  # every second one is an escape
     if len(parts) == 1:
-        return spans
+        return []
     decoded = parts.copy()
     decoded[1::2] = [_unescape(escape) for escape in parts[1::2]]
-    hidden = _look_behind("".join(decoded), find, layers - 1)
-    if hidden:
-        starts = [0, *accumulate(map(len, decoded))]
-        origins = [0, *accumulate(map(len, parts))]
-        spans += [_origin(span, starts, origins) for span in hidden]
-    return spans
+    behind = "".join(decoded)
+    hidden = find(behind)
+    if layers > 1:
+        hidden += _look_behind(behind, find, layers - 1)
+    if not hidden:
+        return []
+    starts = [0, *accumulate(map(len, decoded))]
+    origins = [0, *accumulate(map(len, parts))]
+    return [_origin(span, starts, origins) for span in hidden]
 
 
 def _origin(span: Span, starts: list[int], origins: list[int]) -> Span:
@@ -172,12 +177,16 @@ class Redactor:
         self._known = known_texts(values)
         self._patterns = [re.compile(pattern) for pattern in patterns]
         self._added: set[str] = set()
+        # Texts without secrets: records repeat those of earlier ones, as a trigger its failure.
+        self._clean: set[str] = set()
 
     def add(self, value: str) -> None:
         """Mask a value from now on; one of fewer than 4 characters is passed over."""
         if value not in self._added:
             self._added.add(value)
             self._known = tuple({*self._known, *known_texts([value])})
+            # Another thread may be about to remember a text, and has not looked for this value.
+            self._clean = set()
 
     def text(self, text: str) -> str:
         """Return the text without secrets and lone surrogates; the same object if it has none."""
@@ -187,13 +196,21 @@ class Redactor:
                 if known in text:
                     return mask(text, self._find)
             return text
+        clean = self._clean
+        if text in clean:
+            return text
         if not text.isascii():  # UTF-8 cannot encode lone surrogates
             encodable = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
             if encodable != text:
                 text = encodable
         if len(text) < MIN_KNOWN_CHARS:
             return text
-        return mask(text, self._find)
+        masked = mask(text, self._find)
+        if masked is text and len(text) <= _MAX_REMEMBERED_CHARS:
+            if len(clean) >= _MAX_REMEMBERED_TEXTS:
+                clean.clear()
+            clean.add(text)
+        return masked
 
     def is_secret_name(self, name: str) -> bool:
         """Return whether an id or another name holds a secret that has a format of its own, is assigned, or is known."""

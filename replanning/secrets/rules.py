@@ -1,7 +1,7 @@
 """Rules for secrets in plain text: formats of tokens, values beside names of secrets, headers, logins in addresses.
 
-Every rule begins with a literal hint, which is looked for first, and reads a bounded number of characters behind it. So
-the time is linear in the length of any text, and short where no hint occurs. Nothing beyond these rules is promised.
+Every rule has a literal hint, which is looked for first, and reads a bounded number of characters around it. So the time
+is linear in the length of any text, and short where no hint occurs. Nothing beyond these rules is promised.
 """
 
 from __future__ import annotations
@@ -18,36 +18,49 @@ Span = tuple[int, int]
 _NO_WORDS: Final = r"(?=[A-Za-z_-]{0,64}\d|(?:[A-Za-z]{1,8}[_-]){0,3}[A-Za-z]{16,})"
 """Condition on what follows: with a digit, or with more consecutive letters than words have."""
 
-# Prefixes, separated by blanks, and a pattern of the rest. A look-behind spans the prefix: it has one
-# dot for each of its characters. A new row needs an example in `tests/support/secret_examples.py`.
+_LETTERS_20: Final = "[A-Za-z0-9]{20,}"
+_SIGNS_16: Final = f"{_NO_WORDS}[A-Za-z0-9_-]{{16,}}"
+_SIGNS_20: Final = f"{_NO_WORDS}[A-Za-z0-9_-]{{20,}}"
+_SIGNS_40: Final = f"{_NO_WORDS}[A-Za-z0-9_-]{{40,}}"
+
+# Hint, prefix and rest. A look-behind spans the prefix: it has one dot for each of its characters. A
+# new row needs an example in `tests/support/secret_examples.py`.
 _TOKENS: Final = (
     (  # private keys
         "----",
+        "----",
         r"[- ]BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4}.*?(?:----[- ]END [A-Z0-9 ]{0,60}-{0,5}|\Z)",
     ),
-    ("sk- rk- pk-", rf"(?<![A-Za-z0-9]...){_NO_WORDS}[A-Za-z0-9_-]{{16,}}"),
+    ("k-", "[srp]k-", f"(?<![A-Za-z0-9]...){_SIGNS_16}"),
     (
-        "sk_ rk_ pk_",
+        "k_",
+        "[srp]k_",
         r"(?<![A-Za-z0-9]...)(?:live_|test_)?(?:(?=[A-Za-z]{0,64}\d)[A-Za-z0-9]{16,}|[A-Za-z]{24,})",
     ),
-    ("whsec_ ghp_ gho_ ghu_ ghs_ ghr_ hf_ npm_", "[A-Za-z0-9]{20,}"),
-    ("glpat- glptt- gldt- glrt- glcbt-", f"{_NO_WORDS}[A-Za-z0-9_-]{{16,}}"),
+    ("gh", "gh[pousr]_", _LETTERS_20),
+    ("whsec_", "whsec_", _LETTERS_20),
+    ("hf_", "hf_", _LETTERS_20),
+    ("npm_", "npm_", _LETTERS_20),
+    ("gl", "gl(?:pat|ptt|dt|rt|cbt)-", _SIGNS_16),
+    ("at_", "(?:github_p|dckr_p|dckr_o)at_", _SIGNS_20),
+    ("gsk_", "gsk_", _SIGNS_20),
+    ("xai-", "xai-", _SIGNS_20),
+    ("xapp-", "xapp-", _SIGNS_20),
+    ("hv", r"hv[sbr]\.", _SIGNS_20),
+    ("ya29.", r"ya29\.", _SIGNS_20),
+    ("pypi-", "pypi-", _SIGNS_40),
+    ("xox", "xox", "[abeoprs]-[A-Za-z0-9-]{10,}"),
+    ("IA", "A[KS]IA", "[A-Z0-9]{16}"),
+    ("hooks.slack.com/", r"hooks\.slack\.com/services/", "[A-Za-z0-9/]{20,}"),
+    ("/api/webhooks/", "/api/webhooks/", "[0-9]{10,20}/[A-Za-z0-9_-]{30,}"),  # of Discord
+    (":AA", ":AA", "(?<=[0-9]{5}:AA)[A-Za-z0-9_-]{32,}"),  # of bots of Telegram
     (
-        "github_pat_ gsk_ xai- dckr_pat_ dckr_oat_ hvs. hvb. hvr. xapp- ya29.",
-        f"{_NO_WORDS}[A-Za-z0-9_-]{{20,}}",
-    ),
-    ("pypi-", f"{_NO_WORDS}[A-Za-z0-9_-]{{40,}}"),
-    ("xox", "[abeoprs]-[A-Za-z0-9-]{10,}"),
-    ("AKIA ASIA", "[A-Z0-9]{16}"),
-    ("hooks.slack.com/services/", "[A-Za-z0-9/]{20,}"),
-    ("/api/webhooks/", "[0-9]{10,20}/[A-Za-z0-9_-]{30,}"),  # of Discord
-    (":AA", "(?<=[0-9]{5}:AA)[A-Za-z0-9_-]{32,}"),  # of bots of Telegram
-    (
+        "eyJ",
         "eyJ",
         r"(?<![A-Za-z0-9_-]...)[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+){0,3}",
     ),
 )
-"""Prefixes and rest of the tokens of services; also listed in docs/concepts/security.md."""
+"""Hints, prefixes and rest of the tokens of services; also listed in docs/concepts/security.md."""
 
 # Values
 
@@ -244,12 +257,6 @@ def _accepts_option(match: re.Match[str]) -> bool:
     return accepts is not None and accepts(match[str(match.lastgroup)])
 
 
-def _format_rules() -> Iterator[tuple[str, re.Pattern[str]]]:
-    for prefixes, rest in _TOKENS:
-        for prefix in prefixes.split():
-            yield prefix, re.compile(f"{re.escape(prefix)}{rest}", re.DOTALL)
-
-
 def _name_rules() -> Iterator[_Rule]:
     for hint, name, accepts in _SECRET_NAMES:
         pattern = re.compile(f"{name}{_ASSIGNMENT}{_VALUE}")
@@ -261,7 +268,9 @@ def _name_rules() -> Iterator[_Rule]:
         yield _Rule(hint, re.compile(pattern_text), _accepts_by_context)
 
 
-_FORMAT_RULES: Final = tuple(_format_rules())
+_FORMAT_RULES: Final = [
+    (hint, re.compile(prefix + rest, re.DOTALL)) for hint, prefix, rest in _TOKENS
+]
 _NAME_RULES: Final = tuple(_name_rules())
 
 _SIMPLE: Final = re.compile(r"(?:\w{1,12}+[.?!,]?+ )*+\w{0,12}+[.?!,]?", re.ASCII)
@@ -284,15 +293,16 @@ def find_secrets(text: str, *, by_name: bool = True) -> list[Span]:
         by_name: whether values are found by the name before them as well, not by their own format alone.
     """
     spans = []
-    for prefix, pattern in _FORMAT_RULES:
-        if prefix in text:
+    for hint, pattern in _FORMAT_RULES:
+        if hint in text:
             spans += [match.span() for match in pattern.finditer(text)]
     if not by_name:
         return spans
     low = text.lower()
     if len(low) != len(text):  # as of İ, which has two characters then
         low = text.encode("ascii", "replace").decode().lower()
-    low = fill_references(low)
+    if "{" in low:
+        low = fill_references(low)
     for rule in _NAME_RULES:
         if rule.hint not in low:
             continue
@@ -307,8 +317,6 @@ def find_secrets(text: str, *, by_name: bool = True) -> list[Span]:
 
 def fill_references(text: str) -> str:
     """Return a text in which a filler stands for each character of a reference."""
-    if "{" not in text:
-        return text
     return _REFERENCE.sub(lambda reference: _FILLER * len(reference[0]), text)
 
 

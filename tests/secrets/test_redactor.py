@@ -264,8 +264,17 @@ def test_added_values():
     """A value that is added is masked from then on, beside those that were known."""
     redact = Redactor(["hunter2"])
     assert redact.text("swordfish") == "swordfish"
+    assert redact.text("the key: swordfish") == "the key: swordfish"
     redact.add("swordfish")
     assert redact.text("swordfish hunter2") == f"{MASK} {MASK}"
+    assert redact.text("the key: swordfish") == f"the key: {MASK}"
+
+
+def test_many_texts():
+    """However many texts were looked at before, a secret is found in the next one."""
+    texts = [f"{number}: nothing to hide" for number in range(1_000)]
+    assert list(map(REDACT.text, texts)) == texts
+    assert REDACT.text("1000: password=hunter2") == f"1000: password={MASK}"
 
 
 KNOWN = 's3cr3t "words" of mine'
