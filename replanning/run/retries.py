@@ -11,9 +11,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from linecache import getline
 from pathlib import Path
 from subprocess import CalledProcessError
-from traceback import FrameSummary, TracebackException, walk_tb
+from textwrap import indent
+from traceback import format_exception_only, walk_tb
 from typing import Final, Literal
 
 import anyio
@@ -30,7 +32,6 @@ from replanning.journal.records import Failure
 from replanning.live.entries import TaskEntry
 from replanning.plan.tasks import (
     READING_METHODS,
-    Retry,
     TaskBody,
     ToolSpec,
     allows_repetition,
@@ -62,6 +63,9 @@ _plugin_log: Final = logging.getLogger("replanning")
 _MAX_FRAMES: Final = 30
 
 _HIDDEN_FRAMES: Final = (f"{Path(__file__).parents[1]}{os.sep}", anyio.__path__[0] + os.sep)
+
+_CAUSE_LINK: Final = "\nThe above exception was the direct cause of the following exception:\n\n"
+_CONTEXT_LINK: Final = "\nDuring handling of the above exception, another exception occurred:\n\n"
 
 _MAX_WRAPPED_ERRORS: Final = 5
 
@@ -255,28 +259,62 @@ def failure_from(
     return failure
 
 
-def format_traceback(error: BaseException) -> str:
+def format_traceback(error: BaseException, told: set[int] | None = None) -> str:
     """Return the traceback of an exception and its causes, without frames of libraries.
 
-    Values of variables are not in it. Where no frame remains, there is none.
+    Values of variables are not in it. Where no frame remains, there is none. Python's own formatter
+    takes several times as long, mostly for what is left out here.
+
+    Args:
+        error: the exception.
+        told: the ids of exceptions that are told already, for a part of a group.
     """
-    others = (error.__cause__, error.__context__, getattr(error, "exceptions", None))
-    if error.__traceback__ is None and not any(others):
+    related = error.__cause__ or error.__context__ or getattr(error, "exceptions", None)
+    if error.__traceback__ is None and not related:
         return ""  # it was never raised
-    parts = [(TracebackException.from_exception(error, limit=0), error)]
-    for part, raised in parts:
-        # Python would look for the marks under each line, which takes longer than everything else
-        # that a failure costs.
-        frames = deque(walk_tb(raised.__traceback__), _MAX_FRAMES)
-        part.stack[:] = [
-            FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name, lookup_line=False)
-            for frame, line in frames
-            if not frame.f_code.co_filename.startswith(_HIDDEN_FRAMES)
-        ]
-        related = (part.__cause__, raised.__cause__), (part.__context__, raised.__context__)
-        inner = zip(part.exceptions or (), getattr(raised, "exceptions", ()), strict=False)
-        parts += [(shown, other) for shown, other in (*related, *inner) if shown is not None]
-    return "".join(parts[0][0].format()) if any(part.stack for part, _ in parts) else ""
+    if told is None:
+        told = set()
+    # The exception and those before it, last first, each with the line that links it to the next.
+    chain: list[tuple[BaseException, str]] = []
+    link = ""
+    before: BaseException | None = error
+    while before is not None and id(before) not in told:
+        told.add(id(before))
+        chain.append((before, link))
+        link = _CAUSE_LINK
+        cause = before.__cause__
+        if cause is None and not before.__suppress_context__:
+            link = _CONTEXT_LINK
+            cause = before.__context__
+        before = cause
+
+    has_frames = False
+    pieces: list[str] = []
+    for part, link in reversed(chain):
+        start = len(pieces)
+        for frame, number in deque(walk_tb(part.__traceback__), _MAX_FRAMES):
+            code = frame.f_code
+            if code.co_filename.startswith(_HIDDEN_FRAMES):
+                continue
+            pieces.append(f'  File "{code.co_filename}", line {number}, in {code.co_name}\n')
+            source = getline(code.co_filename, number, frame.f_globals).strip()
+            if source:
+                pieces.append(f"    {source}\n")
+        if len(pieces) > start:
+            has_frames = True
+            pieces.insert(start, "Traceback (most recent call last):\n")
+        pieces += format_exception_only(part)
+        if isinstance(part, BaseExceptionGroup):
+            for place, inner in enumerate(part.exceptions, 1):
+                traceback = format_traceback(inner, told)
+                if traceback:
+                    has_frames = True
+                    pieces.append(f"  +---------------- {place} ----------------\n")
+                    pieces.append(indent(traceback, "  | "))
+        pieces.append(link)
+    if not has_frames:
+        return ""
+    return "".join(pieces)
 
 
 def bounded(text: str, most: int) -> str:
@@ -342,14 +380,13 @@ def _classify(
         wrapped = inner
     if verdict == "in-doubt" and _only_reads(chain):
         verdict = "may-pass"
-    if verdict is None and _hides_doubt(error):
+    if verdict is None and error.__context__ is not None and _hides_doubt(error):
         verdict = "in-doubt"
     in_doubt = verdict == "in-doubt"
     if retry_on and any(_is_named(part, retry_on) for part in chain):
         return True, in_doubt
-    if verdict == "definite" or verdict is None:
-        asked = is_transient is not None and isinstance(error, Exception)
-        if asked and is_transient is not None and is_transient(error):  # type: ignore[arg-type]
+    if is_transient is not None and verdict in ("definite", None):
+        if isinstance(error, Exception) and is_transient(error):
             return True, False
     return verdict == "may-pass", in_doubt
 
@@ -507,8 +544,11 @@ class FailureKeeper:
         if isinstance(error, Failure):
             failure = error
         else:
-            policy = retry_policy(entry.task, tool, self.settings)
-            failure = failure_from(error, policy.on, self._is_transient)
+            policy = stated_retry(entry.task, tool) or self.settings.retry
+            is_transient = None
+            if self.is_transient is not None:
+                is_transient = self._ask_is_transient
+            failure = failure_from(error, policy.on, is_transient)
         message = failure.message
         kind = failure.kind
         most = self.settings.judge.max_iterations
@@ -516,15 +556,13 @@ class FailureKeeper:
             # A judge that is never content would keep the task running for ever.
             message = f"still unfinished after {most} attempts (judge.max_iterations): {message}"
             kind = "blocked"
-        masked = Failure(
-            self.redactor.text(failure.type),
-            redact_bounded(message, MAX_MESSAGE_CHARS, self.redactor),
-            failure.transient,
-            kind,
-            redact_bounded(failure.traceback, MAX_TRACEBACK_CHARS, self.redactor),
-            failure.in_doubt,
-        )
-        if masked.message != message or masked.traceback != failure.traceback:
+        name = self.redactor.text(failure.type)
+        clean = redact_bounded(message, MAX_MESSAGE_CHARS, self.redactor)
+        traceback = redact_bounded(failure.traceback, MAX_TRACEBACK_CHARS, self.redactor)
+        if (name, clean, traceback) == (failure.type, failure.message, failure.traceback):
+            return failure
+        masked = replace(failure, type=name, message=clean, kind=kind, traceback=traceback)
+        if clean != message or traceback != failure.traceback:
             true = replace(
                 masked,
                 message=bounded(message, MAX_MESSAGE_CHARS),
@@ -533,14 +571,50 @@ class FailureKeeper:
             self._masked[entry.id] = masked, true
         return masked
 
-    def _is_transient(self, error: Exception) -> bool:
-        if self.is_transient is None:
-            return False
+    def _ask_is_transient(self, error: Exception) -> bool:
+        assert self.is_transient is not None
         try:
             return self.is_transient(error)
         except Exception as problem:
             self.record_error("is_transient", problem)
             raise
+
+    def schedule_retry(
+        self, entry: TaskEntry, tool: ToolSpec | None, failure: Failure, now: float
+    ) -> tuple[float | None, bool]:
+        """Decide when a task is run again after a failed attempt.
+
+        Args:
+            entry: the task, whose attempt has failed.
+            tool: its tool, if the plan describes it.
+            failure: the failure.
+            now: seconds since the epoch.
+
+        Returns:
+            The time of the next attempt or None, and whether the task's retries are used up.
+        """
+        # A judge asked for more work, which is no failure and uses up no retry.
+        if failure.kind == "unfinished":
+            return now, False
+        if failure.kind in ("rejected", "blocked"):
+            return None, True  # a judge's verdict, which says that the task is not run again
+        repeatable = may_repeat(entry.task, tool, failure)
+        if failure.kind == "interrupted":  # no fault of the task, so it is run again at once
+            return (now, False) if repeatable else (None, True)
+        policy = stated_retry(entry.task, tool) or self.settings.retry
+        delay = policy.delay
+        if policy.exponential:
+            delay *= 2 ** min(entry.log.in_round - 1, _MAX_DOUBLINGS)
+        # Tasks that failed together would otherwise hit a recovering service together.
+        if policy.jitter:
+            delay *= 0.5 + self.chance()
+        due = now + min(delay, _MAX_DELAY_SECONDS)
+        if repeatable and entry.log.in_round < policy.max_attempts:
+            return due, False
+        threshold = self.settings.failure_threshold
+        if entry.log.failures + 1 < threshold and (repeatable or not failure.in_doubt):
+            return due, True
+        return None, True
 
     def last_failure(self, entry: TaskEntry) -> Failure | None:
         """Return the last failure of a task for the caller, with the true text if it was masked.
@@ -563,54 +637,3 @@ def may_repeat(task: TaskBody, tool: ToolSpec | None, failure: Failure) -> bool:
     if failure.kind == "output":
         return False  # the output would be too large again
     return allows_repetition(task, tool, is_named=failure.transient)
-
-
-def retry_policy(task: TaskBody, tool: ToolSpec | None, settings: Settings) -> Retry:
-    """Return the retries that a task or its tool states, or else those of the settings."""
-    return stated_retry(task, tool) or settings.retry
-
-
-def schedule_retry(
-    entry: TaskEntry,
-    tool: ToolSpec | None,
-    failure: Failure,
-    settings: Settings,
-    *,
-    now: float,
-    chance: float,
-) -> tuple[float | None, bool]:
-    """Decide when a task is run again after a failed attempt.
-
-    Args:
-        entry: the task, whose attempt has failed.
-        tool: its tool, if the plan describes it.
-        failure: the failure.
-        settings: the retries of tasks that declare none, and the number of failures in a row at
-            which one is given up.
-        now: seconds since the epoch.
-        chance: a number in [0, 1) that spreads the delay.
-
-    Returns:
-        The time of the next attempt or None, and whether the task's retries are used up.
-    """
-    # A judge asked for more work, which is no failure and uses up no retry.
-    if failure.kind == "unfinished":
-        return now, False
-    if failure.kind in ("rejected", "blocked"):
-        return None, True  # a judge's verdict, which says that the task is not run again
-    repeatable = may_repeat(entry.task, tool, failure)
-    if failure.kind == "interrupted":  # no fault of the task, so it is run again at once
-        return (now, False) if repeatable else (None, True)
-    policy = retry_policy(entry.task, tool, settings)
-    delay = policy.delay
-    if policy.exponential:
-        delay *= 2 ** min(entry.log.in_round - 1, _MAX_DOUBLINGS)
-    # Tasks that failed together would otherwise hit a recovering service together.
-    if policy.jitter:
-        delay *= 0.5 + chance
-    due = now + min(delay, _MAX_DELAY_SECONDS)
-    if repeatable and entry.log.in_round < policy.max_attempts:
-        return due, False
-    if entry.log.failures + 1 < settings.failure_threshold and (repeatable or not failure.in_doubt):
-        return due, True
-    return None, True

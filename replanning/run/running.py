@@ -27,7 +27,7 @@ from replanning.run.dispatch import Claim, Dispatcher
 from replanning.run.event_loop import Timer
 from replanning.run.journal import RunJournal
 from replanning.run.outputs import OutputKeeper
-from replanning.run.retries import FailureKeeper, may_repeat, schedule_retry
+from replanning.run.retries import FailureKeeper, may_repeat
 from replanning.secrets import Redactor
 from replanning.telemetry.tracer import RunTracer
 
@@ -226,7 +226,7 @@ class RunningAttempts:
         self._run.follow_up()
 
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
-        """Record a failure, and decide when its task runs again (`schedule_retry`)."""
+        """Record a failure, and decide when its task runs again (`FailureKeeper.schedule_retry`)."""
         entry = self._end_attempt(attempt_id, "failed")
         if entry is not None:
             self._record_failure(attempt_id, entry, error)
@@ -234,10 +234,12 @@ class RunningAttempts:
     def _record_failure(
         self, attempt_id: AttemptId, entry: TaskEntry, error: BaseException | str | Failure
     ) -> None:
-        failure = self._failures.take(entry, self._live.tool_of(entry.task), error)
+        tool = self._live.tool_of(entry.task)
+        failure = self._failures.take(entry, tool, error)
         text = f"attempt {attempt_id} failed: {failure}\n{failure.traceback}"
         _log.warning("%s", text.rstrip())
-        retry_at, exhausted = self._schedule_retry(entry, failure)
+        now = self._timer.clock.now()
+        retry_at, exhausted = self._failures.schedule_retry(entry, tool, failure, now)
         if retry_at is not None and self._has_substitute(entry.task):
             retry_at = None
         if retry_at is None:
@@ -249,16 +251,6 @@ class RunningAttempts:
             AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted, trace)
         )
         self._run.follow_up()
-
-    def _schedule_retry(self, entry: TaskEntry, failure: Failure) -> tuple[float | None, bool]:
-        return schedule_retry(
-            entry,
-            self._live.tool_of(entry.task),
-            failure,
-            self._failures.settings,
-            now=self._timer.clock.now(),
-            chance=self._failures.chance(),
-        )
 
     def _has_substitute(self, task: Task) -> bool:
         """Return whether replanning beats waiting for a retry with the unavailable tool.
@@ -341,7 +333,8 @@ class RunningAttempts:
                 continue
             timeout = round((entry.log.deadline or 0.0) - entry.log.started_at, 3)
             failure = Failure("TimedOut", "", kind="timeout")
-            retry_at, _ = self._schedule_retry(entry, failure)
+            tool = self._live.tool_of(entry.task)
+            retry_at, _ = self._failures.schedule_retry(entry, tool, failure, now)
             self.cancel(attempt_id)
             trace = self._spans.attempt_trace(attempt_id)
             self._journal.append_soon(

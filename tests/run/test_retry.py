@@ -25,7 +25,8 @@ from replanning.journal import AttemptFailed, Failure
 from replanning.plan import TaskId
 from replanning.plan.document import plan_schema
 from replanning.plan.tasks import ToolSpec
-from replanning.run.retries import failure_from, may_repeat, schedule_retry
+from replanning.run.retries import FailureKeeper, failure_from, may_repeat
+from replanning.secrets import Redactor
 from replanning.tools import (
     CommandFailed,
     HttpConnectionLost,
@@ -60,7 +61,8 @@ def after(
     entry = journaled(Task.model_validate({"id": "t", **task})).live.entry(TaskId("t"))
     entry.log.in_round, entry.log.failures = round_, failures
     settings = Settings(retry=Retry(delay=0.5, jitter=False), failure_threshold=threshold)
-    return schedule_retry(entry, None, failure, settings, now=100.0, chance=chance)
+    keeper = FailureKeeper(settings, Redactor(), lambda: chance, None, print)
+    return keeper.schedule_retry(entry, None, failure, now=100.0)
 
 
 def test_what_may_pass_is_tried_again() -> None:

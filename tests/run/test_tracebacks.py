@@ -70,6 +70,53 @@ async def test_a_traceback_is_shown(tmp_path, caplog):
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
+def cut_off(place: int) -> None:
+    """Fail without a word about what had failed before."""
+    try:
+        raise OSError("never told")
+    except OSError:
+        raise ValueError(f"part {place}") from None
+
+
+async def fail_in_parts(task, context):
+    """Fail with a group whose parts were raised and not raised, after another error."""
+    parts: list[Exception] = [KeyError("unraised")]
+    for place in (1, 2):
+        try:
+            cut_off(place)
+        except ValueError as error:
+            parts.append(error)
+    try:
+        exec("raise LookupError('first')")  # nobody can show this line
+    except LookupError:
+        group = ExceptionGroup("in parts", parts)
+        parts[1].__context__ = group  # as of a part that is raised again while its group is handled
+        parts[1].__suppress_context__ = False
+        raise group  # noqa: B904 - an error that happens while another one is handled
+
+
+async def test_tracebacks_of_groups():
+    """A traceback shows what was handled, then the group, then its parts that were raised, each of them once."""
+    store = MemoryStore()
+    result = await ReplanningEngine([], store=store).execute(chain("a"), fail_in_parts)
+    (failed,) = bodies(store, result.run, AttemptFailed)
+    text = failed.failure.traceback
+    lines = [line for line in text.splitlines() if line]
+    places = [
+        lines.index(line)
+        for line in (
+            "LookupError: first",
+            "During handling of the above exception, another exception occurred:",
+            "ExceptionGroup: in parts (3 sub-exceptions)",
+            "  | ValueError: part 1",
+            "  | ValueError: part 2",
+        )
+    ]
+    assert places == sorted(places)
+    assert [text.count(name) for name in ("in parts (3", "unraised", "never told")] == [1, 0, 0]
+    assert text.count("  |     raise ValueError") == 2
+
+
 async def test_long_and_missing_tracebacks():
     """A long traceback keeps its ends without half a secret; an error that was not raised, or an older journal, has none."""
     store = MemoryStore()
