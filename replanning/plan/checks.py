@@ -608,7 +608,7 @@ def secret_name_problems(
     # All at once and without their places: hardly any plan has such a name.
     names: dict[str, None] = {}
     _collect_names(part, "", names)
-    if not redactor.is_secret_name("\n\n".join(names)):
+    if not redactor.is_secret_name("\n".join(names)):
         return []
     why = "what looks like a secret cannot be a name, because names are kept; choose another"
     problems: list[Problem] = []
@@ -635,16 +635,22 @@ def _collect_names(part: Any, field: str, names: dict[str, None]) -> None:
         field: the field or member that it is.
         names: gets the names.
     """
-    kind = type(part)
-    if isinstance(part, str):
+    kind: Any = type(part)
+    fields = _fields_with_names(kind)
+    if fields is not None:
+        # Defaults are no secrets.
+        for inner in part.__pydantic_fields_set__ & fields:
+            value = part.__dict__[inner]
+            # Most names are such fields, and a call for each would take longer than all the rest.
+            if type(value) is str and inner != "when":
+                names[value] = None
+            else:
+                _collect_names(value, inner, names)
+    elif isinstance(part, str):
         names[_name_in(part, field)] = None
     elif isinstance(part, tuple | list):
         for item in part:
             _collect_names(item, "", names)
-    elif issubclass(kind, BaseModel):
-        # Defaults are no secrets.
-        for inner in part.model_fields_set.intersection(_fields_with_names(kind)):
-            _collect_names(part.__dict__[inner], inner, names)
     elif isinstance(part, Mapping):
         for name, value in part.items():
             names[name] = None
@@ -660,13 +666,14 @@ def _name_in(text: str, field: str) -> str:
 
 def _iter_names(part: object, path: JsonPath) -> Iterator[tuple[JsonPath, str]]:
     """Yield the names in a plan or in changes, with their paths."""
-    if isinstance(part, str):
-        yield path, _name_in(part, str(path[-1]))
-    elif isinstance(part, BaseModel):
-        for field in _fields_with_names(type(part)):
-            value = part.__dict__[field]
-            if value:
+    kind: Any = type(part)
+    fields = _fields_with_names(kind)
+    if fields is not None:
+        for field, value in part.__dict__.items():
+            if value and field in fields:
                 yield from _iter_names(value, (*path, field))
+    elif isinstance(part, str):
+        yield path, _name_in(part, str(path[-1]))
     elif isinstance(part, Mapping):
         for name, value in part.items():
             # Fields of a change are those of a task, and not all of them are names.
@@ -679,10 +686,12 @@ def _iter_names(part: object, path: JsonPath) -> Iterator[tuple[JsonPath, str]]:
 
 
 @cache
-def _fields_with_names(kind: type[BaseModel]) -> tuple[str, ...]:
-    """Return the fields of a model that are names, or have parts with names."""
+def _fields_with_names(kind: type) -> frozenset[str] | None:
+    """Return the fields of a model that are names, or have parts with names; None for another type."""
+    if not issubclass(kind, BaseModel):
+        return None
     names = name_fields(kind) | _PARTS_WITH_NAMES
-    return tuple(name for name in kind.model_fields if name in names)
+    return names.intersection(kind.model_fields)
 
 
 # Algorithms on graphs of any size and shape: none recurses or is quadratic in the number of nodes.

@@ -12,8 +12,8 @@ from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from itertools import accumulate
 from operator import is_
-from types import NoneType
-from typing import Any, Final, TypeVar, cast
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, JsonValue
 
@@ -214,6 +214,8 @@ class Redactor:
 
     def is_secret_name(self, name: str) -> bool:
         """Return whether an id or another name holds a secret that has a format of its own, is assigned, or is known."""
+        if not self._known and not self._patterns and is_simple(name):
+            return False
         by_name = _ASSIGNMENT.search(name) is not None
         return mask(name, lambda text: self._find(text, by_name=by_name)) is not name
 
@@ -261,28 +263,31 @@ class Redactor:
             document: a text, JSON, a model, a dataclass, or a tuple or mapping of them.
         """
         part: Any = document
-        kind = part.__class__
-        if kind is str:
-            return cast("PartT", self.text(part))
+        kind: Any = type(part)
         clean: Any
-        if isinstance(part, tuple):
-            clean = tuple([self.document(item) for item in part])
-            return document if all(map(is_, clean, part)) else cast("PartT", clean)
         names = _model_fields(kind)
         if names is not None:
-            changed = self.changed_fields(part, names & part.__pydantic_fields_set__)
+            changed: dict[str, Any] = {}
+            stated = names & part.__pydantic_fields_set__
+            if stated:
+                changed = self.changed_fields(part, stated)
             extra: Any = part.__pydantic_extra__
             if extra:
                 clean = self.value(extra)
                 if clean != extra:
                     changed |= clean
             return cast("PartT", part.model_copy(update=changed)) if changed else document
+        if kind is str:
+            return cast("PartT", self.text(part))
+        if isinstance(part, tuple):
+            clean = tuple([self.document(item) for item in part])
+            return document if all(map(is_, clean, part)) else cast("PartT", clean)
         names = _init_fields(kind)
         if names:
             changed = self.changed_fields(part, names)
             return cast("PartT", replace(part, **changed)) if changed else document
         if isinstance(part, Mapping):
-            if any(isinstance(item, BaseModel) for item in part.values()):
+            if _holds_models(part):
                 clean = {name: self.document(item) for name, item in part.items()}
             else:
                 clean = self.value(dict(part))
@@ -324,6 +329,14 @@ def _mask_member(item: JsonValue, accepts: Callable[[str], bool]) -> JsonValue:
     return MASK if is_number and accepts is is_secret else item
 
 
+def _holds_models(part: Mapping[str, object]) -> bool:
+    for item in part.values():
+        kind: Any = type(item)
+        if _model_fields(kind) is not None:
+            return True
+    return False
+
+
 def name_fields(kind: type[BaseModel]) -> frozenset[str]:
     """Return the fields that are names. A `name` is one where it is required, as of a tool; others are for people."""
     name = kind.model_fields.get("name")
@@ -345,7 +358,20 @@ def _model_fields(kind: type) -> frozenset[str] | None:
     """Return the fields of a model that may contain text other than names; None for another type."""
     if not issubclass(kind, BaseModel):
         return None
-    return frozenset(kind.model_fields) - name_fields(kind)
+    names = set()
+    for name, field in kind.model_fields.items():
+        if _may_hold_text(field.annotation):
+            names.add(name)
+    return frozenset(names) - name_fields(kind)
+
+
+def _may_hold_text(annotation: object) -> bool:
+    """Return whether a type may hold text: it is neither a number nor a union of numbers."""
+    if get_origin(annotation) is Annotated:
+        return _may_hold_text(get_args(annotation)[0])
+    if isinstance(annotation, UnionType) or get_origin(annotation) is Union:
+        return any(map(_may_hold_text, get_args(annotation)))
+    return annotation not in _TEXTLESS_TYPES
 
 
 def pattern_problem(pattern: str) -> str:

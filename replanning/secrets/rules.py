@@ -273,7 +273,7 @@ _FORMAT_RULES: Final = [
 ]
 _NAME_RULES: Final = tuple(_name_rules())
 
-_SIMPLE: Final = re.compile(r"(?:\w{1,12}+[.?!,]?+ )*+\w{0,12}+[.?!,]?", re.ASCII)
+_SIMPLE: Final = re.compile(r"(?:\w{1,12}+[.?!,]?+[ \n])*+\w{0,12}+[.?!,]?", re.ASCII)
 
 
 def is_simple(text: str) -> bool:
