@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from replanning.journal.records import Failure
@@ -130,47 +130,75 @@ class TaskOutput(NamedTuple):
 _NO_OUTPUT: Final = TaskOutput()
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class TaskEntry:
     """Runtime state of one task; only the live plan changes it.
 
     It has many attributes because a plan looks up its tasks more often than anything else: whatever
     several parts of the plan read stands here, and what one part owns is in an object of its own.
 
-    Attributes:
+    Args:
         task: its document.
         order: position in the plan; it breaks ties of priority.
-        parent: the task that this one replaced.
+        parent: the task that this one replaces.
+
+    Attributes:
         root: the first task of the lineage, under whose id results are found.
-        iteration: number of replacements between the root and this task.
         dependents: the tasks that name this one in their `depends_on`.
         sink_of: the replaced task whose dependents wait for this one.
         condition_revision: revision at which the condition held, or `CONDITION_NOT_MET`.
     """
 
-    task: Task
-    order: int
-    parent: TaskEntry | None
-    id: TaskId
-    root: TaskId
-    iteration: int
-    state: TaskState = TaskState.PENDING
-    unsatisfied_dependencies: int = 0
-    dependents: list[TaskEntry] | tuple[()] = ()
-    sink_of: TaskEntry | None = None
-    removed: bool = False
-    counts_as_unsatisfied: bool = False
-    output: TaskOutput = _NO_OUTPUT
-    reason: str = ""
-    condition_revision: int | None = None
-    log: AttemptLog = field(default_factory=AttemptLog)
-    reads: ReadLog = field(default_factory=ReadLog)
-    place: Place = field(default_factory=Place)
-    replacement: Replacement = _NO_REPLACEMENT
+    __slots__ = (
+        "condition_revision",
+        "counts_as_unsatisfied",
+        "dependents",
+        "id",
+        "log",
+        "order",
+        "output",
+        "parent",
+        "place",
+        "reads",
+        "reason",
+        "removed",
+        "replacement",
+        "root",
+        "sink_of",
+        "state",
+        "task",
+        "unsatisfied_dependencies",
+    )
+
+    def __init__(self, task: Task, order: int, parent: TaskEntry | None) -> None:
+        self.task = task
+        self.order = order
+        self.parent = parent
+        self.id: TaskId = task.id
+        self.root = self.id
+        if parent is not None:
+            self.root = parent.root
+        self.state = TaskState.PENDING
+        self.unsatisfied_dependencies = 0
+        self.dependents: list[TaskEntry] | tuple[()] = ()
+        self.sink_of: TaskEntry | None = None
+        self.removed = False
+        self.counts_as_unsatisfied = False
+        self.output = _NO_OUTPUT
+        self.reason = ""
+        self.condition_revision: int | None = None
+        self.log = AttemptLog()
+        self.reads = ReadLog()
+        self.place = Place()
+        self.replacement = _NO_REPLACEMENT
 
     def __repr__(self) -> str:
         missing = self.unsatisfied_dependencies
         return f"<TaskEntry {self.id!r} {self.state} attempts={self.log.count} missing={missing}>"
+
+    @property
+    def iteration(self) -> int:
+        """Number of replacements between the root of the lineage and this task."""
+        return len(self.lineage()) - 1
 
     @property
     def satisfied(self) -> bool:

@@ -348,19 +348,25 @@ class TaskGraph:
         """Load the tasks of the plan, with pauses for other work."""
         tasks = self.plan.tasks
         size = _GROUNDING_BATCH_SIZE if self.world.closed else _TASK_BATCH_SIZE
+        ready: list[TaskEntry] = []
+        waiting: list[TaskEntry] = []
         for start in range(0, len(tasks), size):
             for task in tasks[start : start + size]:
-                self.insert(task, None)
-            yield
-        self.counts[_PENDING] += len(tasks)
-        # Dependencies may point forward, so all tasks are there before any is linked.
-        entries = list(self.entries.values())
-        for start in range(0, len(entries), _TASK_BATCH_SIZE):
-            for entry in entries[start : start + _TASK_BATCH_SIZE]:
-                if entry.task.depends_on:
-                    self.link(entry)
+                entry = self.insert(task, None)
+                if task.depends_on:
+                    waiting.append(entry)
                 else:
-                    self.make_ready(entry)
+                    # Nothing but a dependency or a backoff keeps a task from being ready.
+                    entry.state = _READY
+                    ready.append(entry)
+            yield
+        self.scheduler.queue.fill(ready)
+        self.counts[_READY] += len(ready)
+        self.counts[_PENDING] += len(waiting)
+        # Dependencies may point forward, so all tasks are there before any is linked.
+        for start in range(0, len(waiting), _TASK_BATCH_SIZE):
+            for entry in waiting[start : start + _TASK_BATCH_SIZE]:
+                self.link(entry)
             yield
 
     def __contains__(self, task_id: object) -> bool:
@@ -449,16 +455,10 @@ class TaskGraph:
     def insert(self, task: Task, parent: TaskEntry | None) -> TaskEntry:
         """Add a task without its dependencies, which `link` adds.
 
-        The caller counts it as PENDING.
+        The caller counts it in its state, which is PENDING.
         """
-        root = task.id
-        iteration = 0
-        if parent is not None:
-            root = parent.root
-            iteration = parent.iteration + 1
-        order = len(self.entries)
-        entry = TaskEntry(task, order, parent, task.id, root, iteration)
-        self.entries[task.id] = entry
+        entry = TaskEntry(task, len(self.entries), parent)
+        self.entries[entry.id] = entry
         # One task that wants to be done again makes every change of the context worth a look.
         if task.on_stale == "redo":
             self.staleness.redoes = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from types import MappingProxyType
@@ -107,6 +107,12 @@ class ReadyQueue:
 
     def __iter__(self) -> Iterator[tuple[int, int, TaskId, TaskEntry]]:
         return chain(self._fifo, self._heap)
+
+    def fill(self, entries: Iterable[TaskEntry]) -> None:
+        """Add the first entries, those of a plan that is being loaded."""
+        items = [(entry.task.priority, entry.order, entry.id, entry) for entry in entries]
+        items.sort()
+        self._fifo.extend(items)
 
     def push(self, entry: TaskEntry) -> None:
         """Add an entry; one of a reserved lineage goes to the queue of that lineage."""

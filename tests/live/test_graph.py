@@ -227,8 +227,7 @@ def test_a_tool_that_another_task_tries_is_lacking():
 
 def ready(task_id: str, order: int, priority: int = 0) -> TaskEntry:
     """Return a ready task."""
-    document = task(task_id, priority=priority)
-    entry = TaskEntry(document, order, None, document.id, document.id, 0)
+    entry = TaskEntry(task(task_id, priority=priority), order, None)
     entry.state = TaskState.READY
     return entry
 
