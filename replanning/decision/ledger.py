@@ -52,6 +52,10 @@ Fingerprint = tuple[str, str, str]
 """Kind, lineage root and normalised cause of a trigger."""
 
 
+_NO_LIMITS: Final = (None, None, None)
+"""Calls, tokens and money of a budget that limits none of them."""
+
+
 @dataclass(repr=False, eq=False)
 class BudgetTracker:
     """Usage of a run, spent and reserved, against its budget.
@@ -78,7 +82,7 @@ class BudgetTracker:
     def has_limits(self) -> bool:
         """Whether the budget limits calls, tokens or money."""
         limits = (self.budget.calls, self.budget.tokens, self.budget.money)
-        return any(limit is not None for limit in limits)
+        return limits != _NO_LIMITS
 
     @property
     def reserved(self) -> Usage:

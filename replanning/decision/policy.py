@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from replanning.changes import (
     Alternative,
@@ -23,7 +23,7 @@ from replanning.changes import (
     target_task_ids,
 )
 from replanning.decision.ledger import Ledger
-from replanning.decision.proposal import tasks_to_run
+from replanning.decision.proposal import Proposal, tasks_to_run
 from replanning.journal.records import (
     Candidate,
     ContextChanged,
@@ -70,9 +70,13 @@ def stale_reason(trigger: Trigger, live: LivePlan) -> str:
     Each kind of trigger states something about the plan when it fires. It is stale once the plan
     contradicts that statement, because a replan would then repair what is no longer broken.
     """
-    known = live.entries
-    entries = [known[task_id] for task_id in trigger.tasks if task_id in known]
-    states = {entry.state for entry in entries}
+    entries: list[TaskEntry] = []
+    states: set[TaskState] = set()
+    for task_id in trigger.tasks:
+        entry = live.entries.get(task_id)
+        if entry is not None:
+            entries.append(entry)
+            states.add(entry.state)
     match trigger.kind:
         case "task-failed" | "timeout":
             if states.isdisjoint(STUCK):
@@ -156,8 +160,7 @@ def relevant_triggers(
 # Decisions
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """Outcome of a replan with its rule and reason; `chosen` is the index of the candidate."""
 
     kind: DecisionKind
@@ -195,7 +198,7 @@ class ReplanPolicy:
             if isinstance(trigger, ContextChanged) and trigger.goal:
                 continue
             for task_id in trigger.tasks:
-                root = view.task(task_id).root
+                root = ledger.lineages.roots.get(task_id, task_id)
                 if ledger.lineages.replans.get(root, 0) >= limits.replans_per_lineage:
                     spent[root] = None
         if not spent:
@@ -221,7 +224,7 @@ class ReplanPolicy:
         view: PlanView,
         *,
         gate: bool = False,
-        after: DraftView | None = None,
+        best: Proposal | None = None,
     ) -> Decision:
         """Decide on the best candidate that was not rejected.
 
@@ -233,7 +236,7 @@ class ReplanPolicy:
             candidates: best first, the rejected ones last.
             view: the plan.
             gate: whether a person can be asked when there is no alternative.
-            after: the plan with the changes of the best candidate, where that is known.
+            best: the best candidate as it was analysed, unless the plan has changed since.
         """
         settings = self.settings.alternatives
         always_asked = ""
@@ -256,9 +259,13 @@ class ReplanPolicy:
         chosen = usable[0]
         alternative = candidates[chosen].alternative
         ask = partial(Decision, "ask", chosen=chosen)
-        if after is None:
+        run: Sequence[Task]
+        if best is None:
             after = view.with_changes(alternative.changes)
-        run = tasks_to_run(alternative.changes, after)
+            run = tasks_to_run(alternative.changes, after)
+        else:
+            after = best.after
+            run = best.tasks_to_run
 
         # A second payment, or a second message, cannot be taken back.
         harm_rule = "in-doubt"
@@ -426,7 +433,8 @@ def _unsafe_repetition(
     for task_id in dict.fromkeys(concerned):
         if task_id in new:
             continue
-        task = view.task(task_id)
+        lineage = view.lineage(task_id)
+        task = lineage[-1]
         repeats = again.get(task_id)
         if task.state is TaskState.DONE:
             if repeats is None or isinstance(repeats, ModifyTask):
@@ -435,7 +443,7 @@ def _unsafe_repetition(
             if not is_repeatable(task.task, view.tool(task.task.tool)):
                 unsafe[task_id] = ()
             continue
-        for part in view.lineage(task_id):
+        for part in lineage:
             if not part.in_doubt:
                 continue
             if has_no_effect(part.task, view.tool(part.task.tool)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from replanning.changes import (
     AbortRun,
@@ -68,8 +68,7 @@ With a `source_key`, those of a source's alternatives.
 """
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Proposal:
+class Proposal(NamedTuple):
     """An alternative, analysed for one version of the plan.
 
     Every check asks which tasks the changes concern, with which arguments, and which tasks would
@@ -88,6 +87,7 @@ class Proposal:
         entries: the targets that the plan has.
         arguments: the arguments in the changes.
         draft: the changes, staged on the plan.
+        after: the plan with the changes, for reading; it must not be read if they do not fit.
         tasks_to_run: the tasks that would run because of the changes; empty if they do not fit.
         live: the plan.
         view: the plan, for reading.
@@ -103,6 +103,7 @@ class Proposal:
     entries: tuple[TaskEntry, ...]
     arguments: tuple[TaskArguments, ...]
     draft: Draft
+    after: DraftView
     tasks_to_run: tuple[Task, ...]
     live: LivePlan
     view: PlanView
@@ -164,11 +165,11 @@ def analyse(
     targets = target_task_ids(changes)
     entries = [live.entries[task_id] for task_id in targets if task_id in live.entries]
     draft = Draft(live, changes)
-    view = PlanView(live)
+    after = DraftView(live, draft)
     run: list[Task] = []
     # Changes that do not fit may name tasks that do not exist, and leave nothing to look at.
     if not draft.problems:
-        run = tasks_to_run(changes, DraftView(live, draft))
+        run = tasks_to_run(changes, after)
 
     return Proposal(
         proposed=proposed,
@@ -180,9 +181,10 @@ def analyse(
         entries=tuple(entries),
         arguments=arguments,
         draft=draft,
+        after=after,
         tasks_to_run=tuple(run),
         live=live,
-        view=view,
+        view=PlanView(live),
         version=live.version,
     )
 
@@ -297,8 +299,7 @@ def check_repeats(
         ledger: knows the tasks that others stand for, and what was declined.
     """
     # A retry may succeed where the last one failed.
-    only_retries = all(isinstance(change, RetryTask) for change in proposal.changes)
-    if tried and not only_retries:
+    if tried and not all(isinstance(change, RetryTask) for change in proposal.changes):
         # Redoing a finished task is no repetition: it reads newer context values.
         is_redone = any(entry.state is TaskState.DONE for entry in proposal.entries)
         if not is_redone and changes_hash(proposal.changes, ledger.lineages.originals) in tried:
@@ -411,13 +412,13 @@ def check_futile_calls(proposal: Proposal) -> str:
                     if reason:
                         return reason
                     break
-    return _lost_secret(proposal)
+    if proposal.live.masked:
+        return _lost_secret(proposal)
+    return ""
 
 
 def _lost_secret(proposal: Proposal) -> str:
     """Return why a task, which has failed or is new, would lack a secret; empty if none would."""
-    if not proposal.live.masked:
-        return ""
     lineage: list[TaskEntry] = []
     for entry in proposal.entries:
         lineage += entry.lineage()

@@ -36,7 +36,6 @@ from replanning.journal.records import (
     Trigger,
     Usage,
 )
-from replanning.live.draft import Draft
 from replanning.live.view import PlanView
 from replanning.plan.messages import cut
 from replanning.plan.tasks import Goal
@@ -61,17 +60,16 @@ class VettedAlternative(NamedTuple):
     candidate: Candidate
 
 
-@dataclass(frozen=True, slots=True)
-class RankedCandidates:
-    """Candidates, best first, the rejected ones last; with their drafts and providers' notes.
+class RankedCandidates(NamedTuple):
+    """Candidates, best first, the rejected ones last; with their proposals and providers' notes.
 
     The first `usable` ones were not rejected. `rank` ranks them again when the plan has another
-    `version`.
+    `version`. Candidates of earlier searches have no proposals.
     """
 
     candidates: tuple[Candidate, ...]
     usable: int
-    drafts: tuple[Draft | None, ...]
+    proposals: tuple[Proposal, ...]
     notes: tuple[str, ...]
     view: PlanView
     version: int
@@ -111,7 +109,6 @@ class ContextAnalyzer:
         return view.goal
 
 
-@dataclass(slots=True, eq=False)
 class AlternativeVetter:
     """Vets the alternatives of one replan; each once, unless the plan moves meanwhile.
 
@@ -121,15 +118,55 @@ class AlternativeVetter:
         scorer: scores valid alternatives.
         time_left: seconds that remain of the budget, if it limits them.
         asked_at: time of the request in seconds since the epoch.
+
+    Attributes:
+        better_path: whether the plan could go on as it is, and only a cheaper one is sought.
     """
 
-    request: ReplanRequest
-    life: Lifecycle
-    scorer: ConfidenceScorer
-    time_left: float | None
-    asked_at: float
-    _vetted: dict[int, tuple[Alternative, VettedAlternative]] = field(default_factory=dict)
-    _outcomes: dict[str, Sequence[bool]] = field(default_factory=dict)
+    def __init__(
+        self,
+        request: ReplanRequest,
+        life: Lifecycle,
+        scorer: ConfidenceScorer,
+        time_left: float | None,
+        asked_at: float,
+    ) -> None:
+        self.request = request
+        self.life = life
+        self.better_path = seeks_better_path(request.triggers)
+        self._scorer = scorer
+        self._time_left = time_left
+        self._asked_at = asked_at
+        self._tasks: set[TaskId] = set()
+        for trigger in request.triggers:
+            self._tasks.update(trigger.tasks)
+        self._checks = self._checks_in_order()
+        self._vetted: dict[int, tuple[Alternative, VettedAlternative]] = {}
+        self._outcomes: dict[str, Sequence[bool]] = {}
+
+    def _checks_in_order(self) -> list[Callable[[Proposal], str]]:
+        """Return the checks of this replan.
+
+        What is wrong with the changes themselves comes first, then the history of the run, then the
+        plan as they would leave it. Each check relies on those before it: later ones look at tasks
+        that only changes that fit have.
+        """
+        ledger = self.life.ledger
+        settings = self.life.settings
+        triggers = self.request.triggers
+        tried = self.request.tried_fingerprints
+        checks: list[Callable[[Proposal], str]] = [
+            check_content,
+            partial(check_repeats, tried=tried, triggers=triggers, ledger=ledger),
+            partial(check_limits, limits=settings.limits, ledger=ledger),
+            check_fits_plan,
+            check_futile_calls,
+        ]
+        if self.life.live.world.closed:
+            checks.append(partial(check_feasible, triggers=triggers))
+        if self.better_path:
+            checks.append(partial(check_saving, min_gain=settings.better_path.min_gain))
+        return checks
 
     def past_outcomes(self, tool: str) -> Sequence[bool]:
         """Return earlier outcomes of a tool: the same for all alternatives."""
@@ -141,9 +178,7 @@ class AlternativeVetter:
         """Return the verdict on an alternative as the plan is now.
 
         It gets this source if it names none. The first check that objects rejects it, and that
-        reason is on record. So what is wrong with the changes themselves comes first, then the
-        history of the run, then the plan as they would leave it. Each check relies on those before
-        it: later ones look at tasks that only changes that fit have.
+        reason is on record.
         """
         life = self.life
         # Kept with the alternative itself: otherwise another one might get its identity.
@@ -154,42 +189,24 @@ class AlternativeVetter:
         proposed = given
         if not given.source:
             proposed = given.model_copy(update={"source": source})
-        proposal = analyse(proposed, life.live, life.redactor, asked_at=self.asked_at)
-        settings = life.settings
-        ledger = life.ledger
-        triggers = self.request.triggers
-        tried = self.request.tried_fingerprints
-        checks: list[Callable[[Proposal], str]] = [
-            check_content,
-            partial(check_repeats, tried=tried, triggers=triggers, ledger=ledger),
-            partial(check_limits, limits=settings.limits, ledger=ledger),
-            check_fits_plan,
-            check_futile_calls,
-        ]
-        if life.live.world.closed:
-            checks.append(partial(check_feasible, triggers=triggers))
-        if seeks_better_path(triggers):
-            checks.append(partial(check_saving, min_gain=settings.better_path.min_gain))
+        proposal = analyse(proposed, life.live, life.redactor, asked_at=self._asked_at)
         rejected = ""
-        for check in checks:
+        for check in self._checks:
             rejected = check(proposal)
             if rejected:
                 break
 
         score = None
         if not rejected:
-            tasks: set[TaskId] = set()
-            for trigger in triggers:
-                tasks.update(trigger.tasks)
-            score = self.scorer.score(
+            score = self._scorer.score(
                 proposal.alternative,
                 proposal.view,
                 self.past_outcomes,
-                time_left=self.time_left,
-                tasks=tasks,
+                time_left=self._time_left,
+                tasks=self._tasks,
                 run=proposal.tasks_to_run,
             )
-            rejected = check_confidence(proposal, score, settings.alternatives)
+            rejected = check_confidence(proposal, score, life.settings.alternatives)
         candidate = Candidate(proposal.alternative, score, rejected)
         vetted = VettedAlternative(proposal, candidate)
         self._vetted[id(given)] = (given, vetted)
@@ -262,7 +279,7 @@ class PathGenerator:
         if len(replies) == len(immediate) == 1:
             # It needs no task of its own, and its answer comes a turn of the event loop earlier.
             await _ask_provider(immediate[0], vetter)
-        elif not seeks_better_path(vetter.request.triggers):
+        elif not vetter.better_path:
             await _ask_providers(replies, vetter)
         else:
             await _ask_providers(immediate, vetter)
@@ -290,7 +307,6 @@ class PathGenerator:
         """
         life = vetter.life
         settings = life.settings.alternatives
-        better_path = seeks_better_path(vetter.request.triggers)
         count = sum(len(reply.alternatives) for reply in replies)
         fingerprints: set[str] = set()
         good: list[tuple[bool, float, VettedAlternative]] = []
@@ -319,7 +335,7 @@ class PathGenerator:
                     needs_person = value < settings.human_approval_threshold or bool(considered.ask)
                     # Also where another provider completed the proposal.
                     source, _, _ = considered.source.partition("+")
-                    if better_path:
+                    if vetter.better_path:
                         # All of them are sure to work, so the cheapest path is the best.
                         value = relative_saving(proposal.draft, life.live)
                     elif life.live.plan.facts is None or source in self._low_priority:
@@ -334,11 +350,15 @@ class PathGenerator:
             reason = f"only {limit} are considered"
             surplus = ranked[index]
             ranked[index] = _reject(surplus, reason, score=surplus.candidate.score)
-        ranked += bad
+        proposals: list[Proposal] = []
+        candidates: list[Candidate] = []
+        for proposal, candidate in ranked + bad:
+            proposals.append(proposal)
+            candidates.append(candidate)
         return RankedCandidates(
-            candidates=tuple(vetted.candidate for vetted in ranked),
+            candidates=tuple(candidates),
             usable=min(len(good), limit),
-            drafts=tuple(vetted.proposal.draft for vetted in ranked),
+            proposals=tuple(proposals),
             notes=tuple(notes),
             view=PlanView(life.live),
             version=life.live.version,
@@ -402,11 +422,7 @@ class AlternativeGenerator:
 
         request = self.analyzer.analyse(triggers, life, began)
         vetter = AlternativeVetter(
-            request=request,
-            life=life,
-            scorer=paths.scorer,
-            time_left=life.wall_clock_left(began),
-            asked_at=life.clock.now(),
+            request, life, paths.scorer, life.wall_clock_left(began), asked_at=life.clock.now()
         )
         replies = await paths.generate(vetter, last=last)
         ranked = paths.rank(replies, vetter)
@@ -443,7 +459,7 @@ def _earlier_candidates(trigger: Trigger, life: Lifecycle) -> RankedCandidates:
     ranked = RankedCandidates(
         candidates=tuple(candidates),
         usable=0,
-        drafts=(None,) * len(candidates),
+        proposals=(),
         notes=tuple(notes),
         view=PlanView(life.live),
         version=life.live.version,
@@ -466,22 +482,25 @@ class ProviderReply:
     notes: list[str] = field(default_factory=list)
     stale_error: StaleView | None = None
     failure: Exception | str | None = None
-    settled: anyio.Event = field(default_factory=anyio.Event)
+    settled: bool = False
+    when_settled: anyio.Event | None = None
 
     def add_note(self, text: str) -> None:
         """Keep a note of the provider beside its alternatives, up to a limit."""
-        if len(self.notes) < _MAX_NOTES and not self.settled.is_set():
+        if len(self.notes) < _MAX_NOTES and not self.settled:
             self.notes.append(cut(f"{self.name}: {text}", _MAX_NOTE_CHARS))
 
     def settle(self, problem: str = "") -> None:
         """Accept nothing more from the provider; note the problem unless settled before."""
-        if problem and not self.settled.is_set():
+        if problem and not self.settled:
             self.notes.append(cut(f"{self.name} {problem}", _MAX_NOTE_CHARS))
-        self.settled.set()
+        self.settled = True
+        if self.when_settled is not None:
+            self.when_settled.set()
 
     def fail(self, problem: str, error: Exception | str) -> None:
         """Settle with a failure of the provider, to be recorded once all have answered."""
-        if not self.settled.is_set():
+        if not self.settled:
             self.failure = error
         self.settle(problem)
 
@@ -517,12 +536,13 @@ def _has_acceptable(replies: Sequence[ProviderReply], vetter: AlternativeVetter)
 async def _ask_providers(replies: Sequence[ProviderReply], vetter: AlternativeVetter) -> None:
     """Ask providers at the same time, and wait until all replies are settled."""
     for reply in replies:
+        reply.when_settled = anyio.Event()
         # A provider that waits in a thread goes on after its deadline; its answer is ignored.
         vetter.life.plugins.run(f"provider {reply.name!r}", _ask_provider, reply, vetter)
     for reply in replies:
         # Waiting for what has happened would take a turn of the event loop.
-        if not reply.settled.is_set():
-            await reply.settled.wait()
+        if not reply.settled and reply.when_settled is not None:
+            await reply.when_settled.wait()
 
 
 async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None:
@@ -566,7 +586,7 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
                 ask = partial(reply.ask, request)
                 alternatives = await isolate(collect_alternatives, ask, reply.add_note)
             # An answer after the deadline is ignored.
-            if not reply.settled.is_set():
+            if not reply.settled:
                 reply.alternatives = alternatives
             answered(len(reply.alternatives), scope.cancelled_caught)
     except StaleView as error:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Final
 
@@ -24,6 +23,7 @@ from replanning.decision.policy import (
     relevant_triggers,
     stale_reason,
 )
+from replanning.decision.proposal import Proposal
 from replanning.engine.generator import AlternativeGenerator, RankedCandidates
 from replanning.engine.questions import Questions
 from replanning.engine.session import CALL_KEY
@@ -48,9 +48,9 @@ from replanning.journal.records import (
 )
 from replanning.live.entries import TaskEntry
 from replanning.live.states import SATISFIED
-from replanning.live.view import DraftView, PlanView
+from replanning.live.view import PlanView
 from replanning.plan.types import QuestionId, ReplanId, TriggerId
-from replanning.run.event_loop import isolate, yielding
+from replanning.run.event_loop import yielding
 from replanning.run.lifecycle import Lifecycle
 
 _ROUNDS_PER_CHECKPOINT: Final = 8
@@ -375,13 +375,14 @@ class Replanner:
         life = self._lifecycle
         limit = life.settings.limits.replans_per_run
         began = life.clock.now()
+        view = PlanView(life.live)
         last_replan = next(reversed(life.ledger.replan_ids), "r0")
         number = int(last_replan.removeprefix("r"))
         asked: list[list[Trigger]] = []
         for group in groups:
             allowed = []
             for trigger in group:
-                refusal = self._policy.check_limits([trigger], PlanView(life.live), life.ledger)
+                refusal = self._policy.check_limits([trigger], view, life.ledger)
                 if refusal is None:
                     allowed.append(trigger)
                 else:
@@ -438,9 +439,10 @@ class Replanner:
                     if not current:
                         break
                     last = attempt == MAX_STALE_VIEWS
-                    generate = partial(self._generator.generate, began=began, last=last)
                     with suppress(StaleView):
-                        ranked = await isolate(generate, current, life)
+                        ranked = await self._generator.generate(
+                            current, life, began=began, last=last
+                        )
                         break
             except Exception as unexpected:  # noqa: BLE001 - handled when it is the group's turn
                 failure = unexpected
@@ -506,7 +508,7 @@ class Replanner:
                     alternative.reason,
                     "policy",
                     expected_revision=ranked.view.revision,
-                    draft=ranked.drafts[decision.chosen],
+                    draft=ranked.proposals[decision.chosen].draft,
                     triggers=ids,
                     replan=replan,
                     chosen=decision.chosen,
@@ -531,18 +533,16 @@ class Replanner:
                 # Whoever declined it is not asked about it again.
                 if changes_hash(candidate.alternative.changes) in declined:
                     gate = False
-        after: DraftView | None = None
-        if ranked.usable:
-            draft = ranked.drafts[0]
-            if draft is not None and draft.version == life.live.version:
-                after = DraftView(life.live, draft)
+        best: Proposal | None = None
+        if ranked.usable and ranked.version == life.live.version:
+            best = ranked.proposals[0]
         decision = self._policy.decide(
-            triggers, ranked.candidates, ranked.view, gate=gate, after=after
+            triggers, ranked.candidates, ranked.view, gate=gate, best=best
         )
         if decision.blocks and ranked.notes:
             # A person who has to act must know what was tried in vain.
             notes = "; ".join(ranked.notes)
-            decision = replace(decision, reason=f"{decision.reason} ({notes})"[:4_000])
+            decision = decision._replace(reason=f"{decision.reason} ({notes})"[:4_000])
         if decision.kind == "ask" and not life.people.can_ask and self._concern_calls(triggers):
             reason = f"{decision.reason}; nobody can be asked"
             decision = Decision("keep", decision.rule, reason)

@@ -385,7 +385,7 @@ class Lifecycle:
             self.journal.append(body, draft)
         for attempt_id in stopped.values():
             self.attempts.cancel(attempt_id)
-        self.follow_up()
+        self.dispatcher.wake()
         self.check_completion()
         due = live.scheduler.deadlines.next_due()
         if due is not None:
