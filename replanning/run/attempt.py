@@ -255,8 +255,8 @@ class Attempt:
         claimed: the task in the live plan, if it was claimed just now.
         started: the id of this attempt, once it was started.
         passes: exceptions that are control flow rather than failures, and go on.
-        needs_output: whether an output that cannot be stored is a failure; otherwise it is left
-            out.
+        must_store: whether an output that is too large for the journal is a failure; otherwise it
+            is left out.
         in_own_task: whether the body runs in a task of the library, so that a cancellation that the
             library did not cause is a failure.
         scope: what is cancelled with the attempt.
@@ -273,7 +273,7 @@ class Attempt:
     claimed: TaskEntry | None = None
     started: AttemptId | None = None
     passes: tuple[type[BaseException], ...] = ()
-    needs_output: bool = True
+    must_store: bool = True
     in_own_task: bool = False
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     in_scope_of_worker: bool = False
@@ -363,7 +363,7 @@ class Attempt:
             except Exception as rest:  # noqa: BLE001 # of a group from which the scope took its own cancellation
                 error = rest
         if self.cancelled:
-            life.attempts.body_ended(self.id)
+            life.attempts.work_stopped(self.id)
             if error is None or swallowed:
                 return True
             if self.in_scope_of_worker:
@@ -372,7 +372,7 @@ class Attempt:
                 if error is None or isinstance(error, anyio.get_cancelled_exc_class()):
                     return False  # the worker's scope takes it
         elif error is None:
-            life.attempts.succeeded(self.id, self.output, keep_if_possible=not self.needs_output)
+            life.attempts.succeeded(self.id, self.output, must_store=self.must_store)
             return True
         assert error is not None
         # Control flow of a framework, such as a handoff: the call is made again, and not in doubt.

@@ -240,7 +240,7 @@ class LineageExecution:
             claimed=entry,
             started=started,
             passes=self._passes,
-            needs_output=False,
+            must_store=False,
         )
         async with attempt:
             if not attempt.cancelled:

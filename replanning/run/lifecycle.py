@@ -802,7 +802,7 @@ class Lifecycle:
             self.check_completion()
 
     def _on_deadline(self, now: float) -> None:
-        self.attempts.time_out(now)
+        self.attempts.advance(now)
         self.follow_up()
 
     # The end

@@ -89,7 +89,7 @@ class OutputKeeper:
         return f"<OutputKeeper of {self._live!r}>"
 
     def take(
-        self, attempt: AttemptId, entry: TaskEntry, output: Any, *, keep_if_possible: bool
+        self, attempt: AttemptId, entry: TaskEntry, output: Any, *, must_store: bool
     ) -> tuple[AttemptSucceeded, AttemptSucceeded]:
         """Return the record of an output as the live plan gets it, and as the journal does.
 
@@ -97,8 +97,8 @@ class OutputKeeper:
             attempt: the attempt that has ended with it.
             entry: its task.
             output: the output.
-            keep_if_possible: whether an output that is too large is left out of the journal,
-                instead of being a failure.
+            must_store: whether an output that is too large for the journal is a failure, instead
+                of being left out of it.
 
         Raises:
             OutputError: it is something to be awaited, the codec failed, or it is too large.
@@ -126,7 +126,7 @@ class OutputKeeper:
             unstored = str(error)
         else:
             unstored = self._size_problem(encoded)
-            if unstored and not keep_if_possible:
+            if unstored and must_store:
                 # The work is done, and may have taken effect: another tool would repeat it.
                 raise OutputError(unstored, in_doubt=True)
             if not unstored:

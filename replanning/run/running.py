@@ -34,14 +34,14 @@ from replanning.telemetry.tracer import RunTracer
 _log: Final = logging.getLogger("replanning.run")
 
 
-class AttemptBody(Protocol):
-    """The executing side of an attempt."""
+class AttemptHandle(Protocol):
+    """What the run knows of whoever executes an attempt."""
 
     id: AttemptId
     task: Task
 
     def cancel(self) -> None:
-        """Stop the body; nothing that it still reports is accepted."""
+        """Stop the work; nothing that is still reported is accepted."""
         ...
 
 
@@ -67,7 +67,7 @@ class Run(Protocol):
 
 @dataclass(repr=False, eq=False)
 class RunningAttempts:
-    """Records how attempts start and end, and cancels the bodies of those that are over.
+    """Records how attempts start and end, and stops the work of those that are over.
 
     Its state is one table, `running`: an attempt is in it from its start until it reports, times
     out or is cancelled. Whatever it reports afterwards is fenced off: recorded, without effect.
@@ -84,7 +84,7 @@ class RunningAttempts:
         run: knows when it is over, and looks for its end.
 
     Attributes:
-        running: the attempts that have not ended, with the task and the body of each.
+        running: the attempts that have not ended, with the task of each, and the handle of whoever executes it.
     """
 
     _live: LivePlan
@@ -96,14 +96,14 @@ class RunningAttempts:
     _spans: RunTracer
     _redactor: Redactor
     _run: Run
-    running: dict[AttemptId, tuple[TaskEntry, AttemptBody | None]] = field(default_factory=dict)
+    running: dict[AttemptId, tuple[TaskEntry, AttemptHandle | None]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<RunningAttempts {list(self.running)}>"
 
     # Starting
 
-    def start(self, entry: TaskEntry, body: AttemptBody | None = None) -> AttemptId:
+    def start(self, entry: TaskEntry, handle: AttemptHandle | None = None) -> AttemptId:
         """Record that an attempt at a task starts.
 
         Raises:
@@ -124,9 +124,9 @@ class RunningAttempts:
         self.record_start(attempt_id, entry.id, number, timeout)
         # Whoever heard of the start may have cancelled it.
         if entry.log.current == attempt_id and self._run.end is None:
-            self.running[attempt_id] = entry, body
-        elif body is not None:
-            body.cancel()
+            self.running[attempt_id] = entry, handle
+        elif handle is not None:
+            handle.cancel()
         return attempt_id
 
     def record_start(
@@ -152,18 +152,18 @@ class RunningAttempts:
         if deadline is not None and deadline < self._timer.next_wakeup:
             self._timer.notify_deadline(deadline)
 
-    async def start_pulled(self, body: AttemptBody) -> bool:
+    async def start_pulled(self, handle: AttemptHandle) -> bool:
         """Start the attempt of a task that was pulled, once the store works.
 
         Returns:
             False when the task may not run any more.
         """
-        entry = self._live.entry(body.task.id)
+        entry = self._live.entry(handle.task.id)
         claim = Claim(entry, entry.place.claim, entry.task)
         try:
             while not (obstacle := self._run.obstacle_to(entry)) and self._run.end is None:
                 try:
-                    body.id = self.start(entry, body)
+                    handle.id = self.start(entry, handle)
                 except StoreError:
                     with suppress(NotRunning):
                         await self._run.wait_for_store()
@@ -172,9 +172,9 @@ class RunningAttempts:
         finally:
             if claim.is_open:
                 self._dispatcher.requeue([claim])
-        body.id = AttemptId(f"{entry.id}#fenced")
+        handle.id = AttemptId(f"{entry.id}#fenced")
         if self._run.end is None:
-            fenced = AttemptFenced(body.id, entry.id, f"not started: {obstacle}")
+            fenced = AttemptFenced(handle.id, entry.id, f"not started: {obstacle}")
             self._journal.append_soon(fenced)
         return False
 
@@ -189,23 +189,21 @@ class RunningAttempts:
     # Reports
 
     def succeeded(
-        self, attempt_id: AttemptId, output: object = None, *, keep_if_possible: bool = False
+        self, attempt_id: AttemptId, output: object = None, *, must_store: bool = True
     ) -> None:
         """Take the output of an attempt, see `PlanRun.succeeded`.
 
         Args:
             attempt_id: the attempt.
             output: its output.
-            keep_if_possible: whether an output that is too large is left out of the journal,
-                instead of being a failure.
+            must_store: whether an output that is too large for the journal is a failure, instead
+                of being left out of it.
         """
         entry = self._end_attempt(attempt_id, "succeeded")
         if entry is None:
             return
         try:
-            body, stored = self._outputs.take(
-                attempt_id, entry, output, keep_if_possible=keep_if_possible
-            )
+            body, stored = self._outputs.take(attempt_id, entry, output, must_store=must_store)
         except OutputError as error:
             failure = Failure("OutputError", str(error), kind="output", in_doubt=error.in_doubt)
             self._record_failure(attempt_id, entry, failure)
@@ -309,24 +307,24 @@ class RunningAttempts:
     # Attempts that are over for the run
 
     def cancel(self, attempt_id: AttemptId) -> None:
-        """Stop the body of an attempt that is not current any more."""
-        entry, body = self.running.pop(attempt_id, (None, None))
-        if entry is not None and body is not None:
+        """Stop the work of an attempt that is not current any more."""
+        entry, handle = self.running.pop(attempt_id, (None, None))
+        if entry is not None and handle is not None:
             self._live.scheduler.keep_resources(entry, attempt_id)
-            body.cancel()
+            handle.cancel()
 
-    def body_ended(self, attempt_id: AttemptId) -> None:
-        """Free the resources that the body of a cancelled attempt held until it ended."""
+    def work_stopped(self, attempt_id: AttemptId) -> None:
+        """Free the resources of a cancelled attempt, which its work held until it stopped."""
         self._live.scheduler.free_resources(attempt_id)
         self._run.follow_up()
 
     def cancel_all(self) -> None:
-        """Stop the bodies of all attempts."""
+        """Stop the work of all attempts."""
         for attempt_id in list(self.running):
             self.cancel(attempt_id)
 
-    def time_out(self, now: float) -> None:
-        """Let what is due happen: tasks go on after a delay, and attempts run out of time."""
+    def advance(self, now: float) -> None:
+        """Let what is due happen: delays of tasks end, and attempts run out of time."""
         for entry, attempt_id in self._live.advance(now):
             # While the store fails, an attempt may have ended and the plan not know it yet.
             if attempt_id not in self.running:
