@@ -39,9 +39,6 @@ _APPLICATION_ID: Final = 0x5265506C  # "RePl": marks a file as ours
 
 _MAX_WAL_ATTEMPTS: Final = 100
 
-_CHECKPOINT_PAGES: Final = 250
-"""Pages in the log before a checkpoint; with the default of 1000 a checkpoint may block the event loop over 10 ms."""
-
 _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (  # 0 to 1
         """CREATE TABLE runs (
@@ -121,9 +118,9 @@ _VERSION_SQL: Final = "SELECT * FROM pragma_application_id, pragma_user_version"
 # one; then the NOT NULL constraint refuses the row.
 _APPEND_SQL: Final = """
     INSERT INTO records (run, seq, at, kind, data, crc) VALUES (
-        (SELECT number FROM runs WHERE id = ? AND epoch = ?
-            AND ? = 1 + coalesce((SELECT max(seq) FROM records WHERE run = number), 0)),
-        ?, ?, ?, ?, ?
+        (SELECT number FROM runs WHERE id = ?1 AND epoch = ?2
+            AND ?3 = 1 + coalesce((SELECT max(seq) FROM records WHERE run = number), 0)),
+        ?3, ?4, ?5, ?6, ?7
     )
 """
 
@@ -218,7 +215,7 @@ class SqliteStore(SqlStore):
         kind = body.kind
         data = encode_body(record)
         crc = checksum(data.encode(), seq, float(at), kind)
-        values = (lease.run, lease.epoch, seq, seq, at, kind, data, crc)
+        values = (lease.run, lease.epoch, seq, at, kind, data, crc)
         status = status_after(body)
 
         def insert(database: sqlite3.Connection) -> None:
@@ -354,7 +351,6 @@ class SqliteStore(SqlStore):
                 _make_private(self._path)  # not before: the file of another program stays as it is
                 _use_log(connection)
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
-            connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
             connection.execute(f"PRAGMA busy_timeout = {LOCK_TRY * 1000:.0f}")
         except BaseException as error:
             connection.close()

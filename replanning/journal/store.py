@@ -373,7 +373,7 @@ def encode_body(record: Record) -> str:
 
 def checksum(data: bytes, *columns: object) -> int:
     """Return the CRC-32 of bytes and of the values that are stored beside them."""
-    return zlib.crc32(data, zlib.crc32(ascii(columns).encode()))
+    return zlib.crc32(ascii(columns).encode() + data)
 
 
 def to_json_line(value: JsonValue) -> str:
