@@ -262,8 +262,8 @@ def _note(entry: TaskEntry, now: float) -> str:
         # The time limit, and not the remaining time, because the time so far stands beside it.
         case TaskState.RUNNING if entry.log.deadline is not None:
             return f"of {format_duration(entry.log.deadline - entry.log.started_at)}"
-        case TaskState.BACKOFF if entry.place.not_before is not None:
-            return f"again in {format_duration(max(0.0, entry.place.not_before - now))}"
+        case TaskState.BACKOFF if entry.not_before is not None:
+            return f"again in {format_duration(max(0.0, entry.not_before - now))}"
         case TaskState.FAILED if entry.log.failure is not None:
             return str(entry.log.failure)
         case TaskState.DONE if entry.output.unstored:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -72,25 +71,6 @@ class ReadLog:
     changed_context: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class Place:
-    """Place of a task in the queue; owned by the scheduler.
-
-    Attributes:
-        claim: number of the claim under which a worker holds the task; 0 without one.
-        holds: number of questions and triggers that keep the task from being handed out.
-        passed_over: how often later tasks went first because its resources were in use.
-        reserved: the resources that the task holds.
-        not_before: earliest start, in seconds since the epoch.
-    """
-
-    claim: int = 0
-    holds: int = 0
-    passed_over: int = 0
-    reserved: Mapping[str, float] | None = None
-    not_before: float | None = None
-
-
 class Replacement(NamedTuple):
     """Tasks that replaced a task.
 
@@ -146,18 +126,23 @@ class TaskEntry:
         dependents: the tasks that name this one in their `depends_on`.
         sink_of: the replaced task whose dependents wait for this one.
         condition_revision: revision at which the condition held, or `CONDITION_NOT_MET`.
+        claim: number of the claim under which a worker holds the task; 0 without one.
+        holds: number of questions and triggers that keep the task from being handed out.
+        not_before: earliest start, in seconds since the epoch.
     """
 
     __slots__ = (
+        "claim",
         "condition_revision",
         "counts_as_unsatisfied",
         "dependents",
+        "holds",
         "id",
         "log",
+        "not_before",
         "order",
         "output",
         "parent",
-        "place",
         "reads",
         "reason",
         "removed",
@@ -186,9 +171,11 @@ class TaskEntry:
         self.output = _NO_OUTPUT
         self.reason = ""
         self.condition_revision: int | None = None
+        self.claim = 0
+        self.holds = 0
+        self.not_before: float | None = None
         self.log = AttemptLog()
         self.reads = ReadLog()
-        self.place = Place()
         self.replacement = _NO_REPLACEMENT
 
     def __repr__(self) -> str:

@@ -541,21 +541,21 @@ class TaskGraph:
         entry.state = follows
         if event in _PROGRESS_EVENTS:
             return
-        if entry.place.claim:
+        if entry.claim:
             self.scheduler.return_claim(entry)
         if follows in STUCK:
             self.stuck[entry.id] = None
-            entry.place.not_before = None
+            entry.not_before = None
         elif state in STUCK:
             del self.stuck[entry.id]
         if follows in FINISHED:
-            entry.place.not_before = None
+            entry.not_before = None
             if self.dependency_index.resource_users:
                 self.dependency_index.discard_user(entry.task)
 
     def make_ready(self, entry: TaskEntry) -> None:
         """Queue a task whose dependencies are satisfied, at once or when its backoff is over."""
-        if entry.place.not_before is not None:
+        if entry.not_before is not None:
             self.transition(entry, TaskEvent.WAIT)
             return
         self.transition(entry, TaskEvent.SATISFY)
@@ -624,7 +624,7 @@ class TaskGraph:
                 continue
             # A draft that saw the task backing off may not fit a ready one.
             self.version += 1
-            entry.place.not_before = None
+            entry.not_before = None
             if entry.state is not _PENDING:
                 self.make_ready(entry)
         return overdue

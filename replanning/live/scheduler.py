@@ -143,9 +143,8 @@ class ReadyQueue:
                 priority, order, _, entry = self._fifo.popleft()
             else:
                 priority, order, _, entry = heapq.heappop(self._heap)
-            place = entry.place
             moved = priority != entry.task.priority or order != entry.order
-            if moved or entry.state is not _READY or place.claim or place.holds:
+            if moved or entry.state is not _READY or entry.claim or entry.holds:
                 continue
             if entry.root not in self.reserved:
                 return entry
@@ -191,7 +190,7 @@ class Deadlines:
     def _is_current(when: float, entry: TaskEntry, attempt: AttemptId | None) -> bool:
         if attempt is not None:
             return entry.log.current == attempt and entry.log.deadline == when
-        return entry.place.not_before == when and entry.state in _BACKING_OFF
+        return entry.not_before == when and entry.state in _BACKING_OFF
 
 
 @dataclass(slots=True, eq=False)
@@ -216,7 +215,7 @@ class ToolBreaker:
         """Return whether a task may use the tool; after an opening, one task at a time may."""
         if not self.openings or self.trial is None or self.trial is entry:
             return True
-        return not (self.trial.place.claim or self.trial.state is TaskState.RUNNING)
+        return not (self.trial.claim or self.trial.state is TaskState.RUNNING)
 
 
 class Scheduler:
@@ -239,6 +238,8 @@ class Scheduler:
         parked: the ready tasks that lack a tool, a resource or a fact.
         claimed_count: number of tasks that are handed out and not started.
         last_claim: number of the last claim.
+        allotted: the resources of the tasks that are claimed or run, where any are limited.
+        overtaken: how often later tasks were claimed first because a task lacked resources.
         kept_resources: the resources that bodies of ended attempts still hold.
         breakers: the circuit breakers of tools that have failed.
     """
@@ -257,6 +258,8 @@ class Scheduler:
         self.parked: dict[TaskId, TaskEntry] = {}
         self.claimed_count = 0
         self.last_claim = 0
+        self.allotted: dict[TaskId, Mapping[str, float]] = {}
+        self.overtaken: dict[TaskId, int] = {}
         self.kept_resources: dict[AttemptId, Mapping[str, float]] = {}
         self.breakers: dict[str, ToolBreaker] = {}
 
@@ -291,16 +294,19 @@ class Scheduler:
             demand = self.pool.demand(entry.task)
             if self.pool.fits_now(demand):
                 self.pool.acquire(demand)
-                entry.place.reserved = demand
+                self.allotted[entry.id] = demand
                 claimed = entry
                 continue
             passed_over.append(entry)
-            if entry.place.passed_over >= MAX_LOOKAHEAD or len(passed_over) >= MAX_LOOKAHEAD:
+            if (
+                self.overtaken.get(entry.id, 0) >= MAX_LOOKAHEAD
+                or len(passed_over) >= MAX_LOOKAHEAD
+            ):
                 break
         for other in passed_over:
             # Only a task that was overtaken has waited longer than its position says.
             if claimed is not None:
-                other.place.passed_over += 1
+                self.overtaken[other.id] = self.overtaken.get(other.id, 0) + 1
             queue.push(other)
         if claimed is None:
             return None
@@ -310,7 +316,7 @@ class Scheduler:
             self.breakers[name].trial = claimed
         self.last_claim += 1
         self.claimed_count += 1
-        claimed.place.claim = self.last_claim
+        claimed.claim = self.last_claim
         return claimed
 
     def lacks(self, entry: TaskEntry) -> str:
@@ -329,14 +335,14 @@ class Scheduler:
 
     def begin(self, entry: TaskEntry) -> None:
         """End the claim of a task because its attempt starts; the attempt keeps the resources."""
-        if entry.place.claim:
-            entry.place.claim = 0
+        if entry.claim:
+            entry.claim = 0
             self.claimed_count -= 1
         elif self.pool.limited:
             # An attempt that is read from a journal, or was reported, was never claimed here.
-            entry.place.reserved = self.pool.demand(entry.task)
-            self.pool.acquire(entry.place.reserved)
-        entry.place.not_before = None
+            self.allotted[entry.id] = self.pool.demand(entry.task)
+            self.pool.acquire(self.allotted[entry.id])
+        entry.not_before = None
 
     def return_claim(self, entry: TaskEntry, claim: int | None = None) -> None:
         """End the claim of a task that is not going to be started; a ready one is queued again.
@@ -345,9 +351,9 @@ class Scheduler:
             entry: the task.
             claim: the number of the claim; nothing happens if that claim is over.
         """
-        if not entry.place.claim or claim not in (None, entry.place.claim):
+        if not entry.claim or claim not in (None, entry.claim):
             return
-        entry.place.claim = 0
+        entry.claim = 0
         self.claimed_count -= 1
         self.release_resources(entry)
         if entry.state is _READY:
@@ -357,10 +363,9 @@ class Scheduler:
 
     def release_resources(self, entry: TaskEntry) -> None:
         """Give the resources of a task back."""
-        if entry.place.reserved is not None:
-            self.pool.release(entry.place.reserved)
-            entry.place.reserved = None
-            entry.place.passed_over = 0
+        if entry.id in self.allotted:
+            self.pool.release(self.allotted.pop(entry.id))
+            self.overtaken.pop(entry.id, None)
 
     def has_claimable(self) -> bool:
         """Return whether a task could be claimed now; none is claimed afterwards."""
@@ -414,18 +419,18 @@ class Scheduler:
     def hold(self, entries: Sequence[TaskEntry]) -> None:
         """Keep tasks from being handed out until they are released."""
         for entry in entries:
-            entry.place.holds += 1
+            entry.holds += 1
 
     def release(self, entries: Sequence[TaskEntry]) -> None:
         """Release tasks that were held."""
         for entry in entries:
-            entry.place.holds -= 1
-            if not entry.place.holds and entry.state is _READY:
+            entry.holds -= 1
+            if not entry.holds and entry.state is _READY:
                 self.queue.push(entry)
 
     def wait_until(self, entry: TaskEntry, due: float | None) -> None:
         """Keep a task from starting before a point in time, in seconds since the epoch."""
-        entry.place.not_before = due
+        entry.not_before = due
         if due is not None:
             self.deadlines.add(due, entry, None)
 

@@ -153,7 +153,7 @@ class PlanView:
             entry.log.failures,
             entry.log.duration,
             entry.state is TaskState.SKIPPED and entry.condition_revision == CONDITION_NOT_MET,
-            entry.place.holds > 0,
+            entry.holds > 0,
             entry.log.in_doubt,
         )
 

@@ -76,7 +76,7 @@ class Claim:
     @property
     def is_open(self) -> bool:
         """Whether the task was neither started nor returned since."""
-        return self.number != 0 and self.entry.place.claim == self.number
+        return self.number != 0 and self.entry.claim == self.number
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -237,7 +237,7 @@ class Dispatcher:
         """Claim the next task that turns out to run: its condition holds, its arguments exist."""
         while (entry := self._live.scheduler.claim_next(queue)) is not None:
             # Before the task is prepared, which may fail it and end the claim.
-            claim = Claim(entry, entry.place.claim, entry.task)
+            claim = Claim(entry, entry.claim, entry.task)
             if self._run.prepare(claim, copied=copied):
                 return claim
             if not self._run.can_hand_out():

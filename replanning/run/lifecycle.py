@@ -569,12 +569,12 @@ class Lifecycle:
             return lacking
         if scheduler.pool.limited:
             missing = scheduler.pool.demand(entry.task)
-            if entry.place.reserved is not None:
+            if entry.id in scheduler.allotted:
                 # It holds them already; but the capacity may have shrunk below what is in use.
                 missing = dict.fromkeys(missing, 0.0)
             if not scheduler.pool.fits_now(missing):
                 return "its resources are no longer there"
-        if entry.place.holds:
+        if entry.holds:
             return "the task is held by a question"
         return ""
 

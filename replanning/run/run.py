@@ -341,7 +341,7 @@ class PlanRun(ObservedRun):
             return life.attempts.start(entry)
         except (NotRunning, StoreError):
             # It is handed out again when it may start.
-            life.dispatcher.requeue([Claim(entry, entry.place.claim, entry.task)])
+            life.dispatcher.requeue([Claim(entry, entry.claim, entry.task)])
             raise
 
     @in_loop_thread

@@ -116,9 +116,9 @@ class RunningAttempts:
             tool = self._live.tool_of(entry.task)
             timeout = None if tool is None else tool.timeout
         history = self._live.staleness.history
-        if history.version and entry.place.claim:
+        if history.version and entry.claim:
             # Its references were replaced at the claim, maybe by values that have changed since.
-            version = history.version_at_claim(entry.place.claim)
+            version = history.version_at_claim(entry.claim)
             if version != history.version:
                 entry.reads.keys = dict.fromkeys(context_keys(entry.task), version)
         self.record_start(attempt_id, entry.id, number, timeout)
@@ -159,7 +159,7 @@ class RunningAttempts:
             False when the task may not run any more.
         """
         entry = self._live.entry(handle.task.id)
-        claim = Claim(entry, entry.place.claim, entry.task)
+        claim = Claim(entry, entry.claim, entry.task)
         try:
             while not (obstacle := self._run.obstacle_to(entry)) and self._run.end is None:
                 try:

@@ -535,7 +535,7 @@ def test_modify_dependencies():
     assert entry is run.live.entry("b")
     run.apply(modify("b", depends_on=["c"]), modify("c", depends_on=[]))
     assert run.states() == {"a": "READY", "b": "PENDING", "c": "READY"}
-    assert not entry.place.claim
+    assert not entry.claim
     assert after(run, "run c").states()["b"] == "READY"
     assert inconsistencies(run.live) == []
 

@@ -108,7 +108,7 @@ def test_quiescent():
     entry = run.live.scheduler.claim_next()
     assert entry is not None
     assert not run.live.quiescent
-    run.live.scheduler.return_claim(entry, entry.place.claim)
+    run.live.scheduler.return_claim(entry, entry.claim)
     run.fail("a", retry_at=run.now + 1)
     assert not run.live.quiescent
     assert run.live.advance(run.now + 1) == []
@@ -122,15 +122,15 @@ def test_claims_are_returned_once():
     """A claim is returned only by its own number, and only once."""
     run = journaled("a")
     entry = run.live.scheduler.claim_next()
-    number = entry.place.claim
+    number = entry.claim
     for wrong in (0, number + 1):
         run.live.scheduler.return_claim(entry, wrong)
-        assert entry.place.claim == number
+        assert entry.claim == number
     run.live.scheduler.return_claim(entry, number)
     run.live.scheduler.return_claim(entry, number)
     assert run.live.scheduler.claim_next() is entry
     run.live.scheduler.return_claim(entry, number)
-    assert (entry.place.claim, claimed(run.live)) == (number + 1, [])
+    assert (entry.claim, claimed(run.live)) == (number + 1, [])
 
 
 def test_large_demands_do_not_starve():
@@ -201,7 +201,7 @@ def test_ended_tasks_have_no_backoff(happens):
     run.fail("a", retry_at=run.now)
     assert run.live.advance(run.now) == []
     happens(run)
-    assert (run.live.entry("a").place.not_before, run.replayed().entry("a").place.not_before) == (
+    assert (run.live.entry("a").not_before, run.replayed().entry("a").not_before) == (
         None,
         None,
     )
@@ -254,7 +254,7 @@ def test_fractions_add_up(amounts, random):
 def test_deadlines_do_not_pile_up():
     """Deadlines of ended attempts are removed in time; current ones are kept."""
     deadlines, entry, waits = Deadlines(), ready("a", 0), ready("b", 1)
-    waits.state, waits.place.not_before = TaskState.BACKOFF, 7.0
+    waits.state, waits.not_before = TaskState.BACKOFF, 7.0
     deadlines.add(7.0, waits, None)
     for number in range(5_000):
         entry.log.current, entry.log.deadline = f"a#{number}", 10.0 + number

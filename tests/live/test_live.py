@@ -148,7 +148,7 @@ def test_conditions(value, state, reason):
     entry = run.live.scheduler.claim_next()
     assert entry is not None
     run.fold(journal.ConditionEvaluated("a", value, "no such name" if value is None else ""))
-    assert (run.states()["a"], entry.reason, bool(entry.place.claim)) == (
+    assert (run.states()["a"], entry.reason, bool(entry.claim)) == (
         state,
         reason,
         value is True,
@@ -264,7 +264,7 @@ def test_questions_hold_tasks_back():
     run.start("a")
     for question in ("q2", "q2"):
         run.fold(journal.QuestionAnswered(question, "reject", "eve"))
-    assert run.live.entry("a").place.holds == 0
+    assert run.live.entry("a").holds == 0
 
 
 def test_end_of_the_run():

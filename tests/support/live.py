@@ -206,7 +206,9 @@ def full_state(live: LivePlan) -> dict[str, object]:
         "parked": list(live.scheduler.parked),
         "claims": (live.scheduler.claimed_count, live.scheduler.last_claim),
         "this process": {
-            e.id: (e.place.claim, e.place.passed_over, e.place.reserved) for e in live
+            "claims": {e.id: e.claim for e in live},
+            "overtaken": dict(live.scheduler.overtaken),
+            "allotted": dict(live.scheduler.allotted),
         },
         "used": dict(live.scheduler.pool.used),
     }
@@ -256,8 +258,8 @@ def _entry(entry: TaskEntry, now: float | None) -> dict[str, object]:
     found["output"], found["recoverable"], found["unstored"] = entry.output
     found["log"] = asdict(entry.log)
     found["reads"] = asdict(entry.reads)
-    found["holds"] = entry.place.holds
-    found["not_before"] = entry.place.not_before
+    found["holds"] = entry.holds
+    found["not_before"] = entry.not_before
     replacement = entry.replacement
     found["replacement"] = (
         replacement.tasks,
@@ -267,16 +269,16 @@ def _entry(entry: TaskEntry, now: float | None) -> dict[str, object]:
         replacement.withdrawn,
     )
     found["state"] = _state(entry, now)
-    if now is not None and (entry.place.not_before or 0.0) <= now:
+    if now is not None and (entry.not_before or 0.0) <= now:
         found["not_before"] = None
     return found
 
 
 def _state(entry: TaskEntry, now: float | None) -> TaskState:
     """Return the state of a task, READY if it has waited for its next attempt until now."""
-    if now is None or entry.state not in _DELAYED or entry.place.not_before is None:
+    if now is None or entry.state not in _DELAYED or entry.not_before is None:
         return entry.state
-    return TaskState.READY if entry.place.not_before <= now else entry.state
+    return TaskState.READY if entry.not_before <= now else entry.state
 
 
 def _counts(live: LivePlan, now: float | None) -> dict[TaskState, int]:
@@ -316,7 +318,7 @@ def _inconsistencies(live: LivePlan) -> Iterable[str]:
     stuck = {entry.id for entry in live if entry.state in STUCK}
     if stuck != set(live.stuck):
         yield f"stuck are {list(live.stuck)}, there are {stuck}"
-    claims = sum(bool(entry.place.claim) for entry in live)
+    claims = sum(bool(entry.claim) for entry in live)
     if claims != live.scheduler.claimed_count:
         yield f"{live.scheduler.claimed_count} claims are counted, there are {claims}"
     running = {
@@ -348,15 +350,14 @@ def _task_errors(live: LivePlan, entry: TaskEntry) -> Iterable[str]:
         top = top.parent
     if top.id != entry.root:
         yield f"{entry!r} has root {entry.root}, not {top.id}"
-    if entry.place.claim and entry.state is not TaskState.READY:
+    if entry.claim and entry.state is not TaskState.READY:
         yield f"{entry!r} is handed out and {entry.state}"
     if (entry.log.current is None) is (entry.state is TaskState.RUNNING):
         yield f"{entry!r} is {entry.state} in attempt {entry.log.current}"
-    if (entry.place.reserved is not None) and not (
-        entry.place.claim or entry.state is TaskState.RUNNING
-    ):
-        yield f"{entry!r} is {entry.state} and has {entry.place.reserved}"
-    if entry.state is TaskState.READY and not entry.place.claim and not entry.place.holds:
+    allotted = live.scheduler.allotted.get(entry.id)
+    if allotted is not None and not (entry.claim or entry.state is TaskState.RUNNING):
+        yield f"{entry!r} is {entry.state} and has {allotted}"
+    if entry.state is TaskState.READY and not entry.claim and not entry.holds:
         parked = entry.id in live.scheduler.parked
         if not parked and all(
             place[:3] != (entry.task.priority, entry.order, entry.id)
@@ -365,7 +366,7 @@ def _task_errors(live: LivePlan, entry: TaskEntry) -> Iterable[str]:
             yield f"{entry!r} is ready and nobody will be given it"
         if parked and usable(live, entry):
             yield f"{entry!r} is ready and put aside although it could run"
-    due = entry.place.not_before if entry.state is TaskState.BACKOFF else None
+    due = entry.not_before if entry.state is TaskState.BACKOFF else None
     if due is not None and (
         live.scheduler.deadlines.next_due() is None or live.scheduler.deadlines.next_due() > due
     ):
@@ -395,7 +396,7 @@ def usable(live: LivePlan, entry: TaskEntry) -> bool:
     if (
         trial is not None
         and trial is not entry
-        and (trial.place.claim or trial.state is TaskState.RUNNING)
+        and (trial.claim or trial.state is TaskState.RUNNING)
     ):
         return False
     if any(
@@ -444,10 +445,7 @@ def expected_next(live: LivePlan) -> str | None:
     ready = [
         e
         for e in live
-        if e.state is TaskState.READY
-        and not e.place.claim
-        and not e.place.holds
-        and usable(live, e)
+        if e.state is TaskState.READY and not e.claim and not e.holds and usable(live, e)
     ]
     for passed, entry in enumerate(sorted(ready, key=lambda e: (e.task.priority, e.order)), 1):
         if all(
@@ -455,6 +453,6 @@ def expected_next(live: LivePlan) -> str | None:
             for name, amount in live.scheduler.pool.demand(entry.task).items()
         ):
             return entry.id
-        if entry.place.passed_over >= MAX_LOOKAHEAD or passed >= MAX_LOOKAHEAD:
+        if live.scheduler.overtaken.get(entry.id, 0) >= MAX_LOOKAHEAD or passed >= MAX_LOOKAHEAD:
             return None
     return None
