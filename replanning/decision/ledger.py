@@ -291,11 +291,16 @@ class LineageLedger:
             considered: the candidates of its replan.
         """
         changes = revised.changes
+        counts = revised.replan is not None
         for change in changes:
-            if change.kind == "replace":
-                root = self.roots.get(change.task_id, change.task_id)
-                for task in change.tasks:
-                    self.roots[task.id] = root
+            if change.kind != "replace":
+                continue
+            replaced = change.task_id
+            root = self.roots.get(replaced, replaced)
+            for task in change.tasks:
+                self.roots[task.id] = root
+            if counts and len(change.tasks) == 1:
+                self.originals[change.tasks[0].id] = self.originals.get(replaced, replaced)
         if revised.replan is None:
             return
         if considered is not None and revised.chosen is not None:
@@ -310,11 +315,6 @@ class LineageLedger:
             root = self.roots.get(task_id, task_id)
             if root not in new:
                 lineages[root] = None
-        for change in changes:
-            if change.kind == "replace" and len(change.tasks) == 1:
-                replacement = change.tasks[0].id
-                original = self.originals.get(change.task_id, change.task_id)
-                self.originals[replacement] = original
         pending = PendingOutcome(revised.replan, tuple(lineages), at)
         self._roots_by_replan[revised.replan] = pending.roots
         for root in lineages:
@@ -333,7 +333,10 @@ class LineageLedger:
         for root in roots:
             for revised in self.applied.get(root, ()):
                 applied[revised.number] = revised
-        return {changes_hash(revised.changes, self.originals) for revised in applied.values()}
+        tried: set[str] = set()
+        for revised in applied.values():
+            tried.add(changes_hash(revised.changes, self.originals))
+        return tried
 
     def fold_outcome(self, body: OutcomeRecorded) -> None:
         """Apply a recorded outcome: whether the lineages that a replan changed succeeded."""

@@ -423,7 +423,8 @@ def _unsafe_repetition(
                 left_out.append(change.task_id)
 
     concerned = list(again)
-    if run:
+    any_doubtful = view.has_doubtful
+    if run and any_doubtful:
         # A task may take up the work of one that is left out or failed, also earlier.
         concerned += left_out
         concerned += _trigger_tasks(triggers)
@@ -433,8 +434,7 @@ def _unsafe_repetition(
     for task_id in dict.fromkeys(concerned):
         if task_id in new:
             continue
-        lineage = view.lineage(task_id)
-        task = lineage[-1]
+        task = view.task(task_id)
         repeats = again.get(task_id)
         if task.state is TaskState.DONE:
             if repeats is None or isinstance(repeats, ModifyTask):
@@ -443,7 +443,9 @@ def _unsafe_repetition(
             if not is_repeatable(task.task, view.tool(task.task.tool)):
                 unsafe[task_id] = ()
             continue
-        for part in lineage:
+        if not any_doubtful:
+            continue
+        for part in view.lineage(task_id):
             if not part.in_doubt:
                 continue
             if has_no_effect(part.task, view.tool(part.task.tool)):

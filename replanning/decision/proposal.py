@@ -131,7 +131,8 @@ def analyse(
     """
     # Begun, or skipped by a condition that was found false.
     settled_meanwhile: set[TaskId] = set()
-    for task_id in target_task_ids(proposed.changes):
+    targets = target_task_ids(proposed.changes)
+    for task_id in targets:
         target = live.entries.get(task_id)
         if target is None or target.state not in _NO_LONGER_WAITING:
             continue
@@ -149,10 +150,15 @@ def analyse(
 
     arguments = tuple(change_arguments(alternative.changes))
     # Providers see masks in place of secrets, and repeat them.
-    is_masked = any(is_redacted(value) for _, value in arguments)
+    is_masked = False
+    for _, value in arguments:
+        is_masked = is_masked or is_redacted(value)
+    modifies = False
+    for change in alternative.changes:
+        modifies = modifies or change.kind == "modify"
     mask_problems: list[str] = []
     # A modify that swaps the tool would hand the task's secrets to it unmasked.
-    if is_masked or any(change.kind == "modify" for change in alternative.changes):
+    if is_masked or modifies:
         masks = MaskRestorer(alternative.changes, live, redactor)
         mask_problems += masks.check_moved_tools()
         if is_masked:
@@ -162,8 +168,13 @@ def analyse(
                 mask_problems += masks.problems
 
     changes = tuple(alternative.changes)
-    targets = target_task_ids(changes)
-    entries = [live.entries[task_id] for task_id in targets if task_id in live.entries]
+    if alternative is not proposed:
+        targets = target_task_ids(changes)
+    entries: list[TaskEntry] = []
+    for task_id in targets:
+        target = live.entries.get(task_id)
+        if target is not None:
+            entries.append(target)
     draft = Draft(live, changes)
     after = DraftView(live, draft)
     run: list[Task] = []
@@ -519,7 +530,10 @@ def check_saving(proposal: Proposal, min_gain: float) -> str:
 
 def seeks_better_path(triggers: Sequence[Trigger]) -> bool:
     """Return whether the plan could go on as it is, and only a cheaper one is sought."""
-    return all(trigger.kind == "better-path-found" for trigger in triggers)
+    for trigger in triggers:
+        if trigger.kind != "better-path-found":
+            return False
+    return True
 
 
 def relative_saving(draft: Draft, live: LivePlan) -> float:
@@ -594,7 +608,10 @@ class ConfidenceScorer:
         if run is None:
             changes = alternative.changes
             run = tasks_to_run(changes, view.with_changes(changes))
-        tools = dict.fromkeys(task.tool for task in run if task.tool)
+        tools: dict[str, None] = {}
+        for task in run:
+            if task.tool:
+                tools[task.tool] = None
         rates = []
         for name in tools:
             outcomes = past(name)

@@ -307,7 +307,9 @@ class PathGenerator:
         """
         life = vetter.life
         settings = life.settings.alternatives
-        count = sum(len(reply.alternatives) for reply in replies)
+        count = 0
+        for reply in replies:
+            count += len(reply.alternatives)
         fingerprints: set[str] = set()
         good: list[tuple[bool, float, VettedAlternative]] = []
         bad: list[VettedAlternative] = []
@@ -344,7 +346,9 @@ class PathGenerator:
                     good.append((needs_person, -value, vetted))
 
         good.sort(key=itemgetter(0, 1))
-        ranked = [vetted for _, _, vetted in good]
+        ranked: list[VettedAlternative] = []
+        for _, _, vetted in good:
+            ranked.append(vetted)
         limit = settings.max_count
         for index in range(limit, len(ranked)):
             reason = f"only {limit} are considered"
@@ -414,8 +418,8 @@ class AlternativeGenerator:
                 be asked again.
         """
         paths = self.path_generator
-        kinds = [trigger.kind for trigger in triggers]
-        if kinds == ["goal-unreachable"] and not paths.last_resorts:
+        is_stuck = len(triggers) == 1 and triggers[0].kind == "goal-unreachable"
+        if is_stuck and not paths.last_resorts:
             # Providers have said already what they know; only a last resort is asked once more.
             if life.ledger.is_fruitless(triggers[0]):
                 return _earlier_candidates(triggers[0], life)

@@ -439,11 +439,13 @@ class Replanner:
                     if not current:
                         break
                     last = attempt == MAX_STALE_VIEWS
-                    with suppress(StaleView):
+                    try:
                         ranked = await self._generator.generate(
                             current, life, began=began, last=last
                         )
                         break
+                    except StaleView:
+                        continue
             except Exception as unexpected:  # noqa: BLE001 - handled when it is the group's turn
                 failure = unexpected
 
@@ -486,9 +488,10 @@ class Replanner:
         """
         life = self._lifecycle
         candidates = ranked.candidates
-        ids = tuple(trigger.id for trigger in triggers)
-        notes = tuple(ranked.notes)
-        considered = AlternativesConsidered(replan, ids, ranked.view.revision, candidates, notes)
+        ids = tuple([trigger.id for trigger in triggers])
+        considered = AlternativesConsidered(
+            replan, ids, ranked.view.revision, candidates, ranked.notes
+        )
         life.journal.append(considered)
         decision = self._make_decision(triggers, ranked)
         settled: Sequence[Trigger] = triggers
@@ -572,7 +575,7 @@ class Replanner:
             by = "observe"
         made = DecisionMade(
             replan,
-            tuple(trigger.id for trigger in triggers),
+            tuple([trigger.id for trigger in triggers]),
             decision.kind,
             decision.rule,
             decision.reason,
@@ -592,7 +595,7 @@ class Replanner:
         round made progress; otherwise it would never end.
         """
         live = self._lifecycle.live
-        targets = set(target_task_ids(tuple(changes)))
+        targets = set(target_task_ids(changes))
         resolved: list[Trigger] = []
         partly = False
         for trigger in triggers:

@@ -570,7 +570,7 @@ class Draft:
             # As of a call: nothing can close a cycle, or refer to a result.
             if not any(new.task.depends_on for new in self.new_tasks.values()):
                 return
-        if self._check_cycles():
+        if self._check_cycles() and self._changed_references:
             self._check_references()
 
     def _path_of_dependency(self, task_id: TaskId, dep: TaskId) -> str:
@@ -590,10 +590,9 @@ class Draft:
         """
         among_new: list[AddedDependency] = []
         for task_id, new in self.new_tasks.items():
-            if new.task.depends_on:
-                for dep in self._unsatisfied_dependencies(task_id):
-                    if dep in self.new_tasks:
-                        among_new.append(AddedDependency(task_id, dep, new.change_path))
+            for dep in self.follow_replacements(new.task.depends_on):
+                if dep in self.new_tasks:
+                    among_new.append(AddedDependency(task_id, dep, new.change_path))
         for edges, within in ((among_new, True), (self._added_dependencies, False)):
             done: set[TaskId] = set()
             for edge in edges:
@@ -748,13 +747,14 @@ class Draft:
         if original.replacement.redone:
             event = TaskEvent.REDO
         graph.transition(original, event)
+        entries: list[TaskEntry] = []
+        for sink in sinks:
+            entry = graph.entries[sink]
+            entry.sink_of = original
+            entries.append(entry)
         original.replacement = original.replacement._replace(
-            tasks=parts,
-            sinks=tuple(graph.entries[sink] for sink in sinks),
-            unsatisfied=len(sinks),
+            tasks=parts, sinks=tuple(entries), unsatisfied=len(sinks)
         )
-        for sink in original.replacement.sinks:
-            sink.sink_of = original
         graph.update_unsatisfied_count(original)
 
     def _edit(self, task: Task) -> None:

@@ -169,6 +169,11 @@ class PlanView:
         """Return the tasks that are FAILED or BLOCKED, at most `limit` of them."""
         return tuple(map(self.task, islice(self._live.stuck, limit)))
 
+    @property
+    def has_doubtful(self) -> bool:
+        """Whether a task may have taken effect without being known to, at least for a time."""
+        return bool(self._live.doubtful)
+
     def given_up_in_doubt(self) -> list[TaskId]:
         """Return the tasks that failed or were left out, and may have taken effect all the same.
 

@@ -78,6 +78,12 @@ class WatchedRun(Protocol):
         ...
 
 
+_NO_SPAN: Final = nullcontext()
+_NO_PROVIDER_SPAN: Final[AbstractContextManager[ReportProposals]] = nullcontext(
+    lambda proposed, late: None
+)
+
+
 class RunTracer:
     """Tracing hooks of a run. These do nothing; `OTelRunTracer` in `replanning.telemetry.spans` writes spans.
 
@@ -105,11 +111,11 @@ class RunTracer:
         self, replan: ReplanId, triggers: Sequence[Trigger]
     ) -> AbstractContextManager[None]:
         """Trace a replan; an open question keeps its span open beyond the block."""
-        return nullcontext()
+        return _NO_SPAN
 
     def provider_span(self, name: str) -> AbstractContextManager[ReportProposals]:
         """Trace a request to a provider; spans that it opens itself become children."""
-        return nullcontext(lambda proposed, late: None)
+        return _NO_PROVIDER_SPAN
 
     def chat_span(self, call: LLMCall) -> AbstractContextManager[ReportCompletion]:
         """Trace a call of a language model as a child of the current span."""
@@ -117,13 +123,13 @@ class RunTracer:
 
     def scoring_span(self) -> AbstractContextManager[None]:
         """Trace the checks, scores and ranking of the proposals."""
-        return nullcontext()
+        return _NO_SPAN
 
     def apply_span(
         self, changes: Sequence[PlanChange], by: str, replan: str | None
     ) -> AbstractContextManager[None]:
         """Trace the application of changes, as part of a replan or, without one, of the run."""
-        return nullcontext()
+        return _NO_SPAN
 
     def close(self, failure: BaseException | None) -> None:
         """End the span of the run and all spans that are still open."""
