@@ -80,7 +80,8 @@ from replanning.run.retries import IsTransient, warn_of_error
 from replanning.run.run import PlanRun, RunResult
 from replanning.secrets import Redactor
 from replanning.settings import Settings
-from replanning.telemetry.exporter import Exporter, ExporterContext, Telemetry, build_telemetry
+from replanning.telemetry.exporter import Exporter, ExporterContext, build_telemetry
+from replanning.telemetry.tracer import Telemetry
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
