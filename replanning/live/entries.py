@@ -110,18 +110,17 @@ class TaskOutput(NamedTuple):
 _NO_OUTPUT: Final = TaskOutput()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class TaskEntry:
     """Runtime state of one task; only the live plan changes it.
 
     It has many attributes because a plan looks up its tasks more often than anything else: whatever
     several parts of the plan read stands here, and what one part owns is in an object of its own.
 
-    Args:
+    Attributes:
         task: its document.
         order: position in the plan; it breaks ties of priority.
-        parent: the task that this one replaces.
-
-    Attributes:
+        parent: the task that this one replaced.
         root: the first task of the lineage, under whose id results are found.
         dependents: the tasks that name this one in their `depends_on`.
         sink_of: the replaced task whose dependents wait for this one.
@@ -131,52 +130,26 @@ class TaskEntry:
         not_before: earliest start, in seconds since the epoch.
     """
 
-    __slots__ = (
-        "claim",
-        "condition_revision",
-        "counts_as_unsatisfied",
-        "dependents",
-        "holds",
-        "id",
-        "log",
-        "not_before",
-        "order",
-        "output",
-        "parent",
-        "reads",
-        "reason",
-        "removed",
-        "replacement",
-        "root",
-        "sink_of",
-        "state",
-        "task",
-        "unsatisfied_dependencies",
-    )
-
-    def __init__(self, task: Task, order: int, parent: TaskEntry | None) -> None:
-        self.task = task
-        self.order = order
-        self.parent = parent
-        self.id: TaskId = task.id
-        self.root = self.id
-        if parent is not None:
-            self.root = parent.root
-        self.state = TaskState.PENDING
-        self.unsatisfied_dependencies = 0
-        self.dependents: list[TaskEntry] | tuple[()] = ()
-        self.sink_of: TaskEntry | None = None
-        self.removed = False
-        self.counts_as_unsatisfied = False
-        self.output = _NO_OUTPUT
-        self.reason = ""
-        self.condition_revision: int | None = None
-        self.claim = 0
-        self.holds = 0
-        self.not_before: float | None = None
-        self.log = AttemptLog()
-        self.reads = ReadLog()
-        self.replacement = _NO_REPLACEMENT
+    task: Task
+    order: int
+    parent: TaskEntry | None
+    id: TaskId
+    root: TaskId
+    log: AttemptLog
+    reads: ReadLog
+    state: TaskState = TaskState.PENDING
+    unsatisfied_dependencies: int = 0
+    dependents: list[TaskEntry] | tuple[()] = ()
+    sink_of: TaskEntry | None = None
+    removed: bool = False
+    counts_as_unsatisfied: bool = False
+    output: TaskOutput = _NO_OUTPUT
+    reason: str = ""
+    condition_revision: int | None = None
+    claim: int = 0
+    holds: int = 0
+    not_before: float | None = None
+    replacement: Replacement = _NO_REPLACEMENT
 
     def __repr__(self) -> str:
         missing = self.unsatisfied_dependencies

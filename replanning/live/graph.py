@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from replanning.errors import NoResult, UnknownTask
 from replanning.journal.values import CONTAINERS, AnnotatedJson, copy_containers
-from replanning.live.entries import TaskEntry
+from replanning.live.entries import AttemptLog, ReadLog, TaskEntry
 from replanning.live.facts import DependencyIndex, FactIndex, Staleness, World
 from replanning.live.scheduler import ResourcePool, Scheduler
 from replanning.live.states import (
@@ -457,8 +457,13 @@ class TaskGraph:
 
         The caller counts it in its state, which is PENDING.
         """
-        entry = TaskEntry(task, len(self.entries), parent)
-        self.entries[entry.id] = entry
+        task_id = task.id
+        root = task_id
+        if parent is not None:
+            root = parent.root
+        order = len(self.entries)
+        entry = TaskEntry(task, order, parent, task_id, root, AttemptLog(), ReadLog())
+        self.entries[task_id] = entry
         # One task that wants to be done again makes every change of the context worth a look.
         if task.on_stale == "redo":
             self.staleness.redoes = True

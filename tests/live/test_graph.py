@@ -10,7 +10,7 @@ from replanning import TaskState
 from replanning.errors import ExpressionError, NoResult, UnknownTask
 from replanning.journal import AttemptSucceeded, ConditionEvaluated
 from replanning.journal.values import AnnotatedJson
-from replanning.live.entries import TaskEntry
+from replanning.live.entries import AttemptLog, ReadLog, TaskEntry
 from replanning.live.scheduler import MAX_LOOKAHEAD, Deadlines, ResourcePool, ToolBreaker
 from tests.support.live import (
     add,
@@ -227,7 +227,8 @@ def test_a_tool_that_another_task_tries_is_lacking():
 
 def ready(task_id: str, order: int, priority: int = 0) -> TaskEntry:
     """Return a ready task."""
-    entry = TaskEntry(task(task_id, priority=priority), order, None)
+    document = task(task_id, priority=priority)
+    entry = TaskEntry(document, order, None, document.id, document.id, AttemptLog(), ReadLog())
     entry.state = TaskState.READY
     return entry
 
