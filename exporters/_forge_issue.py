@@ -16,9 +16,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
-from http import HTTPStatus
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import anyio
@@ -31,8 +29,6 @@ from replanning.exporters._forge import (
     AUTHORSHIP_MARKER,
     ForgeComment,
     ForgeError,
-    find_marker,
-    is_same_text,
     parse_time,
     strip_authorship,
 )
@@ -83,9 +79,6 @@ _MAX_RATE_LIMIT_WAIT: Final = 3_600.0
 _MAX_HEADER_DIGITS: Final = 15
 """Longest number accepted in a header."""
 
-_SETTLE_SECONDS: Final = 60.0
-"""Seconds for which a comment that was cut off while it was sent may still arrive, so that it is not sent again."""
-
 _RATE_LIMIT_PHRASES: Final = ("rate limit", "abuse detection", "too many requests")
 
 _STATUS_REASONS: Final[Mapping[int, str]] = {
@@ -118,14 +111,6 @@ class ApiResponse(NamedTuple):
     data: bytes
 
 
-@dataclass
-class _UnconfirmedPost:
-    """A comment that may have arrived: the ids of the comments before it, and until when it may still arrive."""
-
-    earlier: frozenset[str]
-    may_arrive_until: float = 0.0
-
-
 _SLASH_COMMAND: Final = re.compile(r"^([^\S\n]*)/", re.MULTILINE)
 
 _ESCAPED_COMMAND: Final = re.compile(r"^([^\S\n]*)&#47;", re.MULTILINE)
@@ -136,8 +121,7 @@ _CONTROL_CHARS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 class ForgeIssue(ABC):
     """One issue of a forge: its request, its comments, and the comments that this tool writes.
 
-    Public issues can be read without a token; writing needs one. A comment that may have arrived although its request
-    failed is searched for before it is sent again.
+    Public issues can be read without a token; writing needs one.
 
     Args:
         issue: its short name, or the URL of its page.
@@ -259,8 +243,6 @@ class ForgeIssue(ABC):
         self._rate_limited_until = 0.0
         self._page_cache: dict[str, Page] = {}
         self._own_login: str | None = None  # None until it was asked for, empty if unknown
-        self._posted_ids: set[str] = set()
-        self._unconfirmed: dict[str, _UnconfirmedPost] = {}  # by marker, or by text without one
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} at {self._url} {'with' if self._token else 'without'} a token>"
@@ -439,83 +421,16 @@ class ForgeIssue(ABC):
     async def post(self, body: str) -> str:
         """Write a new comment and return its id.
 
-        A comment that may have arrived without a response, now or when one with the same marker or text was last tried,
-        is searched for among the comments that are new since then, and sent again only if it is missing. One that may
-        still be processed, because it was cut off or a gateway did not wait, is not sent again for a minute.
+        A request that may have had its effect is not repeated: the caller reads the comments before it posts again.
 
         Raises:
             ForgeError: the comment was not written, or its effect is unknown.
         """
         async with self._call():
             await self._login()
-            clock, text, marker = self._environment.clock, self._prepared(body), find_marker(body)
-            key = str(marker or text)
-            maybe_written = key in self._unconfirmed
-            first_page = self._first_page_url(self._comments_path)
-            if not maybe_written:
-                listed = httpx.URL(first_page).path
-                cached = [
-                    page.entries
-                    for url, page in self._page_cache.items()
-                    if httpx.URL(url).path == listed
-                ]
-                pages = cached or [await self._list_entries(self._comments_path)]
-                ids = frozenset(text_at(entry, "id") for page in pages for entry in page)
-                self._unconfirmed[key] = _UnconfirmedPost(ids)
-            unconfirmed = self._unconfirmed[key]
-
-            async def find_existing() -> JsonObject | None:
-                """Return the comment, read with one try for each page."""
-                url = first_page
-                for _ in range(MAX_COMMENTS // PAGE_SIZE):
-                    page = await self._get_page(url, once=True)
-                    for entry in page.entries:
-                        found = text_at(entry, "body")
-                        is_own = (
-                            not self._own_login
-                            or text_at(entry, *self._author_path) == self._own_login
-                        )
-                        is_new = text_at(entry, "id") not in unconfirmed.earlier | self._posted_ids
-                        is_same = (
-                            find_marker(found) == marker if marker else is_same_text(found, text)
-                        )
-                        if is_own and is_new and is_same:
-                            if not is_same_text(
-                                found, text
-                            ):  # an earlier text of the comment has arrived
-                                method, path = self._edit_request(text_at(entry, "id"))
-                                await self._send(method, self._url + path, body={"body": text})
-                            return entry
-                    url = page.next_url
-                    if not url:
-                        break
-                if clock.now() < unconfirmed.may_arrive_until:
-                    raise ForgeError(
-                        f"{self._label}: no response in time, but the comment may still arrive"
-                    )
-                return None
-
-            def on_unanswered() -> None:
-                unconfirmed.may_arrive_until = clock.now() + _SETTLE_SECONDS
-
-            try:
-                entry = await self._write(
-                    "POST",
-                    self._comments_path,
-                    {"body": text},
-                    find_existing=find_existing,
-                    maybe_written=maybe_written,
-                    on_unanswered=on_unanswered,
-                )
-            except ForgeError as error:
-                if error.final:
-                    del self._unconfirmed[key]
-                raise
-            del self._unconfirmed[key]
-            comment = text_at(entry, "id")
-            self._posted_ids.add(comment)
+            entry = await self._write("POST", self._comments_path, {"body": self._prepared(body)})
             self._own_login = self._own_login or text_at(entry, *self._author_path)
-            return comment
+            return text_at(entry, "id")
 
     async def edit(self, comment_id: str, body: str) -> None:
         """Replace the text of a comment.
@@ -590,33 +505,23 @@ class ForgeIssue(ABC):
             ForgeError: a request fails.
         """
         entries: list[JsonObject] = []
-        url = self._first_page_url(path, params)
+        query = {**(params or {}), "per_page": str(PAGE_SIZE)}
+        url = str(httpx.URL(self._url + path, params=query))
         while url and len(entries) < limit:
             page = await self._get_page(url)
             entries += page.entries
             url = page.next_url
         return entries[:limit]
 
-    def _first_page_url(self, path: str, params: Mapping[str, str] | None = None) -> str:
-        return str(
-            httpx.URL(self._url + path, params={**(params or {}), "per_page": str(PAGE_SIZE)})
-        )
-
-    async def _get_page(self, url: str, *, once: bool = False) -> Page:
+    async def _get_page(self, url: str) -> Page:
         """Return one page, from the cache if it has not changed.
-
-        Args:
-            url: URL of the page.
-            once: do not retry.
 
         Raises:
             ForgeError: the request fails.
-            RequestFailed: the request fails without retries, but a retry may help.
         """
         kept = self._page_cache.get(url)
         headers = {"if-none-match": kept.etag} if kept is not None and kept.etag else {}
-        ask = partial(self._send, "GET", url, headers=headers)
-        answer = await (ask() if once else self._with_retries(ask))
+        answer = await self._with_retries(partial(self._send, "GET", url, headers=headers))
         if answer.status == 304 and kept is not None:
             # A page that was the last stays unchanged when it fills up and a next one begins.
             page, number = kept, httpx.URL(url).params.get("page", "1")
@@ -637,25 +542,13 @@ class ForgeIssue(ABC):
         self._page_cache[url] = page
         return page
 
-    async def _write(
-        self,
-        method: str,
-        path: str,
-        body: JsonObject,
-        *,
-        find_existing: Callable[[], Awaitable[JsonObject | None]] | None = None,
-        maybe_written: bool = False,
-        on_unanswered: Callable[[], None] = lambda: None,
-    ) -> JsonObject:
+    async def _write(self, method: str, path: str, body: JsonObject) -> JsonObject:
         """Send a request that writes, and return the JSON object in its response.
 
         Args:
             method: HTTP method; PATCH and PUT may be repeated, POST may not.
             path: path of the resource.
             body: JSON body.
-            find_existing: finds the result of an earlier try that may have succeeded; None if repeating is harmless.
-            maybe_written: true if an earlier call may have succeeded.
-            on_unanswered: called if the request may still be processed: it was cut off, or a gateway did not wait for it.
 
         Raises:
             ForgeError: the request failed, or its effect is unknown.
@@ -665,41 +558,28 @@ class ForgeIssue(ABC):
                 f"{self._label}: writing needs a token: set {self._token_variable}", final=True
             )
 
-        async def ask() -> ApiResponse | JsonObject:
-            nonlocal maybe_written
-            if (
-                maybe_written
-                and find_existing is not None
-                and (existing := await find_existing()) is not None
-            ):
-                return existing
+        async def ask() -> ApiResponse:
             try:
                 return await self._send(method, self._url + path, body=body)
             except RequestFailed as failed:
-                maybe_written = maybe_written or failed.maybe_executed
-                if failed.status == HTTPStatus.GATEWAY_TIMEOUT:
-                    on_unanswered()
-                raise
-            except anyio.get_cancelled_exc_class():
-                on_unanswered()
+                if method == "POST" and failed.maybe_executed:
+                    raise self._error(failed, "it may have had its effect all the same") from failed
                 raise
 
-        answer = await self._with_retries(ask)
-        return answer if isinstance(answer, dict) else as_object(self._parse_json(answer))
+        return as_object(self._parse_json(await self._with_retries(ask)))
 
     async def _with_retries(self, once: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of a request; repeat it after temporary failures until the deadline."""
+        return await call_with_retries(once, self._environment, self._deadline, self._error)
 
-        def give_up(failed: RequestFailed, why: str) -> ForgeError:
-            return ForgeError(
-                f"{self._label}: {failed.message}; {why}",
-                status=failed.status,
-                retry_after=failed.retry_after or None,
-                request_id=failed.request_id,
-                excerpt=failed.excerpt,
-            )
-
-        return await call_with_retries(once, self._environment, self._deadline, give_up)
+    def _error(self, failed: RequestFailed, why: str) -> ForgeError:
+        return ForgeError(
+            f"{self._label}: {failed.message}; {why}",
+            status=failed.status,
+            retry_after=failed.retry_after or None,
+            request_id=failed.request_id,
+            excerpt=failed.excerpt,
+        )
 
     async def _send(
         self,

@@ -29,7 +29,6 @@ from replanning.cli.app import (
     refuse,
 )
 from replanning.cli.lookup import (
-    FORGES,
     command_line,
     existing_store,
     find_run,
@@ -382,15 +381,6 @@ def notify(
             " the run; repeat for several.",
         ),
     ] = None,
-    wait: Annotated[
-        float,
-        typer.Option(
-            "--wait",
-            metavar="SECONDS",
-            min=0,
-            help="Post on a forge so long after the run stopped: until then, what it sent before may still arrive.",
-        ),
-    ] = 75.0,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -407,14 +397,9 @@ def notify(
             raise SettingsError.at("--to", problem)
         exporters = open_notifiers(to or [f"{forge_of(issue)}={issue}"], "--to")
         try:  # no other process posts meanwhile
-            lease = opened.acquire(info.run, owner_id(), lease_time(clock), wait + 120.0)
+            lease = opened.acquire(info.run, owner_id(), lease_time(clock), 120.0)
         except RunOwned:
             refuse(f"run {info.run!r} is running, or another process posts its notices")
-        # When a process ended that did not release the run is not known.
-        left = wait - (clock.now() - info.updated if info.owner is None else 0.0)
-        if left > 0 and any(exporter.name in FORGES for exporter in exporters):
-            print_message(f"waiting {left:.0f} s, as what was sent before may still arrive")
-            anyio.run(clock.sleep, min(left, wait))
 
         async def post(exporter: Exporter) -> None:
             exporter.attach(ExporterContext(opened, clock))
@@ -432,10 +417,7 @@ def notify(
                 continue
             posted.append(str(getattr(exporter, "endpoint", exporter.name)))
             print_message(f"{posted[-1]} has all notices about run {info.run}")
-        if (
-            not problems
-        ):  # otherwise something may be on its way, and the next process must wait for it
-            opened.release(lease)
+        opened.release(lease)
         if as_json:
             print_json({"run": info.run, "posted_to": posted, "unsent": problems})
         if problems:
