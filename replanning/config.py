@@ -11,15 +11,12 @@ import hashlib
 import json
 import os
 import re
-import time
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Thread
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -434,10 +431,8 @@ OTHERS: Final = (
 )
 """Variables that are no settings: an option of the command line, and those passed to tools and servers."""
 
-_FAMILIES: Final = ("REPLANNING_", "PLANNING_", "MUSUBI_")
-_FAMILY_SIMILARITY: Final = 0.8
-_SIMILARITY: Final = 0.92
-"""Similarity at which a name counts as misspelt; lower for names of our families."""
+_SIMILARITY: Final = 0.9
+"""Similarity at which a name counts as misspelt."""
 
 
 @cache
@@ -499,35 +494,25 @@ def _variable_of(steps: Sequence[str], names: Mapping[str, str]) -> str:
 
 def misspelt(environ: Mapping[str, str]) -> Iterator[Problem]:
     """Yield a problem for each variable that looks like a misspelt setting; its value is not shown."""
-    known = [*(name for name, _ in VARIABLES), *OTHERS]
-    every = [*known, *_long_names().values()]
-    section_prefixes = tuple(
-        f"{_long_names()[key]}{_DELIMITER}" for key, is_section in keys().items() if is_section
+    longs = _long_names()
+    every = [*longs.values(), *(name for name, _ in VARIABLES), *OTHERS]
+    # Names are compared without the doubled delimiter, which is the easiest to get wrong.
+    comparable = {name.replace(_DELIMITER, "_"): name for name in every}
+    sections = tuple(
+        f"{longs[key]}{_DELIMITER}" for key, is_section in keys().items() if is_section
     )
-    by_single_delimiter = {name.replace(_DELIMITER, "_"): name for name in _long_names().values()}
     for name in sorted(environ):
-        upper = name.upper()
-        is_refused = name.isupper() and name.startswith(
-            section_prefixes
-        )  # unknown settings are errors themselves
+        is_refused = name.isupper() and name.startswith(sections)
         if name in every or is_refused or not environ[name].strip():
             continue
-        near = by_single_delimiter.get(upper) or by_single_delimiter.get(f"{_PREFIX}{upper}")
-        if (
-            near is None
-        ):  # the nearest name of the same family, compared without the prefix of the family
-            family = next((prefix for prefix in _FAMILIES if upper.startswith(prefix)), "")
-            names = every if family else known
-            rests = {
-                other.removeprefix(family): other for other in names if other.startswith(family)
-            }
-            cutoff = _FAMILY_SIMILARITY if family else _SIMILARITY
-            similar = difflib.get_close_matches(
-                upper.removeprefix(family), rests, n=1, cutoff=cutoff
-            )
-            near = rests[similar[0]] if similar else None
-        if near:
-            yield Problem(f"environment {name}", f"nothing is read from it; did you mean {near!r}?")
+        plain = name.upper().replace(_DELIMITER, "_")
+        meant = comparable.get(f"{_PREFIX}{plain}")
+        if meant is None:
+            near = difflib.get_close_matches(plain, comparable, n=1, cutoff=_SIMILARITY)
+            meant = comparable[near[0]] if near else None
+        if meant is not None:
+            hint = f"nothing is read from it; did you mean {meant!r}?"
+            yield Problem(f"environment {name}", hint)
 
 
 _OVERRIDE_FORM: Final = 'expected {"status": "success", "data": {"planning": {…}}}'
@@ -585,53 +570,24 @@ def _override_values(
 
 
 def _fetch(server: OverrideSettings) -> JsonValue:
-    answers: SimpleQueue[bytes | _Unanswered] = SimpleQueue()
-    # A server that sends slowly keeps a request alive beyond any timeout per read: so a thread waits for it.
-    Thread(
-        target=lambda: answers.put(_download(server)), name="settings of the person", daemon=True
-    ).start()
-    try:
-        content = answers.get(timeout=server.timeout)
-    except Empty:
-        raise _Unanswered(f"the server did not answer within {server.timeout:g} s") from None
-    if isinstance(content, _Unanswered):
-        raise content
-    return read_document(content.decode("utf-8", "replace"), format="json", source="the answer")
-
-
-def _download(server: OverrideSettings) -> bytes | _Unanswered:
     import httpx
 
     assert server.url is not None
-    patience = server.timeout + 1  # longer than anybody waits for the answer
-    deadline = time.monotonic() + patience
-    content = b""
+    headers = {"Accept": "application/json"}
     try:
-        with httpx.stream(
-            "GET", server.url, timeout=patience, headers={"Accept": "application/json"}
-        ) as answer:
-            if not answer.is_success:
-                return _Unanswered(
-                    f"the server answered with {answer.status_code} {answer.reason_phrase}".rstrip()
-                )
-            for part in answer.iter_bytes():
-                content += part
-                if len(content) > MAX_SIZE:
-                    return _Unanswered(f"the answer is larger than {MAX_SIZE} bytes")
-                if time.monotonic() > deadline:
-                    break
-    except Exception as error:  # noqa: BLE001 - whatever a server makes the client raise, work must not stop
-        name = (
-            ""
-            if isinstance(error, (httpx.HTTPError, httpx.InvalidURL, OSError))
-            else f"{type(error).__name__}: "
-        )
-        return _Unanswered(
-            Redactor().text(
-                f"the server cannot be asked: {name}{str(error) or type(error).__name__}"
-            )
-        )
-    return content
+        answer = httpx.get(server.url, timeout=server.timeout, headers=headers)
+    except httpx.TimeoutException:
+        raise _Unanswered(f"the server did not answer within {server.timeout:g} s") from None
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        reason = Redactor().text(str(error) or type(error).__name__)
+        raise _Unanswered(f"the server cannot be asked: {reason}") from error
+    if not answer.is_success:
+        status = f"{answer.status_code} {answer.reason_phrase}".rstrip()
+        raise _Unanswered(f"the server answered with {status}")
+    if len(answer.content) > MAX_SIZE:
+        raise _Unanswered(f"the answer is larger than {MAX_SIZE} bytes")
+    text = answer.content.decode("utf-8", "replace")
+    return read_document(text, format="json", source="the answer")
 
 
 def _encoding_problem(value: JsonValue) -> str:

@@ -13,6 +13,7 @@ a closed store pass at once for a store that is not `durable`.
 
 from __future__ import annotations
 
+import json
 import reprlib
 import subprocess
 import sys
@@ -21,16 +22,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from importlib import resources
 from typing import Final, TypeVar
 
 from pydantic import JsonValue
 
-from replanning import Alternative, Goal, Plan, Task, ToolSpec, journal
-from replanning.changes import AddTask, ModifyTask, ReplaceTask, RetryTask
+from replanning import Plan, journal
 from replanning.environment import owner_id
 from replanning.errors import LeaseLost, RunOwned, StoreError, UnknownRun
 from replanning.journal import InboxMessage, Lease, Record, RecordBody, RunStore, ToolOutcome
-from replanning.plan import AttemptId, QuestionId, ReplanId, RunId, TaskId, TriggerId
+from replanning.plan import AttemptId, RunId, TaskId
 
 StoreFactory = Callable[[], RunStore]
 StoreCheck = Callable[[StoreFactory], None]
@@ -41,9 +42,6 @@ OTHER_OWNER: Final = "process 1 on another machine"
 
 _ATTEMPT: Final = AttemptId("attempt-1")
 _TASK: Final = TaskId("build")
-_REPLAN: Final = ReplanId("replan-1")
-_TRIGGER: Final = TriggerId("trigger-1")
-_QUESTION: Final = QuestionId("q-1")
 
 
 def check_new_run_is_empty(open_store: StoreFactory) -> None:
@@ -448,96 +446,18 @@ STORE_CHECKS: Final[Sequence[StoreCheck]] = tuple(
 """Every check of this module."""
 
 
+def sample_bodies() -> tuple[RecordBody, ...]:
+    """One body of every kind, from `records.jsonl`."""
+    text = (resources.files("replanning.testing") / "records.jsonl").read_text(encoding="utf-8")
+    rows = map(json.loads, text.splitlines())
+    return tuple(journal.load_body(row["kind"], json.dumps(row["data"])) for row in rows)
+
+
 def sample_plan() -> Plan:
     """A small plan with a name that is not ASCII."""
-    return Plan(
-        name="Größe",
-        goal=Goal(objective="get there", facts=("on(a,b)",)),
-        context={"deep": {"list": [1, 2.5, None, "…"]}},
-        tools=(ToolSpec(name="pip", parameters={"out": "string"}, adds=("on({out},b)",)),),
-        tasks=(
-            Task(id=_TASK, tool="pip", arguments={"out": "a"}, metadata={"nothing": None}),
-            Task(id=TaskId("smoke"), depends_on=(_TASK,), optional=True, when="context.deep"),
-        ),
-        facts=("clear(a)",),
-    )
-
-
-def sample_bodies() -> tuple[RecordBody, ...]:
-    """One body of every kind."""
-    task = Task(id=TaskId("build-2"), tool="pip", arguments={"out": "dist dir"})
-    changes = (
-        ReplaceTask(task_id=_TASK, tasks=(task,)),
-        ModifyTask(task_id=_TASK, fields={"goal": None}),
-    )
-    replacement = Alternative(
-        changes=changes, reason="equal capability", confidence=0.0, source="repair"
-    )
-    addition = Alternative(
-        changes=(AddTask(task=task),), reason="", unreachable="proven-unreachable"
-    )
-    candidates = (
-        journal.Candidate(replacement, journal.Score(0.77, 0.8, 0.5, 1.0, 0.1)),
-        journal.Candidate(addition, rejected="a cycle"),
-    )
-    goal = Goal(objective="other", facts=("on(b,a)",), stop_when_reached=True)
-    failure = journal.Failure("OSError", "line one\nline two\x00", transient=True)
-    fired = journal.TaskFailed(
-        id=_TRIGGER, run=RUN, at=1.5, tasks=(_TASK,), cause="OSError", attempts=3
-    )
-    return (
-        journal.RunOpened(
-            RUN,
-            sample_plan(),
-            "act",
-            {"cooldown": 30.0},
-            forked_from=(RunId("older"), 2),
-            version="0.1",
-        ),
-        attempt_started(),
-        attempt_succeeded({"path": "dist/x.whl", "deep": [1, None, "ä"]}),
-        journal.AttemptFailed(_ATTEMPT, _TASK, failure, 1700000000.123456, exhausted=True),
-        journal.AttemptTimedOut(_ATTEMPT, _TASK, 2.5, 9.0),
-        journal.AttemptInterrupted(_ATTEMPT, _TASK, "killed"),
-        journal.AttemptFenced(_ATTEMPT, _TASK, "succeeded"),
-        journal.ProcessStarted(_ATTEMPT, "here", 77, 1.25),
-        journal.UsageCharged(journal.Usage(1, 10**12, 0.1 + 0.2, unpriced=True), provider="repair"),
-        journal.ConditionEvaluated(_TASK, None, "no such name"),
-        journal.ContextUpdated({"region": None, "n": 10**30}, removed=("old",)),
-        journal.ResourceUpdated("cpu", capacity=0.0),
-        journal.FactsObserved(holds=("on(a,b)",)),
-        journal.ResultsStale({_TASK: ("context.language",)}),
-        journal.GoalChanged(goal, ("facts",), "a whim", "eve", 3),
-        journal.ReplanRequested("please", "eve", (_TASK,), 4),
-        journal.RunQuiescent(2, (_TASK,), ("on(a,b)",)),
-        journal.TriggerFired(fired),
-        journal.TriggerDropped(_TRIGGER, "the plan has moved on"),
-        journal.AlternativesConsidered(
-            _REPLAN, (_TRIGGER,), 0, candidates, notes=("asked 'x': \x1b[31m\x00",)
-        ),
-        journal.DecisionMade(
-            _REPLAN, (_TRIGGER,), "execute", "threshold", "0.77 ≥ 0.7", chosen=0, duration=1e-7
-        ),
-        journal.CallMade(task),
-        journal.PlanRevised(
-            1, 0, changes, "equal capability", "policy", (_TRIGGER,), _REPLAN, 0, "0" * 64
-        ),
-        journal.OutcomeRecorded(_REPLAN, succeeded=False, duration=0.5),
-        journal.QuestionAsked(
-            _QUESTION, _REPLAN, (_TRIGGER,), "Which?", candidates, (_TASK,), "print", 1, 2e9, 1e9
-        ),
-        journal.TriggerAttached(_QUESTION, _TRIGGER),
-        journal.QuestionReminded(_QUESTION),
-        journal.QuestionAnswered(
-            _QUESTION, "modify", "eve", changes=(RetryTask(task_id=_TASK, delay=0.5),)
-        ),
-        journal.AnswerRefused(_QUESTION, "eve", "too late"),
-        journal.RunPaused("Ctrl-C", "eve"),
-        journal.RunResumed("host:1", 3.5, version="0.1"),
-        journal.ErrorContained("listener", "boom"),
-        journal.NoteAdded("output", {"task": "goal_understanding", "value": {"n": [1, None]}}),
-        journal.RunEnded("succeeded", "all is done", cancelled=(TaskId("smoke"),)),
-    )
+    opened = sample_bodies()[0]
+    assert isinstance(opened, journal.RunOpened)
+    return opened.plan
 
 
 def attempt_started() -> journal.AttemptStarted:
