@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -17,10 +16,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
-from stat import S_ISREG
 from threading import RLock
 from typing import Final, Literal, NamedTuple
-from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel
 
@@ -49,13 +46,19 @@ from replanning.llm.quoting import truncate_value
 from replanning.plan.tasks import tool_name
 from replanning.plan.types import JsonObject, JsonValue, RunId
 from replanning.planning.decisions import DecisionRecord, Phase
-from replanning.planning.line_files import append_lines, file_error, file_lock, read_lines
 from replanning.planning.manager import ReplanNote
 from replanning.planning.outputs import Action
 from replanning.planning.state import PlanningState, PlanVersion, request_of
 from replanning.planning.tasks import PlanningTask, is_action, phase_of
 from replanning.secrets import Redactor
 from replanning.telemetry.exporter import Exporter, ExporterContext
+
+try:
+    import fcntl
+except ImportError as error:
+    raise ImportError(
+        "the history of planning mode locks files with fcntl, which this system lacks"
+    ) from error
 
 LineType = Literal["plan", "revision", "reflection", "execution", "replan_decision", "completion"]
 
@@ -308,6 +311,9 @@ _PLAN_LINE_TYPES: Final[tuple[LineType, ...]] = ("plan", "revision")
 _COMMON_FIELDS: Final = ("type", "timestamp", "task_uuid", "issue_id", "seq")
 """Fields of every line; the last is a number."""
 
+_FILE_MODE: Final = 0o600
+"""Files are private to their user: they tell what people work on, and whoever can lock one can block its owner."""
+
 _Signature = tuple[int, int]
 """Identity and size of a file; equal while nobody replaces it or writes to it."""
 
@@ -325,9 +331,37 @@ def _file_signature(path: Path) -> _Signature:
         status = path.stat()
     except FileNotFoundError:
         return 0, 0
-    if not S_ISREG(status.st_mode):  # reading a pipe would block
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
     return status.st_ino, status.st_size
+
+
+@contextmanager
+def _file_lock(path: Path) -> Iterator[None]:
+    """Lock a file exclusively, against this and other processes, for the block; it is made if it is missing."""
+    guard = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+    try:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(guard)
+
+
+def _append_lines(path: Path, lines: bytes) -> None:
+    """Append lines to a file, created if it is missing, after cutting off the incomplete line of a killed process."""
+    end = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+    with os.fdopen(end, "rb+", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size and os.pread(end, 1, size - 1) != b"\n":
+            size = os.pread(end, size, 0).rfind(b"\n") + 1
+            file.truncate(size)
+        rest = memoryview(lines)
+        try:
+            while rest:  # once, unless the disk is full: then the second write says so
+                rest = rest[os.write(end, rest) :]
+        except OSError:
+            # If this fails as well, readers skip the torn line, and the next writer removes it.
+            with suppress(OSError):
+                file.truncate(size)
+            raise
 
 
 def _line_key(line: JsonObject) -> tuple[object, ...]:
@@ -359,12 +393,15 @@ def _encode_line(line: JsonObject) -> bytes:
 
 def _valid_lines(path: Path) -> Iterator[JsonObject]:
     """Yield the valid lines in the order of the file."""
-    for text in read_lines(path):
-        with suppress(ValueError, RecursionError):
-            line = json.loads(text)
-            *texts, seq = map(line.get, _COMMON_FIELDS) if isinstance(line, dict) else (None,)
-            if isinstance(seq, int) and all(isinstance(value, str) for value in texts):
-                yield line
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        for text in file:
+            if not text.endswith(b"\n"):
+                continue  # a process was killed while it wrote it, or writes it just now
+            with suppress(ValueError, RecursionError):
+                line = json.loads(text)
+                *texts, seq = map(line.get, _COMMON_FIELDS) if isinstance(line, dict) else (None,)
+                if isinstance(seq, int) and all(isinstance(value, str) for value in texts):
+                    yield line
 
 
 def _sorted_lines(path: Path) -> list[JsonObject]:
@@ -613,36 +650,40 @@ class PlanningHistoryStore:
         pruned: list[PrunedTask] = []
         try:
             for task in self._tasks():
-                path = self._path(task)
-                with self._translate_errors("be archived or deleted"):
-                    signature, lines = _file_signature(path), _sorted_lines(path)
-                    # A task that went on after its completion is unfinished; a reflection alone does not count.
-                    last = next(
-                        (line for line in reversed(lines) if line["type"] != "reflection"), {}
+                with self._translate_errors("be archived or deleted"), _file_lock(self._lock_path):
+                    last = self._completion_before(
+                        task, self._clock.now() - 86_400 * retention_days
                     )
-                    if last.get("type") != "completion" or last.get("done") is not True:
+                    if last is None:
                         continue
-                    if (
-                        self._clock.now() - _timestamp_seconds(str(last["timestamp"]))
-                        < 86_400 * retention_days
-                    ):
-                        continue
-                    archived = "" if archive is None else str(archive / path.name)
+                    path, archived = self._path(task), ""
+                    if archive is not None and dry_run:
+                        archived = str(archive / path.name)
+                    elif archive is not None:
+                        archived = str(_copy_into(archive, path))
                     if not dry_run:
-                        with file_lock(self._lock_path):
-                            if _file_signature(path) != signature:  # it was written to just now
-                                continue
-                            if archive is not None:
-                                archived = str(_copy_into(archive, path))
-                            path.unlink()
+                        path.unlink()
                         self._cache.pop(task, None)
-                    pruned.append(
-                        PrunedTask(task, str(last["issue_id"]), str(last["timestamp"]), archived)
-                    )
+                pruned.append(
+                    PrunedTask(task, str(last["issue_id"]), str(last["timestamp"]), archived)
+                )
         finally:
             if not dry_run:
                 self._remove_index()
         return pruned
+
+    def _completion_before(self, task: str, latest: float) -> JsonObject | None:
+        """Return the completion of a task that finished by this time, else None.
+
+        A task that went on after its completion is unfinished; a reflection alone does not count.
+        """
+        for line in reversed(_sorted_lines(self._path(task))):
+            if line["type"] == "reflection":
+                continue
+            is_finished = line["type"] == "completion" and line.get("done") is True
+            is_old = _timestamp_seconds(str(line["timestamp"])) <= latest
+            return line if is_finished and is_old else None
+        return None
 
     # Files: safe against kills, full disks and other processes
 
@@ -655,7 +696,7 @@ class PlanningHistoryStore:
         with self._translate_errors("be written"):
             path = self._path(task_uuid)
             self.directory.mkdir(parents=True, exist_ok=True)
-            with file_lock(self._lock_path):
+            with _file_lock(self._lock_path):
                 cached, signature = self._cache.get(task_uuid), _file_signature(path)
                 if (
                     cached is None or cached.signature != signature
@@ -672,17 +713,11 @@ class PlanningHistoryStore:
                         last = max(last, _line_seq(numbered))
                 if not new:
                     return
-                append_lines(path, b"".join(map(_encode_line, new.values())))
+                _append_lines(path, b"".join(map(_encode_line, new.values())))
                 cached.line_keys.update(new)
                 self._cache[task_uuid] = _CachedFile(_file_signature(path), cached.line_keys, last)
                 if signature[1] == 0:
                     self._add_to_index([next(iter(new.values()))])
-
-    def is_unchanged(self, task_uuid: str) -> bool:
-        """Return whether the file of a task is as this object left it, or was never written by it."""
-        with self._translate_errors("be read"):
-            cached = self._cache.get(task_uuid)
-            return cached is None or cached.signature == _file_signature(self._path(task_uuid))
 
     def _tasks(self) -> list[str]:
         """Return the tasks that have files, sorted; empty if there is no folder."""
@@ -708,7 +743,7 @@ class PlanningHistoryStore:
                 if task not in first_lines and (line := next(_valid_lines(self._path(task)), None))
             }
             if unlisted:
-                with suppress(OSError), file_lock(self._lock_path):  # the folder may be read-only
+                with suppress(OSError), _file_lock(self._lock_path):  # the folder may be read-only
                     self._add_to_index(unlisted.values())
             first_lines |= unlisted
             of_issue = [
@@ -721,14 +756,14 @@ class PlanningHistoryStore:
     def _add_to_index(self, first_lines: Iterable[JsonObject]) -> None:
         entries = [{name: line[name] for name in _COMMON_FIELDS} for line in first_lines]
         with suppress(OSError):  # the index can be rebuilt, and the lines are written
-            append_lines(self._index_path, b"".join(map(_encode_line, entries)))
+            _append_lines(self._index_path, b"".join(map(_encode_line, entries)))
 
     def _remove_index(self) -> None:
         """Remove the index, so that the next question rebuilds it."""
         with (
             self._translate_errors("be written"),
             suppress(FileNotFoundError),
-            file_lock(self._lock_path),
+            _file_lock(self._lock_path),
         ):
             self._index_path.unlink(missing_ok=True)
 
@@ -742,31 +777,27 @@ class PlanningHistoryStore:
             try:
                 yield
             except OSError as error:
-                raise file_error(error, self.directory, doing) from error
+                place = error.filename or self.directory
+                advice = "make room, or name another folder, and resume the run"
+                raise StoreError(f"{place} cannot {doing}: {error.strerror}; {advice}") from error
 
 
 class RunJournals:
-    """Journals of the engines that an exporter is attached to, and further stores, for records from before.
-
-    Only the store of the last engine is kept alive.
-    """
+    """Journals of the engines that an exporter is attached to, and further stores, for records from before."""
 
     def __init__(self, *stores: RunStore) -> None:
-        self._extra_stores = stores
-        self._latest_store: RunStore | None = None
-        self._attached = WeakKeyDictionary[RunStore, None]()
+        self._stores = list(stores)
 
     def __repr__(self) -> str:
-        return f"<RunJournals in {len(self._attached) + len(self._extra_stores)} stores>"
+        return f"<RunJournals in {len(self._stores)} stores>"
 
     def add_store(self, store: RunStore) -> None:
         """Add a store, which is read before all others."""
-        self._attached.pop(store, None)
-        self._attached[store], self._latest_store = None, store
+        self._stores = [store, *(other for other in self._stores if other is not store)]
 
     def records_after(self, run: RunId, seq: int = 0) -> list[Record]:
         """Return the records of a run after the number `seq`; raises UnknownRun if no store has it."""
-        for store in [*self._extra_stores, *self._attached][::-1]:  # the latest is the most likely
+        for store in self._stores:
             with suppress(UnknownRun):
                 return list(store.read(run, seq))
         raise UnknownRun(run, "none of the stores has its journal")
@@ -800,7 +831,8 @@ class PlanningHistoryExporter(Exporter):
         self.history = history or PlanningHistoryStore()
         self._journals = RunJournals(*([] if journal is None else [journal]))
         self._builders: dict[RunId, HistoryLineBuilder] = {}
-        self._unwritten: dict[RunId, list[JsonObject]] = {}
+        self._lines: dict[RunId, list[JsonObject]] = {}  # of runs that go on or lack lines
+        self._unwritten: set[RunId] = set()
         self._last_error = ""
 
     def __repr__(self) -> str:
@@ -809,12 +841,10 @@ class PlanningHistoryExporter(Exporter):
     @property
     def problem(self) -> str:
         """The runs with unwritten lines, and the last error; empty if everything is written."""
-        runs = ", ".join(run for run, lines in self._unwritten.items() if lines)
-        return (
-            f"the planning history lacks the latest lines of {runs}: {self._last_error}"
-            if runs
-            else ""
-        )
+        if not self._unwritten:
+            return ""
+        runs = ", ".join(sorted(self._unwritten))
+        return f"the planning history lacks the latest lines of {runs}: {self._last_error}"
 
     def attach(self, exporter_context: ExporterContext) -> None:
         """Read journals from the engine's store."""
@@ -826,15 +856,17 @@ class PlanningHistoryExporter(Exporter):
         Raises:
             StoreError: the lines cannot be written now; they are tried again with the next record.
         """
-        builder, unwritten = (
-            self._builders.setdefault(run, HistoryLineBuilder()),
-            self._unwritten.setdefault(run, []),
-        )
+        if run not in self._builders:
+            self._builders[run], self._lines[run] = HistoryLineBuilder(), []
+        builder = self._builders[run]
         for past in self._journals.records_until(run, builder.seq, record):
-            unwritten += builder.lines_from(past)
-        self._write_pending(run)
+            new = builder.lines_from(past)
+            self._lines[run] += new
+            if new:
+                self._unwritten.add(run)
         if isinstance(record.body, RunEnded):
             del self._builders[run]  # if the run is resumed, its journal is read again
+        self._write(run)
 
     def catch_up(self, run: str) -> None:
         """Write the missing lines of a run that is not running, from its journal.
@@ -850,10 +882,11 @@ class PlanningHistoryExporter(Exporter):
             raise UnknownRun(
                 run, "pass the store with its journal: PlanningHistoryExporter(journal=store)"
             ) from None
-        self._unwritten[RunId(run)] = [
+        self._lines[RunId(run)] = [
             line for record in records for line in builder.lines_from(record)
         ]
-        self._write_pending(RunId(run))
+        self._unwritten.add(RunId(run))
+        self._write(RunId(run))
 
     async def aclose(self) -> None:
         """Write the missing lines.
@@ -863,30 +896,22 @@ class PlanningHistoryExporter(Exporter):
         """
         for run in list(self._unwritten):
             with suppress(StoreError):
-                self._write_pending(run)
+                self._write(run)
         if self.problem:
             raise StoreError(self.problem)
 
-    def _write_pending(self, run: RunId) -> None:
-        unwritten, builder = self._unwritten.get(run), self._builders.get(run)
-        if unwritten and builder is not None and not self.history.is_unchanged(run):
-            fresh = HistoryLineBuilder()
-            with suppress(
-                StoreError, UnknownRun
-            ):  # the file was changed or removed; new lines are written in any case
-                records = [
-                    record
-                    for record in self._journals.records_after(run)
-                    if record.seq <= builder.seq
-                ]
-                unwritten[:0] = [line for record in records for line in fresh.lines_from(record)]
-        if unwritten:
-            try:
-                self.history.append(run, unwritten)
-            except StoreError as error:
-                self._last_error = str(error)
-                raise
-        self._unwritten.pop(run, None)
+    def _write(self, run: RunId) -> None:
+        """Write the lines of a run that its file lacks, also those from before if the file was removed."""
+        if run not in self._unwritten:
+            return
+        try:
+            self.history.append(run, self._lines[run])
+        except StoreError as error:
+            self._last_error = str(error)
+            raise
+        self._unwritten.discard(run)
+        if run not in self._builders:
+            del self._lines[run]
 
 
 def _to_json_object(value: JsonObject | BaseModel) -> JsonObject:

@@ -423,7 +423,7 @@ async def test_a_full_disk_loses_nothing(tmp_path):
         record.body for record in store.read(RUN) if isinstance(record.body, ErrorContained)
     )
     assert "planning-history" in trouble.where
-    assert "a file has the name of the folder" in trouble.error
+    assert "File exists; make room, or name another folder" in trouble.error
     assert in_order(written(folder)) == rebuilt(store, tmp_path / "fresh")
 
 
