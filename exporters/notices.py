@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from stat import S_ISREG
-from typing import ClassVar, Final, NamedTuple, Self, TextIO
+from typing import ClassVar, Final, Self, TextIO
 from urllib.parse import quote
 
 import anyio
@@ -46,18 +45,11 @@ _COMMENT_PATTERN: Final = re.compile(
 _COMMENT_DELIMITER: Final = re.compile(r"^<!-- (?=comment |end of comment )", re.MULTILINE)
 
 
-class _StoredComment(NamedTuple):
-    number: int
-    at: str
-    body: str
-
-    def __str__(self) -> str:
-        """Return the comment as it stands in the file, without lines that would begin or end a comment."""
-        body = self.body.replace("\r\n", "\n").replace(
-            "\r", "\n"
-        )  # line ends as reading the file converts them
-        body = _COMMENT_DELIMITER.sub("<!--", body)
-        return f"<!-- comment {self.number} at {self.at} -->\n\n{body}\n\n<!-- end of comment {self.number} -->\n"
+def _stored_comment(number: str, at: str, body: str) -> str:
+    """Return a comment as it stands in the file, without lines that would begin or end a comment."""
+    lines = "\n".join(body.splitlines())  # with line ends as reading the file converts them
+    text = _COMMENT_DELIMITER.sub("<!--", lines)
+    return f"<!-- comment {number} at {at} -->\n\n{text}\n\n<!-- end of comment {number} -->\n"
 
 
 class FileForge:
@@ -88,14 +80,14 @@ class FileForge:
         with self._translated_errors("read"):
             return [
                 ForgeComment(
-                    str(stored.number),
+                    match["number"],
                     "replanning",
-                    stored.body,
-                    parse_time(stored.at),
+                    match["body"].strip("\n"),
+                    parse_time(match["at"]),
                     own=True,
                     notice=True,
                 )
-                for stored in _stored_comments(self._read())
+                for match in _COMMENT_PATTERN.finditer(self._read())
             ]
 
     async def post(self, body: str) -> str:
@@ -105,12 +97,14 @@ class FileForge:
             ForgeError: the file cannot be written.
         """
         with self._translated_errors("written"):
-            pieces = self._read()
-            number = 1 + max((stored.number for stored in _stored_comments(pieces)), default=0)
+            text = self._read()
+            numbers = [int(match["number"]) for match in _COMMENT_PATTERN.finditer(text)]
+            number = str(1 + max(numbers, default=0))
             at = datetime.fromtimestamp(self._clock.now(), UTC).isoformat(timespec="seconds")
-            separator = "" if not pieces or str(pieces[-1]).endswith("\n\n") else "\n"
-            self._write([*pieces, separator, _StoredComment(number, at, body)])
-        return str(number)
+            if text and not text.endswith("\n\n"):
+                text += "\n"
+            self._write(text + _stored_comment(number, at, body))
+        return number
 
     async def edit(self, comment_id: str, body: str) -> None:
         """Replace the text of a comment.
@@ -119,11 +113,11 @@ class FileForge:
             ForgeError: there is no such comment, or the file cannot be written.
         """
         with self._translated_errors("written"):
-            pieces = self._read()
-            for index, piece in enumerate(pieces):
-                if isinstance(piece, _StoredComment) and str(piece.number) == comment_id:
-                    pieces[index] = piece._replace(body=body)
-                    self._write(pieces)
+            text = self._read()
+            for match in _COMMENT_PATTERN.finditer(text):
+                if match["number"] == comment_id:
+                    edited = _stored_comment(comment_id, match["at"], body)
+                    self._write(text[: match.start()] + edited + text[match.end() :])
                     return
             raise ForgeError(f"{self.path} has no comment {comment_id}", status=404)
 
@@ -141,29 +135,17 @@ class FileForge:
     async def aclose(self) -> None:
         """Nothing is held open."""
 
-    def _read(self) -> list[str | _StoredComment]:
-        """Return the comments and the texts around them, in their order."""
+    def _read(self) -> str:
+        if self.path.exists() and not self.path.is_file():  # reading a pipe would block
+            raise OSError(errno.EINVAL, "not a regular file")
         try:
-            if not S_ISREG(self.path.stat().st_mode):  # reading a pipe would block
-                raise OSError(errno.EINVAL, "not a regular file")
+            return self.path.read_text(encoding="utf-8-sig")
         except FileNotFoundError:
-            return []
-        text, end, pieces = (
-            self.path.read_text(encoding="utf-8-sig"),
-            0,
-            list[str | _StoredComment](),
-        )
-        for match in _COMMENT_PATTERN.finditer(text):
-            pieces += [text[end : match.start()]] if match.start() > end else []
-            pieces.append(
-                _StoredComment(int(match["number"]), match["at"], match["body"].strip("\n"))
-            )
-            end = match.end()
-        return [*pieces, text[end:]] if text[end:] else pieces
+            return ""
 
-    def _write(self, pieces: Sequence[str | _StoredComment]) -> None:
+    def _write(self, text: str) -> None:
         with self._temporary_file() as new:
-            new.write_text("".join(map(str, pieces)), encoding="utf-8")
+            new.write_text(text, encoding="utf-8")
             new.replace(self.path.resolve())
 
     @contextmanager
@@ -189,10 +171,6 @@ class FileForge:
             raise ForgeError(
                 f"{self.path} cannot be {what}: {getattr(error, 'strerror', None) or error}"
             ) from error
-
-
-def _stored_comments(pieces: Sequence[str | _StoredComment]) -> list[_StoredComment]:
-    return [piece for piece in pieces if isinstance(piece, _StoredComment)]
 
 
 EDIT_INTERVAL: Final = 3.0
