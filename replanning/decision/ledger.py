@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from replanning.changes import changes_hash, new_task_ids, target_task_ids
 from replanning.errors import BudgetExceeded
@@ -146,8 +146,7 @@ MAX_RECENT_RECORDS = 30
 """Number of records of the last replans that are kept for providers."""
 
 
-@dataclass(frozen=True, slots=True)
-class PendingOutcome:
+class PendingOutcome(NamedTuple):
     """Applied alternative whose outcome is not known yet."""
 
     replan: ReplanId

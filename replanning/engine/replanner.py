@@ -467,7 +467,8 @@ class Replanner:
                         # The change of an earlier group is in the way: providers are asked again.
                         self._put_back(current)
                     else:
-                        with life.busy("a decision"):
+                        # After a single group the run itself looks for the end.
+                        with life.busy("a decision", then_check=bool(turns.events)):
                             self._decide(replan, current, latest, began)
             except Exception as error:  # noqa: BLE001 - a defect costs the triggers, not the run
                 if _is_outage_or_end(error):
@@ -489,10 +490,15 @@ class Replanner:
         life = self._lifecycle
         candidates = ranked.candidates
         ids = tuple([trigger.id for trigger in triggers])
-        considered = AlternativesConsidered(
-            replan, ids, ranked.view.revision, candidates, ranked.notes
-        )
-        life.journal.append(considered)
+        revision = ranked.view.revision
+        # What leaves the run is masked here: the revision repeats a part of it.
+        shown = life.redactor.document(candidates)
+        notes = life.redactor.document(ranked.notes)
+        considered = AlternativesConsidered(replan, ids, revision, candidates, notes)
+        stored = considered
+        if shown is not candidates:
+            stored = AlternativesConsidered(replan, ids, revision, shown, notes)
+        life.journal.append(considered, stored=stored)
         decision = self._make_decision(triggers, ranked)
         settled: Sequence[Trigger] = triggers
         if decision.kind == "ask" and not self._observe_only:
@@ -510,7 +516,8 @@ class Replanner:
                     tuple(alternative.changes),
                     alternative.reason,
                     "policy",
-                    expected_revision=ranked.view.revision,
+                    shown=shown[decision.chosen].alternative,
+                    expected_revision=revision,
                     draft=ranked.proposals[decision.chosen].draft,
                     triggers=ids,
                     replan=replan,

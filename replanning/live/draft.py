@@ -255,11 +255,16 @@ class Draft:
                 event = TaskEvent.REDO
         if not self._stage_event(task_id, event, "be replaced"):
             return
-        parts = {task.id: task for task in change.tasks}
-        inherited = [dep for dep in self.task(task_id).depends_on if dep not in parts]
+        parts: dict[TaskId, Task] = {}
         needed: set[TaskId] = set()
         for task in change.tasks:
+            parts[task.id] = task
             needed.update(task.depends_on)
+        inherited: list[TaskId] = []
+        for dep in self.task(task_id).depends_on:
+            if dep not in parts:
+                inherited.append(dep)
+        for task in change.tasks:
             own_inherited: Sequence[TaskId] = ()
             if parts.keys().isdisjoint(task.depends_on):
                 own_inherited = inherited
@@ -268,7 +273,7 @@ class Draft:
                 for dep in task.depends_on:
                     if dep not in parts and dep not in inherited:
                         self._add_dependency(task.id, dep)
-        sinks = tuple(part for part in parts if part not in needed)
+        sinks = tuple([part for part in parts if part not in needed])
         self.sinks[task_id] = sinks
         step = partial(Draft._replace, task_id=task_id, parts=tuple(parts), sinks=sinks)
         self._commit_steps.append(step)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple
 
-from replanning.changes import ModifyTask, PlanChange, RetryTask
+from replanning.changes import Alternative, ModifyTask, PlanChange, RetryTask
 from replanning.decision.ending import Circumstances, decide_end
 from replanning.decision.ledger import Ledger
 from replanning.decision.policy import stale_reason
@@ -326,6 +326,7 @@ class Lifecycle:
         reason: str,
         by: str,
         *,
+        shown: Alternative | None = None,
         expected_revision: int | None = None,
         draft: Draft | None = None,
         triggers: tuple[TriggerId, ...] = (),
@@ -338,6 +339,7 @@ class Lifecycle:
             changes: the changes.
             reason: why, for the record.
             by: who decided.
+            shown: the changes and the reason without secrets, if they were masked before.
             expected_revision: the revision that the changes were made for, if that matters.
             draft: the changes as they were staged when they were checked.
             triggers: the triggers that they answer.
@@ -382,7 +384,12 @@ class Lifecycle:
                 draft.plan_hash,
                 traces,
             )
-            self.journal.append(body, draft)
+            stored: PlanRevised | None = None
+            if shown is not None:
+                stored = body
+                if shown.changes is not changes or shown.reason is not reason:
+                    stored = replace(body, changes=tuple(shown.changes), reason=shown.reason)
+            self.journal.append(body, draft, stored=stored)
         for attempt_id in stopped.values():
             self.attempts.cancel(attempt_id)
         self.dispatcher.wake()
