@@ -14,7 +14,6 @@ from replanning.live.entries import TaskEntry
 from replanning.live.scheduler import ResourcePool
 from replanning.live.strips import GroundAction, StripsProblem, ground_action
 from replanning.plan.conditions import Condition
-from replanning.plan.document import Plan
 from replanning.plan.references import find_references, resolve_references
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, TaskId
@@ -164,26 +163,22 @@ def context_keys(task: Task) -> Iterable[str]:
     return keys
 
 
+@dataclass(slots=True, repr=False, eq=False)
 class World:
     """Facts that hold now, and the actions that are changing them.
 
-    Args:
-        plan: the plan; one that states facts is a closed world, in which nothing else holds.
-        index: finds the action of a task.
-
     Attributes:
         facts: each fact that holds, with the number of attempts that had ended when it began to.
-        closed: whether the plan states its facts.
+        closed: whether the plan states its facts; then nothing else holds.
         running: the actions of the running tasks, in a closed world.
         problems: planning problems of the plan as it is now, by their subject.
     """
 
-    def __init__(self, plan: Plan, index: DependencyIndex) -> None:
-        self.facts: dict[str, int] = dict.fromkeys(plan.facts or (), 0)
-        self.closed = plan.facts is not None
-        self.running: dict[TaskId, GroundAction] = {}
-        self.problems: dict[Subject, StripsProblem] = {}
-        self._index = index
+    facts: dict[str, int]
+    closed: bool
+    _index: DependencyIndex
+    running: dict[TaskId, GroundAction] = field(default_factory=dict)
+    problems: dict[Subject, StripsProblem] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<World of {len(self.facts)} facts, running {list(self.running)}>"

@@ -337,7 +337,8 @@ class TaskGraph:
         self.dependency_index = DependencyIndex(
             self.tools, pool, self.context, self.results.output_of, fact_index
         )
-        self.world = World(plan, self.dependency_index)
+        facts = dict.fromkeys(plan.facts or (), 0)
+        self.world = World(facts, plan.facts is not None, self.dependency_index)
         facts_allow = self.world.allows if self.world.closed else None
         self.scheduler = Scheduler(self.tools, pool, facts_allow)
         if not empty:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Concatenate, TypeVar
 
@@ -42,6 +43,7 @@ def in_loop_thread(
     return call
 
 
+@dataclass(repr=False, eq=False)
 class ObservedRun:
     """A run as its work sees it: it reads the live plan, and reports what it observes.
 

@@ -454,7 +454,7 @@ class RunFactory:
             # Other ends are those of a process: the run goes on once it is resumed.
             if ended is not None and (ended.status == "succeeded" or live.aborted is not None):
                 life.restore_end(ended)
-        return PlanRun(life)
+        return PlanRun(life.run_id, live, life)
 
 
 async def _retry_while_locked(action: Callable[[], ResultT]) -> ResultT:

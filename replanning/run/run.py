@@ -139,6 +139,7 @@ def read_in_loop_thread(
     return read
 
 
+@dataclass(repr=False, eq=False)
 class PlanRun(ObservedRun):
     """One execution of one plan, from which workers pull and to which they report.
 
@@ -151,11 +152,7 @@ class PlanRun(ObservedRun):
     `replanning_info`; `live` and `view` belong to the thread of the event loop.
     """
 
-    def __init__(self, lifecycle: Lifecycle) -> None:
-        self.id = lifecycle.run_id
-        self.live = lifecycle.live
-        self._lifecycle = lifecycle
-        self._history: ReplanHistory | None = None
+    _history: ReplanHistory | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
         state = self._lifecycle.end.status if self._lifecycle.end else "running"
