@@ -510,8 +510,8 @@ class Lifecycle:
         arguments = task.arguments
         refers = bool(arguments) and has_references(arguments)
         try:
-            # Only a run that was resumed can lack a secret.
-            if self.opening.past is not None:
+            # A resumed run can lack secrets, and so can one whose secrets stay in other processes.
+            if self.live.masked:
                 lost = self.live.masked.problem_of(task, entry.lineage())
                 if lost:
                     self._fail_unstarted(entry, lost, kind="secret")
