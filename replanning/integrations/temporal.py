@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 # workflows run on an event loop of Temporal
 import base64
-import gc
 import json
 import lzma
 import math
@@ -535,9 +534,6 @@ class PlanWorkflow:
                     opened = self._engine.open(self._plan, run_id=run_id)
                 self.live_run = run = await stack.enter_async_context(opened)
                 await self._clock.end_step()
-                gc.collect(
-                    1
-                )  # in a step that does nothing else, because it takes long after a large plan
             if changes := request.get("context"):
                 run.change_context(changes)
             watch = asyncio.create_task(self._watch_history(run))

@@ -166,44 +166,40 @@ class LoopThread:
             Thread(target=self.call, args=(function,), daemon=True).start()
 
 
-_GC_THRESHOLD: Final = 6_000
-"""New objects after which garbage is collected, about as many as Python waits for."""
-
-
-async def yielding(work: Iterator[None], clock: Clock, *, collect: bool = False) -> None:
+async def yielding(work: Iterator[None], clock: Clock) -> None:
     """Do work that pauses now and then, with a turn for the event loop at each pause.
 
     Args:
         work: yields at each pause.
         clock: one whose event loop gives others no turn until all of its tasks wait has a
             `checkpoint` of its own.
-        collect: whether garbage among new objects is collected at the pauses; after that they count
-            as old.
     """
     checkpoint: Callable[[], Awaitable[None]] = getattr(
         clock, "checkpoint", anyio.lowlevel.checkpoint
     )
     for _ in work:
-        if collect and gc.get_count()[0] > _GC_THRESHOLD:
-            gc.collect(1)
         await checkpoint()
 
 
 @contextmanager
-def gc_paused() -> Iterator[bool]:
-    """Pause garbage collection; yields whether it was on, and `yielding` has to collect instead.
+def gc_paused() -> Iterator[None]:
+    """Pause garbage collection while objects are made that stay alive; afterwards they count as old.
 
-    The objects of a large plan or a long journal stay alive, and going through them again and again
-    takes as long as making them. Without any collection, all of them would be new to the collector,
-    which would go through them at once.
+    The objects of a large plan or a long journal stay alive. To go through them again and again
+    takes as long as making them, and to go through all of them at once would stop the event loop.
     """
-    enabled = gc.isenabled()
+    if not gc.isenabled():
+        yield
+        return
     gc.disable()
     try:
-        yield enabled
+        yield
     finally:
-        if enabled:
-            gc.enable()
+        # Unfrozen objects are the oldest ones. What the program itself has frozen must stay so.
+        if not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()
+        gc.enable()
 
 
 _LAZY_CANCEL_SECONDS: Final = 60.0

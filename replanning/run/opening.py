@@ -196,8 +196,8 @@ class RunFactory:
                 run, plan, mode, settings, spans.traceparent, None, __version__, open_ended
             )
             records = [Record(1, self.environment.clock.now(), opened)]
-            with gc_paused() as collect:
-                live, ledger = await self._rebuild_state(records, collect=collect)
+            with gc_paused():
+                live, ledger = await self._rebuild_state(records)
             lease = await _retry_while_locked(partial(self._acquire_new_run, run))
             # The run works with the secrets of the plan; only its journal must not hold them.
             leaving = replace(opened, plan=clean)
@@ -281,10 +281,10 @@ class RunFactory:
         lease = await _retry_while_locked(acquire)
         spans = NOOP_TRACER
         try:
-            with gc_paused() as collect:
+            with gc_paused():
                 records: list[Record] = []
                 reading = _read_journal(self.store, run, records)
-                await yielding(reading, self.environment.clock, collect=collect)
+                await yielding(reading, self.environment.clock)
                 # A resumed run continues its first trace.
                 spans = self.telemetry.run_tracer(
                     run,
@@ -296,7 +296,7 @@ class RunFactory:
                 if plan is not None and isinstance(records[0].body, RunOpened):
                     opened = replace(records[0].body, plan=plan)
                     records[0] = records[0]._replace(body=opened)
-                live, ledger = await self._rebuild_state(records, collect=collect)
+                live, ledger = await self._rebuild_state(records)
                 live.find_masked_parts(plan)
                 made = self._build_run(lease, records, live, ledger, spans)
             kill_orphaned_processes(run, records)
@@ -374,9 +374,7 @@ class RunFactory:
                 raise
             return self.store.acquire(run, owner, now, self.lease_ttl)
 
-    async def _rebuild_state(
-        self, records: Sequence[Record], *, collect: bool
-    ) -> tuple[LivePlan, Ledger]:
+    async def _rebuild_state(self, records: Sequence[Record]) -> tuple[LivePlan, Ledger]:
         """Replay records into a live plan and a ledger."""
         opened = records[0].body
         assert isinstance(opened, RunOpened)
@@ -385,10 +383,10 @@ class RunFactory:
         if budget is None:
             budget = self.settings.budget
         ledger = Ledger(budget, lambda: live.counts[TaskState.RUNNING])
-        await yielding(live.load_tasks(), self.environment.clock, collect=collect)
+        await yielding(live.load_tasks(), self.environment.clock)
         if len(records) > 1:
             applying = _apply_records(records, live, ledger, self.redactor)
-            await yielding(applying, self.environment.clock, collect=collect)
+            await yielding(applying, self.environment.clock)
         if opened.forked_from is not None:
             old, revision = opened.forked_from
             # The copy is complete only with the revision at which the old run was forked.

@@ -1,5 +1,6 @@
 """Runs: pulling, reporting, observing, editing; with and without an engine."""
 
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -53,6 +54,27 @@ async def test_pull_and_report():
                 attempt.output = dict(attempt.context.results) | {task.id: 1}
     assert run.result.status == "succeeded"
     assert list(run.result.outputs["c"]) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("frozen", [True, False])
+async def test_garbage_collector(enabled, frozen):
+    """Opening a run leaves the garbage collector as it was, and what the program has frozen stays frozen."""
+    was_enabled = gc.isenabled()
+    try:
+        if frozen:
+            gc.freeze()
+        gc.enable()
+        if not enabled:
+            gc.disable()
+        async with open_run(chain("a", "b")):
+            assert gc.isenabled() is enabled
+            assert bool(gc.get_freeze_count()) is frozen
+    finally:
+        gc.unfreeze()
+        gc.disable()
+        if was_enabled:
+            gc.enable()
 
 
 async def test_no_tasks_and_no_outputs():
