@@ -37,7 +37,7 @@ from replanning.live.stale import stale_results
 from replanning.live.states import FINISHED, STUCK, WAITING, TaskState
 from replanning.live.view import DraftView, PlanView, TaskView, strips_problem
 from replanning.plan.messages import join_alternatives, join_names
-from replanning.plan.risk import command_risk
+from replanning.plan.risk import JUDGED_KINDS, command_risk
 from replanning.plan.tasks import (
     READING_ADVICE,
     Task,
@@ -358,6 +358,8 @@ def _danger(
                 # A fallback to a dangerous tool is asked about once it is to be taken.
                 if call is task:
                     return f"the tool {tool.name!r} needs a person's agreement"
+                continue
+            if tool.kind not in JUDGED_KINDS:
                 continue
             harm = command_risk(tool, call.arguments)
             if harm and not _is_stated(call, alternative, triggers, view):

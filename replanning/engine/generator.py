@@ -140,33 +140,27 @@ class AlternativeVetter:
         self._tasks: set[TaskId] = set()
         for trigger in request.triggers:
             self._tasks.update(trigger.tasks)
-        self._checks = self._checks_in_order()
         self._vetted: dict[int, tuple[Alternative, VettedAlternative]] = {}
         self._outcomes: dict[str, Sequence[bool]] = {}
 
-    def _checks_in_order(self) -> list[Callable[[Proposal], str]]:
-        """Return the checks of this replan.
-
-        What is wrong with the changes themselves comes first, then the history of the run, then the
-        plan as they would leave it. Each check relies on those before it: later ones look at tasks
-        that only changes that fit have.
-        """
-        ledger = self.life.ledger
-        settings = self.life.settings
-        triggers = self.request.triggers
-        tried = self.request.tried_fingerprints
-        checks: list[Callable[[Proposal], str]] = [
+        # What is wrong with the changes themselves comes first, then the history of the run, then
+        # the plan as they would leave it. Each check relies on those before it: later ones look at
+        # tasks that only changes that fit have.
+        triggers = request.triggers
+        tried = request.tried_fingerprints
+        limits = life.settings.limits
+        self._checks: list[Callable[[Proposal], str]] = [
             check_content,
-            partial(check_repeats, tried=tried, triggers=triggers, ledger=ledger),
-            partial(check_limits, limits=settings.limits, ledger=ledger),
+            partial(check_repeats, tried=tried, triggers=triggers, ledger=life.ledger),
+            partial(check_limits, limits=limits, ledger=life.ledger),
             check_fits_plan,
             check_futile_calls,
         ]
-        if self.life.live.world.closed:
-            checks.append(partial(check_feasible, triggers=triggers))
+        if life.live.world.closed:
+            self._checks.append(partial(check_feasible, triggers=triggers))
         if self.better_path:
-            checks.append(partial(check_saving, min_gain=settings.better_path.min_gain))
-        return checks
+            min_gain = life.settings.better_path.min_gain
+            self._checks.append(partial(check_saving, min_gain=min_gain))
 
     def past_outcomes(self, tool: str) -> Sequence[bool]:
         """Return earlier outcomes of a tool: the same for all alternatives."""

@@ -341,7 +341,12 @@ class LivePlan(TaskGraph):
         handler = PLAN_RECORD_HANDLERS.get(type(body))
         if handler is None:
             if isinstance(body, PlanRevised):
-                self._revise(body, record.at, draft)
+                # Where the record is read from a journal, its changes are staged anew.
+                if draft is None:
+                    draft = self.prepare(body.changes, body.parent)
+                draft.commit(record.at)
+                if body.replan is not None:
+                    self.statistics.recent_ends.append(False)
             return
         if isinstance(body, DecisionMade) and not body.blocks:
             return
@@ -350,14 +355,6 @@ class LivePlan(TaskGraph):
         if self.world.problems:
             self.world.problems.clear()
         handler(self, body, record.at)
-
-    def _revise(self, body: PlanRevised, at: float, draft: Draft | None) -> None:
-        # Where the record is read from a journal, its changes are staged anew.
-        if draft is None:
-            draft = self.prepare(body.changes, body.parent)
-        draft.commit(at)
-        if body.replan is not None:
-            self.statistics.recent_ends.append(False)
 
     def _on_call_made(self, body: CallMade, at: float) -> None:
         entry = self._insert_call(body.call)

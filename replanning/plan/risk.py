@@ -104,6 +104,10 @@ _DOWNLOAD: Final = re.compile(
 """A shell or an interpreter that runs what was downloaded."""
 
 
+JUDGED_KINDS: Final = ("shell", "http")
+"""The kinds of tool whose uses may look dangerous; any other is dangerous only where that is stated."""
+
+
 def command_risk(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> str:
     """Return why a person should approve a use of a tool; "" if it is or looks safe."""
     if "dangerous" not in tool.model_fields_set and not tool.dangerous:

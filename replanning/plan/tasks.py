@@ -637,7 +637,7 @@ def for_another_tool(task: TaskBody) -> dict[str, object]:
         kept &= task.retry.model_fields_set
         fields["retry"] = None
         if kept:
-            fields["retry"] = Retry.model_validate(task.retry.model_dump(include=kept))
+            fields["retry"] = Retry(**task.retry.model_dump(include=kept))
     return fields
 
 
