@@ -8,10 +8,10 @@ judges later whether a trigger still holds.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -264,11 +264,8 @@ class RunWatch:
         view = PlanView(life.live)
         for detector in self._detectors_by_type.get(type(record.body), ()):
             try:
-                given: Any = detector.detect(record.body, view)  # type: ignore[arg-type] # its own kinds
-                triggers = [given]
-                if isinstance(given, Iterable):
-                    triggers = list(given)
                 # Fired only once the detector has returned all: one that fails midway fires none.
+                triggers = list(detector.detect(record.body, view))  # type: ignore[arg-type] # its own kinds
                 for detected in triggers:
                     fingerprint = detected.fingerprint
                     if fingerprint in fired:

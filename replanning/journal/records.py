@@ -575,7 +575,8 @@ _VOLATILE_PARTS = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8,}|\d+")
 
 def normalised_cause(*parts: JsonValue) -> str:
     """Join the parts of a cause to one short text, with numbers and addresses masked because they vary."""
-    return _VOLATILE_PARTS.sub("#", ":".join(str(part) for part in parts if part))[:200]
+    cause = ":".join([str(part) for part in parts if part])
+    return _VOLATILE_PARTS.sub("#", cause)[:200]
 
 
 # Replanning: triggers, alternatives, decisions and revisions

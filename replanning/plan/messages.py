@@ -98,7 +98,10 @@ def truncate(text: str, limit: int) -> str:
 
 def one_line(text: str, limit: int) -> str:
     """Return a text on one line of at most `limit` characters."""
-    return truncate(" ".join(text.split()), limit)
+    line = " ".join(text.split())
+    if len(line) > limit:
+        return truncate(line, limit)
+    return line
 
 
 def join_names(names: Collection[str], limit: int) -> str:

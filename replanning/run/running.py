@@ -234,8 +234,9 @@ class RunningAttempts:
     ) -> None:
         tool = self._live.tool_of(entry.task)
         failure = self._failures.take(entry, tool, error)
-        text = f"attempt {attempt_id} failed: {failure}\n{failure.traceback}"
-        _log.warning("%s", text.rstrip())
+        if _is_heard():
+            text = f"attempt {attempt_id} failed: {failure}\n{failure.traceback}"
+            _log.warning("%s", text.rstrip())
         now = self._timer.clock.now()
         retry_at, exhausted = self._failures.schedule_retry(entry, tool, failure, now)
         if retry_at is not None and self._has_substitute(entry.task):
@@ -338,3 +339,17 @@ class RunningAttempts:
             self._journal.append_soon(
                 AttemptTimedOut(attempt_id, entry.id, timeout, retry_at, trace)
             )
+
+
+def _is_heard() -> bool:
+    """Return whether a handler takes what is logged here, other than those that ignore everything.
+
+    A program that does not set up logging need not pay for log records that nobody reads.
+    """
+    logger: logging.Logger | None = _log
+    while logger is not None:
+        for handler in logger.handlers:
+            if not isinstance(handler, logging.NullHandler):
+                return True
+        logger = logger.parent
+    return False

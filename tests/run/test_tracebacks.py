@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import subprocess
 import sys
@@ -136,6 +137,17 @@ async def test_long_and_missing_tracebacks():
     )
     assert isinstance(older, AttemptFailed)
     assert (older.failure.traceback, str(older.failure)) == ("", "E: m")
+
+
+async def test_no_log_record_that_nobody_reads(monkeypatch):
+    """A failed attempt makes a log record where a handler takes it, and none where the program has no handlers."""
+    made: list[logging.LogRecord] = []
+    monkeypatch.setattr(logging.getLogger("replanning.run"), "filters", [made.append])
+    for handlers, count in (([], 0), ([logging.StreamHandler(io.StringIO())], 1)):
+        monkeypatch.setattr(logging.root, "handlers", handlers)
+        async with open_run(chain("a")) as run:
+            run.failed(run.started("a"), "broken")
+        assert len(made) == count
 
 
 def test_silent_unless_logging_is_set_up():
