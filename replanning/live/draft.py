@@ -260,10 +260,7 @@ class Draft:
         for task in change.tasks:
             parts[task.id] = task
             needed.update(task.depends_on)
-        inherited: list[TaskId] = []
-        for dep in self.task(task_id).depends_on:
-            if dep not in parts:
-                inherited.append(dep)
+        inherited = [dep for dep in self.task(task_id).depends_on if dep not in parts]
         for task in change.tasks:
             own_inherited: Sequence[TaskId] = ()
             if parts.keys().isdisjoint(task.depends_on):

@@ -588,6 +588,12 @@ def test_a_better_path_is_stale_when_none_of_its_tasks_waits() -> None:
     assert stale_reason(trigger, run.live) == "none of its tasks waits any more"
 
 
+def test_trigger_of_unknown_tasks_is_stale() -> None:
+    """A failure of tasks that the plan does not have, of which a plugin may tell, is stale."""
+    trigger = journal.TaskFailed(id="t1", tasks=("ghost",), root="ghost")
+    assert stale_reason(trigger, one().live) == "the task is no longer failed"
+
+
 def test_triggers_of_another_revision_are_stale() -> None:
     """A goal-unreachable trigger holds only for its own revision."""
     run, trigger = pressing(), journal.GoalUnreachable(tasks=("a",))
