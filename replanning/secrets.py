@@ -517,12 +517,6 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """Return the text without secrets and lone surrogates; the same object if it has none."""
-        # Most texts are simple, and then nothing is looked for but the known values.
-        if not self._patterns and is_simple(text):
-            for known in self._known:
-                if known in text:
-                    return mask(text, self._find)
-            return text
         clean = self._clean
         if text in clean:
             return text
@@ -532,7 +526,9 @@ class Redactor:
                 text = encodable
         if len(text) < MIN_KNOWN_CHARS:
             return text
-        masked = mask(text, self._find)
+        masked = text
+        if not self._is_plain(text):
+            masked = mask(text, self._find)
         if masked is text and len(text) <= _MAX_REMEMBERED_CHARS:
             if len(clean) >= _MAX_REMEMBERED_TEXTS:
                 clean.clear()
@@ -541,7 +537,7 @@ class Redactor:
 
     def is_secret_name(self, name: str) -> bool:
         """Return whether an id or another name holds a secret that has a format of its own, is assigned, or is known."""
-        if not self._known and not self._patterns and is_simple(name):
+        if self._is_plain(name):
             return False
         by_name = _ASSIGNING_SIGN.search(name) is not None
         return mask(name, lambda text: self._find(text, by_name=by_name)) is not name
@@ -634,6 +630,12 @@ class Redactor:
             if clean is not value:
                 changed[name] = clean
         return changed
+
+    def _is_plain(self, text: str) -> bool:
+        """Return whether a text has no secret for sure: a quick look, since most texts are simple."""
+        if self._patterns or not is_simple(text):
+            return False
+        return not any(known in text for known in self._known)
 
     def _find(self, text: str, *, by_name: bool = True) -> list[Span]:
         spans = find_secrets(text, by_name=by_name)
