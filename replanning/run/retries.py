@@ -15,7 +15,7 @@ from linecache import getline
 from pathlib import Path
 from subprocess import CalledProcessError
 from textwrap import indent
-from traceback import format_exception_only, walk_tb
+from traceback import walk_tb
 from typing import Final, Literal
 
 import anyio
@@ -228,11 +228,7 @@ def failure_from(
         return Failure("Error", error)
     if isinstance(error, FailedElsewhere):
         return error.failure
-    try:
-        message = str(error)
-    except Exception:  # noqa: BLE001 - classes of users may raise anything
-        message = ""
-    message = message or describe_error(error)
+    message = _text_of(error) or describe_error(error)
     if isinstance(error, NotAccepted):
         return Failure("NotAccepted", message, kind=error.kind)
     if isinstance(error, BaseExceptionGroup):
@@ -257,6 +253,14 @@ def failure_from(
     if isinstance(error, OutputError):
         failure = replace(failure, kind="output")
     return failure
+
+
+def _text_of(error: BaseException) -> str:
+    """Return the text of an exception; "" where its class, which may be a user's, fails to tell."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - classes of users may raise anything
+        return ""
 
 
 def format_traceback(error: BaseException, told: set[int] | None = None) -> str:
@@ -291,19 +295,18 @@ def format_traceback(error: BaseException, told: set[int] | None = None) -> str:
     has_frames = False
     pieces: list[str] = []
     for part, link in reversed(chain):
-        start = len(pieces)
-        for frame, number in deque(walk_tb(part.__traceback__), _MAX_FRAMES):
-            code = frame.f_code
-            if code.co_filename.startswith(_HIDDEN_FRAMES):
-                continue
-            pieces.append(f'  File "{code.co_filename}", line {number}, in {code.co_name}\n')
-            source = getline(code.co_filename, number, frame.f_globals).strip()
-            if source:
-                pieces.append(f"    {source}\n")
-        if len(pieces) > start:
+        frames = _frame_lines(part)
+        if frames:
             has_frames = True
-            pieces.insert(start, "Traceback (most recent call last):\n")
-        pieces += format_exception_only(part)
+            pieces.append("Traceback (most recent call last):\n")
+            pieces += frames
+        name = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
+        text = _text_of(part)
+        if text:
+            name = f"{name}: {text}"
+        pieces.append(f"{name}\n")
+        for note in getattr(part, "__notes__", ()):
+            pieces.append(f"{note}\n")
         if isinstance(part, BaseExceptionGroup):
             for place, inner in enumerate(part.exceptions, 1):
                 traceback = format_traceback(inner, told)
@@ -315,6 +318,20 @@ def format_traceback(error: BaseException, told: set[int] | None = None) -> str:
     if not has_frames:
         return ""
     return "".join(pieces)
+
+
+def _frame_lines(error: BaseException) -> list[str]:
+    """Return the lines of a traceback for the last frames of an exception, but for libraries."""
+    lines = []
+    for frame, number in deque(walk_tb(error.__traceback__), _MAX_FRAMES):
+        code = frame.f_code
+        if code.co_filename.startswith(_HIDDEN_FRAMES):
+            continue
+        lines.append(f'  File "{code.co_filename}", line {number}, in {code.co_name}\n')
+        source = getline(code.co_filename, number, frame.f_globals).strip()
+        if source:
+            lines.append(f"    {source}\n")
+    return lines
 
 
 def bounded(text: str, most: int) -> str:

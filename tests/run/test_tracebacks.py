@@ -76,7 +76,9 @@ def cut_off(place: int) -> None:
     try:
         raise OSError("never told")
     except OSError:
-        raise ValueError(f"part {place}") from None
+        error = ValueError(f"part {place}")
+        error.add_note(f"noted {place}")
+        raise error from None
 
 
 async def fail_in_parts(task, context):
@@ -110,12 +112,13 @@ async def test_tracebacks_of_groups():
             "During handling of the above exception, another exception occurred:",
             "ExceptionGroup: in parts (3 sub-exceptions)",
             "  | ValueError: part 1",
+            "  | noted 1",
             "  | ValueError: part 2",
         )
     ]
     assert places == sorted(places)
     assert [text.count(name) for name in ("in parts (3", "unraised", "never told")] == [1, 0, 0]
-    assert text.count("  |     raise ValueError") == 2
+    assert text.count("  |     raise error from None") == 2
 
 
 async def test_long_and_missing_tracebacks():
