@@ -566,13 +566,7 @@ class Draft:
                     f"task {task_id!r} cannot be removed: {names} would be left waiting for it"
                 )
                 self.problems.append(Problem(path, message))
-        if self.problems:
-            return
-        if not self._added_dependencies and not self._changed_references:
-            # As of a call: nothing can close a cycle, or refer to a result.
-            if not any(new.task.depends_on for new in self.new_tasks.values()):
-                return
-        if self._check_cycles() and self._changed_references:
+        if not self.problems and self._check_cycles():
             self._check_references()
 
     def _path_of_dependency(self, task_id: TaskId, dep: TaskId) -> str:

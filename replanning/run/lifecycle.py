@@ -360,7 +360,10 @@ class Lifecycle:
         parent = live.revision
         stopped: dict[TaskId, AttemptId] = {}
         traces: dict[TaskId, str] = {}
+        delays: list[float] = []
         for change in changes:
+            if change.kind == "retry" and change.delay:
+                delays.append(change.delay)
             if change.kind != "cancel" or change.task_id not in live.entries:
                 continue
             attempt_id = live.entries[change.task_id].log.current
@@ -394,9 +397,8 @@ class Lifecycle:
             self.attempts.cancel(attempt_id)
         self.dispatcher.wake()
         self.check_completion()
-        due = live.scheduler.deadlines.next_due()
-        if due is not None:
-            self.timer.notify_deadline(due)
+        if delays:
+            self.timer.notify_deadline(self.clock.now() + min(delays))
         return parent + 1
 
     def retry_unstored(self) -> None:
