@@ -301,15 +301,11 @@ _FORMAT_RULES: Final = [
 _NAME_RULES: Final = tuple(_name_rules())
 
 _SIMPLE: Final = re.compile(r"(?:\w{1,12}+[.?!,]?+[ \n])*+\w{0,12}+[.?!,]?", re.ASCII)
+"""A text of short words, in which no rule finds a secret unless `Bearer` is among them.
 
-
-def is_simple(text: str) -> bool:
-    """Return whether a text consists of short words in which no rule can find a secret: a quick look.
-
-    Every token format is longer than these words, or has other characters. A value is found by the name before it only
-    where a sign or an option follows the name; a word after `Bearer` must be longer or have a digit.
-    """
-    return _SIMPLE.fullmatch(text) is not None and "earer" not in text
+Every token format is longer than these words, or has other characters. A value is found by the name before it only where
+a sign or an option follows the name; a word after `Bearer` must be longer or have a digit.
+"""
 
 
 def find_secrets(text: str, *, by_name: bool = True) -> list[Span]:
@@ -632,8 +628,8 @@ class Redactor:
         return changed
 
     def _is_plain(self, text: str) -> bool:
-        """Return whether a text has no secret for sure: a quick look, since most texts are simple."""
-        if self._patterns or not is_simple(text):
+        """Return whether a text is simple and without known values: a quick look, because most are."""
+        if self._patterns or not _SIMPLE.fullmatch(text) or "earer" in text:
             return False
         return not any(known in text for known in self._known)
 
