@@ -234,6 +234,7 @@ class AttemptTimedOut(_Body):
     timeout: float
     retry_at: float | None = None
     trace: str | None = None
+    exhausted: bool = False
 
     @property
     def failure(self) -> Failure:

@@ -470,7 +470,7 @@ class LivePlan(TaskGraph):
         # An interruption is no fault of the task: it does not use up a retry.
         if interrupted and body.retry_at is not None:
             log.in_round -= 1
-        exhausted = isinstance(body, AttemptFailed) and body.exhausted
+        exhausted = not isinstance(body, AttemptInterrupted) and body.exhausted
         if body.retry_at is None or exhausted:
             log.failures += 1
             log.in_round = 0

@@ -344,6 +344,12 @@ class Scheduler:
             self.pool.acquire(self.allotted[entry.id])
         entry.not_before = None
 
+    def renew_claim(self, entry: TaskEntry) -> int:
+        """Pass the claim of a task on to somebody else, as a new one; return its number."""
+        self.last_claim += 1
+        entry.claim = self.last_claim
+        return self.last_claim
+
     def return_claim(self, entry: TaskEntry, claim: int | None = None) -> None:
         """End the claim of a task that is not going to be started; a ready one is queued again.
 

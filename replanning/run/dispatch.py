@@ -255,9 +255,14 @@ class Dispatcher:
             return None
         found = self._claim(None, copied=copied)
         while found is None and count:
-            claim = puller.left_by_others.popleft()
+            left = puller.left_by_others.popleft()
             count -= 1
-            if claim.is_open and self._run.prepare(claim, copied=copied):
+            if not left.is_open:
+                continue
+            # A claim of its own: the arguments are filled in anew, from the context as it is now.
+            entry = left.entry
+            claim = Claim(entry, self._live.scheduler.renew_claim(entry), entry.task)
+            if self._run.prepare(claim, copied=copied):
                 return claim
         return found
 

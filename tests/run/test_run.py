@@ -431,6 +431,16 @@ async def test_timeout_cancels_the_work(clock):
     assert 30 < clock.elapsed < 40
 
 
+async def test_timeouts_reach_the_failure_threshold(clock):
+    """A task that always times out is tried as often as the retries of so many failures allow, and then fails."""
+    engine = make_engine(clock=clock, failure_threshold=2, retry={"max_attempts": 2})
+    late = Task(id="late", timeout=10, idempotent=True)
+    result = await engine.execute(plan(late), ScriptedExecutor(default=hangs()))
+    timeouts = bodies(engine.store, result.run, AttemptTimedOut)
+    assert (result.status, len(timeouts)) == ("failed", 4)
+    assert [body.exhausted for body in timeouts] == [False, True, False, False]
+
+
 async def test_cancellation_is_an_interruption():
     """A cancelled worker leaves its attempt interrupted, and the cancellation goes on."""
     store = MemoryStore()
@@ -730,3 +740,15 @@ async def test_edits_in_the_name_of_a_program():
         report = text_report(run.history)
     assert "revision 0 → 1 · by planner" in report
     assert "revision 1 → 2 · by hand" in report
+
+
+async def test_a_taken_over_task_stays_with_the_taker():
+    """An iterator that is dropped gives back none of the tasks that another one has taken over from it."""
+    async with open_run(plan(Task(id="a"), Task(id="b"))) as run:
+        first, second = run.ready(), run.ready()
+        assert [(await anext(first)).id, (await anext(first)).id] == ["a", "b"]
+        taken = await anext(second)
+        del first
+        again = await anext(run.ready())
+        assert (taken.id, again.id) == ("a", "b")
+        run.pause()

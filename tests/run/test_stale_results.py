@@ -338,3 +338,22 @@ async def test_several_changes():
     ]
     result = await execute(plan(*tasks, context={"language": "en"}, on_stale="redo"), work)
     assert (result.outputs["a"], len(result.revisions), list(result.stale)) == ("fr", 2, [])
+
+
+async def test_a_task_that_another_puller_has_left():
+    """The result of a task that is taken over from another puller is as new as the arguments that it then gets."""
+    document = plan(
+        Task(id="a", arguments={"to": "${context.to}"}), Task(id="b"), context={"to": "us"}
+    )
+    async with open_run(document) as run:
+        first, second = run.ready(), run.ready()
+        assert (await anext(first)).id == "a"
+        assert (await anext(first)).id == "b"
+        run.change_context({"to": "eu"})
+        taken = await anext(second)
+        assert taken.arguments == {"to": "eu"}
+        async with run.attempt(taken):
+            pass
+        run.succeeded(run.started("b"))
+        await run.wait()
+    assert run.result.stale == {}

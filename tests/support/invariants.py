@@ -166,7 +166,7 @@ class RunModel:
                 task = self.tasks[body.task]
                 task.state, task.attempt = "failed" if body.retry_at is None else "waiting", None
                 task.due = body.retry_at or 0.0
-                if isinstance(body, journal.AttemptFailed) and body.exhausted:
+                if not isinstance(body, journal.AttemptInterrupted) and body.exhausted:
                     task.tries_since_reset = 0
                 elif isinstance(body, journal.AttemptInterrupted):
                     task.tries_since_reset -= 1  # it has not failed
@@ -543,12 +543,13 @@ class _InvariantChecker:
                 self._may_have_effect_twice(known.task),
                 f"{body.task!r} is run again after {body.kind}, and may have its effect twice",
             )
-        elif isinstance(body, journal.AttemptFailed) and not body.exhausted:
-            most = (known.task.retry or self.settings.retry).max_attempts
+        elif not isinstance(body, journal.AttemptInterrupted) and not body.exhausted:
             self._require(
                 body.failure.transient,
                 f"{body.task!r} is run again after an error that does not pass",
             )
+        if not isinstance(body, journal.AttemptInterrupted) and not body.exhausted:
+            most = (known.task.retry or self.settings.retry).max_attempts
             self._require(
                 known.tries_since_reset < most, f"{body.task!r} is tried more than {most} times"
             )
