@@ -222,8 +222,8 @@ class Scheduler:
     """Hands out ready tasks, each to one claimer at a time, and keeps those that cannot run yet.
 
     A ready task is in one of four places. It is *queued*, in order of priority; *claimed*, once
-    `claim_next` has returned it; *parked*, while it lacks a tool, a resource or a fact that nobody
-    else will give back; or *held*, while a question or a trigger keeps it. Claims end when the
+    `claim_next` has returned it; *parked*, while it lacks a tool, a fact, or more of a
+    resource than there is; or *held*, while a question or a trigger keeps it. Claims end when the
     attempt starts or when the task is returned. Only this class moves tasks between these places.
 
     Args:
@@ -272,8 +272,8 @@ class Scheduler:
         """Claim the next ready task whose tool, resources and facts are there.
 
         Each task that leaves the queue before one can be claimed falls under one of three cases: it
-        lacks something that no running task gives back, and is parked; its resources are in use,
-        and it is passed over; or it can start, and is claimed. A task that was passed over too
+        cannot start whatever resources are given back, and is parked; its resources are in use, and
+        it is passed over; or it can start, and is claimed. A task that was passed over too
         often ends the search, so that large demands do not starve.
 
         Args:
@@ -320,7 +320,7 @@ class Scheduler:
         return claimed
 
     def lacks(self, entry: TaskEntry) -> str:
-        """Return what a task lacks that no running task gives back, in words; empty if nothing."""
+        """Return why a task cannot start, other than by resources in use; empty if it can."""
         name = entry.task.tool
         tool = None if name is None else self._tools.get(name)
         if tool is not None and not tool.available:

@@ -24,11 +24,11 @@ from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId
 from replanning.run.event_loop import CancelledWithin, is_cancelled
 from replanning.run.observations import ObservedRun
 
-CONTINUATION_SUFFIX: Final = "#continued-"
-"""Precedes, in an idempotency key, the number of times that a judge has had the task run again."""
+CONTINUATION_MARK: Final = "#continued-"
+"""Stands in an idempotency key before the number of times that a judge has had the task run again."""
 
-CHANGE_SUFFIX: Final = "#changed-"
-"""Precedes, in an idempotency key, how often the task got another tool or other arguments."""
+CHANGE_MARK: Final = "#changed-"
+"""Stands in an idempotency key before how often the task got another tool or other arguments."""
 
 _NOT_STARTED: Final = AttemptId("")
 
@@ -130,9 +130,9 @@ class TaskContext:
         key = f"{self._run.id}/{self._task.id}"
         # A service that knows the key would answer the changed call with the result of the old one.
         if entry.log.call_changes:
-            key += f"{CHANGE_SUFFIX}{entry.log.call_changes}"
+            key += f"{CHANGE_MARK}{entry.log.call_changes}"
         if entry.log.continuations:
-            key += f"{CONTINUATION_SUFFIX}{entry.log.continuations}"
+            key += f"{CONTINUATION_MARK}{entry.log.continuations}"
         return key
 
     def add_secret(self, value: str) -> None:
@@ -325,7 +325,7 @@ class Attempt:
                 self.started = self.id
             except StoreError:
                 pass
-        if self.started is None and await life.attempts.start_pulled(self):
+        if self.started is None and await life.attempts.start_when_possible(self):
             self.started = self.id
         if not self.in_scope_of_worker:
             self.scope.__enter__()
@@ -360,7 +360,8 @@ class Attempt:
         if not self.in_scope_of_worker:
             try:
                 swallowed = bool(self.scope.__exit__(kind, error, trace))
-            except Exception as rest:  # noqa: BLE001 # of a group from which the scope took its own cancellation
+            except Exception as rest:  # noqa: BLE001 - of whatever the body raised
+                # The scope has taken its cancellation out of a group, and this is what remains.
                 error = rest
         if self.cancelled:
             life.attempts.work_stopped(self.id)

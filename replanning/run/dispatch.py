@@ -35,7 +35,7 @@ from replanning.plan.tasks import Task
 from replanning.plan.types import TaskId
 
 CLAIMS_PER_TURN: Final = 256
-"""Looks for a task, by all pullers together, after which the event loop is given a turn.
+"""How often all pullers together look for a task before the event loop is given a turn.
 
 Counted since the last turn that was given for this reason; turns that it gets otherwise do not
 reset the count.
@@ -63,7 +63,7 @@ class Claim:
 
     Attributes:
         entry: the task in the plan.
-        number: the number of the claim.
+        number: the number of the claim; 0 where the task was not claimed.
         task: the task with its arguments filled in, once it was prepared.
         shared: whether the puller went on without starting the task, so that others may.
     """
@@ -96,18 +96,14 @@ Idle = Literal["over", "again", "wait"]
 """What a puller without a task does: the run or its lineage is over, it looks again, or waits."""
 
 
-class Run(Protocol):
+class TaskSource(Protocol):
     """The run, as its dispatcher needs it."""
 
     def can_hand_out(self) -> bool:
         """Return whether tasks may begin now."""
 
-    def prepare(self, claim: Claim, *, copied: bool) -> bool:
-        """Fill in the arguments of a claimed task; return False if it will not run.
-
-        Raises:
-            StoreError: the journal does not take what is recorded about it.
-        """
+    def prepare_claim(self, claim: Claim, *, copied: bool) -> bool:
+        """Fill in the arguments of a claimed task; return False if it will not run."""
 
     def when_idle(self, root: TaskEntry | None) -> Idle:
         """Do what is to be done when nothing can be handed out, and say what the puller does."""
@@ -131,7 +127,7 @@ class Dispatcher:
 
     _live: LivePlan
     _ledger: Ledger
-    _run: Run
+    _run: TaskSource
     pullers: WeakSet[Puller] = field(default_factory=WeakSet)
     over: anyio.Event = field(default_factory=anyio.Event)
     _waiters: deque[anyio.Event] = field(default_factory=deque)
@@ -183,7 +179,8 @@ class Dispatcher:
 
         Args:
             puller: who pulls, where it may leave tasks to others and get theirs.
-            root: the root of a reserved lineage, of which alone a task is wanted.
+            root: the root of a reserved lineage, of which alone a task is wanted; then there is no
+                `puller`.
             copied: whether the one who gets the task may change its objects and arrays.
 
         Returns:
@@ -219,6 +216,7 @@ class Dispatcher:
                     return None
                 if idle == "again":
                     continue
+                # Between the look and this there must be no await: a wake-up would be lost.
                 woken = anyio.Event()
                 if root is None:
                     self._waiters.append(woken)
@@ -238,7 +236,7 @@ class Dispatcher:
         while (entry := self._live.scheduler.claim_next(queue)) is not None:
             # Before the task is prepared, which may fail it and end the claim.
             claim = Claim(entry, entry.claim, entry.task)
-            if self._run.prepare(claim, copied=copied):
+            if self._run.prepare_claim(claim, copied=copied):
                 return claim
             if not self._run.can_hand_out():
                 # What was recorded about the task has stopped the run, or its store.
@@ -262,7 +260,7 @@ class Dispatcher:
             # A claim of its own: the arguments are filled in anew, from the context as it is now.
             entry = left.entry
             claim = Claim(entry, self._live.scheduler.renew_claim(entry), entry.task)
-            if self._run.prepare(claim, copied=copied):
+            if self._run.prepare_claim(claim, copied=copied):
                 return claim
         return found
 

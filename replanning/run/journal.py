@@ -42,7 +42,8 @@ class RunJournal:
 
     Its state is one of three. *Open*: a record is stored, then takes effect, in one step.
     *Failing*: the store has refused a record; nothing new begins, what has happened all the same is
-    kept in order, and the store is tried again until patience is over. *Closed*: another process
+    kept in order, and the store is tried again until patience is over; then the run ends as paused
+    in this process, and is left in this state. *Closed*: another process
     owns the run, or it ended earlier; nothing is written any more. With `on_failure` set to
     `continue_unjournaled`, a store that fails is left instead, because a journal with a gap cannot
     be replayed.
@@ -120,7 +121,7 @@ class RunJournal:
             function: called with each record.
             kinds: the kinds to react to: the function gets them as they took effect, and may append
                 what follows from them. Without any, the function is a reader: it gets every record
-                in the form that leaves the run, before anybody reacts to it.
+                masked, before anybody reacts to it.
         """
         if not kinds:
             self._readers.append(function)
@@ -144,13 +145,13 @@ class RunJournal:
     ) -> Record:
         """Store a record and let it take effect, in one step.
 
-        What is in this process gets true values. The store and the readers get the form that leaves
-        the run: nobody sees an effect that is not in the journal.
+        The plan and the reactions get true values. The store and the readers get the masked record,
+        and the store is first: nobody sees an effect that is not in the journal.
 
         Args:
             body: the record.
             draft: for a revision, its changes as they were staged.
-            stored: the form that leaves the run, where masking the record would not give it.
+            stored: its masked form, where masking its texts would not give it.
 
         Raises:
             LeaseLost: another process has taken the run over.
@@ -168,10 +169,10 @@ class RunJournal:
         at = self._timer.clock.now()
         at = max(at, self._last_at)
         record = Record(self.seq + 1, at, body)
-        leaving = record if stored is body else Record(record.seq, at, stored)
+        masked = record if stored is body else Record(record.seq, at, stored)
         if not self.unjournaled:
             try:
-                self.store.append(self.lease, leaving)
+                self.store.append(self.lease, masked)
             except RecordNotSerializable:
                 raise  # the store works, and trying again would not help
             except LeaseLost as error:
@@ -180,7 +181,7 @@ class RunJournal:
             except Exception as error:
                 # A third party's store may raise anything.
                 if self._on_failure != "continue_unjournaled":
-                    self._begin_outage(error)
+                    self._schedule_store_retry(error)
                     if isinstance(error, StoreError):
                         raise
                     raise StoreError(f"the store failed: {describe_error(error)}") from error
@@ -193,7 +194,7 @@ class RunJournal:
         self._ledger.fold(record)
         # Readers first: a reaction appends further records, and they hear of those in order.
         for reader in self._readers:
-            reader(leaving)
+            reader(masked)
         for react in self._reactions.get(type(body), ()):
             react(record)
         return record
@@ -258,10 +259,10 @@ class RunJournal:
             self._changed.set()
             self._changed = None
 
-    def _begin_outage(self, error: Exception) -> None:
+    def _schedule_store_retry(self, error: Exception) -> None:
         """Try the store again a little later, or give up when patience is over."""
         self.state = "failing"
-        # The pauses so far: patience is about trying again, not about hours of the clock.
+        # Our pauses alone are counted: a machine that sleeps for hours must not use up patience.
         failing = self._failing_seconds
         left = self._patience - failing
         if left <= 0:

@@ -69,7 +69,7 @@ from replanning.settings import Settings
 from replanning.telemetry.tracer import RunTracer
 
 GIVEN_UP: Final = STUCK | {TaskState.CANCELLED}
-"""States of tasks that were given up, unless something is being decided about them."""
+"""States of tasks that were given up, once no trigger and no question about them is open."""
 
 
 class ResumeState(NamedTuple):
@@ -208,7 +208,7 @@ class Lifecycle:
     """Hands tasks out, applies revisions, and ends the run, for which it brings its parts together.
 
     Its own state is the end alone. It has many attributes because the parts of a run meet here:
-    each of the others is one part with a state of its own.
+    its journal, its dispatcher, its attempts and so on, each of which has a state of its own.
 
     Args:
         store: where records go before they take effect.
@@ -497,11 +497,11 @@ class Lifecycle:
         """Return whether tasks may begin now."""
         return self.end is None and self.journal.state == "open" and not self.stop_reason
 
-    def prepare(self, claim: Claim, *, copied: bool) -> bool:
+    def prepare_claim(self, claim: Claim, *, copied: bool) -> bool:
         """Fill in the arguments of a claimed task; return False if it will not run.
 
         It will not if its condition does not hold, if it would use a masked part, if its arguments
-        refer to nothing, or while the store fails; the claim is over then.
+        refer to nothing or make it dangerous, or while the store fails; the claim is over then.
 
         Args:
             claim: the task as it was claimed, which gets the arguments.
@@ -659,8 +659,8 @@ class Lifecycle:
     def needed_for(self, root: TaskEntry) -> dict[TaskId, TaskEntry]:
         """Return the tasks that must still be done for a lineage.
 
-        Where the run is open-ended, also those it waits for: any other run decides at its end what
-        becomes of tasks that failed.
+        In an open-ended run, these are also the tasks that it waits for. In any other they are left
+        out, because the end of the run tells of them.
         """
         needed: dict[TaskId, TaskEntry] = {}
         stack = [root]
@@ -874,7 +874,10 @@ class Lifecycle:
         return limit - (now - self.opening.started_at - self.ledger.questions.waiting_seconds(now))
 
     def finish(self, status: RunStatus, reason: str, cancelled: tuple[TaskId, ...] = ()) -> None:
-        """Record the end of the run and stop everything that still runs."""
+        """Record the end of the run and stop everything that still runs.
+
+        While the store fails the run goes on, and its end is found again later.
+        """
         if self.end is not None:
             return
         body = RunEnded(status, reason, cancelled)

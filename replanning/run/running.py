@@ -45,7 +45,7 @@ class AttemptHandle(Protocol):
         ...
 
 
-class Run(Protocol):
+class AttemptHost(Protocol):
     """The run, as its attempts need it."""
 
     @property
@@ -95,7 +95,7 @@ class RunningAttempts:
     _timer: Timer
     _spans: RunTracer
     _redactor: Redactor
-    _run: Run
+    _run: AttemptHost
     running: dict[AttemptId, tuple[TaskEntry, AttemptHandle | None]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -146,14 +146,14 @@ class RunningAttempts:
         if timeout is not None:
             deadline = self._timer.clock.now() + timeout
         started = AttemptStarted(attempt_id, task_id, number, deadline, call)
-        # Only the document of a call may hold secrets.
-        stored = started if call is None else None
-        self._journal.append(started, stored=stored)
+        # Without the document of a call there is nothing to mask.
+        masked = started if call is None else None
+        self._journal.append(started, stored=masked)
         if deadline is not None and deadline < self._timer.next_wakeup:
             self._timer.notify_deadline(deadline)
 
-    async def start_pulled(self, handle: AttemptHandle) -> bool:
-        """Start the attempt of a task that was pulled, once the store works.
+    async def start_when_possible(self, handle: AttemptHandle) -> bool:
+        """Start the attempt of a task that was handed out, once the store works.
 
         Returns:
             False when the task may not run any more.
@@ -172,6 +172,7 @@ class RunningAttempts:
         finally:
             if claim.is_open:
                 self._dispatcher.requeue([claim])
+        # What is reported for it under this id is fenced as well.
         handle.id = AttemptId(f"{entry.id}#fenced")
         if self._run.end is None:
             fenced = AttemptFenced(handle.id, entry.id, f"not started: {obstacle}")
@@ -199,7 +200,7 @@ class RunningAttempts:
             must_store: whether an output that is too large for the journal is a failure, instead
                 of being left out of it.
         """
-        entry = self._end_attempt(attempt_id, "succeeded")
+        entry = self._take_out(attempt_id, "succeeded")
         if entry is None:
             return
         try:
@@ -225,7 +226,7 @@ class RunningAttempts:
 
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
         """Record a failure, and decide when its task runs again (`FailureKeeper.schedule_retry`)."""
-        entry = self._end_attempt(attempt_id, "failed")
+        entry = self._take_out(attempt_id, "failed")
         if entry is not None:
             self._record_failure(attempt_id, entry, error)
 
@@ -280,7 +281,7 @@ class RunningAttempts:
             reason: why.
             again: whether its work itself says that it is to be executed again.
         """
-        entry = self._end_attempt(attempt_id, "interrupted")
+        entry = self._take_out(attempt_id, "interrupted")
         if entry is None or self._run.end is not None:
             return
         now = self._timer.clock.now()
@@ -296,10 +297,13 @@ class RunningAttempts:
         # The caller may be leaving the run, so its end is looked for a little later.
         self._timer.call_at(now, self._run.follow_up)
 
-    def _end_attempt(self, attempt_id: AttemptId, report: str) -> TaskEntry | None:
+    def _take_out(self, attempt_id: AttemptId, report: str) -> TaskEntry | None:
         """Return the task of an attempt that ends now; None when the attempt is not current.
 
-        Such a report is recorded and has no effect.
+        A report of such an attempt is recorded and has no effect.
+
+        Raises:
+            UnknownAttempt: the run has never had it.
         """
         running = self.running.pop(attempt_id, None)
         if running is not None:
@@ -314,7 +318,7 @@ class RunningAttempts:
     # Attempts that are over for the run
 
     def cancel(self, attempt_id: AttemptId) -> None:
-        """Stop the work of an attempt that is not current any more."""
+        """Stop the work of an attempt; nothing that it still reports has an effect."""
         entry, handle = self.running.pop(attempt_id, (None, None))
         if entry is not None and handle is not None:
             self._live.scheduler.keep_resources(entry, attempt_id)
