@@ -6,6 +6,7 @@ store that was given up (`Lifecycle._on_store_given_up`), and leaving the run (`
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from replanning.decision.ledger import Ledger
@@ -25,16 +26,14 @@ class Circumstances(NamedTuple):
     """State outside the plan and the ledger that decides whether a run ends.
 
     Attributes:
-        busy: whether something is being decided or written, from which more work may follow.
+        busy: returns what is being decided or written, from which more work may follow.
         open_ended: whether more tasks may be added from outside.
         replans: whether the run may be replanned.
-        budget_exceeded: which budget is used up, in words; empty if none is.
     """
 
-    busy: bool
+    busy: Callable[[], Sequence[str]]
     open_ended: bool
     replans: bool
-    budget_exceeded: str
 
 
 def decide_end(
@@ -49,11 +48,12 @@ def decide_end(
     if live.aborted is not None:
         return RunEnded("aborted", live.aborted)
     is_running = bool(live.counts[TaskState.RUNNING])
-    if now.budget_exceeded:
+    exceeded = ledger.budget_tracker.exceeded
+    if exceeded:
         # What runs may finish: it is paid for.
         if is_running:
             return None
-        return RunEnded("aborted", f"the run {now.budget_exceeded}")
+        return RunEnded("aborted", f"the run {exceeded}")
     goal = live.goal
     if goal.stop_when_reached and goal.facts and not live.missing_facts:
         # No task counts any more, not even one that has failed.
@@ -64,14 +64,14 @@ def decide_end(
         if _is_over(live, now):
             return _quiescent_end(live, ledger, now)
         return RunEnded("paused", ledger.pause.reason)
-    if now.open_ended or now.busy or not live.quiescent:
+    if now.open_ended or not live.quiescent or now.busy():
         return None
     return _quiescent_end(live, ledger, now)
 
 
 def _is_over(live: LivePlan, now: Circumstances) -> bool:
     """Return whether a run that is to pause has nothing left to be resumed for."""
-    if now.busy or now.open_ended:
+    if now.open_ended or now.busy():
         return False
     if now.replans and not live.complete:
         return False

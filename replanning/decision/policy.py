@@ -5,7 +5,7 @@ Pure: the same plan, ledger and candidates give the same decision.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
@@ -245,8 +245,12 @@ class ReplanPolicy:
                 always_asked = trigger.kind
                 break
 
-        usable = [i for i, candidate in enumerate(candidates) if not candidate.rejected]
-        if not usable:
+        chosen: int | None = None
+        for index, candidate in enumerate(candidates):
+            if not candidate.rejected:
+                chosen = index
+                break
+        if chosen is None:
             reason = _no_alternative_reason(candidates)
             if gate and always_asked:
                 return Decision("ask", "no-alternative", reason)
@@ -256,7 +260,6 @@ class ReplanPolicy:
         # The order of the rules decides which reason the person reads: first whatever settings
         # and providers state, then the harm that the changes may do, last doubt about their use.
         # Whoever is asked for the first of these reasons reads of the harm as well.
-        chosen = usable[0]
         alternative = candidates[chosen].alternative
         ask = partial(Decision, "ask", chosen=chosen)
         run: Sequence[Task]
@@ -309,8 +312,9 @@ class ReplanPolicy:
                 return ask("low-confidence", reason)
             least = settings.min_confidence
 
-        if any(change.kind == "abort" for change in alternative.changes):
-            return Decision("abort", "confident", alternative.reason, chosen)
+        for change in alternative.changes:
+            if change.kind == "abort":
+                return Decision("abort", "confident", alternative.reason, chosen)
         reason = f"confidence {total:.2f} is at least {least:g}"
         return Decision("execute", "confident", reason, chosen)
 
@@ -382,11 +386,12 @@ def _is_stated(
     return False
 
 
-def _calls(body: TaskBody) -> Iterator[TaskBody]:
-    """Yield a task, its fallbacks, and theirs."""
-    yield body
+def _calls(body: TaskBody) -> list[TaskBody]:
+    """Return a task, its fallbacks, and theirs."""
+    calls = [body]
     for fallback in body.fallbacks:
-        yield from _calls(fallback)
+        calls += _calls(fallback)
+    return calls
 
 
 def _divides_rejected(alternative: Alternative, view: PlanView) -> bool:

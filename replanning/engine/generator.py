@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -141,8 +141,7 @@ class AlternativeVetter:
         for trigger in request.triggers:
             self._tasks.update(trigger.tasks)
         self._vetted: dict[int, tuple[Alternative, VettedAlternative]] = {}
-        # Earlier outcomes of a tool are the same for all alternatives.
-        self._past_outcomes = cache(life.evaluation.past_outcomes)
+        self._outcomes: dict[str, Sequence[bool]] = {}
 
         # What is wrong with the changes themselves comes first, then the history of the run, then
         # the plan as they would leave it. Each check relies on those before it: later ones look at
@@ -162,6 +161,12 @@ class AlternativeVetter:
         if self.better_path:
             min_gain = life.settings.better_path.min_gain
             self._checks.append(partial(check_saving, min_gain=min_gain))
+
+    def past_outcomes(self, tool: str) -> Sequence[bool]:
+        """Return earlier outcomes of a tool: the same for all alternatives."""
+        if tool not in self._outcomes:
+            self._outcomes[tool] = self.life.evaluation.past_outcomes(tool)
+        return self._outcomes[tool]
 
     def vet(self, given: Alternative, source: str) -> VettedAlternative:
         """Return the verdict on an alternative as the plan is now.
@@ -190,7 +195,7 @@ class AlternativeVetter:
             score = self._scorer.score(
                 proposal.alternative,
                 proposal.view,
-                self._past_outcomes,
+                self.past_outcomes,
                 time_left=self._time_left,
                 tasks=self._tasks,
                 run=proposal.tasks_to_run,

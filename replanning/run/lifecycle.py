@@ -833,10 +833,7 @@ class Lifecycle:
         """End the run, or record that it is quiescent, if that is so."""
         while self.end is None and self.journal.state == "open" and not self.busy.blocks:
             circumstances = Circumstances(
-                busy=bool(self.busy.reasons()),
-                open_ended=self.opening.open_ended,
-                replans=self.settings.enabled,
-                budget_exceeded=self.ledger.budget_tracker.exceeded,
+                self.busy.reasons, self.opening.open_ended, replans=self.settings.enabled
             )
             decided = decide_end(self.live, self.ledger, circumstances)
             if decided is None:

@@ -11,7 +11,7 @@ from replanning.decision.ending import Circumstances, decide_end
 from replanning.decision.ledger import Ledger
 from tests.support.live import JournaledPlan, cancel, journaled, retry, task, tool
 
-SETTLED = Circumstances(busy=False, open_ended=False, replans=False, budget_exceeded="")
+SETTLED = Circumstances(busy=list, open_ended=False, replans=False)
 UNAVAILABLE = [tool("gone", available=False)]
 
 
