@@ -547,7 +547,7 @@ class Redactor:
         if isinstance(value, str):
             return self.text(value)
         try:
-            if isinstance(value, list | tuple):
+            if isinstance(value, (list, tuple)):
                 return [
                     item if type(item) in _TEXTLESS_TYPES else self.value(item) for item in value
                 ]
@@ -644,7 +644,7 @@ class Redactor:
 
 def _mask_member(item: JsonValue, accepts: Callable[[str], bool]) -> JsonValue:
     """Return the value of a member whose name is that of a secret, masked unless it cannot be one."""
-    if isinstance(item, list | tuple):
+    if isinstance(item, (list, tuple)):
         return [_mask_member(part, accepts) for part in item]
     if isinstance(item, str):
         if fill_references(item) != item:  # its literal parts are judged as after `name=`

@@ -648,7 +648,7 @@ def _collect_names(part: Any, field: str, names: dict[str, None]) -> None:
                 _collect_names(value, inner, names)
     elif isinstance(part, str):
         names[_name_in(part, field)] = None
-    elif isinstance(part, tuple | list):
+    elif isinstance(part, (tuple, list)):
         for item in part:
             _collect_names(item, "", names)
     elif isinstance(part, Mapping):

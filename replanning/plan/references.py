@@ -229,16 +229,15 @@ class Reference:
 
 def has_references(value: object) -> bool:
     """Return whether arguments may have references; a quick look, as most have none."""
-    stack = [value]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, str):
-            if "${" in item:
+    parts = [value]
+    for part in parts:  # grows while it is iterated
+        if isinstance(part, str):
+            if "${" in part:
                 return True
-        elif isinstance(item, dict):
-            stack += item.values()
-        elif isinstance(item, (list, tuple)):
-            stack += item
+        elif isinstance(part, dict):
+            parts += part.values()
+        elif isinstance(part, (list, tuple)):
+            parts += part
     return False
 
 
