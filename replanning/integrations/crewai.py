@@ -36,7 +36,7 @@ from replanning.plan.types import MAX_NAME_CHARS, AttemptId, TaskId
 from replanning.run.run import PlanRun
 
 try:
-    from crewai import Agent, Crew
+    from crewai import Crew
     from crewai.events.event_bus import crewai_event_bus
     from crewai.events.types.observation_events import (
         PlanRefinementEvent,
@@ -147,10 +147,8 @@ def _lists_of_tools(crew: Any) -> list[_Tools]:
         agents = [*crew.agents, *(task.agent for task in crew.tasks), crew.manager_agent]
         holders += [(agent, agent) for agent in agents if agent is not None]
         holders += [(task, task.agent) for task in crew.tasks]
-    elif isinstance(crew, Agent):
-        holders.append((crew, crew))
     else:
-        raise TypeError(f"expected a Crew or an Agent of CrewAI, not {type(crew).__name__}")
+        holders.append((crew, crew))
     lists: dict[int, _Tools] = {}
     for holder, agent in holders:
         if holder.tools:

@@ -190,10 +190,6 @@ class _Agents:
 
     async def wrap(self, agent: Any) -> Any:
         """Return the copy of an agent."""
-        if not isinstance(agent, Agent):
-            raise TypeError(
-                f"expected an Agent of the OpenAI Agents SDK, not {type(agent).__name__}"
-            )
         if any(agent is made for _, made in self._copies.values()):
             return agent
         if id(agent) in self._copies:

@@ -12,7 +12,7 @@ from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from threading import Event, RLock
-from typing import ClassVar, Final, Literal, get_args
+from typing import ClassVar, Final, Literal
 
 from replanning.errors import JournalCorrupt, StoreError
 from replanning.journal.records import Record, RunOpened
@@ -188,8 +188,6 @@ class SqliteStore(SqlStore):
     read_batch: ClassVar = 100
 
     def __init__(self, path: str | PathLike[str], *, synchronous: Synchronous = "normal") -> None:
-        if synchronous not in get_args(Synchronous):  # SQLite would ignore it
-            raise ValueError(f"synchronous: expected normal, full or off, got {synchronous!r}")
         self._path = Path(path)
         self._synchronous = synchronous
         self._lock = RLock()  # of the connection, which several threads use

@@ -134,11 +134,6 @@ class Price:
     input: float
     output: float
 
-    def __post_init__(self) -> None:
-        for name, price in (("input", self.input), ("output", self.output)):
-            if not price >= 0:
-                raise ValueError(f"{name}: expected a price of at least 0, got {price}")
-
 
 class PriceTable:
     """Prices by model: those given here, else the published ones, which are read without a network.

@@ -644,14 +644,9 @@ class FallbackLLM(_LLMWrapper):
         members: the language models, in order.
         share_time: whether each gets a share of the time; otherwise each gets what is left, so that the others stand in
             only for one that fails early, such as one that refuses the key.
-
-    Raises:
-        ValueError: there are none.
     """
 
     def __init__(self, members: Sequence[LLMProvider], *, share_time: bool = True) -> None:
-        if not members:
-            raise ValueError("a fallback needs at least one language model")
         super().__init__(members[0])
         self.members = tuple(members)
         self._share_time = share_time

@@ -470,17 +470,12 @@ class ReplanManager:
             considered: the replan.
             error: reason for the failure.
 
-        Raises:
-            ValueError: it was not executed.
         """
-        executed = [
-            n
-            for n, one in enumerate(self._records)
+        index = max(
+            number
+            for number, one in enumerate(self._records)
             if one.replan_id == considered.replan_id and one.executed
-        ]
-        if not executed:
-            raise ValueError(f"{considered.replan_id} was not executed")
-        index = executed[-1]
+        )
         failed: dict[str, object] = {"result": "failure", "error": cut(error, _MAX_ERROR_CHARS)}
         record = self._records[index] = self._records[index].model_copy(update=failed)
         self._notify("failed", considered, record)

@@ -34,10 +34,6 @@ class ScriptStep:
     error: BaseException | type[BaseException] | None = None
     after: float = 0.0
 
-    def __post_init__(self) -> None:
-        if not self.after >= 0:
-            raise ValueError(f"after must be a number of seconds from 0, got {self.after!r}")
-
 
 def returns(value: object = None, *, after: float = 0.0) -> ScriptStep:
     """Return a step that returns a value after some seconds."""

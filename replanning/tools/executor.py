@@ -99,12 +99,6 @@ class ToolExecutor:
         self._cwd = Path(cwd) if cwd is not None else Path()
         self._environ = os.environ if environ is None else environ
         self._grace = to_seconds(grace)
-        for name, limit in (
-            ("default_timeout", self._default_timeout or 0),
-            ("grace", self._grace),
-        ):
-            if not limit >= 0:
-                raise ValueError(f"{name}: expected seconds of at least 0, got {limit}")
         self._running: dict[str, anyio.Event] = {}
         servers = tools.mcp if isinstance(tools, Plan) and servers is None else servers or {}
         self._http_runner = HttpToolRunner()

@@ -195,10 +195,7 @@ async def test_work_by_tool_or_function():
 
 
 async def test_steps_take_time():
-    """A step takes no negative time; one that waits needs a clock, and says so."""
-    for after in (-1.0, math.nan):
-        with pytest.raises(ValueError, match="after must be a number of seconds"):
-            returns(after=after)
+    """A step that waits needs a clock, and says so."""
     result = await run(ScriptedExecutor({"a": returns(after=1)}), Task(id="a"))
     assert result.status == "failed"
     assert "give the fake a clock" in result.reason
