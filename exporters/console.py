@@ -7,48 +7,20 @@ from datetime import UTC, datetime
 from typing import ClassVar, Final, Literal, TextIO
 
 from replanning.errors import SettingsError
-from replanning.journal import (
-    AlternativesConsidered,
-    AttemptFailed,
-    AttemptStarted,
-    AttemptTimedOut,
-    CallMade,
-    DecisionMade,
-    GoalChanged,
-    PlanRevised,
-    Record,
-    RecordBody,
-    RunEnded,
-    RunOpened,
-    TriggerFired,
-)
+from replanning.journal import Record, dump_body
 from replanning.plan.messages import truncate
 from replanning.telemetry import Exporter
 
 MAX_LINE_CHARS: Final = 240
 """Longest line in characters."""
 
-# Fields that are printed, in their order.
-_SUBJECT_FIELDS: Final = (
-    "attempt",
-    "question",
-    "replan",
-    "trigger",
-    "task",
-    "name",
-    "text",
-    "where",
-    "reason",
-    "error",
-)
-
 
 class ConsoleExporter(Exporter):
-    """Exporter that prints time, run, number, kind and subject of each record.
+    """Exporter that prints time, run, number and kind of each record, and its fields as JSON.
 
     For example::
 
-        14:02:07.310 20260714-140207-3fa9c1d07b52 4 attempt-failed build#1 FileNotFoundError: no such tool
+        14:02:07.310 fix-12 4 attempt-failed {"attempt":"build#1","task":"build","failure":{"type":"OSError",…
 
     Args:
         stream: `stderr`, `stdout` or an open text file.
@@ -81,9 +53,7 @@ class ConsoleExporter(Exporter):
     async def export(self, run: str, record: Record) -> None:
         """Print a record as one line, without control characters, cut to `MAX_LINE_CHARS`."""
         when = datetime.fromtimestamp(record.at, UTC).strftime("%H:%M:%S.%f")[:-3]
-        words = (
-            f"{when} {run} {record.seq} {record.body.kind} {_describe_body(record.body)}".split()
-        )
+        words = f"{when} {run} {record.seq} {record.body.kind} {dump_body(record.body)}".split()
         line = "".join(
             character if character.isprintable() else "�" for character in " ".join(words)
         )
@@ -92,34 +62,3 @@ class ConsoleExporter(Exporter):
         )
         stream.write(f"{truncate(line, MAX_LINE_CHARS)}\n")
         stream.flush()
-
-
-def _describe_body(body: RecordBody) -> str:
-    match body:
-        case RunOpened():
-            return f"{len(body.plan.tasks)} tasks: {body.plan.name or body.plan.goal.objective}"
-        case RunEnded():
-            return f"{body.status}: {body.reason}"
-        case AttemptFailed():
-            return f"{body.attempt} {body.failure}"
-        case AttemptTimedOut():
-            return f"{body.attempt} after {body.timeout:g} s"
-        case TriggerFired():
-            return f"{body.trigger.id} {body.trigger.kind} {', '.join(body.trigger.tasks[:5])}"
-        case AlternativesConsidered():
-            usable = sum(not candidate.rejected for candidate in body.candidates)
-            return f"{body.replan} {usable} of {len(body.candidates)} usable"
-        case DecisionMade():
-            return f"{body.replan} {body.decision} ({body.rule}): {body.reason}"
-        case CallMade(call=call):
-            return f"{call.id} {call.tool or call.name}"
-        case AttemptStarted(call=call) if call is not None:
-            return f"{body.attempt} {call.tool or call.name}"
-        case PlanRevised():
-            return f"{body.number}: {', '.join(change.kind for change in body.changes[:10])}: {body.reason}"
-        case GoalChanged():
-            return f"{body.goal.objective}: {', '.join(body.goal.facts[:10])}"
-        case _:
-            return " ".join(
-                str(getattr(body, field)) for field in _SUBJECT_FIELDS if getattr(body, field, None)
-            )
