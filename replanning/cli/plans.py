@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -369,10 +370,7 @@ def simulate(
     try:
         schedule.check(document)
     except PlanError as error:  # an option is wrong, not the plan
-        places = (
-            problem.place.replace("faults.", "--", 1).replace(".", " ", 1)
-            for problem in error.problems
-        )
+        places = (problem.place.replace("faults.", "--", 1) for problem in error.problems)
         messages = (problem.message for problem in error.problems)
         raise SettingsError(list(map(Problem, places, messages))) from None
     engine = partial(ReplanningEngine, providers, settings=loaded)
@@ -417,9 +415,12 @@ def _parse_chances(option: str, texts: Sequence[str]) -> dict[str, float]:
     problems: list[Problem] = []
     for text in texts:
         task, equals, chance = text.rpartition("=")
-        try:
-            chances[task if equals else text] = float(chance) if equals else 1.0
-        except ValueError:
+        value = nan
+        with suppress(ValueError):
+            value = float(chance) if equals else 1.0
+        if 0 <= value <= 1:
+            chances[task if equals else text] = value
+        else:
             expected = "expected TASK or TASK=CHANCE with a chance from 0 to 1"
             problems.append(Problem(f"--{option}", f"{expected}, got {text!r}"))
     if problems:

@@ -195,7 +195,7 @@ def simulate(
         time_limit: virtual seconds after which a run is given up as stuck.
 
     Raises:
-        PlanError: the faults name tasks that the plan lacks, or a chance or duration is out of range.
+        PlanError: the faults name tasks that the plan lacks.
     """
     schedule = faults or FaultSchedule()
     schedule.check(plan)

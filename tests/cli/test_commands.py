@@ -85,7 +85,7 @@ def commands(group=None, lead: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
         ("simulate plan.yaml --fail nobody", "error: --fail: the plan has no task"),
         (
             "simulate plan.yaml --hang one=2",
-            "--hang one: expected a probability from 0 to 1, got 2.0",
+            "--hang: expected TASK or TASK=CHANCE with a chance from 0 to 1, got 'one=2'",
         ),
         ("simulate plan.yaml --flaky one=often", "expected TASK or TASK=CHANCE"),
         (
