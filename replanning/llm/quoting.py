@@ -9,11 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate
 from typing import Final
 
 from replanning.plan.json_values import iter_strings
@@ -102,11 +99,13 @@ def _truncate_value(value: JsonValue, room: int, depth: int) -> tuple[JsonValue,
 def _truncate_string(text: str, room: int) -> tuple[str, int]:
     if len(text) + 2 <= room and _UNESCAPED.fullmatch(text):
         return text, len(text) + 2
-    sizes = list(accumulate(map(_encoded_size, text[: max(0, room)]), initial=0))
-    if len(sizes) > len(text) and sizes[-1] + 2 <= room:
-        return text, sizes[-1] + 2
-    end = bisect_right(sizes, room - 2) - 1
-    return truncate_text(text, max(0, end)), max(room, 40)
+    shown = text[: max(0, room)]
+    size = len(encode_data(shown))
+    if size <= room and len(shown) == len(text):
+        return text, size
+    # Escapes are longer than their characters, so that fewer of these have room.
+    end = len(shown) * max(0, room - 2) // size
+    return truncate_text(text, end), max(room, 40)
 
 
 def truncate_text(text: str, max_chars: int) -> str:
@@ -121,11 +120,6 @@ def truncate_text(text: str, max_chars: int) -> str:
 def is_truncated(value: JsonValue) -> bool:
     """Return whether a value contains a truncation mark, as copies of truncated data do."""
     return any(_TRUNCATION_MARK.search(text) for text in iter_strings(value) if "[cut: " in text)
-
-
-@lru_cache(maxsize=4096)
-def _encoded_size(char: str) -> int:
-    return len(encode_data(char)) - 2
 
 
 @dataclass
