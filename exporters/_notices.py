@@ -456,7 +456,7 @@ def render_checklist(plans: Sequence[PlanProgress], run: str, room: int = MAX_CO
         tail = f"*{_progress(plan)}*\n*Plan Revisions: {revisions} times*\n*Current Plan: #{plan.number} {started}*"
     mark = str(Marker(CHECKLIST_KIND, run))
     left = room - len(head) - len(tail) - len(mark) - 6
-    spare = _details_block([], len(plans), len(plans))  # earlier plans are mentioned in any case
+    spare = _details_block([], len(plans))  # earlier plans are mentioned in any case
     tasks = _task_list(plan.steps, left - len(spare))
     earlier = _previous_plans(plans[:-1], left - len(tasks))
     return "\n\n".join(part for part in (f"{head}\n\n{tasks}", tail, earlier, mark) if part)
@@ -502,46 +502,35 @@ def _task_item(step: PlanStep, limit: int) -> str:
     return f"- [{'x' if step.done else ' '}] **{markdown_line(step.name, _MAX_NAME_CHARS)}**: {text}".rstrip()
 
 
-# Earlier plans
 def _previous_plans(plans: Sequence[PlanProgress], room: int) -> str:
-    """Return the earlier plans as far as they fit: the newest in full, older ones without tasks, the oldest counted."""
-    sections = [_plan_section(plan, tasks=False) for plan in plans]
-    first, left = len(plans), room - len(_details_block([], len(plans), len(plans)))
-    while first and (need := len(sections[first - 1]) + 2) <= left:
-        first, left = first - 1, left - need
-    full = len(plans)
-    while full > first:
-        whole = _plan_section(plans[full - 1], tasks=True)
-        left -= len(whole) - len(sections[full - 1])
+    """Return the earlier plans, the newest as far as they fit; older ones are counted."""
+    shown: list[str] = []
+    left = room - len(_details_block([], len(plans)))
+    for plan in reversed(plans):
+        section = _plan_section(plan)
+        left -= len(section) + 2
         if left < 0:
             break
-        full -= 1
-        sections[full] = whole
-    return _details_block(sections[first:], first, full - first) if plans else ""
+        shown.insert(0, section)
+    return _details_block(shown, len(plans) - len(shown)) if plans else ""
 
 
-def _details_block(sections: Sequence[str], gone: int, short: int) -> str:
-    """Return a collapsible block of plans, with the numbers of omitted plans and of plans without tasks."""
-    notes = (
-        [f"*{gone} older plan{'s' * (gone != 1)} left out: there is no room here.*"] if gone else []
-    )
-    if short:
-        notes.append(
-            f"*The tasks of {short} plan{'s' * (short != 1)} left out: there is no room here.*"
-        )
+def _details_block(sections: Sequence[str], gone: int) -> str:
+    """Return a collapsible block of plans, with the number of omitted ones."""
+    note = f"*{gone} older plan{'s' * (gone != 1)} left out: there is no room here.*"
+    notes = [note] if gone else []
     return "\n\n".join(
         [f"<details>\n<summary>{HISTORY_HEADING}</summary>", *notes, *sections, "</details>"]
     )
 
 
-def _plan_section(plan: PlanProgress, *, tasks: bool) -> str:
-    """Return an earlier plan with its reason and progress."""
+def _plan_section(plan: PlanProgress) -> str:
+    """Return an earlier plan with its reason, tasks and progress."""
+    tasks = "\n".join(_task_item(step, _TASK_TEXT_LIMITS[0]) for step in plan.steps)
     parts = [
         f"### Plan {plan.number} (started at {_format_time(plan.at)})",
-        markdown_field(
-            "Reason", plan.reason or "the initial plan", _MAX_REASON_CHARS if tasks else 100
-        ),
-        "\n".join(_task_item(step, _TASK_TEXT_LIMITS[0]) for step in plan.steps) if tasks else "",
+        markdown_field("Reason", plan.reason or "the initial plan", _MAX_REASON_CHARS),
+        tasks,
         f"*{_progress(plan)}*",
     ]
     return "\n\n".join(part for part in parts if part)
