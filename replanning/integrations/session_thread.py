@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio  # noqa: TID251 - anyio sets an event of another thread only in a task that it waits for
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
@@ -37,6 +38,7 @@ class SessionThread:
     def __init__(self, portal: BlockingPortal) -> None:
         self._portal = portal
         self._thread = portal.call(get_ident)
+        self._loop = portal.call(asyncio.get_running_loop)
         self._lock = Lock()  # held while the loop is given something, so that it ends after that
         self._is_closed = False
 
@@ -139,6 +141,12 @@ class SessionThread:
                 raise NotRunning("the session has ended")
             return self._portal.start_task_soon(function)
 
+    def wake(self, event: anyio.Event) -> None:
+        """Set an event of the event loop from another thread; does nothing once the block was left."""
+        with self._lock:
+            if not self._is_closed:
+                self._loop.call_soon_threadsafe(event.set)
+
 
 class _Call:
     """Call that another thread makes: the event loop awaits its function, and hands the tools to that thread.
@@ -209,8 +217,7 @@ class _Call:
                 executed.set_result(output)
             finally:
                 otel.detach(token)
-            with suppress(NotRunning):  # the call has ended with the session
-                self._thread.start(is_executed.set)
+            self._thread.wake(is_executed)
 
         self.inbox.put(work)
         try:
