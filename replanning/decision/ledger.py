@@ -102,6 +102,11 @@ class BudgetTracker:
         self.reservations.append(estimate)
         return partial(self.reservations.remove, estimate)
 
+    def limit(self, budget: Budget) -> None:
+        """Set other limits for what was spent and for what follows."""
+        self.budget = budget
+        self.exceeded = self.exceeded_reason()
+
     def spend(self, usage: Usage) -> None:
         """Count usage that is on record."""
         self.spent += usage
@@ -420,6 +425,16 @@ class Ledger:
         if trigger is not None:
             del self.open_by_fingerprint[trigger.fingerprint][trigger_id]
 
+    @property
+    def undecided_tasks(self) -> set[TaskId]:
+        """The tasks that an undecided trigger or an open question is about."""
+        undecided: set[TaskId] = set()
+        for trigger in self.open_triggers.values():
+            undecided.update(trigger.tasks)
+        for asked in self.questions.open.values():
+            undecided.update(asked.holds)
+        return undecided
+
     def fold(self, record: Record) -> None:
         """Apply a journal record; records that do not concern replanning are ignored.
 
@@ -454,6 +469,8 @@ class Ledger:
                     self.undecided_revisions[body.replan] = body
                     self.applied_count += 1
                 self.lineages.fold_revision(at, body, considered)
+                if body.adopted is not None and body.adopted.budget is not None:
+                    self.budget_tracker.limit(body.adopted.budget)
             case DecisionMade():
                 self._fold_decision(at, body)
             case OutcomeRecorded():

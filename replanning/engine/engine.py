@@ -62,6 +62,7 @@ from replanning.history.status import open_questions, replay_records
 from replanning.journal.memory import MemoryStore
 from replanning.journal.records import QuestionVerdict
 from replanning.journal.store import InboxMessage, RunStore, open_store
+from replanning.live.correction import Correction, Rerun, unstated_reruns
 from replanning.llm.provider import FallbackLLM, GuardedLLM, LLMProvider
 from replanning.llm.selection import AUTO, create_llm_provider, is_llm
 from replanning.plan.checks import secret_name_problems
@@ -268,6 +269,98 @@ class ReplanningEngine:
             StoreError: it has no such revision.
         """
         return self._run_factory.fork(run_id, revision, new_id)
+
+    def compare(self, run_id: str, plan: Plan, *, rerun: Rerun = "changed") -> Correction:
+        """Return what a corrected plan would change in a run, open here, elsewhere or nowhere.
+
+        Raises:
+            ChangeRejected: it is another plan, or the run cannot take it; names every reason.
+            UnknownRun: the store has no such run.
+            StoreError: the store fails.
+        """
+        run, _ = self._open_runs.get(RunId(run_id), (None, None))
+        if run is not None:
+            with suppress(NotRunning):
+                return run.compare(plan, rerun=rerun)
+        return self._run_factory.compare(run_id, plan, rerun)
+
+    def adopt(
+        self,
+        run_id: str,
+        plan: Plan,
+        *,
+        rerun: Rerun | None = None,
+        reason: str = "",
+        by: str = "",
+    ) -> None:
+        """Have a run go on with a corrected plan, wherever it is carried out; see `PlanRun.adopt`.
+
+        A run that is open here adopts it before this returns. For another one it is left for the
+        run's owner, or for the process that resumes it: without secrets, which stay where they are.
+
+        Raises:
+            ChangeRejected: as for `PlanRun.adopt`.
+            NotRunning: the run has succeeded or was aborted.
+            UnknownRun: the store has no such run.
+            StoreError: the store fails.
+        """
+        run, _ = self._open_runs.get(RunId(run_id), (None, None))
+        if run is not None:
+            with suppress(NotRunning):
+                run.adopt(plan, rerun=rerun, reason=reason, by=by)
+                return
+        factory = self._run_factory
+        with _store_errors():
+            correction = factory.compare(run_id, plan, rerun or "changed")
+            if rerun is None and correction.again:
+                raise ChangeRejected(unstated_reruns(correction))
+            redactor = factory.redactor
+            document = redactor.document(plan).model_dump(mode="json", exclude_unset=True)
+            payload: JsonObject = {
+                "plan": document,
+                "rerun": rerun,
+                "reason": redactor.text(reason),
+            }
+            now = factory.environment.clock.now()
+            self.store.post(RunId(run_id), InboxMessage("adopt", now, redactor.text(by), payload))
+
+    def compare_rerun(self, run_id: str, *tasks: str, only: bool = False) -> Correction:
+        """Return what `rerun` would run again, and which effects that would repeat.
+
+        Raises: as `rerun`.
+        """
+        return self._run_factory.compare_rerun(run_id, tasks, only=only)
+
+    def rerun(
+        self,
+        run_id: str,
+        *tasks: str,
+        only: bool = False,
+        new_id: str | None = None,
+        by: str = "edit",
+    ) -> RunId:
+        """Start a new run from an old one, in which tasks are run again.
+
+        Everything else is as the old run left it. The old run stays as it is.
+
+        Args:
+            run_id: the old run.
+            tasks: the tasks, by their ids in the plan.
+            only: leave what depends on them as it is.
+            new_id: the id of the new run.
+            by: the author, for the history.
+
+        Returns:
+            The id of the new run, to be resumed.
+
+        Raises:
+            ChangeRejected: a task has not run yet, or cannot be run again; names every one.
+            NotRunning: the old run was aborted.
+            StoreError: the store does not take the new run.
+            UnknownRun: the store has no such run.
+            UnknownTask: the run has no such task.
+        """
+        return self._run_factory.rerun(run_id, tasks, by, new_id, only=only)
 
     @asynccontextmanager
     async def session(

@@ -661,10 +661,14 @@ class CallMade(_Body):
 
 @_record_body
 class PlanRevised(_Body):
-    """Changes were applied: the plan has a new revision; `traces` has the trace contexts of the attempts that they cancel."""
+    """Changes were applied: the plan has a new revision.
+
+    `traces` has the trace contexts of the attempts that they cancel. `adopted` is the corrected plan whose tasks they
+    bring about; its tools, context, resources, goal and budget apply from here on.
+    """
 
     kind: ClassVar = "revised"
-    texts: ClassVar = ("changes", "reason", "by")
+    texts: ClassVar = ("changes", "reason", "by", "adopted")
     number: int
     parent: int
     changes: tuple[PlanChange, ...]
@@ -675,6 +679,7 @@ class PlanRevised(_Body):
     chosen: int | None = None
     hash: str = ""
     traces: dict[TaskId, str] = field(default_factory=dict)
+    adopted: Plan | None = None
 
 
 @_record_body

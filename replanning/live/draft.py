@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Final, NamedTuple
 
 from replanning.changes import (
@@ -32,7 +32,8 @@ from replanning.live.states import (
     TaskEvent,
     TaskState,
 )
-from replanning.plan.checks import check_task, may_read_results, result_references
+from replanning.plan.checks import TaskScope, check_task, may_read_results, result_references
+from replanning.plan.document import Plan
 from replanning.plan.messages import join_names
 from replanning.plan.tasks import Task, for_another_tool, program_note
 from replanning.plan.types import JsonObject, TaskId
@@ -78,9 +79,12 @@ class Draft:
     Args:
         graph: the live plan.
         changes: the changes, in order; none for the plan as it is.
+        adopted: the corrected plan that the changes bring about. Its tools and resources hold for
+            them, and they may do finished tasks again.
 
     Attributes:
         changes: the changes.
+        adopted: the corrected plan, if there is one.
         problems: the reasons why the changes cannot be committed.
         version: the version of the plan that they were staged against; the draft is valid while the
             plan has it.
@@ -93,8 +97,14 @@ class Draft:
         removed: the removed tasks, with the path of the change.
     """
 
-    def __init__(self, graph: TaskGraph, changes: Sequence[PlanChange] = ()) -> None:
+    def __init__(
+        self,
+        graph: TaskGraph,
+        changes: Sequence[PlanChange] = (),
+        adopted: Plan | None = None,
+    ) -> None:
         self.changes = tuple(changes)
+        self.adopted = adopted
         self.problems: list[Problem] = []
         self.version = graph.version
         self.plan_hash = ""
@@ -112,11 +122,13 @@ class Draft:
         self._change_path = ""
         self._committed_at = 0.0
         self._abort_reason: str | None = None
-        self._stale: dict[TaskId, StaleResult] | None = None
         self._commit_steps: list[Callable[[Draft], None]] = []
         for index, change in enumerate(changes):
             self._change_path = f"changes[{index}]"
             _STAGE_HANDLERS[type(change)](self, change)
+        self._change_path = ""
+        if adopted is not None:
+            self._check_adopted(adopted)
         self._check_plan()
 
     def __contains__(self, task_id: object) -> bool:
@@ -248,10 +260,9 @@ class Draft:
         event = TaskEvent.REPLACE
         if task_id in self._graph.entries and self.state(task_id) in SATISFIED:
             # A finished task may be replaced only where its result has to be made again.
-            if self._stale is None:
-                self._stale = stale_results(self._graph)
             stale = self._stale.get(task_id)
-            if stale is not None and stale.redo:
+            # Whoever corrects a plan has agreed to have finished tasks done again.
+            if self.adopted is not None or (stale is not None and stale.redo):
                 event = TaskEvent.REDO
         if not self._stage_event(task_id, event, "be replaced"):
             return
@@ -433,6 +444,18 @@ class Draft:
 
     # Rules of staging
 
+    @cached_property
+    def _stale(self) -> dict[TaskId, StaleResult]:
+        """The finished tasks with stale results, looked for only where one is replaced."""
+        return stale_results(self._graph)
+
+    @cached_property
+    def _scope(self) -> TaskScope:
+        """What tasks may refer to."""
+        if self.adopted is None:
+            return self._graph.scope
+        return self._graph.scope_after(self.adopted)
+
     def _add_problem(self, message: str) -> None:
         self.problems.append(Problem(self._change_path, message))
 
@@ -496,8 +519,7 @@ class Draft:
         return True
 
     def _validate_task(self, task: Task) -> None:
-        graph = self._graph
-        for message in check_task(task, graph.scope):
+        for message in check_task(task, self._scope):
             self._add_problem(f"task {task.id!r}: {message}")
         for dep in dict.fromkeys(task.depends_on):
             if task.depends_on.count(dep) > 1:
@@ -538,6 +560,17 @@ class Draft:
         return True
 
     # Checks of the plan as the changes would leave it
+
+    def _check_adopted(self, adopted: Plan) -> None:
+        """Check that unfinished tasks, which the changes leave alone, fit other tools and resources."""
+        graph = self._graph
+        capacity_changes = adopted.resources != graph.plan.resources
+        changed_tools = graph.changed_tools(adopted)
+        for entry in graph:
+            if entry.state in FINISHED or entry.id in self.states or entry.id in self.tasks:
+                continue
+            if capacity_changes or entry.task.tool in changed_tools:
+                self._validate_task(entry.task)
 
     def _check_plan(self) -> None:
         """Check dependencies, removals, cycles and references, and collect their problems.

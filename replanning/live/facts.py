@@ -118,6 +118,10 @@ class DependencyIndex:
             self._actions[task.id] = task, tool, action
         return action, arguments
 
+    def forget_actions(self) -> None:
+        """Forget the actions of tasks, because tools are described in another way."""
+        self._actions.clear()
+
     def add(self, task: Task) -> None:
         """Index a task."""
         if task.tool:

@@ -396,6 +396,70 @@ class TaskGraph:
             return None
         return self.tools.get(task.tool)
 
+    # Corrected plans
+
+    def changed_tools(self, adopted: Plan) -> dict[str, ToolSpec]:
+        """Return the tools that a corrected plan adds or describes in another way.
+
+        A tool keeps its availability, which is an observation, unless the correction is about that.
+        """
+        changed: dict[str, ToolSpec] = {}
+        for tool in adopted.tools:
+            before = self.plan.tool(tool.name)
+            if before == tool:
+                continue
+            changed[tool.name] = tool
+            now = self.tools.get(tool.name)
+            if before is not None and now is not None and before.available == tool.available:
+                changed[tool.name] = tool.model_copy(update={"available": now.available})
+        return changed
+
+    def changed_capacities(self, adopted: Plan) -> dict[str, float]:
+        """Return the capacities of resources that a corrected plan adds or changes."""
+        before = self.plan.resources
+        changed: dict[str, float] = {}
+        for name, amount in adopted.resources.items():
+            if before.get(name) != amount:
+                changed[name] = amount
+        return changed
+
+    def scope_after(self, adopted: Plan) -> TaskScope:
+        """Return what tasks may refer to once a corrected plan applies."""
+        tools = {**self.tools, **self.changed_tools(adopted)}
+        capacity = {**self.scheduler.pool.capacity, **self.changed_capacities(adopted)}
+        return TaskScope(tools, capacity, self.plan.objects)
+
+    def adopt(self, adopted: Plan) -> None:
+        """Have the tools and resources of a corrected plan apply; its tasks follow as changes."""
+        self._change_tools(self.changed_tools(adopted))
+        pool = self.scheduler.pool
+        capacities = self.changed_capacities(adopted)
+        pool.capacity.update(capacities)
+        pool.limited = pool.limited or bool(capacities)
+        self.scope = TaskScope(self.tools, pool.capacity, self.plan.objects)
+        if adopted.on_stale == "redo":
+            self.staleness.redoes = True
+        self.plan = adopted
+        self.scheduler.unpark()
+
+    def _change_tools(self, changed: Mapping[str, ToolSpec]) -> None:
+        """Replace descriptions of tools, and index the unfinished tasks by them anew."""
+        index = self.dependency_index
+        unfinished = [entry.task for entry in self if entry.state not in FINISHED]
+        for task in unfinished:
+            index.discard_user(task)
+        self.tools.update(changed)
+        for name, tool in changed.items():
+            # What the earlier description failed at says nothing about this one.
+            self.scheduler.breakers.pop(name, None)
+            if tool.resources:
+                self.scheduler.pool.limited = True
+            if tool.fact_patterns and self.world.closed and index.fact_index is None:
+                index.fact_index = FactIndex()
+        index.forget_actions()
+        for task in unfinished:
+            index.add(task)
+
     def in_doubt(self, entry: TaskEntry) -> list[TaskEntry]:
         """Return the tasks of a lineage, up to this one, whose effect is in doubt."""
         doubtful: list[TaskEntry] = []

@@ -57,8 +57,8 @@ from replanning.plan.document import Plan
 from replanning.plan.json_values import is_redacted
 from replanning.plan.messages import join_names
 from replanning.plan.references import resolve_references
-from replanning.plan.tasks import COMMAND_PREFIX, Task, TaskBody
-from replanning.plan.types import TaskId
+from replanning.plan.tasks import COMMAND_PREFIX, Goal, Task, TaskBody
+from replanning.plan.types import JsonObject, TaskId
 from replanning.secrets import MASK
 
 _PENDING: Final = TaskState.PENDING
@@ -271,6 +271,7 @@ class LivePlan(TaskGraph):
         expected_revision: int | None = None,
         *,
         draft: Draft | None = None,
+        adopted: Plan | None = None,
     ) -> Draft:
         """Stage changes that the plan accepts; nothing changes until a record of them is folded.
 
@@ -278,6 +279,7 @@ class LivePlan(TaskGraph):
             changes: the changes, in order; later ones see the effect of earlier ones.
             expected_revision: the revision they were made for, if that matters.
             draft: the same changes as staged earlier; staged anew if the plan has changed since.
+            adopted: the corrected plan that the changes bring about.
 
         Raises:
             RevisionConflict: the plan is at another revision.
@@ -292,10 +294,12 @@ class LivePlan(TaskGraph):
                 [Problem("", message)], expected=expected_revision, actual=self.revision
             )
         if draft is None or draft.version != self.version:
-            draft = Draft(self, changes)
+            draft = Draft(self, changes, adopted)
         if draft.problems:
             raise ChangeRejected(draft.problems)
         document = to_canonical_json([dump_change(change) for change in draft.changes])
+        if adopted is not None:
+            document += adopted.content_hash()
         before = self.revision_hash or self.hash
         draft.plan_hash = hashlib.sha256(f"{before}:{document}".encode()).hexdigest()
         return draft
@@ -343,7 +347,11 @@ class LivePlan(TaskGraph):
             if isinstance(body, PlanRevised):
                 # Where the record is read from a journal, its changes are staged anew.
                 if draft is None:
-                    draft = self.prepare(body.changes, body.parent)
+                    draft = self.prepare(body.changes, body.parent, adopted=body.adopted)
+                if body.adopted is not None:
+                    self._adopt_values(body.adopted)
+                    # Before the tasks, which may use its tools and resources.
+                    self.adopt(body.adopted)
                 draft.commit(record.at)
                 if body.replan is not None:
                     self.statistics.recent_ends.append(False)
@@ -355,6 +363,37 @@ class LivePlan(TaskGraph):
         if self.world.problems:
             self.world.problems.clear()
         handler(self, body, record.at)
+
+    def _adopt_values(self, adopted: Plan) -> None:
+        """Change the values of the context and the fields of the goal that a corrected plan changes."""
+        changes, removed = self.changed_context(adopted)
+        if changes or removed:
+            history = self.staleness.history
+            history.change(self.context, changes, removed, self.scheduler.last_claim)
+            self.masked.context.difference_update(changes)
+        self.goal = self.goal_after(adopted)
+
+    def changed_context(self, adopted: Plan) -> tuple[JsonObject, tuple[str, ...]]:
+        """Return the values that a corrected plan adds to the context or changes, and the keys it drops."""
+        before = self.plan.context
+        changes: JsonObject = {}
+        for key, value in adopted.context.items():
+            is_changed = key not in before or before[key] != value
+            if is_changed and not (key in self.context and self.context[key] == value):
+                changes[key] = value
+        removed = [key for key in before if key not in adopted.context and key in self.context]
+        return changes, tuple(removed)
+
+    def goal_after(self, adopted: Plan) -> Goal:
+        """Return the goal with the fields that a corrected plan changes."""
+        changed: dict[str, object] = {}
+        for name in Goal.model_fields:
+            value = getattr(adopted.goal, name)
+            if value != getattr(self.plan.goal, name):
+                changed[name] = value
+        if not changed:
+            return self.goal
+        return self.goal.model_copy(update=changed)
 
     def _on_call_made(self, body: CallMade, at: float) -> None:
         entry = self._insert_call(body.call)

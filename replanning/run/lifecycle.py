@@ -43,6 +43,7 @@ from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.plan.checks import check_task
+from replanning.plan.document import Plan
 from replanning.plan.json_values import copy_json
 from replanning.plan.messages import join_names
 from replanning.plan.references import has_references
@@ -332,6 +333,7 @@ class Lifecycle:
         triggers: tuple[TriggerId, ...] = (),
         replan: ReplanId | None = None,
         chosen: int | None = None,
+        adopted: Plan | None = None,
     ) -> int:
         """Apply changes to the plan: all or none, as one revision.
 
@@ -345,6 +347,7 @@ class Lifecycle:
             triggers: the triggers that they answer.
             replan: the replan that they belong to.
             chosen: the index of the candidate.
+            adopted: the corrected plan that they bring about.
 
         Returns:
             The number of the revision.
@@ -374,7 +377,7 @@ class Lifecycle:
             if trace:
                 traces[change.task_id] = trace
         with self.spans.apply_span(changes, by, replan):
-            draft = live.prepare(changes, expected_revision, draft=draft)
+            draft = live.prepare(changes, expected_revision, draft=draft, adopted=adopted)
             body = PlanRevised(
                 parent + 1,
                 parent,
@@ -386,6 +389,7 @@ class Lifecycle:
                 chosen,
                 draft.plan_hash,
                 traces,
+                adopted,
             )
             stored: PlanRevised | None = None
             if shown is not None:

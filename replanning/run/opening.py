@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import is_
-from typing import Final
+from typing import Final, get_args
 
 import anyio
 import anyio.abc
@@ -24,6 +24,7 @@ from replanning.decision.ledger import Ledger
 from replanning.decision.masks import MaskRestorer
 from replanning.environment import Clock, Environment, SystemClock, lease_time, owner_id
 from replanning.errors import (
+    ChangeRejected,
     JournalCorrupt,
     LeaseLost,
     NotRunning,
@@ -32,7 +33,7 @@ from replanning.errors import (
     StoreError,
     UnknownRun,
 )
-from replanning.history.status import apply_record
+from replanning.history.status import ReplayedRun, apply_record, replay_records
 from replanning.journal.records import (
     AttemptInterrupted,
     ErrorContained,
@@ -44,7 +45,9 @@ from replanning.journal.records import (
     Record,
     ReplanRequested,
     ResourceUpdated,
+    RunEnded,
     RunOpened,
+    RunPaused,
     RunResumed,
     Trigger,
     TriggerDropped,
@@ -59,11 +62,20 @@ from replanning.journal.store import (
     check_run_id,
     is_locked,
 )
+from replanning.live.correction import (
+    Correction,
+    Rerun,
+    correct_plan,
+    rerun_tasks,
+    restore_changes,
+    restore_plan,
+)
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
 from replanning.plan.checks import secret_name_problems
 from replanning.plan.document import Plan, redaction_warning
 from replanning.plan.json_values import is_redacted
+from replanning.plan.messages import join_names
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.run.event_loop import (
@@ -231,19 +243,34 @@ class RunFactory:
         if not isinstance(opened, RunOpened):
             return await self.create(plan, run_id, mode=mode, open_ended=open_ended)
 
-        known = opened.plan
         # The journal has no secrets, so the two plans are compared without them.
         given = await self._masked_plan(plan)
         if open_ended:
+            plan = plan.model_copy(update={"tools": opened.plan.tools})
+        known = opened.plan
+        if open_ended:
             known = known.model_copy(update={"tools": ()})
             given = given.model_copy(update={"tools": ()})
-            plan = plan.model_copy(update={"tools": opened.plan.tools})
-        if opened.open_ended != open_ended or known.content_hash() != given.content_hash():
+        is_known = known.content_hash() == given.content_hash() or self._has_adopted(run_id, given)
+        if opened.open_ended != open_ended or not is_known:
             raise StoreError(
                 f"run {run_id!r} is a run of another plan; resume that one, with the context that "
-                "it was opened with, or open this plan as another run"
+                "it was opened with, have it adopt this plan, or open this plan as another run"
             )
         return await self.resume(run_id, plan)
+
+    def _has_adopted(self, run_id: str, given: Plan) -> bool:
+        """Return whether a run has taken this plan, without its secrets, as a correction."""
+        for record in self.store.read(RunId(run_id)):
+            if not isinstance(record.body, PlanRevised) or record.body.adopted is None:
+                continue
+            # It has further tools: those that the run had before, and has found by itself.
+            adopted = record.body.adopted
+            if all(adopted.tool(tool.name) == tool for tool in given.tools):
+                same = adopted.model_copy(update={"tools": given.tools})
+                if same.content_hash() == given.content_hash():
+                    return True
+        return False
 
     async def _masked_plan(self, plan: Plan) -> Plan:
         """Return a plan as the journal keeps it; the same object if it holds no secrets."""
@@ -266,8 +293,8 @@ class RunFactory:
 
         Args:
             run_id: the run.
-            plan: the plan that it was opened with, where the caller has it. Its secrets, which
-                the journal does not keep, are at hand then.
+            plan: the plan that it was opened with, or one made of it, where the caller has it. Its
+                secrets, which the journal does not keep, are at hand then.
 
         Raises:
             UnknownRun: there is no such run.
@@ -293,9 +320,9 @@ class RunFactory:
                     capture_content=self.settings.capture_content,
                     records=records,
                 )
-                if plan is not None and isinstance(records[0].body, RunOpened):
-                    opened = replace(records[0].body, plan=plan)
-                    records[0] = records[0]._replace(body=opened)
+                if plan is not None:
+                    clean = await self._masked_plan(plan)
+                    _complete_records(records, plan, clean, self.redactor)
                 live, ledger = await self._rebuild_state(records)
                 live.find_masked_parts(plan)
                 made = self._build_run(lease, records, live, ledger, spans)
@@ -316,7 +343,6 @@ class RunFactory:
             StoreError: the run has no such revision, the new id looks like a secret, or the
                 store fails.
         """
-        run = self._new_run_id(new_id)
         old = RunId(run_id)
         records: list[Record] = []
         for _ in _read_journal(self.store, old, records):
@@ -331,13 +357,19 @@ class RunFactory:
                 f"run {run_id!r} has no revision {revision!r}; it has revisions 0 to {latest}"
             )
 
+        return self._copy(records[:end], revision, new_id)
+
+    def _copy(self, records: Sequence[Record], revision: int, new_id: str | None) -> RunId:
+        """Write records of a run, up to this revision, as those of a new one."""
+        run = self._new_run_id(new_id)
         opened = records[0].body
         assert isinstance(opened, RunOpened)
+        old = opened.run
         first = replace(
             opened, run=run, trace=None, forked_from=(old, revision), version=__version__
         )
         kept = [records[0]._replace(body=first)]
-        for record in records[1:end]:
+        for record in records[1:]:
             # Processes belong to the old run, which may go on.
             if not isinstance(record.body, ProcessStarted):
                 kept.append(record)
@@ -348,6 +380,91 @@ class RunFactory:
         finally:
             self.store.release(lease)
         return run
+
+    def compare(self, run_id: str, plan: Plan, rerun: Rerun) -> Correction:
+        """Return what a corrected plan would change in a run, as the store has it.
+
+        Raises:
+            ChangeRejected: it is another plan, or the run cannot take it.
+            UnknownRun: there is no such run.
+            StoreError: the store fails.
+        """
+        problems = secret_name_problems(plan, self.redactor)
+        if problems:
+            raise ChangeRejected(problems)
+        run = RunId(run_id)
+        records: list[Record] = []
+        for _ in _read_journal(self.store, run, records):
+            pass
+        _complete_records(records, plan, self.redactor.document(plan), self.redactor)
+        replayed = self._replay(records)
+        live = replayed.live
+        ended = replayed.ledger.run_end
+        if ended is not None and (ended.status == "succeeded" or live.aborted is not None):
+            raise NotRunning(
+                f"run {run_id!r} is {ended.status}, so it takes no corrected plan; start a new run"
+                " from it: run tasks of it again, or fork it at a revision"
+            )
+        undecided = replayed.ledger.undecided_tasks
+        return correct_plan(live, plan, self.redactor, rerun=rerun, undecided=undecided)
+
+    def rerun(
+        self, run_id: str, tasks: Sequence[str], by: str, new_id: str | None, *, only: bool
+    ) -> RunId:
+        """Copy a run's journal into a new run, in which tasks are to be run again.
+
+        Raises:
+            ChangeRejected: a task has not run yet, or cannot be run again.
+            NotRunning: the run was aborted.
+            StoreError: the new id looks like a secret, or the store fails.
+            UnknownRun: there is no such run.
+            UnknownTask: there never was such a task.
+        """
+        old = RunId(run_id)
+        records: list[Record] = []
+        for _ in _read_journal(self.store, old, records):
+            pass
+        live, correction = self._correction_of_rerun(records, tasks, only=only)
+        names = join_names([repr(name) for name in dict.fromkeys(tasks)], 5)
+        draft = live.prepare(correction.changes, adopted=correction.plan)
+        revised = PlanRevised(
+            live.revision + 1,
+            live.revision,
+            correction.changes,
+            f"run {names} again",
+            by,
+            hash=draft.plan_hash,
+            adopted=correction.plan,
+        )
+        # The time of the new run begins here, so that nothing of it seems to be overdue.
+        last = Record(records[-1].seq, self.environment.clock.now(), revised)
+        return self._copy([*_without_end(records), last], live.revision + 1, new_id)
+
+    def compare_rerun(self, run_id: str, tasks: Sequence[str], *, only: bool) -> Correction:
+        """Return what `rerun` would change in the copy; raises as it does."""
+        records: list[Record] = []
+        for _ in _read_journal(self.store, RunId(run_id), records):
+            pass
+        return self._correction_of_rerun(records, tasks, only=only)[1]
+
+    def _correction_of_rerun(
+        self, records: Sequence[Record], tasks: Sequence[str], *, only: bool
+    ) -> tuple[LivePlan, Correction]:
+        live = self._replay(_without_end(records)).live
+        if live.aborted is not None:
+            raise NotRunning(
+                f"the run was aborted: {live.aborted}; start a new one from an earlier revision"
+            )
+        return live, rerun_tasks(live, tasks, only=only)
+
+    def _replay(self, records: Sequence[Record]) -> ReplayedRun:
+        """Replay records with the secrets that are at hand, in one step."""
+        opened = records[0].body
+        assert isinstance(opened, RunOpened)
+        replayed = replay_records(records[:1])
+        for _ in _apply_records(records, replayed.live, replayed.ledger, self.redactor):
+            pass
+        return replayed
 
     def _new_run_id(self, given: str | None) -> RunId:
         if not given:
@@ -537,12 +654,36 @@ def _end_of_revision(records: Sequence[Record], revision: int) -> int | None:
     return None
 
 
+def _without_end(records: Sequence[Record]) -> list[Record]:
+    """Return records without those of ends and pauses, after which nothing would run."""
+    return [record for record in records if not isinstance(record.body, RunEnded | RunPaused)]
+
+
 def _feature_version(version: str) -> tuple[int, ...]:
     """Return the major and minor version; empty where they are not numbers."""
     try:
         return tuple(int(part) for part in version.split(".")[:2])
     except ValueError:
         return ()
+
+
+def _complete_records(records: list[Record], given: Plan, clean: Plan, redactor: Redactor) -> None:
+    """Put the secrets of a plan that was given again into the plans on record.
+
+    Args:
+        records: of the run.
+        given: the plan.
+        clean: the plan without its secrets.
+        redactor: masks secrets.
+    """
+    for position, record in enumerate(records):
+        body = record.body
+        if isinstance(body, RunOpened):
+            plan = restore_plan(body.plan, given, redactor, clean)
+            records[position] = record._replace(body=replace(body, plan=plan))
+        elif isinstance(body, PlanRevised) and body.adopted is not None:
+            plan = restore_plan(body.adopted, given, redactor, clean)
+            records[position] = record._replace(body=replace(body, adopted=plan))
 
 
 def _apply_records(
@@ -562,9 +703,13 @@ def _with_secrets(record: Record, live: LivePlan, redactor: Redactor) -> Record:
     revised = record.body
     if not isinstance(revised, PlanRevised):
         return record
-    if not any(is_redacted(arguments) for _, arguments in change_arguments(revised.changes)):
+    changes = revised.changes
+    if revised.adopted is not None:
+        changes = restore_changes(changes, revised.adopted, live, redactor)
+    if any(is_redacted(arguments) for _, arguments in change_arguments(changes)):
+        changes = MaskRestorer(changes, live, redactor).restore()
+    if changes is revised.changes:
         return record
-    changes = MaskRestorer(revised.changes, live, redactor).restore()
     return record._replace(body=replace(revised, changes=changes))
 
 
@@ -860,10 +1005,31 @@ def process_messages(
                 return
 
 
+def _adopt_message(run: PlanRun, message: InboxMessage) -> None:
+    """Adopt the plan in a message; one that cannot be adopted is recorded."""
+    rerun: Rerun | None = None
+    if message.payload.get("rerun") in get_args(Rerun):
+        rerun = message.payload["rerun"]  # type: ignore[assignment] # one of its values
+    try:
+        # A message that was handled before, and not discarded, makes no difference any more.
+        plan = Plan.model_validate(message.payload.get("plan"))
+        run.adopt(plan, rerun=rerun, reason=str(message.payload.get("reason") or ""), by=message.by)
+    except (PlanError, ChangeRejected) as error:
+        run._lifecycle.record_error(adoption_place(message.by), error)
+
+
+def adoption_place(by: str) -> str:
+    """Return the place of an error that says why the plan of a person was not adopted."""
+    return f"the corrected plan of {by or 'somebody'}"
+
+
 def _handle_message(run: PlanRun, message: InboxMessage, on_message: MessageHandler | None) -> None:
     payload = message.payload
     if message.kind == "pause":
         run.pause(str(payload.get("reason") or "asked to pause"), by=message.by)
+        return
+    if message.kind == "adopt":
+        _adopt_message(run, message)
         return
     if message.kind != "request":
         if on_message is not None:

@@ -38,8 +38,10 @@ from replanning.journal.records import (
     Usage,
 )
 from replanning.journal.values import CONTAINERS, copy_containers
+from replanning.live.correction import Correction, Rerun, correct_plan, unstated_reruns
 from replanning.live.stale import stale_results
 from replanning.live.view import PlanView, ReplanningInfo
+from replanning.plan.checks import secret_name_problems
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Task
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
@@ -416,6 +418,61 @@ class PlanRun(ObservedRun):
         if not stated:
             raise ChangeRejected([Problem("changes", "there are none")])
         return self._lifecycle.revise(stated, reason, by, expected_revision=expected_revision)
+
+    @in_loop_thread
+    def compare(self, plan: Plan, *, rerun: Rerun = "changed") -> Correction:
+        """Return what `adopt` would change; nothing changes.
+
+        Raises:
+            ChangeRejected: it is another plan, or the run cannot take it; names every reason.
+        """
+        life = self._lifecycle
+        problems = secret_name_problems(plan, life.redactor)
+        if problems:
+            raise ChangeRejected(problems)
+        undecided = life.ledger.undecided_tasks
+        return correct_plan(life.live, plan, life.redactor, rerun=rerun, undecided=undecided)
+
+    @in_loop_thread
+    def adopt(
+        self, plan: Plan, *, rerun: Rerun | None = None, reason: str = "", by: str = "edit"
+    ) -> int:
+        """Go on with a corrected plan where the run stands: as one revision, all or nothing.
+
+        Tasks correspond by their ids. A difference is what differs from the plan that the run was
+        given last, so what replans have changed since stays. What is finished and unchanged is
+        kept, and what has failed is tried again. Tools, context, resources, goal and budget change
+        with the tasks.
+
+        Args:
+            plan: the corrected plan.
+            rerun: whether finished tasks that are changed, and what follows from them, are run
+                again (`changed`) or kept (`none`). It must be stated if there are any.
+            reason: why, for the history.
+            by: the author, for the history.
+
+        Returns:
+            The number of the revision; the present one if the plan makes no difference.
+
+        Raises:
+            ChangeRejected: it is another plan, the run cannot take it, or it changes finished tasks
+                and `rerun` is not stated; names every reason. Nothing has changed.
+            NotRunning: the run has ended.
+            StoreError: the journal does not take it; nothing has changed.
+        """
+        life = self._lifecycle
+        self._require_running("it takes no corrected plan")
+        correction = self.compare(plan, rerun=rerun or "changed")
+        if rerun is None and correction.again:
+            raise ChangeRejected(unstated_reruns(correction))
+        if not correction:
+            return life.live.revision
+        stated = accept_changes(correction.changes, life.live, life.redactor)
+        stated_reason = reason or "the plan was corrected"
+        number = life.revise(stated, stated_reason, by, adopted=correction.plan)
+        if self.live.staleness.redoes and life.end is None:
+            life.record_stale_results()
+        return number
 
     def add_task(self, task: Task, *, before: Sequence[str] = (), reason: str = "") -> int:
         """Add a task; the tasks in `before` will wait for it. Raises as `apply`, like all edits."""

@@ -1,0 +1,706 @@
+"""Corrected plans, and tasks that are run again: what a person changes in a plan that has begun.
+
+A plan file is compared with the plan that the run was given last, so that a difference is what the
+person has changed. What replans and edits have changed since stays, unless the person changed the
+same task. Tasks correspond by their ids; a change of a task that was replaced concerns what stands
+in its place. The result is one edit, made of the same changes as any other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
+
+from replanning.changes import (
+    AddTask,
+    CancelTask,
+    ModifyTask,
+    PlanChange,
+    RemoveTask,
+    ReplaceTask,
+    RetryTask,
+    SkipTask,
+)
+from replanning.errors import ChangeRejected, Problem, UnknownTask
+from replanning.live.draft import Draft
+from replanning.live.entries import CONDITION_NOT_MET, TaskEntry
+from replanning.live.plan import LivePlan
+from replanning.live.states import SATISFIED, STUCK, WAITING, TaskState
+from replanning.live.view import PlanView
+from replanning.plan.document import Plan
+from replanning.plan.json_values import is_redacted
+from replanning.plan.messages import did_you_mean, join_names
+from replanning.plan.tasks import StrictModel, Task, ToolSpec, is_repeatable
+from replanning.plan.types import JsonObject, JsonValue, TaskId
+from replanning.secrets import MASK, Redactor
+
+Rerun = Literal["changed", "none"]
+"""What becomes of finished tasks that a corrected plan changes: they are run again, or kept."""
+
+_WORK_FIELDS: Final = {"tool", "arguments", "when", "depends_on", "acceptance"}
+"""Fields of a task that its result depends on."""
+
+_PROSE_FIELDS: Final = {*_WORK_FIELDS, "name", "goal", "metadata"}
+"""The same for a task without a tool: what its work does with it is not known here."""
+
+_ANNOTATIONS: Final = ("name", "goal", "metadata")
+"""Fields that can change in a finished task."""
+
+_TOOL_SAYINGS: Final = ("effect", "idempotent", "retry")
+"""Fields of a task that are lost with its tool, unless they are stated again."""
+
+_CALL_FIELDS: Final = (
+    "kind",
+    "command",
+    "method",
+    "url",
+    "headers",
+    "body",
+    "callable",
+    "server",
+    "tool",
+    "cwd",
+    "workspace",
+    "env",
+)
+"""Fields of a tool that its results depend on."""
+
+_FIXED_PARTS: Final = ("mcp", "facts", "objects")
+"""Parts of a plan that cannot change while it runs."""
+
+_OTHER_PLAN: Final = ("id", "name")
+"""Parts that tell one plan from another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What a corrected plan, or a wish to run tasks again, changes in a run.
+
+    Attributes:
+        plan: the plan as the run takes it: with the tools that the run has found by itself.
+        changes: the changes of tasks, in order.
+        again: the finished and running tasks that would be run again, each with the reason.
+        effects: those of them that had been done and whose repetition is a second effect, each with
+            what is stated of it: `reversible`, `partly`, `irreversible`, or nothing.
+        diff: the effect in lines for people, as alternatives show theirs; empty if there is none.
+    """
+
+    plan: Plan
+    changes: tuple[PlanChange, ...]
+    again: Mapping[TaskId, str]
+    effects: Mapping[TaskId, str]
+    diff: str
+
+    def __bool__(self) -> bool:
+        return bool(self.diff)
+
+
+def unstated_reruns(correction: Correction) -> list[Problem]:
+    """Return a problem for each finished task of which must be stated whether it is run again."""
+    problems: list[Problem] = []
+    for task_id, why in correction.again.items():
+        message = (
+            f"task {task_id!r} would be run again, because {why}: state `rerun`, as `changed` to run"
+            " such tasks again or `none` to keep them"
+        )
+        problems.append(Problem("", message))
+    return problems
+
+
+def correct_plan(
+    live: LivePlan,
+    given: Plan,
+    redactor: Redactor,
+    *,
+    rerun: Rerun = "changed",
+    undecided: Collection[TaskId] = (),
+) -> Correction:
+    """Compare a corrected plan with a running one.
+
+    Args:
+        live: the running plan.
+        given: the corrected plan; masks stand for the values that the running plan has there.
+        redactor: masks secrets, which a journal and a message do not keep.
+        rerun: whether finished tasks that are changed are run again, and what follows from them.
+        undecided: tasks that a replan or a question is about. If they have failed and are not
+            changed, they are left to it; other failed tasks are tried again.
+
+    Raises:
+        ChangeRejected: it is another plan, or cannot be brought about; names every reason.
+    """
+    comparison = _Comparison(live, given, redactor)
+    problems = comparison.problems()
+    if problems:
+        raise ChangeRejected(problems)
+    edit = _Edit(live, comparison.adopted)
+    corrections = _TaskCorrections(edit, live, comparison)
+    corrections.collect()
+    if rerun == "changed":
+        edit.run_again(corrections.redone, corrections.corrected)
+    if edit.changes or comparison.lines:
+        for entry in list(map(live.entry, live.stuck)):
+            if entry.id not in undecided and not live.in_doubt(entry):
+                edit.revive(entry)
+    return edit.correction(comparison.lines)
+
+
+def rerun_tasks(live: LivePlan, tasks: Collection[str], *, only: bool = False) -> Correction:
+    """Return how tasks are run again, with all that depends on them.
+
+    Args:
+        live: the plan, of a run that is over.
+        tasks: the tasks, by the id of any task of their lineage.
+        only: leave what depends on them as it is.
+
+    Raises:
+        ChangeRejected: a task has not run yet, or cannot be run again; names every one.
+        UnknownTask: there never was such a task.
+    """
+    edit = _Edit(live, live.plan)
+    redone: dict[TaskId, str] = {}
+    for name in dict.fromkeys(tasks):
+        if name not in live:
+            raise UnknownTask(name, did_you_mean(name, [entry.id for entry in live]))
+        entry = live.entries[live.entry(TaskId(name)).root]
+        parts = [leaf for leaf in live.leaves(entry) if not leaf.removed]
+        if all(leaf.state in WAITING for leaf in parts):
+            edit.reject(f"task {name!r} has not run yet: resume the run to have it run")
+        for leaf in parts:
+            redone[leaf.id] = "it was asked for"
+    edit.run_again(redone, {}, only=only)
+    return edit.correction([])
+
+
+def restore_plan(masked: Plan, true: Plan, redactor: Redactor, clean: Plan | None = None) -> Plan:
+    """Return a plan with true values in place of masks, where another plan has them.
+
+    A part that is the masked form of a part of the other plan becomes that part.
+
+    Args:
+        masked: the plan with masks.
+        true: the other plan.
+        redactor: makes the masked forms.
+        clean: the masked form of the other plan, if it is at hand.
+    """
+    if clean is None:
+        clean = redactor.document(true)
+    if masked == clean:
+        return true
+    if clean is true:
+        return masked
+    true_tasks = {task.id: task for task in true.tasks}
+    tasks: list[Task] = []
+    for task in masked.tasks:
+        tasks.append(restore_part(task, true_tasks.get(task.id), redactor))
+    tools = [restore_part(tool, true.tool(tool.name), redactor) for tool in masked.tools]
+    context = dict(masked.context)
+    for key, value in true.context.items():
+        if key in context and context[key] == clean.context[key]:
+            context[key] = value
+    servers = masked.mcp
+    if servers == clean.mcp:
+        servers = true.mcp
+    return masked.model_copy(
+        update={
+            "tasks": tuple(tasks),
+            "tools": tuple(tools),
+            "context": context,
+            "mcp": servers,
+        }
+    )
+
+
+PartT = TypeVar("PartT", Task, ToolSpec)
+
+
+def restore_part(masked: PartT, true: PartT | None, redactor: Redactor) -> PartT:
+    """Return a task or a tool with the fields of another one that its fields are the masks of."""
+    if true is None or masked == true:
+        return masked
+    clean = redactor.document(true)
+    if clean is true:
+        return masked
+    if clean == masked:
+        return true
+    fields: dict[str, object] = {}
+    for name in type(masked).model_fields:
+        value = getattr(true, name)
+        shown = getattr(clean, name)
+        if shown != value and getattr(masked, name) == shown:
+            fields[name] = value
+    if not fields:
+        return masked
+    return masked.model_copy(update=fields)
+
+
+def restore_changes(
+    changes: Collection[PlanChange], adopted: Plan, live: LivePlan, redactor: Redactor
+) -> tuple[PlanChange, ...]:
+    """Return the changes that a corrected plan stands for, with its secrets in place of masks."""
+    tasks = {task.id: task for task in adopted.tasks}
+    restored: list[PlanChange] = []
+    for change in changes:
+        match change:
+            case AddTask():
+                task = restore_part(change.task, tasks.get(change.task.id), redactor)
+                restored.append(change.model_copy(update={"task": task}))
+            case ReplaceTask():
+                (new,) = change.tasks
+                true = tasks.get(live.entry(change.task_id).root)
+                if true is not None:
+                    true = true.model_copy(update={"id": new.id})
+                part = restore_part(new, true, redactor)
+                restored.append(change.model_copy(update={"tasks": (part,)}))
+            case ModifyTask():
+                true = tasks.get(live.entry(change.task_id).root)
+                restored.append(_restore_modification(change, true, redactor))
+            case _:
+                restored.append(change)
+    return tuple(restored)
+
+
+def _restore_modification(change: ModifyTask, true: Task | None, redactor: Redactor) -> ModifyTask:
+    if true is None:
+        return change
+    fields = dict(change.fields)
+    values = _dumped(true, [name for name in fields if name in Task.model_fields])
+    clean = redactor.value(values)
+    assert isinstance(clean, dict)
+    for name, value in values.items():
+        if clean[name] == fields[name]:
+            fields[name] = value
+    return change.model_copy(update={"fields": fields})
+
+
+class _Comparison:
+    """Differences between the plan that a run was given last, and a corrected one.
+
+    Attributes:
+        adopted: the corrected plan, with true values and with the tools that the run has found.
+        lines: the differences beside tasks, in lines for people.
+        called_anew: the tools that do something else from now on.
+    """
+
+    def __init__(self, live: LivePlan, given: Plan, redactor: Redactor) -> None:
+        self._live = live
+        # A message has masks where the run has secrets.
+        given = restore_plan(given, live.plan, redactor)
+        self._given = given
+        self._redactor = redactor
+        base = live.plan
+        self.tasks_before = {task.id: task for task in base.tasks}
+        self.called_anew: set[str] = set()
+        self.adopted = given.model_copy(update={"tools": self._tools()})
+        self.lines = list(self._part_lines())
+
+    def problems(self) -> list[Problem]:
+        """Return the reasons why the run cannot take the plan."""
+        base = self._live.plan
+        given = self.adopted
+        problems: list[Problem] = []
+        for name in _OTHER_PLAN:
+            before = getattr(base, name)
+            now = getattr(self._given, name)
+            if now != before:
+                message = f"this is another plan: its {name} is {now!r}, that of the run {before!r}"
+                problems.append(Problem(name, message))
+        known = any(task.id in self._live for task in given.tasks)
+        if base.tasks and not known:
+            problems.append(Problem("tasks", "this is another plan: it has no task of the run"))
+        for name in _FIXED_PARTS:
+            if getattr(given, name) != getattr(base, name):
+                message = "this part cannot change while the plan runs; run the plan anew"
+                problems.append(Problem(name, message))
+        if base.budget is not None and given.budget is None:
+            message = "a budget cannot be taken away from a run; state a larger one"
+            problems.append(Problem("budget", message))
+        for place, part in self._maskable_parts():
+            if is_redacted(part):
+                message = (
+                    f"{MASK} stands for a value that is not shown: leave it where it was, or refer"
+                    " to the value as {env:NAME}"
+                )
+                problems.append(Problem(place, message))
+        return problems
+
+    def _maskable_parts(self) -> Iterator[tuple[str, JsonValue]]:
+        """Yield what the plan changes beside tasks and may have a mask that stands for nothing."""
+        for name in self._live.changed_tools(self.adopted):
+            tool = self.adopted.tool(name)
+            assert tool is not None
+            yield f"tools.{name}", tool.model_dump(mode="json")
+        for key, value in self._live.changed_context(self.adopted)[0].items():
+            yield f"context.{key}", value
+
+    def _tools(self) -> tuple[ToolSpec, ...]:
+        """Return the tools that the run has from now on.
+
+        A tool that the file leaves out stays: tasks that replans have made may use it, and the tools of servers
+        and of functions are in no file.
+        """
+        base = self._live.plan
+        given = {tool.name: tool for tool in self._given.tools}
+        tools: list[ToolSpec] = []
+        for before in base.tools:
+            tool = given.pop(before.name, before)
+            if tool is not before:
+                tool = self._true_tool(tool, before)
+            tools.append(tool)
+        return (*tools, *given.values())
+
+    def _true_tool(self, given: ToolSpec, before: ToolSpec) -> ToolSpec:
+        new = given
+        if before.kind in (None, "mcp"):
+            # The function or the server has told what the file leaves open.
+            stated = {name: getattr(given, name) for name in given.model_fields_set}
+            new = before.model_copy(update=stated)
+        if new == before:
+            return before
+        if any(getattr(new, name) != getattr(before, name) for name in _CALL_FIELDS):
+            self.called_anew.add(new.name)
+        return new
+
+    # What people are shown beside the tasks
+
+    def _part_lines(self) -> Iterator[str]:
+        live = self._live
+        base = live.plan
+        for name, tool in live.changed_tools(self.adopted).items():
+            if name in live.tools:
+                yield f"- tool {name}: {self._shown(live.tools[name])}"
+            yield f"+ tool {name}: {self._shown(tool)}"
+        changes, removed = live.changed_context(self.adopted)
+        for key in (*changes, *removed):
+            if key in live.context:
+                yield f"- context.{key}: {self._text({key: live.context[key]})}"
+            if key in changes:
+                yield f"+ context.{key}: {self._text({key: changes[key]})}"
+        capacity = live.scheduler.pool.capacity
+        for name, amount in live.changed_capacities(self.adopted).items():
+            if name in capacity:
+                yield f"- resource {name}: {capacity[name]:g}"
+            yield f"+ resource {name}: {amount:g}"
+        goal = live.goal_after(self.adopted)
+        if goal != live.goal:
+            yield f"- goal: {self._shown(live.goal)}"
+            yield f"+ goal: {self._shown(goal)}"
+        if self.adopted.budget is not None and self.adopted.budget != base.budget:
+            if base.budget is not None:
+                yield f"- budget: {self._shown(base.budget)}"
+            yield f"+ budget: {self._shown(self.adopted.budget)}"
+        if self.adopted.on_stale != base.on_stale:
+            yield f"- on_stale: {base.on_stale}"
+            yield f"+ on_stale: {self.adopted.on_stale}"
+
+    def _shown(self, part: StrictModel) -> str:
+        document = part.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
+        texts: list[str] = []
+        for name, value in document.items():
+            text = value
+            if not isinstance(text, str):
+                text = json.dumps(value, ensure_ascii=False)
+            texts.append(f"{name}: {text}")
+        return self._redactor.text(", ".join(texts))
+
+    def _text(self, member: JsonObject) -> str:
+        (value,) = member.values()
+        masked = self._redactor.value(member)
+        if isinstance(masked, dict):
+            (value,) = masked.values()
+        return json.dumps(value, ensure_ascii=False)
+
+
+class _Edit:
+    """The changes that a person's edit consists of, while they are collected.
+
+    Attributes:
+        changes: the changes so far.
+        again: the finished and running tasks that are run again, with the reasons.
+    """
+
+    def __init__(self, live: LivePlan, adopted: Plan) -> None:
+        self.changes: list[PlanChange] = []
+        self.again: dict[TaskId, str] = {}
+        self._live = live
+        self._adopted = adopted
+        self._problems: list[Problem] = []
+        self._taken: set[TaskId] = set()
+        self._settled: set[TaskId] = set()
+
+    def correction(self, lines: list[str]) -> Correction:
+        """Return the edit, checked as a whole.
+
+        Raises:
+            ChangeRejected: with every problem.
+        """
+        live = self._live
+        draft = Draft(live, self.changes, self._adopted)
+        for problem in draft.problems:
+            # Its place is one among changes that the person did not write.
+            self._problems.append(Problem("", problem.message))
+        if self._problems:
+            raise ChangeRejected(self._problems)
+        effects: dict[TaskId, str] = {}
+        for task_id in self.again:
+            entry = live.entry(task_id)
+            tool = live.tool_of(entry.task)
+            was_done = entry.state is TaskState.DONE or entry.log.in_doubt
+            if was_done and not is_repeatable(entry.task, tool):
+                stated = entry.task.effect
+                if stated is None and tool is not None:
+                    stated = tool.effect
+                effects[task_id] = stated or ""
+        diff = "\n".join([*draft.diff().splitlines(), *lines])
+        # What changes only the document, as the order of its tasks, is no difference to a run.
+        return Correction(self._adopted, tuple(self.changes), self.again, effects, diff)
+
+    def reject(self, message: str) -> None:
+        """Note why the edit cannot be made."""
+        self._problems.append(Problem("", message))
+
+    def add(self, change: PlanChange) -> None:
+        """Add a change."""
+        self.changes.append(change)
+
+    def revive(self, entry: TaskEntry) -> None:
+        """Have a task that has failed, or was cancelled or removed, tried again."""
+        if entry.id not in self._settled:
+            self._settled.add(entry.id)
+            self.add(RetryTask(task_id=entry.id))
+
+    def give_up(self, change: RemoveTask | SkipTask) -> None:
+        """Take a task out, or skip it."""
+        self._settled.add(change.task_id)
+        self.add(change)
+
+    def modify(self, task_id: TaskId, fields: JsonObject) -> None:
+        """Change fields of a task, if there are any."""
+        if fields:
+            self.add(ModifyTask(task_id=task_id, fields=fields))
+
+    def run_again(
+        self, redone: Mapping[TaskId, str], corrected: Mapping[TaskId, Task], *, only: bool = False
+    ) -> None:
+        """Run tasks again that are done or running, and all that has used their results.
+
+        Args:
+            redone: the tasks, with the reasons.
+            corrected: how tasks are done from now on, by their ids; others as before.
+            only: leave what has used their results as it is.
+        """
+        live = self._live
+        reasons = dict(redone)
+        queue = list(redone)
+        # The list grows while it is examined.
+        for task_id in queue:
+            if only:
+                break
+            for other_id in live.entry(task_id).dependent_ids():
+                other = live.entry(other_id)
+                if other_id in reasons or other.state in WAITING:
+                    continue
+                # A person or a decision has given it up, whatever it depends on.
+                if other.state is TaskState.SKIPPED:
+                    if other.condition_revision != CONDITION_NOT_MET:
+                        continue
+                reasons[other_id] = f"it follows {live.entry(task_id).root!r}"
+                queue.append(other_id)
+        for task_id in sorted(queue, key=lambda task_id: live.entry(task_id).order):
+            self._run_task_again(live.entry(task_id), corrected.get(task_id), reasons[task_id])
+
+    def _run_task_again(self, entry: TaskEntry, corrected: Task | None, reason: str) -> None:
+        """Run one task again: by a replacement where it has run, else by a retry."""
+        state = entry.state
+        if entry.removed or state is TaskState.REPLACED_BY_REPLAN:
+            return
+        if state in STUCK or state is TaskState.CANCELLED:
+            if entry.log.in_doubt:
+                self.again[entry.id] = reason
+            self.revive(entry)
+            return
+        if state in WAITING:
+            return
+        self.again[entry.id] = reason
+        if state is TaskState.RUNNING:
+            self.add(CancelTask(task_id=entry.id, reason="it is run again, as corrected"))
+        new_id = PlanView(self._live).unused_id(entry.root, self._taken)
+        self._taken.add(new_id)
+        task = corrected or entry.task
+        new = task.model_copy(update={"id": new_id})
+        self.add(ReplaceTask(task_id=entry.id, tasks=(new,)))
+
+
+class _TaskCorrections:
+    """Changes of tasks that bring a corrected plan about.
+
+    Attributes:
+        redone: the finished and running tasks that the person has changed, with the reasons.
+        corrected: their new forms.
+    """
+
+    def __init__(self, edit: _Edit, live: LivePlan, comparison: _Comparison) -> None:
+        self.redone: dict[TaskId, str] = {}
+        self.corrected: dict[TaskId, Task] = {}
+        self._edit = edit
+        self._live = live
+        self._draft = Draft(live)
+        self._called_anew = comparison.called_anew
+        self._before = comparison.tasks_before
+        self._tasks = comparison.adopted.tasks
+
+    def collect(self) -> None:
+        """Add the changes to the edit. The cases are a task that is
+
+        1. new: it is added;
+        2. there as before: it stays, unless its tool does something else now;
+        3. there and changed: see `_correct`;
+        4. left out: it is taken out, unless it has begun.
+        """  # noqa: D415 # a list follows
+        given_roots: set[TaskId] = set()
+        for stated in self._tasks:
+            entry = self._live.entries.get(stated.id)
+            if entry is None:
+                self._edit.add(AddTask(task=stated))
+                continue
+            given_roots.add(entry.root)
+            base = self._before.get(stated.id, entry.task)
+            task = self._with_known_dependencies(stated, base)
+            # Where a correction has left it out, the plan before does not have it.
+            comes_back = entry.removed and task.id not in self._before
+            # A task that replans or edits have given this form already is no difference.
+            if task in (base, entry.task) and not comes_back:
+                self._use_changed_tool(entry)
+            else:
+                self._correct(entry, task, _changed_fields(base, task))
+        for task_id in self._before:
+            entry = self._live.entry(task_id)
+            if entry.root not in given_roots:
+                self._take_out(entry)
+
+    def _with_known_dependencies(self, task: Task, base: Task) -> Task:
+        """Return a task that names its dependencies as before, where it depends on the same tasks.
+
+        The current plan of a run, written to a file, names what replaced them.
+        """
+        if task.depends_on == base.depends_on:
+            return task
+        if self._current(task.depends_on) != self._current(base.depends_on):
+            return task
+        return task.model_copy(update={"depends_on": base.depends_on})
+
+    def _current(self, task_ids: Collection[TaskId]) -> dict[TaskId, None]:
+        """Return the tasks that these stand for now."""
+        current: dict[TaskId, None] = {}
+        for task_id in task_ids:
+            if task_id in self._live:
+                current |= dict.fromkeys(self._draft.follow_replacements([task_id]))
+            else:
+                current[task_id] = None
+        return current
+
+    def _use_changed_tool(self, entry: TaskEntry) -> None:
+        """Run a task again whose tool does something else from now on."""
+        for leaf in self._live.leaves(entry):
+            if leaf.removed or leaf.task.tool not in self._called_anew:
+                continue
+            if leaf.state in (TaskState.DONE, TaskState.RUNNING):
+                self.redone[leaf.id] = f"its tool {leaf.task.tool!r} is changed"
+            elif leaf.state in STUCK:
+                self._try_again(leaf)
+
+    def _correct(self, entry: TaskEntry, task: Task, changed: JsonObject) -> None:
+        """Change a task as the person has changed it. The cases are the states of what it is now:
+
+        1. several tasks that replaced it: these must be changed instead;
+        2. waiting: its fields change;
+        3. failed, cancelled or removed: its fields change, and it is tried again;
+        4. finished or running: it is run again in its new form, if its result depends on the
+           change; else what people read about it changes.
+        """  # noqa: D415 # a list follows
+        if entry.state is TaskState.REPLACED_BY_REPLAN:
+            replacement = self._single_replacement(entry)
+            if replacement is None:
+                return
+            entry = replacement
+            changed = _changed_fields(entry.task, task)
+        if "tool" in changed:
+            changed |= _dumped(task, _TOOL_SAYINGS)
+        state = entry.state
+        if state in WAITING:
+            self._edit.modify(entry.id, changed)
+            return
+        if state in STUCK:
+            self._try_again(entry)
+            self._edit.modify(entry.id, changed)
+            return
+        if state is TaskState.CANCELLED:
+            self._edit.revive(entry)
+            self._edit.modify(entry.id, changed)
+            return
+
+        decisive = _WORK_FIELDS
+        if task.tool is None and entry.task.tool is None:
+            decisive = _PROSE_FIELDS
+        if not decisive.isdisjoint(changed):
+            self.redone[entry.id] = "it is changed"
+            self.corrected[entry.id] = task
+        elif state in SATISFIED:
+            annotations = [name for name in _ANNOTATIONS if name in changed]
+            self._edit.modify(entry.id, {name: changed[name] for name in annotations})
+
+    def _try_again(self, entry: TaskEntry) -> None:
+        """Try a failed task again; whether that may repeat an effect in doubt is asked."""
+        if self._live.in_doubt(entry):
+            self.redone[entry.id] = "it is changed, and it is unknown whether it took effect"
+        else:
+            self._edit.revive(entry)
+
+    def _single_replacement(self, entry: TaskEntry) -> TaskEntry | None:
+        """Return the task that stands for a replaced one, if it is one; else note the problem.
+
+        Further tasks that were to prepare it are given up.
+        """
+        parts = [part for part in self._live.leaves(entry) if not part.removed]
+        sinks = list(self._current([entry.id]))
+        if len(sinks) > 1:
+            names = join_names([repr(part.id) for part in parts], 5)
+            self._edit.reject(
+                f"task {entry.id!r} was replaced by several tasks: change these instead: {names}"
+            )
+            return None
+        for part in parts:
+            unfinished = part.state in WAITING or part.state in STUCK
+            if unfinished and part.id not in sinks:
+                self._edit.give_up(SkipTask(task_id=part.id, reason=f"{entry.id!r} was corrected"))
+        return self._live.entry(sinks[0])
+
+    def _take_out(self, entry: TaskEntry) -> None:
+        """Take out a task that the plan leaves out; what has begun or ended is history."""
+        for part in self._live.leaves(entry):
+            if part.removed or part.state is TaskState.RUNNING or part.state in SATISFIED:
+                continue
+            if part is not entry:
+                reason = "the corrected plan leaves it out"
+                self._edit.give_up(SkipTask(task_id=part.id, reason=reason))
+                continue
+            if part.state is TaskState.CANCELLED:
+                self._edit.revive(part)
+            self._edit.give_up(RemoveTask(task_id=part.id))
+
+
+def _changed_fields(before: Task, after: Task) -> JsonObject:
+    """Return the fields that differ, with their new values."""
+    names = []
+    for name in Task.model_fields:
+        if name != "id" and getattr(before, name) != getattr(after, name):
+            names.append(name)
+    return _dumped(after, names)
+
+
+def _dumped(task: Task, names: Collection[str]) -> JsonObject:
+    """Return fields of a task as JSON, as a file would state them."""
+    stated = task.model_dump(mode="json", exclude_unset=True, include=set(names))
+    everything = task.model_dump(mode="json", include=set(names))
+    return {name: stated.get(name, everything[name]) for name in names}

@@ -1,0 +1,678 @@
+"""Corrected plans: a run goes on with them where it stands, and tasks are run again in a new run."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from replanning import Plan, PlanRun, ReplanningEngine, Task, TaskContext
+from replanning.changes import ReplaceTask
+from replanning.errors import ChangeRejected, NotRunning, StoreError, UnknownTask
+from replanning.journal import PlanRevised, SqliteStore
+from replanning.plan import RunId, TaskId
+from replanning.testing import VirtualClock
+from tests.support.runs import bodies, failing, make_engine, perform, plan, skipping
+
+RUN = RunId("run-1")
+
+TOOLS = [
+    {"name": "read", "effect": "none"},
+    {"name": "pay", "effect": "irreversible"},
+    {"name": "mail"},
+]
+
+
+def steps(**changed: dict[str, object]) -> Plan:
+    """A plan of three steps, with other fields where they are given; None leaves a step out."""
+    fields = {
+        "fetch": {"tool": "read"},
+        "charge": {"tool": "pay", "depends_on": ["fetch"]},
+        "report": {"tool": "mail", "depends_on": ["charge"]},
+    }
+    tasks = []
+    for task_id in dict.fromkeys([*fields, *changed]):
+        task = {"id": task_id, **fields.get(task_id, {}), **changed.get(task_id, {})}
+        tasks.append(Task.model_validate(task))
+    return plan(*tasks, tools=TOOLS)
+
+
+def without(whole: Plan, *names: str) -> Plan:
+    """The plan without some tasks."""
+    tasks = tuple(task for task in whole.tasks if task.id not in names)
+    return whole.model_copy(update={"tasks": tasks})
+
+
+async def failed_at(whole: Plan, *names: str, engine: ReplanningEngine) -> None:
+    """A run of a plan in which some tasks have failed."""
+    result = await engine.execute(whole, failing(*names), run_id=RUN)
+    assert result.status == "failed"
+
+
+def states(run: PlanRun) -> dict[str, str]:
+    """The states of all tasks."""
+    return {entry.id: str(entry.state) for entry in run.live}
+
+
+# What differs
+
+
+async def test_goes_on_where_it_stands():
+    """A run that failed takes a corrected plan: what is done and unchanged is kept, the rest runs."""
+    engine = make_engine()
+    await failed_at(steps(), "charge", engine=engine)
+    corrected = steps(charge={"arguments": {"card": 2}}, archive={"depends_on": ["report"]})
+
+    async with engine.resume(RUN) as run:
+        assert run.adopt(corrected, by="eve", reason="another card") == 1
+        done = await perform(run)
+
+    assert done == ["charge", "report", "archive"]
+    assert run.result.status == "succeeded"
+    (revised,) = bodies(engine.store, RUN, PlanRevised)
+    assert (revised.by, revised.reason) == ("eve", "another card")
+    assert run.plan.task("charge").arguments == {"card": 2}
+
+
+async def test_no_difference():
+    """A plan without a difference makes no revision, also if its tasks stand in another order."""
+    engine = make_engine()
+    async with engine.open(steps(), run_id=RUN) as run:
+        assert not run.compare(steps())
+        assert run.adopt(steps()) == 0
+        other_order = steps().model_copy(update={"tasks": steps().tasks[::-1]})
+        assert run.adopt(other_order) == 0
+    assert bodies(engine.store, RUN, PlanRevised) == []
+
+
+async def test_shown_before():
+    """The difference is shown as that of an alternative, with every other part that changes."""
+    before = plan(
+        Task(id="a", tool="t"), tools=[{"name": "t", "cost": 1}], context={"region": "eu"}
+    )
+    after = plan(
+        Task(id="a", tool="t", timeout=5),
+        tools=[{"name": "t", "cost": 2}],
+        context={"city": "x"},
+        resources={"cpu": 2},
+        budget={"calls": 3},
+        goal={"objective": "more"},
+        on_stale="redo",
+    )
+    async with make_engine().open(before, run_id=RUN) as run:
+        assert run.compare(after).diff.splitlines() == [
+            "- a: tool: t [READY]",
+            "+ a: tool: t, timeout: 5.0 [READY]",
+            "- tool t: cost: 1.0",
+            "+ tool t: cost: 2.0",
+            '+ context.city: "x"',
+            '- context.region: "eu"',
+            "+ resource cpu: 2",
+            "- goal: objective: test",
+            "+ goal: objective: more",
+            "+ budget: calls: 3",
+            "- on_stale: warn",
+            "+ on_stale: redo",
+        ]
+        run.adopt(after)
+        current = run.plan
+        assert not run.compare(after)
+    assert (current.context, current.resources) == ({"city": "x"}, {"cpu": 2.0})
+    assert current.tools == after.tools
+    assert (current.goal, current.budget, current.on_stale) == (after.goal, after.budget, "redo")
+
+
+async def test_tasks_that_are_left_out():
+    """Unfinished tasks that a corrected plan leaves out are taken out; finished ones are history."""
+    engine = make_engine()
+    await failed_at(steps(), "charge", engine=engine)
+    corrected = without(steps(report={"depends_on": []}), "fetch", "charge")
+    async with engine.resume(RUN) as run:
+        run.adopt(corrected)
+        assert await perform(run) == ["report"]
+    assert run.result.status == "succeeded"
+    assert [task.id for task in run.plan.tasks] == ["fetch", "report"]
+
+
+async def test_comes_back():
+    """A task that one correction takes out comes back with the next one."""
+    async with make_engine().open(steps(), run_id=RUN) as run:
+        run.adopt(without(steps(), "report"))
+        assert "report" not in {task.id for task in run.plan.tasks}
+        run.adopt(steps())
+        assert await perform(run) == ["fetch", "charge", "report"]
+    assert run.result.status == "succeeded"
+
+
+# What is finished
+
+
+async def finished(engine: ReplanningEngine) -> None:
+    """A run that has done all but the last step."""
+    await failed_at(steps(), "report", engine=engine)
+
+
+async def test_finished_and_changed_is_asked_about():
+    """Finished tasks that are changed, and what follows from them, need a word; nothing has changed before."""
+    engine = make_engine()
+    await finished(engine)
+    async with engine.resume(RUN) as run:
+        corrected = steps(fetch={"arguments": {"page": 2}})
+        preview = run.compare(corrected)
+        assert preview.again == {"fetch": "it is changed", "charge": "it follows 'fetch'"}
+        assert preview.effects == {"charge": "irreversible"}
+        with pytest.raises(ChangeRejected) as refused:
+            run.adopt(corrected)
+        assert [("rerun" in problem.message) for problem in refused.value.problems] == [True, True]
+        assert run.live.revision == 0
+    assert bodies(engine.store, RUN, PlanRevised) == []
+
+
+async def test_run_again():
+    """Agreed, a finished task is run again in its new form, and so is what used its result."""
+    engine = make_engine()
+    await finished(engine)
+    async with engine.resume(RUN) as run:
+        run.adopt(steps(fetch={"arguments": {"page": 2}}), rerun="changed")
+        done = await perform(run)
+    assert done == ["fetch~2", "charge~2", "report"]
+    assert run.result.status == "succeeded"
+    assert list(run.result.outputs) == ["fetch", "charge", "report"]
+    assert run.plan.task("fetch~2").arguments == {"page": 2}
+
+
+async def test_kept():
+    """Otherwise finished tasks stay as they are, and the rest of the correction applies."""
+    engine = make_engine()
+    await finished(engine)
+    async with engine.resume(RUN) as run:
+        run.adopt(
+            steps(fetch={"arguments": {"page": 2}}, report={"arguments": {"to": "me"}}),
+            rerun="none",
+        )
+        assert await perform(run) == ["report"]
+    assert run.plan.task("fetch").arguments == {}
+
+
+async def test_what_no_result_depends_on():
+    """A finished task of which only the goal or a time limit changed is neither asked about nor run again."""
+    engine = make_engine()
+    await finished(engine)
+    async with engine.resume(RUN) as run:
+        run.adopt(steps(fetch={"goal": "get it", "timeout": 3}, report={"timeout": 3}))
+        assert run.plan.task("fetch").goal == "get it"
+        assert await perform(run) == ["report"]
+
+
+async def test_prose_task():
+    """The goal of a task without a tool is what its work is told, so a finished one is asked about."""
+    engine = make_engine()
+    before = plan(Task(id="a", goal="write"), Task(id="b", depends_on=("a",)))
+    await failed_at(before, "b", engine=engine)
+    after = plan(Task(id="a", goal="write more"), Task(id="b", depends_on=("a",)))
+    async with engine.resume(RUN) as run:
+        assert run.compare(after).again == {"a": "it is changed"}
+
+
+async def test_changed_tool():
+    """A tool that does something else counts for the tasks that use it; another price does not."""
+    engine = make_engine()
+    tool = {"name": "t", "kind": "shell", "command": "make", "effect": "none"}
+    tasks = (Task(id="a", tool="t"), Task(id="b", tool="t", depends_on=("a",)))
+    await failed_at(plan(*tasks, tools=[tool]), "b", engine=engine)
+    async with engine.resume(RUN) as run:
+        dearer = run.compare(plan(*tasks, tools=[{**tool, "cost": 3}]))
+        assert (dearer.again, [change.kind for change in dearer.changes]) == ({}, ["retry"])
+        other = plan(*tasks, tools=[{**tool, "command": "make all"}])
+        assert run.compare(other).again == {"a": "its tool 't' is changed"}
+        run.adopt(other, rerun="none")
+        used = []
+
+        async def work(task: Task, context: TaskContext) -> None:
+            used.append(context.tool.command)
+
+        assert await perform(run, work) == ["b"]
+    assert used == ["make all"]
+    assert run.result.status == "succeeded"
+
+
+async def test_running_task():
+    """A running task that is changed is asked about; agreed, it is stopped and done in its new form."""
+    async with make_engine().open(steps(), run_id=RUN) as run:
+        run.started("fetch")
+        corrected = steps(fetch={"arguments": {"page": 2}})
+        assert run.compare(corrected).again == {"fetch": "it is changed"}
+        run.adopt(corrected, rerun="changed")
+        assert states(run)["fetch"] == "REPLACED_BY_REPLAN"
+        assert await perform(run) == ["fetch~2", "charge", "report"]
+    assert run.result.status == "succeeded"
+
+
+async def test_running_task_that_is_left_out():
+    """A running task that a corrected plan leaves out is left to end."""
+    async with make_engine().open(steps(), run_id=RUN) as run:
+        attempt = run.started("fetch")
+        run.adopt(without(steps(charge={"depends_on": []}), "fetch"))
+        run.succeeded(attempt, 1)
+        assert await perform(run) == ["charge", "report"]
+
+
+async def test_failed_tasks_are_tried_again():
+    """With a correction, other failed tasks are tried again, but for those whose effect is in doubt."""
+    engine = make_engine()
+    before = plan(Task(id="a"), Task(id="b"), Task(id="c", optional=True), Task(id="d"))
+    async with engine.open(before, run_id=RUN) as run:
+        for name in ("a", "b"):
+            run.failed(run.started(name), "broken")
+        run.failed(run.started("d"), TimeoutError("gone"))
+        await perform(run)
+    after = before.model_copy(update={"tasks": (*before.tasks[:2], *before.tasks[3:])})
+    async with engine.resume(RUN) as run:
+        assert states(run)["d"] == "FAILED"
+        run.adopt(plan(*after.tasks, context={"x": 1}))
+        assert states(run) == {"a": "READY", "b": "READY", "c": "DONE", "d": "FAILED"}
+
+
+async def test_changed_and_in_doubt():
+    """A failed task that is changed and may have had its effect is asked about."""
+    engine = make_engine()
+    before = plan(Task(id="a", tool="pay"), tools=TOOLS)
+    async with engine.open(before, run_id=RUN) as run:
+        run.failed(run.started("a"), TimeoutError("gone"))
+        after = plan(Task(id="a", tool="pay", arguments={"n": 1}), tools=TOOLS)
+        seen = run.compare(after)
+        assert list(seen.again) == ["a"]
+        assert seen.effects == {"a": "irreversible"}
+        run.adopt(after, rerun="none")
+        assert states(run) == {"a": "FAILED"}
+        run.adopt(plan(Task(id="a", tool="pay", arguments={"n": 2}), tools=TOOLS), rerun="changed")
+        assert await perform(run) == ["a"]
+
+
+# With replans
+
+
+async def replaced(run: PlanRun, task_id: str, *tasks: Task) -> None:
+    """Put tasks in the place of one, as a replan does."""
+    run.apply([ReplaceTask(task_id=TaskId(task_id), tasks=tasks)])
+
+
+async def test_replans_stay():
+    """What a replan has changed stays, unless the person has changed the same task."""
+    async with make_engine().open(steps(), run_id=RUN) as run:
+        await replaced(run, "charge", Task(id="other", tool="mail", effect="reversible"))
+        assert not run.compare(steps())
+        run.adopt(steps(report={"timeout": 9}))
+        assert run.plan.task("other").tool == "mail"
+        run.adopt(steps(charge={"tool": "read"}, report={"timeout": 9}))
+        assert run.plan.task("other").tool == "read"
+        assert run.plan.task("other").effect is None
+        assert await perform(run) == ["fetch", "other", "report"]
+
+
+async def test_replaced_and_left_out():
+    """A replacement of a task that is left out is skipped."""
+    async with make_engine().open(steps(), run_id=RUN) as run:
+        await replaced(run, "charge", Task(id="other", tool="mail"))
+        run.adopt(without(steps(report={"depends_on": ["fetch"]}), "charge"))
+        assert states(run)["other"] == "SKIPPED"
+        assert await perform(run) == ["fetch", "report"]
+
+
+async def test_replaced_by_several():
+    """A task that several tasks replaced is not changed itself; steps before its last part are given up."""
+    async with make_engine().open(steps(), run_id=RUN) as run:
+        await replaced(run, "charge", Task(id="x", tool="mail"), Task(id="y", tool="mail"))
+        with pytest.raises(ChangeRejected, match="change these instead: 'x', 'y'"):
+            run.adopt(steps(charge={"tool": "read"}))
+    async with make_engine().open(steps(), run_id=RUN) as run:
+        parts = Task(id="x", tool="mail"), Task(id="y", tool="mail", depends_on=("x",))
+        await replaced(run, "charge", *parts)
+        run.adopt(steps(charge={"tool": "read"}))
+        assert (states(run)["x"], run.plan.task("y").tool) == ("SKIPPED", "read")
+
+
+async def test_a_file_written_from_the_run():
+    """The current plan of a run, written out and corrected, names replacements by their own ids."""
+    async with make_engine().open(steps(), run_id=RUN) as run:
+        await replaced(run, "charge", Task(id="other", tool="mail"))
+        written = run.plan
+        assert not run.compare(written)
+        tasks = [*written.tasks]
+        tasks[1] = tasks[1].model_copy(update={"timeout": 4.0})
+        run.adopt(written.model_copy(update={"tasks": tuple(tasks)}))
+        assert run.plan.task("other").timeout == 4.0
+        assert "charge" in run.live
+
+
+async def test_twice():
+    """A second correction is compared with the first one, so that a change can be taken back."""
+    async with make_engine().open(steps(), run_id=RUN) as run:
+        run.adopt(steps(charge={"timeout": 9}))
+        run.adopt(steps())
+        assert run.plan.task("charge").timeout is None
+
+
+# What is refused
+
+
+async def test_another_plan():
+    """A plan of another name, or without a task of the run, is another plan; parts that cannot change are named."""
+    async with make_engine().open(steps(), run_id=RUN) as run:
+        with pytest.raises(ChangeRejected, match="it has no task of the run"):
+            run.adopt(plan(Task(id="z")))
+        changes = {"name": "other", "facts": ("on(a,b)",), "objects": {"a": "block"}}
+        with pytest.raises(ChangeRejected) as refused:
+            run.adopt(steps().model_copy(update=changes))
+        assert [p.place for p in refused.value.problems] == ["name", "facts", "objects"]
+        assert run.live.revision == 0
+
+
+async def test_budget_cannot_go():
+    """A budget may become another one, which counts what was spent, but it cannot be taken away."""
+    before = plan(Task(id="a"), budget={"calls": 1})
+    async with make_engine().open(before, run_id=RUN) as run:
+        with pytest.raises(ChangeRejected, match="budget"):
+            run.adopt(plan(Task(id="a")))
+
+
+async def test_tasks_that_do_not_fit():
+    """Every problem of the plan as it would be is named, and nothing has changed."""
+    before = plan(Task(id="a", tool="t"), Task(id="b", tool="t"), tools=[{"name": "t"}])
+    after = plan(
+        Task(id="a", tool="t", arguments={"p": 1}),
+        Task(id="b", tool="t", arguments={"p": 1}),
+        tools=[{"name": "t", "parameters": {"p": "integer"}}],
+    )
+    async with make_engine().open(before, run_id=RUN) as run:
+        run.apply([{"kind": "add", "task": {"id": "c", "tool": "t"}}])
+        with pytest.raises(ChangeRejected) as refused:
+            run.adopt(after)
+        assert "task 'c'" in str(refused.value)
+        assert run.plan.tool("t").parameters == {}
+
+
+async def test_ended():
+    """A run that has succeeded takes no corrected plan."""
+    engine = make_engine()
+    await engine.execute(steps(), failing(), run_id=RUN)
+    async with engine.resume(RUN) as run:
+        with pytest.raises(NotRunning):
+            run.adopt(steps(more={}))
+    with pytest.raises(NotRunning, match="run tasks of it again"):
+        engine.adopt(RUN, steps(more={}))
+
+
+# Resources and facts
+
+
+async def test_more_resources():
+    """A task may need what the corrected plan has more of."""
+    before = plan(Task(id="a", resources={"cpu": 1}), resources={"cpu": 1})
+    after = plan(
+        Task(id="a", resources={"cpu": 1}),
+        Task(id="b", resources={"cpu": 3, "gpu": 1}),
+        resources={"cpu": 4, "gpu": 1},
+    )
+    async with make_engine().open(before, run_id=RUN) as run:
+        run.adopt(after)
+        assert await perform(run) == ["a", "b"]
+
+
+async def test_tool_with_facts():
+    """A tool may get facts and resources while tasks wait for it."""
+    tasks = Task(id="a", tool="t"), Task(id="b", tool="t")
+    before = plan(*tasks, tools=[{"name": "t"}], facts=["raw"])
+    tool = {"name": "t", "requires": ["raw"], "adds": ["done"], "resources": {"m": 1}}
+    after = plan(*tasks, tools=[tool], facts=["raw"], resources={"m": 1})
+    async with make_engine().open(before, run_id=RUN) as run:
+        run.adopt(after)
+        assert await perform(run) == ["a", "b"]
+        assert "done" in run.live.world.facts
+
+
+# Elsewhere, and after a resume
+
+
+async def test_replayed(tmp_path: Path):
+    """A resumed run has the corrected plan, and `run_or_resume` knows it as its own."""
+    with closing(SqliteStore(tmp_path / "runs.db")) as store:
+        engine = make_engine(store=store)
+        corrected = steps(charge={"timeout": 9}, more={"tool": "read"})
+        async with engine.open(steps(), run_id=RUN) as run:
+            run.adopt(corrected)
+            before = run.live.hash
+        async with engine.run_or_resume(corrected, run_id=RUN) as run:
+            assert run.live.hash == before
+            assert not run.compare(corrected)
+            assert run.compare(steps())
+        async with engine.run_or_resume(steps(), run_id=RUN) as run:
+            assert run.plan.task("charge").timeout == 9
+        with pytest.raises(StoreError, match="another plan"):
+            async with engine.run_or_resume(steps(charge={"timeout": 8}), run_id=RUN):
+                pass
+
+
+async def test_open_question():
+    """A correction of a task that a question is about withdraws the question, and the task is tried again."""
+    engine = make_engine(skipping, alternatives={"require_approval": True})
+    before = plan(Task(id="a"), Task(id="b"))
+    result = await engine.execute(before, failing("a"), run_id=RUN)
+    assert result.status == "needs_human"
+    async with engine.resume(RUN) as run:
+        run.adopt(plan(Task(id="a"), Task(id="b"), context={"x": 1}))
+        assert states(run)["a"] == "FAILED", "it is left to the question"
+    async with engine.resume(RUN) as run:
+        run.adopt(plan(Task(id="a", arguments={"x": 1}), Task(id="b"), context={"x": 1}))
+        assert engine.pending(RUN) == []
+        assert await perform(run) == ["a"]
+    assert run.result.status == "succeeded"
+
+
+def elsewhere(path: Path) -> ReplanningEngine:
+    """An engine of another process."""
+    return make_engine(store=SqliteStore(path))
+
+
+async def test_from_another_process(tmp_path: Path):
+    """Another process leaves the plan for the one that carries the run out, which adopts it meanwhile."""
+    async with VirtualClock() as clock:
+        engine = make_engine(store=SqliteStore(tmp_path / "runs.db"), clock=clock)
+        other = elsewhere(tmp_path / "runs.db")
+        async with engine.open(steps(), run_id=RUN) as run:
+            assert (await anext(run.ready())).id == "fetch"
+            corrected = steps(charge={"timeout": 9})
+            assert "timeout: 9" in other.compare(RUN, corrected).diff
+            other.adopt(RUN, corrected, by="eve", reason="slow")
+            assert run.live.revision == 0
+            await clock.sleep(1)
+            assert run.plan.task("charge").timeout == 9
+        (revised,) = bodies(engine.store, RUN, PlanRevised)
+        assert (revised.by, revised.reason) == ("eve", "slow")
+
+
+async def test_left_for_the_resume(tmp_path: Path):
+    """Where no process carries the run out, the one that resumes it adopts the plan first."""
+    engine = make_engine(store=SqliteStore(tmp_path / "runs.db"))
+    await failed_at(steps(), "charge", engine=engine)
+    elsewhere(tmp_path / "runs.db").adopt(RUN, steps(charge={"timeout": 9}))
+    async with engine.resume(RUN) as run:
+        assert await perform(run) == ["charge", "report"]
+
+
+async def test_refused_elsewhere(tmp_path: Path):
+    """What can be seen to be wrong is refused at once; what turns out to be wrong later is recorded."""
+    async with VirtualClock() as clock:
+        engine = make_engine(store=SqliteStore(tmp_path / "runs.db"), clock=clock)
+        other = elsewhere(tmp_path / "runs.db")
+        async with engine.open(steps(), run_id=RUN) as run:
+            with pytest.raises(ChangeRejected, match="another plan"):
+                other.adopt(RUN, plan(Task(id="z")))
+            other.adopt(RUN, steps(fetch={"arguments": {"page": 2}}))
+            run.started("fetch")
+            with pytest.raises(ChangeRejected, match="state `rerun`"):
+                other.adopt(RUN, steps(fetch={"arguments": {"page": 2}}))
+            await clock.sleep(1)
+            assert run.live.revision == 0
+        (problem,) = run.result.problems
+        assert "corrected plan" in problem.where
+
+
+async def test_in_this_process():
+    """The engine of a run has it adopt a plan at once."""
+    engine = make_engine()
+    async with engine.open(steps(), run_id=RUN) as run:
+        engine.adopt(RUN, steps(charge={"timeout": 9}))
+        assert run.plan.task("charge").timeout == 9
+        assert not engine.compare(RUN, steps(charge={"timeout": 9}))
+
+
+# Secrets
+
+SECRET = "ghp_abcdefghijklmnopqrstuvwxyz0123456789"
+OTHER_SECRET = "ghp_zyxwvutsrqponmlkjihgfedcba9876543210"
+
+
+def secret_plan(secret: str, **changed: dict[str, object]) -> Plan:
+    """A plan with a literal secret in a task, in a tool, and in the context."""
+    fields = {
+        "a": {"tool": "t"},
+        "b": {"tool": "t", "arguments": {"token": secret}, "depends_on": ["a"]},
+    }
+    tasks = []
+    for task_id in dict.fromkeys([*fields, *changed]):
+        task = {"id": task_id, **fields.get(task_id, {}), **changed.get(task_id, {})}
+        tasks.append(Task.model_validate(task))
+    tool = {"name": "t", "kind": "http", "url": "http://x", "headers": {"authorization": secret}}
+    return plan(*tasks, tools=[{**tool, "effect": "none"}], context={"password": secret})
+
+
+async def test_secrets_of_a_corrected_plan(tmp_path: Path):
+    """Secrets that came with a correction are at hand when it is given again, and in no journal."""
+    store = SqliteStore(tmp_path / "runs.db")
+    engine = make_engine(store=store)
+    corrected = secret_plan(SECRET, c={"tool": "t", "arguments": {"token": OTHER_SECRET}})
+    async with engine.open(secret_plan(SECRET), run_id=RUN) as run:
+        run.adopt(corrected)
+    async with engine.resume(RUN) as run:
+        assert run.live.masked.tasks == {"b", "c"}
+    async with engine.run_or_resume(corrected, run_id=RUN) as run:
+        assert not run.live.masked
+        assert not run.compare(corrected)
+        assert run.plan.task("c").arguments == {"token": OTHER_SECRET}
+        run.adopt(secret_plan(SECRET, b={"timeout": 3}))
+        assert run.plan.task("b").arguments == {"token": SECRET}
+    written = str(list(store.read(RUN)))
+    assert SECRET not in written
+    assert OTHER_SECRET not in written
+
+
+async def test_masked_is_no_difference(tmp_path: Path):
+    """What differs only in what the journal has masked is no difference, and a message keeps secrets in place."""
+    async with VirtualClock() as clock:
+        store = SqliteStore(tmp_path / "runs.db")
+        engine = make_engine(store=store, clock=clock)
+        other = elsewhere(tmp_path / "runs.db")
+        async with engine.open(secret_plan(SECRET), run_id=RUN) as run:
+            assert not other.compare(RUN, secret_plan(SECRET))
+            other.adopt(RUN, secret_plan(SECRET, b={"timeout": 3}))
+            assert SECRET not in str(store.inbox(RUN))
+            await clock.sleep(1)
+            assert run.plan.task("b").timeout == 3
+            assert run.plan.task("b").arguments == {"token": SECRET}
+            assert run.plan.tool("t").headers == {"authorization": SECRET}
+            assert run.live.context == {"password": SECRET}
+
+
+async def test_new_secret_in_a_message(tmp_path: Path):
+    """A new secret cannot reach a run elsewhere, and the reason is on record."""
+    async with VirtualClock() as clock:
+        engine = make_engine(store=SqliteStore(tmp_path / "runs.db"), clock=clock)
+        other = elsewhere(tmp_path / "runs.db")
+        async with engine.open(steps(), run_id=RUN) as run:
+            other.adopt(RUN, steps(charge={"arguments": {"token": SECRET}}))
+            await clock.sleep(1)
+            assert run.live.revision == 0
+        (problem,) = run.result.problems
+        assert "{env:NAME}" in problem.error
+
+
+# Tasks that are run again
+
+
+async def test_rerun():
+    """Tasks are run again in a new run, with what depends on them; the old run stays as it is."""
+    engine = make_engine()
+    await engine.execute(steps(), failing(), run_id=RUN)
+    before = list(engine.store.read(RUN))
+
+    seen = engine.compare_rerun(RUN, "charge")
+    new = engine.rerun(RUN, "charge", new_id="run-2", by="eve")
+
+    assert dict(seen.again) == {"charge": "it was asked for", "report": "it follows 'charge'"}
+    assert dict(seen.effects) == {"charge": "irreversible", "report": ""}
+    async with engine.resume(new) as run:
+        assert await perform(run) == ["charge~2", "report~2"]
+    assert run.result.status == "succeeded"
+    assert list(engine.store.read(RUN)) == before
+    (revised,) = bodies(engine.store, new, PlanRevised)
+    assert (revised.by, revised.reason) == ("eve", "run 'charge' again")
+
+
+async def test_rerun_only():
+    """Alone, a task is run again without what depends on it, whose result is then told to be stale."""
+    engine = make_engine()
+    await engine.execute(steps(), failing(), run_id=RUN)
+    assert list(engine.compare_rerun(RUN, "charge", only=True).again) == ["charge"]
+    async with engine.resume(engine.rerun(RUN, "charge", only=True)) as run:
+        assert await perform(run) == ["charge~2"]
+    assert run.result.status == "succeeded"
+    assert list(run.result.stale) == ["report"]
+
+
+async def test_rerun_of_a_failed_task():
+    """A task that has failed is tried again; one that has not run is refused, and so is an unknown one."""
+    engine = make_engine()
+    await failed_at(steps(), "charge", engine=engine)
+    async with engine.resume(engine.rerun(RUN, "charge")) as run:
+        assert await perform(run) == ["charge", "report"]
+    with pytest.raises(ChangeRejected, match="'report' has not run yet"):
+        engine.rerun(RUN, "report")
+    with pytest.raises(UnknownTask, match="charge"):
+        engine.rerun(RUN, "chrage")
+
+
+async def test_rerun_of_a_replaced_task():
+    """A task that was replaced is run again as what stands in its place."""
+    engine = make_engine()
+    async with engine.open(steps(), run_id=RUN) as run:
+        await replaced(run, "charge", Task(id="other", tool="mail"))
+        await perform(run)
+    async with engine.resume(engine.rerun(RUN, "charge")) as run:
+        assert await perform(run) == ["charge~2", "report~2"]
+        assert run.plan.task("charge~2").tool == "mail"
+
+
+async def test_rerun_of_a_skipped_task():
+    """What follows is skipped or run anew by its condition; what a person skipped stays so."""
+    engine = make_engine()
+    before = plan(
+        Task(id="a"),
+        Task(id="b", depends_on=("a",), when="results.a == 'b'"),
+        Task(id="c", depends_on=("a",)),
+        Task(id="d", depends_on=("c",)),
+    )
+    async with engine.open(before, run_id=RUN) as run:
+        run.apply([{"kind": "skip", "task_id": "c"}])
+        await perform(run, failing())
+    assert list(engine.compare_rerun(RUN, "a").again) == ["a", "b"]
+
+
+async def test_rerun_of_an_aborted_run():
+    """A run that was aborted is run again from an earlier revision."""
+    engine = make_engine()
+    async with engine.open(steps(), run_id=RUN) as run:
+        run.apply([{"kind": "abort"}])
+    with pytest.raises(NotRunning, match="earlier revision"):
+        engine.rerun(RUN, "fetch")
+    with pytest.raises(NotRunning):
+        engine.compare_rerun(RUN, "fetch")
