@@ -622,8 +622,9 @@ class ConfidenceScorer:
             success = sum(rates) / len(rates)
 
         available = []
+        described = view.tools
         for name in tools:
-            tool = view.tool(name)
+            tool = described.get(name)
             # The caller's own functions need no description, and count as available.
             available.append(tool is None or tool.available)
         demand: dict[str, float] = {}
@@ -642,11 +643,13 @@ class ConfidenceScorer:
 
         touched = 0
         for change in alternative.changes:
+            touched += 1
             if change.kind == "replace":
-                touched += len(change.tasks)
-            else:
-                touched += 1
-        repaired = len(set(target_task_ids(alternative.changes)).intersection(tasks))
+                touched += len(change.tasks) - 1
+        repaired = 0
+        for task_id in target_task_ids(alternative.changes):
+            if task_id in tasks:
+                repaired += 1
         if repaired:
             touched -= repaired - 1
         simplicity = 1 / max(1, touched)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -562,10 +562,16 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
             reply.fail(f"failed: {describe_error(error)}", error)
             return
 
-    request = replace(
-        vetter.request,
+    asked = vetter.request
+    request = ReplanRequest(
+        triggers=asked.triggers,
+        view=asked.view,
+        max_alternatives=asked.max_alternatives,
+        deadline=asked.deadline,
+        tried_fingerprints=asked.tried_fingerprints,
         charge=partial(life.charge, provider=reply.name),
         meter=RunMeter(life, reply.name, reply.add_note),
+        history=asked.history,
         rejection_reason=lambda alternative: vetter.vet(alternative, reply.name).candidate.rejected,
         add_note=reply.add_note,
     )
