@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +25,10 @@ CONTEXT_VARIABLE: Final = "REPLANNING_CONTEXT"
 MAX_CONTEXT_BYTES: Final = 64 * 1024
 """Largest context file that a command may write, in bytes."""
 
-_PAIR_PATTERN: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*=\s*+(.*)")
+_PAIR_PATTERN: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*=\s*+(.*)", re.DOTALL)
+
+_BLOCK_PATTERN: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)<<(\S+)")
+"""First line of a value of several lines, which ends with a line that is this word."""
 
 _VALUE_DECODER: Final = json.JSONDecoder(parse_constant=str)
 
@@ -34,9 +37,8 @@ async def run_context_shell(call: ToolCall) -> JsonValue:
     """Run the command of a tool of the kind `shell`, which may change the context of the run.
 
     A command appends lines `key=value` to the file that `REPLANNING_CONTEXT` names, as in
-    `echo region=eu >> "$REPLANNING_CONTEXT"`. A value is JSON where it can be read as JSON, otherwise text; so is a
-    number that JSON would write differently. The lines take effect when the command has succeeded. Its output never
-    changes the context, because that may hold text from anywhere.
+    `echo region=eu >> "$REPLANNING_CONTEXT"`; `parse_context_file` says what else may stand there. The lines take effect
+    when the command has succeeded. Its output never changes the context, because that may hold text from anywhere.
 
     Raises:
         ToolError: the command failed, or its context file is not valid.
@@ -60,23 +62,65 @@ async def run_context_shell(call: ToolCall) -> JsonValue:
             f"{tool} more than {MAX_CONTEXT_BYTES} bytes to {place}; keep large data in a file"
         )
     try:
-        text = content.decode()
+        # PowerShell and some editors begin a file with a byte order mark.
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ToolError(f"{tool} text to {place} that is not UTF-8") from None
-    changes: JsonObject = {}
-    for line in filter(
-        str.strip, text.split("\n")
-    ):  # a value may contain other characters that end lines
-        pair = _parse_pair(line)
-        if pair is None:
-            raise ToolError(
-                f"{tool} {brief_repr(line)} to {place}; expected lines of the form key=value"
-            )
-        changes[pair[0]] = pair[1]
+    changes, problems = parse_context_file(text)
+    if problems:
+        raise ToolError(f"{tool} to {place} what cannot be read: {'; '.join(problems)}")
     if changes:
         attempt = cast("TaskContext", call.context)  # or what stands for it on another machine
         attempt.change_context(changes)
     return output
+
+
+def parse_context_file(text: str) -> tuple[JsonObject, list[str]]:
+    """Return the values of a context file, and what is wrong with it, each with its line.
+
+    A line is `key=value`, also after `export`. A value in quotes is the text between them; any other is JSON where it
+    can be read as JSON, and otherwise text; so is a number that JSON would write differently. `key<<WORD` begins a
+    value of several lines, which ends before the line `WORD`. Blank lines, and lines that begin with `#`, are left out.
+    """
+    changes: JsonObject = {}
+    problems: list[str] = []
+    # A value may contain other characters that end lines for `splitlines`.
+    lines = iter(enumerate(text.replace("\r\n", "\n").split("\n"), 1))
+    for number, line in lines:
+        stated = line.strip().removeprefix("export ").lstrip()
+        if not stated or stated.startswith("#"):
+            continue
+        if "\0" in stated:
+            problems.append(f"line {number} holds a NUL byte")
+            continue
+        block = _BLOCK_PATTERN.fullmatch(stated)
+        if block is not None:
+            key, end = block.groups()
+            value = _read_block(lines, end)
+            if value is None:
+                problems.append(f"line {number}: no line {end!r} ends the value of {key!r}")
+            elif "\0" in value:
+                problems.append(f"the value of {key!r} from line {number} holds a NUL byte")
+            else:
+                changes[key] = value
+            continue
+        pair = _PAIR_PATTERN.fullmatch(stated)
+        if pair is None:
+            expected = "expected lines of the form key=value"
+            problems.append(f"line {number} is {brief_repr(line)}; {expected}")
+            continue
+        changes[pair[1]] = _parse_value(pair[2], quoted=True)
+    return changes, problems
+
+
+def _read_block(lines: Iterator[tuple[int, str]], end: str) -> str | None:
+    """Return the lines before the one that ends a value; None if there is no such line."""
+    value: list[str] = []
+    for _, line in lines:
+        if line == end:
+            return "\n".join(value)
+        value.append(line)
+    return None
 
 
 def parse_context_options(options: Sequence[str]) -> JsonObject:
@@ -97,14 +141,28 @@ def parse_context_options(options: Sequence[str]) -> JsonObject:
 
 
 def _parse_pair(text: str) -> tuple[str, JsonValue] | None:
-    """Return a key and its value, which is JSON where it can be; `1.10`, which may be a version, stays text."""
+    """Return a key and its value."""
     match = _PAIR_PATTERN.fullmatch(text.strip())
     if match is None:
         return None
-    key, text = match.groups()
+    return match[1], _parse_value(match[2])
+
+
+def _parse_value(text: str, *, quoted: bool = False) -> JsonValue:
+    """Return a value: JSON where it can be; `1.10`, which may be a version, stays text.
+
+    Args:
+        text: the value as it was written.
+        quoted: whether quotes around it are not part of it.
+    """
     try:
         value: JsonValue = _VALUE_DECODER.decode(text)
     except (ValueError, RecursionError):
-        return key, text
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return key, text if number and json.dumps(value) != text else value
+        is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+        if quoted and is_quoted:
+            return text[1:-1]
+        return text
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and json.dumps(value) != text:
+        return text
+    return value

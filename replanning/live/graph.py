@@ -38,13 +38,21 @@ class TaskResults(Mapping[str, Any]):
     """Results of finished tasks by the id of their lineage's root.
 
     Any other id of the lineage is found as well.
+
+    The whole plan is looked at when the results are first counted or listed, and from then on only
+    the lineages that have changed: work that counts them in every task would take quadratic time.
+
+    Attributes:
+        changed: the roots of the lineages that have changed since; None before the first time.
     """
 
     # No dataclass, because conditions would read its fields instead of the results.
-    __slots__ = ("_entries",)
+    __slots__ = ("_entries", "_known", "changed")
 
     def __init__(self, entries: Mapping[TaskId, TaskEntry]) -> None:
         self._entries = entries
+        self._known: set[TaskId] = set()
+        self.changed: dict[TaskId, None] | None = None
 
     def __repr__(self) -> str:
         return f"<TaskResults of {list(self)}>"
@@ -67,10 +75,24 @@ class TaskResults(Mapping[str, Any]):
         return super().__contains__(key)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.outputs())
+        # In the order of the plan, whichever task was done first.
+        return iter(sorted(self._roots(), key=lambda root: self._entries[root].order))
 
     def __len__(self) -> int:
-        return len(self.outputs())
+        return len(self._roots())
+
+    def _roots(self) -> set[TaskId]:
+        """Return the roots of the lineages that have results."""
+        if self.changed is None:
+            self._known = set(self.outputs())
+        else:
+            for root in self.changed:
+                self._known.discard(root)
+                with suppress(NoResult):
+                    self.output_of(root)
+                    self._known.add(root)
+        self.changed = {}
+        return self._known
 
     def output_of(self, task_id: TaskId) -> Any:
         """Return the output found through the lineage of a task.
@@ -609,6 +631,8 @@ class TaskGraph:
         self.counts[state] -= 1
         self.counts[follows] += 1
         entry.state = follows
+        if self.results.changed is not None:
+            self.results.changed[entry.root] = None
         if event in _PROGRESS_EVENTS:
             return
         if entry.claim:

@@ -230,6 +230,7 @@ class OutputKeeper:
             return_types: the annotations, by the names of the tools.
         """
         self.return_types.update(return_types)
+        self._live.results.changed = None
         for entry in self._live:
             output = entry.output.value
             adapter = return_types.get(_function_name(entry))

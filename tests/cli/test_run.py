@@ -148,11 +148,58 @@ def test_set_changes_the_context(tmp_path: Path) -> None:
     )
 
 
+CONTEXT_FILE = b"""\xef\xbb\xbfmark=first
+# a comment
+
+  # another
+export shell=yes
+single='two  words'
+double="a \\"quoted\\" text"
+path="C:\\dir"
+hash=a #b
+crlf=end\r
+block<<EOF
+one
+# two=2
+EOF
+"""
+CONTEXT_VALUES = {
+    "mark": "first",
+    "shell": "yes",
+    "single": "two  words",
+    "double": 'a "quoted" text',
+    "path": "C:\\dir",
+    "hash": "a #b",
+    "crlf": "end",
+    "block": "one\n# two=2",
+}
+
+
+def test_forms_of_a_context_file(tmp_path: Path) -> None:
+    """A context file may have a byte order mark, comments, blank lines, `export`, quotes and values of several lines."""
+    (tmp_path / "said").write_bytes(CONTEXT_FILE)
+    tools = {
+        "tell": 'cat said >> "$REPLANNING_CONTEXT"',
+        "say": "printf '%s|' " + " ".join(f"{{{key}}}" for key in CONTEXT_VALUES),
+    }
+    given = ", ".join(f"{key}: '${{context.{key}}}'" for key in CONTEXT_VALUES)
+    tasks = f"id: look, tool: tell\nid: a, tool: say, depends_on: [look], arguments: {{{given}}}"
+    write_plan(tmp_path, tools, tasks)
+
+    printed = answer(tmp_path, "run", "plan.yaml")["outputs"]["a"]["stdout"]
+
+    assert printed.split("|")[:-1] == list(CONTEXT_VALUES.values())
+
+
 @pytest.mark.parametrize(
     ("said", "told"),
     [
         *((text, "expected lines of the form key=value") for text in ("no pair", "1=2", "key")),
         ("name=caf\\351", "text to $REPLANNING_CONTEXT that is not UTF-8"),
+        ("a=1\\nb=c\\000d", "line 2 holds a NUL byte"),
+        ("a<<EOF\\nc\\000d\\nEOF", "the value of 'a' from line 1 holds a NUL byte"),
+        ("a=1\\nb<<EOF\\nc", "line 2: no line 'EOF' ends the value of 'b'"),
+        ("x\\ny", "line 1 is 'x'; expected lines of the form key=value; line 2 is 'y'"),
     ],
 )
 def test_what_a_command_says_of_the_context_is_checked(

@@ -11,7 +11,9 @@ from replanning.errors import ExpressionError, NoResult, UnknownTask
 from replanning.journal import AttemptSucceeded, ConditionEvaluated
 from replanning.journal.values import AnnotatedJson
 from replanning.live.entries import AttemptLog, ReadLog, TaskEntry
+from replanning.live.graph import TaskResults
 from replanning.live.scheduler import MAX_LOOKAHEAD, Deadlines, ResourcePool, ToolBreaker
+from replanning.plan.types import TaskId
 from tests.support.live import (
     add,
     after,
@@ -82,6 +84,26 @@ def test_results_as_a_mapping():
     assert run.live.evaluate("results.a.n == 1")
     with pytest.raises(ExpressionError):
         run.live.evaluate("results.b == 1")
+
+
+def test_results_are_counted_without_a_walk():
+    """Counting the results looks at the lineages that have changed since, not at the whole plan."""
+    looked_at: list[TaskId] = []
+
+    class Watched(TaskResults):
+        def output_of(self, task_id):
+            looked_at.append(task_id)
+            return super().output_of(task_id)
+
+    ids = [f"t{number}" for number in range(300)]
+    run = journaled(*ids, "last")
+    run.live.results = Watched(run.live.entries)
+    for number, task_id in enumerate(ids, 1):
+        run.run(task_id)
+        assert len(run.live.results) == number
+    assert len(looked_at) < 2 * len(ids)
+    after(run, replace("last", "new"), skip("new"))
+    assert list(run.live.results) == [*ids, "last"]
 
 
 def test_dependents():

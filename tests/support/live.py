@@ -315,6 +315,8 @@ def _inconsistencies(live: LivePlan) -> Iterable[str]:
     ]
     if len(wanted) != live.unsatisfied_count:
         yield f"{live.unsatisfied_count} unsatisfied, there are {wanted}"
+    if set(live.results) != live.results.outputs().keys():
+        yield f"results are listed of {list(live.results)}, there are {live.results.outputs()}"
     stuck = {entry.id for entry in live if entry.state in STUCK}
     if stuck != set(live.stuck):
         yield f"stuck are {list(live.stuck)}, there are {stuck}"
