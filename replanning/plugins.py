@@ -6,6 +6,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from replanning.errors import PluginError
+from replanning.plan.messages import did_you_mean
 
 PLUGIN_GROUPS = ("providers", "triggers", "exporters", "stores")
 
@@ -23,6 +24,18 @@ def installed_plugins(group: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in sorted(found, key=lambda point: point.name)}
 
 
+def plugin_hint(group: str, name: str) -> str:
+    """Return the installed names of a group, after the one that an unknown name is nearest to."""
+    points = installed_plugins(group)
+    if not points:
+        return "none is installed; reinstall the package, its entry points are missing"
+    installed = f"installed are: {', '.join(points)}"
+    hint = did_you_mean(name, points)
+    if hint:
+        return f"{hint} {installed}"
+    return installed
+
+
 def load_plugin(group: str, name: str) -> type:
     """Return the class that a plugin registers.
 
@@ -31,8 +44,8 @@ def load_plugin(group: str, name: str) -> type:
     """
     points = installed_plugins(group)
     if name not in points:
-        known = ", ".join(points) or "none; reinstall the package, its entry points are missing"
-        raise PluginError(f"there is no plugin {name!r} among the {group}; installed are: {known}")
+        hint = plugin_hint(group, name)
+        raise PluginError(f"there is no plugin {name!r} among the {group}; {hint}")
     try:
         plugin: type = points[name].load()
     except Exception as error:  # importing a module may raise anything

@@ -46,7 +46,7 @@ from replanning.plan.checks import secret_name_problems
 from replanning.plan.messages import did_you_mean, join_names, spoken_id
 from replanning.plan.reading import format_of, locate_problems, read_document, read_text_file
 from replanning.plan.types import JsonObject, QuestionId, RunId
-from replanning.plugins import installed_plugins, load_plugin
+from replanning.plugins import installed_plugins, load_plugin, plugin_hint
 
 if TYPE_CHECKING:
     from replanning import ReplanningEngine
@@ -596,10 +596,8 @@ def open_trace_exporter(text: str) -> Exporter:
     """
     name, _, target = text.partition("=")
     if name not in installed_plugins("exporters"):
-        installed = ", ".join(installed_plugins("exporters"))
-        raise SettingsError.at(
-            "--trace", f"there is no exporter {name!r}; installed are: {installed}"
-        )
+        hint = plugin_hint("exporters", name)
+        raise SettingsError.at("--trace", f"there is no exporter {name!r}; {hint}")
     plugin: Any = load_plugin("exporters", name)  # `from_target` is optional
     if target and not hasattr(plugin, "from_target"):
         raise SettingsError.at(

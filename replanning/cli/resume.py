@@ -11,16 +11,18 @@ import typer
 from replanning.cli import lookup
 from replanning.cli.app import (
     RUN_EXIT_CODES_HELP,
+    ExitCode,
     Program,
     RunArgument,
     RunOptions,
     epilog,
     fail,
     is_phase_task,
+    print_message,
 )
 from replanning.cli.run import resume_plan
 from replanning.errors import JournalCorrupt, NotRunning
-from replanning.journal import RunOpened
+from replanning.journal import Record, RunOpened
 
 commands = Program()
 
@@ -59,16 +61,20 @@ def resume(
 ) -> None:
     """Resume a run that was paused or stopped, that waits for a person, or whose process died.
 
-    Tasks that have finished are not run again.
+    Tasks that have finished are not run again. Of a run that has succeeded, the result is shown again.
     """
     with closing(lookup.open_store(options.store, must_exist=True)) as opened_store:
         info = lookup.find_run(opened_store, run)
         remote = lookup.is_on_temporal(options.store)  # its workers know how to go on
         first = None if remote else next(iter(opened_store.read(info.run)), None)
-    if revision is None and info.status in ("succeeded", "aborted"):
-        how = "succeeded" if info.status == "succeeded" else "was aborted"
+    if revision is None and info.status == "aborted":
         advice = "start a new run, or one from a revision of this one with --from (0 is the original plan)"
-        raise NotRunning(f"run {info.run!r} {how}: {advice}")
+        raise NotRunning(f"run {info.run!r} was aborted: {advice}")
+    if revision is None and info.status == "succeeded":
+        # A supervisor that resumes whatever it finds takes another code for a failure.
+        print_message(f"run {info.run!r} has succeeded; there is nothing to resume")
+        if remote or first is None or _is_of_program(first):
+            raise typer.Exit(ExitCode.OK)
     if remote:
         if plan_file is not None:
             fail("--plan: on Temporal, the worker has the plan")
@@ -95,3 +101,8 @@ def resume(
 
         raise typer.Exit(resume_planning(info.run, opened.plan, options, revision))
     raise typer.Exit(resume_plan(info.run, opened, options, revision, plan_file))
+
+
+def _is_of_program(first: Record) -> bool:
+    """Return whether only the program that opened a run can go on with it."""
+    return isinstance(first.body, RunOpened) and lookup.belongs_to_program(first.body)

@@ -40,7 +40,7 @@ from replanning.plan.messages import (
     truncate,
 )
 from replanning.plan.types import JsonObject, RunId
-from replanning.plugins import installed_plugins, load_plugin
+from replanning.plugins import installed_plugins, load_plugin, plugin_hint
 
 
 class Lease(NamedTuple):
@@ -241,7 +241,7 @@ def parse_place(place: str | PathLike[str]) -> tuple[str, str]:
             raise _jsonl_store_is_gone(text)
         elif after and len(before) > 1 and before.replace("-", "_").isidentifier():
             # A single letter may be a drive.
-            hint = f"installed are: {', '.join(installed)}; for a file write {'./' + text!r}"
+            hint = f"{plugin_hint('stores', before)}; for a file write {'./' + text!r}"
             raise StoreError(f"no store {before!r} is installed; {hint}")
 
     if name == "memory":

@@ -17,6 +17,7 @@ from replanning.environment import Clock
 from replanning.errors import PlanError, Problem, StoreError
 from replanning.journal import MemoryStore, RunStore, Usage
 from replanning.plan import JsonObject
+from replanning.plan.messages import NameSuggester
 from replanning.testing.scripted import (
     ExecutorCall,
     ScriptedGate,
@@ -164,15 +165,15 @@ class FaultSchedule:
             *(task.tool for task in plan.tasks if task.tool),
         }
         known |= {tool.name for tool in plan.tools}
-        problems = [
-            Problem(
-                f"faults.{name}",
-                f"the plan has no task or tool {key!r}; name one, or {ANY_TASK!r} for all",
-            )
-            for name in ("fail", "flaky", "hang", "durations", "outputs")
-            for key in getattr(self, name)
-            if key not in known
-        ]
+        suggest = NameSuggester()
+        problems: list[Problem] = []
+        for name in ("fail", "flaky", "hang", "durations", "outputs"):
+            for key in getattr(self, name):
+                if key in known:
+                    continue
+                hint = suggest(key, known) or f"; name one, or {ANY_TASK!r} for all"
+                message = f"the plan has no task or tool {key!r}{hint}"
+                problems.append(Problem(f"faults.{name}", message))
         if problems:
             raise PlanError(problems)
 

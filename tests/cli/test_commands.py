@@ -90,7 +90,7 @@ def commands(group=None, lead: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
         ("simulate plan.yaml --flaky one=often", "expected TASK or TASK=CHANCE"),
         (
             "status --store sqlit:runs.db",
-            "no store 'sqlit' is installed; installed are: memory, postgres, postgresql, sqlite",
+            "no store 'sqlit' is installed; did you mean 'sqlite'? installed are: memory, postgres, postgresql, sqlite",
         ),
         ("jump", "jump"),
     ],

@@ -312,11 +312,13 @@ def test_memory_keeps_nothing(tmp_path: Path) -> None:
 
 
 def test_succeeded_runs_are_not_resumed(tmp_path: Path) -> None:
-    """A run that came to its end is left alone; --from starts a new one from a revision of it."""
+    """A run that has succeeded is left alone, which is no failure; --from starts a new one from a revision of it."""
     write_plan(tmp_path, REPAIRED, REPAIRED_TASKS)
-    answer(tmp_path, *RUN)
+    first = answer(tmp_path, *RUN)
 
-    assert "run 'r' succeeded: start a new run" in cli(tmp_path, "resume", "r", code=2).stderr
+    again = cli(tmp_path, "resume", "r", "--json")
+    assert "run 'r' has succeeded; there is nothing to resume" in again.stderr
+    assert json.loads(again.stdout)["tasks"] == first["tasks"]
     fork = answer(tmp_path, "resume", "r", "--from", "1")
     assert (fork["run"] != "r", fork["tasks"]["pack"]) == (True, "REPLACED_BY_REPLAN")
     assert len(answer(tmp_path, "resume", "r", "--from", "0")["revisions"]) == 1

@@ -200,7 +200,8 @@ async def test_by_name(capsys):
     await ReplanningEngine(exporters=["console"]).execute(chain("a"), failing())
     assert 'run-ended {"status":"succeeded"' in capsys.readouterr().err
     with pytest.raises(
-        PluginError, match=r"no plugin 'consol' among the exporters; installed are: console"
+        PluginError,
+        match=r"no plugin 'consol' among the exporters; did you mean 'console'\? installed",
     ):
         ReplanningEngine(exporters=["consol"])
 

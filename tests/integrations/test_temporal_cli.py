@@ -72,7 +72,7 @@ def test_two_terminals(tmp_path, on):
         assert "read → read~2" in cli(tmp_path, "show", run, on).stdout
         again = cli(tmp_path, "approve", run, "1", on, code=1).stderr
         assert "question 1" in again
-        assert "succeeded: start a new run" in cli(tmp_path, "resume", run, on, code=2).stderr
+        assert "there is nothing to resume" in cli(tmp_path, "resume", run, on).stderr
     assert (result["status"], result["outputs"]["words"]["stdout"]) == (
         "succeeded",
         "page has one word",

@@ -360,7 +360,10 @@ def test_address():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("opnai", "there is no plugin 'opnai' among the providers; installed are: .*plain"),
+        (
+            "opnai",
+            "there is no plugin 'opnai' among the providers; did you mean 'openai'\\? installed are: .*plain",
+        ),
         (
             "repair",
             "the plugin 'repair' is not a language model; installed language models: .*keyed.*plain",
