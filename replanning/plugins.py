@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from replanning.errors import PluginError
-from replanning.plan.messages import did_you_mean
 
 PLUGIN_GROUPS = ("providers", "triggers", "exporters", "stores")
 
@@ -30,9 +30,8 @@ def plugin_hint(group: str, name: str) -> str:
     if not points:
         return "none is installed; reinstall the package, its entry points are missing"
     installed = f"installed are: {', '.join(points)}"
-    hint = did_you_mean(name, points)
-    if hint:
-        return f"{hint} {installed}"
+    for near in get_close_matches(name, points, n=1):
+        return f"did you mean {near!r}? {installed}"
     return installed
 
 
