@@ -16,7 +16,7 @@ from pathlib import Path
 from subprocess import CalledProcessError
 from textwrap import indent
 from traceback import walk_tb
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import anyio
 
@@ -355,12 +355,34 @@ def redact_bounded(text: str, most: int, redactor: Redactor) -> str:
     return f"{head[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{tail[-half:]}"
 
 
+class _ErrorClass(NamedTuple):
+    """What the class of an exception tells of it.
+
+    Attributes:
+        names: the names of the class and its bases, in every form that users may write.
+        verdict: that of the nearest base class that is recognised.
+        is_unclear: whether an error that it wraps says more.
+    """
+
+    names: frozenset[str]
+    verdict: Verdict | None
+    is_unclear: bool
+
+
 @lru_cache(256)
-def _class_names(kind: type) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the names of an exception's classes, in every form that users may write."""
+def _error_class(kind: type) -> _ErrorClass:
     classes = [(base.__module__, base.__name__) for base in kind.__mro__]
-    names = tuple(f"{module.partition('.')[0]}.{name}" for module, name in classes)
-    return names, frozenset((*names, *map(".".join, classes), *(name for _, name in classes)))
+    names = [f"{module.partition('.')[0]}.{name}" for module, name in classes]
+    verdict: Verdict | None = None
+    for name in names:
+        verdict = _VERDICTS.get(name)
+        # A client that derives its error from that of Python may raise it after something was sent.
+        if name == "builtins.ConnectionError" and name != names[0]:
+            verdict = "in-doubt"
+        if verdict is not None:
+            break
+    every_name = frozenset((*names, *map(".".join, classes), *(name for _, name in classes)))
+    return _ErrorClass(every_name, verdict, names[0] in _UNCLEAR_CLASSES)
 
 
 def _classify(
@@ -379,10 +401,9 @@ def _classify(
     wrapped: object = error
     while isinstance(wrapped, BaseException) and len(chain) < _MAX_WRAPPED_ERRORS:
         chain.append(wrapped)
-        names, _ = _class_names(type(wrapped))  # type: ignore[arg-type]  # a class can be hashed
-        is_unclear = names[0] in _UNCLEAR_CLASSES
+        is_unclear = _error_class(type(wrapped)).is_unclear  # type: ignore[arg-type]  # a class can be hashed
         if not is_clear:
-            found = _verdict(wrapped, names)
+            found = _verdict(wrapped)
             is_clear = found is not None and not is_unclear
             if is_clear or verdict is None:
                 verdict = found
@@ -415,8 +436,7 @@ def _hides_doubt(error: BaseException) -> bool:
         # `from None` says that what was handled does not matter.
         if handled is None or error.__suppress_context__:
             return False
-        names, _ = _class_names(type(handled))  # type: ignore[arg-type]  # a class can be hashed
-        if _verdict(handled, names) == "in-doubt":
+        if _verdict(handled) == "in-doubt":
             return not _only_reads([handled])
         error = handled
     return False
@@ -438,7 +458,7 @@ def _classify_group(
     return may_pass, in_doubt
 
 
-def _verdict(part: BaseException, names: Sequence[str]) -> Verdict | None:
+def _verdict(part: BaseException) -> Verdict | None:
     """Return the verdict on one exception, without those that it wraps.
 
     It returns None if the exception is not recognised.
@@ -448,10 +468,9 @@ def _verdict(part: BaseException, names: Sequence[str]) -> Verdict | None:
     if isinstance(part, BaseExceptionGroup):
         _, in_doubt = _classify_group(part, (), None)
         return "in-doubt" if in_doubt else None
-    if isinstance(part, TransientError | StoreError):
+    if isinstance(part, (TransientError, StoreError)):
         return "may-pass"
-    number = getattr(part, "errno", None)
-    if number in TRANSIENT_ERRNOS:
+    if getattr(part, "errno", None) in TRANSIENT_ERRNOS:
         return "may-pass"
     response = getattr(part, "response", None)
     if isinstance(response, dict):  # of botocore
@@ -461,18 +480,13 @@ def _verdict(part: BaseException, names: Sequence[str]) -> Verdict | None:
     status = _status(part)
     if status is not None:
         return status_verdict(status)
-    if "sqlite3.OperationalError" in names:
+    kind = _error_class(type(part))  # type: ignore[arg-type]  # a class can be hashed
+    if "sqlite3.OperationalError" in kind.names:
         text = getattr(part, "sqlite_errorname", None) or str(part)
         return "may-pass" if text.startswith(_SQLITE_BUSY) else "definite"
     if isinstance(part, CalledProcessError) and part.returncode < 0:
         return "in-doubt"  # a signal ended it
-    for name in names:
-        # A client that derives its error from that of Python may raise it after something was sent.
-        if name == "builtins.ConnectionError" and name != names[0]:
-            return "in-doubt"
-        if name in _VERDICTS:
-            return _VERDICTS[name]
-    return None
+    return kind.verdict
 
 
 def _status(part: BaseException) -> int | None:
@@ -502,8 +516,8 @@ def _only_reads(chain: Sequence[BaseException]) -> bool:
 
 
 def _is_named(part: BaseException, retry_on: Collection[int | str]) -> bool:
-    _, every_name = _class_names(type(part))  # type: ignore[arg-type]  # a class can be hashed
-    return _status(part) in retry_on or not every_name.isdisjoint(retry_on)
+    names = _error_class(type(part)).names  # type: ignore[arg-type]  # a class can be hashed
+    return _status(part) in retry_on or not names.isdisjoint(retry_on)
 
 
 def warn_of_error(where: str, error: BaseException | str, redactor: Redactor) -> str:
@@ -620,19 +634,19 @@ class FailureKeeper:
         if failure.kind == "interrupted":  # no fault of the task, so it is run again at once
             return (now, False) if repeatable else (None, False)
         policy = stated_retry(entry.task, tool) or self.settings.retry
+        begins_round = not repeatable or entry.log.in_round >= policy.max_attempts
+        if begins_round:
+            if entry.log.failures + 1 >= self.settings.failure_threshold:
+                return None, False
+            if failure.in_doubt and not repeatable:
+                return None, False
         delay = policy.delay
         if policy.exponential:
             delay *= 2 ** min(entry.log.in_round - 1, _MAX_DOUBLINGS)
         # Tasks that failed together would otherwise hit a recovering service together.
         if policy.jitter:
             delay *= 0.5 + self.chance()
-        due = now + min(delay, _MAX_DELAY_SECONDS)
-        if repeatable and entry.log.in_round < policy.max_attempts:
-            return due, False
-        threshold = self.settings.failure_threshold
-        if entry.log.failures + 1 < threshold and (repeatable or not failure.in_doubt):
-            return due, True
-        return None, False
+        return now + min(delay, _MAX_DELAY_SECONDS), begins_round
 
     def last_failure(self, entry: TaskEntry) -> Failure | None:
         """Return the last failure of a task for the caller, with the true text if it was masked.
