@@ -638,9 +638,12 @@ def _collect_names(part: Any, field: str, names: dict[str, None]) -> None:
     kind: Any = type(part)
     fields = _fields_with_names(kind)
     if fields is not None:
+        values = part.__dict__
         # Defaults are no secrets.
-        for inner in part.__pydantic_fields_set__ & fields:
-            value = part.__dict__[inner]
+        for inner in part.__pydantic_fields_set__:
+            if inner not in fields:
+                continue
+            value = values[inner]
             # Most names are such fields, and a call for each would take longer than all the rest.
             if type(value) is str and inner != "when":
                 names[value] = None
