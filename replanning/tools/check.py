@@ -91,18 +91,16 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
         for path, body, checks in _task_bodies(("tasks", index), task):
             described = tools.get(body.tool or "")
             known_arguments = {IDEMPOTENCY_KEY: "", **body.arguments}
-            given = f"given are {brief_repr(list(body.arguments))}"
-            where = format_path((*path, "arguments"))
             if described is not None and described.body is not None:
                 lacking = missing_arguments(iter_strings(described.body), known_arguments)
                 if lacking:
-                    message = (
-                        f"task {task.id!r}: the body of tool {body.tool!r} needs the arguments"
-                    )
-                    yield Problem(where, f"{message} {brief_repr(lacking)}, {given}")
+                    where = format_path((*path, "arguments"))
+                    message = f"the body of tool {body.tool!r} {_needs_arguments(lacking, body)}"
+                    yield Problem(where, f"task {task.id!r}: {message}")
             if described is not None and described.kind == "shell" and described.command:
                 holes = leading_holes(described.command)
                 for problem in leading_problems(holes, body.arguments, described.parameters):
+                    where = format_path((*path, "arguments"))
                     yield Problem(where, f"task {task.id!r}: tool {body.tool!r}: {problem}")
             for number, text in enumerate(checks):
                 if not text.startswith(COMMAND_PREFIX):
@@ -110,10 +108,15 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
                 command = text.removeprefix(COMMAND_PREFIX)
                 problems = list(command_problems(command))
                 if missing := missing_arguments([command], known_arguments):
-                    problems.append(f"it needs the arguments {brief_repr(missing)}, {given}")
+                    problems.append(f"it {_needs_arguments(missing, body)}")
                 at = format_path((*path, "acceptance", number) if body.acceptance else path)
                 for problem in problems:
                     yield Problem(at, f"task {task.id!r}: the check {text!r}: {problem}")
+
+
+def _needs_arguments(lacking: Sequence[str], body: TaskBody) -> str:
+    given = brief_repr(list(body.arguments))
+    return f"needs the arguments {brief_repr(lacking)}, given are {given}"
 
 
 def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[Problem]:
