@@ -38,7 +38,6 @@ from replanning.plan.json_values import as_object
 from replanning.plan.tasks import Goal, McpServer, Retry, ToolSpec
 from replanning.tools.call import inherited_variables
 from replanning.tools.errors import (
-    McpServerLost,
     McpToolFailed,
     ToolUnavailable,
 )
@@ -59,7 +58,7 @@ try:
     )
     from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
-    from replanning.tools.mcp_session import McpSession, ServerGone
+    from replanning.tools.mcp_session import McpSession
 except ImportError as error:
     raise missing_framework(__name__, "the package mcp 2.3 or newer", "mcp", error) from error
 
@@ -224,7 +223,7 @@ class McpProxy:
             if spec is not None:
 
                 async def call(**arguments: object) -> object:
-                    return await session.call(tool.name, arguments)
+                    return await session.call(tool.name, arguments, named=name)
 
                 described = {
                     key: getattr(spec, key) for key in spec.model_fields_set - _SERVER_FIELDS
@@ -353,18 +352,15 @@ class McpProxy:
             raise ToolUnavailable(name, "a server that has it", "no server has it any more")
         session = served.session
         meta = _without_reserved(context.meta)
-        try:
-            result = await session.call(
-                served.own_name, arguments, on_progress=context.session.report_progress, meta=meta
-            )
-            kept = _without_reserved(result.meta)
-            return result if kept == result.meta else result.model_copy(update={"meta": kept})
-        except ServerGone as gone:
-            if not gone.request_sent:
-                raise ToolUnavailable(
-                    name, f"the MCP server {session.name!r}", f"which is not there: {gone}"
-                ) from None
-            raise McpServerLost(name, session.name, str(gone)) from None
+        result = await session.call(
+            served.own_name,
+            arguments,
+            named=name,
+            on_progress=context.session.report_progress,
+            meta=meta,
+        )
+        kept = _without_reserved(result.meta)
+        return result if kept == result.meta else result.model_copy(update={"meta": kept})
 
 
 def _without_reserved(meta: Mapping[str, Any] | None) -> Any:

@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup
 from pydantic import JsonValue
 
 from replanning.environment import Clock
-from replanning.errors import PlanError, Problem
+from replanning.errors import PlanError, Problem, ToolError
 from replanning.plan.document import Plan
 from replanning.plan.messages import NameSuggester, format_path
 from replanning.plan.tasks import McpServer, ToolSpec
@@ -26,7 +26,6 @@ from replanning.tools.call import ToolCall, find_artifacts, parse_json
 from replanning.tools.errors import (
     InvalidArguments,
     McpNotInstalled,
-    McpServerLost,
     McpToolFailed,
     ToolOutputTooLarge,
     ToolUnavailable,
@@ -306,16 +305,10 @@ class McpToolRunner:
             raise InvalidArguments(
                 tool.name, [call.secrets.redact(problem) for problem in problems]
             )
-        from replanning.tools.mcp_session import ServerGone
-
         try:
-            result = await session.call(tool.tool or tool.name, call.arguments)
-        except ServerGone as error:
-            if not error.request_sent:
-                raise ToolUnavailable(
-                    tool.name, f"the MCP server {name!r}", f"which is not there: {error}"
-                ) from None
-            raise McpServerLost(tool.name, name, str(error)) from None
+            result = await session.call(tool.tool or tool.name, call.arguments, named=tool.name)
+        except ToolError:
+            raise
         except (
             Exception
         ) as error:  # whatever a server makes the SDK raise is a failure of this task alone

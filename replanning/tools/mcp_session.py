@@ -41,6 +41,7 @@ from replanning.plan.tasks import McpServer
 from replanning.run.processes import kill_processes_with_variable
 from replanning.secrets import MASK, Redactor
 from replanning.tools.call import Secrets, unset_variables
+from replanning.tools.errors import McpServerLost, ToolUnavailable
 
 for _name in ("mcp", "client"):  # keep log messages of the SDK off stderr
     logging.getLogger(_name).addHandler(logging.NullHandler())
@@ -281,18 +282,6 @@ _SESSION_EXPIRED: Final = (INVALID_REQUEST, "Session terminated")
 """Error of the SDK when a server has dropped a session."""
 
 
-class ServerGone(Exception):
-    """A server is missing, or went away during a call.
-
-    Attributes:
-        request_sent: whether it may have begun the call.
-    """
-
-    def __init__(self, reason: str, *, reached: bool) -> None:
-        self.request_sent = reached
-        super().__init__(reason)
-
-
 class McpSession:
     """MCP server with its tools.
 
@@ -384,6 +373,7 @@ class McpSession:
         tool: str,
         arguments: Mapping[str, object],
         *,
+        named: str,
         on_progress: ProgressFnT | None = None,
         meta: RequestParamsMeta | None = None,
     ) -> CallToolResult:
@@ -392,18 +382,20 @@ class McpSession:
         Args:
             tool: as the server calls it.
             arguments: of the tool.
+            named: the tool as the plan or the client calls it, for errors.
             on_progress: receives the progress that the server reports.
             meta: what else the request says.
 
         Raises:
-            ServerGone: it is missing, or went away during the call.
+            ToolUnavailable: the server is not there.
+            McpServerLost: it went away during the call, which it may have begun.
             Exception: any error of the SDK; `MCPError` if the server refuses.
         """
         if self._connection.client is None:
             await self.start()
         connection = self._connection
         if connection.client is None:
-            raise ServerGone(self.unavailable_reason, reached=False)
+            raise self._absent(named, self.unavailable_reason)
         outcome: CallToolResult | Exception | None = None  # none if the server goes away
         lost, scope = False, anyio.CancelScope()
         connection.calls.add(scope)
@@ -434,7 +426,13 @@ class McpSession:
         # The task runs on until the server is back, or cannot be started: nothing else may be under way, and a run in
         # which nothing can be done is over.
         await self._connection.settled.wait()
-        raise ServerGone(connection.reason, reached=not expired)
+        if expired:
+            raise self._absent(named, connection.reason)
+        raise McpServerLost(named, self.name, connection.reason)
+
+    def _absent(self, tool: str, reason: str) -> ToolUnavailable:
+        where = f"the MCP server {self.name!r}"
+        return ToolUnavailable(tool, where, f"which is not there: {reason}")
 
     async def _run_connection(self, connection: _Connection) -> None:
         self._starting = True
