@@ -57,6 +57,13 @@ _CREDENTIAL: Final = re.compile(
 Kind = Literal["default", "file", "override", "environment", "argument"]
 """Kind of source, from the lowest to the highest precedence."""
 
+_KINDS: Final[Mapping[str, Kind]] = {
+    "argument": "argument",
+    "environment": "environment",
+    "override": "override",
+}
+"""Kinds by the first word of a source; that of a file is its name."""
+
 Override = Callable[[], object]
 """Returns the settings of a person as `{"status": "success", "data": {"planning": {…}}}`."""
 
@@ -79,20 +86,10 @@ class LoadedSettings:
 
     def kind(self, key: str) -> Kind:
         """Return the kind of source of a setting."""
-        source = self.sources.get(key)
-        if source is None:
+        if key not in self.sources:
             return "default"
-        if self.file is not None and (
-            source == str(self.file) or source.startswith(f"{self.file}:")
-        ):
-            return "file"
-        return (
-            "argument"
-            if source == "argument"
-            else "override"
-            if source.startswith("override")
-            else "environment"
-        )
+        first_word = self.sources[key].partition(" ")[0]
+        return _KINDS.get(first_word, "file")
 
 
 class _Value(NamedTuple):
