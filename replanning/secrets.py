@@ -300,11 +300,11 @@ _FORMAT_RULES: Final = [
 ]
 _NAME_RULES: Final = tuple(_name_rules())
 
-_SIMPLE: Final = re.compile(r"(?:\w{1,12}+[.?!,]?+[ \n])*+\w{0,12}+[.?!,]?", re.ASCII)
-"""A text of short words, in which no rule finds a secret unless `Bearer` is among them.
+_SIMPLE: Final = re.compile(r"(?:[!-9;<?-[\]-~]{0,14}+[ \n])*+[!-9;<?-[\]-~]{0,14}+")
+"""A text of short words in ASCII without `:`, `=`, `>`, escapes and tabs.
 
-Every token format is longer than these words, or has other characters. A value is found by the name before it only where
-a sign or an option follows the name; a word after `Bearer` must be longer or have a digit.
+No rule finds a secret in it unless it has two hyphens in a row or `Bearer`. Every token format is longer than these words,
+and a value is found by the name before it only where a sign or an option follows the name.
 """
 
 
@@ -629,7 +629,9 @@ class Redactor:
 
     def _is_plain(self, text: str) -> bool:
         """Return whether a text is simple and without known values: a quick look, because most are."""
-        if self._patterns or not _SIMPLE.fullmatch(text) or "earer" in text:
+        if self._patterns or not _SIMPLE.fullmatch(text):
+            return False
+        if "earer" in text or "--" in text:
             return False
         return not any(known in text for known in self._known)
 
