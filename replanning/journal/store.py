@@ -371,9 +371,9 @@ def encode_body(record: Record) -> str:
     return text
 
 
-def checksum(data: bytes, *columns: object) -> int:
-    """Return the CRC-32 of bytes and of the values that are stored beside them."""
-    return zlib.crc32(ascii(columns).encode() + data)
+def checksum(data: bytes, seq: int, at: float, kind: str) -> int:
+    """Return the CRC-32 of the JSON text of a record and of the values that are stored beside it."""
+    return zlib.crc32(f"({seq}, {at!r}, {kind!a})".encode() + data)
 
 
 def to_json_line(value: JsonValue) -> str:

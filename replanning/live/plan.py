@@ -84,7 +84,10 @@ CHANGE_CURE: Final = (
 
 def has_masked_check(task: TaskBody) -> bool:
     """Return whether a command among the checks of a task has a mask; others are not executed."""
-    return any(text.startswith(COMMAND_PREFIX) and MASK in text for text in task.acceptance)
+    for text in task.acceptance:
+        if text.startswith(COMMAND_PREFIX) and MASK in text:
+            return True
+    return False
 
 
 @dataclass(slots=True, eq=False, repr=False)

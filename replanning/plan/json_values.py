@@ -36,6 +36,9 @@ def iter_strings(value: JsonValue, *, keys: bool = True) -> Iterator[str]:
 
 def is_redacted(value: JsonValue) -> bool:
     """Return whether a value contains the mark of a redacted secret."""
+    # Most tasks have no arguments.
+    if not value:
+        return False
     return any(MASK in text for text in iter_strings(value))
 
 
