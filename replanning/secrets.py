@@ -698,7 +698,8 @@ def _may_hold_text(annotation: object) -> bool:
         return _may_hold_text(get_args(annotation)[0])
     if isinstance(annotation, UnionType) or get_origin(annotation) is Union:
         return any(map(_may_hold_text, get_args(annotation)))
-    return annotation not in _TEXTLESS_TYPES
+    # By identity, because the annotation of a plugin's field may have no hash.
+    return not any(annotation is kind for kind in _TEXTLESS_TYPES)
 
 
 def pattern_problem(pattern: str) -> str:

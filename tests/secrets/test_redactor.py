@@ -10,11 +10,12 @@ import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import JsonValue
+from pydantic import BaseModel, JsonValue
 
 from replanning import Goal, Plan, PlanError, Task
 from replanning.changes import ModifyTask
@@ -335,6 +336,24 @@ def test_literal_parts_beside_references():
     assert REDACT.value({"cookie": "id=31d4d96e407a; s={env:S}"}) == {
         "cookie": f"id={MASK}; s={{env:S}}"
     }
+
+
+class Report(BaseModel):
+    """Part of a plugin's own, whose types are written in several ways."""
+
+    count: int | None = None
+    ratio: Annotated[float, "of one"] | None = None
+    lines: list[Annotated[str, {"written": "by hand"}]] = []
+    either: int | str = 0
+
+
+def test_document_of_a_plugin():
+    """Every field that may hold text is looked at, whatever its type looks like."""
+    key = BY_SHAPE[0]
+    report = Report(count=3, ratio=0.5, lines=[key, "a line"], either=key)
+    clean = Report(count=3, ratio=0.5, lines=[MASK, "a line"], either=MASK)
+    assert REDACT.document(report) == clean
+    assert REDACT.document(clean) is clean
 
 
 def test_document():
