@@ -599,7 +599,16 @@ class Draft:
                     f"task {task_id!r} cannot be removed: {names} would be left waiting for it"
                 )
                 self.problems.append(Problem(path, message))
-        if not self.problems and self._check_cycles():
+        if self.problems:
+            return
+        # Where nothing new depends on anything, as with a call, nothing can close a cycle.
+        is_linked = bool(self._added_dependencies)
+        for new in self.new_tasks.values():
+            if new.task.depends_on:
+                is_linked = True
+        if is_linked and not self._check_cycles():
+            return
+        if self._changed_references:
             self._check_references()
 
     def _path_of_dependency(self, task_id: TaskId, dep: TaskId) -> str:
