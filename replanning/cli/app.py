@@ -50,6 +50,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "run": "run",
         "solve": "solve",
         "resume": "resume",
+        "rerun": "resume",
         "pause": "status",
         "worker": "temporal",
     },

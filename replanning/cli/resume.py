@@ -1,37 +1,63 @@
-"""The command `resume`, for each kind of run."""
+"""Going on with runs: the commands `resume`, for each kind of run, and `rerun`."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from replanning import Plan, PlanRun, ReplanningEngine
 from replanning.cli import lookup
 from replanning.cli.app import (
+    DIFF_STYLES,
     RUN_EXIT_CODES_HELP,
     ExitCode,
     Program,
     RunArgument,
     RunOptions,
+    console,
     epilog,
+    escape_control,
     fail,
     is_phase_task,
     print_message,
+    refuse,
 )
 from replanning.cli.run import resume_plan
-from replanning.errors import JournalCorrupt, NotRunning
-from replanning.journal import Record, RunOpened
+from replanning.errors import JournalCorrupt, NotRunning, PlanError
+from replanning.history.status import is_owner_alive
+from replanning.history.wording import pluralise
+from replanning.journal import (
+    ErrorContained,
+    PlanRevised,
+    Record,
+    RecordBody,
+    RunInfo,
+    RunOpened,
+)
+from replanning.live import Correction, Rerun
+from replanning.plan.reading import locate_problems
+from replanning.plan.types import RunId
+from replanning.run.opening import adoption_place
+from replanning.tools import check_tools
 
 commands = Program()
+
+YesOption = Annotated[
+    bool, typer.Option("--yes", "-y", help="Do not ask: agree to what would be asked about.")
+]
 
 
 @commands.command(
     epilog=epilog(
         "replanning resume latest",
         "replanning resume 20250131-120000-1a2b3c4d5e6f --set context.region=us",
-        "replanning resume latest --plan plan.yaml    the plan has literal secrets",
+        "replanning resume latest --plan plan.yaml    go on with the plan as it is corrected in this file",
+        "replanning resume latest --plan plan.yaml --rerun none -y    keep what is finished, and ask nothing",
         "replanning resume 20250131-120000-1a2b3c4d5e6f --from 2    a new run of the tasks that revision 2 had left",
         codes=RUN_EXIT_CODES_HELP,
     )
@@ -53,26 +79,43 @@ def resume(
         typer.Option(
             "--plan",
             metavar="FILE",
-            help="The plan that the run was opened with, unchanged: literal secrets, which no journal keeps, are taken"
-            " from it. --set then repeats what was set when the run was opened.",
+            help="The plan of the run, corrected or not. Its difference from the plan that the run was given is shown and,"
+            " once you agree, applied. Literal secrets, which no journal keeps, are taken from it as well. --set then"
+            " repeats what was set when the run was opened.",
         ),
     ] = None,
+    rerun: Annotated[
+        Rerun | None,
+        typer.Option(
+            "--rerun",
+            help="Run finished tasks that the plan file changes again, and what follows from them; or none. Asked about by"
+            " default.",
+        ),
+    ] = None,
+    yes: YesOption = False,
     options: RunOptions,
 ) -> None:
-    """Resume a run that was paused or stopped, that waits for a person, or whose process died.
+    """Resume a run that was paused or stopped, that has failed, that waits for a person, or whose process died.
 
-    Tasks that have finished are not run again. Of a run that has succeeded, the result is shown again.
+    Tasks that have finished are not run again. Of a run that has succeeded, the result is shown again. With --plan, the run
+    goes on with a corrected plan where it stands: what is finished and unchanged is kept, and what has failed is tried
+    again. A run that another process carries out takes the corrected plan there.
     """
     with closing(lookup.open_store(options.store, must_exist=True)) as opened_store:
         info = lookup.find_run(opened_store, run)
         remote = lookup.is_on_temporal(options.store)  # its workers know how to go on
         first = None if remote else next(iter(opened_store.read(info.run)), None)
+    if plan_file is None and (rerun is not None or yes):
+        fail("--rerun and --yes are about a corrected plan; name its file with --plan")
     if revision is None and info.status == "aborted":
         advice = "start a new run, or one from a revision of this one with --from (0 is the original plan)"
         raise NotRunning(f"run {info.run!r} was aborted: {advice}")
     if revision is None and info.status == "succeeded":
         # A supervisor that resumes whatever it finds takes another code for a failure.
-        print_message(f"run {info.run!r} has succeeded; there is nothing to resume")
+        print_message(
+            f"run {info.run!r} has succeeded; there is nothing to resume, but `replanning rerun` runs"
+            " tasks of it again"
+        )
         if remote or first is None or _is_of_program(first):
             raise typer.Exit(ExitCode.OK)
     if remote:
@@ -81,10 +124,77 @@ def resume(
         from replanning.cli import temporal  # other runs do not need it
 
         raise typer.Exit(temporal.resume(info, options, revision))
+    opened = _check_opening(first, info.run)
+    if any(map(is_phase_task, opened.plan.tasks)):
+        if plan_file is not None:
+            fail(f"--plan: run {info.run!r} is one of planning mode, which has no plan file")
+        from replanning.cli.solve import resume_planning  # other runs need no planning mode
+
+        raise typer.Exit(resume_planning(info.run, opened.plan, options, revision))
+    if plan_file is None:
+        raise typer.Exit(resume_plan(info.run, opened, options, revision))
+
+    given = lookup.read_plan(str(plan_file), options.context or ())
+    if problems := check_tools(given):
+        raise PlanError(locate_problems(problems, str(plan_file)))
+    agreed = _agree_on_correction(info, given, options, revision, rerun, yes=yes)
+    adopt = None
+    if agreed is not None:
+        by = lookup.user_name(None)
+        if revision is None and is_owner_alive(info):
+            _send_correction(info, given, agreed, by, options)
+            return
+        adopt = partial(PlanRun.adopt, plan=given, rerun=agreed, by=by)
+    code = resume_plan(info.run, opened, options, revision, given=given, adopt=adopt)
+    raise typer.Exit(code)
+
+
+@commands.command(
+    epilog=epilog(
+        "replanning rerun latest report    the task report, and what depends on it",
+        "replanning rerun 20250131-120000-1a2b3c4d5e6f fetch check --only",
+        "replanning rerun latest deploy -y    although that deploys once more",
+        codes=RUN_EXIT_CODES_HELP,
+    )
+)
+def rerun(
+    run: RunArgument,
+    task: Annotated[
+        list[str],
+        typer.Argument(metavar="TASK", help="A task to run again; name several if you like."),
+    ],
+    *,
+    only: Annotated[
+        bool, typer.Option("--only", help="Leave what depends on the tasks as it is.")
+    ] = False,
+    yes: YesOption = False,
+    options: RunOptions,
+) -> None:
+    """Run tasks of a run again, and what depends on them, in a new run.
+
+    Everything else is as the old run left it. Effects that this would repeat are listed first, and you are asked.
+    """
+    if lookup.is_on_temporal(options.store):
+        fail("a run on Temporal is begun anew there; rerun needs a store of its own")
+    settings = lookup.read_settings(options.settings, quiet=True)
+    with closing(lookup.open_store(options.store, must_exist=True)) as store:
+        info = lookup.find_run(store, run)
+        opened = _check_opening(next(iter(store.read(info.run)), None), info.run)
+        if any(map(is_phase_task, opened.plan.tasks)):
+            fail(f"run {info.run!r} is one of planning mode: its phases follow from one another")
+        engine = ReplanningEngine([], settings=settings, store=store)
+        correction = engine.compare_rerun(info.run, *task, only=only)
+        _print_correction(correction)
+        if correction.effects and not yes:
+            _ask("Run them again?", options)
+        new_run = engine.rerun(info.run, *task, only=only, by=lookup.user_name(None))
+    raise typer.Exit(resume_plan(new_run, opened, options, None))
+
+
+def _check_opening(first: Record | None, run: RunId) -> RunOpened:
+    """Return the opening of a run that this program can go on with."""
     if first is None or not isinstance(opened := first.body, RunOpened):
-        raise JournalCorrupt(
-            f"the journal of run {info.run!r} does not begin with the opening of a run"
-        )
+        raise JournalCorrupt(f"the journal of run {run!r} does not begin with the opening of a run")
     if lookup.belongs_to_program(opened):
         what = (
             "is the session of a program"
@@ -92,17 +202,107 @@ def resume(
             else "executes functions of a program"
         )
         raise NotRunning(
-            f"run {info.run!r} {what}; only that program can go on with it, with run_id={info.run!r}"
+            f"run {run!r} {what}; only that program can go on with it, with run_id={run!r}"
         )
-    if any(map(is_phase_task, opened.plan.tasks)):
-        if plan_file is not None:
-            fail(f"--plan: run {info.run!r} is one of planning mode, which has no plan file")
-        from replanning.cli.solve import resume_planning  # other runs need no planning mode
-
-        raise typer.Exit(resume_planning(info.run, opened.plan, options, revision))
-    raise typer.Exit(resume_plan(info.run, opened, options, revision, plan_file))
+    return opened
 
 
 def _is_of_program(first: Record) -> bool:
     """Return whether only the program that opened a run can go on with it."""
     return isinstance(first.body, RunOpened) and lookup.belongs_to_program(first.body)
+
+
+# Corrected plans
+
+
+def _agree_on_correction(
+    info: RunInfo,
+    given: Plan,
+    options: RunOptions,
+    revision: int | None,
+    rerun: Rerun | None,
+    *,
+    yes: bool,
+) -> Rerun | None:
+    """Show what a corrected plan changes in a run, and ask whether to apply it.
+
+    Returns:
+        What becomes of finished tasks that it changes; None if it makes no difference.
+    """
+    settings = lookup.read_settings(options.settings, quiet=True)
+    with closing(lookup.open_store(options.store)) as store:
+        engine = ReplanningEngine([], settings=settings, store=store)
+        compare = partial(engine.compare, info.run, given, revision=revision)
+        correction = compare(rerun=rerun or "changed")
+        if correction.again and rerun is None:
+            if not _ask_about_finished(correction, options, yes=yes):
+                correction = compare(rerun="none")
+    if not correction:
+        return None
+    _print_correction(correction)
+    if not yes:
+        _ask("Apply this to the run?", options)
+    # What the end of a process leaves in doubt was not asked about, so it is not run again.
+    return "changed" if correction.again else "none"
+
+
+def _send_correction(
+    info: RunInfo, given: Plan, rerun: Rerun, by: str, options: RunOptions
+) -> None:
+    """Leave a corrected plan for the process that carries out a run, and say what became of it."""
+    from replanning.cli.status import MessageOptions, report_outcome  # other runs need no messages
+
+    def outcome(bodies: list[RecordBody]) -> str:
+        for body in bodies:
+            if isinstance(body, PlanRevised) and body.adopted is not None and body.by == by:
+                return f"revision {body.number}"
+            if isinstance(body, ErrorContained) and body.where == adoption_place(by):
+                refuse(f"run {info.run} did not take it: {body.error}")
+        return ""
+
+    with closing(lookup.open_store(options.store)) as store:
+        ReplanningEngine([], store=store).adopt(info.run, given, rerun=rerun, by=by)
+        messages = MessageOptions(store=options.store, json=options.json)
+        report_outcome(store, info, outcome, messages, {"asked": "adopt"})
+
+
+def _print_correction(correction: Correction) -> None:
+    """Print what changes as alternatives are shown, and what would be run again."""
+    out = console(error=True)
+    for line in correction.diff.splitlines():
+        out.print(f"  {escape_control(line)}", style=DIFF_STYLES.get(line[:1], ""), markup=False)
+    _print_again(correction)
+
+
+def _print_again(correction: Correction) -> None:
+    out = console(error=True)
+    for task_id, why in correction.again.items():
+        told = f"  {task_id} is run again: {why}"
+        if task_id in correction.effects:
+            effect = correction.effects[task_id] or "not stated"
+            told += f"; this repeats its effect ({effect})"
+        out.print(escape_control(told), style="yellow", markup=False)
+
+
+def _ask_about_finished(correction: Correction, options: RunOptions, *, yes: bool) -> bool:
+    """Return whether finished tasks that are changed are run again."""
+    if yes:
+        return True
+    _print_again(correction)
+    _require_terminal(options, "--rerun changed or --rerun none decides about finished tasks")
+    count = pluralise(len(correction.again), "task")
+    return typer.confirm(f"Run {count} again? Otherwise what is finished is kept", err=True)
+
+
+def _ask(question: str, options: RunOptions) -> None:
+    """Ask whether to go on; end the command if not."""
+    _require_terminal(options, "--yes agrees to it")
+    if not typer.confirm(question, err=True):
+        print_message("nothing was changed")
+        raise typer.Exit
+
+
+def _require_terminal(options: RunOptions, instead: str) -> None:
+    at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    if options.json or options.ask in ("never", "store") or not at_terminal:
+        fail(f"nothing was changed, because nobody can be asked here; {instead}")

@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Annotated, Final
@@ -38,7 +39,7 @@ from replanning.journal import RunOpened
 from replanning.judging import Judge, JudgedWork, LLMJudge, RuleJudge
 from replanning.llm import LLMProvider, create_llm_provider
 from replanning.plan.reading import locate_problems
-from replanning.plan.types import JsonObject, RunId
+from replanning.plan.types import RunId
 from replanning.plugins import load_plugin
 from replanning.run.opening import redactor_for
 from replanning.tools import check_machine, check_tools
@@ -122,7 +123,9 @@ def resume_plan(
     opened: RunOpened,
     options: RunOptions,
     revision: int | None,
-    plan_file: Path | None,
+    *,
+    given: Plan | None = None,
+    adopt: Callable[[PlanRun], object] | None = None,
 ) -> int:
     """Resume the run of a plan, or a copy of one of its revisions; print its summary, return the exit code.
 
@@ -131,32 +134,30 @@ def resume_plan(
         opened: the record with which it was opened.
         options: of the command line.
         revision: the revision to copy; None to resume the run itself.
-        plan_file: the file of the plan that it was opened with; None to do with what its journal has.
+        given: the plan of the run, for its secrets; None to do with what its journal has.
+        adopt: has the run adopt that plan, if it is a corrected one.
 
     Raises:
-        ReplanningError: it cannot be resumed, or the file has another plan.
+        ReplanningError: it cannot be resumed.
     """
     was_enabled = (opened.settings or {}).get("enabled", True) is not False and opened.mode != "off"
     options.replan = was_enabled if options.replan is None else options.replan
     options.observe = options.observe or opened.mode == "observe"
     plan = opened.plan
-    changed_context: JsonObject | None = None
-    if plan_file is None:
-        changed_context = parse_context_options(options.context or ())
-    else:
-        given = lookup.read_plan(str(plan_file), options.context or ())
+    begin = adopt
+    if given is not None:
         plan = _with_found_tools(given, opened.plan)
+    elif changed_context := parse_context_options(options.context or ()):
+        begin = partial(PlanRun.change_context, changes=changed_context)
 
     def open_run(engine: ReplanningEngine, _: Plan) -> AbstractAsyncContextManager[PlanRun]:
         resumed = run_id
         if revision is not None:
             resumed = engine.fork(run_id, revision)
-        if plan_file is None:
-            return engine.resume(resumed)
-        return engine.run_or_resume(plan, run_id=resumed)
+        return engine.resume(resumed, given)
 
     settings = lookup.read_settings(options.settings, quiet=options.quiet, replan=options.replan)
-    summary = _carry_out(options, settings, plan, open_run, context=changed_context)
+    summary = _carry_out(options, settings, plan, open_run, begin=begin)
     return summary.report(json=options.json)
 
 
@@ -251,7 +252,7 @@ def _carry_out(
     *,
     cwd: Path | None = None,
     environ: dict[str, str] | None = None,
-    context: JsonObject | None = None,
+    begin: Callable[[PlanRun], object] | None = None,
 ) -> RunSummary:
     """Carry out a run until it ends or is paused.
 
@@ -262,7 +263,7 @@ def _carry_out(
         open_run: opens the run of the plan, which then has the tools of its servers as well.
         cwd: where commands run; by default where the program does.
         environ: the environment of the tools; by default that of the program.
-        context: values that change in the context as soon as the run is open.
+        begin: called as soon as the run is open, before any task is handed out.
     """
     environment = Environment()
     display = None
@@ -293,8 +294,8 @@ def _carry_out(
                 executor.watch(run.change_resource)
             if display is not None:
                 lookup.tell_models(display, engine, judge_model)
-            if context:
-                run.change_context(context)
+            if begin is not None:
+                begin(run)
             await run_workers(run, JudgedWork(executor, judge), options.concurrency)
             if plan.mcp:
                 executor.watch(None)

@@ -565,7 +565,7 @@ def _answer(
             question.id, verdict, by=by, choice=choice - 1, changes=changes, comment=options.comment
         )
         about: JsonObject = {"question": question.id, "verdict": verdict}
-        _report_outcome(store, info, partial(_answer_outcome, question), options, about)
+        report_outcome(store, info, partial(_answer_outcome, question), options, about)
 
 
 def _answer_all(
@@ -726,7 +726,7 @@ def request(
             )
             return "the run considers it" if received else ""
 
-        _report_outcome(opened, info, outcome, options, {"asked": "request"})
+        report_outcome(opened, info, outcome, options, {"asked": "request"})
 
 
 @commands.command(
@@ -759,7 +759,7 @@ def pause(
         )
 
 
-def _report_outcome(
+def report_outcome(
     store: journal.RunStore,
     info: journal.RunInfo,
     read_outcome: Callable[[list[journal.RecordBody]], str],

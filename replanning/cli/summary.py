@@ -16,7 +16,7 @@ from replanning.cli.app import (
     print_json,
     print_message,
 )
-from replanning.cli.lookup import command_line, question_words, shown_place
+from replanning.cli.lookup import command_line, is_on_temporal, question_words, shown_place
 from replanning.cli.show import print_repairs, print_table
 from replanning.cli.status import problems_json
 from replanning.errors import StoreError
@@ -113,6 +113,7 @@ class RunSummary:
         self._resume_options = resume_options
         self._resume = self._command("resume", self.result.run, *self._resume_options)
         self._tasks: list[TaskRow] = []
+        self._has_plan_file = False
         self._repairs: list[Repair] = []
         self._history: ReplanHistory | None = None
         try:
@@ -127,6 +128,9 @@ class RunSummary:
         rows = task_rows(self.live, replayed.ledger, replayed.updated)
         # Phases of planning mode mean nothing to people.
         self._tasks = [row for row in rows if not is_phase_task(self.live.entry(row.id).task)]
+        self._has_plan_file = not is_on_temporal(place) and not any(
+            is_phase_task(entry.task) for entry in self.live
+        )
         self._repairs = [
             one for one in find_repairs(history, self.live) if one.revision is not None
         ]
@@ -279,6 +283,12 @@ class RunSummary:
             yield (
                 again,
                 "runs the tasks that lack a secret, with the plan that the run was opened with",
+            )
+        elif result.status == "failed" and self._has_plan_file:
+            again = self._command("resume", run, *self._resume_options, "--plan", "FILE")
+            yield (
+                again,
+                "goes on here with a corrected plan: what is finished and unchanged is kept",
             )
         if failed:
             again = self._command("resume", run, *self._resume_options, "--from", "REVISION")

@@ -235,17 +235,22 @@ class ReplanningEngine:
         """
         return self._managed_run(lambda: self._run_factory.create(plan, run_id, mode=self.mode))
 
-    def resume(self, run_id: str) -> AbstractAsyncContextManager[PlanRun]:
+    def resume(self, run_id: str, plan: Plan | None = None) -> AbstractAsyncContextManager[PlanRun]:
         """The same for a run that was paused, was left, or whose process died.
 
         What holds from here on are the settings and the mode of this engine, whatever the run was
         begun under; its plan, its deadlines and what it has spent are those on record.
 
+        Args:
+            run_id: the run.
+            plan: where literal secrets come from, which the journal does not keep. Nothing else of
+                it is taken: for that, have the run `adopt` it.
+
         Raises:
             UnknownRun: the store has no such run.
             RunOwned: another process is at it.
         """
-        return self._managed_run(lambda: self._run_factory.resume(run_id))
+        return self._managed_run(lambda: self._run_factory.resume(run_id, plan))
 
     def run_or_resume(self, plan: Plan, *, run_id: str) -> AbstractAsyncContextManager[PlanRun]:
         """The same for a plan that may have been begun: opens it as this run, or resumes that.
@@ -270,19 +275,33 @@ class ReplanningEngine:
         """
         return self._run_factory.fork(run_id, revision, new_id)
 
-    def compare(self, run_id: str, plan: Plan, *, rerun: Rerun = "changed") -> Correction:
+    def compare(
+        self,
+        run_id: str,
+        plan: Plan,
+        *,
+        rerun: Rerun = "changed",
+        revision: int | None = None,
+    ) -> Correction:
         """Return what a corrected plan would change in a run, open here, elsewhere or nowhere.
+
+        Args:
+            run_id: the run.
+            plan: the corrected plan.
+            rerun: whether finished tasks that are changed would be run again.
+            revision: compare it with a fork of the run at this revision instead.
 
         Raises:
             ChangeRejected: it is another plan, or the run cannot take it; names every reason.
+            NotRunning: the run has succeeded or was aborted.
             UnknownRun: the store has no such run.
-            StoreError: the store fails.
+            StoreError: the run has no such revision, or the store fails.
         """
         run, _ = self._open_runs.get(RunId(run_id), (None, None))
-        if run is not None:
+        if run is not None and revision is None:
             with suppress(NotRunning):
                 return run.compare(plan, rerun=rerun)
-        return self._run_factory.compare(run_id, plan, rerun)
+        return self._run_factory.compare(run_id, plan, rerun, revision)
 
     def adopt(
         self,

@@ -81,6 +81,7 @@ class Correction:
     Attributes:
         plan: the plan as the run takes it: with the tools that the run has found by itself.
         changes: the changes of tasks, in order.
+        parts: what else of the plan changes: `tool NAME`, `context.KEY`, `resource NAME`, `goal`.
         again: the finished and running tasks that would be run again, each with the reason.
         effects: those of them that had been done and whose repetition is a second effect, each with
             what is stated of it: `reversible`, `partly`, `irreversible`, or nothing.
@@ -89,6 +90,7 @@ class Correction:
 
     plan: Plan
     changes: tuple[PlanChange, ...]
+    parts: tuple[str, ...]
     again: Mapping[TaskId, str]
     effects: Mapping[TaskId, str]
     diff: str
@@ -454,7 +456,8 @@ class _Edit:
                 effects[task_id] = stated or ""
         diff = "\n".join([*draft.diff().splitlines(), *lines])
         # What changes only the document, as the order of its tasks, is no difference to a run.
-        return Correction(self._adopted, tuple(self.changes), self.again, effects, diff)
+        parts = tuple(dict.fromkeys(line[2:].partition(":")[0] for line in lines))
+        return Correction(self._adopted, tuple(self.changes), parts, self.again, effects, diff)
 
     def reject(self, message: str) -> None:
         """Note why the edit cannot be made."""

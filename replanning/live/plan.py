@@ -241,19 +241,28 @@ class LivePlan(TaskGraph):
             for _, body in nested_bodies(entry.task):
                 if is_redacted(body.arguments) or has_masked_check(body):
                     self.masked.tasks.add(entry.id)
-        if given is None:
-            servers: set[str] = set()
-            for name, server in self.plan.mcp.items():
-                if is_redacted(server.model_dump(mode="json")):
-                    servers.add(name)
-            for tool in self.tools.values():
-                templates = tool.model_dump(mode="json", include=_TOOL_TEMPLATES)
-                if is_redacted(templates) or tool.server in servers:
-                    self.masked.tools.add(tool.name)
+        self._find_masked_tools(given)
         for key, value in self.context.items():
             is_given = given is not None and given.context.get(key) == value
             if is_redacted(value) and not is_given:
                 self.masked.context.add(key)
+
+    def _find_masked_tools(self, given: Plan | None) -> None:
+        servers: set[str] = set()
+        for name, server in self.plan.mcp.items():
+            is_given = given is not None and given.mcp.get(name) == server
+            if is_redacted(server.model_dump(mode="json")) and not is_given:
+                servers.add(name)
+        for tool in self.tools.values():
+            templates = tool.model_dump(mode="json", include=_TOOL_TEMPLATES)
+            is_masked = is_redacted(templates)
+            if is_masked and given is not None:
+                complete = given.tool(tool.name)
+                if complete is not None:
+                    known = complete.model_dump(mode="json", include=_TOOL_TEMPLATES)
+                    is_masked = known != templates
+            if is_masked or tool.server in servers:
+                self.masked.tools.add(tool.name)
 
     # Revising
 

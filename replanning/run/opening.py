@@ -348,15 +348,6 @@ class RunFactory:
         for _ in _read_journal(self.store, old, records):
             pass
         end = _end_of_revision(records, revision)
-        if end is None:
-            latest = 0
-            for record in records:
-                if isinstance(record.body, PlanRevised):
-                    latest = max(latest, record.body.number)
-            raise StoreError(
-                f"run {run_id!r} has no revision {revision!r}; it has revisions 0 to {latest}"
-            )
-
         return self._copy(records[:end], revision, new_id)
 
     def _copy(self, records: Sequence[Record], revision: int, new_id: str | None) -> RunId:
@@ -381,13 +372,22 @@ class RunFactory:
             self.store.release(lease)
         return run
 
-    def compare(self, run_id: str, plan: Plan, rerun: Rerun) -> Correction:
+    def compare(
+        self, run_id: str, plan: Plan, rerun: Rerun, revision: int | None = None
+    ) -> Correction:
         """Return what a corrected plan would change in a run, as the store has it.
+
+        Args:
+            run_id: the run.
+            plan: the corrected plan.
+            rerun: whether finished tasks that are changed would be run again.
+            revision: compare it with the run at this revision.
 
         Raises:
             ChangeRejected: it is another plan, or the run cannot take it.
+            NotRunning: the run has succeeded or was aborted.
             UnknownRun: there is no such run.
-            StoreError: the store fails.
+            StoreError: the run has no such revision, or the store fails.
         """
         problems = secret_name_problems(plan, self.redactor)
         if problems:
@@ -396,17 +396,21 @@ class RunFactory:
         records: list[Record] = []
         for _ in _read_journal(self.store, run, records):
             pass
+        if revision is not None:
+            records = records[: _end_of_revision(records, revision)]
         _complete_records(records, plan, self.redactor.document(plan), self.redactor)
         replayed = self._replay(records)
         live = replayed.live
-        ended = replayed.ledger.run_end
-        if ended is not None and (ended.status == "succeeded" or live.aborted is not None):
-            raise NotRunning(
-                f"run {run_id!r} is {ended.status}, so it takes no corrected plan; start a new run"
-                " from it: run tasks of it again, or fork it at a revision"
-            )
         undecided = replayed.ledger.undecided_tasks
-        return correct_plan(live, plan, self.redactor, rerun=rerun, undecided=undecided)
+        correction = correct_plan(live, plan, self.redactor, rerun=rerun, undecided=undecided)
+        ended = replayed.ledger.run_end
+        is_over = ended is not None and (ended.status == "succeeded" or live.aborted is not None)
+        if correction and is_over:
+            raise NotRunning(
+                f"run {run_id!r} is over for good, so it takes no corrected plan; run tasks of it"
+                " again in a new run, or fork it at a revision"
+            )
+        return correction
 
     def rerun(
         self, run_id: str, tasks: Sequence[str], by: str, new_id: str | None, *, only: bool
@@ -644,14 +648,25 @@ def _check_version(run: RunId, records: Sequence[Record]) -> None:
             )
 
 
-def _end_of_revision(records: Sequence[Record], revision: int) -> int | None:
-    """Return the number of records up to a revision; None if there is no such revision."""
+def _end_of_revision(records: Sequence[Record], revision: int) -> int:
+    """Return the number of records up to a revision.
+
+    Raises:
+        StoreError: there is no such revision.
+    """
     if not revision:
         return 1
+    latest = 0
     for position, record in enumerate(records, 1):
-        if isinstance(record.body, PlanRevised) and record.body.number == revision:
-            return position
-    return None
+        if isinstance(record.body, PlanRevised):
+            latest = record.body.number
+            if latest == revision:
+                return position
+    opened = records[0].body
+    assert isinstance(opened, RunOpened)
+    raise StoreError(
+        f"run {opened.run!r} has no revision {revision!r}; it has revisions 0 to {latest}"
+    )
 
 
 def _without_end(records: Sequence[Record]) -> list[Record]:

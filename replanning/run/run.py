@@ -43,6 +43,7 @@ from replanning.live.stale import stale_results
 from replanning.live.view import PlanView, ReplanningInfo
 from replanning.plan.checks import secret_name_problems
 from replanning.plan.document import Plan
+from replanning.plan.messages import join_names
 from replanning.plan.tasks import Task
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
 from replanning.run.attempt import Attempt, Work, validate_work
@@ -468,8 +469,11 @@ class PlanRun(ObservedRun):
         if not correction:
             return life.live.revision
         stated = accept_changes(correction.changes, life.live, life.redactor)
-        stated_reason = reason or "the plan was corrected"
-        number = life.revise(stated, stated_reason, by, adopted=correction.plan)
+        if not reason:
+            reason = "the plan was corrected"
+            if correction.parts:
+                reason = f"{reason}: {join_names(correction.parts, 8)}"
+        number = life.revise(stated, reason, by, adopted=correction.plan)
         if self.live.staleness.redoes and life.end is None:
             life.record_stale_results()
         return number

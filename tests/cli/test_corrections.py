@@ -1,0 +1,188 @@
+"""`resume --plan` with a corrected plan, and `rerun`, with real commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import Gate, Started, Terminal, answer, cli, lines, write_plan
+
+RUN = ("run", "plan.yaml", "--run-id", "r", "--no-replan")
+PLAN = ("--plan", "plan.yaml")
+
+TOOLS = {
+    "look": "echo {where} >> looked ## effect: none",
+    "pay": "echo paid >> paid",
+    "send": "test -e go && echo sent >> sent",
+}
+TASKS = """
+    id: fetch, tool: look, arguments: {where: here}
+    id: charge, tool: pay, depends_on: [fetch]
+    id: report, tool: send, depends_on: [charge]
+"""
+
+
+@pytest.fixture
+def failed(tmp_path: Path) -> Path:
+    """The folder of a run whose last step has failed."""
+    write_plan(tmp_path, TOOLS, TASKS)
+    done = cli(tmp_path, *RUN, code=1)
+    assert "replanning resume r --plan FILE" in done.stdout, "the hint names it"
+    return tmp_path
+
+
+def correct(folder: Path, tasks: str = TASKS, **tools: str) -> None:
+    """Correct the plan file."""
+    write_plan(folder, {**TOOLS, **tools}, tasks)
+
+
+def test_goes_on_with_a_corrected_file(failed: Path) -> None:
+    """The difference is shown and applied; what is finished and unchanged is not run again."""
+    correct(failed, send="echo sent >> sent")
+    done = cli(failed, "resume", "r", *PLAN, "-y", "-q")
+    assert '- report: tool: send, depends_on: ["charge"] [FAILED]' in done.stderr
+    assert "+ tool send: kind: shell, command: echo sent >> sent" in done.stderr
+    assert "the plan was corrected: tool send" in done.stdout
+    assert (lines(failed / "looked"), lines(failed / "paid"), lines(failed / "sent")) == (
+        ["here"],
+        ["paid"],
+        ["sent"],
+    )
+    history = cli(failed, "history", "r").stdout
+    assert "the plan was corrected: tool send" in history
+    assert "~ tool send" in cli(failed, "diff", "r").stdout
+
+
+def test_nobody_to_ask(failed: Path) -> None:
+    """Where nobody can be asked, the difference is shown, nothing is changed, and the option is named."""
+    correct(failed, send="echo sent >> sent")
+    done = cli(failed, "resume", "r", *PLAN, code=2)
+    assert "+ tool send" in done.stderr
+    assert "--yes agrees to it" in done.stderr
+    assert cli(failed, "resume", "r", *PLAN, "--json", code=2).stdout == ""
+    assert answer(failed, "status", "r")["revision"] == 0
+
+    correct(failed, TASKS.replace(": here", ": there"))
+    done = cli(failed, "resume", "r", *PLAN, code=2)
+    assert "fetch is run again: it is changed" in done.stderr
+    assert "charge is run again: it follows 'fetch'; this repeats its effect (not stated)" in (
+        done.stderr
+    )
+    assert "--rerun changed or --rerun none" in done.stderr
+
+
+def test_finished_tasks(failed: Path) -> None:
+    """`--rerun none` keeps finished tasks that are changed; -y alone runs them again."""
+    (failed / "go").touch()
+    correct(failed, TASKS.replace(": here", ": there"), send="true")
+    result = answer(failed, "resume", "r", *PLAN, "--from", "0", "--rerun", "none", "-y")
+    assert result["status"] == "succeeded"
+    assert lines(failed / "looked") == ["here", "there"], "a fork at the beginning has nothing done"
+
+    result = answer(failed, "resume", "r", *PLAN, "--rerun", "none", "-y")
+    assert (result["status"], len(lines(failed / "paid"))) == ("succeeded", 2)
+
+    write_plan(failed, TOOLS, TASKS)
+    (failed / "go").unlink()
+    cli(failed, "run", "plan.yaml", "--run-id", "s", "--no-replan", code=1)
+    correct(failed, TASKS.replace(": here", ": there"), send="true")
+    result = answer(failed, "resume", "s", *PLAN, "-y")
+    assert (result["tasks"]["fetch~2"], result["tasks"]["charge~2"]) == ("DONE", "DONE")
+    assert len(lines(failed / "paid")) == 4
+
+
+def test_asked_on_a_terminal(failed: Path) -> None:
+    """On a terminal, people are asked what becomes of finished tasks, and then whether to apply the difference."""
+    correct(failed, TASKS.replace(": here", ": there"), send="true")
+    with Terminal(failed, "resume", "r", *PLAN, "-q") as terminal:
+        terminal.until("Run 2 tasks again?")
+        terminal.type("n")
+        terminal.until("Apply this to the run?")
+        terminal.type("n")
+        assert "nothing was changed" in terminal.end(0)
+    assert answer(failed, "status", "r")["revision"] == 0
+    with Terminal(failed, "resume", "r", *PLAN, "-q") as terminal:
+        terminal.until("Run 2 tasks again?")
+        terminal.type("y")
+        terminal.until("Apply this to the run?")
+        terminal.type("y")
+        assert "succeeded" in terminal.end(0)
+    assert lines(failed / "looked") == ["here", "there"]
+
+
+def test_what_does_not_fit(failed: Path) -> None:
+    """Every problem of a corrected file is named, nothing is changed, and options without a file are refused."""
+    correct(failed, TASKS.replace("[charge]", "[gone]"))
+    assert "gone" in cli(failed, "resume", "r", *PLAN, "-y", code=2).stderr
+    correct(failed, TASKS, send="echo {missing}")
+    assert "missing" in cli(failed, "resume", "r", *PLAN, "-y", code=2).stderr
+    for option in (("-y",), ("--rerun", "none")):
+        assert "--plan" in cli(failed, "resume", "r", *option, code=2).stderr
+    assert answer(failed, "status", "r")["revision"] == 0
+
+
+def test_while_it_runs_elsewhere(tmp_path: Path) -> None:
+    """A run that another process carries out takes the corrected plan there, or says why not."""
+    gate = Gate(tmp_path / "gate")
+    tools = {"wait": gate.command, "say": "echo {word} >> said"}
+    tasks = "id: a, tool: wait\nid: b, tool: say, arguments: {word: one}, depends_on: [a]"
+    write_plan(tmp_path, tools, tasks)
+    with Started(tmp_path, *RUN) as started:
+        started.until("a started")
+        write_plan(tmp_path, tools, tasks.replace("one", "two"))
+        taken = answer(tmp_path, "resume", "r", *PLAN, "-y")
+        assert (taken["asked"], taken["taken"]) == ("adopt", True)
+        secret = "ghp_abcdefghijklmnopqrstuvwxyz0123456789"
+        write_plan(tmp_path, tools, tasks.replace("one", f"{{token: {secret}}}"))
+        refused = cli(tmp_path, "resume", "r", *PLAN, "-y", code=1)
+        assert "did not take it" in refused.stderr
+        assert "{env:NAME}" in refused.stderr
+        gate.open()
+        started.end(0)
+    assert lines(tmp_path / "said") == ["two"]
+
+
+def test_another_plan(failed: Path) -> None:
+    """A file without a task of the run is another plan."""
+    write_plan(failed, {"t": "true"}, "id: z, tool: t")
+    assert "another plan" in cli(failed, "resume", "r", *PLAN, "-y", code=2).stderr
+
+
+def test_rerun(failed: Path) -> None:
+    """Tasks are run again in a new run, with what depends on them; effects that this repeats are asked about."""
+    (failed / "go").touch()
+    done = cli(failed, "rerun", "r", "charge", code=2)
+    assert "charge is run again: it was asked for; this repeats its effect (not stated)" in (
+        done.stderr
+    )
+    assert "--yes agrees to it" in done.stderr
+    assert len(answer(failed, "status")) == 1
+
+    result = answer(failed, "rerun", "r", "charge", "-y")
+    assert (result["status"], result["run"] == "r") == ("succeeded", False)
+    assert (lines(failed / "looked"), len(lines(failed / "paid"))) == (["here"], 2)
+    assert len(lines(failed / "sent")) == 1
+
+    only = answer(failed, "rerun", result["run"], "fetch", "--only")
+    assert only["status"] == "succeeded"
+    assert (len(lines(failed / "looked")), len(lines(failed / "paid"))) == (2, 2)
+
+
+def test_rerun_is_refused(failed: Path) -> None:
+    """A task that is unknown or has not run, and an unknown run, are named, each with what to do."""
+    assert "charge" in cli(failed, "rerun", "r", "chrage", code=2).stderr
+    write_plan(failed, TOOLS, TASKS.replace("tool: pay", "tool: send"))
+    cli(failed, "run", "plan.yaml", "--run-id", "s", "--no-replan", code=1)
+    assert "has not run yet" in cli(failed, "rerun", "s", "report", code=2).stderr
+    assert "replanning status" in cli(failed, "rerun", "x", "report", code=2).stderr
+
+
+def test_rerun_on_a_terminal(failed: Path) -> None:
+    """On a terminal, people are asked before an effect is repeated."""
+    (failed / "go").touch()
+    with Terminal(failed, "rerun", "r", "charge", "-q") as terminal:
+        terminal.until("Run them again?")
+        terminal.type("y")
+        assert "succeeded" in terminal.end(0)
+    assert len(lines(failed / "paid")) == 2
