@@ -159,7 +159,7 @@ LACKING = {
     "argument": f"tasks: [{{id: a}}, {{id: b, arguments: {{token: {TOKEN}}}, depends_on: [a]}}]",
     "argument of tools": f"tools: [{{name: t, capability: c}}, {{name: u, capability: c}}]\n"
     f"tasks: [{{id: a}}, {{id: b, tool: t, arguments: {{token: {TOKEN}}}, depends_on: [a]}}]",
-    "check": f"tasks: [{{id: a}}, {{id: b, acceptance: ['$ grep {TOKEN} file']}}]",
+    "check": f"tasks: [{{id: a}}, {{id: b, acceptance: [in words, '$ grep {TOKEN} file']}}]",
     "tool": f"tools: [{{name: t, env: {{TOKEN: {TOKEN}}}}}]\ntasks: [{{id: a}}, {{id: b, tool: t}}]",
     "server": f"mcp: {{s: {{command: [x], env: {{TOKEN: {TOKEN}}}}}, other: {{command: [y]}}}}\n"
     "tools: [{name: s.t, kind: mcp, server: s}]\ntasks: [{id: a}, {id: b, tool: s.t}]",
