@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, replace
@@ -225,22 +224,22 @@ def plan(
     tools: ToolsOption = None,
     llm: LlmOption = None,
     save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE", help="Write the plan into this file.")
+        Path | None,
+        typer.Option(
+            "--save",
+            metavar="FILE",
+            dir_okay=False,
+            writable=True,
+            help="Write the plan into this file.",
+        ),
     ] = None,
     options: RunOptions,
 ) -> None:
     """Have a language model make a plan for a goal in words, and print it; nothing is executed."""
     job = _read_job(goal, file, tools, llm, options)
-    if save is not None:  # before a model is asked and paid
-        problem = ""
-        if save.is_dir():
-            problem = "is a folder; name a file"
-        elif not save.parent.is_dir():
-            problem = f"cannot be written: there is no folder {str(save.parent)!r}"
-        elif not os.access(save if save.exists() else save.parent, os.W_OK):
-            problem = "cannot be written: permission denied"
-        if problem:
-            raise SettingsError.at("--save", f"{save} {problem}; no model was asked")
+    if save is not None and not save.parent.is_dir():  # before a model is asked and paid
+        problem = f"{save} cannot be written: there is no folder {str(save.parent)!r}"
+        raise SettingsError.at("--save", f"{problem}; no model was asked")
     raise typer.Exit(_make_plan(job, options, save=save))
 
 
