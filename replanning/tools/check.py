@@ -45,6 +45,12 @@ _DEFINITION_CHECKS: Final[Mapping[str, Callable[[ToolSpec], list[str]]]] = {
 TOOL_KINDS: Final = frozenset(_DEFINITION_CHECKS)
 """Kinds of tools that can be executed without a program."""
 
+_MAX_LOOKUPS: Final = 2_000
+"""Most programs that are looked for on the PATH."""
+
+_MAX_JUDGED_CHARS: Final = 1_000_000
+"""Most characters of commands whose uses are judged, each as often as it is used."""
+
 _TEMPLATE_KINDS: Final = ("shell", "http")
 """Kinds of tools that use only the arguments in their templates."""
 
@@ -86,37 +92,68 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
             yield Problem(
                 f"{at}.produces", f"{name}: {key!r} is a part of every output; name it otherwise"
             )
+    # Many tasks may use one long tool, and many fallbacks inherit the same checks: each of these is read once.
     tools = {tool.name: tool for tool in plan.tools}
+    needed_by_body = {
+        tool.name: missing_arguments(iter_strings(tool.body), {IDEMPOTENCY_KEY: ""})
+        for tool in plan.tools
+        if tool.body is not None
+    }
+    holes = {
+        tool.name: leading_holes(tool.command)
+        for tool in plan.tools
+        if tool.kind == "shell" and tool.command
+    }
+    commands: dict[int, tuple[list[_Command], bool, set[str]]] = {}
     for index, task in enumerate(plan.tasks):
         for path, body, checks in _task_bodies(("tasks", index), task):
             described = tools.get(body.tool or "")
-            known_arguments = {IDEMPOTENCY_KEY: "", **body.arguments}
-            if described is not None and described.body is not None:
-                lacking = missing_arguments(iter_strings(described.body), known_arguments)
-                if lacking:
+            if described is not None:
+                needed_names = needed_by_body.get(described.name, ())
+                if lacking := [name for name in needed_names if name not in body.arguments]:
+                    message = f"task {task.id!r}: the body of tool {body.tool!r} needs the arguments {brief_repr(lacking)}"
                     where = format_path((*path, "arguments"))
-                    message = f"the body of tool {body.tool!r} {_needs_arguments(lacking, body)}"
-                    yield Problem(where, f"task {task.id!r}: {message}")
-            if described is not None and described.kind == "shell" and described.command:
-                holes = leading_holes(described.command)
-                for problem in leading_problems(holes, body.arguments, described.parameters):
+                    yield Problem(where, f"{message}, given are {brief_repr(list(body.arguments))}")
+                for problem in leading_problems(
+                    holes.get(described.name, ()), body.arguments, described.parameters
+                ):
                     where = format_path((*path, "arguments"))
                     yield Problem(where, f"task {task.id!r}: tool {body.tool!r}: {problem}")
-            for number, text in enumerate(checks):
-                if not text.startswith(COMMAND_PREFIX):
-                    continue
-                command = text.removeprefix(COMMAND_PREFIX)
-                problems = list(command_problems(command))
-                if missing := missing_arguments([command], known_arguments):
-                    problems.append(f"it {_needs_arguments(missing, body)}")
+            if not checks:
+                continue
+            if id(checks) not in commands:
+                commands[id(checks)] = _read_commands(checks)
+            entries, is_wrong, needed = commands[id(checks)]
+            for number, text, found, names in (
+                entries if is_wrong or not needed <= body.arguments.keys() else ()
+            ):
+                why = list(found)
+                if missing := [name for name in names if name not in body.arguments]:
+                    given = f"given are {brief_repr(list(body.arguments))}"
+                    why.append(f"it needs the arguments {brief_repr(missing)}, {given}")
                 at = format_path((*path, "acceptance", number) if body.acceptance else path)
-                for problem in problems:
-                    yield Problem(at, f"task {task.id!r}: the check {text!r}: {problem}")
+                yield from (
+                    Problem(at, f"task {task.id!r}: the check {text!r}: {problem}")
+                    for problem in why
+                )
 
 
-def _needs_arguments(lacking: Sequence[str], body: TaskBody) -> str:
-    given = brief_repr(list(body.arguments))
-    return f"needs the arguments {brief_repr(lacking)}, given are {given}"
+_Command = tuple[int, str, list[str], tuple[str, ...]]
+
+
+def _read_commands(checks: Sequence[str]) -> tuple[list[_Command], bool, set[str]]:
+    """Return the commands among checks (number, text, problems, arguments), whether any is wrong, and all arguments."""
+    commands: list[_Command] = []
+    for number, text in enumerate(checks):
+        if text.startswith(COMMAND_PREFIX):
+            command = text.removeprefix(COMMAND_PREFIX)
+            needed = tuple(missing_arguments([command], {IDEMPOTENCY_KEY: ""}))
+            commands.append((number, text, command_problems(command), needed))
+    return (
+        commands,
+        any(found for _, _, found, _ in commands),
+        {name for *_, names in commands for name in names},
+    )
 
 
 def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[Problem]:
@@ -129,17 +166,20 @@ def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[
         environ: the environment of the tools; by default that of the program.
     """
     environ = os.environ if environ is None else environ
+    lookups: dict[tuple[str, str], bool] = {}
     notes: list[Problem] = []
 
     def needs_of(programs: Sequence[str], path: str, variables: Sequence[str]) -> list[str]:
-        needs = [
-            f"the program {program!r}, which is not on the PATH"
-            for program in programs
-            if shutil.which(program, path=path) is None
-        ]
-        if variables:
-            needs.append(f"the environment variables {', '.join(variables)}, which are not set")
-        return needs
+        for program in programs:
+            if (program, path) not in lookups and len(lookups) < _MAX_LOOKUPS:
+                lookups[program, path] = shutil.which(program, path=path) is None
+        lacking = [program for program in programs if lookups.get((program, path))]
+        needs = [f"the program {program!r}, which is not on the PATH" for program in lacking]
+        return needs + (
+            [f"the environment variables {', '.join(variables)}, which are not set"]
+            if variables
+            else []
+        )
 
     unconfined: dict[str, int] = {}
     is_confined = shutil.which(SANDBOX_PROGRAM, path=environ.get("PATH", os.defpath)) is not None
@@ -188,11 +228,18 @@ def check_danger(plan: Plan) -> list[Problem]:
 
 
 def _dangerous_uses(plan: Plan) -> Iterator[Problem]:
+    judged = 0
     for index, task in enumerate(plan.tasks):
         for path, body, _ in _task_bodies(("tasks", index), task):
             tool = plan.tool(body.tool)
             if tool is None or tool.dangerous:
                 continue
+            if (judged := judged + len(tool.command or "")) > _MAX_JUDGED_CHARS:
+                yield Problem(
+                    format_path(path),
+                    "from here on, no use is judged: the commands are too long in all",
+                )
+                return
             if harm := command_risk(tool, body.arguments):
                 message = f"task {task.id!r}: tool {body.tool!r} may do harm: {harm}"
                 yield Problem(
@@ -219,18 +266,22 @@ def check_unused_arguments(plan: Plan) -> list[Problem]:
         if tool.kind in _TEMPLATE_KINDS
         and not tool.produces  # what they make is looked for where arguments say
     }
+    checked_names: dict[int, set[str]] = {}  # many fallbacks may inherit the same checks
 
     def unused_arguments() -> Iterator[Problem]:
         for index, task in enumerate(plan.tasks):
             for path, body, checks in _task_bodies(("tasks", index), task):
-                if body.tool not in accepted:
-                    continue
-                own, others = accepted[body.tool]
-                used = own | others | {name for text in checks for name in placeholders(text)}
-                for name in [name for name in body.arguments if name not in used]:
-                    where = format_path((*path, "arguments", name))
-                    message = f"task {task.id!r}: tool {body.tool!r} makes no use of {name!r}"
-                    yield Problem(where, message)
+                own, others = accepted.get(body.tool or "", ((), ()))
+                for name in body.arguments if body.tool in accepted else ():
+                    if id(checks) not in checked_names:
+                        checked_names[id(checks)] = {
+                            name for text in checks for name in placeholders(text)
+                        }
+                    if not (name in own or name in others or name in checked_names[id(checks)]):
+                        where = format_path((*path, "arguments", name))
+                        yield Problem(
+                            where, f"task {task.id!r}: tool {body.tool!r} makes no use of {name!r}"
+                        )
 
     return first_problems(unused_arguments())
 
