@@ -571,20 +571,22 @@ def _fetch(server: OverrideSettings) -> JsonValue:
 
     assert server.url is not None
     headers = {"Accept": "application/json"}
+    content = b""
     try:
-        answer = httpx.get(server.url, timeout=server.timeout, headers=headers)
+        with httpx.stream("GET", server.url, timeout=server.timeout, headers=headers) as answer:
+            if not answer.is_success:
+                status = f"{answer.status_code} {answer.reason_phrase}".rstrip()
+                raise _Unanswered(f"the server answered with {status}")
+            for part in answer.iter_bytes():
+                content += part
+                if len(content) > MAX_SIZE:
+                    raise _Unanswered(f"the answer is larger than {MAX_SIZE} bytes")
     except httpx.TimeoutException:
         raise _Unanswered(f"the server did not answer within {server.timeout:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         reason = Redactor().text(str(error) or type(error).__name__)
         raise _Unanswered(f"the server cannot be asked: {reason}") from error
-    if not answer.is_success:
-        status = f"{answer.status_code} {answer.reason_phrase}".rstrip()
-        raise _Unanswered(f"the server answered with {status}")
-    if len(answer.content) > MAX_SIZE:
-        raise _Unanswered(f"the answer is larger than {MAX_SIZE} bytes")
-    text = answer.content.decode("utf-8", "replace")
-    return read_document(text, format="json", source="the answer")
+    return read_document(content.decode("utf-8", "replace"), format="json", source="the answer")
 
 
 def _encoding_problem(value: JsonValue) -> str:
