@@ -33,6 +33,7 @@ from replanning.plan.messages import (
     validation_problems,
 )
 from replanning.plan.reading import (
+    MAX_PLAN_TASKS,
     Format,
     format_of,
     read_document,
@@ -57,9 +58,6 @@ from replanning.plan.tasks import (
     ToolSpec,
 )
 from replanning.plan.types import JsonObject, JsonPath, TaskId
-
-MAX_PLAN_TASKS: Final = 100_000
-"""Limit of tasks in a plan file, fallbacks and undo tasks included."""
 
 _MAX_ERRORS: Final = 10 * MAX_PROBLEMS
 _TASKS_PER_CHUNK: Final = 500

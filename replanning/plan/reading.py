@@ -40,6 +40,9 @@ MAX_PLAN_SIZE: Final = 64 * 1024 * 1024
 MAX_PLAN_DEPTH: Final = 100
 """Deepest nesting of a plan file."""
 
+MAX_PLAN_TASKS: Final = 100_000
+"""Limit of tasks in a plan file, fallbacks and undo tasks included."""
+
 MAX_ALIASED_NODES: Final = 100_000
 """Number of values that all YAML aliases together may stand for."""
 
@@ -409,6 +412,9 @@ class _YamlBuilder:
         """Add a finished value to the array or object around it, or take it as its next key."""
         parent = self._open[-1]
         if isinstance(parent.value, list):
+            if len(parent.value) == MAX_PLAN_TASKS and self._reads_tasks():
+                # Here already: reading the rest would take long, for the same answer.
+                raise self._fatal(event, f"more than {MAX_PLAN_TASKS} tasks; divide the plan")
             parent.value.append(value)
         elif parent.key is not None:
             parent.value[parent.key] = value
@@ -423,6 +429,10 @@ class _YamlBuilder:
             elif value in parent.value:
                 self._report(event, f"duplicate key {value!r}")
             parent.key = value
+
+    def _reads_tasks(self) -> bool:
+        """Return whether the array that is being read is the field `tasks` of the document."""
+        return len(self._open) == 3 and self._open[1].key == "tasks"
 
     def _check_tag(self, event: ScalarEvent | MappingStartEvent | SequenceStartEvent) -> None:
         if event.tag not in _PLAIN_TAGS[type(event)]:

@@ -203,3 +203,12 @@ def test_first_problems(form, text):
         Plan.parse(text, form)
     *first, last = refused.value.problems
     assert (len(first), str(last)) == (1_000, "<text>: there are further problems")
+
+
+def test_too_many_tasks_are_counted_as_they_are_read() -> None:
+    """A plan file with too many tasks is refused at the first of them that is too many; the rest is not read."""
+    text = "goal: {objective: x}\ntasks:\n" + "- {id: a}\n" * 100_001 + "what follows is: [no YAML"
+    with pytest.raises(PlanError) as caught:
+        Plan.parse(text)
+    [problem] = caught.value.problems
+    assert str(problem) == "<text>:100003:9 tasks[100000]: more than 100000 tasks; divide the plan"
