@@ -6,7 +6,7 @@ import json
 import ssl
 import zlib
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -167,11 +167,17 @@ async def read_body(response: httpx.Response, *, limit: int = MAX_RESPONSE_BYTES
     if response.is_stream_consumed:  # by a transport for tests
         return ResponseBody(response.content) if len(response.content) <= limit else too_large
     data = bytearray()
-    async with aclosing(response.aiter_raw()) as chunks:  # type: ignore[type-var] # a generator
-        async for chunk in chunks:
+    try:
+        async for chunk in response.aiter_raw():
             data += chunk
             if len(data) > limit:
-                return too_large
+                # Ends the loop; `break` would leave the underlying generator open.
+                await response.aclose()
+    except (httpx.StreamError, httpx.TransportError):
+        if len(data) <= limit:
+            raise
+    if len(data) > limit:
+        return too_large
     encoding = response.headers.get("content-encoding", "").strip().lower()
     if not data or encoding in ("", "identity"):
         return ResponseBody(bytes(data))
