@@ -638,7 +638,7 @@ def _check_version(run: RunId, records: Sequence[Record]) -> None:
     ours = _feature_version(__version__)
     for record in records:
         body = record.body
-        if not isinstance(body, RunOpened | RunResumed):
+        if not isinstance(body, (RunOpened, RunResumed)):
             continue
         if _feature_version(body.version) > ours:
             raise StoreError(

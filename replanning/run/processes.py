@@ -66,7 +66,7 @@ def kill_orphaned_processes(run: RunId, records: Iterable[Record]) -> list[int]:
         body = record.body
         if isinstance(body, ProcessStarted):
             noted.setdefault(body.attempt, {})[body.group] = body
-        elif isinstance(body, AttemptSucceeded | AttemptFailed):
+        elif noted and isinstance(body, AttemptSucceeded | AttemptFailed):
             # Work that reported its end has ended its processes; work that was timed out or
             # cancelled may have been about to when its process was killed.
             noted.pop(body.attempt, None)
