@@ -27,7 +27,7 @@ from replanning.decision.masks import MaskRestorer
 from replanning.errors import ExpressionError, Problem
 from replanning.journal.records import ContextChanged, GoalUnreachable, Score, Trigger
 from replanning.live.draft import Draft
-from replanning.live.entries import CONDITION_NOT_MET, TaskEntry
+from replanning.live.entries import SKIPPED_BY_CONDITION, TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import FINISHED, STUCK, WAITING, TaskState
 from replanning.live.strips import ground_action
@@ -136,9 +136,8 @@ def analyse(
         target = live.entries.get(task_id)
         if target is None or target.state not in _NO_LONGER_WAITING:
             continue
-        if target.condition_revision == CONDITION_NOT_MET or (
-            target.log.count and target.log.started_at >= asked_at
-        ):
+        has_begun = target.log.count or target.condition_revision in SKIPPED_BY_CONDITION
+        if has_begun and target.log.started_at >= asked_at:
             settled_meanwhile.add(task_id)
     alternative = proposed
     if settled_meanwhile:

@@ -301,13 +301,26 @@ class UsageCharged(_Body):
 
 @_record_body
 class ConditionEvaluated(_Body):
-    """The `when` of a task was evaluated when it was about to be claimed; `value` is None if that failed."""
+    """The `when` of a task was evaluated when it was about to be claimed; `value` is None if that failed.
+
+    Where it does not hold, and `leaves_out_branch` is true, what depends on the task alone is left out with it. In
+    runs that an earlier version has written, it runs.
+    """
 
     kind: ClassVar = "condition-evaluated"
     texts: ClassVar = ("error",)
     task: TaskId
     value: bool | None
     error: str = ""
+    leaves_out_branch: bool = False
+
+
+@_record_body
+class DependenciesEnded(_Body):
+    """A task with `run_if: always` may start: all that it depends on has ended, and not all of it well."""
+
+    kind: ClassVar = "dependencies-ended"
+    task: TaskId
 
 
 @_record_body
@@ -408,6 +421,7 @@ Observation = (
     | ProcessStarted
     | UsageCharged
     | ConditionEvaluated
+    | DependenciesEnded
     | ContextUpdated
     | ResultsStale
     | ResourceUpdated

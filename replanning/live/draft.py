@@ -266,6 +266,8 @@ class Draft:
                 event = TaskEvent.REDO
         if not self._stage_event(task_id, event, "be replaced"):
             return
+        if event is TaskEvent.REDO:
+            self._take_in_branch(task_id)
         parts: dict[TaskId, Task] = {}
         needed: set[TaskId] = set()
         for task in change.tasks:
@@ -383,6 +385,9 @@ class Draft:
         if self._find_task(task_id) is None:
             return
         state = self.state(task_id)
+        # It comes back already, with the branch that it was left out with.
+        if self.states.get(task_id) is TaskState.PENDING and task_id not in self._revived:
+            return
         rejection = self._reject_retry(task_id)
         if rejection:
             self._add_problem(f"task {task_id!r} {rejection}")
@@ -397,6 +402,7 @@ class Draft:
             return
         self.removed.pop(task_id, None)
         self._revived[task_id] = self._change_path
+        self._take_in_branch(task_id)
         if state is _REPLACED:
             # Its own dependencies count again, not those of its sinks.
             for dep in self.task(task_id).depends_on:
@@ -419,8 +425,11 @@ class Draft:
         """Return why a task cannot be retried although it was skipped or done; empty if it can."""
         known = task_id in self._graph
         if state is TaskState.SKIPPED and known:
-            # They went on without its result.
-            started = self._graph.entry(task_id).started_dependents()
+            entry = self._graph.entry(task_id)
+            started: list[TaskId] = []
+            # They went on without its result, or without those of the branch that comes back.
+            for other in (entry, *self._graph.left_out_with(entry)):
+                started += other.started_dependents()
             if started:
                 return f"was skipped and {started} have started since"
         if state is TaskState.DONE:
@@ -495,6 +504,12 @@ class Draft:
         self.states[task_id] = follows
         return True
 
+    def _take_in_branch(self, task_id: TaskId) -> None:
+        """Stage that the tasks wait again that were left out because of one that runs again."""
+        if task_id in self._graph:
+            for entry in self._graph.left_out_with(self._graph.entry(task_id)):
+                self.states.setdefault(entry.id, TaskState.PENDING)
+
     def _stage_new(
         self, task: Task, parent: TaskId | None, inherited: Sequence[TaskId] = ()
     ) -> bool:
@@ -510,6 +525,11 @@ class Draft:
         depends_on = tuple(dict.fromkeys([*inherited, *task.depends_on]))
         if inherited and depends_on != task.depends_on:
             new = task.model_copy(update={"depends_on": depends_on})
+        if inherited and parent is not None and task.run_if is None:
+            # It goes with the dependencies: what replaces a task starts when that one would have.
+            run_if = self.task(parent).run_if
+            if run_if is not None:
+                new = new.model_copy(update={"run_if": run_if})
         order = len(self._graph.entries) + len(self.new_tasks)
         self._positions[task.id] = (task.priority, order)
         self.new_tasks[task.id] = StagedTask(new, parent, self._change_path)
@@ -591,6 +611,15 @@ class Draft:
                     path = self._path_of_dependency(task_id, dep)
                     message = f"task {task_id!r} depends on {dep!r}, which {why}"
                     self.problems.append(Problem(path, message))
+        for task_id, path in self._revived.items():
+            if self._would_be_left_out(task_id):
+                needed = [repr(dep) for dep in self.task(task_id).depends_on]
+                names = join_names(needed, _MAX_TASKS_IN_PROBLEM)
+                message = (
+                    f"task {task_id!r} would be left out again, because all that it depends on was: "
+                    f"retry {names} as well, or state `run_if: always`"
+                )
+                self.problems.append(Problem(path, message))
         for task_id, path in self.removed.items():
             stranded = sorted(set(self._stranded_by_removal(task_id)))
             if stranded:
@@ -610,6 +639,18 @@ class Draft:
             return
         if self._changed_references:
             self._check_references()
+
+    def _would_be_left_out(self, task_id: TaskId) -> bool:
+        """Return whether all that a task depends on was left out, and the changes leave it so."""
+        task = self.task(task_id)
+        if task.run_if == "always" or not task.depends_on:
+            return False
+        for dep in self.follow_replacements(task.depends_on):
+            if dep not in self._graph or not self._is_satisfied(dep):
+                return False
+            if not self._graph.entry(dep).left_out:
+                return False
+        return True
 
     def _path_of_dependency(self, task_id: TaskId, dep: TaskId) -> str:
         """Return the path of the change that is to blame for a dependency on no task."""
@@ -685,10 +726,10 @@ class Draft:
     def _unsatisfied_dependencies(self, task_id: TaskId) -> Iterator[TaskId]:
         """Yield the dependencies that a task still waits for.
 
-        All are yielded if a task was ever skipped before its own, because such a task is satisfied
-        although its dependencies are not.
+        All are yielded if a task ever ended before its own, because such a task is satisfied
+        although its dependencies are not, or was left out, because it may wait for them again.
         """
-        include_satisfied = self._graph.has_early_skips
+        include_satisfied = self._graph.early.happened
         for dep in self.follow_replacements(self.task(task_id).depends_on):
             if include_satisfied or not self._is_satisfied(dep):
                 yield dep
@@ -771,6 +812,14 @@ class Draft:
             graph.link(graph.entries[task_id])
         for step in self._commit_steps:
             step(self)
+        graph.early.standstill = None
+        graph.wait_for_dependencies()
+        # Last, because only now all tasks wait for what they are going to wait for.
+        for task_id in dict.fromkeys([*self.tasks, *self._revived]):
+            entry = graph.entries[task_id]
+            if graph.is_left_out(entry):
+                graph.leave_out(entry, at)
+                graph.leave_out_dependents(entry, at)
 
     def _replace(
         self, task_id: TaskId, parts: tuple[TaskId, ...], sinks: tuple[TaskId, ...]
@@ -811,6 +860,8 @@ class Draft:
                 waiting.remove(entry)
             entry.unsatisfied_dependencies = 0
         entry.task = task
+        if task.run_if is not None:
+            graph.early.possible = True
         if relink:
             graph.link(entry)
             graph.update_readiness(entry)
@@ -872,7 +923,7 @@ class Draft:
         entry.reason = reason
         if event is TaskEvent.SKIP:
             if entry.unsatisfied_dependencies > 0:
-                graph.has_early_skips = True
+                graph.early.happened = True
             graph.satisfy_dependents(entry)
 
 

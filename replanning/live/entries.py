@@ -10,8 +10,17 @@ from replanning.live.states import SATISFIED, TaskState
 from replanning.plan.tasks import Task
 from replanning.plan.types import AttemptId, TaskId
 
-CONDITION_NOT_MET = -1
+CONDITION_NOT_MET: Final = -1
 """Value of `TaskEntry.condition_revision` of a task that was skipped because of its condition."""
+
+LEFT_OUT: Final = -2
+"""The same of a task that was skipped because all that it depends on was."""
+
+CONDITION_NOT_MET_ALONE: Final = -3
+"""The same of a task skipped by its condition in a run of an earlier version; what follows runs."""
+
+SKIPPED_BY_CONDITION: Final = (CONDITION_NOT_MET, LEFT_OUT, CONDITION_NOT_MET_ALONE)
+"""These values."""
 
 Effects = tuple[tuple[str, ...], tuple[str, ...]]
 """Facts that an attempt adds and removes when it succeeds."""
@@ -28,7 +37,8 @@ class AttemptLog:
         failures: failures that no retry followed.
         continuations: number of times that a judge had the task run again.
         feedback: what the judge said then.
-        started_at: start of the last attempt, in seconds since the epoch.
+        started_at: start of the last attempt, or the time at which a condition skipped the task, in
+            seconds since the epoch.
         duration: seconds that the last attempt took.
         deadline: end of the time that the running attempt has, in seconds since the epoch.
         failure: the last failure; None once an attempt has succeeded.
@@ -124,7 +134,8 @@ class TaskEntry:
         root: the first task of the lineage, under whose id results are found.
         dependents: the tasks that name this one in their `depends_on`.
         sink_of: the replaced task whose dependents wait for this one.
-        condition_revision: revision at which the condition held, or `CONDITION_NOT_MET`.
+        condition_revision: revision at which the condition held, or one of the values above, which
+            say how a condition has skipped the task.
         claim: number of the claim under which a worker holds the task; 0 without one.
         holds: number of questions and triggers that keep the task from being handed out.
         not_before: earliest start, in seconds since the epoch.
@@ -167,6 +178,30 @@ class TaskEntry:
         if self.state is TaskState.REPLACED_BY_REPLAN:
             return not self.replacement.unsatisfied
         return self.state in SATISFIED
+
+    @property
+    def condition_not_met(self) -> bool:
+        """True if the task was skipped because its own condition did not hold."""
+        return self.state is TaskState.SKIPPED and self.condition_revision in (
+            CONDITION_NOT_MET,
+            CONDITION_NOT_MET_ALONE,
+        )
+
+    @property
+    def left_out(self) -> bool:
+        """True if a condition has left the task out, and with it what depends on it alone."""
+        stack = [self]
+        while stack:
+            entry = stack.pop()
+            # A replaced task counts as its replacement does: once all of its sinks are left out.
+            if entry.state is TaskState.REPLACED_BY_REPLAN:
+                stack += entry.replacement.sinks
+            elif entry.state is not TaskState.SKIPPED or entry.condition_revision not in (
+                CONDITION_NOT_MET,
+                LEFT_OUT,
+            ):
+                return False
+        return True
 
     def lineage(self) -> list[TaskEntry]:
         """Return the tasks that this one replaced, the root first, and this one."""

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from replanning.errors import NoResult, UnknownTask
 from replanning.journal.values import CONTAINERS, AnnotatedJson, copy_containers
-from replanning.live.entries import AttemptLog, ReadLog, TaskEntry
+from replanning.live.entries import LEFT_OUT, AttemptLog, ReadLog, TaskEntry
 from replanning.live.facts import DependencyIndex, FactIndex, Staleness, World
 from replanning.live.scheduler import ResourcePool, Scheduler
 from replanning.live.states import (
@@ -25,6 +25,8 @@ from replanning.live.states import (
 from replanning.plan.checks import TaskScope
 from replanning.plan.conditions import Condition
 from replanning.plan.document import Plan
+from replanning.plan.json_form import NO_OUTPUT
+from replanning.plan.messages import join_names
 from replanning.plan.references import find_references, resolve_references
 from replanning.plan.tasks import Task, ToolSpec, has_no_effect
 from replanning.plan.types import AttemptId, JsonObject, TaskId
@@ -42,15 +44,24 @@ class TaskResults(Mapping[str, Any]):
     The whole plan is looked at when the results are first counted or listed, and from then on only
     the lineages that have changed: work that counts them in every task would take quadratic time.
 
+    Args:
+        entries: the tasks.
+        missing: the output of a task that was skipped.
+        ended: whether a task that ended without an output in any other way has that one as well.
+
     Attributes:
         changed: the roots of the lineages that have changed since; None before the first time.
     """
 
     # No dataclass, because conditions would read its fields instead of the results.
-    __slots__ = ("_entries", "_known", "changed")
+    __slots__ = ("_ended", "_entries", "_known", "_missing", "changed")
 
-    def __init__(self, entries: Mapping[TaskId, TaskEntry]) -> None:
+    def __init__(
+        self, entries: Mapping[TaskId, TaskEntry], missing: object = None, *, ended: bool = False
+    ) -> None:
         self._entries = entries
+        self._missing = missing
+        self._ended = ended
         self._known: set[TaskId] = set()
         self.changed: dict[TaskId, None] | None = None
 
@@ -118,10 +129,12 @@ class TaskResults(Mapping[str, Any]):
             if len(entry.replacement.sinks) > 1:
                 return {sink.id: self.output_of(sink.id) for sink in entry.replacement.sinks}
             entry = entry.replacement.sinks[0]
-        # Dependents of a skipped task run; null tells them that it has no output.
+        # Dependents of a skipped task may run; null tells them that it has no output.
         if entry.state is TaskState.SKIPPED:
-            return None
+            return self._missing
         if entry.state is not TaskState.DONE and not entry.replacement.redone:
+            if self._ended:
+                return self._missing
             why = entry.log.failure or entry.reason
             raise NoResult(task_id, f"it is {entry.state}" + (f": {why}" if why else ""))
         output = entry.output
@@ -168,6 +181,73 @@ class TaskResults(Mapping[str, Any]):
                 except NoResult as error:
                     reasons[task_id] = str(error)
         return reasons
+
+
+class Standstill(NamedTuple):
+    """What failed or was cancelled, and what cannot run because of that.
+
+    Attributes:
+        tasks: the tasks that failed or were cancelled, and all that wait for them in vain.
+        waiting: the waiting tasks with `run_if: always` that depend on some of these, each with
+            the number of them.
+    """
+
+    tasks: dict[TaskId, None]
+    waiting: dict[TaskId, int]
+
+
+@dataclass(slots=True, eq=False)
+class EarlyStarts:
+    """Tasks that end or start although what they depend on is not satisfied.
+
+    Attributes:
+        happened: whether a task was ever skipped or run before its dependencies were settled, or
+            was left out with them; then a satisfied task may wait again.
+        possible: whether a task with dependencies ever had a `run_if`.
+        allowed: the tasks with `run_if: always` that may start although dependencies failed.
+        standstill: what cannot run now; None if it has to be found anew.
+    """
+
+    happened: bool = False
+    possible: bool = False
+    allowed: dict[TaskId, TaskEntry] = field(default_factory=dict)
+    standstill: Standstill | None = None
+
+
+class TaskStatuses(Mapping[str, str]):
+    """How tasks have ended, as conditions see it in `status.TASK`.
+
+    A replaced task has ended as what stands for it has: failed, if a part of that has failed. A
+    task that cannot run because of what it needs is BLOCKED.
+    """
+
+    __slots__ = ("_graph",)
+
+    def __init__(self, graph: TaskGraph) -> None:
+        self._graph = graph
+
+    def __repr__(self) -> str:
+        return f"<TaskStatuses of {self._graph!r}>"
+
+    def __getitem__(self, key: str) -> str:
+        states: dict[TaskState, None] = {}
+        stack = [self._graph.entries[TaskId(key)]]
+        while stack:
+            entry = stack.pop()
+            state = entry.state
+            if state is TaskState.REPLACED_BY_REPLAN:
+                stack += entry.replacement.sinks
+                continue
+            if state is _PENDING and entry.id in self._graph.standstill.tasks:
+                state = TaskState.BLOCKED
+            states[state] = None
+        return min(states, key=_BY_WEIGHT.index)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._graph.entries)
+
+    def __len__(self) -> int:
+        return len(self._graph.entries)
 
 
 class CopyOnRead(Mapping[str, Any]):
@@ -229,9 +309,22 @@ _GROUNDING_BATCH_SIZE: Final = 100
 _PROGRESS_EVENTS: Final = frozenset({TaskEvent.SATISFY, TaskEvent.START})
 """Events that neither lead into nor out of a finished or stuck state."""
 
+_BY_WEIGHT: Final = (
+    TaskState.FAILED,
+    TaskState.BLOCKED,
+    TaskState.CANCELLED,
+    *sorted(WAITING),
+    TaskState.RUNNING,
+    TaskState.DONE,
+    TaskState.SKIPPED,
+)
+"""States of the parts of a replaced task: the first of them is the state of the whole."""
+
 _IN_PROGRESS_STATES: Final = (TaskState.RUNNING, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
 
 _MAX_RECENT_ENDS: Final = 20
+
+_MAX_NAMED_DEPENDENCIES: Final = 3
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -305,7 +398,7 @@ class TaskGraph:
         results: the results of finished tasks.
         unsatisfied_count: number of required lineages that are not satisfied.
         aborted: the reason for which the run is to be aborted.
-        has_early_skips: whether a task was ever skipped before its dependencies were settled.
+        early: the tasks that do not wait for their dependencies.
         version: number of changes to the plan; a draft is valid while it stays the same.
         revision: number of revisions so far.
         revision_hash: hash of the document and every revision; empty until it is first needed.
@@ -317,8 +410,8 @@ class TaskGraph:
         "counts",
         "dependency_index",
         "doubtful",
+        "early",
         "entries",
-        "has_early_skips",
         "plan",
         "results",
         "revision",
@@ -345,7 +438,7 @@ class TaskGraph:
         self.results = TaskResults(self.entries)
         self.unsatisfied_count = 0
         self.aborted: str | None = None
-        self.has_early_skips = False
+        self.early = EarlyStarts()
         self.version = 0
         self.revision = 0
         self.revision_hash = ""
@@ -357,7 +450,7 @@ class TaskGraph:
         if plan.facts is not None and any(tool.fact_patterns for tool in plan.tools):
             fact_index = FactIndex()
         self.dependency_index = DependencyIndex(
-            self.tools, pool, self.context, self.results.output_of, fact_index
+            self.tools, pool, self.context, self.inputs_of(None).output_of, fact_index
         )
         facts = dict.fromkeys(plan.facts or (), 0)
         self.world = World(facts, plan.facts is not None, self.dependency_index)
@@ -525,17 +618,29 @@ class TaskGraph:
         Raises:
             ExpressionError: a reference has no value yet.
         """
+        results = self.inputs_of(entry.task)
         return resolve_references(
-            entry.task.arguments, context=self.context, result_of=self.results.output_of
+            entry.task.arguments, context=self.context, result_of=results.output_of
         )
 
-    def evaluate(self, condition: str) -> bool:
+    def evaluate(self, condition: str, task: Task | None = None) -> bool:
         """Return whether a condition holds now.
+
+        Args:
+            condition: the condition.
+            task: the task that has it, if any.
 
         Raises:
             ExpressionError: it cannot be evaluated.
         """
-        return Condition.parse(condition).evaluate(self.context, self.results)
+        results = self.inputs_of(task)
+        return Condition.parse(condition).evaluate(self.context, results, TaskStatuses(self))
+
+    def inputs_of(self, task: Task | None) -> TaskResults:
+        """Return the results as the references and the condition of a task see them."""
+        # It may start without the results of what failed, and has to be able to say so.
+        ended = task is not None and task.run_if == "always"
+        return TaskResults(self.entries, NO_OUTPUT, ended=ended)
 
     # Tasks and dependencies
 
@@ -570,6 +675,8 @@ class TaskGraph:
             needed.dependents.append(entry)
             if not needed.satisfied:
                 entry.unsatisfied_dependencies += 1
+        if entry.task.run_if is not None:
+            self.early.possible = True
         if not entry.unsatisfied_dependencies and entry.state is _PENDING:
             self.make_ready(entry)
 
@@ -601,7 +708,11 @@ class TaskGraph:
                 waiting.unsatisfied_dependencies += 1
                 self.update_readiness(waiting)
                 if waiting.state is TaskState.SKIPPED:
-                    self.has_early_skips = True
+                    if waiting.condition_revision == LEFT_OUT:
+                        # It was left out because this one was, and comes back with it.
+                        self._take_in(waiting)
+                        stack.append(waiting)
+                    self.early.happened = True
             original = unsatisfied.sink_of
             if original is not None:
                 before = original.replacement.unsatisfied
@@ -609,6 +720,128 @@ class TaskGraph:
                     stack.append(original)
                 original.replacement = original.replacement._replace(unsatisfied=before + 1)
                 self.update_unsatisfied_count(original)
+
+    # Branches that a condition leaves out
+
+    def is_left_out(self, entry: TaskEntry) -> bool:
+        """Return whether a waiting task must not run, because all that it depends on is left out.
+
+        One whose dependency failed and was skipped by a decision runs without that output, and so
+        does one for which at least one dependency has run.
+        """
+        if entry.state not in WAITING or entry.unsatisfied_dependencies:
+            return False
+        if entry.task.run_if == "always" or not entry.task.depends_on:
+            return False
+        return all(self.entries[dep].left_out for dep in entry.task.depends_on)
+
+    def leave_out(self, entry: TaskEntry, at: float) -> None:
+        """Skip a task because all that it depends on was left out."""
+        names = join_names([repr(dep) for dep in entry.task.depends_on], _MAX_NAMED_DEPENDENCIES)
+        self.transition(entry, TaskEvent.SKIP)
+        entry.condition_revision = LEFT_OUT
+        entry.log.started_at = at
+        entry.reads.started = self.statistics.ended_attempts
+        entry.reads.context_version = self.staleness.history.version
+        entry.reason = f"all that it depends on was left out: {names}"
+        self.early.happened = True
+        self.satisfy_dependents(entry)
+
+    def leave_out_dependents(self, entry: TaskEntry, at: float) -> None:
+        """Leave out the branch behind a task that was left out.
+
+        This is derived, not recorded: the record of the condition says that it takes its branch
+        along, so a replay leaves out the same tasks, and nobody ever sees one of them ready.
+        """
+        stack = [entry]
+        while stack:
+            for task_id in stack.pop().dependent_ids():
+                waiting = self.entries[task_id]
+                if self.is_left_out(waiting):
+                    self.leave_out(waiting, at)
+                    stack.append(waiting)
+
+    def left_out_with(self, entry: TaskEntry) -> list[TaskEntry]:
+        """Return the tasks that were left out because a task was, and come back with it."""
+        found: dict[TaskId, TaskEntry] = {}
+        stack = [entry]
+        while stack:
+            for task_id in stack.pop().dependent_ids():
+                other = self.entries[task_id]
+                is_left_out = other.left_out and other.condition_revision == LEFT_OUT
+                if is_left_out and task_id not in found:
+                    found[task_id] = other
+                    stack.append(other)
+        return list(found.values())
+
+    def _take_in(self, entry: TaskEntry) -> None:
+        """Let a task wait again that was left out."""
+        self.transition(entry, TaskEvent.REVIVE)
+        self.dependency_index.add(entry.task)
+        entry.reason = ""
+        entry.condition_revision = None
+        self.update_unsatisfied_count(entry)
+
+    # Tasks that run whatever becomes of their dependencies
+
+    @property
+    def standstill(self) -> Standstill:
+        """What cannot run because of what failed; computed anew once more has failed."""
+        if self.early.standstill is None:
+            self.early.standstill = self._find_standstill()
+        return self.early.standstill
+
+    def _find_standstill(self) -> Standstill:
+        found = dict(self.stuck)
+        if self.counts[TaskState.CANCELLED]:
+            for entry in self:
+                if entry.state is TaskState.CANCELLED and not entry.removed:
+                    found[entry.id] = None
+        waiting: dict[TaskId, int] = {}
+        unsatisfied_sinks: dict[TaskId, int] = {}
+        stack = [self.entries[task_id] for task_id in found]
+        while stack:
+            entry = stack.pop()
+            for other in entry.dependents:
+                if other.state is not _PENDING:
+                    continue
+                if other.task.run_if == "always":
+                    waiting[other.id] = waiting.get(other.id, 0) + 1
+                elif other.id not in found:
+                    found[other.id] = None
+                    stack.append(other)
+            original = entry.sink_of
+            if original is not None:
+                left = unsatisfied_sinks.get(original.id, original.replacement.unsatisfied) - 1
+                unsatisfied_sinks[original.id] = left
+                # It has ended once all parts of its replacement have.
+                if not left:
+                    found[original.id] = None
+                    stack.append(original)
+        return Standstill(found, waiting)
+
+    def ended_dependencies(self) -> Iterator[TaskEntry]:
+        """Yield the waiting tasks with `run_if: always` whose dependencies have all ended."""
+        if not self.early.possible:
+            return
+        for task_id, count in self.standstill.waiting.items():
+            entry = self.entries[task_id]
+            if entry.state is _PENDING and entry.unsatisfied_dependencies == count:
+                yield entry
+
+    def run_without_dependencies(self, entry: TaskEntry) -> None:
+        """Make a task with `run_if: always` ready although dependencies have failed."""
+        self.make_ready(entry)
+        self.early.allowed[entry.id] = entry
+        self.early.happened = True
+
+    def wait_for_dependencies(self) -> None:
+        """Make such tasks wait again, because a change may have brought their dependencies back."""
+        for entry in self.early.allowed.values():
+            is_waiting = entry.state in WAITING and entry.state is not _PENDING
+            if is_waiting and entry.unsatisfied_dependencies:
+                self.transition(entry, TaskEvent.UNSATISFY)
+        self.early.allowed.clear()
 
     def update_unsatisfied_count(self, entry: TaskEntry) -> None:
         """Recompute whether a task counts among the required lineages that are not satisfied."""
@@ -639,6 +872,7 @@ class TaskGraph:
             self.scheduler.return_claim(entry)
         if follows in STUCK:
             self.stuck[entry.id] = None
+            self.early.standstill = None
             entry.not_before = None
         elif state in STUCK:
             del self.stuck[entry.id]
@@ -661,7 +895,8 @@ class TaskGraph:
             if not entry.unsatisfied_dependencies:
                 self.make_ready(entry)
         elif entry.unsatisfied_dependencies and entry.state in WAITING:
-            self.transition(entry, TaskEvent.UNSATISFY)
+            if entry.id not in self.early.allowed:
+                self.transition(entry, TaskEvent.UNSATISFY)
 
     def end_attempt(self, entry: TaskEntry, *, succeeded: bool = False) -> None:
         """End the running attempt of a task, if it has one, and release its resources.

@@ -33,6 +33,7 @@ from replanning.journal.records import (
     ConditionEvaluated,
     ContextUpdated,
     DecisionMade,
+    DependenciesEnded,
     FactsObserved,
     Failure,
     GoalChanged,
@@ -47,7 +48,12 @@ from replanning.journal.records import (
     normalised_cause,
 )
 from replanning.live.draft import Draft
-from replanning.live.entries import CONDITION_NOT_MET, TaskEntry, TaskOutput
+from replanning.live.entries import (
+    CONDITION_NOT_MET,
+    CONDITION_NOT_MET_ALONE,
+    TaskEntry,
+    TaskOutput,
+)
 from replanning.live.facts import context_keys
 from replanning.live.graph import TaskGraph
 from replanning.live.scheduler import COUNTED_FAILURES, ToolBreaker
@@ -436,7 +442,9 @@ class LivePlan(TaskGraph):
                 # the effects may not need the argument that refers to it.
                 with suppress(ExpressionError):
                     arguments |= resolve_references(
-                        {name: value}, context=self.context, result_of=self.results.output_of
+                        {name: value},
+                        context=self.context,
+                        result_of=self.inputs_of(entry.task).output_of,
                     )
             with suppress(PlanError):  # an argument is missing, so the effects are unknown
                 entry.log.effects = tool.additions(arguments), tool.deletions(arguments)
@@ -548,11 +556,18 @@ class LivePlan(TaskGraph):
             entry.log.failures += 1
         else:
             self.transition(entry, TaskEvent.SKIP)
-            entry.condition_revision = CONDITION_NOT_MET
+            entry.condition_revision = CONDITION_NOT_MET_ALONE
+            if body.leaves_out_branch:
+                entry.condition_revision = CONDITION_NOT_MET
+            entry.log.started_at = at
             entry.reads.started = self.statistics.ended_attempts
             entry.reads.context_version = self.staleness.history.version
             entry.reason = f"its condition {entry.task.when!r} does not hold"
             self.satisfy_dependents(entry)
+            self.leave_out_dependents(entry, at)
+
+    def _on_dependencies_ended(self, body: DependenciesEnded, at: float) -> None:
+        self.run_without_dependencies(self.entry(body.task))
 
     def _on_context(self, body: ContextUpdated, at: float) -> None:
         history = self.staleness.history
@@ -621,6 +636,7 @@ class LivePlan(TaskGraph):
             self.transition(entry, event)
             self.end_attempt(entry)
             entry.reason = reason
+        self.early.standstill = None
 
 
 def _stale_attempt_subject(
@@ -637,6 +653,7 @@ PLAN_RECORD_HANDLERS: Final[dict[type[RecordBody], Callable[..., None]]] = {
     AttemptTimedOut: LivePlan._on_attempt_failed,
     AttemptInterrupted: LivePlan._on_attempt_failed,
     ConditionEvaluated: LivePlan._on_condition,
+    DependenciesEnded: LivePlan._on_dependencies_ended,
     ContextUpdated: LivePlan._on_context,
     ResultsStale: LivePlan._on_results_stale,
     ResourceUpdated: LivePlan._on_resource,

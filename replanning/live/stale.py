@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from replanning.errors import ExpressionError
-from replanning.live.entries import CONDITION_NOT_MET, TaskEntry
+from replanning.live.entries import TaskEntry
 from replanning.live.graph import TaskGraph
 from replanning.live.states import SATISFIED, WAITING, TaskState
 from replanning.plan.conditions import Condition
@@ -121,7 +121,7 @@ def outdated_keys(live: TaskGraph, entry: TaskEntry) -> list[str]:
     if not keys:
         return []
     try:
-        holds = live.evaluate(task.when)
+        holds = live.evaluate(task.when, task)
     except ExpressionError:
         holds = False
     # A task is done because its condition held, and was skipped because it did not.
@@ -183,5 +183,4 @@ def _precedes_redo(entry: TaskEntry, redone: TaskEntry) -> bool:
 
 def _has_result(entry: TaskEntry) -> bool:
     """Return whether a task is done, or was skipped because of its condition."""
-    skipped = entry.state is TaskState.SKIPPED and entry.condition_revision == CONDITION_NOT_MET
-    return entry.state is TaskState.DONE or skipped
+    return entry.state is TaskState.DONE or entry.condition_not_met

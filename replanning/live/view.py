@@ -14,7 +14,6 @@ from replanning.changes import PlanChange
 from replanning.errors import Problem, StaleView
 from replanning.journal.records import Failure
 from replanning.live.draft import Draft
-from replanning.live.entries import CONDITION_NOT_MET
 from replanning.live.facts import FactIndex
 from replanning.live.plan import LivePlan
 from replanning.live.stale import StaleResult, followers, stale_results
@@ -152,7 +151,7 @@ class PlanView:
             entry.reason,
             entry.log.failures,
             entry.log.duration,
-            entry.state is TaskState.SKIPPED and entry.condition_revision == CONDITION_NOT_MET,
+            entry.condition_not_met,
             entry.holds > 0,
             entry.log.in_doubt,
         )

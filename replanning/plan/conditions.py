@@ -1,7 +1,7 @@
 """Conditions (`when`) of tasks, such as `context.region == "eu"`.
 
 A condition is parsed with Python's grammar and limited to names, literals, comparisons,
-and / or / not over `context.*` and `results.*`. No code is evaluated.
+and / or / not over `context.*`, `results.*` and `status.*`. No code is evaluated.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import math
 import operator
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Final, Literal, cast
 
 from pydantic import JsonValue
@@ -29,10 +30,13 @@ MAX_CONDITION_CHARS: Final = 1000
 MAX_CONDITION_DEPTH: Final = 20
 """Deepest nesting of a condition."""
 
-_ROOTS: Final = ("context", "results")
+STATUSES: Final = ("DONE", "SKIPPED", "FAILED", "BLOCKED", "CANCELLED")
+"""What `status.TASK` is of a task that has ended."""
+
+_ROOTS: Final = ("context", "results", "status")
 _NAMED_CONSTANTS: Final = {"true": True, "false": False, "null": None}
 _GRAMMAR_SUMMARY: Final = (
-    "names, literals, comparisons, and / or / not over context.* and results.*"
+    "names, literals, comparisons, and / or / not over context.*, results.* and status.*"
 )
 _UNSUPPORTED_NODES: Final[Mapping[type[ast.expr], str]] = {
     ast.Call: "calls",
@@ -90,18 +94,28 @@ class Condition:
         _validate_node(tree, text, start, MAX_CONDITION_DEPTH)
         return cls(text, tree)
 
-    def evaluate(self, context: Mapping[str, JsonValue], results: Mapping[str, object]) -> bool:
+    def evaluate(
+        self,
+        context: Mapping[str, JsonValue],
+        results: Mapping[str, object],
+        status: Mapping[str, str] = MappingProxyType({}),
+    ) -> bool:
         """Return the truth of the condition.
+
+        Args:
+            context: the context of the plan.
+            results: the outputs of tasks.
+            status: how tasks have ended, see `STATUSES`.
 
         Raises:
             ExpressionError: it names a value that does not exist, or compares values that cannot
                 be compared.
         """
-        roots = {"context": context, "results": results}
+        roots = {"context": context, "results": results, "status": status}
         return bool(self._value(self._tree, roots))
 
-    def names(self, root: Literal["context", "results"]) -> frozenset[str]:
-        """Return the keys of the context, or the tasks among the results, that it reads."""
+    def names(self, root: Literal["context", "results", "status"]) -> frozenset[str]:
+        """Return the keys of the context, or the tasks whose results or status it reads."""
         found = set()
         for node in ast.walk(self._tree):
             match node:
@@ -242,7 +256,34 @@ def _comparison_problem(node: ast.Compare) -> str:
     for operation in node.ops:
         if type(operation) not in _COMPARISON_OPERATORS:
             return "has no `is`: use == or !="
+    operands = [node.left, *node.comparators]
+    if any(map(_is_status, operands)):
+        for operand in operands:
+            for text in _literal_texts(operand):
+                if text not in STATUSES:
+                    known = ", ".join(STATUSES)
+                    return f"compares the status of a task with {text!r}: it is one of {known}"
     return ""
+
+
+def _is_status(node: ast.expr) -> bool:
+    """Return whether a node is of the form `status.TASK`."""
+    match node:
+        case (
+            ast.Attribute(value=ast.Name(id="status")) | ast.Subscript(value=ast.Name(id="status"))
+        ):
+            return True
+    return False
+
+
+def _literal_texts(node: ast.expr) -> Iterator[str]:
+    """Yield the text that a literal is, or the texts in a list of literals."""
+    match node:
+        case ast.Constant(value=str(text)):
+            yield text
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            for item in items:
+                yield from _literal_texts(item)
 
 
 def _is_membership(node: ast.expr) -> bool:
@@ -281,7 +322,10 @@ def _name(text: str) -> str:
 
 
 def _unknown_name_message(name: str) -> str:
-    instead = f"write context.{name}, or results.{name} for a task's output, or quote a text"
+    instead = (
+        f"write context.{name}, results.{name} for a task's output, status.{name} for how it "
+        "ended, or quote a text"
+    )
     return f"knows no {name!r}: {instead}"
 
 

@@ -11,6 +11,7 @@ from decimal import Decimal
 from enum import Enum
 from itertools import islice
 from pathlib import PurePath
+from typing import Final
 from uuid import UUID
 
 from pydantic import BaseModel
@@ -22,6 +23,18 @@ from replanning.plan.types import JsonValue
 _MAX_LISTED_KEYS = 10
 
 _PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
+
+
+class _NoOutput:
+    """Output of a task that has none: null in expressions, and so is every part of it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "NO_OUTPUT"
+
+
+NO_OUTPUT: Final = _NoOutput()
 
 
 def json_form(value: object) -> JsonValue:
@@ -55,6 +68,8 @@ def get_item(value: object, key: str | int) -> object:
     Raises:
         LookupError: it does not exist; the message is the end of a sentence.
     """
+    if value is NO_OUTPUT:
+        return NO_OUTPUT
     if isinstance(value, BaseModel) or (is_dataclass(value) and not isinstance(value, type)):
         value = members(value)
     elif isinstance(value, set | frozenset):
@@ -106,6 +121,8 @@ def _json_form(value: object) -> JsonValue:
             return str(value)
         case bytes():
             return b64encode(value).decode()
+    if value is NO_OUTPUT:
+        return None
     if isinstance(value, BaseModel) or (is_dataclass(value) and not isinstance(value, type)):
         return {name: _json_form(item) for name, item in members(value).items()}
     raise ValueError(f"a value of type {type(value).__name__} has no JSON form")

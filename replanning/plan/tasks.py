@@ -693,6 +693,10 @@ class Task(TaskBody):
     depends_on: Items[Id] = Field(
         default=(), description="The tasks that must be done (or skipped) before."
     )
+    run_if: Literal["always"] | None = Field(
+        default=None,
+        description="`always`: runs once all that it depends on has ended, in whatever way.",
+    )
 
 
 _set: Final = object.__setattr__  # a task is immutable

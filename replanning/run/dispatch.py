@@ -315,8 +315,8 @@ class Dispatcher:
                 continue
             seen.add(task_id)
             self.wake_lineage(entry.root)
-            # Its dependents may wait in vain now.
-            if not entry.satisfied:
+            # Its dependents may wait in vain now, or be left out with it.
+            if not entry.satisfied or entry.left_out:
                 stack.extend(entry.dependent_ids())
 
     def _concerned(self, record: Record) -> Iterable[TaskId]:

@@ -23,6 +23,7 @@ from replanning.errors import (
 from replanning.journal.records import (
     CallMade,
     ConditionEvaluated,
+    DependenciesEnded,
     ErrorContained,
     Failure,
     FailureKind,
@@ -543,6 +544,10 @@ class Lifecycle:
 
     def when_idle(self, root: TaskEntry | None) -> Idle:
         """Look for the end of the run, or of a lineage, when nothing can be handed out."""
+        # The puller does not wait yet, so that nothing would wake it.
+        if self._run_without_dependencies():
+            self.dispatcher.wake()
+            return "again"
         # The end of an attempt that still runs is followed by another look.
         if not self.live.counts[TaskState.RUNNING]:
             self.check_completion()
@@ -596,10 +601,11 @@ class Lifecycle:
         value: bool | None = None
         error = ""
         try:
-            value = self.live.evaluate(entry.task.when or "")
+            value = self.live.evaluate(entry.task.when or "", entry.task)
         except ExpressionError as problem:
             error = str(problem)
-        self.journal.append(ConditionEvaluated(entry.id, value, error))
+        body = ConditionEvaluated(entry.id, value, error, leaves_out_branch=value is False)
+        self.journal.append(body)
         return bool(value)
 
     def _filled_arguments(self, entry: TaskEntry) -> JsonObject | None:
@@ -676,7 +682,8 @@ class Lifecycle:
                 stack += entry.replacement.sinks
                 continue
             needed[entry.id] = entry
-            if entry.state in GIVEN_UP:
+            # What it waits for may be given up, and it runs all the same.
+            if entry.state in GIVEN_UP or entry.task.run_if == "always":
                 continue
             for dep in entry.task.depends_on:
                 other = self.live.entry(dep)
@@ -826,6 +833,7 @@ class Lifecycle:
         Args:
             block_ended: a `busy` block was just left; completion checks were suppressed inside it.
         """
+        self._run_without_dependencies()
         self.dispatcher.wake()
         counts = self.live.counts
         is_drained = not counts[TaskState.READY] and not counts[TaskState.RUNNING]
@@ -836,6 +844,9 @@ class Lifecycle:
     def check_completion(self) -> None:
         """End the run, or record that it is quiescent, if that is so."""
         while self.end is None and self.journal.state == "open" and not self.busy.blocks:
+            if self._run_without_dependencies():
+                self.dispatcher.wake()
+                return
             circumstances = Circumstances(
                 self.busy.reasons, self.opening.open_ended, replans=self.settings.enabled
             )
@@ -853,6 +864,46 @@ class Lifecycle:
             # this revision and `decide_end` returns `failed`.
             with suppress(StoreError):
                 self.journal.append(decided)
+
+    def _run_without_dependencies(self) -> bool:
+        """Let tasks with `run_if: always` start whose dependencies have all ended.
+
+        Return whether there were any. As long as a trigger or a question concerns what failed, it
+        may still be repaired, so that it has not ended. Because this depends on more than the plan,
+        it is recorded.
+        """
+        live = self.live
+        if not live.early.possible or self.busy.blocks or not self.can_hand_out():
+            return False
+        ended = [entry for entry in live.ended_dependencies() if not self._may_be_repaired(entry)]
+        for entry in ended:
+            with suppress(StoreError):  # it is looked at again when the store works
+                self.journal.append(DependenciesEnded(entry.id))
+        return bool(ended)
+
+    def _may_be_repaired(self, entry: TaskEntry) -> bool:
+        """Return whether something is being decided about what a task waits for."""
+        ledger = self.ledger
+        if not ledger.open_triggers and not ledger.questions.open:
+            return False
+        awaited: set[TaskId] = set()
+        stack = list(entry.task.depends_on)
+        while stack:
+            task_id = stack.pop()
+            other = self.live.entry(task_id)
+            if other.satisfied or task_id in awaited:
+                continue
+            awaited.add(task_id)
+            stack += other.task.depends_on
+            for sink in other.replacement.sinks:
+                stack.append(sink.id)
+        for trigger in ledger.open_triggers.values():
+            if not awaited.isdisjoint(trigger.tasks):
+                return True
+        for question in ledger.questions.open.values():
+            if not awaited.isdisjoint(question.holds):
+                return True
+        return False
 
     def enforce_wall_clock(self) -> None:
         """Abort the run when its wall clock is used up; waiting for a person does not count."""

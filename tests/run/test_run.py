@@ -466,11 +466,11 @@ async def test_exits_go_through(kind):
 
 
 async def test_condition_skips():
-    """A task whose condition does not hold is skipped, recorded, and satisfies its dependents."""
+    """A task whose condition does not hold is skipped, recorded, and satisfies what runs always."""
     store = MemoryStore()
     tasks = (
         Task(id="a", when="context.go"),
-        Task(id="b", depends_on=("a",), when="results.a == None"),
+        Task(id="b", depends_on=("a",), run_if="always", when="results.a == None"),
         Task(id="c", depends_on=("b",)),
     )
     async with open_run(plan(*tasks, context={"go": False}), store=store) as run:

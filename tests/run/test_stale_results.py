@@ -146,7 +146,7 @@ async def test_conditions(condition, after, expected):
         if task.id == "z":
             context.change_context({"n": after})
 
-    tasks = (Task(id="a", when=condition), Task(id="z", depends_on=("a",)))
+    tasks = (Task(id="a", when=condition), Task(id="z", depends_on=("a",), run_if="always"))
     async with make_engine().open(plan(*tasks, context={"n": 1})) as run:
         await perform(run, work)
     assert run.result.stale == expected

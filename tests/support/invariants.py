@@ -34,6 +34,9 @@ class TaskModel:
     replacements: list[str] = field(default_factory=list)
     output: JsonValue = None
     condition_value: bool | None = None
+    skipped_by: str = ""
+    """`condition`, or `branch`: all that it depends on was left out by conditions."""
+    runs_anyway: bool = False
     redone: bool = False
     reads: dict[str, list[JsonValue]] = field(default_factory=dict)
     seen: dict[str, list[JsonValue]] = field(default_factory=dict)
@@ -67,7 +70,26 @@ class RunModel:
         )
 
     def unmet_dependencies(self, task_id: str) -> list[str]:
+        """What a task waits for; nothing once all of it has ended, if it runs in any case."""
+        if self.tasks[task_id].runs_anyway:
+            return []
         return [dep for dep in self.tasks[task_id].task.depends_on if not self.is_satisfied(dep)]
+
+    def may_still_end(self, task_id: str) -> bool:
+        """Whether a task is not done and will run without a change of the plan."""
+        model = self.tasks[task_id]
+        if self.is_satisfied(task_id):
+            return False
+        if model.state == "replaced":
+            return any(map(self.may_still_end, model.sinks))
+        if model.state in ("failed", "cancelled", "removed"):
+            return False
+        needed = self.unmet_dependencies(task_id)
+        return (
+            model.state == "running"
+            or bool(model.task.run_if)
+            or all(map(self.may_still_end, needed))
+        )
 
     def result(self, task_id: str) -> JsonValue:
         model = self.tasks[task_id]
@@ -175,6 +197,11 @@ class RunModel:
                 task.condition_value = body.value
                 if not body.value:
                     task.state = "failed" if body.value is None else "skipped"
+                if body.leaves_out_branch:
+                    task.skipped_by = "condition"
+                    self._settle_branches()
+            case journal.DependenciesEnded():
+                self.tasks[body.task].runs_anyway = True
             case journal.ResourceUpdated():
                 if body.available is not None:
                     self.available[body.name] = body.available
@@ -209,6 +236,30 @@ class RunModel:
                 self.revision = body.number
                 for change in body.changes:
                     self._change(change, record.at)
+                for task in self.tasks.values():
+                    task.runs_anyway = False
+                self._settle_branches()
+
+    def _is_left_out(self, task_id: str) -> bool:
+        model = self.tasks[task_id]
+        if model.state == "replaced":
+            return all(map(self._is_left_out, model.sinks))
+        return model.state == "skipped" and bool(model.skipped_by)
+
+    def _settle_branches(self) -> None:
+        """Skip what depends on nothing but what conditions have left out, and bring back what no longer does."""
+        changed = True
+        while changed:
+            changed = False
+            for model in self.tasks.values():
+                needed = model.task.depends_on
+                is_left_out = (
+                    bool(needed) and not model.task.run_if and all(map(self._is_left_out, needed))
+                )
+                if is_left_out and model.state == "waiting":
+                    model.state, model.skipped_by, changed = "skipped", "branch", True
+                elif not is_left_out and model.state == "skipped" and model.skipped_by == "branch":
+                    model.state, model.skipped_by, changed = "waiting", "", True
 
     def _change(self, change: PlanChange, at: float) -> None:
         if change.kind == "add":
@@ -234,6 +285,7 @@ class RunModel:
                 part.state = "removed"
                 parts += part.replacements
             model.state, model.tries_since_reset, model.condition_value = "waiting", 0, None
+            model.skipped_by = ""
             model.due = at + change.delay if change.delay else 0.0
             model.sinks, model.replacements = (), []
         elif change.kind == "abort":
@@ -263,7 +315,10 @@ class RunModel:
         for task in change.tasks:
             inherited = [dep for dep in original.task.depends_on if dep not in task.depends_on]
             depends_on = (*(inherited if new.isdisjoint(task.depends_on) else ()), *task.depends_on)
-            self._bring_in(task.model_copy(update={"depends_on": depends_on}), original.root)
+            stated: dict[str, object] = {"depends_on": depends_on}
+            if inherited and new.isdisjoint(task.depends_on) and task.run_if is None:
+                stated["run_if"] = original.task.run_if
+            self._bring_in(task.model_copy(update=stated), original.root)
         needed = {dep for task in change.tasks for dep in task.depends_on}
         original.redone = original.redone or original.state in (
             "done",
@@ -393,6 +448,14 @@ class _InvariantChecker:
                 self._require(
                     not unmet, f"the condition of {body.task!r} is evaluated before its turn"
                 )
+            case journal.DependenciesEnded():
+                subject = model.tasks[body.task]
+                self._require(
+                    subject.state == "waiting" and subject.task.run_if == "always",
+                    f"{body.task!r} runs without what it depends on, and is {subject.state}",
+                )
+                awaited = [dep for dep in subject.task.depends_on if model.may_still_end(dep)]
+                self._require(not awaited, f"{body.task!r} does not wait for {awaited}")
             case journal.CallMade():
                 self._require(
                     body.call.id not in model.tasks,

@@ -235,7 +235,7 @@ def replayable_state(live: LivePlan, now: float | None = None) -> dict[str, Any]
             n: (b.cause, list(b.roots), b.openings, b.retry_at)
             for n, b in live.scheduler.breakers.items()
         },
-        "flags": (live.aborted, live.has_early_skips, list(live.stuck)),
+        "flags": (live.aborted, live.early.happened, list(live.stuck), list(live.early.allowed)),
         "facts": list(live.world.facts),
         "context": dict(live.context),
         "tools": dict(live.tools),
@@ -343,6 +343,8 @@ def _task_errors(live: LivePlan, entry: TaskEntry) -> Iterable[str]:
         yield f"{entry!r} waits for {missing}"
     if satisfied(live, entry.id) is not entry.satisfied:
         yield f"{entry!r} says it is satisfied: {entry.satisfied}"
+    if entry.task.run_if == "always" and missing:
+        return  # it may run before them, once they have failed
     if entry.state in WAITING and (entry.state is TaskState.PENDING) is (missing == 0):
         yield f"{entry!r} waits for {missing} and is {entry.state}"
     if entry.state in (TaskState.RUNNING, TaskState.DONE) and missing and not live.staleness.redone:

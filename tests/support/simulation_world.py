@@ -163,6 +163,8 @@ def _task(
 ) -> dict[str, object]:
     task = random_body(rng, [f"t{i}" for i in needed], tools, resources)
     task |= {"id": f"t{number}", "depends_on": [f"t{i}" for i in needed]}
+    if needed and rng.random() < 0.1:
+        task["run_if"] = "always"
     if rng.random() < 0.2:
         task["fallbacks"] = [
             random_body(rng, [], tools, resources) for _ in range(rng.choice([1, 2]))
@@ -205,6 +207,8 @@ def random_body(
 
 
 def _condition(rng: Random, needed: list[str]) -> str:
+    if needed and rng.random() < 0.15:
+        return f"status.{rng.choice(needed)} == {rng.choice(['DONE', 'FAILED', 'SKIPPED'])!r}"
     if needed and rng.random() < 0.4:
         return f"results.{rng.choice(needed)}.number > {rng.randrange(10)}"
     return "context.missing" if rng.random() < 0.05 else rng.choice(CONDITIONS)
