@@ -20,11 +20,12 @@ from replanning.history.wording import (
 )
 from replanning.live import PlanView
 from replanning.plan.json_values import as_object
-from replanning.plan.messages import brief_repr, one_line, spoken_id
+from replanning.plan.messages import brief_repr, join_names, one_line, spoken_id
 from replanning.plan.tasks import program_note, tool_name
 from replanning.plan.types import JsonObject, TaskId
 
 _MAX_TEXT_CHARS: Final = 300
+_MAX_NAMED_TASKS: Final = 5
 """Longest text of a tool, a person or an error in one line, in characters."""
 
 _SIGNAL_REASONS: Final = frozenset(
@@ -122,8 +123,17 @@ class Narrator:
                     "red",
                 )
             case journal.ConditionEvaluated(value=False):
-                when = brief_repr(self._view().task(event.task).task.when)
-                return Line("↷", f"{event.task} skipped: its condition {when} does not hold", "dim")
+                view = self._view()
+                when = brief_repr(view.task(event.task).task.when)
+                text = f"{event.task} skipped: its condition {when} does not hold"
+                branch = view.left_out_with(event.task)
+                if branch:
+                    text += f"; with it {join_names(branch, _MAX_NAMED_TASKS)}"
+                return Line("↷", text, "dim")
+            case journal.DependenciesEnded():
+                return Line(
+                    "•", f"{event.task} runs in any case, although what it depends on failed", "dim"
+                )
             case journal.ContextUpdated():
                 parts = [
                     f"{key} is now {brief_repr(value)}" for key, value in event.changes.items()

@@ -242,6 +242,7 @@ class PromptBuilder:
                 attempts=task.attempts,
                 waited_for_by=list(self._view.dependents(task.id)[:20]),
                 when=task.task.when,
+                run_if=task.task.run_if,
                 timeout=task.task.timeout,
                 acceptance=list(task.task.acceptance),
                 replaced_in_vain=replaced,

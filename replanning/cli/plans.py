@@ -40,7 +40,12 @@ from replanning.plan.reading import format_of, locate_problems, read_document
 from replanning.plan.risk import detected_risk
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.tools import ToolExecutor, check_machine, check_tools
-from replanning.tools.check import check_danger, check_env_arguments, check_unused_arguments
+from replanning.tools.check import (
+    check_danger,
+    check_env_arguments,
+    check_missing_outputs,
+    check_unused_arguments,
+)
 
 if TYPE_CHECKING:
     from replanning.testing import Distribution
@@ -77,6 +82,7 @@ def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
         notes = [
             *check_unused_arguments(document),
             *check_env_arguments(document),
+            *check_missing_outputs(document),
             *check_danger(document),
             *check_machine(document),
             *_literal_secrets(document),

@@ -216,6 +216,14 @@ class PlanView:
         """Return the tasks that wait for a task, or for one that it replaced."""
         return self._live.entry(task_id).dependent_ids()
 
+    def left_out_with(self, task_id: TaskId) -> tuple[TaskId, ...]:
+        """Return the tasks that were left out because a condition has skipped a task.
+
+        Raises:
+            UnknownTask: there never was such a task.
+        """
+        return tuple(other.id for other in self._live.left_out_with(self._live.entry(task_id)))
+
     def arguments(self, task_id: TaskId) -> Mapping[str, JsonValue]:
         """Return the arguments of a task with references replaced by their values.
 

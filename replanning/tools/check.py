@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Final
 
@@ -19,10 +19,15 @@ from replanning.plan.commands import (
 from replanning.plan.document import Plan
 from replanning.plan.json_values import iter_strings
 from replanning.plan.messages import brief_repr, did_you_mean, first_problems, format_path
-from replanning.plan.references import IDEMPOTENCY_KEY, placeholders
+from replanning.plan.references import (
+    IDEMPOTENCY_KEY,
+    find_references,
+    has_references,
+    placeholders,
+)
 from replanning.plan.risk import command_risk
-from replanning.plan.tasks import COMMAND_PREFIX, TaskBody, ToolSpec
-from replanning.plan.types import JsonPath
+from replanning.plan.tasks import COMMAND_PREFIX, Task, TaskBody, ToolSpec
+from replanning.plan.types import JsonPath, TaskId
 from replanning.tools.call import missing_arguments, tool_templates, unset_variables
 from replanning.tools.errors import McpNotInstalled
 from replanning.tools.http import request_problems
@@ -245,6 +250,97 @@ def _dangerous_uses(plan: Plan) -> Iterator[Problem]:
                 yield Problem(
                     format_path(path), f"{message}; state whether the tool is `dangerous`"
                 )
+
+
+def check_missing_outputs(plan: Plan) -> list[Problem]:
+    """Return the arguments that may be null although the parameter has a type.
+
+    They refer to a task that a condition may leave out while the task that reads it runs, or that
+    may fail before a task with `run_if: always`.
+    """
+    branches = _Branches(plan.tasks)
+    found = []
+    for index, task in enumerate(plan.tasks):
+        tool = plan.tool(task.tool)
+        if tool is None or not (branches.conditional or task.run_if):
+            continue
+        for name, value in task.arguments.items():
+            kind = tool.parameters.get(name, "any")
+            if kind == "any" or not isinstance(value, str) or not has_references(value):
+                continue
+            references = find_references(value, branches.tasks)
+            # Inside a longer text, null is a text like any other.
+            if len(references) != 1 or str(references[0]) != value or references[0].task is None:
+                continue
+            source = references[0].task
+            if not branches.may_miss(task, source):
+                continue
+            why = f"is null where {source!r} is left out"
+            if task.run_if == "always":
+                why = f"is null where {source!r} failed or is left out"
+            text = (
+                f"task {task.id!r}: the argument {name!r}, {value}, {why}, "
+                f"and the tool {tool.name!r} takes a value of type {kind}"
+            )
+            found.append(Problem(f"tasks[{index}].arguments.{name}", text))
+    return found
+
+
+class _Branches:
+    """The branches of a plan that conditions may leave out.
+
+    Args:
+        tasks: the tasks of the plan.
+
+    Attributes:
+        tasks: the tasks by id.
+        conditional: whether any has a condition.
+    """
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.tasks = {task.id: task for task in tasks}
+        self.conditional = any(task.when is not None for task in tasks)
+        self._dependents: dict[TaskId, list[Task]] = {}
+        for task in tasks:
+            for dep in task.depends_on:
+                self._dependents.setdefault(dep, []).append(task)
+
+    def may_miss(self, reader: Task, source: TaskId) -> bool:
+        """Return whether a task may run without the output of one that it depends on."""
+        if reader.run_if == "always":
+            return True
+        skipped = self._least_skipped(source)
+        return bool(skipped) and reader.id not in self._left_out(skipped)
+
+    def _least_skipped(self, task_id: TaskId) -> set[TaskId]:
+        """Return the fewest tasks whose conditions leave a task out; none if nothing does."""
+        skipped: set[TaskId] = set()
+        seen = {task_id}
+        stack = [self.tasks[task_id]]
+        while stack:
+            task = stack.pop()
+            if task.when is not None:
+                skipped.add(task.id)
+                continue
+            if task.run_if == "always" or not task.depends_on:
+                return set()
+            for dep in task.depends_on:
+                if dep not in seen:
+                    seen.add(dep)
+                    stack.append(self.tasks[dep])
+        return skipped
+
+    def _left_out(self, skipped: Iterable[TaskId]) -> set[TaskId]:
+        """Return the tasks that are left out where these are skipped by their conditions."""
+        left_out = set(skipped)
+        stack = list(left_out)
+        while stack:
+            for task in self._dependents.get(stack.pop(), ()):
+                is_behind = left_out.issuperset(task.depends_on) and task.run_if != "always"
+                if is_behind and task.id not in left_out:
+                    left_out.add(task.id)
+                    stack.append(task.id)
+        return left_out
 
 
 def check_unused_arguments(plan: Plan) -> list[Problem]:

@@ -7,7 +7,12 @@ from replanning.plan.commands import option_problems
 from replanning.plan.document import Plan
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.tools import check_machine, check_tools
-from replanning.tools.check import check_danger, check_env_arguments, check_unused_arguments
+from replanning.tools.check import (
+    check_danger,
+    check_env_arguments,
+    check_missing_outputs,
+    check_unused_arguments,
+)
 
 
 def plan(*tools: JsonObject, tasks: list[JsonObject] | None = None) -> Plan:
@@ -99,6 +104,50 @@ def test_variables_in_arguments():
             "tool states `env`, `headers`, `url` or `body`",
         ),
     ]
+
+
+def test_outputs_that_may_be_missing():
+    """An argument is noted that may be null although its parameter has a type, and only that one."""
+    tools: list[JsonObject] = [
+        {
+            "name": "a",
+            "kind": "shell",
+            "command": "x {v} {any}",
+            "parameters": {"v": "path", "any": "any"},
+        }
+    ]
+
+    def reader(task_id: str, *depends_on: str, argument: str, **fields: JsonValue) -> JsonObject:
+        arguments: JsonObject = {"v": argument, "any": "${a.output}"}
+        needed: list[JsonValue] = [*depends_on]
+        return {"id": task_id, "tool": "a", "arguments": arguments, "depends_on": needed, **fields}
+
+    tasks: list[JsonObject] = [
+        {"id": "a", "when": "context.x"},
+        {"id": "b", "depends_on": ["a"]},
+        {"id": "d"},
+        {"id": "e", "depends_on": ["a", "d"]},
+        reader("same", "b", argument="${a.output}"),
+        reader("join", "b", "d", argument="${b.output.path}"),
+        reader("text", "b", "d", argument="of ${b.output}"),
+        reader("sure", "a", "d", argument="${d.output}"),
+        reader("behind", "a", "e", argument="${e.output}"),
+        reader("always", "a", "d", argument="${d.output}", run_if="always"),
+    ]
+    assert check_missing_outputs(plan(*tools, tasks=tasks)) == [
+        Problem(
+            "tasks[5].arguments.v",
+            "task 'join': the argument 'v', ${b.output.path}, is null where 'b' is left out, and the "
+            "tool 'a' takes a value of type path",
+        ),
+        Problem(
+            "tasks[9].arguments.v",
+            "task 'always': the argument 'v', ${d.output}, is null where 'd' failed or is left out, "
+            "and the tool 'a' takes a value of type path",
+        ),
+    ]
+    tasks[0] = {"id": "a"}
+    assert check_missing_outputs(plan(*tools, tasks=tasks[:9])) == []
 
 
 def test_everything_is_wrong():
