@@ -729,11 +729,12 @@ class TaskGraph:
         One whose dependency failed and was skipped by a decision runs without that output, and so
         does one for which at least one dependency has run.
         """
-        if entry.state not in WAITING or entry.unsatisfied_dependencies:
+        depends_on = entry.task.depends_on
+        if not depends_on or entry.unsatisfied_dependencies:
             return False
-        if entry.task.run_if == "always" or not entry.task.depends_on:
+        if entry.task.run_if == "always":
             return False
-        return all(self.entries[dep].left_out for dep in entry.task.depends_on)
+        return entry.state in WAITING and all(self.entries[dep].left_out for dep in depends_on)
 
     def leave_out(self, entry: TaskEntry, at: float) -> None:
         """Skip a task because all that it depends on was left out."""
@@ -768,8 +769,9 @@ class TaskGraph:
         while stack:
             for task_id in stack.pop().dependent_ids():
                 other = self.entries[task_id]
-                is_left_out = other.left_out and other.condition_revision == LEFT_OUT
-                if is_left_out and task_id not in found:
+                if task_id in found or other.state is not TaskState.SKIPPED:
+                    continue
+                if other.condition_revision == LEFT_OUT:
                     found[task_id] = other
                     stack.append(other)
         return list(found.values())
@@ -795,7 +797,7 @@ class TaskGraph:
         found = dict(self.stuck)
         if self.counts[TaskState.CANCELLED]:
             for entry in self:
-                if entry.state is TaskState.CANCELLED and not entry.removed:
+                if entry.state is TaskState.CANCELLED:
                     found[entry.id] = None
         waiting: dict[TaskId, int] = {}
         unsatisfied_sinks: dict[TaskId, int] = {}

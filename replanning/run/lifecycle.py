@@ -604,8 +604,11 @@ class Lifecycle:
             value = self.live.evaluate(entry.task.when or "", entry.task)
         except ExpressionError as problem:
             error = str(problem)
-        body = ConditionEvaluated(entry.id, value, error, leaves_out_branch=value is False)
-        self.journal.append(body)
+        # In a sequential plan, the next task waits for this one only because of the order.
+        leaves_out_branch = False
+        if value is False:
+            leaves_out_branch = not self.live.plan.sequential
+        self.journal.append(ConditionEvaluated(entry.id, value, error, leaves_out_branch))
         return bool(value)
 
     def _filled_arguments(self, entry: TaskEntry) -> JsonObject | None:
@@ -873,7 +876,9 @@ class Lifecycle:
         it is recorded.
         """
         live = self.live
-        if not live.early.possible or self.busy.blocks or not self.can_hand_out():
+        if not live.early.possible or self.busy.blocks:
+            return False
+        if not self.can_hand_out():
             return False
         ended = [entry for entry in live.ended_dependencies() if not self._may_be_repaired(entry)]
         for entry in ended:
@@ -884,8 +889,6 @@ class Lifecycle:
     def _may_be_repaired(self, entry: TaskEntry) -> bool:
         """Return whether something is being decided about what a task waits for."""
         ledger = self.ledger
-        if not ledger.open_triggers and not ledger.questions.open:
-            return False
         awaited: set[TaskId] = set()
         stack = list(entry.task.depends_on)
         while stack:

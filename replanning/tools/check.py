@@ -258,7 +258,7 @@ def check_missing_outputs(plan: Plan) -> list[Problem]:
     They refer to a task that a condition may leave out while the task that reads it runs, or that
     may fail before a task with `run_if: always`.
     """
-    branches = _Branches(plan.tasks)
+    branches = _Branches(plan)
     found = []
     for index, task in enumerate(plan.tasks):
         tool = plan.tool(task.tool)
@@ -289,19 +289,22 @@ def check_missing_outputs(plan: Plan) -> list[Problem]:
 class _Branches:
     """The branches of a plan that conditions may leave out.
 
+    In a sequential plan, no task is left out but those whose own conditions do not hold.
+
     Args:
-        tasks: the tasks of the plan.
+        plan: the plan.
 
     Attributes:
         tasks: the tasks by id.
         conditional: whether any has a condition.
     """
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self.tasks = {task.id: task for task in tasks}
-        self.conditional = any(task.when is not None for task in tasks)
+    def __init__(self, plan: Plan) -> None:
+        self.tasks = {task.id: task for task in plan.tasks}
+        self.conditional = any(task.when is not None for task in plan.tasks)
+        self._sequential = plan.sequential
         self._dependents: dict[TaskId, list[Task]] = {}
-        for task in tasks:
+        for task in plan.tasks:
             for dep in task.depends_on:
                 self._dependents.setdefault(dep, []).append(task)
 
@@ -322,7 +325,7 @@ class _Branches:
             if task.when is not None:
                 skipped.add(task.id)
                 continue
-            if task.run_if == "always" or not task.depends_on:
+            if task.run_if == "always" or not task.depends_on or self._sequential:
                 return set()
             for dep in task.depends_on:
                 if dep not in seen:
@@ -333,6 +336,8 @@ class _Branches:
     def _left_out(self, skipped: Iterable[TaskId]) -> set[TaskId]:
         """Return the tasks that are left out where these are skipped by their conditions."""
         left_out = set(skipped)
+        if self._sequential:
+            return left_out
         stack = list(left_out)
         while stack:
             for task in self._dependents.get(stack.pop(), ()):

@@ -85,6 +85,15 @@ async def test_join_goes_on_with_what_ran():
     assert got["join"] == {"whole": None, "part": None, "text": "of null", "right": "right"}
 
 
+async def test_sequential_plan_leaves_no_branch_out():
+    """In a sequential plan, a step whose condition does not hold is skipped alone."""
+    document = plan(
+        task("a"), task("b", when=NO), task("c"), context={"go": False}, sequential=True
+    )
+    async with open_run(document) as run:
+        assert await perform(run) == ["a", "c"]
+
+
 async def test_optional_failure_leaves_no_branch_out():
     """What depends on an optional task that failed and was skipped by a decision runs, without its output."""
     tasks = (task("a", optional=True), task("b", "a", arguments={"of": "${a.output.part}"}))

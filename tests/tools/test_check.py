@@ -146,6 +146,15 @@ def test_outputs_that_may_be_missing():
             "and the tool 'a' takes a value of type path",
         ),
     ]
+    in_order: list[JsonObject] = [
+        {"id": "a", "when": "context.x"},
+        {"id": "d"},
+        reader("next", "a", "d", argument="${a.output}"),
+        reader("last", "a", "d", argument="${d.output}"),
+    ]
+    document = plan(*tools, tasks=in_order).model_dump(exclude_unset=True) | {"sequential": True}
+    found = check_missing_outputs(Plan.model_validate(document))
+    assert [problem.place for problem in found] == ["tasks[2].arguments.v"]
     tasks[0] = {"id": "a"}
     assert check_missing_outputs(plan(*tools, tasks=tasks[:9])) == []
 
