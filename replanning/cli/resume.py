@@ -107,7 +107,7 @@ def resume(
         first = None if remote else next(iter(opened_store.read(info.run)), None)
     if plan_file is None and (rerun is not None or yes):
         fail("--rerun and --yes are about a corrected plan; name its file with --plan")
-    if revision is None and info.status == "aborted":
+    if revision is None and plan_file is None and info.status == "aborted":
         advice = "start a new run, or one from a revision of this one with --from (0 is the original plan)"
         raise NotRunning(f"run {info.run!r} was aborted: {advice}")
     if revision is None and info.status == "succeeded":
@@ -145,6 +145,11 @@ def resume(
             _send_correction(info, given, agreed, by, options)
             return
         adopt = partial(PlanRun.adopt, plan=given, rerun=agreed, by=by)
+        if revision is None and info.status == "aborted":
+            # Its budget is used up, so it would end again before anything else is done.
+            with closing(lookup.open_store(options.store)) as store:
+                ReplanningEngine([], store=store).adopt(info.run, given, rerun=agreed, by=by)
+            adopt = None
     code = resume_plan(info.run, opened, options, revision, given=given, adopt=adopt)
     raise typer.Exit(code)
 

@@ -374,7 +374,7 @@ class ReplanningEngine:
 
         Raises:
             ChangeRejected: a task has not run yet, or cannot be run again; names every one.
-            NotRunning: the old run was aborted.
+            NotRunning: the old run was aborted, or is being carried out.
             StoreError: the store does not take the new run.
             UnknownRun: the store has no such run.
             UnknownTask: the run has no such task.

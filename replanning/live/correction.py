@@ -237,6 +237,32 @@ def restore_part(masked: PartT, true: PartT | None, redactor: Redactor) -> PartT
     return masked.model_copy(update=fields)
 
 
+def take_secrets(live: LivePlan, given: Plan, redactor: Redactor) -> None:
+    """Have a resumed plan use the secrets of a plan that is given again, where it has masks."""
+    true_tasks = {task.id: task for task in given.tasks}
+    tasks: list[Task] = []
+    for task_id in live.masked.tasks:
+        entry = live.entry(task_id)
+        true = true_tasks.get(entry.root)
+        if true is not None:
+            true = true.model_copy(update={"id": task_id})
+        tasks.append(restore_part(entry.task, true, redactor))
+    tools: list[ToolSpec] = []
+    for name in live.masked.tools:
+        tool = live.tools[name]
+        true_tool = given.tool(name)
+        if true_tool is not None:
+            true_tool = true_tool.model_copy(update={"available": tool.available})
+        tools.append(restore_part(tool, true_tool, redactor))
+    context: JsonObject = {}
+    clean = redactor.document(given).context
+    for key in live.masked.context:
+        if key in clean and clean[key] == live.context[key]:
+            context[key] = given.context[key]
+    plan = restore_plan(live.plan, given, redactor)
+    live.complete_masked_parts(plan, tasks, tools, context)
+
+
 def restore_changes(
     changes: Collection[PlanChange], adopted: Plan, live: LivePlan, redactor: Redactor
 ) -> tuple[PlanChange, ...]:

@@ -63,7 +63,7 @@ from replanning.plan.document import Plan
 from replanning.plan.json_values import is_redacted
 from replanning.plan.messages import join_names
 from replanning.plan.references import resolve_references
-from replanning.plan.tasks import COMMAND_PREFIX, Goal, Task, TaskBody
+from replanning.plan.tasks import COMMAND_PREFIX, Goal, Task, TaskBody, ToolSpec
 from replanning.plan.types import JsonObject, TaskId
 from replanning.secrets import MASK
 
@@ -253,6 +253,27 @@ class LivePlan(TaskGraph):
             if is_redacted(value) and not is_given:
                 self.masked.context.add(key)
 
+    def complete_masked_parts(
+        self, plan: Plan, tasks: Sequence[Task], tools: Sequence[ToolSpec], context: JsonObject
+    ) -> None:
+        """Put true values in place of masks; nothing that a journal shows changes.
+
+        Args:
+            plan: the plan that the run was given last.
+            tasks: present tasks.
+            tools: present tools.
+            context: present values of the context.
+        """
+        self.version += 1
+        self.plan = plan
+        for task in tasks:
+            self.entries[task.id].task = task
+        for tool in tools:
+            self.tools[tool.name] = tool
+        self.context.update(context)
+        self.masked = MaskedParts()
+        self.find_masked_parts(plan)
+
     def _find_masked_tools(self, given: Plan | None) -> None:
         servers: set[str] = set()
         for name, server in self.plan.mcp.items():
@@ -389,6 +410,7 @@ class LivePlan(TaskGraph):
             history = self.staleness.history
             history.change(self.context, changes, removed, self.scheduler.last_claim)
             self.masked.context.difference_update(changes)
+        self.masked.tools.difference_update(self.changed_tools(adopted))
         self.goal = self.goal_after(adopted)
 
     def changed_context(self, adopted: Plan) -> tuple[JsonObject, tuple[str, ...]]:

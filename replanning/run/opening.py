@@ -33,7 +33,12 @@ from replanning.errors import (
     StoreError,
     UnknownRun,
 )
-from replanning.history.status import ReplayedRun, apply_record, replay_records
+from replanning.history.status import (
+    ReplayedRun,
+    apply_record,
+    is_owner_alive,
+    replay_records,
+)
 from replanning.journal.records import (
     AttemptInterrupted,
     ErrorContained,
@@ -419,14 +424,13 @@ class RunFactory:
 
         Raises:
             ChangeRejected: a task has not run yet, or cannot be run again.
-            NotRunning: the run was aborted.
+            NotRunning: the run was aborted, or is being carried out.
             StoreError: the new id looks like a secret, or the store fails.
             UnknownRun: there is no such run.
             UnknownTask: there never was such a task.
         """
-        old = RunId(run_id)
         records: list[Record] = []
-        for _ in _read_journal(self.store, old, records):
+        for _ in _read_journal(self.store, RunId(run_id), records):
             pass
         live, correction = self._correction_of_rerun(records, tasks, only=only)
         names = join_names([repr(name) for name in dict.fromkeys(tasks)], 5)
@@ -454,6 +458,15 @@ class RunFactory:
     def _correction_of_rerun(
         self, records: Sequence[Record], tasks: Sequence[str], *, only: bool
     ) -> tuple[LivePlan, Correction]:
+        opened = records[0].body
+        assert isinstance(opened, RunOpened)
+        for info in self.store.runs():
+            # Both runs would do what it has left.
+            if info.run == opened.run and is_owner_alive(info):
+                raise NotRunning(
+                    f"run {opened.run!r} is being carried out; pause it before tasks of it are run"
+                    " again in a new run"
+                )
         live = self._replay(_without_end(records)).live
         if live.aborted is not None:
             raise NotRunning(
@@ -1028,7 +1041,8 @@ def _adopt_message(run: PlanRun, message: InboxMessage) -> None:
     try:
         # A message that was handled before, and not discarded, makes no difference any more.
         plan = Plan.model_validate(message.payload.get("plan"))
-        run.adopt(plan, rerun=rerun, reason=str(message.payload.get("reason") or ""), by=message.by)
+        reason = str(message.payload.get("reason") or "")
+        run.adopt(plan, rerun=rerun, reason=reason, by=message.by or "edit")
     except (PlanError, ChangeRejected) as error:
         run._lifecycle.record_error(adoption_place(message.by), error)
 

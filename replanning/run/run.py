@@ -38,7 +38,13 @@ from replanning.journal.records import (
     Usage,
 )
 from replanning.journal.values import CONTAINERS, copy_containers
-from replanning.live.correction import Correction, Rerun, correct_plan, unstated_reruns
+from replanning.live.correction import (
+    Correction,
+    Rerun,
+    correct_plan,
+    take_secrets,
+    unstated_reruns,
+)
 from replanning.live.stale import stale_results
 from replanning.live.view import PlanView, ReplanningInfo
 from replanning.plan.checks import secret_name_problems
@@ -424,6 +430,8 @@ class PlanRun(ObservedRun):
     def compare(self, plan: Plan, *, rerun: Rerun = "changed") -> Correction:
         """Return what `adopt` would change; nothing changes.
 
+        Secrets of the plan, which a resumed run lacks, are at hand from then on: they are no difference.
+
         Raises:
             ChangeRejected: it is another plan, or the run cannot take it; names every reason.
         """
@@ -431,6 +439,8 @@ class PlanRun(ObservedRun):
         problems = secret_name_problems(plan, life.redactor)
         if problems:
             raise ChangeRejected(problems)
+        if life.live.masked:
+            take_secrets(life.live, plan, life.redactor)
         undecided = life.ledger.undecided_tasks
         return correct_plan(life.live, plan, life.redactor, rerun=rerun, undecided=undecided)
 
@@ -444,6 +454,9 @@ class PlanRun(ObservedRun):
         given last, so what replans have changed since stays. What is finished and unchanged is
         kept, and what has failed is tried again. Tools, context, resources, goal and budget change
         with the tasks.
+
+        A run that has used up its budget ends as soon as it is resumed: leave the plan for it with
+        `ReplanningEngine.adopt` before that.
 
         Args:
             plan: the corrected plan.
@@ -467,6 +480,7 @@ class PlanRun(ObservedRun):
         if rerun is None and correction.again:
             raise ChangeRejected(unstated_reruns(correction))
         if not correction:
+            life.retry_with_secrets()
             return life.live.revision
         stated = accept_changes(correction.changes, life.live, life.redactor)
         if not reason:
@@ -476,6 +490,8 @@ class PlanRun(ObservedRun):
         number = life.revise(stated, reason, by, adopted=correction.plan)
         if self.live.staleness.redoes and life.end is None:
             life.record_stale_results()
+        # The budget may have another limit now.
+        life.enforce_wall_clock()
         return number
 
     def add_task(self, task: Task, *, before: Sequence[str] = (), reason: str = "") -> int:

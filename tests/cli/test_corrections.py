@@ -186,3 +186,25 @@ def test_rerun_on_a_terminal(failed: Path) -> None:
         terminal.type("y")
         assert "succeeded" in terminal.end(0)
     assert len(lines(failed / "paid")) == 2
+
+
+def test_a_larger_budget(tmp_path: Path) -> None:
+    """A run that was aborted because its budget was used up goes on with a larger one, and only then."""
+    tools = {"wait": "sleep 1 ## effect: none", "say": "echo x >> said"}
+    tasks = "id: a, tool: wait\nid: b, tool: say, depends_on: [a]"
+    write_plan(tmp_path, tools, tasks, more="budget: {wall_clock: 0.3}")
+    cli(tmp_path, *RUN, code=1)
+    assert "was aborted" in cli(tmp_path, "resume", "r", code=2).stderr
+    cli(tmp_path, "resume", "r", *PLAN, "-y", code=1)
+    write_plan(tmp_path, tools, tasks, more="budget: {wall_clock: 300}")
+    assert answer(tmp_path, "resume", "r", *PLAN, "-y")["status"] == "succeeded"
+    assert lines(tmp_path / "said") == ["x"]
+
+
+def test_a_run_that_has_succeeded(failed: Path) -> None:
+    """A run that has succeeded takes no corrected plan; the same plan shows its result again."""
+    (failed / "go").touch()
+    cli(failed, "run", "plan.yaml", "--run-id", "s")
+    assert answer(failed, "resume", "s", *PLAN)["status"] == "succeeded"
+    correct(failed, send="true")
+    assert "over for good" in cli(failed, "resume", "s", *PLAN, "-y", code=2).stderr

@@ -8,8 +8,8 @@ import pytest
 from replanning import Plan, PlanRun, ReplanningEngine, Task, TaskContext
 from replanning.changes import ReplaceTask
 from replanning.errors import ChangeRejected, NotRunning, StoreError, UnknownTask
-from replanning.journal import PlanRevised, SqliteStore
-from replanning.plan import RunId, TaskId
+from replanning.journal import InboxMessage, PlanRevised, SqliteStore
+from replanning.plan import JsonObject, RunId, TaskId
 from replanning.testing import VirtualClock
 from tests.support.runs import bodies, failing, make_engine, perform, plan, skipping
 
@@ -566,6 +566,56 @@ async def test_secrets_of_a_corrected_plan(tmp_path: Path):
     assert OTHER_SECRET not in written
 
 
+async def test_secrets_given_to_a_resumed_run(tmp_path: Path):
+    """A run that was resumed without its plan takes the secrets from the plan that it adopts, changed or not."""
+    store = SqliteStore(tmp_path / "runs.db")
+    engine = make_engine(store=store)
+    async with engine.open(secret_plan(SECRET), run_id=RUN) as run:
+        run.succeeded(run.started("a"), 1)
+    async with engine.resume(RUN) as run:
+        assert run.live.masked.tasks == {"b"}
+        assert not run.compare(secret_plan(SECRET))
+        assert not run.live.masked
+        assert run.live.context == {"password": SECRET}
+        assert run.plan.task("b").arguments == {"token": SECRET}
+        assert run.plan.tool("t").headers == {"authorization": SECRET}
+        run.adopt(secret_plan(SECRET))
+        assert await perform(run) == ["b"]
+    assert run.result.status == "succeeded"
+
+
+async def test_a_secret_that_is_corrected(tmp_path: Path):
+    """A run that failed for want of a secret goes on once it is given, also in another form."""
+    store = SqliteStore(tmp_path / "runs.db")
+    engine = make_engine(store=store)
+    async with engine.open(secret_plan(SECRET), run_id=RUN):
+        pass
+    async with engine.resume(RUN) as run:
+        assert await perform(run) == []
+    assert {failure.kind for failure in run.result.failures.values()} == {"secret"}
+    async with engine.resume(RUN) as run:
+        run.adopt(secret_plan(SECRET))
+        assert await perform(run) == ["a", "b"]
+    assert run.result.status == "succeeded"
+
+
+async def test_another_secret_for_a_resumed_run(tmp_path: Path):
+    """A tool and a task whose secrets stand in other words now are changed, and have true values."""
+    store = SqliteStore(tmp_path / "runs.db")
+    engine = make_engine(store=store)
+    async with engine.open(secret_plan(SECRET), run_id=RUN):
+        pass
+    other = secret_plan(SECRET, b={"arguments": {"token": f"Bearer {OTHER_SECRET}"}})
+    headers = {"x-token": OTHER_SECRET}
+    tool = other.tools[0].model_copy(update={"headers": headers})
+    other = other.model_copy(update={"tools": (tool,)})
+    async with engine.resume(RUN) as run:
+        run.adopt(other)
+        assert not run.live.masked.tools
+        assert run.plan.tool("t").headers == headers
+        assert await perform(run) == ["a", "b"]
+
+
 async def test_masked_is_no_difference(tmp_path: Path):
     """What differs only in what the journal has masked is no difference, and a message keeps secrets in place."""
     async with VirtualClock() as clock:
@@ -676,3 +726,50 @@ async def test_rerun_of_an_aborted_run():
         engine.rerun(RUN, "fetch")
     with pytest.raises(NotRunning):
         engine.compare_rerun(RUN, "fetch")
+
+
+async def test_rerun_of_an_open_run():
+    """A run that is being carried out is not copied, because both would do what it has left."""
+    engine = make_engine()
+    async with engine.open(steps(), run_id=RUN) as run:
+        run.succeeded(run.started("fetch"), 1)
+        with pytest.raises(NotRunning, match="pause it"):
+            engine.rerun(RUN, "fetch")
+    assert list(engine.compare_rerun(RUN, "fetch").again) == ["fetch"]
+
+
+async def test_larger_budget():
+    """A run that has used up its budget goes on with a larger one, which was left for it before it is resumed."""
+    async with VirtualClock() as clock:
+        engine = make_engine(clock=clock)
+
+        def limited(seconds: float) -> Plan:
+            tasks = Task(id="a"), Task(id="b", depends_on=("a",), effect="none")
+            return plan(*tasks, budget={"wall_clock": seconds})
+
+        async def slow(task: Task, context: TaskContext) -> None:
+            await clock.sleep(3)
+
+        result = await engine.execute(limited(4), slow, run_id=RUN)
+        assert result.status == "aborted"
+        engine.adopt(RUN, limited(20))
+        async with engine.resume(RUN) as run:
+            await perform(run, slow)
+        assert run.result.status == "succeeded"
+        async with engine.open(limited(20), run_id="run-2") as run:
+            run.adopt(limited(1))
+            await perform(run, slow)
+        assert run.result.status == "aborted"
+
+
+async def test_a_message_that_is_no_plan():
+    """A message whose plan is not one is recorded, and the run goes on."""
+    engine = make_engine()
+    await failed_at(steps(), "charge", engine=engine)
+    payloads: list[JsonObject] = [{}, {"plan": "x", "rerun": 3}]
+    for payload in payloads:
+        engine.store.post(RUN, InboxMessage("adopt", 0.0, "", payload))
+    async with engine.resume(RUN) as run:
+        await perform(run)
+    places = [problem.where for problem in run.result.problems]
+    assert places == ["the corrected plan of somebody"] * 2
