@@ -70,6 +70,9 @@ _CALL_FIELDS: Final = (
 _FIXED_PARTS: Final = ("mcp", "facts", "objects")
 """Parts of a plan that cannot change while it runs."""
 
+_UNFINISHED: Final = WAITING | STUCK
+"""States of tasks that are neither running nor finished."""
+
 _OTHER_PLAN: Final = ("id", "name")
 """Parts that tell one plan from another."""
 
@@ -259,8 +262,8 @@ def take_secrets(live: LivePlan, given: Plan, redactor: Redactor) -> None:
     for key in live.masked.context:
         if key in clean and clean[key] == live.context[key]:
             context[key] = given.context[key]
-    plan = restore_plan(live.plan, given, redactor)
-    live.complete_masked_parts(plan, tasks, tools, context)
+    live.plan = restore_plan(live.plan, given, redactor)
+    live.complete_masked_parts(given, tasks, tools, context)
 
 
 def restore_changes(
@@ -270,34 +273,33 @@ def restore_changes(
     tasks = {task.id: task for task in adopted.tasks}
     restored: list[PlanChange] = []
     for change in changes:
-        match change:
-            case AddTask():
-                task = restore_part(change.task, tasks.get(change.task.id), redactor)
-                restored.append(change.model_copy(update={"task": task}))
-            case ReplaceTask():
-                (new,) = change.tasks
-                true = tasks.get(live.entry(change.task_id).root)
-                if true is not None:
-                    true = true.model_copy(update={"id": new.id})
-                part = restore_part(new, true, redactor)
-                restored.append(change.model_copy(update={"tasks": (part,)}))
-            case ModifyTask():
-                true = tasks.get(live.entry(change.task_id).root)
-                restored.append(_restore_modification(change, true, redactor))
-            case _:
-                restored.append(change)
+        if isinstance(change, AddTask):
+            task = restore_part(change.task, tasks.get(change.task.id), redactor)
+            restored.append(change.model_copy(update={"task": task}))
+            continue
+        if not isinstance(change, ReplaceTask | ModifyTask):
+            restored.append(change)
+            continue
+        true = tasks.get(change.task_id)
+        if true is None:
+            true = tasks.get(live.entry(change.task_id).root)
+        if true is None:
+            # A task of a replan, which is run again because it follows another.
+            restored.append(change)
+        elif isinstance(change, ModifyTask):
+            restored.append(_restore_modification(change, true))
+        else:
+            (new,) = change.tasks
+            true = true.model_copy(update={"id": new.id})
+            part = restore_part(new, true, redactor)
+            restored.append(change.model_copy(update={"tasks": (part,)}))
     return tuple(restored)
 
 
-def _restore_modification(change: ModifyTask, true: Task | None, redactor: Redactor) -> ModifyTask:
-    if true is None:
-        return change
+def _restore_modification(change: ModifyTask, true: Task) -> ModifyTask:
     fields = dict(change.fields)
-    values = _dumped(true, [name for name in fields if name in Task.model_fields])
-    clean = redactor.value(values)
-    assert isinstance(clean, dict)
-    for name, value in values.items():
-        if clean[name] == fields[name]:
+    for name, value in _dumped(true, list(fields)).items():
+        if is_redacted(fields[name]):
             fields[name] = value
     return change.model_copy(update={"fields": fields})
 
@@ -414,10 +416,13 @@ class _Comparison:
         if goal != live.goal:
             yield f"- goal: {self._shown(live.goal)}"
             yield f"+ goal: {self._shown(goal)}"
-        if self.adopted.budget is not None and self.adopted.budget != base.budget:
+        budget = self.adopted.budget
+        if budget != base.budget:
             if base.budget is not None:
                 yield f"- budget: {self._shown(base.budget)}"
-            yield f"+ budget: {self._shown(self.adopted.budget)}"
+            # That it cannot be taken away is a problem of its own.
+            if budget is not None:
+                yield f"+ budget: {self._shown(budget)}"
         if self.adopted.on_stale != base.on_stale:
             yield f"- on_stale: {base.on_stale}"
             yield f"+ on_stale: {self.adopted.on_stale}"
@@ -433,10 +438,9 @@ class _Comparison:
         return self._redactor.text(", ".join(texts))
 
     def _text(self, member: JsonObject) -> str:
-        (value,) = member.values()
         masked = self._redactor.value(member)
-        if isinstance(masked, dict):
-            (value,) = masked.values()
+        assert isinstance(masked, dict)
+        (value,) = masked.values()
         return json.dumps(value, ensure_ascii=False)
 
 
@@ -700,8 +704,7 @@ class _TaskCorrections:
             )
             return None
         for part in parts:
-            unfinished = part.state in WAITING or part.state in STUCK
-            if unfinished and part.id not in sinks:
+            if part.state in _UNFINISHED and part.id not in sinks:
                 self._edit.give_up(SkipTask(task_id=part.id, reason=f"{entry.id!r} was corrected"))
         return self._live.entry(sinks[0])
 

@@ -254,25 +254,24 @@ class LivePlan(TaskGraph):
                 self.masked.context.add(key)
 
     def complete_masked_parts(
-        self, plan: Plan, tasks: Sequence[Task], tools: Sequence[ToolSpec], context: JsonObject
+        self, given: Plan, tasks: Sequence[Task], tools: Sequence[ToolSpec], context: JsonObject
     ) -> None:
         """Put true values in place of masks; nothing that a journal shows changes.
 
         Args:
-            plan: the plan that the run was given last.
+            given: the plan that the values come from.
             tasks: present tasks.
             tools: present tools.
             context: present values of the context.
         """
         self.version += 1
-        self.plan = plan
         for task in tasks:
             self.entries[task.id].task = task
         for tool in tools:
             self.tools[tool.name] = tool
         self.context.update(context)
         self.masked = MaskedParts()
-        self.find_masked_parts(plan)
+        self.find_masked_parts(given)
 
     def _find_masked_tools(self, given: Plan | None) -> None:
         servers: set[str] = set()

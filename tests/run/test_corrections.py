@@ -550,15 +550,17 @@ async def test_secrets_of_a_corrected_plan(tmp_path: Path):
     """Secrets that came with a correction are at hand when it is given again, and in no journal."""
     store = SqliteStore(tmp_path / "runs.db")
     engine = make_engine(store=store)
-    corrected = secret_plan(SECRET, c={"tool": "t", "arguments": {"token": OTHER_SECRET}})
+    other: dict[str, object] = {"tool": "t", "arguments": {"token": OTHER_SECRET}}
+    corrected = secret_plan(SECRET, a=other, c=other)
     async with engine.open(secret_plan(SECRET), run_id=RUN) as run:
         run.adopt(corrected)
     async with engine.resume(RUN) as run:
-        assert run.live.masked.tasks == {"b", "c"}
+        assert run.live.masked.tasks == {"a", "b", "c"}
     async with engine.run_or_resume(corrected, run_id=RUN) as run:
         assert not run.live.masked
         assert not run.compare(corrected)
-        assert run.plan.task("c").arguments == {"token": OTHER_SECRET}
+        for task_id in ("a", "c"):
+            assert run.plan.task(task_id).arguments == {"token": OTHER_SECRET}
         run.adopt(secret_plan(SECRET, b={"timeout": 3}))
         assert run.plan.task("b").arguments == {"token": SECRET}
     written = str(list(store.read(RUN)))
@@ -773,3 +775,165 @@ async def test_a_message_that_is_no_plan():
         await perform(run)
     places = [problem.where for problem in run.result.problems]
     assert places == ["the corrected plan of somebody"] * 2
+
+
+# Further situations
+
+
+async def test_cancelled_and_left_out():
+    """A task that was cancelled no longer fails the run once a corrected plan leaves it out."""
+    async with make_engine().open(plan(Task(id="a"), Task(id="b")), run_id=RUN) as run:
+        run.cancel_task("b")
+        run.adopt(plan(Task(id="a")))
+        assert await perform(run) == ["a"]
+    assert run.result.status == "succeeded"
+
+
+async def test_cancelled_and_changed():
+    """A task that was cancelled is run once the person has changed it."""
+    async with make_engine().open(plan(Task(id="a"), Task(id="b")), run_id=RUN) as run:
+        run.cancel_task("b")
+        run.adopt(plan(Task(id="a"), Task(id="b", timeout=3)))
+        assert await perform(run) == ["a", "b"]
+
+
+async def test_a_step_between():
+    """A new step goes between two others, one of which is running with another time limit from now on."""
+    async with make_engine().open(steps(), run_id=RUN) as run:
+        attempt = run.started("fetch")
+        run.adopt(
+            steps(
+                fetch={"timeout": 60},
+                check={"depends_on": ["fetch"], "tool": "read"},
+                charge={"depends_on": ["check"]},
+            )
+        )
+        run.succeeded(attempt, 1)
+        assert await perform(run) == ["check", "charge", "report"]
+
+
+async def test_tools_come_and_go():
+    """A tool that is new can be used, one that is left out stays, and one may become unavailable."""
+    new = {"name": "new", "kind": "shell", "command": "true"}
+    without_mail = [*TOOLS[:2], new]
+    async with make_engine().open(steps(), run_id=RUN) as run:
+        tasks = (*steps().tasks[:2], Task(id="report", tool="new", depends_on=("charge",)))
+        corrected = plan(*tasks, tools=without_mail)
+        assert "+ tool new: kind: shell, command: true" in run.compare(corrected).diff
+        run.adopt(corrected)
+        assert [tool.name for tool in run.plan.tools] == ["read", "pay", "mail", "new"]
+        run.change_resource("pay", available=False)
+        dearer = [TOOLS[0], {**TOOLS[1], "cost": 3}, new]
+        run.adopt(plan(*tasks, tools=dearer))
+        assert not run.plan.tool("pay").available, "that was observed, and is not in the file"
+        run.adopt(plan(*tasks, tools=[{**TOOLS[0], "available": False}, *dearer[1:]]))
+        assert not run.plan.tool("read").available
+
+
+async def test_what_a_function_says_of_its_tool():
+    """What only a function or a server says of its tool is no difference to a file that leaves it open."""
+    before = plan(Task(id="a", tool="t"), tools=[{"name": "t", "description": "reads", "cost": 2}])
+    async with make_engine().open(before, run_id=RUN) as run:
+        assert not run.compare(plan(Task(id="a", tool="t"), tools=[{"name": "t", "cost": 2}]))
+        assert run.compare(plan(Task(id="a", tool="t"), tools=[{"name": "t", "cost": 3}]))
+
+
+async def test_what_follows_a_replaced_task():
+    """What follows a finished task that is run again does so in its present form, also where a replan added it."""
+    engine = make_engine()
+    async with engine.open(steps(), run_id=RUN) as run:
+        await replaced(run, "charge", Task(id="other", tool="mail"))
+        run.add_task(Task(id="added", tool="read", depends_on=("fetch",)))
+        await perform(run)
+        assert run.result.status == "succeeded"
+    corrected = steps(fetch={"arguments": {"page": 2}})
+    engine = make_engine()
+    async with engine.open(steps(extra={}), run_id=RUN) as run:
+        await replaced(run, "charge", Task(id="other", tool="mail"))
+        run.add_task(Task(id="added", tool="read", depends_on=("fetch",)))
+        for name in ("fetch", "other", "added"):
+            run.succeeded(run.started(name), 1)
+        run.adopt(steps(fetch={"arguments": {"page": 2}}, extra={}), rerun="changed")
+        assert set(run.live.entries) >= {"fetch~2", "charge~2", "added~2"}
+    async with engine.resume(RUN) as run:
+        assert sorted(await perform(run)) == ["added~2", "charge~2", "extra", "fetch~2", "report"]
+        assert not run.compare(corrected.model_copy(update={"tasks": run.live.plan.tasks}))
+
+
+async def test_a_mask_that_stands_for_nothing():
+    """A mask in a tool or in the context that stands for no value of the run is refused, each with its place."""
+    async with make_engine().open(steps(), run_id=RUN) as run:
+        tool = {"name": "new", "kind": "shell", "command": "curl -H [redacted]"}
+        tools = [*TOOLS, tool]
+        with pytest.raises(ChangeRejected) as refused:
+            run.adopt(plan(*steps().tasks, tools=tools, context={"key": "[redacted]"}))
+        assert [p.place for p in refused.value.problems] == ["tools.new", "context.key"]
+
+
+async def test_a_name_that_is_a_secret():
+    """A name that looks like a secret is refused."""
+    async with make_engine().open(steps(), run_id=RUN) as run:
+        with pytest.raises(ChangeRejected, match="cannot be a name"):
+            run.adopt(steps(**{SECRET: {}}))
+    engine = make_engine()
+    await failed_at(steps(), "charge", engine=engine)
+    with pytest.raises(ChangeRejected, match="cannot be a name"):
+        engine.compare(RUN, steps(**{SECRET: {}}))
+
+
+async def test_parts_without_their_secrets(tmp_path: Path):
+    """What a corrected plan has no longer stays masked, and the rest goes on."""
+    engine = make_engine(store=SqliteStore(tmp_path / "runs.db"))
+    async with engine.open(secret_plan(SECRET), run_id=RUN):
+        pass
+    other = plan(Task(id="a", tool="u"), tools=[{"name": "u"}])
+    async with engine.resume(RUN) as run:
+        run.adopt(other)
+        assert await perform(run) == ["a"]
+        assert run.live.masked.tools == {"t"}
+    async with engine.resume(RUN, secret_plan(SECRET, b={"arguments": {"token": "x"}})) as run:
+        assert run.result.status == "succeeded"
+
+
+async def test_servers_cannot_change():
+    """Servers of tools cannot change, also where a plan has secrets."""
+    before = secret_plan(SECRET)
+    after = before.model_copy(update={"mcp": plan(mcp={"s": {"command": "x"}}).mcp})
+    async with make_engine().open(before, run_id=RUN) as run:
+        with pytest.raises(ChangeRejected, match="cannot change while the plan runs"):
+            run.adopt(after)
+
+
+async def test_compare_with_a_fork():
+    """A corrected plan is compared with a run as it was at a revision, if there is one."""
+    engine = make_engine()
+    async with engine.open(steps(), run_id=RUN) as run:
+        run.adopt(steps(charge={"timeout": 9}))
+        await perform(run)
+    assert engine.compare(RUN, steps(charge={"timeout": 9}), revision=0).changes
+    assert not engine.compare(RUN, steps(charge={"timeout": 9}), revision=1)
+    with pytest.raises(StoreError, match="revisions 0 to 1"):
+        engine.compare(RUN, steps(), revision=2)
+
+
+async def test_values_that_are_the_same_already():
+    """A value of the context that the run has already, and one that only the run has changed, are no difference."""
+    before = plan(Task(id="a"), context={"x": 1, "y": 1})
+    async with make_engine().open(before, run_id=RUN) as run:
+        run.change_context({"x": 2, "y": 5})
+        assert not run.compare(before)
+        assert not run.compare(plan(Task(id="a"), context={"x": 2, "y": 1}))
+        run.adopt(plan(Task(id="a"), context={"x": 3, "y": 1}))
+        assert run.live.context == {"x": 3, "y": 5}
+
+
+async def test_results_that_have_become_stale():
+    """Where the plan wants stale results done again, a corrected context is followed up at once."""
+    reader = Task(id="a", arguments={"x": "${context.x}"}, effect="none")
+    before = plan(reader, Task(id="b"), context={"x": 1})
+    after = before.model_copy(update={"context": {"x": 2}, "on_stale": "redo"})
+    engine = make_engine("repair")
+    async with engine.open(before, run_id=RUN) as run:
+        run.succeeded(run.started("a"), 1)
+        run.adopt(after)
+        assert sorted(await perform(run)) == ["a~2", "b"]
