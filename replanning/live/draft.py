@@ -643,14 +643,14 @@ class Draft:
     def _would_be_left_out(self, task_id: TaskId) -> bool:
         """Return whether all that a task depends on was left out, and the changes leave it so."""
         task = self.task(task_id)
-        if task.run_if == "always" or not task.depends_on:
+        if task.run_if == "always":
             return False
         for dep in self.follow_replacements(task.depends_on):
-            if dep not in self._graph or not self._is_satisfied(dep):
+            if not self._is_satisfied(dep):
                 return False
             if not self._graph.entry(dep).left_out:
                 return False
-        return True
+        return bool(task.depends_on)
 
     def _path_of_dependency(self, task_id: TaskId, dep: TaskId) -> str:
         """Return the path of the change that is to blame for a dependency on no task."""

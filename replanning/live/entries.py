@@ -196,10 +196,7 @@ class TaskEntry:
             # A replaced task counts as its replacement does: once all of its sinks are left out.
             if entry.state is TaskState.REPLACED_BY_REPLAN:
                 stack += entry.replacement.sinks
-            elif entry.state is not TaskState.SKIPPED or entry.condition_revision not in (
-                CONDITION_NOT_MET,
-                LEFT_OUT,
-            ):
+            elif entry.condition_revision not in (CONDITION_NOT_MET, LEFT_OUT):
                 return False
         return True
 

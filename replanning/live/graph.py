@@ -238,8 +238,10 @@ class TaskStatuses(Mapping[str, str]):
             if state is TaskState.REPLACED_BY_REPLAN:
                 stack += entry.replacement.sinks
                 continue
-            if state is _PENDING and entry.id in self._graph.standstill.tasks:
-                state = TaskState.BLOCKED
+            # What has failed itself is among these, but is not blocked.
+            if state is _PENDING:
+                if entry.id in self._graph.standstill.tasks:
+                    state = TaskState.BLOCKED
             states[state] = None
         return min(states, key=_BY_WEIGHT.index)
 
@@ -769,9 +771,9 @@ class TaskGraph:
         while stack:
             for task_id in stack.pop().dependent_ids():
                 other = self.entries[task_id]
-                if task_id in found or other.state is not TaskState.SKIPPED:
+                if other.state is not TaskState.SKIPPED:
                     continue
-                if other.condition_revision == LEFT_OUT:
+                if other.condition_revision == LEFT_OUT and task_id not in found:
                     found[task_id] = other
                     stack.append(other)
         return list(found.values())
@@ -828,7 +830,9 @@ class TaskGraph:
             return
         for task_id, count in self.standstill.waiting.items():
             entry = self.entries[task_id]
-            if entry.state is _PENDING and entry.unsatisfied_dependencies == count:
+            if entry.unsatisfied_dependencies != count:
+                continue
+            if entry.state is _PENDING:
                 yield entry
 
     def run_without_dependencies(self, entry: TaskEntry) -> None:
@@ -840,8 +844,9 @@ class TaskGraph:
     def wait_for_dependencies(self) -> None:
         """Make such tasks wait again, because a change may have brought their dependencies back."""
         for entry in self.early.allowed.values():
-            is_waiting = entry.state in WAITING and entry.state is not _PENDING
-            if is_waiting and entry.unsatisfied_dependencies:
+            if not entry.unsatisfied_dependencies:
+                continue
+            if (entry.state, TaskEvent.UNSATISFY) in TRANSITIONS:
                 self.transition(entry, TaskEvent.UNSATISFY)
         self.early.allowed.clear()
 
