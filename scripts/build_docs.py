@@ -475,7 +475,7 @@ def telemetry() -> str:
 
 def metrics() -> Iterator[tuple[str, str]]:
     """Yield the metrics with their units and descriptions, as the exporter creates them."""
-    source = (ROOT / "replanning" / "telemetry" / "tracer.py").read_text(encoding="utf-8")
+    source = (ROOT / "replanning" / "telemetry" / "providers.py").read_text(encoding="utf-8")
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "").startswith("create_"):
             kind = node.func.attr.removeprefix("create_")  # type: ignore[attr-defined]

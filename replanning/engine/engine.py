@@ -82,7 +82,7 @@ from replanning.run.run import PlanRun, RunResult
 from replanning.secrets import Redactor
 from replanning.settings import Settings
 from replanning.telemetry.exporter import Exporter, ExporterContext, build_telemetry
-from replanning.telemetry.tracer import Telemetry
+from replanning.telemetry.providers import Telemetry
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider

@@ -98,7 +98,8 @@ from replanning.run.retries import IsTransient, may_repeat
 from replanning.run.run import PlanRun
 from replanning.secrets import Redactor
 from replanning.settings import Settings
-from replanning.telemetry.tracer import NOOP_TRACER, RunTracer, Telemetry
+from replanning.telemetry.providers import Telemetry
+from replanning.telemetry.tracer import NOOP_TRACER, RunTracer
 from replanning.version import __version__
 
 DEFAULT_LEASE_TTL: Final = 30.0

@@ -12,7 +12,7 @@ from replanning.environment import Clock
 from replanning.errors import Problem, SettingsError
 from replanning.plan.types import RunId
 from replanning.plugins import plugin_name
-from replanning.telemetry.tracer import Telemetry
+from replanning.telemetry.providers import Telemetry
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider

@@ -119,11 +119,12 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
                     message = f"task {task.id!r}: the body of tool {body.tool!r} needs the arguments {brief_repr(lacking)}"
                     where = format_path((*path, "arguments"))
                     yield Problem(where, f"{message}, given are {brief_repr(list(body.arguments))}")
-                for problem in leading_problems(
-                    holes.get(described.name, ()), body.arguments, described.parameters
-                ):
-                    where = format_path((*path, "arguments"))
-                    yield Problem(where, f"task {task.id!r}: tool {body.tool!r}: {problem}")
+                if described.name in holes:
+                    for problem in leading_problems(
+                        holes[described.name], body.arguments, described.parameters
+                    ):
+                        where = format_path((*path, "arguments"))
+                        yield Problem(where, f"task {task.id!r}: tool {body.tool!r}: {problem}")
             if not checks:
                 continue
             if id(checks) not in commands:
