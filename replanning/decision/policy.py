@@ -514,10 +514,10 @@ def _replacements(change: ReplaceTask, run: Sequence[Task], after: DraftView) ->
 def _is_harmless_replacement(
     change: ReplaceTask, runs: Sequence[Task], part: TaskView, view: PlanView
 ) -> bool:
-    """Return whether the tasks of a replacement may have the effect of a part of its lineage again.
+    """Return True if the tasks of a replacement do no harm after a part of its lineage.
 
-    They may be a fallback that the plan declares for the task, or else only repeat the call of the
-    part, which is idempotent.
+    It does none if they are a fallback that the plan declares for the task, or if all of them only
+    repeat the call of the part, which is idempotent.
     """
     if len(runs) == 1:
         for fallback in view.task(change.task_id).task.fallbacks:
@@ -535,10 +535,11 @@ def _is_same_call(one: TaskBody, other: TaskBody) -> bool:
 def _is_harmless_retry(
     change: RetryTask | ModifyTask, part: TaskView, view: PlanView, after: DraftView
 ) -> bool:
-    """Return whether a task, perhaps modified, may have the effect of a part of its lineage again.
+    """Return True if a task that runs again, perhaps modified, does no harm after this part.
 
-    It may only repeat its own call, which is idempotent. A modification leaves no trace of the call
-    in doubt, so that a later retry would repeat another one. Hence it is not harmless even alone.
+    A retry does none if it repeats the call of the part, which is idempotent. A modification does
+    none if it leaves that call alone: otherwise nothing would tell a later retry of the call that
+    is in doubt.
     """
     old = view.task(change.task_id).task
     new = after.task(change.task_id).task

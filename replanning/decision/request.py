@@ -86,7 +86,9 @@ class AlternativeProvider(Protocol):
     and returns a corrected one, which is considered as well. A provider that answers at once,
     because it needs only the plan, may have `immediate = True`. It is then asked without starting a
     task if it is the only one, and asked for a better path before the others, which are asked only
-    if it has none.
+    if it has none. With `last_resort = True` providers are asked again when no task can run any
+    more, although they found nothing before. With `yields_priority = True`, its proposals come
+    after those of others that need no person.
     """
 
     name: str

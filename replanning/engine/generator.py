@@ -50,7 +50,7 @@ _MAX_NOTES: Final = 20
 _MAX_NOTE_CHARS: Final = 2_000
 
 MAX_PROPOSALS: Final = 100
-"""Most proposals of a provider that are considered."""
+"""Maximum number of proposals of a provider that are considered."""
 
 
 class VettedAlternative(NamedTuple):
@@ -607,8 +607,8 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
         alarm.cancel()
         if release is not None:
             release()
-    # Not where the program is ending: nothing may be decided for lack of an answer, because the
-    # process that resumes asks again.
+    # Not in the `finally` above: where the program is ending, nothing may be decided for lack of an
+    # answer, because the process that resumes asks again.
     reply.settle()
 
 
@@ -625,7 +625,7 @@ async def collect_alternatives(
         raise TypeError("`propose` is not async; write `async def propose(self, request)`")
     given: Any = await answer
     proposed = [given]
-    # A model can be iterated over, field by field.
+    # A pydantic model is iterable, over its fields, and is no list of alternatives.
     if isinstance(given, Iterable) and not isinstance(given, Alternative):
         proposed = list(given)
     alternatives = proposed[:MAX_PROPOSALS]

@@ -57,7 +57,7 @@ _ROUNDS_PER_CHECKPOINT: Final = 8
 """After this many rounds the event loop gets a turn, even if nothing was awaited."""
 
 MAX_TRIGGERS_PER_ROUND: Final = 20
-"""Most triggers that are decided in one round, so that the event loop gets its turns."""
+"""Maximum number of triggers that are decided before the event loop gets a turn."""
 
 MAX_STALE_VIEWS: Final = 2
 """How often providers are asked again because the plan was edited while they were asked."""
@@ -391,7 +391,7 @@ class Replanner:
                     with life.spans.replan_span(replan, [trigger]):
                         self._record_decision(replan, [trigger], refusal, began)
             if limit is not None and life.ledger.applied_count + len(asked) >= limit:
-                # The groups before it may use up the limit, which is then known.
+                # Whether the limit is left is known only once the groups before it are decided.
                 self._put_back(allowed)
             elif allowed:
                 asked.append(allowed)
@@ -559,7 +559,10 @@ class Replanner:
         return decision
 
     def _concern_calls(self, triggers: Sequence[Trigger]) -> bool:
-        """Return whether triggers are about an agent's calls alone; a plan waits for its person."""
+        """Return whether triggers are about an agent's calls alone.
+
+        A planned task can wait for a person's answer; the caller of an agent's call cannot.
+        """
         live = self._lifecycle.live
         tasks = 0
         for trigger in triggers:

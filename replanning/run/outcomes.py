@@ -29,7 +29,7 @@ from replanning.plan.messages import brief_repr
 from replanning.run.journal import RunJournal
 
 MAX_EVALUATION_SECONDS: Final = 0.1
-"""Time limit for an evaluator, in seconds; the run blocks on it."""
+"""Seconds after which an evaluator is not asked again; the run blocks while it evaluates."""
 
 ATTEMPT_ENDS: Final = (AttemptSucceeded, AttemptFailed, AttemptTimedOut, AttemptInterrupted)
 """Kinds of record with which an attempt ends."""
@@ -139,13 +139,13 @@ class OutcomeCollector:
         journal.subscribe(self._on_outcome, [OutcomeRecorded])
 
     def recheck(self, record: Record) -> None:
-        """Take the last record of a resumed run, in case its earlier process had no time to.
+        """Take the last record of a resumed run, because its earlier process may have died before.
 
-        What it says of a tool was collected by that process.
+        What an attempt's end says of a tool is not collected again: that process may have stored it.
         """
         body = record.body
         if isinstance(body, ATTEMPT_ENDS):
-            self._settle_lineage(self._live.entry(body.task), record.at)
+            self._record_lineage_outcome(self._live.entry(body.task), record.at)
         elif isinstance(body, PlanRevised):
             self._on_revision(record)
         elif isinstance(body, OutcomeRecorded):
@@ -166,7 +166,7 @@ class OutcomeCollector:
                 ToolOutcome(name, capability, succeeded, record.at, entry.log.duration)
             )
         if self._ledger.lineages.pending:
-            self._settle_lineage(entry, record.at)
+            self._record_lineage_outcome(entry, record.at)
 
     def _on_revision(self, record: Record) -> None:
         """Settle a revision that skips tasks: it has worked out at once, no attempt will end."""
@@ -174,7 +174,7 @@ class OutcomeCollector:
         assert isinstance(body, PlanRevised)
         for applied in self._ledger.lineages.pending.values():
             if applied.replan == body.replan:
-                self._settle(applied, record.at)
+                self._record_outcome(applied, record.at)
                 break
 
     def _on_outcome(self, record: Record) -> None:
@@ -186,12 +186,14 @@ class OutcomeCollector:
             key = source_key(source)
             self._outcomes.append(ToolOutcome(key, None, body.succeeded, record.at))
 
-    def _settle_lineage(self, entry: TaskEntry, at: float) -> None:
+    def _record_lineage_outcome(self, entry: TaskEntry, at: float) -> None:
         applied = self._ledger.lineages.pending.get(entry.root)
         if applied is not None:
-            self._settle(applied, at, is_stuck=entry.state in STUCK)
+            self._record_outcome(applied, at, is_stuck=entry.state in STUCK)
 
-    def _settle(self, applied: PendingOutcome, at: float, *, is_stuck: bool = False) -> None:
+    def _record_outcome(
+        self, applied: PendingOutcome, at: float, *, is_stuck: bool = False
+    ) -> None:
         """Record the outcome of an alternative, if it is known now."""
         done = all(self._live.entry(root).satisfied for root in applied.roots)
         if done or is_stuck:
