@@ -214,44 +214,6 @@ class EarlyStarts:
     standstill: Standstill | None = None
 
 
-class TaskStatuses(Mapping[str, str]):
-    """How tasks have ended, as conditions see it in `status.TASK`.
-
-    A replaced task has ended as what stands for it has: failed, if a part of that has failed. A
-    task that cannot run because of what it needs is BLOCKED.
-    """
-
-    __slots__ = ("_graph",)
-
-    def __init__(self, graph: TaskGraph) -> None:
-        self._graph = graph
-
-    def __repr__(self) -> str:
-        return f"<TaskStatuses of {self._graph!r}>"
-
-    def __getitem__(self, key: str) -> str:
-        states: dict[TaskState, None] = {}
-        stack = [self._graph.entries[TaskId(key)]]
-        while stack:
-            entry = stack.pop()
-            state = entry.state
-            if state is TaskState.REPLACED_BY_REPLAN:
-                stack += entry.replacement.sinks
-                continue
-            # What has failed itself is among these, but is not blocked.
-            if state is _PENDING:
-                if entry.id in self._graph.standstill.tasks:
-                    state = TaskState.BLOCKED
-            states[state] = None
-        return min(states, key=_BY_WEIGHT.index)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._graph.entries)
-
-    def __len__(self) -> int:
-        return len(self._graph.entries)
-
-
 class CopyOnRead(Mapping[str, Any]):
     """View of shared values that copies each on first access, so an attempt may change it.
 
@@ -635,8 +597,33 @@ class TaskGraph:
         Raises:
             ExpressionError: it cannot be evaluated.
         """
-        results = self.inputs_of(task)
-        return Condition.parse(condition).evaluate(self.context, results, TaskStatuses(self))
+        parsed = Condition.parse(condition)
+        status: dict[str, str] = {}
+        for name in parsed.names("status"):
+            if name in self.entries:
+                status[name] = self._status_of(self.entries[TaskId(name)])
+        return parsed.evaluate(self.context, self.inputs_of(task), status)
+
+    def _status_of(self, entry: TaskEntry) -> TaskState:
+        """Return how a task has ended, as conditions see it.
+
+        A replaced task has ended as what stands for it has: failed, if a part of that has failed. A
+        task that cannot run because of what it needs is BLOCKED.
+        """
+        states: list[TaskState] = []
+        stack = [entry]
+        while stack:
+            entry = stack.pop()
+            state = entry.state
+            if state is TaskState.REPLACED_BY_REPLAN:
+                stack += entry.replacement.sinks
+                continue
+            # What has failed itself is among these, but is not blocked.
+            if state is _PENDING:
+                if entry.id in self.standstill.tasks:
+                    state = TaskState.BLOCKED
+            states.append(state)
+        return min(states, key=_BY_WEIGHT.index)
 
     def inputs_of(self, task: Task | None) -> TaskResults:
         """Return the results as the references and the condition of a task see them."""
@@ -826,8 +813,6 @@ class TaskGraph:
 
     def ended_dependencies(self) -> Iterator[TaskEntry]:
         """Yield the waiting tasks with `run_if: always` whose dependencies have all ended."""
-        if not self.early.possible:
-            return
         for task_id, count in self.standstill.waiting.items():
             entry = self.entries[task_id]
             if entry.unsatisfied_dependencies != count:

@@ -272,7 +272,7 @@ def result_references(task: Task, known: Container[str]) -> Iterator[tuple[JsonP
         task: the task.
         known: the ids of all tasks, which separate a task's id from a path into its output.
     """
-    return _results_read(task, _parsed_bodies(task, known, "results"))
+    return _results_read(task, _parsed_bodies(task, known, ("results", "status")))
 
 
 def may_read_results(task: Task) -> bool:
@@ -292,6 +292,9 @@ def _results_read(task: Task, bodies: Sequence[_ParsedBody]) -> Iterator[tuple[J
             if isinstance(parsed, Condition):
                 for read in sorted(parsed.names("results")):
                     yield where, read, f"results.{read}"
+                # How a task has ended is known no earlier than its result.
+                for asked in sorted(parsed.names("status")):
+                    yield where, asked, f"status.{asked}"
             elif not isinstance(parsed, str):
                 # A text says why the expression is wrong; it is reported with the task.
                 for reference in parsed:
@@ -472,7 +475,7 @@ def _check_resource_declared(resource: str, scope: TaskScope) -> Iterator[Findin
 
 
 def _parsed_bodies(
-    task: TaskBody, known: Container[str] = (), about: str = ""
+    task: TaskBody, known: Container[str] = (), about: Sequence[str] = ("",)
 ) -> list[_ParsedBody]:
     bodies = []
     for path, body in nested_bodies(task):
@@ -482,7 +485,7 @@ def _parsed_bodies(
 
 
 def _parsed_expressions(
-    body: TaskBody, known: Container[str], about: str
+    body: TaskBody, known: Container[str], about: Sequence[str]
 ) -> Iterator[tuple[str, _Expression]]:
     """Yield the expressions of a task, fallback or undo task, each with the field that holds it."""
     if has_references(body.arguments):
@@ -492,9 +495,10 @@ def _parsed_expressions(
                     yield "arguments", find_references(text, known)
                 except ExpressionError as error:
                     yield "arguments", str(error)
-    if body.when is not None and about in body.when:
+    when = body.when
+    if when is not None and any(word in when for word in about):
         try:
-            yield "when", Condition.parse(body.when)
+            yield "when", Condition.parse(when)
         except ExpressionError as error:
             yield "when", str(error)
 

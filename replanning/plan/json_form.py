@@ -30,9 +30,6 @@ class _NoOutput:
 
     __slots__ = ()
 
-    def __repr__(self) -> str:
-        return "NO_OUTPUT"
-
 
 NO_OUTPUT: Final = _NoOutput()
 

@@ -10,6 +10,7 @@ import anyio.to_thread
 from replanning import Environment, Plan, ReplanningEngine
 from replanning.environment import SystemClock
 from replanning.exporters.live import LiveExporter
+from tests.support.runs import failing
 
 PLAN = Plan.parse("{goal: {objective: Wait}, tasks: [{id: wait}]}")
 
@@ -64,3 +65,29 @@ async def test_lines_and_pictures_take_turns(monkeypatch):
                 exporter.show_note("•", "a note")
     await engine.aclose()
     assert screen.drawn_meanwhile == [False]
+
+
+async def test_branch_that_is_left_out_is_told_with_its_condition(monkeypatch):
+    """One line tells which tasks a condition leaves out, and another which task runs in any case."""
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    document = Plan.parse(
+        """
+        goal: {objective: Release}
+        context: {go: false}
+        tasks:
+          - {id: deploy, when: context.go}
+          - {id: smoke, depends_on: [deploy]}
+          - {id: tell, depends_on: [smoke]}
+          - {id: alone, when: context.go}
+          - {id: build}
+          - {id: down, depends_on: [build], run_if: always}
+        """
+    )
+    engine = ReplanningEngine([], exporters=[LiveExporter()])
+    await engine.execute(document, failing("build"))
+    await engine.aclose()
+    told = [line.partition("s ")[2].strip() for line in screen.getvalue().splitlines()]
+    assert "↷ deploy skipped: its condition 'context.go' does not hold; with it smoke, tell" in told
+    assert "↷ alone skipped: its condition 'context.go' does not hold" in told
+    assert "• down runs in any case, although what it depends on failed" in told

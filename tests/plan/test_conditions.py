@@ -93,6 +93,11 @@ def test_evaluate(text, expected):
         ("context.none is None", "has no `is`: use == or !="),
         ("region == 'eu'", "column 1: a condition knows no 'region': write context.region"),
         ("'x' in region", "knows no 'region'"),
+        (
+            "status.a == 'done'",
+            "compares the status of a task with 'done': it is one of DONE, SKIPPED, FAILED, BLOCKED, CANCELLED",
+        ),
+        ("status['a'] in ['DONE', 'OK']", "compares the status of a task with 'OK'"),
         ("region.x", "knows no 'region'"),
         ("context.region == eu", "column 19: a condition knows no 'eu'"),
         ("context.région == größe", "column 19: a condition knows no 'größe'"),

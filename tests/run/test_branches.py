@@ -17,7 +17,7 @@ from replanning.changes import (
     RetryTask,
     SkipTask,
 )
-from replanning.errors import CallSkipped, ChangeRejected
+from replanning.errors import CallSkipped, ChangeRejected, ExpressionError, PlanError
 from replanning.journal import ConditionEvaluated, MemoryStore, load_body
 from replanning.plan import JsonObject
 from replanning.testing import ScriptedExecutor, raises, returns
@@ -139,6 +139,18 @@ async def test_status(fails, condition, runs):
         ran = await perform(run, failing(*fails))
     assert ("c" in ran) is runs
     assert states(run)["c"] == ("DONE" if runs else "SKIPPED")
+
+
+async def test_status_of_a_task_that_is_not_there():
+    """A condition that asks about a task of another plan is refused, and so is one about a task that is not awaited."""
+    with pytest.raises(PlanError, match=r"refers to status\.b, and 'b' is no task of the plan"):
+        plan(task("a", when="status.b == 'DONE'"))
+    with pytest.raises(PlanError, match="does not depend on 'b'"):
+        plan(task("b"), task("a", when="status.b == 'DONE'"))
+    async with open_run(plan(task("a"), task("b", "a"))) as run:
+        with pytest.raises(ChangeRejected, match="does not depend on 'b'"):
+            run.apply([ModifyTask(task_id="a", fields={"when": "status.b == 'DONE'"})])
+        await perform(run)
 
 
 async def test_status_of_a_replaced_task():
@@ -402,6 +414,71 @@ async def test_journal_of_an_earlier_version():
         "a", value=False
     )
     assert {e.id: str(e.state) for e in run.replayed()} == run.states()
+
+
+async def test_run_if_always_behind_several_failures():
+    """A task that waits for several failed ones in vain has ended once, and its replacement only with all its parts."""
+    tasks = (
+        task("a"),
+        task("b"),
+        task("c", "a", "b"),
+        task("whole"),
+        task("down", "c", "whole", run_if="always", when="status.c == 'BLOCKED'"),
+    )
+    async with open_run(plan(*tasks)) as run:
+        run.apply([ReplaceTask(task_id="whole", tasks=(Task(id="p"), Task(id="q")))])
+        for task_id in ("a", "b", "p"):
+            run.failed(run.started(task_id), ValueError("broken"))
+        assert not run.view.evaluate("status.down == 'BLOCKED'")
+        with pytest.raises(ExpressionError, match=r"status\.nobody does not exist"):
+            run.view.evaluate("status.nobody == 'DONE'")
+        before = states(run)["down"]
+        run.failed(run.started("q"), ValueError("broken"))
+        assert (before, states(run)["down"]) == ("PENDING", "READY")
+        run.apply([SkipTask(task_id="a"), SkipTask(task_id="b"), CancelTask(task_id="c")])
+        assert states(run)["down"] == "READY"
+        assert await perform(run) == []
+    assert states(run)["down"] == "SKIPPED"
+
+
+async def test_run_if_always_stays_ready_when_what_failed_is_skipped():
+    """A task that was to run without what failed may still run once a person has skipped that."""
+    async with open_run(plan(task("a"), task("down", "a", run_if="always"))) as run:
+        run.failed(run.started("a"), ValueError("broken"))
+        run.apply([SkipTask(task_id="a")])
+        assert states(run)["down"] == "READY"
+        assert await perform(run) == ["down"]
+    assert run.result.status == "succeeded"
+
+
+async def test_retry_of_a_task_that_runs_in_any_case():
+    """A task with `run_if: always` whose branch was left out may be retried alone."""
+    tasks = (task("a", when=NO), task("down", "a", run_if="always"), task("other"))
+    async with open_run(plan(*tasks, context={"go": False})) as run:
+        other = run.started("other")
+        ready = await anext(run.ready())
+        async with run.attempt(ready):
+            raise ValueError("broken")
+        run.apply([RetryTask(task_id="down")])
+        run.succeeded(other)
+        assert await perform(run) == ["down"]
+
+
+async def test_branch_behind_a_replacement_is_left_out():
+    """A branch is left out if all that stands for what it depends on was, and comes back with any of it."""
+    parts = (Task(id="p", when=NO), Task(id="q", when="context.also"))
+    document = plan(task("a"), task("b", "a"), task("other"), context={"go": False, "also": False})
+    async with open_run(document) as run:
+        other = run.started("other")
+        run.apply([ReplaceTask(task_id="a", tasks=parts)])
+        with anyio.move_on_after(0):
+            await anext(run.ready())
+        assert states(run)["b"] == "SKIPPED"
+        assert run.view.left_out_with("p") == ("b",)
+        run.change_context({"also": True})
+        run.apply([RetryTask(task_id="q")])
+        run.succeeded(other)
+        assert await perform(run) == ["q", "b"]
 
 
 # Random plans against a small model
