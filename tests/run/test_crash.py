@@ -197,10 +197,17 @@ async def test_grandchildren_are_killed(also_its_parent, tmp_path):
 def process_of(key: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a group of its own, which works for an attempt."""
     environ = {**os.environ, "REPLANNING_IDEMPOTENCY_KEY": key}
+    pipe = subprocess.PIPE
     with subprocess.Popen(
-        ["tail", "-f", "/dev/null"], env=environ, start_new_session=True
+        ["cat"], stdin=pipe, stdout=pipe, env=environ, start_new_session=True
     ) as process:
         try:
+            # Once it has answered, the system tells its environment.
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            assert process.stdout.read(1) == b"\n"
             yield process
         finally:
             process.kill()
