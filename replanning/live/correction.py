@@ -25,7 +25,7 @@ from replanning.changes import (
 )
 from replanning.errors import ChangeRejected, Problem, UnknownTask
 from replanning.live.draft import Draft
-from replanning.live.entries import CONDITION_NOT_MET, TaskEntry
+from replanning.live.entries import LEFT_OUT, TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import SATISFIED, STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
@@ -526,6 +526,7 @@ class _Edit:
         live = self._live
         reasons = dict(redone)
         queue = list(redone)
+        passed: set[TaskId] = set()
         # The list grows while it is examined.
         for task_id in queue:
             if only:
@@ -536,11 +537,17 @@ class _Edit:
                     continue
                 # A person or a decision has given it up, whatever it depends on.
                 if other.state is TaskState.SKIPPED:
-                    if other.condition_revision != CONDITION_NOT_MET:
+                    if other.condition_revision == LEFT_OUT:
+                        # It comes back by itself; what has gone on without it is run again.
+                        if other_id not in passed:
+                            passed.add(other_id)
+                            queue.append(other_id)
+                        continue
+                    if not other.condition_not_met:
                         continue
                 reasons[other_id] = f"it follows {live.entry(task_id).root!r}"
                 queue.append(other_id)
-        for task_id in sorted(queue, key=lambda task_id: live.entry(task_id).order):
+        for task_id in sorted(reasons, key=lambda task_id: live.entry(task_id).order):
             self._run_task_again(live.entry(task_id), corrected.get(task_id), reasons[task_id])
 
     def _run_task_again(self, entry: TaskEntry, corrected: Task | None, reason: str) -> None:

@@ -7,7 +7,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from replanning import PlanRun, Task, TransientError, open_run
+from replanning import Plan, PlanRun, Task, TransientError, open_run
 from replanning.changes import (
     AbortRun,
     AddTask,
@@ -479,6 +479,24 @@ async def test_branch_behind_a_replacement_is_left_out():
         run.apply([RetryTask(task_id="q")])
         run.succeeded(other)
         assert await perform(run) == ["q", "b"]
+
+
+async def test_corrected_condition_brings_its_branch_back():
+    """Where a corrected plan, or a rerun, lets a branch run after all, the join that went on without it runs again."""
+
+    def corrected(condition: str) -> Plan:
+        after = (task("b", "a"), task("c", "b", "a"), task("d"), task("join", "b", "c", "d"))
+        return plan(task("a", when=condition), *after, task("x"), context={"go": False})
+
+    engine = make_engine()
+    result = await engine.execute(corrected(NO), failing("x"))
+    async with engine.resume(engine.rerun(result.run, "a")) as run:
+        run.change_context({"go": True})
+        assert await perform(run) == ["a~2", "b", "c", "join~2"]
+    async with engine.resume(result.run) as run:
+        run.adopt(corrected("not context.go"), rerun="changed")
+        assert await perform(run) == ["x", "a~2", "b", "c", "join~2"]
+    assert run.result.status == "succeeded"
 
 
 # Random plans against a small model
