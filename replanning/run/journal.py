@@ -32,7 +32,7 @@ _MAX_RETRY_SECONDS: Final = 5.0
 
 _PLACEHOLDER: Final = "[its text cannot be kept as JSON and was left out]"
 
-JournalState = Literal["open", "failing", "closed"]
+JournalState = Literal["open", "failing", "given_up", "closed"]
 
 Subscriber = Callable[[Record], None]
 
@@ -40,11 +40,11 @@ Subscriber = Callable[[Record], None]
 class RunJournal:
     """Journal of one open run, which owns the order of its records.
 
-    Its state is one of three. *Open*: a record is stored, then takes effect, in one step.
+    Its state is one of four. *Open*: a record is stored, then takes effect, in one step.
     *Failing*: the store has refused a record; nothing new begins, what has happened all the same is
-    kept in order, and the store is tried again until patience is over; then the run ends as paused
-    in this process, and is left in this state. *Closed*: another process
-    owns the run, or it ended earlier; nothing is written any more. With `on_failure` set to
+    kept in order, and the store is tried again. *Given up*: patience is over, and the run ends as
+    paused in this process; only when it is left is the store tried once more. *Closed*: another
+    process owns the run, or it ended earlier; nothing is written any more. With `on_failure` set to
     `continue_unjournaled`, a store that fails is left instead, because a journal with a gap cannot
     be replayed.
 
@@ -266,6 +266,7 @@ class RunJournal:
         failing = self._failing_seconds
         left = self._patience - failing
         if left <= 0:
+            self.state = "given_up"
             reason = f"the store has failed for {failing:g} s: {describe_error(error)}"
             self._on_given_up(reason)
             return

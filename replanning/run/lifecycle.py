@@ -971,7 +971,7 @@ class Lifecycle:
         journal = self.journal
         if journal.state == "closed":
             return
-        if journal.state == "failing" and journal.flush():
+        if journal.state != "open" and journal.flush():
             # An end that no store took is known to this process alone, and not to its ledger.
             if self.end is not None and self.ledger.run_end is not self.end:
                 with suppress(StoreError):

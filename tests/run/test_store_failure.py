@@ -281,6 +281,21 @@ async def test_lasting():
         assert set(await perform(run)) == {"long", *(f"t{number}" for number in range(2, 9))}
 
 
+async def test_who_waits_to_begin_leaves(clock):
+    """A loop that waits for the store to begin a task goes on to its end when patience is over."""
+    store = Refusing(lambda record: StoreError("full") if record.seq == 3 else None)
+    work = ScriptedExecutor(default=returns(after=1), clock=clock)
+    async with (
+        make_engine(store=store, clock=clock).open(plan(Task(id="a"), Task(id="b"))) as run,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(perform, run, work)
+        group.start_soon(perform, run, work)
+    assert [call.task.id for call in work.calls] == ["a"]
+    assert run.result.status == "paused"
+    assert run.result.reason == "the store has failed for 30 s: full"
+
+
 async def test_back_when_the_run_is_left(clock):
     """A task that finished after patience was over is on record if the store works when the run is left."""
     store = outage(clock, 3, 90)
