@@ -181,6 +181,10 @@ async def yielding(work: Iterator[None], clock: Clock) -> None:
         await checkpoint()
 
 
+_MANY_OBJECTS: Final = 10_000
+"""New objects beyond which a collection would stop the event loop noticeably."""
+
+
 @contextmanager
 def gc_paused() -> Iterator[None]:
     """Pause garbage collection while objects are made that stay alive; afterwards they count as old.
@@ -195,8 +199,9 @@ def gc_paused() -> Iterator[None]:
     try:
         yield
     finally:
-        # Unfrozen objects are the oldest ones. What the program itself has frozen must stay so.
-        if not gc.get_freeze_count():
+        # Unfrozen objects are the oldest ones. What the program itself has frozen must stay so; to
+        # count that takes milliseconds, which a small plan would not get back.
+        if gc.get_count()[0] > _MANY_OBJECTS and not gc.get_freeze_count():
             gc.freeze()
             gc.unfreeze()
         gc.enable()

@@ -59,15 +59,17 @@ async def test_pull_and_report():
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("frozen", [True, False])
 async def test_garbage_collector(enabled, frozen):
-    """Opening a run leaves the garbage collector as it was, and what the program has frozen stays frozen."""
+    """Opening a large run leaves the garbage collector as it was, and what the program has frozen stays frozen."""
     was_enabled = gc.isenabled()
+    large = plan(*(Task(id=f"t{number}") for number in range(5_000)))
     try:
         if frozen:
             gc.freeze()
         gc.enable()
         if not enabled:
             gc.disable()
-        async with open_run(chain("a", "b")):
+        async with open_run(large) as run:
+            run.pause()
             assert gc.isenabled() is enabled
             assert bool(gc.get_freeze_count()) is frozen
     finally:
