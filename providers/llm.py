@@ -43,7 +43,7 @@ from replanning.llm.provider import validation_message
 from replanning.plan import JsonObject
 from replanning.plan.json_values import exceeds_depth
 from replanning.plan.messages import truncate
-from replanning.plan.tasks import for_another_tool
+from replanning.plan.tasks import for_another_tool, is_same_call
 from replanning.plan.types import JsonValue
 from replanning.providers._prompt import (
     DEFAULT_PROMPT_CHARS,
@@ -382,21 +382,14 @@ class ProposalParser:
                 ]
                 if old is not None and len(parts) == 1:
                     new = parts[0]
-                    same = (new.tool, new.arguments, new.goal)
+                    tool = self._view.tool(new.tool)
                     for before in self._view.lineage(change.task_id):
                         is_permanent = before.failure is not None and not before.failure.transient
-                        if (
-                            is_permanent
-                            and (before.task.tool, before.task.arguments, before.task.goal) == same
-                        ):
+                        if is_permanent and is_same_call(new, before.task, tool):
                             raise _InvalidCandidate(
                                 f"the same was tried before as {before.id!r} and failed"
                             )
-                    left = [
-                        f
-                        for f in old.fallbacks
-                        if (f.tool, f.arguments) != (new.tool, new.arguments)
-                    ]
+                    left = [f for f in old.fallbacks if not is_same_call(new, f, tool)]
                     parts = [new.model_copy(update={"fallbacks": tuple(left)})]
                 new_tasks = parts if old is not None else []
                 result = ReplaceTask(task_id=change.task_id, tasks=tuple(parts))

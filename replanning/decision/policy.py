@@ -44,6 +44,8 @@ from replanning.plan.tasks import (
     TaskBody,
     has_no_effect,
     is_repeatable,
+    is_same_call,
+    is_same_work,
     repetition_advice,
     share_capability,
 )
@@ -491,14 +493,15 @@ def _calls_in_place(
 
 def _goes_on(call: TaskBody, old: Task, part: TaskView, view: PlanView) -> bool:
     """Return whether a call goes on with what an earlier task did, or is a fallback of it."""
-    if any(_is_same_call(stated, call) for stated in _calls(old)):
+    tool = view.tool(call.tool)
+    if any(is_same_call(call, stated, tool) for stated in _calls(old)):
         return True
     if not share_capability(part.task.tool, old.tool, view.tools):
         return False
-    # Work of the same kind becomes that of the part by taking its arguments.
-    if old.arguments == part.task.arguments:
+    # Work of the same kind becomes that of the part by taking its arguments and its goal.
+    if is_same_work(part.task, old, tool):
         return True
-    return call.arguments != part.task.arguments
+    return not is_same_work(call, part.task, tool)
 
 
 def _replacements(change: ReplaceTask, run: Sequence[Task], after: DraftView) -> list[Task]:
@@ -521,15 +524,12 @@ def _is_harmless_replacement(
     """
     if len(runs) == 1:
         for fallback in view.task(change.task_id).task.fallbacks:
-            if _is_same_call(runs[0], fallback):
+            if is_same_call(runs[0], fallback, view.tool(fallback.tool)):
                 return True
-    if not is_repeatable(part.task, view.tool(part.task.tool)):
+    tool = view.tool(part.task.tool)
+    if not is_repeatable(part.task, tool):
         return False
-    return all(_is_same_call(task, part.task) for task in runs)
-
-
-def _is_same_call(one: TaskBody, other: TaskBody) -> bool:
-    return (one.tool, one.arguments) == (other.tool, other.arguments)
+    return all(is_same_call(task, part.task, tool) for task in runs)
 
 
 def _is_harmless_retry(
@@ -546,6 +546,8 @@ def _is_harmless_retry(
     for name in _REPETITION_FIELDS:
         if getattr(new, name) != getattr(old, name):
             return False
+    if not is_same_work(new, old, view.tool(new.tool)):
+        return False
     if isinstance(change, ModifyTask):
         return True
     if change.task_id != part.id:
@@ -567,7 +569,7 @@ def _doubt(repeated: Mapping[TaskId, Sequence[TaskBody]], view: PlanView) -> str
     for task_id, runs in repeated.items():
         task = view.task(task_id)
         tool = view.tool(task.task.tool)
-        others = [other for other in runs if not _is_same_call(other, task.task)]
+        others = [other for other in runs if not is_same_call(other, task.task, tool)]
         if task.state is TaskState.DONE:
             done.append(repr(task_id))
             advice.update(dict.fromkeys(repetition_advice(task.task, tool, done=True)))

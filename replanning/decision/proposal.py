@@ -37,7 +37,7 @@ from replanning.plan.checks import nested_bodies, secret_name_problems
 from replanning.plan.json_values import is_redacted, iter_strings
 from replanning.plan.messages import join_names
 from replanning.plan.risk import resolved_risk
-from replanning.plan.tasks import Task
+from replanning.plan.tasks import Task, is_same_call
 from replanning.plan.types import JsonValue, TaskId
 from replanning.secrets import MASK, Redactor
 from replanning.settings import AlternativeSettings, LimitSettings, Weights
@@ -395,6 +395,9 @@ def check_futile_calls(proposal: Proposal) -> str:
 
     Whole sets of changes that were applied before are rejected by `check_repeats`.
 
+    Where a tool reads the goal of a task, a call for another goal is another call: the parts of a
+    task in prose have their goals alone to tell them apart.
+
     A failed call may be repeated if another new task runs first, or if a fact that it needs was
     made true since. One that was refused as dangerous may be, if its arguments have other values.
     One whose secret a resumed run lacks may not be, until the secret is there again.
@@ -415,9 +418,9 @@ def check_futile_calls(proposal: Proposal) -> str:
         for old in view.lineage(change.task_id):
             if old.failure is None:
                 continue
-            call = (old.task.tool, old.task.arguments, old.task.metadata)
             for task in first:
-                if (task.tool, task.arguments, task.metadata) == call:
+                is_repeated = is_same_call(task, old.task, view.tool(task.tool))
+                if is_repeated and task.metadata == old.task.metadata:
                     reason = _repeated_failure(old, old.failure.kind, task, view)
                     if reason:
                         return reason

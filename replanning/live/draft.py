@@ -35,7 +35,7 @@ from replanning.live.states import (
 from replanning.plan.checks import TaskScope, check_task, may_read_results, result_references
 from replanning.plan.document import Plan
 from replanning.plan.messages import join_names
-from replanning.plan.tasks import Task, for_another_tool, program_note
+from replanning.plan.tasks import Task, for_another_tool, is_same_call, program_note
 from replanning.plan.types import JsonObject, TaskId
 
 _ANNOTATION_FIELDS = frozenset({"name", "goal", "metadata"})
@@ -847,7 +847,9 @@ class Draft:
     def _edit(self, task: Task) -> None:
         graph = self._graph
         entry = graph.entries[task.id]
-        if task.tool != entry.task.tool or task.arguments != entry.task.arguments:
+        # The attempt that runs has begun with what the task said then.
+        is_running = entry.state is TaskState.RUNNING
+        if not is_running and not is_same_call(task, entry.task, graph.tools.get(task.tool or "")):
             entry.log.call_changes += 1
         if entry.state not in FINISHED:
             graph.dependency_index.discard(entry.task)

@@ -44,7 +44,7 @@ class AttemptLog:
         failure: the last failure; None once an attempt has succeeded.
         effects: the facts that the running attempt changes when it succeeds.
         in_doubt: whether an attempt may have had its effect without being known to have succeeded.
-        call_changes: how often a change has given the task another tool or other arguments.
+        call_changes: how often a change has made the call of the task another one.
     """
 
     current: AttemptId | None = None

@@ -649,6 +649,38 @@ def is_declared_unrepeatable(task: TaskBody, tool: ToolSpec | None) -> bool:
     return idempotent is False
 
 
+_ARGUMENT_KINDS: Final = frozenset(
+    {"shell", "http", "python", "mcp", "function", "langchain", "langgraph", "participant"}
+)
+"""Kinds of tools that are called with arguments alone, so that the goal of a task changes nothing.
+
+The work behind every other tool is given the whole task, as an agent is that reads what it is to do.
+"""
+
+
+def reads_goal(tool: ToolSpec | None) -> bool:
+    """Return whether a tool is given the goal of a task; one that is not described counts as such."""
+    return tool is None or tool.kind not in _ARGUMENT_KINDS
+
+
+def is_same_work(new: TaskBody, old: TaskBody, tool: ToolSpec | None) -> bool:
+    """Return whether a task asks for the work of another one: the same arguments and goal.
+
+    The goal counts where the tool of the new task is given it. A task that states no goal asks for
+    nothing else.
+    """
+    if new.arguments != old.arguments:
+        return False
+    if new.goal is None or new.goal == old.goal:
+        return True
+    return not reads_goal(tool)
+
+
+def is_same_call(new: TaskBody, old: TaskBody, tool: ToolSpec | None) -> bool:
+    """Return whether a task asks the same tool for the same work; see `is_same_work`."""
+    return new.tool == old.tool and is_same_work(new, old, tool)
+
+
 def share_capability(one: str | None, other: str | None, tools: Mapping[str, ToolSpec]) -> bool:
     """Return whether two names are of the same tool, or of tools of the same capability."""
     if one == other:

@@ -123,8 +123,8 @@ class TaskContext:
     def idempotency_key(self) -> str:
         """The same for every attempt at the same call, so a service can recognise a repetition.
 
-        It changes where the task gets another tool or other arguments, and after each feedback of a
-        judge: unfinished work is to be done anew.
+        It changes where the task gets another tool, other arguments, or another goal that the tool
+        is given. It also changes after each feedback of a judge: unfinished work is done anew.
         """
         entry = self._run.live.entry(self._task.id)
         key = f"{self._run.id}/{self._task.id}"

@@ -289,6 +289,7 @@ def test_only_what_replaces_a_task_in_doubt_is_compared_with_it() -> None:
     [
         {"tool": "uv"},
         {"arguments": {"out": "y"}},
+        {"goal": "do something else"},
         {"effect": "none"},
         {"idempotent": True},
         {"retry": {"max_attempts": 9}},
@@ -321,6 +322,32 @@ def test_other_tasks_take_up_work_in_doubt(changes: list[PlanChange]) -> None:
     """A person is asked before a task that did other work takes up that of a task in doubt."""
     run = cut_off(True, idempotent=True)
     assert decided(run, candidate(*changes)).rule == "in-doubt"
+
+
+@pytest.mark.parametrize(("kind", "rule"), [("agent", "in-doubt"), ("shell", "confident")])
+def test_another_goal_for_an_idempotent_call(kind: str, rule: str) -> None:
+    """A replacement with another goal is another call of a tool that is given it, about which a person is asked."""
+    run = journaled(
+        task("a", tool="t", goal="book the trip", idempotent=True),
+        tools=[tool("t", kind=kind, command="true" if kind == "shell" else None)],
+    )
+    run.fold(journal.AttemptTimedOut(run.start("a"), "a", 2.0))
+    repeated = replace("a", task("n", tool="t", goal="book the trip", idempotent=True))
+    assert decided(run, candidate(repeated)).kind == "execute"
+    other = replace("a", task("n", tool="t", goal="book the train", idempotent=True))
+    assert decided(run, candidate(other)).rule == rule
+
+
+@pytest.mark.parametrize(("goal", "rule"), [("pay", "in-doubt"), ("look", "confident")])
+def test_another_task_gets_the_goal_in_doubt(goal: str, rule: str) -> None:
+    """A person is asked before another task of the same worker gets the goal of a task in doubt."""
+    run = journaled(
+        task("a", tool="worker", goal="pay"),
+        task("b", tool="worker", goal="read"),
+        tools=[tool("worker")],
+    )
+    run.fold(journal.AttemptTimedOut(run.start("a"), "a", 2.0))
+    assert decided(run, candidate(modify("b", goal=goal))).rule == rule
 
 
 def test_other_tasks_keep_their_work() -> None:

@@ -65,6 +65,37 @@ async def test_a_futile_call_is_rejected(first, reason):
     assert [candidate.rejected for candidate in considered.candidates] == ["", reason]
 
 
+WORKER: dict[str, object] = {"name": "worker", "kind": "agent"}
+SHELL: dict[str, object] = {"name": "worker", "kind": "shell", "command": "true"}
+SAME_CALL = "'book' has failed with the same tool and arguments"
+
+
+@pytest.mark.parametrize(
+    ("tool", "goal", "reason"),
+    [
+        (WORKER, "book the train", ""),
+        ({"name": "worker"}, "book the train", ""),
+        (WORKER, "book the trip", SAME_CALL),
+        (WORKER, None, SAME_CALL),
+        (SHELL, "book the train", SAME_CALL),
+        ({"name": "worker", "kind": "function"}, "book the train", SAME_CALL),
+    ],
+    ids=["agent", "own work", "same goal", "no goal", "command", "function"],
+)
+async def test_a_call_for_another_goal(tool, goal, reason):
+    """Another goal makes another call where the tool is given it, and none where it is called with arguments alone."""
+    task = Task(id="book", tool="worker", goal="book the trip")
+    again: dict[str, object] = {"tool": "worker", "goal": goal}
+    engine = make_engine(lambda request: [alternative(replaced("book", again))])
+
+    async def work(task, context):
+        raise ValueError("too much")
+
+    result = await engine.execute(plan(task, tools=[tool]), work)
+    considered = bodies(engine.store, result.run, AlternativesConsidered)
+    assert considered[0].candidates[0].rejected == reason
+
+
 @pytest.mark.parametrize(
     ("change", "removed", "why"),
     [({}, [], ": it uses 'rm'"), ({"x": "ls"}, [], ""), ({}, ["x"], ": ${context.x}: 'x' does not exist; there is nothing yet")],

@@ -299,3 +299,34 @@ async def test_a_changed_call_has_a_key_of_its_own(clock: VirtualClock) -> None:
         with pytest.raises(httpx.ConnectError):
             await run.perform("pay", work)
     assert keys == ["r/pay", "r/pay", "r/pay#changed-1", "r/pay#changed-1"]
+
+
+@pytest.mark.parametrize(("kind", "key"), [("agent", "r/pay#changed-1"), ("function", "r/pay")])
+async def test_a_changed_goal_has_a_key_of_its_own(
+    clock: VirtualClock, kind: str, key: str
+) -> None:
+    """A task with another goal is another call of a tool that is given the goal, and the same one of every other."""
+    keys: list[str] = []
+
+    async def work(task: Task, context: Any) -> None:
+        keys.append(context.idempotency_key)
+        raise httpx.ConnectError("refused")
+
+    document = Plan.model_validate(
+        {
+            "goal": {"objective": "pay"},
+            "tools": [{"name": "t", "kind": kind}],
+            "tasks": [
+                {"id": "other"},
+                {"id": "pay", "tool": "t", "goal": "pay", "retry": {"max_attempts": 1}},
+            ],
+        }
+    )
+    async with make_engine(clock=clock).open(document, run_id="r") as run:
+        with pytest.raises(httpx.ConnectError):
+            await run.perform("pay", work)
+        run.modify_task("pay", goal="pay in parts")
+        run.apply([{"kind": "retry", "task_id": "pay"}])
+        with pytest.raises(httpx.ConnectError):
+            await run.perform("pay", work)
+    assert keys == ["r/pay", key]

@@ -331,6 +331,30 @@ async def test_smaller_tasks_take_the_place(clock):
     assert played.run.replanning_info("a2") == (1, 3, "a", (), "one step at a time")
 
 
+async def test_task_in_prose_is_divided(clock):
+    """A task whose work is stated in its goal is divided, although one worker does all of the parts."""
+    smaller: JsonObject = {
+        "reason": "one at a time",
+        "confidence": 0.95,
+        "tasks": [
+            {"id": "train", "tool": "worker", "goal": "book the train"},
+            {"id": "hotel", "tool": "worker", "goal": "book the hotel", "depends_on": ["train"]},
+        ],
+    }
+    wanted = plan(
+        Task(id="book", tool="worker", goal="book the trip"),
+        tools=[{"name": "worker", "effect": "none"}],
+    )
+    judge = Scripted(Judgement(False, should_replan=True, reason="too large"), DONE, DONE)
+    played = await play(judge, wanted, planner=llm(clock, smaller), clock=clock)
+    assert [request.task.goal for request in judge.asked] == [
+        "book the trip",
+        "book the train",
+        "book the hotel",
+    ]
+    assert (played.states["book"], played.run.result.status) == ("REPLACED_BY_REPLAN", "succeeded")
+
+
 @pytest.mark.parametrize("confidence", [0.7, 0.95])
 @pytest.mark.parametrize("count", [2, 5])
 async def test_three_divisions(confidence, count, clock):
