@@ -61,6 +61,13 @@ class AttemptLog:
     in_doubt: bool = False
     call_changes: int = 0
 
+    @property
+    def time_limit(self) -> float | None:
+        """Seconds that the running attempt may take; None without a limit."""
+        if self.deadline is None:
+            return None
+        return round(self.deadline - self.started_at, 3)
+
 
 @dataclass(slots=True, eq=False)
 class ReadLog:

@@ -7,11 +7,11 @@ import gc
 import heapq
 import math
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock, Thread, get_ident
-from typing import ClassVar, Final, ParamSpec, TypeVar, TypeVarTuple
+from typing import Any, ClassVar, Final, ParamSpec, TypeVar, TypeVarTuple
 
 import anyio
 import anyio.from_thread
@@ -128,6 +128,21 @@ class LoopThread:
         raise NotRunning(
             "the run was left, and its event loop takes no more calls from other threads"
         )
+
+    @property
+    def native(self) -> object:
+        """The event loop itself, which several runs may share."""
+        return self._token.native_token
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Have a function called in this thread by another one, which does not wait for it."""
+        # On trio, this is a token of the loop; its method has another name.
+        native: Any = self.native
+        schedule = getattr(native, "run_sync_soon", None)
+        if schedule is None:
+            schedule = native.call_soon_threadsafe
+        with suppress(RuntimeError):  # the loop was closed
+            schedule(function)
 
     def _runs_here(self) -> bool:
         """Return whether the loop runs in this thread now.

@@ -96,6 +96,7 @@ from replanning.run.outputs import Codec
 from replanning.run.processes import kill_orphaned_processes
 from replanning.run.retries import IsTransient, may_repeat
 from replanning.run.run import PlanRun
+from replanning.run.watchdog import WATCHDOG
 from replanning.secrets import Redactor
 from replanning.settings import Settings
 from replanning.telemetry.providers import Telemetry
@@ -848,6 +849,9 @@ async def run_services(
             life.plugins.start = group.start_soon
             if life.end is None:
                 group.start_soon(life.timer.run)
+                # Another clock stands still, or jumps, while work takes real time.
+                if isinstance(life.clock, SystemClock):
+                    WATCHDOG.add(life)
             if life.end is None and life.journal.store.durable:
                 if isinstance(life.clock, SystemClock):
                     renewer.add(life)
@@ -889,6 +893,7 @@ async def run_services(
     finally:
         await life.loop.close()
         renewer.discard(life)
+        WATCHDOG.discard(life)
         life.spans.close(failure)
         # A third party's store may raise anything: then later scores have less evidence, and the
         # lease runs out by itself.

@@ -33,6 +33,9 @@ from replanning.telemetry.tracer import RunTracer
 
 _log: Final = logging.getLogger("replanning.run")
 
+_LATE_SECONDS: Final = 0.1
+"""Seconds by which the timer is late only where something blocks the event loop."""
+
 
 class AttemptHandle(Protocol):
     """What the run knows of whoever executes an attempt."""
@@ -60,6 +63,9 @@ class AttemptHost(Protocol):
 
     def follow_up(self) -> None:
         """Follow up on an observation."""
+
+    def record_error(self, where: str, error: BaseException | str) -> None:
+        """Record an error that was contained, and warn of it."""
 
     def record_stale_results(self) -> bool:
         """Record which finished tasks have stale results."""
@@ -307,13 +313,34 @@ class RunningAttempts:
         """
         running = self.running.pop(attempt_id, None)
         if running is not None:
-            return running[0]
+            entry = running[0]
+            if entry.log.deadline is not None:
+                self._report_overrun(entry)
+            return entry
         task_id = TaskId(str(attempt_id).rpartition("#")[0])
         if task_id not in self._live:
             raise UnknownAttempt(attempt_id)
         if self._run.end is None:
             self._journal.append_soon(AttemptFenced(attempt_id, task_id, report))
         return None
+
+    def _report_overrun(self, entry: TaskEntry) -> None:
+        """Report that an attempt ends now and was due to be ended before.
+
+        Its timeout was in force, and could not fire: whatever blocks the event loop blocks the
+        timer. Its outcome counts all the same, because the work is done.
+        """
+        deadline = entry.log.deadline
+        if deadline is None:
+            return
+        late = self._timer.clock.now() - deadline
+        if late >= _LATE_SECONDS:
+            self._run.record_error(
+                f"task {entry.id!r}",
+                f"it went on {late:.1f} s over its timeout of {entry.log.time_limit:g} s, which"
+                " could not fire in time because something blocked the event loop; run what blocks"
+                " with `await anyio.to_thread.run_sync(…)`",
+            )
 
     # Attempts that are over for the run
 
@@ -340,7 +367,8 @@ class RunningAttempts:
             # While the store fails, an attempt may have ended and the plan not know it yet.
             if attempt_id not in self.running:
                 continue
-            timeout = round((entry.log.deadline or 0.0) - entry.log.started_at, 3)
+            timeout = entry.log.time_limit or 0.0
+            self._report_overrun(entry)
             failure = Failure("TimedOut", "", kind="timeout")
             retry_at, exhausted = self._next_attempt(entry, failure, now)
             self.cancel(attempt_id)

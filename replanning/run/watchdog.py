@@ -1,0 +1,170 @@
+"""Watchdog: warns of work that blocks the event loop, while it does."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from replanning.environment import Clock
+from replanning.plan.messages import join_names
+from replanning.run.attempt import Attempt
+from replanning.run.event_loop import LoopThread
+from replanning.run.lifecycle import Lifecycle
+
+BLOCKED_SECONDS: Final = 1.0
+"""Seconds without an answer after which an event loop counts as blocked."""
+
+_TICK_SECONDS: Final = 0.25
+"""Seconds between two looks at the event loops."""
+
+_ADVICE: Final = "run what blocks with `await anyio.to_thread.run_sync(…)`"
+
+_LIBRARIES: Final = str(Path(threading.__file__).parent)
+"""The folder of the modules that come with Python."""
+
+_UNKNOWN_PLACE: Final = "an unknown place"
+
+_log = logging.getLogger("replanning")
+
+
+@dataclass(slots=True, eq=False)
+class _WatchedLoop:
+    """An event loop in which runs are open, and whether it answers.
+
+    Attributes:
+        loop: the loop.
+        clock: tells for how long it has not answered.
+        thread: the thread in which it ran last.
+        lives: the open runs.
+        asked_at: when it was asked for the answer that it owes; None while it owes none.
+        culprit: what it was said to be blocked by; empty unless it is blocked.
+    """
+
+    loop: LoopThread
+    clock: Clock
+    thread: int
+    lives: set[Lifecycle] = field(default_factory=set)
+    asked_at: float | None = None
+    culprit: str = ""
+
+    def answer(self) -> None:
+        """Show that the loop goes on; called in the loop."""
+        if self.culprit and self.asked_at is not None:
+            seconds = self.clock.now() - self.asked_at
+            text = "the event loop goes on: %s has blocked it for %.1f s"
+            _log.warning(text, self.culprit, seconds)
+        self.thread = threading.get_ident()
+        self.culprit = ""
+        self.asked_at = None
+
+    def look(self) -> None:
+        """Ask the loop for an answer, or warn if it has owed one for too long."""
+        now = self.clock.now()
+        if self.asked_at is None:
+            self.asked_at = now
+            self.loop.call_soon(self.answer)
+            return
+        seconds = now - self.asked_at
+        if seconds < BLOCKED_SECONDS or self.culprit:
+            return
+        attempt, place = _find_blocker(self.thread)
+        consequence = "no other task, deadline or answer gets a turn meanwhile"
+        if attempt is None:
+            self.culprit = f"code at {place}{self._running_tasks()}"
+        else:
+            self.culprit = f"task {attempt.task.id!r}, at {place},"
+            timeout = attempt.run.live.entry(attempt.task.id).log.time_limit
+            if timeout is not None:
+                consequence += f", and its timeout of {timeout:g} s cannot fire"
+        text = "%s has blocked the event loop for %.1f s: %s; %s"
+        _log.warning(text, self.culprit, seconds, consequence, _ADVICE)
+
+    def _running_tasks(self) -> str:
+        """Return an addition that names the tasks that run; empty if none does."""
+        running: list[str] = []
+        for life in list(self.lives):
+            for entry, _ in list(life.attempts.running.values()):
+                running.append(repr(entry.id))
+        if not running:
+            return ""
+        return f", maybe that of task {join_names(running, 5)},"
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class LoopWatchdog:
+    """Looks, from one thread for all runs of this process, whether their event loops go on.
+
+    A blocked loop cannot tell of itself, and its work may never return. The thread ends soon after
+    the last run was left.
+    """
+
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _loops: dict[object, _WatchedLoop] = field(default_factory=dict)
+    _thread: threading.Thread | None = None
+
+    def add(self, life: Lifecycle) -> None:
+        """Watch the event loop of a run, in which this is called, from now on."""
+        with self._lock:
+            key = life.loop.native
+            if key not in self._loops:
+                thread = threading.get_ident()
+                self._loops[key] = _WatchedLoop(life.loop, life.clock, thread)
+            self._loops[key].lives.add(life)
+            # A forked process has this object, and not its thread.
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._watch, daemon=True)
+                self._thread.start()
+
+    def discard(self, life: Lifecycle) -> None:
+        """Leave the event loop of a run alone, unless others are open in it."""
+        with self._lock:
+            loop = self._loops.get(life.loop.native)
+            if loop is not None:
+                loop.lives.discard(life)
+                if not loop.lives:
+                    del self._loops[life.loop.native]
+
+    def _watch(self) -> None:
+        pause = threading.Event()
+        while True:
+            with self._lock:
+                loops = list(self._loops.values())
+                if not loops:
+                    self._thread = None
+                    return
+            # Without the lock: whoever takes the warnings may wait for a loop.
+            for loop in loops:
+                loop.look()
+            pause.wait(_TICK_SECONDS)
+
+
+WATCHDOG: Final = LoopWatchdog()
+"""The one of this process."""
+
+
+def _find_blocker(thread: int) -> tuple[Attempt | None, str]:
+    """Return the attempt whose body a thread executes, and the place where it is.
+
+    Workers, sessions and loops of one's own hold the attempt in a variable, around its body.
+    """
+    places: list[str] = []
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        code = frame.f_code
+        # What the program calls is no help: that it waits in a lock says nothing of its own code.
+        if not code.co_filename.startswith(_LIBRARIES) and "site-packages" not in code.co_filename:
+            places.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}")
+        for value in list(frame.f_locals.values()):
+            if isinstance(value, Attempt) and _is_running(value):
+                return value, next(iter(places), _UNKNOWN_PLACE)
+        frame = frame.f_back
+    return None, next(iter(places), _UNKNOWN_PLACE)
+
+
+def _is_running(attempt: Attempt) -> bool:
+    running = attempt.run._lifecycle.attempts.running
+    return attempt.id in running and running[attempt.id][1] is attempt
