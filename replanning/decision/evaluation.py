@@ -42,7 +42,9 @@ class PlanEvaluation:
 class PlanEvaluator:
     """Evaluates a plan from the durations and outcomes of its attempts.
 
-    Subclasses may override `evaluate`.
+    An engine uses it after every task, and to compare a better path with the plan as it is. It
+    keeps no state. Subclasses may override both methods: `ReplanningEngine(evaluator=…)`. Where
+    one of them raises or returns something else, that is recorded, and this class takes over.
     """
 
     def evaluate(self, view: PlanView, past: Mapping[str, float] = {}) -> PlanEvaluation:
@@ -79,16 +81,37 @@ class PlanEvaluator:
             return PlanEvaluation(done, total, progress, remaining, "strained", advice)
         return PlanEvaluation(done, total, progress, remaining, "good", ())
 
-    def compare(self, one: Iterable[Task], other: Iterable[Task], view: PlanView) -> float:
-        """Return the share by which `other` costs less than `one`; negative if it costs more.
+    def compare(
+        self,
+        one: Iterable[Task],
+        other: Iterable[Task],
+        view: PlanView,
+        total: float | None = None,
+    ) -> float:
+        """Return the share of a cost that `other` saves, compared with `one`; negative if it adds.
 
-        The cost of a task is that of its tool, 1 if none is declared.
+        It decides about better paths. For each of them, `one` holds the unfinished tasks that
+        the alternative changes or leaves out, `other` what the alternative makes of them, and
+        `total` is the cost of all unfinished tasks. The cost of a task is that of its tool, 1 if
+        none is declared.
+
+        Args:
+            one: tasks of the plan.
+            other: the tasks that would take their place.
+            view: the plan, which describes the tools.
+            total: the cost that the saving is a share of, in the unit of the tools' costs; the cost
+                of `one` when left out.
+
+        Returns:
+            0.25 where `other` saves a quarter of the total; 0 where the total is 0.
         """
         cost = sum(task_cost(task, view.tools) for task in one)
         saved = cost - sum(task_cost(task, view.tools) for task in other)
-        if not cost:
+        if total is None:
+            total = cost
+        if not total:
             return 0.0
-        return saved / cost
+        return saved / total
 
 
 def task_cost(task: Task, tools: Mapping[str, ToolSpec]) -> float:

@@ -21,7 +21,6 @@ from replanning.changes import (
     changes_hash,
     target_task_ids,
 )
-from replanning.decision.evaluation import task_cost
 from replanning.decision.ledger import Ledger, source_key
 from replanning.decision.masks import MaskRestorer
 from replanning.errors import ExpressionError, Problem
@@ -66,6 +65,9 @@ OutcomeHistory = Callable[[str], Sequence[bool]]
 
 With a `source_key`, those of a source's alternatives.
 """
+
+CostComparison = Callable[[Sequence[Task], Sequence[Task], PlanView, float], float]
+"""Compares the costs of two paths, as `PlanEvaluator.compare` does."""
 
 
 class Proposal(NamedTuple):
@@ -522,9 +524,9 @@ def check_feasible(proposal: Proposal, triggers: Sequence[Trigger]) -> str:
     return f"{INFEASIBLE}: {remaining.explain()}"
 
 
-def check_saving(proposal: Proposal, min_gain: float) -> str:
+def check_saving(proposal: Proposal, min_gain: float, compare: CostComparison) -> str:
     """Reject a path that is hardly cheaper, where the plan could go on as it is."""
-    saving = relative_saving(proposal.draft, proposal.live)
+    saving = relative_saving(proposal.draft, proposal.live, compare)
     if saving <= 0 or saving < min_gain:
         return f"it saves {saving:.0%} of the remaining cost, which is too little"
     return ""
@@ -538,24 +540,27 @@ def seeks_better_path(triggers: Sequence[Trigger]) -> bool:
     return True
 
 
-def relative_saving(draft: Draft, live: LivePlan) -> float:
+def relative_saving(draft: Draft, live: LivePlan, compare: CostComparison) -> float:
     """Return the share of the remaining cost that staged changes save.
 
-    It is negative if they make the plan more expensive.
+    It is negative if they make the plan more expensive. Only what they change is compared, because
+    everything else costs the same with and without them.
     """
     unfinished = (*WAITING, *STUCK)
-    saved = 0.0
+    before: list[Task] = []
+    after: list[Task] = []
     for task_id in dict.fromkeys([*draft.states, *draft.tasks]):
         entry = live.entries.get(task_id)
         if entry is not None and entry.state in unfinished:
-            saved += task_cost(entry.task, live.tools)
+            before.append(entry.task)
         if draft.state(task_id) in unfinished:
-            saved -= task_cost(draft.task(task_id), live.tools)
-    remaining = PlanView(live).remaining_cost
+            after.append(draft.task(task_id))
+    view = PlanView(live)
+    remaining = view.remaining_cost
     if not remaining:
         # Where nothing is left to do, the cost is compared with that of one task.
         remaining = 1.0
-    return saved / remaining
+    return compare(before, after, view, remaining)
 
 
 # Confidence

@@ -128,7 +128,8 @@ class ReplanningEngine:
             `aclose` closes. In memory when left out.
         monitor: watches runs; handlers are registered through `monitor.on`.
         policy: decides, instead of one made of `settings`.
-        evaluator: evaluates the plan after every task, for handlers, `run.evaluate()` and spans.
+        evaluator: evaluates the plan after every task, for handlers, `run.evaluate()` and spans,
+            and compares the costs of better paths.
         exporters: called with every record after it is journaled: objects, or plugins by name.
         environment: time, chance and ids.
         tracer_provider: receives spans; when left out, that of an exporter, or the globally

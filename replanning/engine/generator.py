@@ -160,7 +160,8 @@ class AlternativeVetter:
             self._checks.append(partial(check_feasible, triggers=triggers))
         if self.better_path:
             min_gain = life.settings.better_path.min_gain
-            self._checks.append(partial(check_saving, min_gain=min_gain))
+            compare = life.evaluation.compare
+            self._checks.append(partial(check_saving, min_gain=min_gain, compare=compare))
 
     def past_outcomes(self, tool: str) -> Sequence[bool]:
         """Return earlier outcomes of a tool: the same for all alternatives."""
@@ -333,7 +334,7 @@ class PathGenerator:
                     source, _, _ = considered.source.partition("+")
                     if vetter.better_path:
                         # All of them are sure to work, so the cheapest path is the best.
-                        value = relative_saving(proposal.draft, life.live)
+                        value = relative_saving(proposal.draft, life.live, life.evaluation.compare)
                     elif life.live.plan.facts is None or source in self._low_priority:
                         # Without facts nothing is verified; a person may be needed in any case.
                         needs_person = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Final
 
 from replanning.decision.evaluation import PlanEvaluation, PlanEvaluator
@@ -26,6 +27,7 @@ from replanning.live.plan import LivePlan
 from replanning.live.states import STUCK
 from replanning.live.view import PlanView
 from replanning.plan.messages import brief_repr
+from replanning.plan.tasks import Task
 from replanning.run.journal import RunJournal
 
 MAX_EVALUATION_SECONDS: Final = 0.1
@@ -37,7 +39,7 @@ ATTEMPT_ENDS: Final = (AttemptSucceeded, AttemptFailed, AttemptTimedOut, Attempt
 
 @dataclass(slots=True, eq=False)
 class Evaluation:
-    """Evaluates the plan of a run, and finds past outcomes of its tools.
+    """Evaluates the plan of a run, compares paths, and finds past outcomes of its tools.
 
     Args:
         live: the plan.
@@ -47,7 +49,7 @@ class Evaluation:
         record_error: records an error of the evaluator.
 
     Attributes:
-        evaluator: evaluates the plan after every task.
+        evaluator: evaluates the plan after every task, and compares better paths with it.
     """
 
     _live: LivePlan
@@ -71,27 +73,49 @@ class Evaluation:
         past = dict(self._mean_durations)
         if type(self.evaluator) is not PlanEvaluator:
             try:
-                return self._ask(view, past)
+                evaluation = self._ask(self.evaluator.evaluate, view, past)
+                if not isinstance(evaluation, PlanEvaluation):
+                    given = brief_repr(evaluation)
+                    raise TypeError(f"it returned {given} instead of a PlanEvaluation")
+                return evaluation
             except Exception as error:  # noqa: BLE001 - an evaluator must not harm the run
-                self.evaluator = PlanEvaluator()
-                self._record_error("evaluator", error)
+                self._give_up_evaluator(error)
         return self.evaluator.evaluate(view, past)
 
-    def _ask(self, view: PlanView, past: dict[str, float]) -> PlanEvaluation:
-        """Return what a third party's evaluator says.
+    def compare(
+        self, one: Sequence[Task], other: Sequence[Task], view: PlanView, total: float
+    ) -> float:
+        """Return the share of `total` that the tasks in `other` save, compared with those in `one`.
+
+        An evaluator that fails, or takes long, is not asked again.
+        """
+        if type(self.evaluator) is not PlanEvaluator:
+            try:
+                saving = self._ask(self.evaluator.compare, one, other, view, total)
+                if not isinstance(saving, int | float) or not isfinite(saving):
+                    given = brief_repr(saving)
+                    raise TypeError(f"it returned {given} instead of a share of the cost")
+                return saving
+            except Exception as error:  # noqa: BLE001 - an evaluator must not harm the run
+                self._give_up_evaluator(error)
+        return self.evaluator.compare(one, other, view, total)
+
+    def _ask(self, method: Callable[..., object], *args: object) -> object:
+        """Return what a method of a third party's evaluator says.
 
         Raises:
             TimeoutError: it took too long; the run waits for it.
-            TypeError: it returned something else.
         """
         began = self._clock.now()
-        evaluation: object = self.evaluator.evaluate(view, past)
-        if not isinstance(evaluation, PlanEvaluation):
-            raise TypeError(f"it returned {brief_repr(evaluation)} instead of a PlanEvaluation")
+        answer = method(*args)
         took = self._clock.now() - began
         if took > MAX_EVALUATION_SECONDS:
             raise TimeoutError(f"it took {took:g} s, and {MAX_EVALUATION_SECONDS:g} s are allowed")
-        return evaluation
+        return answer
+
+    def _give_up_evaluator(self, error: Exception) -> None:
+        self.evaluator = PlanEvaluator()
+        self._record_error("evaluator", error)
 
     def past_outcomes(self, tool: str) -> Sequence[bool]:
         """Return outcomes as evidence of success: those of earlier runs first, then of this run.

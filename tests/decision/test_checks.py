@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from replanning import Alternative, Budget, Task, journal
+from replanning import Alternative, Budget, PlanEvaluator, Task, journal
 from replanning.changes import AbortRun, PlanChange
 from replanning.decision.ledger import Ledger
 from replanning.decision.proposal import (
@@ -164,7 +164,7 @@ def test_tools_that_get_no_secret(change):
             "'a' has failed with the same tool and arguments",
         ),
         (
-            partial(check_saving, min_gain=0.1),
+            partial(check_saving, min_gain=0.1, compare=PlanEvaluator().compare),
             [add("c", tool="pip")],
             "it saves -67% of the remaining cost, which is too little",
         ),
@@ -363,7 +363,8 @@ def test_relative_saving(changes, saving):
     run = journaled(task("a", tool="pip"), task("b"), "d", task("e", tool="echo"), "f", tools=tools)
     run.run("d")
     run.start("e")
-    assert relative_saving(Draft(run.live, changes), run.live) == pytest.approx(saving)
+    compare = PlanEvaluator().compare
+    assert relative_saving(Draft(run.live, changes), run.live, compare) == pytest.approx(saving)
     run.apply(*map(cancel, "abef"))
     # Where nothing is left, the plan costs 1 more.
-    assert relative_saving(Draft(run.live, [add("c")]), run.live) == -1
+    assert relative_saving(Draft(run.live, [add("c")]), run.live, compare) == -1

@@ -410,3 +410,14 @@ def test_compare_costs(one, other, gain):
     compare = PlanEvaluator().compare
     assert compare([task("a", tool=one)], [task("b", tool=other)], PlanView(run.live)) == gain
     assert compare([], [task("b", tool=other)], PlanView(run.live)) == 0.0
+
+
+def test_compare_with_a_total():
+    """What a path saves is a share of the cost that is stated; nothing is a share of no cost."""
+    run = journaled(tools=[tool("dear", cost=4.0), tool("cheap", cost=1.0)])
+    compare = PlanEvaluator().compare
+    one = [task("a", tool="dear")]
+    other = [task("b", tool="cheap")]
+    assert compare(one, other, PlanView(run.live), 12.0) == 0.25
+    assert compare(other, one, PlanView(run.live), 12.0) == -0.25
+    assert compare(one, other, PlanView(run.live), 0.0) == 0.0

@@ -4,6 +4,7 @@ import pytest
 
 from replanning import (
     Plan,
+    PlanEvaluator,
     ReplanningEngine,
     RunResult,
     Settings,
@@ -46,12 +47,15 @@ async def carried_out(
     *providers: AlternativeProvider | str,
     clock: VirtualClock,
     script: dict[str, ScriptStep] | None = None,
+    evaluator: PlanEvaluator | None = None,
     **settings: object,
 ) -> tuple[RunResult, dict[str, str], list[str], ReplanningEngine]:
     """Carry out a plan, one second for each task: the result, the tool of each task that was done, what was rejected."""
     triggers = {"triggers": ("better-path-found", "task-failed")}
     used = Settings.model_validate({**triggers, **settings})
-    engine = ReplanningEngine(providers, settings=used, environment=environment(clock))
+    engine = ReplanningEngine(
+        providers, settings=used, environment=environment(clock), evaluator=evaluator
+    )
     work = ScriptedExecutor(script or {}, clock=clock, default=returns(after=1))
     result = await engine.execute(document, work)
     tools = {call.task.id: call.task.tool or "" for call in work.calls}
@@ -279,3 +283,60 @@ async def test_proposals_for_other_reasons_are_trimmed_as_well(kind, clock):
         )
         await perform(run, work)
     assert [bool(call.task.arguments) for call in work.calls] == [False, False, True, True]
+
+
+class Thrifty(PlanEvaluator):
+    """An evaluator that compares paths as it is told: with a share, an error, or something else."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+        self.asked: list[tuple[list[str], list[str], float | None]] = []
+
+    def compare(self, one, other, view, total=None) -> float:
+        """What it was told to say."""
+        ids = [task.id for task in one], [task.id for task in other]
+        self.asked.append((*ids, total))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("answer", "rejection"),
+    [
+        (0.9, None),
+        (0.01, "it saves 1% of the remaining cost, which is too little"),
+        (-2, "it saves -200% of the remaining cost, which is too little"),
+    ],
+)
+async def test_evaluator_compares_better_paths(answer, rejection, clock):
+    """An evaluator of one's own decides what a path saves: it gets the tasks that differ, and the cost of what remains."""
+    evaluator = Thrifty(answer)
+    changes = replaced("t6", "t7")
+    result, tools, rejected, engine = await carried_out(
+        dear(), proposer(clock, *changes, after=0.5), clock=clock, evaluator=evaluator
+    )
+    assert evaluator.asked[0] == (["t6", "t7"], ["t6~2", "t7~2"], 50.0)
+    assert engine.evaluator is evaluator
+    assert (set(rejected), result.problems) == ({rejection} - {None}, ())
+    assert ("t7~2" in tools) is (rejection is None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (ValueError("no idea"), "ValueError('no idea')"),
+        ("much", "it returned 'much' instead of a share of the cost"),
+        (float("nan"), "it returned nan instead of a share of the cost"),
+    ],
+    ids=["raises", "wrong", "undefined"],
+)
+async def test_failing_comparison(answer, problem, clock):
+    """An evaluator that cannot compare paths is told of once, and the built-in one decides from then on."""
+    evaluator = Thrifty(answer)
+    result, tools, _, _ = await carried_out(
+        dear(), proposer(clock, *replaced("t6", "t7"), after=0.5), clock=clock, evaluator=evaluator
+    )
+    assert (len(evaluator.asked), "t7~2" in tools) == (1, True)
+    (told,) = result.problems
+    assert (told.where, problem in told.error) == ("evaluator", True)
