@@ -423,7 +423,7 @@ OTHERS: Final = (
     "REPLANNING_CONTEXT",
     "REPLANNING_FEEDBACK",
     "REPLANNING_IDEMPOTENCY_KEY",
-    "REPLANNING_MCP_SERVER",
+    "REPLANNING_PROCESS_MARKS",
     "REPLANNING_STORE",
 )
 """Variables that are no settings: an option of the command line, and those passed to tools and servers."""

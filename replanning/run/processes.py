@@ -1,23 +1,44 @@
-"""Orphans of a killed process: found again by the records of its run, and killed."""
+"""Processes that tools start: marked, ended with all that they started, and found again after a crash.
+
+A process can leave its group and lose its parent, but not the variable that it was started with. So the
+processes of an attempt, or of an MCP server, carry a mark in their environment (`process_mark`), by which
+`ProcessTree` finds them wherever they are. What an earlier, killed process of this library left behind is
+found by the records of its run (`kill_orphaned_processes`).
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
 import select
 import signal
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import Final
 
-from replanning.environment import DEAD_STATES, STAT_START_TIME, pid_namespace_id, process_stat
+from replanning.environment import (
+    DEAD_STATES,
+    STAT_START_TIME,
+    owner_id,
+    pid_namespace_id,
+    process_stat,
+)
 from replanning.journal.records import AttemptFailed, AttemptSucceeded, ProcessStarted, Record
 from replanning.plan.types import RunId
 
 IDEMPOTENCY_KEY_VARIABLE: Final = "REPLANNING_IDEMPOTENCY_KEY"
 """Environment variable with an attempt's idempotency key, which marks its processes."""
+
+MARK_VARIABLE: Final = "REPLANNING_PROCESS_MARKS"
+"""Environment variable with the marks of a process, separated by colons.
+
+The last one is its own, the others are those of the runs in whose tasks this one was started.
+"""
 
 KILL_TIMEOUT_SECONDS: Final = 5.0
 """Seconds to wait for killed processes to exit.
@@ -99,7 +120,9 @@ def _kill_group(run: RunId, process: ProcessStarted) -> bool:
         pattern = re.compile(re.escape(mark) + rb"(#changed-\d+)?(#continued-\d+)?")
         members = _group_members(group)
         if not any(
-            pattern.fullmatch(variable) for pid in members for variable in _process_environ(pid)
+            pattern.fullmatch(variable)
+            for pid in members
+            for variable in _process_environ(pid).split(b"\0")
         ):
             return False
     with suppress(ProcessLookupError, PermissionError):
@@ -109,50 +132,172 @@ def _kill_group(run: RunId, process: ProcessStarted) -> bool:
             suppress(AttributeError, OSError),
             _descriptor(pid) as end,
         ):  # otherwise it is gone already
-            _wait_for_exit(end)
+            _wait_for_exit(end, KILL_TIMEOUT_SECONDS)
     return True
 
 
-def kill_processes_with_variable(mark: bytes) -> None:
-    """Kill the processes with a variable in their environment, in whatever group they are.
+_marks_in_use: Final = set[str]()
+"""The marks of this process, of everything that it has started and not seen end."""
 
-    Returns when they are gone. On systems without /proc no process is found.
+
+@contextmanager
+def process_mark(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield a mark for processes that are started in this block, and the value of `MARK_VARIABLE` for them.
 
     Args:
-        mark: the variable, as `NAME=value`; no other process may have that value.
+        environ: the environment in which this process works, which may have marks itself.
     """
-    others = set[
-        int
-    ]()  # without the mark, and looked at only once: the rest is looked at before it can flee
-    unreadable = set[int]()
-    empty_scans = 0
-    for _ in range(_MAX_SCANS):
-        found = False
-        gone: set[int] = set()
+    owner = hashlib.sha256(owner_id().encode(errors="surrogateescape")).hexdigest()[:16]
+    mark = f"{owner}.{token_hex(8)}"
+    value = mark
+    outer = environ.get(MARK_VARIABLE)
+    if outer:
+        value = f"{outer}:{mark}"
+    _marks_in_use.add(mark)
+    try:
+        yield mark, value
+    finally:
+        _marks_in_use.discard(mark)
+
+
+def kill_marked_processes() -> list[str]:
+    """Kill at once what the tools of this process still run; return what cannot be ended."""
+    left: list[str] = []
+    for mark in list(_marks_in_use):
+        left += ProcessTree(mark).end()
+    return left
+
+
+class ProcessTree:
+    """The processes with a mark, and those that they have started, in whatever group or session.
+
+    A process without the mark belongs to them if its parent does: it may have been started with an empty
+    environment, or as another user, whose environment cannot be read. On systems without /proc no process is
+    found.
+
+    Its state is what it knows of processes. Each is looked at once, before it can flee to another parent.
+
+    Args:
+        mark: the mark, which no other process may have.
+    """
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark.encode()
+        self._members: dict[int, str] = {}  # their start times, because process ids are used again
+        self._others: set[int] = set()
+        self._unreadable: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"<ProcessTree {sorted(self._members)}>"
+
+    def find(self) -> bool:
+        """Look at processes that were not looked at yet; return whether there may be more.
+
+        There may be where one was found, or one was gone before it was looked at: both may have started
+        another one meanwhile.
+        """
         pids = set(_all_pids())
-        others &= pids
-        for pid in pids - others:
+        self._others &= pids
+        unreadable: set[int] = set()
+        unmarked: dict[int, tuple[int, str]] = {}
+        count = len(self._members)
+        for pid in pids - self._others - self._members.keys():
             environ = _process_environ(pid)
-            if mark in environ:
-                found = True
-                _kill_process(pid, mark)
-            elif not environ:
-                gone.add(pid)
+            stat = process_stat(pid)
+            if not environ:
+                unreadable.add(pid)
+            if not stat or stat[0] in DEAD_STATES:
                 continue
-            others.add(pid)
-        # One that was gone before it was looked at may have held the mark, and started another.
-        empty_scans = 0 if found or gone - unreadable else empty_scans + 1
-        unreadable = gone
-        if empty_scans == _EMPTY_SCANS_REQUIRED:
-            return
+            if self._mark in environ:
+                self._members[pid] = stat[STAT_START_TIME]
+            else:
+                unmarked[pid] = int(stat[1]), stat[STAT_START_TIME]
+                if environ:
+                    self._others.add(pid)
+        self._adopt_children(unmarked)
+        found = len(self._members) > count or bool(unreadable - self._unreadable)
+        self._unreadable = unreadable
+        return found
+
+    def _adopt_children(self, unmarked: Mapping[int, tuple[int, str]]) -> None:
+        """Add the processes whose parents belong to the tree, and their children in turn."""
+        while True:
+            children = [
+                pid
+                for pid, (parent, _) in unmarked.items()
+                if pid not in self._members and self._is_member(parent)
+            ]
+            if not children:
+                return
+            for pid in children:
+                self._members[pid] = unmarked[pid][1]
+                self._others.discard(pid)
+
+    def _is_member(self, pid: int) -> bool:
+        born = self._members.get(pid)
+        return born is not None and process_stat(pid)[STAT_START_TIME:][:1] == [born]
+
+    def terminate(self, *, except_group: int = 0) -> None:
+        """Ask all to end, except those of a process group, who were asked already."""
+        for pid in self._members:
+            if process_stat(pid)[2:3] == [str(except_group)]:
+                continue
+            with suppress(AttributeError, OSError), _descriptor(pid) as end:
+                if self._is_member(pid):
+                    signal.pidfd_send_signal(end, signal.SIGTERM)
+
+    def end(self, grace: float = 0.0) -> list[str]:
+        """Kill all that do not end by themselves in time; return when they are gone.
+
+        Args:
+            grace: seconds that they have.
+
+        Returns:
+            What cannot be ended, such as a process of another user: its id and command.
+        """
+        deadline = time.monotonic() + grace
+        left: dict[int, str] = {}
+        empty_scans = 0
+        for _ in range(_MAX_SCANS):
+            found = self.find()
+            for pid, born in list(self._members.items()):
+                if pid in left:
+                    continue
+                if _end_process(pid, born, deadline):
+                    del self._members[pid]
+                    self._others.add(pid)
+                else:
+                    left[pid] = f"process {pid} ({_command_line(pid)})"
+            empty_scans = 0 if found else empty_scans + 1
+            if empty_scans == _EMPTY_SCANS_REQUIRED:
+                break
+        return list(left.values())
 
 
-def _kill_process(pid: int, mark: bytes) -> None:
-    """Kill a process with a mark, never one that has its id meanwhile, and wait for its end."""
-    with suppress(AttributeError, OSError), _descriptor(pid) as end:
-        if mark in _process_environ(pid):
+def _end_process(pid: int, born: str, deadline: float) -> bool:
+    """Wait for the end of a process, kill it at the deadline, and return whether it is gone."""
+    try:
+        with _descriptor(pid) as end:
+            # The descriptor may be that of another process, which has got the id meanwhile.
+            if process_stat(pid)[STAT_START_TIME:][:1] != [born]:
+                return True
+            if _wait_for_exit(end, deadline - time.monotonic()):
+                return True
             signal.pidfd_send_signal(end, signal.SIGKILL)
-            _wait_for_exit(end)
+            return _wait_for_exit(end, KILL_TIMEOUT_SECONDS)
+    except ProcessLookupError:
+        return True
+    except (AttributeError, OSError):  # the system cannot, or it belongs to another user
+        return False
+
+
+def _command_line(pid: int) -> str:
+    """Return the command of a process as a text; empty where it is gone."""
+    try:
+        words = (_PROC_DIR / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return ""
+    return words.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
 
 
 @contextmanager
@@ -164,10 +309,11 @@ def _descriptor(pid: int) -> Iterator[int]:
         os.close(end)
 
 
-def _wait_for_exit(descriptor: int) -> None:
+def _wait_for_exit(descriptor: int, patience: float) -> bool:
+    """Wait for the end of a process for so many seconds, and return whether it is gone."""
     waiting = select.poll()  # unlike `select`, for any number of open files
     waiting.register(descriptor, select.POLLIN)
-    waiting.poll(KILL_TIMEOUT_SECONDS * 1000)
+    return bool(waiting.poll(max(0.0, patience) * 1000))
 
 
 def _all_pids() -> Iterator[int]:
@@ -184,12 +330,12 @@ def _group_members(group: int) -> Iterator[int]:
             yield pid
 
 
-def _process_environ(pid: int) -> list[bytes]:
-    """Return the environment that a process was started with.
+def _process_environ(pid: int) -> bytes:
+    """Return the environment that a process was started with, as the system keeps it.
 
     It is empty where the process is gone or belongs to another user.
     """
     try:
-        return (_PROC_DIR / str(pid) / "environ").read_bytes().split(b"\0")
+        return (_PROC_DIR / str(pid) / "environ").read_bytes()
     except OSError:
-        return []
+        return b""

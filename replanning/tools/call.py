@@ -20,6 +20,7 @@ from replanning.plan.json_values import as_text, exceeds_depth, iter_strings
 from replanning.plan.references import fill_placeholders, placeholders
 from replanning.plan.tasks import McpServer, Task, ToolSpec
 from replanning.plan.types import JsonObject
+from replanning.run.processes import MARK_VARIABLE
 from replanning.secrets import find_known, known_texts, mask
 
 _INHERITED_VARIABLES: Final = frozenset(
@@ -41,6 +42,7 @@ _INHERITED_VARIABLES: Final = frozenset(
         "HOSTNAME",
         "VIRTUAL_ENV",
         "CI",
+        MARK_VARIABLE,
     ]
 )
 _INHERITED_PREFIXES: Final = ("LC_", "XDG_")

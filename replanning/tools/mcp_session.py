@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from secrets import token_hex
 from typing import Final
 
 import anyio
@@ -38,7 +37,7 @@ from replanning.environment import Clock
 from replanning.live.plan import MASK_CURE
 from replanning.plan.json_values import is_redacted
 from replanning.plan.tasks import McpServer
-from replanning.run.processes import kill_processes_with_variable
+from replanning.run.processes import MARK_VARIABLE, ProcessTree, process_mark
 from replanning.secrets import MASK, Redactor
 from replanning.tools.call import Secrets, unset_variables
 from replanning.tools.errors import McpServerLost, ToolUnavailable
@@ -50,9 +49,6 @@ _LAUNCH_ARGV: Final = ("/bin/sh", "-c", 'echo "group $$" >&2; exec "$0" "$@"')
 """Launcher that prints its process group before it becomes the program."""
 
 _GROUP_LINE: Final = re.compile(rb"^group (\d+)\n", re.MULTILINE)
-_MARKER_VARIABLE: Final = "REPLANNING_MCP_SERVER"
-"""Variable that marks all processes of a server, also those that left its process group."""
-
 _STDERR_PAUSE: Final = 0.1
 """Seconds of silence after which the lines on stderr are logged."""
 
@@ -76,7 +72,6 @@ class _Connection:
     """One life of a server: its process, or the connection to its address.
 
     Attributes:
-        process_token: value of the environment variable that marks all its processes.
         stderr_tail: the last output on stderr.
         client: the client, once the server answers.
         calls: what cancels each call that waits for an answer, or was lost.
@@ -89,7 +84,6 @@ class _Connection:
 
     name: str
     secrets: Secrets
-    process_token: str = field(default_factory=lambda: token_hex(16))
     stderr_tail: bytes = b""
     client: Client | None = None
     calls: set[anyio.CancelScope] = field(default_factory=set)
@@ -149,9 +143,11 @@ class _Connection:
 
     def _log_stderr(self, said: bytearray) -> None:
         if said and _log.isEnabledFor(logging.DEBUG):
-            text = self.secrets.redact(said.decode(errors="replace"))
-            text = _REDACTOR.text(text)
+            text = self._without_secrets(said.decode(errors="replace"))
             _log.debug("%s: %s", self.name, text.rstrip())
+
+    def _without_secrets(self, text: str) -> str:
+        return _REDACTOR.text(self.secrets.redact(text))
 
     async def watch_exit(self) -> None:
         """Set `ended` when the program ends, even if a child process holds its output open."""
@@ -169,12 +165,18 @@ class _Connection:
         finally:
             os.close(end)
 
-    async def terminate(self) -> None:
+    async def terminate(self, processes: ProcessTree) -> None:
         """Kill the program and all that it started, and read the rest of stderr."""
-        self._kill()
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(
-                kill_processes_with_variable, f"{_MARKER_VARIABLE}={self.process_token}".encode()
+            # Before the program is gone, because what it started is also known by its parent.
+            await anyio.to_thread.run_sync(processes.find)
+            self._kill()
+            left = await anyio.to_thread.run_sync(processes.end)
+        if left:
+            _log.warning(
+                "%s: still running, and cannot be ended: %s",
+                self.name,
+                self._without_secrets(", ".join(left)),
             )
         with anyio.move_on_after(_STDERR_DRAIN_TIMEOUT):
             await self._stderr_closed.wait()
@@ -251,15 +253,16 @@ async def _open_transport(
         raise ServerStartError(
             f"the program {program!r} is not found{place}; install it, or correct `command`"
         )
-    parameters = StdioServerParameters(
-        command=_LAUNCH_ARGV[0],
-        args=[*_LAUNCH_ARGV[1:], program, *arguments],
-        env={**inherited, **own, _MARKER_VARIABLE: connection.process_token},
-        cwd=cwd,
-    )
     async with anyio.create_task_group() as group, AsyncExitStack() as stack:
+        mark, marks = stack.enter_context(process_mark(environ))
+        parameters = StdioServerParameters(
+            command=_LAUNCH_ARGV[0],
+            args=[*_LAUNCH_ARGV[1:], program, *arguments],
+            env={**inherited, **own, MARK_VARIABLE: marks},
+            cwd=cwd,
+        )
         stack.callback(group.cancel_scope.cancel)
-        stack.push_async_callback(connection.terminate)
+        stack.push_async_callback(connection.terminate, ProcessTree(mark))
         read_end, write_end = os.pipe()
         group.start_soon(connection.read_stderr, read_end)
         group.start_soon(connection.watch_exit)

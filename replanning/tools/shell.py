@@ -1,4 +1,8 @@
-"""Tools of kind `shell`: commands, run by `/bin/sh` in a process group of which nothing outlives the command."""
+"""Tools of kind `shell`: commands, run by `/bin/sh` in a process group of which nothing outlives the command.
+
+What a command starts in a session of its own outlives the command only if it ends by itself, so that a task can start a
+service. If the command is cut off, by a time limit or because the run stops, all that it started is ended with it.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +18,21 @@ from typing import Final
 
 import anyio
 import anyio.to_thread
-from anyio.abc import ByteReceiveStream
+from anyio.abc import ByteReceiveStream, Process
 from pydantic import JsonValue
 
 from replanning.plan.commands import HOLE_DELIMITER, Script, command_problems, compile_command
 from replanning.plan.messages import one_line
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject
-from replanning.run.processes import IDEMPOTENCY_KEY_VARIABLE
+from replanning.run.processes import (
+    IDEMPOTENCY_KEY_VARIABLE,
+    MARK_VARIABLE,
+    ProcessTree,
+    process_mark,
+)
 from replanning.run.retries import TRANSIENT_ERRNOS
+from replanning.secrets import Redactor
 from replanning.tools.call import FileSnapshot, ToolCall, find_artifacts, parse_json, take_snapshot
 from replanning.tools.errors import (
     CommandFailed,
@@ -123,6 +133,7 @@ def shell_problems(tool: ToolSpec) -> list[str]:
 
 
 _log: Final = logging.getLogger("replanning.tools")
+_REDACTOR: Final = Redactor()
 
 SANDBOX_PROGRAM: Final = "bwrap"
 """Bubblewrap, which confines a command to its workspace."""
@@ -180,8 +191,8 @@ If we are killed between starting a process and recording it, the read fails and
 async def _run_process(call: ToolCall, script: Script) -> tuple[int, bytes, bytes]:
     """Run a script in a process group of its own until it ends, and kill its background processes.
 
-    If the surrounding scope is cancelled, the whole group is terminated, and killed after the grace period, before
-    this returns.
+    If the surrounding scope is cancelled, everything that it started is terminated, and killed after the grace period,
+    before this returns.
 
     Returns:
         The exit code (128 and the number of the signal that ended it), and what it wrote to stdout and stderr.
@@ -195,66 +206,88 @@ async def _run_process(call: ToolCall, script: Script) -> tuple[int, bytes, byte
     if feedback := str(getattr(call.context, "feedback", "")).replace(HOLE_DELIMITER, " "):
         own[FEEDBACK_VARIABLE] = feedback
     sandbox = await _sandbox_words(call)
-    with anyio.CancelScope(
-        shield=True
-    ):  # asyncio loses a process while whose start it is cancelled
-        process = await anyio.open_process(
-            (*sandbox, _SHELL, "-ec", _START_BARRIER + script.text, call.tool.name, *script.words),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
-            cwd=call.cwd,
-            env={**call.environ, **own, IDEMPOTENCY_KEY_VARIABLE: call.context.idempotency_key},
-            start_new_session=True,
-        )
-    stdout, stderr = bytearray(), bytearray()
-    is_too_much = False
-    try:
-        call.context.record_process(process.pid)
-        assert process.stdin is not None
-        with suppress(
-            anyio.BrokenResourceError, ConnectionError
-        ):  # it has ended already: its exit code says why
-            await process.stdin.send(b"\n")
-            await process.stdin.aclose()
-        async with anyio.create_task_group() as group:
-
-            async def collect(stream: ByteReceiveStream | None, kept: bytearray) -> None:
-                nonlocal is_too_much
-                assert stream is not None
-                with suppress(anyio.BrokenResourceError):
-                    async for chunk in stream:
-                        if len(stdout) + len(stderr) + len(chunk) > call.output_limit:
-                            is_too_much = True
-                            group.cancel_scope.cancel()
-                        else:
-                            kept += chunk
-
-            group.start_soon(collect, process.stdout, stdout)
-            group.start_soon(collect, process.stderr, stderr)
-            await process.wait()
-            # What it printed is in the pipes already. Only a process that left the group can still hold them
-            # open after this, and that one is not waited for.
-            _signal_group(process.pid, signal.SIGKILL)
-            group.cancel_scope.deadline = anyio.current_time() + call.grace
-    finally:
+    with process_mark(call.environ) as (mark, marks):
+        own[IDEMPOTENCY_KEY_VARIABLE] = call.context.idempotency_key
+        own[MARK_VARIABLE] = marks
+        words = (*sandbox, _SHELL, "-ec", _START_BARRIER + script.text, call.tool.name)
+        # asyncio loses a process while whose start it is cancelled
         with anyio.CancelScope(shield=True):
-            if process.returncode is None:
-                _signal_group(process.pid, signal.SIGTERM)
-                with anyio.move_on_after(call.grace):
-                    async with anyio.create_task_group() as group:
-                        # The pipes close when the last process of the group is gone: the first is often a shell
-                        # that ends at once, while the program it started is still clearing up.
-                        group.start_soon(_drain, process.stdout)
-                        group.start_soon(_drain, process.stderr)
-                        await process.wait()
+            process = await anyio.open_process(
+                (*words, *script.words),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                cwd=call.cwd,
+                env={**call.environ, **own},
+                start_new_session=True,
+            )
+        stdout, stderr = bytearray(), bytearray()
+        is_too_much = is_over = False
+        try:
+            call.context.record_process(process.pid)
+            assert process.stdin is not None
+            with suppress(
+                anyio.BrokenResourceError, ConnectionError
+            ):  # it has ended already: its exit code says why
+                await process.stdin.send(b"\n")
+                await process.stdin.aclose()
+            async with anyio.create_task_group() as group:
+
+                async def collect(stream: ByteReceiveStream | None, kept: bytearray) -> None:
+                    nonlocal is_too_much
+                    assert stream is not None
+                    with suppress(anyio.BrokenResourceError):
+                        async for chunk in stream:
+                            if len(stdout) + len(stderr) + len(chunk) > call.output_limit:
+                                is_too_much = True
+                                group.cancel_scope.cancel()
+                            else:
+                                kept += chunk
+
+                group.start_soon(collect, process.stdout, stdout)
+                group.start_soon(collect, process.stderr, stderr)
+                await process.wait()
+                # What it printed is in the pipes already. Only a process that left the group can still hold them
+                # open after this, and that one is not waited for.
                 _signal_group(process.pid, signal.SIGKILL)
-            await process.aclose()
+                group.cancel_scope.deadline = anyio.current_time() + call.grace
+            is_over = not is_too_much
+        finally:
+            with anyio.CancelScope(shield=True):
+                if not is_over:
+                    await _cut_off(process, mark, call)
+                await process.aclose()
     if is_too_much:
         raise ToolOutputTooLarge(call.tool.name, call.output_limit, "what it printed")
     assert process.returncode is not None
     exit_code = 128 - process.returncode if process.returncode < 0 else process.returncode
     return exit_code, bytes(stdout), bytes(stderr)
+
+
+async def _cut_off(process: Process, mark: str, call: ToolCall) -> None:
+    """End the processes of a command: its group, and those that have left it.
+
+    They are asked first, and those that still run after the grace period are killed. What cannot be ended is named in the
+    log.
+    """
+    deadline = anyio.current_time() + call.grace
+    tree = ProcessTree(mark)
+    # Before any of them ends, because a process without the mark is known by its parent.
+    await anyio.to_thread.run_sync(tree.find)
+    _signal_group(process.pid, signal.SIGTERM)
+    tree.terminate(except_group=process.pid)
+    with anyio.CancelScope(deadline=deadline):
+        async with anyio.create_task_group() as group:
+            # The pipes close when the last process of the group is gone: the first is often a shell
+            # that ends at once, while the program it started is still clearing up.
+            group.start_soon(_drain, process.stdout)
+            group.start_soon(_drain, process.stderr)
+            await process.wait()
+    _signal_group(process.pid, signal.SIGKILL)
+    left = await anyio.to_thread.run_sync(tree.end, deadline - anyio.current_time())
+    if left:
+        names = _REDACTOR.text(call.secrets.redact(", ".join(left)))
+        _log.warning("%s: still running, and cannot be ended: %s", call.tool.name, names)
 
 
 async def _drain(stream: ByteReceiveStream | None) -> None:

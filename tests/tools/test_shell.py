@@ -306,7 +306,7 @@ async def test_working_directory(tmp_path):
 
 
 async def test_environment_of_a_command():
-    """A command gets what its tool declares, what every command needs, and its idempotency key; no key of a model."""
+    """A command gets what its tool declares, what every command needs, its idempotency key and mark; no key of a model."""
     tool = shell("env", env={"B": "<{env:ONE}>"})
     environ = {
         "PATH": os.environ["PATH"],
@@ -323,6 +323,7 @@ async def test_environment_of_a_command():
         "HOME",
         "B",
         "REPLANNING_IDEMPOTENCY_KEY",
+        "REPLANNING_PROCESS_MARKS",
     }
     assert (told["B"], told["HOME"], told["REPLANNING_IDEMPOTENCY_KEY"]) == (
         "<1>",
@@ -490,6 +491,44 @@ async def test_process_that_left_the_group(tmp_path):
         assert await pulse.beat() == b"up\n"
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
         assert await pulse.beat() == b""
+
+
+LEAVING = {
+    "session": "setsid sh -c '{inner}' {{pulse}} & wait",
+    "double fork": "(setsid sh -c '{inner}' {{pulse}} &) & exec sleep 1000",
+    "empty environment": "setsid env -i PATH=\"$PATH\" sh -c '{inner}' {{pulse}} & wait",
+}
+"""Ways in which a process leaves the group of its command."""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+@pytest.mark.parametrize("way", LEAVING.values(), ids=LEAVING)
+async def test_cut_off_with_what_left_the_group(tmp_path, way):
+    """What a command has started in a session of its own is ended when the command is cut off, also if it resists."""
+    inner = f'trap "" TERM; {HOLD}sleep 1000'
+    tool = shell(way.format(inner=inner))
+    with Pulse(tmp_path) as pulse:
+        async with anyio.create_task_group() as group:
+            executor = ToolExecutor([tool], grace=0.1)
+            group.start_soon(executor, task({"pulse": str(pulse.path)}), Attempt())
+            assert await pulse.beat() == b"up\n"
+            group.cancel_scope.cancel()
+        assert await pulse.beat() == b""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+async def test_service_may_clear_up(tmp_path):
+    """A service that a command has started in a session of its own is asked to end first, once."""
+    tool = shell(
+        f"setsid {sys.executable} -c '{POLITE}' {{pulse}} </dev/null >/dev/null 2>&1 & wait"
+    )
+    with Pulse(tmp_path) as pulse:
+        async with anyio.create_task_group() as group:
+            executor = ToolExecutor([tool], grace=PATIENCE)
+            group.start_soon(executor, task({"pulse": str(pulse.path)}), Attempt())
+            assert await pulse.beat() == b"up\n"
+            group.cancel_scope.cancel()
+        assert (await pulse.beat(), await pulse.beat()) == (b"bye\n", b"")
 
 
 async def test_group_is_noted_before_it_works(tmp_path):
