@@ -19,7 +19,7 @@ ReplanningError                  catch this to catch all of them
 ├── PluginError                  a named plugin is missing or cannot be loaded
 ├── StoreError                   the journal cannot be read or written
 │   ├── RunOwned                 another process owns the run
-│   ├── LeaseLost                this process no longer owns the run
+│   ├── LeaseLost                this process no longer owns the run, or the store no longer has it
 │   ├── JournalCorrupt           records are missing or unreadable
 │   └── RecordNotSerializable    a record holds what JSON cannot express; trying again does not help
 ├── OutputError                  a task's output is too large or cannot be stored
@@ -286,7 +286,18 @@ class RunOwned(StoreError):
 
 
 class LeaseLost(StoreError):
-    """This process no longer owns the run, so it may not write to its journal."""
+    """This process no longer owns the run, so it may not write to its journal.
+
+    Attributes:
+        run_is_gone: whether nobody owns it, because the store no longer has the run.
+    """
+
+    run_is_gone: bool = False
+
+    def __init__(self, message: str, *, run_is_gone: bool = False) -> None:
+        super().__init__(message)
+        if run_is_gone:
+            self.run_is_gone = True
 
 
 class JournalCorrupt(StoreError):

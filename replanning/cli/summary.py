@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Final
 
+from rich.console import Console
+
 from replanning import RunResult
 from replanning.changes import dump_change
 from replanning.cli.app import (
@@ -19,7 +21,7 @@ from replanning.cli.app import (
 from replanning.cli.lookup import command_line, is_on_temporal, question_words, shown_place
 from replanning.cli.show import print_repairs, print_table
 from replanning.cli.status import problems_json
-from replanning.errors import StoreError
+from replanning.errors import StoreError, UnknownRun
 from replanning.history import ReplanEvent, ReplanHistory
 from replanning.history.overview import (
     Repair,
@@ -120,10 +122,12 @@ class RunSummary:
             records = list(store.read(result.run))
             replayed = replay_records(records)
             history = ReplanHistory(lambda after: records[after:], max_events=len(records))
-        except StoreError as error:
+        except (StoreError, UnknownRun) as error:
             print_message(f"the history cannot be read: {error}")
             return
-        self.live, self._started, self._history = replayed.live, replayed.started, history
+        self._started, self._history = replayed.started, history
+        if not result.unjournaled:
+            self.live = replayed.live
         self._trace_id = (replayed.opened.trace or "--").split("-")[1]
         rows = task_rows(self.live, replayed.ledger, replayed.updated)
         # Phases of planning mode mean nothing to people.
@@ -166,7 +170,7 @@ class RunSummary:
         out.print("\nWhere to look", style="bold")
         if result.unjournaled:
             out.print(
-                "  history  is not complete: the store failed, and the run went on without it",
+                f"  history  {shown_place(self._store)} is not complete: the store failed or is gone",
                 style="yellow",
             )
         elif self._durable:
@@ -186,11 +190,16 @@ class RunSummary:
             out.print(f"  missing  {escape_control(problem)}", style="yellow")
         for note in self.notes:
             out.print(f"  {note}")
-        if self._durable and (steps := list(self._next_steps())):
-            out.print("\nNext", style="bold")
-            for command, what in steps:
-                out.print(f"  {command}\n      {what}")
+        if self._durable and not result.unjournaled:
+            self._print_next_steps(out)
         return self.exit_code
+
+    def _print_next_steps(self, out: Console) -> None:
+        steps = list(self._next_steps())
+        if steps:
+            out.print("\nNext", style="bold")
+        for command, what in steps:
+            out.print(f"  {command}\n      {what}")
 
     def to_json(self) -> JsonObject:
         """Return the summary in the form that `--json` prints."""

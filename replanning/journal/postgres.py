@@ -23,6 +23,7 @@ from replanning.journal.store import (
     decode_body,
     encode_body,
     lease_lost,
+    run_is_gone,
     run_title,
     status_after,
     to_json_line,
@@ -212,17 +213,26 @@ class PostgresStore(SqlStore):
     ) -> Mapping[Lease, LeaseLost]:
         """Move the ends of the leases in the rows of their runs, in one statement."""
 
-        def renew(database: psycopg.Connection) -> set[tuple[object, ...]]:
+        def renew(database: psycopg.Connection) -> dict[Lease, LeaseLost]:
             until = self._server_time(database, at) + ttl
             runs = [lease.run for lease in leases]
             epochs = [lease.epoch for lease in leases]
-            return set(database.execute(_RENEW_SQL, (until, runs, epochs)).fetchall())
+            try:
+                rows = database.execute(_RENEW_SQL, (until, runs, epochs)).fetchall()
+            except psycopg.errors.UndefinedTable as error:
+                return {lease: self._no_table(lease, error) for lease in leases}
+            renewed = set(rows)
+            lost: dict[Lease, LeaseLost] = {}
+            for lease in leases:
+                if (lease.run, lease.epoch) in renewed:
+                    continue
+                lost[lease] = lease_lost(lease)
+                if self._find_row(database, lease.run, lock=False) is None:
+                    lost[lease] = self._no_such_run(lease)
+            return lost
 
         doing = "renew leases"
-        renewed = self._result(doing, self._submit(doing, renew))
-        return {
-            lease: lease_lost(lease) for lease in leases if (lease.run, lease.epoch) not in renewed
-        }
+        return self._result(doing, self._submit(doing, renew))
 
     def append(self, lease: Lease, record: Record) -> None:
         """Count and insert the record, which does nothing if the lease is not current."""
@@ -253,7 +263,11 @@ class PostgresStore(SqlStore):
         def insert(database: psycopg.Connection) -> None:
             if doubtful is not None:
                 self._withdraw(database, doubtful)
-            if not database.execute(_APPEND_SQL, row).rowcount:
+            try:
+                inserted = database.execute(_APPEND_SQL, row).rowcount
+            except psycopg.errors.UndefinedTable as error:
+                raise self._no_table(lease, error) from error
+            if not inserted:
                 raise self._refuse(database, lease, record)
 
         future = self._submit(doing, insert)
@@ -325,6 +339,10 @@ class PostgresStore(SqlStore):
             kind, at, by, payload = json.loads(text)
             messages.append(InboxMessage(kind, at, by, payload, message))
         return messages
+
+    def _no_table(self, lease: Lease, error: psycopg.Error) -> LeaseLost:
+        """Return the error for a run whose table was dropped."""
+        return run_is_gone(lease.run, f"a table of {self._name} was dropped: {_first_line(error)}")
 
     def _withdraw(self, database: psycopg.Connection, row: Mapping[str, object]) -> None:
         """Remove a record that was given up, if the server has taken it all the same."""

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
 
 from replanning.environment import is_lease_free
-from replanning.errors import JournalCorrupt, RunOwned, StoreError
+from replanning.errors import JournalCorrupt, LeaseLost, RunOwned, StoreError
 from replanning.journal.records import Record
 from replanning.journal.store import (
     InboxMessage,
@@ -25,6 +25,7 @@ from replanning.journal.store import (
     lease_lost,
     record_out_of_order,
     run_already_exists,
+    run_is_gone,
     unknown_run,
 )
 from replanning.plan.types import RunId
@@ -196,13 +197,13 @@ class SqlStore(RunStore):
     def renew(self, lease: Lease, at: float, ttl: float) -> None:
         """Move the end of the lease in the row of the run."""
 
-        def renew(database: Database) -> int:
+        def renew(database: Database) -> None:
             until = self._server_time(database, at) + ttl
             values = {"run": lease.run, "epoch": lease.epoch, "until": until}
-            return int(self._execute(database, _RENEW, values).rowcount)
+            if not self._execute(database, _RENEW, values).rowcount:
+                self._owned_row(database, lease)  # raises the reason
 
-        if not self._write("renew a lease", renew):
-            raise lease_lost(lease)
+        self._write("renew a lease", renew)
 
     def release(self, lease: Lease) -> None:
         """Begin the next epoch without an owner, which invalidates the lease."""
@@ -310,12 +311,17 @@ class SqlStore(RunStore):
         """Return the row of a run whose lease is current.
 
         Raises:
-            LeaseLost: it is not.
+            LeaseLost: it is not, or the run is gone.
         """
         row = self._find_row(database, lease.run, lock=lock)
-        if row is None or row.epoch != lease.epoch:
+        if row is None:
+            raise self._no_such_run(lease)
+        if row.epoch != lease.epoch:
             raise lease_lost(lease)
         return row
+
+    def _no_such_run(self, lease: Lease) -> LeaseLost:
+        return run_is_gone(lease.run, f"{self._place} does not have this run any more")
 
     def _find_row(self, database: Database, run: RunId, *, lock: bool) -> RunRow | None:
         if not is_valid_run_id(run):  # some ids cannot be sent to a database

@@ -7,7 +7,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -27,6 +27,7 @@ from replanning.journal.store import (
     encode_body,
     is_locked,
     lock_timeout,
+    run_is_gone,
     run_title,
     status_after,
     to_json_line,
@@ -36,6 +37,9 @@ from replanning.plan.types import RunId
 Synchronous = Literal["normal", "full", "off"]
 
 _APPLICATION_ID: Final = 0x5265506C  # "RePl": marks a file as ours
+
+_LOG_SUFFIXES: Final = ("-wal", "-shm")
+"""Ends of the names of the log and of its index, which are files beside the database."""
 
 _MAX_WAL_ATTEMPTS: Final = 100
 
@@ -111,6 +115,9 @@ _SQLITE_ADVICE: Final = {
     ),
     "SQLITE_IOERR": "the disk failed, or the file may not grow; check space, quotas and limits on the size of files",
 }
+
+_DAMAGE: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR", "SQLITE_IOERR_SHORT_READ")
+"""Codes with which SQLite reads a file that was cut off or overwritten; others may pass."""
 
 _VERSION_SQL: Final = "SELECT * FROM pragma_application_id, pragma_user_version"
 
@@ -191,6 +198,7 @@ class SqliteStore(SqlStore):
         self._path = Path(path)
         self._synchronous = synchronous
         self._lock = RLock()  # of the connection, which several threads use
+        self._files: dict[Path, os.stat_result] = {}  # the file and its log, as last seen
         try:
             self._connection  # noqa: B018 - opens the file
         except StoreError as error:
@@ -215,6 +223,9 @@ class SqliteStore(SqlStore):
         crc = checksum(data.encode(), seq, float(at), kind)
         values = (lease.run, lease.epoch, seq, at, kind, data, crc)
         status = status_after(body)
+        if status is not None:
+            # Not for every record: two looks a second and one at the end are enough.
+            self._check_files(lease.run)
 
         def insert(database: sqlite3.Connection) -> None:
             database.execute(_APPEND_SQL, values)
@@ -232,6 +243,16 @@ class SqliteStore(SqlStore):
             raise store_error(
                 error, self._path, f"take record {seq} of run {lease.run!r}"
             ) from error
+
+    def renew(self, lease: Lease, at: float, ttl: float) -> None:
+        """Move the end of the lease, if the file is still there."""
+        self._check_files(lease.run)
+        super().renew(lease, at, ttl)
+
+    def inbox(self, run: RunId) -> Sequence[InboxMessage]:
+        """Return the waiting messages with their ids, if the file is still there."""
+        self._check_files(run)
+        return super().inbox(run)
 
     def close(self) -> None:
         """Close the file, after a checkpoint of its log."""
@@ -295,6 +316,53 @@ class SqliteStore(SqlStore):
             # Without the lock of the connection, for which the event loop of another run may wait.
             Event().wait(0.001)
 
+    def _check_files(self, run: RunId) -> None:
+        """Check that the file and its log are those that were opened, and have the run.
+
+        SQLite would notice nothing, and write into a file that has no name any more. Like SQLite
+        where it does look, this compares the numbers of files.
+
+        Raises:
+            LeaseLost: the run is gone.
+        """
+        is_changed = False
+        files: dict[Path, os.stat_result] = {}
+        for file, seen in self._files.items():
+            try:
+                files[file] = file.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                raise run_is_gone(run, f"{file} was deleted") from None
+            except OSError:
+                return  # whether the file can be used, the next record shows
+            if not os.path.samestat(files[file], seen):
+                raise run_is_gone(run, f"{file} was replaced by another file")
+            is_changed |= files[file].st_size < seen.st_size
+            if not file.name.endswith(_LOG_SUFFIXES):
+                # Records are written to the log, and moved from there to the file now and then.
+                is_changed |= files[file].st_mtime_ns != seen.st_mtime_ns
+        if not is_changed or self._has_content(run, next(iter(files))):
+            self._files = files
+
+    def _has_content(self, run: RunId, place: Path) -> bool:
+        """Return whether another process would find the run in the file; false if that is unknown.
+
+        The open connection does not show this, because it has parts of the file in memory.
+
+        Raises:
+            LeaseLost: it would not, or not all of its records.
+        """
+        kept = self._read(lambda database: self._find_row(database, run, lock=False))
+        try:
+            with closing(sqlite3.connect(f"{place.as_uri()}?mode=ro", uri=True)) as database:
+                found = self._find_row(database, run, lock=False)
+        except sqlite3.Error as error:
+            if not _error_name(error).startswith(_DAMAGE):
+                return False
+            raise run_is_gone(run, f"{place} was cut off or overwritten ({error})") from error
+        if kept is None or found is None or found.last < kept.last:
+            raise run_is_gone(run, f"{place} was overwritten")
+        return True
+
     def _server_time(self, database: sqlite3.Connection, at: float) -> float:
         return float(at)
 
@@ -348,6 +416,8 @@ class SqliteStore(SqlStore):
             if not options:
                 _make_private(self._path)  # not before: the file of another program stays as it is
                 _use_log(connection)
+                connection.execute(_VERSION_SQL).fetchone()  # the log is made by the first use
+                self._files = _look_at_files(self._path.absolute())
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             connection.execute(f"PRAGMA busy_timeout = {LOCK_TRY * 1000:.0f}")
         except BaseException as error:
@@ -378,7 +448,7 @@ def _make_private(path: Path) -> None:
     Raises:
         StoreError: it belongs to somebody else.
     """
-    for suffix in ("", "-wal", "-shm"):
+    for suffix in ("", *_LOG_SUFFIXES):
         file = path.with_name(path.name + suffix)
         if not file.is_file() or not file.stat().st_mode & 0o077:
             continue
@@ -390,6 +460,16 @@ def _make_private(path: Path) -> None:
             ) from error
         except FileNotFoundError:
             pass  # another process has closed the file just now
+
+
+def _look_at_files(path: Path) -> dict[Path, os.stat_result]:
+    """Return what the system says of a file, and of the log and index beside it."""
+    found: dict[Path, os.stat_result] = {}
+    for suffix in ("", *_LOG_SUFFIXES):
+        file = path.with_name(path.name + suffix)
+        with suppress(OSError):
+            found[file] = file.stat()
+    return found
 
 
 def _use_log(connection: sqlite3.Connection) -> None:

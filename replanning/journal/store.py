@@ -136,7 +136,7 @@ class RunStore(ABC):
         """Extend the lease to `ttl` seconds from `at`.
 
         Raises:
-            LeaseLost: another process has taken the run over.
+            LeaseLost: another process has taken the run over, or the store no longer has it.
         """
 
     def renew_all(
@@ -165,7 +165,7 @@ class RunStore(ABC):
         """Append a record; in a durable store it then outlives the process.
 
         Raises:
-            LeaseLost: another process has taken the run over; nothing was written.
+            LeaseLost: another process has taken the run over, or the store no longer has it; nothing was written.
             StoreError: it could not be written.
         """
 
@@ -493,6 +493,11 @@ def lease_lost(lease: Lease) -> LeaseLost:
         f"run {lease.run!r} is no longer owned under lease {lease.epoch} of {lease.owner}: "
         "it was released, or another process has taken it over; nothing was written"
     )
+
+
+def run_is_gone(run: RunId, cause: str) -> LeaseLost:
+    """Return the error for an open run that the store no longer has."""
+    return LeaseLost(f"{cause}, so nothing more of run {run!r} can be kept", run_is_gone=True)
 
 
 def record_out_of_order(lease: Lease, record: Record, last: int) -> StoreError:

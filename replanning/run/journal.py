@@ -20,6 +20,7 @@ from replanning.journal.records import (
     RecordBody,
     RunEnded,
     RunPaused,
+    RunStatus,
 )
 from replanning.journal.store import Lease, RunStore
 from replanning.live.draft import Draft
@@ -43,8 +44,10 @@ class RunJournal:
     Its state is one of four. *Open*: a record is stored, then takes effect, in one step.
     *Failing*: the store has refused a record; nothing new begins, what has happened all the same is
     kept in order, and the store is tried again. *Given up*: patience is over, and the run ends as
-    paused in this process; only when it is left is the store tried once more. *Closed*: another
-    process owns the run, or it ended earlier; nothing is written any more. With `on_failure` set to
+    paused in this process; only when it is left is the store tried once more. Or the store no
+    longer has the run, which then ends as failed; what was kept takes effect without the store when
+    the run is left, so that its result has all that is known. *Closed*: another process owns the
+    run, or it ended earlier; nothing is written any more. With `on_failure` set to
     `continue_unjournaled`, a store that fails is left instead, because a journal with a gap cannot
     be replayed.
 
@@ -63,12 +66,12 @@ class RunJournal:
         on_failure: what to do while the store fails.
         redactor: masks secrets in records, where they leave the run.
         on_recovered: called when a failing store works again and has all records.
-        on_given_up: called with the reason when nothing more will be written: the store failed for
-            too long, or another process has taken the run over.
+        on_given_up: called with the status and the reason when nothing more will be written: the
+            store failed for too long or no longer has the run, or another process has taken it over.
 
     Attributes:
         seq: the number of the last record.
-        unjournaled: whether the store has failed and the run continues without it.
+        unjournaled: whether the store has failed or lost the run, so that nothing is stored there.
         state: see above.
     """
 
@@ -85,7 +88,7 @@ class RunJournal:
         on_failure: str,
         redactor: Redactor,
         on_recovered: Callable[[], None],
-        on_given_up: Callable[[str], None],
+        on_given_up: Callable[[RunStatus, str], None],
     ) -> None:
         self.store = store
         self.lease = lease
@@ -93,6 +96,7 @@ class RunJournal:
         self.state: JournalState = "open"
         self.unjournaled = False
         self._last_at = last.at
+        self._confirmed_seq = last.seq
         self._live = live
         self._ledger = ledger
         self._timer = timer
@@ -177,7 +181,8 @@ class RunJournal:
                 raise  # the store works, and trying again would not help
             except LeaseLost as error:
                 self.lose(error)
-                raise
+                if self.state != "open":
+                    raise
             except Exception as error:
                 # A third party's store may raise anything.
                 if self._on_failure != "continue_unjournaled":
@@ -243,10 +248,30 @@ class RunJournal:
             await self._changed.wait()
         return self.state == "open"
 
+    def confirm(self) -> None:
+        """Note that the store has the run, and therefore all records so far."""
+        self._confirmed_seq = self.seq
+
     def lose(self, error: LeaseLost) -> None:
-        """Write nothing more: another process owns the run now."""
-        self.close()
-        self._on_given_up(f"another process has taken the run over: {error}")
+        """Write nothing more: another process owns the run now, or the store no longer has it."""
+        if not error.run_is_gone:
+            self.close()
+            self._on_given_up("paused", f"another process has taken the run over: {error}")
+            return
+        if self._ledger.run_end is not None or self.unjournaled or self.state == "closed":
+            return  # the end was stored before, or this is known
+        self.unjournaled = True
+        if self._on_failure == "continue_unjournaled":
+            return
+        self.state = "given_up"
+        self.wake()
+        reason = (
+            f"{error}; this was noticed after record {self.seq}, and record {self._confirmed_seq} is"
+            " the last one that was certainly stored. No other task was started. What has finished"
+            " is known here alone, with its outputs: restore the store and resume the run, or run the"
+            " plan again, which repeats what has finished"
+        )
+        self._on_given_up("failed", reason)
 
     def close(self) -> None:
         """Write nothing more."""
@@ -268,7 +293,7 @@ class RunJournal:
         if left <= 0:
             self.state = "given_up"
             reason = f"the store has failed for {failing:g} s: {describe_error(error)}"
-            self._on_given_up(reason)
+            self._on_given_up("paused", reason)
             return
         pause = min(max(_INITIAL_RETRY_SECONDS, failing), _MAX_RETRY_SECONDS, left)
         self._failing_seconds += pause

@@ -484,15 +484,15 @@ class Lifecycle:
         self.check_completion()
         self.enforce_wall_clock()
 
-    def _on_store_given_up(self, reason: str) -> None:
-        """End as paused in this process alone, as the store takes no record of it.
+    def _on_store_given_up(self, status: RunStatus, reason: str) -> None:
+        """End in this process alone, as the store takes no record of it.
 
-        Lease lost: cancel our attempts, because the new owner runs them again. Patience over: let
-        them finish; `close` tries to write their results.
+        Lease lost: cancel our attempts, because the new owner runs them again. Patience over, or
+        the run gone from the store: let them finish; `close` deals with their results.
         """
         if self.end is not None:
             return
-        self._mark_ended(RunEnded("paused", reason))
+        self._mark_ended(RunEnded(status, reason))
         if self.journal.state == "closed":
             self.attempts.cancel_all()
 

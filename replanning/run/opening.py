@@ -1010,6 +1010,13 @@ def process_messages(
     life = run._lifecycle
     try:
         messages = life.journal.store.inbox(run.id)
+    except LeaseLost as error:
+        life.journal.lose(error)
+        return
+    except UnknownRun as error:
+        cause = f"{life.journal.store!r} has lost the run: {error}"
+        life.journal.lose(LeaseLost(cause, run_is_gone=True))
+        return
     except Exception as error:  # noqa: BLE001 - a third party's store may raise anything
         # It is read again at the next poll, so the same error is recorded once.
         problem = describe_error(error)
@@ -1017,6 +1024,7 @@ def process_messages(
             life.opening.inbox_problem = problem
             life.record_error("inbox", error)
         return
+    life.journal.confirm()
     if not messages:
         # A batch would check whether the run is complete, before its caller could edit it.
         return

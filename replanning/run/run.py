@@ -95,7 +95,8 @@ class RunResult:
         revisions: the revisions of the plan with their reasons, in order.
         questions: the ids of the questions that a person must answer.
         spent: the usage that budgets counted.
-        unjournaled: whether the store failed and the run continued without it.
+        unjournaled: whether the store failed and the run continued without it, or the store lost the
+            run. The journal lacks what happened from then on.
         failures: by task, the last failure of each one that ended FAILED or BLOCKED, with its true
             text. `reason` and `problems` are as recorded, where secrets are masked.
         stale: by task, the causes of each stale result: `context.KEY`, which the task has read and

@@ -81,6 +81,41 @@ def test_the_result_as_json(tmp_path: Path) -> None:
     assert (revision["source"], revision["confidence"]["total"]) == ("repair", pytest.approx(0.77))
 
 
+def test_a_store_that_vanishes(tmp_path: Path) -> None:
+    """A run whose store is deleted exits with 1, says so, and offers no command that would need the store."""
+    write_plan(
+        tmp_path,
+        {"good": "echo fine", "clean": "rm -r .replanning"},
+        "id: first, tool: good\nid: last, tool: clean, depends_on: [first]",
+    )
+
+    done = cli(tmp_path, *RUN, code=1)
+
+    assert f"✗ failed: {tmp_path}/.replanning/history.db was deleted" in done.stdout
+    assert "history  .replanning/history.db is not complete" in done.stdout
+    assert "Next" not in done.stdout
+    result = answer(tmp_path, *RUN, code=1)
+    assert (result["status"], result["exit_code"], result["unjournaled"]) == ("failed", 1, True)
+    assert result["outputs"]["first"]["stdout"] == "fine"
+    assert result["tasks"] == {"first": "DONE", "last": "DONE"}
+    assert "resume" not in result
+
+
+def test_a_run_deleted_from_its_store(tmp_path: Path) -> None:
+    """A run that another program deletes from the store ends with 1 as well, and its result is told."""
+    program = (
+        "import sqlite3; d = sqlite3.connect('.replanning/history.db');"
+        " d.execute('DELETE FROM runs'); d.commit()"
+    )
+    (tmp_path / "delete.py").write_text(program)
+    write_plan(tmp_path, {"delete": "python3 delete.py"}, "id: only, tool: delete")
+
+    done = cli(tmp_path, *RUN, code=1)
+
+    assert "the history cannot be read: there is no run 'r'" in done.stderr
+    assert "does not have this run any more, so nothing more of run 'r' can be kept" in done.stdout
+
+
 def test_resume_keeps_what_was_switched_off(tmp_path: Path) -> None:
     """A run begun with --no-replan fails without a revision, also when it is resumed, until --replan says otherwise."""
     write_plan(tmp_path, REPAIRED, REPAIRED_TASKS)

@@ -16,9 +16,10 @@ import anyio
 import pytest
 
 from replanning import Goal, Plan, ReplanningEngine, Settings, Task, ToolSpec
-from replanning.errors import JournalCorrupt, StoreError
+from replanning.errors import JournalCorrupt, LeaseLost, StoreError
 from replanning.journal import AttemptStarted, Record, RunEnded, RunStore, open_store
 from replanning.journal.store import InboxMessage
+from replanning.plan.types import RunId
 from replanning.testing.stores import (
     OTHER_OWNER,
     RUN,
@@ -120,6 +121,22 @@ def test_damage(store, address):
         JournalCorrupt, match="record 2 of run 'run-1' cannot be read: it is missing"
     ):
         list(store.read(RUN))
+
+
+def test_vanished(store, address):
+    """A run whose row or table somebody deletes is gone, which is not said to be another process's doing."""
+    gone, kept = (store.create(RunId(run), "me", 0.0, 5.0) for run in ("gone", "kept"))
+    for vanish, said, leases in (
+        ("DELETE FROM replanning_runs WHERE id = 'gone'", "does not have this run", [gone]),
+        ("DROP TABLE replanning_runs CASCADE", "a table of .* was dropped", [gone, kept]),
+    ):
+        sql(address, vanish)
+        with pytest.raises(LeaseLost, match=said) as raised:
+            store.append(gone, sample_record(1))
+        assert raised.value.run_is_gone
+        lost = store.renew_all([gone, kept], 1.0, 5.0)
+        assert list(lost) == leases
+        assert all(error.run_is_gone for error in lost.values())
 
 
 def test_addresses(address, postgres_server):

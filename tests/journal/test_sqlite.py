@@ -1,6 +1,7 @@
 """The SQLite store: its file, its schema, and what can be wrong with them."""
 
 import os
+import resource
 import shutil
 import sqlite3
 import threading
@@ -10,8 +11,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from replanning.errors import JournalCorrupt, StoreError
-from replanning.journal import SqliteStore
+from replanning.errors import JournalCorrupt, LeaseLost, StoreError
+from replanning.journal import Record, RunEnded, SqliteStore
 from replanning.journal.store import Lease, checksum
 from replanning.plan.types import RunId
 from replanning.testing.stores import RUN, sample_message, sample_record
@@ -310,3 +311,90 @@ def test_waiting_thread(path, monkeypatch):
         assert seen == [[]]
         store.append(lease, sample_record(1))
         assert [info.run for info in store.runs()] == [RUN]
+
+
+# A file that vanishes
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda store, lease: store.renew(lease, 1.0, 5.0),
+        lambda store, lease: store.inbox(RUN),
+        lambda store, lease: store.append(lease, Record(2, 0.0, RunEnded("succeeded", "done"))),
+    ],
+    ids=["renew", "inbox", "end"],
+)
+def test_vanished(path, ask):
+    """Whoever renews a lease, reads the inbox or ends a run learns that the file is gone, and that nobody has the run."""
+    with closing(SqliteStore(path)) as store:
+        lease = store.create(RUN, "me", 0.0, 5.0)
+        store.append(lease, sample_record(1))
+        path.unlink()
+        with pytest.raises(LeaseLost, match=rf"{path} was deleted, so nothing more of") as raised:
+            ask(store, lease)
+        assert raised.value.run_is_gone
+
+
+def test_deleted_row(path):
+    """A run that somebody deleted from the table is gone, which is not said to be another process's doing."""
+    with closing(SqliteStore(path)) as store:
+        lease = store.create(RUN, "me", 0.0, 5.0)
+        execute(path, "DELETE FROM runs")
+        for action in (
+            lambda: store.renew(lease, 1.0, 5.0),
+            lambda: store.append(lease, sample_record(1)),
+        ):
+            with pytest.raises(LeaseLost, match="does not have this run any more") as raised:
+                action()
+            assert raised.value.run_is_gone
+
+
+def test_older_copy(path):
+    """A copy that lacks the last records, put into the file while it is open, is noticed."""
+    with closing(SqliteStore(path)) as store:
+        lease = store.create(RUN, "me", 0.0, 5.0)
+        execute(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+        copy = path.read_bytes()
+        store.append(lease, sample_record(1))
+        execute(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+        store.renew(lease, 1.0, 5.0)
+        path.write_bytes(copy)
+        with pytest.raises(LeaseLost, match="overwritten"):
+            store.renew(lease, 1.0, 5.0)
+
+
+def test_maintenance(path):
+    """Checkpoints, VACUUM and other programs' records are no reason to think that the file is another."""
+    with closing(SqliteStore(path)) as store:
+        lease = store.create(RUN, "me", 0.0, 5.0)
+        for seq in range(1, 200):
+            store.append(lease, sample_record(seq))
+        for statement in ("PRAGMA wal_checkpoint(TRUNCATE)", "DELETE FROM outcomes", "VACUUM"):
+            execute(path, statement)
+            execute(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+            store.renew(lease, 1.0, 5.0)
+        store.append(lease, Record(200, 0.0, RunEnded("succeeded", "done")))
+
+
+def test_unknown_whether_vanished(path):
+    """A file that cannot be looked at for the moment is not one that has vanished."""
+    away = path.parent.with_name("away")
+    folder = path.parent / "folder"
+    folder.mkdir()
+    place = folder / "history.db"
+    with closing(SqliteStore(place)) as store:
+        lease = store.create(RUN, "me", 0.0, 5.0)
+        folder.rename(away)
+        folder.symlink_to(folder)  # a loop
+        store.renew(lease, 1.0, 5.0)
+        folder.unlink()
+        away.rename(folder)
+        execute(place, "PRAGMA wal_checkpoint(TRUNCATE)")
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            store.renew(lease, 2.0, 5.0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        store.renew(lease, 3.0, 5.0)
