@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Literal, Protocol
 from weakref import WeakSet
 
@@ -31,8 +32,10 @@ from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.scheduler import ReadyQueue
 from replanning.live.states import TaskState
+from replanning.plan.messages import join_names
 from replanning.plan.tasks import Task
 from replanning.plan.types import TaskId
+from replanning.run.event_loop import Timer
 
 CLAIMS_PER_TURN: Final = 256
 """How often all pullers together look for a task before the event loop is given a turn.
@@ -40,6 +43,9 @@ CLAIMS_PER_TURN: Final = 256
 Counted since the last turn that was given for this reason; turns that it gets otherwise do not
 reset the count.
 """
+
+_UNSTARTED_SECONDS: Final = 10.0
+"""Seconds after which a task that a loop has pulled, and passed over, should have been started."""
 
 WAKING_RECORDS: Final = (
     AttemptSucceeded,
@@ -108,6 +114,9 @@ class TaskSource(Protocol):
     def when_idle(self, root: TaskEntry | None) -> Idle:
         """Do what is to be done when nothing can be handed out, and say what the puller does."""
 
+    def record_error(self, where: str, error: BaseException | str) -> None:
+        """Record an error that was contained, and warn of it."""
+
 
 @dataclass(repr=False, eq=False)
 class Dispatcher:
@@ -122,17 +131,20 @@ class Dispatcher:
     Args:
         live: the plan.
         ledger: tells which tasks a trigger is about.
+        timer: calls back when a task that was pulled should have been started long ago.
         run: prepares tasks, and knows when it is over.
     """
 
     _live: LivePlan
     _ledger: Ledger
+    _timer: Timer
     _run: TaskSource
     pullers: WeakSet[Puller] = field(default_factory=WeakSet)
     over: anyio.Event = field(default_factory=anyio.Event)
     _waiters: deque[anyio.Event] = field(default_factory=deque)
     _lineage_waiters: dict[TaskId, anyio.Event] = field(default_factory=dict)
     _claims_this_turn: int = 0
+    _expects_start: bool = False
 
     def __repr__(self) -> str:
         return f"<Dispatcher waiting={len(self._waiters)} lineages={list(self._lineage_waiters)}>"
@@ -154,6 +166,36 @@ class Dispatcher:
             if other is not puller:
                 other.left_by_others.append(claim)
         self.wake()
+        # One task tells as much as all: a loop that starts none of them does not start this one.
+        if not self._expects_start:
+            self._expects_start = True
+            when = self._timer.clock.now() + _UNSTARTED_SECONDS
+            check = partial(self._check_started, claim.entry, claim.entry.log.count)
+            self._timer.call_at(when, check)
+
+    def _check_started(self, entry: TaskEntry, attempts: int) -> None:
+        """Warn if a loop has pulled a task and gone on, and nobody has executed anything since.
+
+        Nothing else would tell: one such loop waits for ever, and several hand the task to one
+        another again and again.
+        """
+        is_started = entry.log.count != attempts or not entry.claim
+        if is_started or self._live.counts[TaskState.RUNNING] or not self._run.can_hand_out():
+            self._expects_start = False
+            return
+        names: dict[str, None] = {}
+        for puller in self.pullers:
+            for claim in puller.claims:
+                if claim.is_open:
+                    names[repr(claim.entry.id)] = None
+        # Told once: what is expected stays so.
+        self._run.record_error(
+            "a loop over run.ready()",
+            f"it has pulled {join_names(sorted(names), 5)} and started none of them for"
+            f" {_UNSTARTED_SECONDS:g} s, so that the run cannot go on; execute each task in"
+            " `async with run.attempt(task) as attempt:`, or report it with `run.started`,"
+            " `run.succeeded` and `run.failed`",
+        )
 
     @property
     def turn_is_due(self) -> bool:

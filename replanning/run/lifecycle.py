@@ -282,7 +282,7 @@ class Lifecycle:
             on_recovered=self._on_store_recovered,
             on_given_up=self._on_store_given_up,
         )
-        self.dispatcher = Dispatcher(live, ledger, self)
+        self.dispatcher = Dispatcher(live, ledger, self.timer, self)
         self.journal.subscribe(self.dispatcher.on_record, WAKING_RECORDS)
         self.outputs = OutputKeeper(live, redactor, codec, settings.max_output)
         self.evaluation = Evaluation(live, ledger, store, environment.clock, self.record_error)

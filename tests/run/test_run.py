@@ -314,6 +314,46 @@ async def test_what_is_handed_out_again():
     assert run.result.status == "succeeded"
 
 
+@pytest.mark.parametrize("loops", [1, 2])
+async def test_loop_that_starts_nothing(loops, clock):
+    """A loop that executes tasks without an attempt is told once, after a while, what it has pulled and what to write."""
+    engine = make_engine(clock=clock)
+    async with engine.open(plan(Task(id="a"), Task(id="b"))) as run:
+
+        async def pull() -> None:
+            async for _ in run.ready():
+                await clock.sleep(1)
+
+        async with anyio.create_task_group() as group:
+            for _ in range(loops):
+                group.start_soon(pull)
+            await clock.sleep(40)
+            run.pause("enough")
+    (problem,) = run.result.problems
+    assert problem.where == "a loop over run.ready()"
+    assert problem.error.startswith("it has pulled 'a', 'b' and started none of them for 10 s")
+    assert "async with run.attempt(task) as attempt:" in problem.error
+
+
+async def test_loop_that_starts_later(clock):
+    """Nothing is told of a loop that leaves tasks to others, as long as some of them are executed."""
+    engine = make_engine(clock=clock)
+
+    async def work(run, task):
+        await clock.sleep(5)
+        async with run.attempt(task):
+            await clock.sleep(30)
+
+    async with (
+        engine.open(plan(Task(id="a"), Task(id="b"))) as run,
+        anyio.create_task_group() as group,
+    ):
+        async for task in run.ready():
+            group.start_soon(work, run, task)
+    assert run.result.status == "succeeded"
+    assert not run.result.problems
+
+
 async def test_worker_that_leaves():
     """A task pulled by a worker that went away is taken by another one that waits."""
     async with open_run(chain("a")) as run, anyio.create_task_group() as group:
