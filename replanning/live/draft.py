@@ -876,6 +876,8 @@ class Draft:
         entry = self._graph.entries[task.id]
         entry.task = task
         entry.order = order
+        # Results are listed in the order of the plan.
+        self._graph.results.changed = None
         self._graph.scheduler.requeue(entry)
 
     def _remove(self, task_id: TaskId) -> None:

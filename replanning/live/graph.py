@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
@@ -50,7 +51,8 @@ class TaskResults(Mapping[str, Any]):
         ended: whether a task that ended without an output in any other way has that one as well.
 
     Attributes:
-        changed: the roots of the lineages that have changed since; None before the first time.
+        changed: the roots of the lineages that have changed since; None before the first time, and
+            once the order of the plan has changed.
     """
 
     # No dataclass, because conditions would read its fields instead of the results.
@@ -62,7 +64,7 @@ class TaskResults(Mapping[str, Any]):
         self._entries = entries
         self._missing = missing
         self._ended = ended
-        self._known: set[TaskId] = set()
+        self._known: list[TaskId] = []
         self.changed: dict[TaskId, None] | None = None
 
     def __repr__(self) -> str:
@@ -86,24 +88,30 @@ class TaskResults(Mapping[str, Any]):
         return super().__contains__(key)
 
     def __iter__(self) -> Iterator[str]:
-        # In the order of the plan, whichever task was done first.
-        return iter(sorted(self._roots(), key=lambda root: self._entries[root].order))
+        # What is done meanwhile must not move what is still to come.
+        return iter(tuple(self._roots()))
 
     def __len__(self) -> int:
         return len(self._roots())
 
-    def _roots(self) -> set[TaskId]:
-        """Return the roots of the lineages that have results."""
+    def _roots(self) -> list[TaskId]:
+        """Return the roots of the lineages that have results, in the order of the plan."""
         if self.changed is None:
-            self._known = set(self.outputs())
+            self._known = sorted(self.outputs(), key=self._order)
         else:
             for root in self.changed:
-                self._known.discard(root)
+                place = bisect_left(self._known, self._order(root), key=self._order)
+                # Whether it has a result may have changed back and forth.
+                if self._known[place : place + 1] == [root]:
+                    del self._known[place]
                 with suppress(NoResult):
                     self.output_of(root)
-                    self._known.add(root)
+                    self._known.insert(place, root)
         self.changed = {}
         return self._known
+
+    def _order(self, root: TaskId) -> int:
+        return self._entries[root].order
 
     def output_of(self, task_id: TaskId) -> Any:
         """Return the output found through the lineage of a task.

@@ -202,6 +202,10 @@ class Dispatcher:
         """Whether so many tasks were handed out at once that the event loop needs a turn first."""
         return self._claims_this_turn >= CLAIMS_PER_TURN
 
+    def ask_for_turn(self) -> None:
+        """Have the event loop given a turn before another task is handed out; from any thread."""
+        self._claims_this_turn = CLAIMS_PER_TURN
+
     def count_claim(self) -> None:
         """Count a task that began without being pulled."""
         self._claims_this_turn += 1

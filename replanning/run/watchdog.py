@@ -70,6 +70,9 @@ class _WatchedLoop:
             return
         seconds = now - self.asked_at
         if seconds < BLOCKED_SECONDS or self.culprit:
+            # Many short tasks that never wait may follow one another without a turn for others.
+            for life in list(self.lives):
+                life.dispatcher.ask_for_turn()
             return
         attempt, place = _find_blocker(self.thread)
         consequence = "no other task, deadline or answer gets a turn meanwhile"

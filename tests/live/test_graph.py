@@ -23,6 +23,7 @@ from tests.support.live import (
     inconsistencies,
     journaled,
     remove,
+    reorder,
     replace,
     retry,
     skip,
@@ -86,8 +87,8 @@ def test_results_as_a_mapping():
         run.live.evaluate("results.b == 1")
 
 
-def test_results_are_counted_without_a_walk():
-    """Counting the results looks at the lineages that have changed since, not at the whole plan."""
+def test_results_are_counted_and_listed_without_a_walk():
+    """Counting and listing the results looks at the lineages that have changed since, not at the whole plan."""
     looked_at: list[TaskId] = []
 
     class Watched(TaskResults):
@@ -101,9 +102,27 @@ def test_results_are_counted_without_a_walk():
     for number, task_id in enumerate(ids, 1):
         run.run(task_id)
         assert len(run.live.results) == number
+        assert list(run.live.results) == ids[:number]
     assert len(looked_at) < 2 * len(ids)
     after(run, replace("last", "new"), skip("new"))
     assert list(run.live.results) == [*ids, "last"]
+
+
+def test_results_in_the_order_of_the_plan():
+    """Results are listed in the order of the plan, whichever was there first, and in its new order once that changed."""
+    run = journaled("a", "b", "c", "d")
+    run.run("d")
+    run.run("b")
+    listed = iter(run.live.results)
+    assert next(listed) == "b"
+    after(run, skip("a"))
+    assert list(listed) == ["d"]
+    assert list(run.live.results) == ["a", "b", "d"]
+    after(run, retry("a"), reorder("c", "a"))
+    assert list(run.live.results) == ["b", "d"]
+    run.run("a")
+    run.run("c")
+    assert list(run.live.results) == ["c", "b", "a", "d"]
 
 
 def test_dependents():

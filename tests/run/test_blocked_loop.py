@@ -8,10 +8,11 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
+from anyio.abc import TaskStatus
 
 from replanning import Environment, ReplanningEngine, Task, tool
 from replanning.environment import SystemClock
-from replanning.orchestrators import SwarmOrchestrator
+from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.testing import VirtualClock
 from tests.support.runs import chain, make_engine, plan
 
@@ -185,3 +186,27 @@ async def test_code_outside_of_attempts(clock, warned):
         r"code at .* in block, maybe that of task 'a', has blocked the event loop", first
     )
     assert re.match(r"code at .* in block has blocked the event loop", third)
+
+
+async def test_short_tasks_that_never_wait():
+    """However many short tasks that never wait follow one another, the rest of the program gets turns."""
+    turns: list[int] = []
+    done = 0
+
+    async def work(task, context):
+        nonlocal done
+        Event().wait(0.02)  # as a computation would
+        done += 1
+
+    async def rest(*, task_status: TaskStatus[None]) -> None:
+        task_status.started()
+        while True:
+            await anyio.lowlevel.checkpoint()
+            turns.append(done)
+
+    document = plan(*(Task(id=f"t{number}") for number in range(60)))
+    async with anyio.create_task_group() as group:
+        await group.start(rest)
+        await ReplanningEngine([]).attach(SequentialOrchestrator(work)).run(document)
+        group.cancel_scope.cancel()
+    assert set(turns) - {0, 60}
