@@ -524,8 +524,8 @@ def _override_values(
 ) -> dict[str, _Value]:
     """Return the values that a function or server gives.
 
-    Without an answer they are left out with a warning: work must not stop because another server does. An answer of
-    another form is a problem, since it would be the same next time.
+    Without an answer they are left out with a warning: work must not stop because another server does. A person without
+    a section `planning` has none. An answer of another form is a problem, since it would be the same next time.
     """
     source = "override" if callable(override) else f"override {override.url}"
     try:
@@ -557,7 +557,10 @@ def _override_values(
                 for steps, value in _leaves(planning, (PLANNING,))
             }
         case {"status": "success", "data": {**sections}}:
-            got = f"data with {', '.join(map(brief_repr, sections)) or 'nothing'} in it"
+            # A person may have settings for other programs alone; a misspelt section is told.
+            if "planning" not in sections and not did_you_mean("planning", sections):
+                return {}
+            got = f"data with {', '.join(map(brief_repr, sections))} in it"
         case {"status": status} if status != "success":
             got = f"status {brief_repr(status)}"
         case _:

@@ -665,7 +665,6 @@ def test_override_by_a_server():
     [
         ({"status": "error", "message": "no"}, "got status 'error'"),
         ({"status": "success"}, "got {'status': 'success'}"),
-        ({"status": "success", "data": {}}, "got data with nothing in it"),
         ({"status": "success", "data": {"planing": {}}}, "got data with 'planing' in it"),
         ({"status": "success", "data": {"planning": [1]}}, "got data with 'planning' in it"),
         ({"status": "success", "data": None}, "got {"),
@@ -682,6 +681,18 @@ def test_override_of_another_form(answer, got):
     with server(json.dumps(answer).encode()) as asked:
         (told,) = problems(environ={"REPLANNING_OVERRIDE_URL": asked.url})
     assert told.startswith(f"override {asked.url}: {FORM}")
+
+
+@pytest.mark.parametrize("data", [{}, {"llm": {"model": "x"}}, {"theme": "dark"}])
+def test_person_without_settings_for_planning(data):
+    """Settings of a person without a section for planning mode are no override, from a function or a server."""
+    answer = {"status": "success", "data": data}
+    loaded = load(override=lambda: answer, environ={"PLANNING_STRATEGY": "simple"})
+    with server(json.dumps(answer).encode()) as asked:
+        by_server = from_server(asked.url, PLANNING_STRATEGY="simple")
+    for one in (loaded, by_server):
+        assert (one.settings.planning.strategy, one.warnings) == ("simple", ())
+        assert "override" not in {one.kind(key) for key in one.sources if key.startswith("planning")}
 
 
 @pytest.mark.parametrize(
