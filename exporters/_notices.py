@@ -30,7 +30,7 @@ from replanning.journal import (
 )
 from replanning.plan import JsonObject, RunId
 from replanning.planning import Phase, ReplanType
-from replanning.planning.decisions import LEVEL_DESCRIPTIONS
+from replanning.planning.decisions import LEVEL_DESCRIPTIONS, DecisionRecord, ReplanDecision
 from replanning.planning.manager import ReplanNote
 from replanning.planning.state import PlanningProgress, PlanProgress, PlanStep
 from replanning.secrets import Redactor
@@ -206,6 +206,12 @@ def record_notices(record: Record, progress: PlanningProgress) -> Iterator[Notic
         yield from _replan_notices(
             ReplanNote.model_validate(body.data, strict=False), record.at, progress
         )
+    elif isinstance(body, AttemptSucceeded):
+        done = progress.finished_replan(body.task)
+        # The notice of its question covers a replan that asks people.
+        if done is not None and done.replan_type is not ReplanType.CLARIFICATION_REQUEST:
+            decision = progress.state.begun[done.replan_id].decision
+            yield _outcome_notice(done, decision, record.at, progress)
     elif isinstance(body, QuestionAsked):
         yield _question_notice(body, record.at, progress)
     elif isinstance(body, RunEnded) and body.status in ("succeeded", "failed", "aborted"):
@@ -289,9 +295,7 @@ def _replan_notices(note: ReplanNote, at: float, progress: PlanningProgress) -> 
     asks = decision.replan_type is ReplanType.CLARIFICATION_REQUEST
     confidence = f"{100 * decision.confidence:.0f} %"
     phase = f"**Phase**: {considered.phase}"
-    level = LEVEL_DESCRIPTIONS.get(decision.replan_level or 0, "")
-    goes_on = f"; it goes on with {decision.target_phase}" if decision.target_phase else ""
-    revision = f"**Revision**: {decision.replan_type}{f' ({level})' if level else ''}{goes_on}"
+    revision = _revision_field(decision)
     ruling = considered.ruling
 
     def notice(kind: NoticeKind, text: str, *fields: tuple[str, str]) -> Notice:
@@ -323,18 +327,12 @@ def _replan_notices(note: ReplanNote, at: float, progress: PlanningProgress) -> 
                 "ask": ("Waiting", f"a person must agree: {ruling.reason}"),
             }.get(ruling.kind)
             yield notice(NoticeKind.DECIDED, text, *([caution] if caution else ()))
-    elif record.executed and (record.result == "failure" or not asks):
-        failed = record.result == "failure"
-
-        def done(limit: int) -> Paragraphs:
-            error = (markdown_field("Error", record.error, limit),) if failed else ()
-            return (phase, revision, *error, f"**Duration**: {record.duration:.1f} s")
-
-        kind = NoticeKind.FAILED if failed else NoticeKind.DONE
-        yield Notice(
-            kind, record.replan_id, at, f"{decision.replan_type} {record.error}".strip(), done
-        )
-    elif not record.executed and record.override_reason is not None:
+    elif record.executed:
+        # Every other replan is done once its phases have made another plan.
+        is_over = record.result == "failure" or record.replan_type is ReplanType.RETRY
+        if is_over:
+            yield _outcome_notice(record, decision, at, progress)
+    elif record.override_reason is not None:
         held = [
             one
             for one in progress.state.held.values()
@@ -352,6 +350,42 @@ def _replan_notices(note: ReplanNote, at: float, progress: PlanningProgress) -> 
             why += "; nobody has agreed to it"
         override = ("Overridden by", str(record.override_reason))
         yield notice(NoticeKind.OVERRIDDEN, f": {why}", override, ("Rule", why))
+
+
+def _revision_field(decision: ReplanDecision) -> str:
+    level = LEVEL_DESCRIPTIONS.get(decision.replan_level or 0, "")
+    text = f"**Revision**: {decision.replan_type}"
+    if level:
+        text += f" ({level})"
+    if decision.target_phase:
+        text += f"; it goes on with {decision.target_phase}"
+    return text
+
+
+def _outcome_notice(
+    record: DecisionRecord,
+    decision: ReplanDecision | None,
+    at: float,
+    progress: PlanningProgress,
+) -> Notice:
+    """Return the notice that a replan is done, or has failed, with the progress of the plan."""
+    failed = record.result == "failure"
+    plans = progress.plans[-1:]
+
+    def paragraphs(limit: int) -> Paragraphs:
+        lines = [f"**Phase**: {record.phase}"]
+        if decision is not None:
+            lines.append(_revision_field(decision))
+        if failed:
+            lines.append(markdown_field("Error", record.error, limit))
+        for plan in plans:
+            lines.append(f"**Tasks**: {len(plan.steps)}, of which {plan.done} done")
+        lines.append(f"**Duration**: {record.duration:.1f} s")
+        return lines
+
+    kind = NoticeKind.FAILED if failed else NoticeKind.DONE
+    text = f"{record.replan_type} {record.error}".strip()
+    return Notice(kind, record.replan_id, at, text, paragraphs)
 
 
 def _question_notice(body: QuestionAsked, at: float, progress: PlanningProgress) -> Notice:
@@ -560,6 +594,7 @@ class RunNotices:
         self._progress = PlanningProgress()
         self._is_complete = True
         self._forked_revision: int | None = None
+        self._begun_before_fork: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         return f"<RunNotices of {self.run!r} seq={self.seq} pending={len(self.pending)}>"
@@ -583,9 +618,14 @@ class RunNotices:
         if isinstance(body, RunOpened) and body.forked_from is not None and body.forked_from[1]:
             self._forked_revision = body.forked_from[1]
         if self._forked_revision is None:
-            self.pending += record_notices(record, self._progress)
+            for notice in record_notices(record, self._progress):
+                # Who reads this run has not been told that the replan began.
+                is_foreign = notice.subject in self._begun_before_fork
+                if not (is_foreign and notice.kind is NoticeKind.DONE):
+                    self.pending.append(notice)
         elif isinstance(body, PlanRevised) and body.number == self._forked_revision:
             self._forked_revision = None  # earlier records belong to the run that was forked
+            self._begun_before_fork = frozenset(self._progress.state.begun)
 
     @property
     def is_finished(self) -> bool:

@@ -12,8 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 # What plugins do wrong is told on standard error even where the program has not configured
-# logging. Attempts may fail: their failures are in the result.
+# logging. Attempts and replans may fail: that is in the result.
 logging.getLogger("replanning.run").addHandler(logging.NullHandler())
+logging.getLogger("replanning.planning").addHandler(logging.NullHandler())
 
 if TYPE_CHECKING:
     from replanning.changes import Alternative

@@ -558,7 +558,8 @@ def _override_values(
             }
         case {"status": "success", "data": {**sections}}:
             # A person may have settings for other programs alone; a misspelt section is told.
-            if "planning" not in sections and not did_you_mean("planning", sections):
+            names = [str(name) for name in sections]
+            if "planning" not in names and not did_you_mean("planning", names):
                 return {}
             got = f"data with {', '.join(map(brief_repr, sections))} in it"
         case {"status": status} if status != "success":

@@ -24,9 +24,10 @@ def main() -> None:
         logging.getLogger("replanning").addHandler(
             logging.lastResort
         )  # warnings, on standard error
-    in_runs = logging.getLogger("replanning.run")  # the display tells what happens in a run
-    in_runs.addHandler(logging.NullHandler())
-    in_runs.propagate = False
+    for name in ("replanning.run", "replanning.planning"):
+        in_runs = logging.getLogger(name)  # the display tells what happens in a run
+        in_runs.addHandler(logging.NullHandler())
+        in_runs.propagate = False
     try:
         from replanning.cli.app import app
 

@@ -45,7 +45,7 @@ from replanning.live.plan import LivePlan
 from replanning.llm.quoting import truncate_value
 from replanning.plan.tasks import tool_name
 from replanning.plan.types import JsonObject, JsonValue, RunId
-from replanning.planning.decisions import DecisionRecord, Phase
+from replanning.planning.decisions import DecisionRecord, Phase, ReplanType
 from replanning.planning.manager import ReplanNote
 from replanning.planning.outputs import Action
 from replanning.planning.state import PlanningState, PlanVersion, request_of
@@ -601,7 +601,8 @@ class PlanningHistoryStore:
         """Return a summary of each task of an issue, in the order of their start.
 
         Each has `task_uuid`, `started`, `updated`, `done`, the last `completion`, the `revisions` with their reasons, the
-        `actions` with their outcomes, and the latest `plan`. Files of other issues are not read.
+        `reflections`, the `decisions` to replan with what became of them, the `actions` with their outcomes, and the latest
+        `plan`. Lists are in order of time. Files of other issues are not read.
         """
         if not issue_id:
             return []
@@ -937,6 +938,11 @@ def _task_summary(task: str, lines: Sequence[JsonObject]) -> JsonObject:
         for line in lines
         if line["type"] == "revision"
     ]
+    reflections: list[JsonValue] = [
+        {"timestamp": line["timestamp"], "evaluation": line.get("evaluation")}
+        for line in lines
+        if line["type"] == "reflection"
+    ]
     actions: list[JsonValue] = [
         _line_payload(line) for line in lines if line["type"] == "execution"
     ]
@@ -947,6 +953,33 @@ def _task_summary(task: str, lines: Sequence[JsonObject]) -> JsonObject:
         "done": bool(ended.get("done")) and set(since) <= {"reflection"},
         "completion": _line_payload(ended),
         "revisions": revisions,
+        "reflections": reflections,
+        "decisions": _past_decisions(lines),
         "actions": actions,
         "plan": latest.get("plan") or latest.get("updated_plan"),
     }
+
+
+_PAST_DECISION_FIELDS: Final = ("replan_id", "phase", "replan_type", "cause", "reason", "override_reason", "result", "error")  # fmt: skip
+"""Fields of a decision that tell the next run what was tried, and what came of it."""
+
+
+def _past_decisions(lines: Sequence[JsonObject]) -> list[JsonValue]:
+    """Return the decisions to replan, and those that were overridden, each as its latest line has it."""
+    latest: dict[JsonValue, JsonValue] = {}
+    for number, line in enumerate(lines):
+        if line["type"] != "replan_decision":
+            continue
+        goes_on = line.get("replan_type") in (None, ReplanType.NONE)
+        if goes_on and line.get("override_reason") is None:
+            continue
+        decision: JsonObject = {"timestamp": line["timestamp"]}
+        for name in _PAST_DECISION_FIELDS:
+            value = line.get(name)
+            if value not in (None, "", {}):
+                decision[name] = value
+        proposed = line.get("llm_decision")
+        if isinstance(proposed, dict) and proposed.get("reasoning"):
+            decision["reasoning"] = proposed["reasoning"]
+        latest[line.get("replan_id", number)] = decision
+    return list(latest.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -45,6 +46,8 @@ from replanning.planning.decisions import (
     parse_decision,
 )
 from replanning.planning.prompts import ReplanPromptBuilder
+
+_log: Final = logging.getLogger("replanning.planning")
 
 ReplanStage = Literal[
     "idle", "deciding", "awaiting_user", "generating", "applying", "applied", "failed"
@@ -370,13 +373,16 @@ class ReplanManager:
         try:
             completion = await self._llm.complete_detailed(self._prompts.decision(request), options)
         except (LLMError, BudgetExceeded) as error:
+            _log.warning(
+                "no decision after %s: the model cannot be asked: %s", request.phase, error
+            )
             return DecisionResponse(None, str(error), isinstance(error, MODEL_UNAVAILABLE_ERRORS))
         try:
             return DecisionResponse(parse_decision(completion.text, request.phase))
         except LLMResponseInvalid as error:
-            return DecisionResponse(
-                None, reply_problem(completion, str(error)), unusable_text=completion.text
-            )
+            problem = reply_problem(completion, str(error))
+            _log.warning("an unusable decision after %s: %s", request.phase, problem)
+            return DecisionResponse(None, problem, unusable_text=completion.text)
 
     async def execute_replan(
         self, considered: Consideration, apply: ApplyReplan | None, *, resumed: bool = False
@@ -455,6 +461,12 @@ class ReplanManager:
         )
         self._records.append(record)
         stage: ReplanStage = "idle" if not executed else "failed" if error else "applied"
+        if error:
+            _log.warning("replan %s failed: %s", record.replan_id, error)
+        elif override is not None:
+            _log.warning(
+                "replan %s is overridden (%s): %s", record.replan_id, override, ruling.reason
+            )
         self._notify(stage, considered, record)
         return record
 
@@ -478,6 +490,7 @@ class ReplanManager:
         )
         failed: dict[str, object] = {"result": "failure", "error": cut(error, _MAX_ERROR_CHARS)}
         record = self._records[index] = self._records[index].model_copy(update=failed)
+        _log.warning("replan %s failed: %s", record.replan_id, error)
         self._notify("failed", considered, record)
         return record
 
@@ -569,6 +582,8 @@ class ReplanManager:
             seconds=self._clock.now() - began,
             instead_of=instead_of,
         )
+        if ruling.kind == "execute_with_warning":
+            _log.warning("replan %s is executed: %s", considered.replan_id, ruling.reason)
         if ruling.is_followed:
             self._notify("awaiting_user" if ruling.kind == "ask" else "generating", considered)
         else:

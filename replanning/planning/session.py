@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NoReturn, TypeVar
@@ -48,6 +49,8 @@ from replanning.planning.tasks import PlanningTask, is_tool_loop
 from replanning.run.run import PlanRun
 from replanning.secrets import MASK
 from replanning.settings import Settings
+
+_log: Final = logging.getLogger("replanning.planning")
 
 MAX_REPAIRS: Final = 3
 """Number of times that a model is told the problems of its plan before it is given up."""
@@ -171,6 +174,7 @@ class PlanningSession:
                 return parse(completion.text)
             except LLMResponseInvalid as error:
                 problem = reply_problem(completion, str(error))
+            _log.warning("run %s: an unusable reply for %s: %s", self.run.id, kind, problem)
             rejected = [{"reply": completion.text[:2_000], "problem": problem}]
         raise NoUsableReply(f"the model gave no usable {kind} in {repairs + 1} tries: {problem}")
 
@@ -430,6 +434,7 @@ class PlanningSession:
         """Journal that a person must intervene, with the state of the work; `once`, unless a summary is journaled."""
         if once and self.state.completion is not None:
             return
+        _log.error("run %s: a person must decide: %s", self.run.id, reason)
         self.note("completion", self.state.intervention(reason, recommendations, judged))
 
     def record_assumptions(self, assumptions: Sequence[str], questions: Sequence[str] = ()) -> None:

@@ -36,6 +36,7 @@ from replanning.planning.decisions import (
     Phase,
     RecordModel,
     ReplanCounts,
+    ReplanType,
     replan_reason,
 )
 from replanning.planning.manager import Consideration, ReplanNote, ReplanStage
@@ -47,7 +48,14 @@ from replanning.planning.outputs import (
     TaskDecomposition,
     clean_text,
 )
-from replanning.planning.tasks import PlanningTask, is_action, is_action_done, planned_arguments
+from replanning.planning.tasks import (
+    PLANNING_PHASES,
+    PlanningTask,
+    is_action,
+    is_action_done,
+    phase_of,
+    planned_arguments,
+)
 
 HoldReason = Literal["clarification", "approval", "no_alternative", "dangerous", "intervention"]
 """The reason why a task waits for a person."""
@@ -264,6 +272,7 @@ class PlanningState(_StateModel):
         reflections: the model's reflections on executed actions, and feedback of people.
         actions: the executed actions, and whether each has succeeded in the end; without those that were replaced.
         failures: the errors of the actions that have failed.
+        replanned: the failed actions in whose place phases make another plan.
         errors: the number of attempts at actions that failed.
         consecutive_errors: those since the last success.
         unavailable_tools: the reasons of the tools that are not available; empty where none was given.
@@ -287,6 +296,7 @@ class PlanningState(_StateModel):
     reflections: list[JsonObject] = []
     actions: dict[str, bool] = {}
     failures: dict[str, str] = {}
+    replanned: list[str] = []
     errors: int = 0
     consecutive_errors: int = 0
     unavailable_tools: dict[str, str] = {}
@@ -330,6 +340,7 @@ class PlanningState(_StateModel):
                 plan = PlanVersion.model_validate(data, strict=False)
                 # A plan whose installation was interrupted is made again.
                 self.plans = [*(one for one in self.plans if one.task != plan.task), plan]
+                self._settle_failures(plan)
             case NoteAdded(type="held", data=data):
                 held = TaskHold.model_validate(data, strict=False)
                 self.held[held.task] = held
@@ -373,9 +384,13 @@ class PlanningState(_StateModel):
                     self.consecutive_errors = 0 if succeeded else self.consecutive_errors + 1
             case PlanRevised(changes=changes):
                 for change in changes:
-                    if change.kind == "replace":
-                        self.actions.pop(change.task_id, None)
-                        self.failures.pop(change.task_id, None)
+                    if change.kind != "replace" or change.task_id not in self.actions:
+                        continue
+                    if all(phase_of(task) is not None for task in change.tasks):
+                        # It has failed until the phases in its place have made another plan.
+                        self.replanned.append(change.task_id)
+                    else:
+                        self._forget_action(change.task_id)
             case ResourceUpdated(name=name, available=available, reason=reason):
                 self.unavailable_tools.pop(name, None)
                 if available is False:
@@ -384,6 +399,25 @@ class PlanningState(_StateModel):
                 self.completion = self.intervention(
                     ended.reason
                 )  # the model could not summarise it
+
+    def _settle_failures(self, plan: PlanVersion) -> None:
+        """Forget the failed actions that a new plan replaces: those of its lineage, or all if it has none."""
+        for task in list(self.replanned):
+            if plan.lineage in ("", self.lineage_of(task)):
+                self._forget_action(task)
+                self.replanned.remove(task)
+
+    def _forget_action(self, task: str) -> None:
+        self.actions.pop(task, None)
+        self.failures.pop(task, None)
+
+    @property
+    def replans_tried(self) -> int:
+        """The number of replans that were to change the plan, also without success."""
+        kinds = [record.replan_type for record in self.records if record.executed]
+        return sum(
+            kind not in (ReplanType.RETRY, ReplanType.CLARIFICATION_REQUEST) for kind in kinds
+        )
 
     def task_counts(self) -> dict[str, int]:
         """Return the numbers of actions that are done, and that failed and were not replaced."""
@@ -422,12 +456,14 @@ class PlanningState(_StateModel):
             **counts,
             criteria_met=judged.criteria_met if judged is not None else (),
             key_outcomes=judged.key_outcomes if judged is not None else (),
-            revision_attempts=max(self.counts.plan_revisions, len(self.plans) - 1),
+            revision_attempts=max(self.replans_tried, len(self.plans) - 1),
             reason=clean_text(reason),
-            current_state=clean_text(f"{current}; replans made: {self.counts.total}"),
+            current_state=clean_text(f"{current}; replans tried: {self.counts.total}"),
             recommendations=tuple(map(clean_text, advice)),
         )
-        return RequiresHumanIntervention(summary=summary).model_dump(mode="json")
+        comment = clean_text(f"A person must decide how to go on: {reason or 'the run has ended'}")
+        report = RequiresHumanIntervention(comment=comment, summary=summary)
+        return report.model_dump(mode="json")
 
     @property
     def plan(self) -> PlanVersion | None:
@@ -544,6 +580,29 @@ class PlanningProgress:
                 text = _step_text(name, entry.task, descriptions)
                 actions.append(f"{name}{used}{f': {text}' if text else ''}")
         return actions
+
+    def finished_replan(self, task_id: TaskId) -> DecisionRecord | None:
+        """Return the replan that is done with a phase: it was executed, and no other phase of it remains.
+
+        None for a phase that belongs to no replan, or to one that has failed.
+        """
+        live = self._live
+        if live is None or task_id not in live:
+            return None
+        own = PlanningTask.of(live.entry(task_id).task)
+        replan = own.replan
+        if not replan or own.phase not in PLANNING_PHASES:
+            return None
+        for entry in live:
+            notes = PlanningTask.of(entry.task)
+            remains = entry.state in WAITING or entry.state is TaskState.RUNNING
+            is_part = notes.replan == replan and notes.phase in PLANNING_PHASES
+            if is_part and remains and not entry.removed:
+                return None
+        for record in self.state.records:
+            if record.replan_id == replan and record.result == "success":
+                return record
+        return None
 
     def success_criteria(self) -> list[tuple[str, bool | None]]:
         """Return the criteria of the goal as the model understands it, or as stated, and whether each is met, if judged."""

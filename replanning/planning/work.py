@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -85,6 +86,8 @@ from replanning.planning.tasks import (
 )
 from replanning.run.attempt import TaskContext, Work
 from replanning.tools.errors import CommandFailed, HttpStatusFailed, McpToolFailed
+
+_log: Final = logging.getLogger("replanning.planning")
 
 _COARSER_INSTRUCTION: Final = (
     "it cannot be divided as it is: divide more coarsely, and only what is possible"
@@ -732,9 +735,15 @@ def _record_completion(session: PlanningSession, output: JsonObject, status: str
         **(stated if isinstance(stated, dict) else {}),
         **counts,
     }
-    session.note(
-        "completion", {**output, "phase": "completion", "summary": summary, "status": status}
-    )
+    comment = output.get("comment")
+    if not comment:
+        outcome = "achieved" if summary["goal_achieved"] else "not achieved"
+        comment = (
+            f"The goal was {outcome}; actions done: {counts['tasks_completed']},"
+            f" failed: {counts['tasks_failed']}."
+        )
+    head: JsonObject = {"phase": "completion", "comment": comment, "status": status}
+    session.note("completion", {**output, **head, "summary": summary})
 
 
 # Actions
@@ -760,8 +769,11 @@ async def reflect(
                 repairs=0,
             )
             noted |= answer.model_dump(mode="json", exclude_none=True)
+            if not answer.comment:
+                del noted["comment"]
         except (LLMError, BudgetExceeded, PlanningFailed) as error:
             noted["error"] = str(error)
+            _log.warning("run %s: no reflection on %s: %s", session.run.id, name, error)
         session.note("reflection", noted)
     if "error" in noted:
         return None

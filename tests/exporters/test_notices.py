@@ -555,3 +555,35 @@ def test_wrong_targets(tmp_path, target, told):
     wanted = ("--goal", "Tell people", "--tools", "tools.yaml", "--llm", "openai")
     keys = {"OPENAI_API_KEY": "sk-none-of-this-is-used", "GITHUB_TOKEN": ""}
     assert told in cli(tmp_path, "solve", *wanted, "--notify", target, code=2, **keys).stderr
+
+
+async def test_done_is_told_once_there_is_another_plan():
+    """A revision is told as done after its plan was made, with its tasks counted, and a revision without a plan never."""
+    replies: Replies = {
+        "decision:execution": (replan("partial_replan"), go_on()),
+        "revision": {
+            "plan_revision": {
+                "reason": "another way",
+                "updated_action_plan": {
+                    "actions": [action("write", "shout"), action("post", "post")]
+                },
+            }
+        },
+    }
+    records = await carried_out(replies, failing=1)
+    account = RunNotices(RUN)
+    plans = 0
+    kinds: list[NoticeKind] = []
+    for record in records:
+        account.fold(record)
+        if record.body.kind == "planning-noted" and record.body.type == "plan":
+            plans += 1
+        kinds = [notice.kind for notice in account.pending]
+        assert plans == 2 or NoticeKind.DONE not in kinds
+    assert kinds.count(NoticeKind.DONE) == 1
+    assert "**Tasks**: 2, of which 0 done" in the(records, NoticeKind.DONE)
+
+    unusable = {**replies, "revision": {"no": "plan"}}
+    kinds = [notice.kind for notice in notices(await carried_out(unusable, failing=1))]
+    assert NoticeKind.DONE not in kinds
+    assert NoticeKind.FAILED in kinds

@@ -479,3 +479,58 @@ async def test_advice_without_any_of_the_model():
         "make the tool 'post' available again: it is down",
         "make the tool 'write' available again",
     ]
+
+
+async def test_report_after_a_replan_without_a_plan():
+    """The report for a person counts an action that failed and the replan that was tried for it, and has a comment."""
+    replies = {"decision:execution": (replan("partial_replan"), go_on()), "revision": "no plan"}
+    planning, _, _ = await run(replies, Desk({"post": [MISSING] * 9}), escalate("abort"))
+    completion: Any = planning.state.completion
+    told = completion["summary"]
+    counts = (told["tasks_completed"], told["tasks_failed"], told["revision_attempts"])
+    assert (completion["status"], counts) == ("requires_human_intervention", (1, 1, 1))
+    assert "failed: 1 (post: no such file: news.txt)" in told["current_state"]
+    assert "the replan cannot be done" in completion["comment"]
+
+
+@pytest.mark.parametrize("stated", ["", "it is told"])
+async def test_the_end_has_a_comment(stated):
+    """A completion has a comment: that of the model, or else the outcome with the counts."""
+    planning, _, _ = await run({"completion": {**summary(), "comment": stated}})
+    comment = (planning.state.completion or {})["comment"]
+    assert comment == (stated or "The goal was achieved; actions done: 2, failed: 0.")
+
+
+@pytest.mark.parametrize(
+    ("replies", "told"),
+    [
+        (
+            {"decision:action_sequence": replan("action_regeneration", confidence=0.6)},
+            "is executed",
+        ),
+        ({"decision:action_sequence": replan("action_regeneration", confidence=0.1)}, "overridden"),
+        ({"decision:action_sequence": "perhaps"}, "an unusable decision after action_sequence"),
+        ({"action_sequence": ("no plan", ACTIONS)}, "an unusable reply for action_sequence"),
+        ({"action_sequence": "no plan"}, "a person must decide"),
+    ],
+    ids=["warning", "overridden", "decision", "reply", "end"],
+)
+async def test_the_log(caplog, replies, told):
+    """What goes wrong in planning is logged for programs that watch the logger `replanning`."""
+    await run(replies, settings=escalate("abort"))
+    logged = [one for one in caplog.records if one.name == "replanning.planning"]
+    assert any(told in one.getMessage() for one in logged)
+
+
+async def test_nothing_is_logged_of_what_goes_well(caplog):
+    """A plan that is carried out as it was made leaves nothing in the log."""
+    await run()
+    assert not [one for one in caplog.records if one.name.startswith("replanning")]
+
+
+async def test_reflection_without_a_reply_is_logged(caplog):
+    """A reflection that the model does not give is logged, and the run goes on."""
+    settings = {"planning": {"reflection": {"trigger_interval": 1}}}
+    planning, _, _ = await run({"reflection": "good"}, settings=settings)
+    assert planning.result.status == "succeeded"
+    assert any("no reflection on" in one.getMessage() for one in caplog.records)

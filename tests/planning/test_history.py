@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from datetime import UTC, datetime
+from typing import Any
 
 import anyio
 import pytest
@@ -616,6 +617,50 @@ async def test_earlier_runs_are_told(tmp_path):
         ("succeeded", "post"),
     ]
     assert in_order(written(tmp_path, RUN))[0]["timestamp"] == past["started"]
+
+
+async def test_reflections_and_decisions_of_earlier_runs(tmp_path):
+    """Earlier runs tell what reflections found, and which replans were decided with what became of them."""
+    found = {
+        "action_id": "post",
+        "status": "failure",
+        "evaluation": "the token has no right to push",
+    }
+    replies = {
+        "reflection": {"reflection": found},
+        "decision:execution": (replan("partial_replan"), go_on()),
+        "revision": revision(action("post", "shout")),
+    }
+    settings = {"planning": {"reflection": {"trigger_interval": 1}}}
+    await solved(Model(replies), tmp_path, start=NOW, settings=settings)
+    past: Any = store_at(tmp_path).get_past_executions_for_issue(ISSUE)[0]
+    assert past["reflections"][0]["evaluation"]["reflection"]["evaluation"] == found["evaluation"]
+    (decision,) = past["decisions"]
+    assert (decision["replan_type"], decision["result"]) == ("partial_replan", "success")
+    assert decision["reasoning"] == "a partial_replan is needed"
+    order = [one["timestamp"] for one in past["reflections"]]
+    assert order == sorted(order)
+
+
+def test_decisions_of_a_damaged_history(tmp_path):
+    """A decision is told once, as its last line has it; decisions to go on are left out."""
+    history = store_at(tmp_path, NOW, "t", ISSUE)
+    history.save_plan({"actions": []})
+    path = tmp_path / "t.jsonl"
+    first = json.loads(path.read_text().splitlines()[0])
+    common = {**first, "type": "replan_decision"}
+    lines = [
+        {**common, "seq": 2, "replan_id": "p1", "replan_type": "none", "result": "skipped"},
+        {**common, "seq": 3, "replan_id": "p2", "replan_type": "retry", "result": "success"},
+        {**common, "seq": 4, "replan_id": "p2", "replan_type": "retry", "result": "failure"},
+        {**common, "seq": 5, "replan_id": "p3", "override_reason": "limit", "llm_decision": None},
+    ]
+    with path.open("a") as file:
+        for line in lines:
+            file.write(json.dumps(line) + "\n")
+    past: Any = store_at(tmp_path).get_past_executions_for_issue(ISSUE)[0]
+    told = [(one["replan_id"], one.get("result")) for one in past["decisions"]]
+    assert told == [("p2", "failure"), ("p3", None)]
 
 
 def test_finished_tasks_are_archived(tmp_path):

@@ -692,7 +692,9 @@ def test_person_without_settings_for_planning(data):
         by_server = from_server(asked.url, PLANNING_STRATEGY="simple")
     for one in (loaded, by_server):
         assert (one.settings.planning.strategy, one.warnings) == ("simple", ())
-        assert "override" not in {one.kind(key) for key in one.sources if key.startswith("planning")}
+        assert "override" not in {
+            one.kind(key) for key in one.sources if key.startswith("planning")
+        }
 
 
 @pytest.mark.parametrize(
