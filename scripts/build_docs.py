@@ -50,6 +50,7 @@ PACKAGES: Final = {
     "replanning.plan": "The plan document",
     "replanning.changes": "Changes of a plan",
     "replanning.live": "The plan while it runs",
+    "replanning.triggers": "Triggers",
     "replanning.journal": "Records, triggers and stores",
     "replanning.decision": "What plugins implement",
     "replanning.orchestrators": "Orchestrators",

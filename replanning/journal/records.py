@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from traceback import format_exception
 from typing import (
+    TYPE_CHECKING,
     Annotated,
     Any,
     ClassVar,
     Final,
     Literal,
     NamedTuple,
+    TypedDict,
     TypeVar,
+    Unpack,
     dataclass_transform,
     get_args,
 )
@@ -39,6 +44,7 @@ from pydantic_core import from_json
 from replanning.changes import Alternative, PlanChange
 from replanning.errors import JournalCorrupt, PluginError
 from replanning.plan.document import Plan
+from replanning.plan.messages import did_you_mean, join_names, one_line
 from replanning.plan.tasks import Goal, Task
 from replanning.plan.types import (
     AttemptId,
@@ -445,16 +451,45 @@ TriggerKind = Literal[
 """Kinds of trigger of this project; detectors of others add their own."""
 
 
+_MAX_LISTED_ITEMS: Final = 5
+_MAX_REASON_CHARS: Final = 300
+_MAX_TRACEBACK_CHARS: Final = 4_000
+"""Most characters of the traceback of an error that a trigger states, its last ones."""
+
+
+class _StatedFields(TypedDict, total=False):
+    """Arguments that all constructors of triggers take, for type checkers."""
+
+    id: TriggerId
+    run: str
+    at: float
+    revision: int
+    task_id: str
+    task_ids: Sequence[str]
+    tasks: Sequence[str]
+    root: str | None
+    cause: str
+    reason: str
+    traceback: str
+    by: str
+
+
 class TriggerEvent(BaseModel):
     """Fields common to all triggers; a subclass with another `kind` is a kind of one's own.
 
     `tasks` are the tasks concerned, `root` is the root of their lineage, `cause` the normalised cause. Kind, root and
     cause form the fingerprint that identifies repetitions. A trigger that is read from a journal while its class is
     not installed is a plain `TriggerEvent`, with the further fields in `model_extra`. `traceback` is that of the first
-    failed task.
+    failed task. `by` names the person or program that raised the trigger; it is empty if a detector did.
+
+    The constructor also takes `task_id` or `task_ids` for `tasks`. Where no `reason` is given, the other fields say it.
+
+    Raises:
+        TypeError: a class of this project has no such field, or the tasks are given twice.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
+    _further_arguments: ClassVar[tuple[str, ...]] = ("task_id", "task_ids")
     kind: str
     id: TriggerId = TriggerId("")
     run: str = ""
@@ -465,15 +500,65 @@ class TriggerEvent(BaseModel):
     cause: str = ""
     reason: str = ""
     traceback: str = ""
+    by: str = ""
+
+    if not TYPE_CHECKING:  # pragma: no branch - a type checker knows the fields of each class
+
+        def __init__(self, **fields: object) -> None:
+            fields = self._complete(fields)
+            super().__init__(**fields)
+            if not self.reason:
+                fields["reason"] = self._default_reason()
+                super().__init__(**fields)
+
+        # A journal may have fields of another version, so it is read without this.
+        __init__.__pydantic_base_init__ = True
 
     @property
     def fingerprint(self) -> tuple[str, str, str]:
         """Kind, lineage root and normalised cause."""
         return (self.kind, self.root or "", self.cause)
 
+    @classmethod
+    def _complete(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of the class for the arguments of its constructor."""
+        known = cls.model_fields
+        stated = [name for name in ("task_id", "task_ids", "tasks") if name in fields]
+        if len(stated) > 1 and "task_id" not in known and "task_ids" not in known:
+            raise TypeError(f"{cls.__name__}: state either {' or '.join(stated)}")
+        if "task_id" in fields and "task_id" not in known:
+            fields["tasks"] = (fields.pop("task_id"),)
+        if "task_ids" in fields and "task_ids" not in known:
+            fields["tasks"] = fields.pop("task_ids")
+        if cls in get_args(_OwnTrigger):
+            unknown = []
+            for name in fields:
+                if name not in known:
+                    hint = did_you_mean(name, (*known, *cls._further_arguments))
+                    unknown.append(f"{cls.__name__} has no field {name!r}; {hint}".rstrip("; "))
+            if unknown:
+                raise TypeError("; ".join(unknown))
+        return fields
+
+    def _default_reason(self) -> str:
+        """Return the reason that the other fields state, in one sentence."""
+        return ""
+
+    def _subject(self) -> str:
+        """Return the tasks of this trigger as the subject of a sentence."""
+        tasks = [repr(task_id) for task_id in self.tasks]
+        if len(tasks) == 1:
+            return f"task {tasks[0]}"
+        if tasks:
+            return f"tasks {join_names(tasks, _MAX_LISTED_ITEMS)}"
+        return "a task"
+
 
 class TaskFailed(TriggerEvent):
-    """A task failed and its own retries are used up."""
+    """A task failed and its own retries are used up.
+
+    The constructor also takes `error`, a text or an exception, which gives `message`, `error_type` and `traceback`.
+    """
 
     kind: Literal["task-failed"] = "task-failed"
     error_type: str = ""
@@ -482,12 +567,60 @@ class TaskFailed(TriggerEvent):
     transient: bool = False
     interrupted: bool = False
 
+    _further_arguments: ClassVar[tuple[str, ...]] = ("task_id", "task_ids", "error")
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            error: str | BaseException = ...,
+            error_type: str = ...,
+            message: str = ...,
+            attempts: int = ...,
+            transient: bool = ...,
+            interrupted: bool = ...,
+            **stated: Unpack[_StatedFields],
+        ) -> None: ...
+
+    @classmethod
+    def _complete(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        if "error" in fields and "error" not in cls.model_fields:
+            error = fields.pop("error")
+            if isinstance(error, BaseException):
+                fields.setdefault("error_type", type(error).__name__)
+                fields.setdefault("message", str(error))
+                if error.__traceback__ is not None:
+                    text = "".join(format_exception(error))
+                    fields.setdefault("traceback", text[-_MAX_TRACEBACK_CHARS:])
+            else:
+                fields.setdefault("message", error)
+        return super()._complete(fields)
+
+    def _default_reason(self) -> str:
+        parts = [f"{self._subject()} failed"]
+        if self.error_type:
+            parts.append(self.error_type)
+        if self.message:
+            parts.append(self.message)
+        return one_line(": ".join(parts), _MAX_REASON_CHARS)
+
 
 class TaskTimedOut(TriggerEvent):
     """An attempt ran into its deadline, and the task is not retried automatically."""
 
     kind: Literal["timeout"] = "timeout"
     timeout: float = 0.0
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, timeout: float = ..., **stated: Unpack[_StatedFields]) -> None: ...
+
+    def _default_reason(self) -> str:
+        limit = "in time"
+        if self.timeout:
+            limit = f"within {self.timeout:g} s"
+        return f"{self._subject()} did not finish {limit}"
 
 
 class ContextChanged(TriggerEvent):
@@ -503,6 +636,28 @@ class ContextChanged(TriggerEvent):
     goal: bool = False
     stale: tuple[TaskId, ...] = ()
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            keys: Sequence[str] = ...,
+            facts: Sequence[str] = ...,
+            goal: bool = ...,
+            stale: Sequence[str] = ...,
+            **stated: Unpack[_StatedFields],
+        ) -> None: ...
+
+    def _default_reason(self) -> str:
+        changed = [f"context.{key}" for key in self.keys]
+        changed += self.facts
+        if changed:
+            names = join_names(changed, _MAX_LISTED_ITEMS)
+            return one_line(f"{names} changed", _MAX_REASON_CHARS)
+        if self.goal:
+            return "the goal changed"
+        return "the context changed"
+
 
 class ResourceChanged(TriggerEvent):
     """A resource or tool that a remaining task needs has become too small or unavailable."""
@@ -512,6 +667,22 @@ class ResourceChanged(TriggerEvent):
     capacity: float | None = None
     available: bool | None = None
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            capacity: float | None = ...,
+            available: bool | None = ...,
+            **stated: Unpack[_StatedFields],
+        ) -> None: ...
+
+    def _default_reason(self) -> str:
+        if self.available is False:
+            return f"{self.name!r} is unavailable"
+        return f"{self.name!r} changed"
+
 
 class BetterPathFound(TriggerEvent):
     """A cheaper way to the goal exists with `tool`; without a tool, it may exist since the facts or tools have changed."""
@@ -520,12 +691,29 @@ class BetterPathFound(TriggerEvent):
     gain: float = 0.0
     tool: str = ""
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, *, gain: float = ..., tool: str = ..., **stated: Unpack[_StatedFields]
+        ) -> None: ...
+
+    def _default_reason(self) -> str:
+        if self.tool:
+            return f"there may be a cheaper way with {self.tool!r}"
+        return "there may be a cheaper way"
+
 
 class HumanRequest(TriggerEvent):
     """A person asked for replanning."""
 
     kind: Literal["human-request"] = "human-request"
-    by: str = ""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **stated: Unpack[_StatedFields]) -> None: ...
+
+    def _default_reason(self) -> str:
+        return f"{self.by or 'a person'} asked for replanning"
 
 
 class GoalUnreachable(TriggerEvent):
@@ -533,6 +721,18 @@ class GoalUnreachable(TriggerEvent):
 
     kind: Literal["goal-unreachable"] = "goal-unreachable"
     missing_facts: tuple[str, ...] = ()
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, *, missing_facts: Sequence[str] = ..., **stated: Unpack[_StatedFields]
+        ) -> None: ...
+
+    def _default_reason(self) -> str:
+        if self.missing_facts:
+            names = join_names(self.missing_facts, _MAX_LISTED_ITEMS)
+            return one_line(f"nothing can run any more: the goal lacks {names}", _MAX_REASON_CHARS)
+        return "nothing can run any more"
 
 
 _OwnTrigger = (
