@@ -58,6 +58,8 @@ _COMPARISON_OPERATORS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], bool]
     ast.NotIn: lambda left, right: left not in right,
 }
 
+_ORDERINGS: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+
 
 @dataclass(frozen=True)
 class Condition:
@@ -182,6 +184,12 @@ class Condition:
         left = self._value(node.left, roots)
         for operation, comparator in zip(node.ops, node.comparators, strict=True):
             right = self._value(comparator, roots)
+            # The output of a task that was left out is null: neither above nor below a limit, and
+            # a collection of nothing.
+            if type(operation) in _ORDERINGS and (left is None or right is None):
+                return False
+            if right is None and isinstance(operation, ast.In | ast.NotIn):
+                right = ()
             try:
                 holds = _COMPARISON_OPERATORS[type(operation)](left, right)
             except NoResult as error:

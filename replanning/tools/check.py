@@ -27,7 +27,7 @@ from replanning.plan.references import (
 )
 from replanning.plan.risk import command_risk
 from replanning.plan.tasks import COMMAND_PREFIX, Task, TaskBody, ToolSpec
-from replanning.plan.types import JsonPath, TaskId
+from replanning.plan.types import JsonObject, JsonPath, JsonValue, TaskId
 from replanning.tools.call import missing_arguments, tool_templates, unset_variables
 from replanning.tools.errors import McpNotInstalled
 from replanning.tools.http import request_problems
@@ -265,9 +265,8 @@ def check_missing_outputs(plan: Plan) -> list[Problem]:
         tool = plan.tool(task.tool)
         if tool is None or not (branches.conditional or task.run_if):
             continue
-        for name, value in task.arguments.items():
-            kind = tool.parameters.get(name, "any")
-            if kind == "any" or not isinstance(value, str) or not has_references(value):
+        for path, value, kind in _typed_texts(tool, task.arguments):
+            if kind == "any" or not has_references(value):
                 continue
             references = find_references(value, branches.tasks)
             # Inside a longer text, null is a text like any other.
@@ -280,11 +279,51 @@ def check_missing_outputs(plan: Plan) -> list[Problem]:
             if task.run_if == "always":
                 why = f"is null where {source!r} failed or is left out"
             text = (
-                f"task {task.id!r}: the argument {name!r}, {value}, {why}, "
+                f"task {task.id!r}: the argument {format_path(path)!r}, {value}, {why}, "
                 f"and the tool {tool.name!r} takes a value of type {kind}"
             )
-            found.append(Problem(f"tasks[{index}].arguments.{name}", text))
+            place = format_path(("tasks", index, "arguments", *path))
+            found.append(Problem(place, text))
     return found
+
+
+def _typed_texts(tool: ToolSpec, arguments: JsonObject) -> Iterator[tuple[JsonPath, str, str]]:
+    """Yield the texts in arguments: where each is, and the type of the value that belongs there.
+
+    Parts of objects and arrays have a type where the JSON Schema of the tool states one.
+    """
+    pending: list[tuple[JsonPath, JsonValue, str, object]] = []
+    for name, value in reversed(arguments.items()):
+        kind = tool.parameters.get(name, "any")
+        pending.append(((name,), value, kind, _part_of_schema(tool.input_schema, name)))
+    while pending:
+        path, value, kind, schema = pending.pop()
+        parts: Iterable[tuple[str | int, JsonValue]] = ()
+        if isinstance(value, str):
+            yield path, value, kind
+        elif isinstance(value, list):
+            parts = enumerate(value)
+        elif isinstance(value, dict):
+            parts = value.items()
+        for step, part in reversed(list(parts)):
+            inner = _part_of_schema(schema, step)
+            pending.append(((*path, step), part, _type_in_schema(inner), inner))
+
+
+def _part_of_schema(schema: object, step: str | int) -> object:
+    """Return the schema of a property or of the items; None if it states none."""
+    if not isinstance(schema, dict):
+        return None
+    if isinstance(step, int):
+        return schema.get("items")
+    properties = schema.get("properties")
+    return properties.get(step) if isinstance(properties, dict) else None
+
+
+def _type_in_schema(schema: object) -> str:
+    """Return the one type that a schema states, or else `any`."""
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    return kind if isinstance(kind, str) and kind != "null" else "any"
 
 
 class _Branches:

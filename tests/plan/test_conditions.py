@@ -65,6 +65,12 @@ RESULTS: JsonObject = {"build": {"path": "dist/x.whl", "sizes": [1, 2]}, "a-b": 
         ("(context.none or 'us') == 'us'", True),
         ("(context.on and context.n) == 3", True),
         ("(context.off or context.none or context.n) in [3]", True),
+        ("context.none > 3 or context.none <= 3", False),
+        ("results['a-b'] < 3", False),
+        ("not 1 <= context.none", True),
+        ("0 < context.none < 3", False),
+        ("'eu' in context.none", False),
+        ("'eu' not in results['a-b']", True),
     ],
 )
 def test_evaluate(text, expected):

@@ -254,6 +254,21 @@ async def test_abort_excepted():
     assert run.result.status == "aborted"
 
 
+async def test_missing_output_is_compared():
+    """A comparison by order with the output of a task that was left out, or a part of it, does not hold."""
+    tasks = (
+        task("a", when=NO),
+        task("b"),
+        task("above", "a", "b", when="results.a.n > 3"),
+        task("below", "a", "b", when="results.a <= 3"),
+        task("neither", "a", "b", when="not results.a.n > 3 and results.a.n == null"),
+        task("listed", "a", "b", when="'x' in results.a.names"),
+    )
+    async with open_run(plan(*tasks, context={"go": False})) as run:
+        assert await perform(run) == ["b", "neither"]
+    assert run.result.status == "succeeded"
+
+
 async def test_run_if_always_in_a_branch_that_is_left_out():
     """`run_if: always` runs although its branch is left out, and so does what follows it."""
     tasks = (

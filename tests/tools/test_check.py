@@ -159,6 +159,51 @@ def test_outputs_that_may_be_missing():
     assert check_missing_outputs(plan(*tools, tasks=tasks[:9])) == []
 
 
+def test_outputs_that_may_be_missing_in_parts_of_arguments():
+    """A reference within an object or an array is noted as well, where the schema of the tool states the type there."""
+    text: JsonObject = {"type": "string"}
+    schema: JsonObject = {
+        "properties": {
+            "rows": {"type": "array", "items": {"properties": {"id": text, "odd": {}}}},
+            "to": {"properties": {"name": text, "note": {"type": ["string", "null"]}}},
+            "any": True,
+        }
+    }
+    tool: JsonObject = {
+        "name": "send",
+        "kind": "mcp",
+        "server": "mail",
+        "parameters": {"rows": "array", "to": "object", "any": "any"},
+        "input_schema": schema,
+    }
+    missing = "${a.output.id}"
+    row: JsonObject = {"id": missing, "odd": missing, "other": missing, "n": 1}
+    arguments: JsonObject = {
+        "rows": ["${d.output}", row],
+        "to": {"name": f"of {missing}", "note": missing},
+        "any": {"x": [missing]},
+    }
+    tasks: list[JsonObject] = [
+        {"id": "a", "when": "context.x"},
+        {"id": "d"},
+        {"id": "e", "tool": "send", "arguments": arguments, "depends_on": ["a", "d"]},
+    ]
+    document: JsonObject = {
+        "goal": {"objective": "test"},
+        "context": {"x": 1},
+        "mcp": {"mail": {"command": "mail"}},
+        "tools": [tool],
+        "tasks": list(tasks),
+    }
+    assert check_missing_outputs(Plan.model_validate(document)) == [
+        Problem(
+            "tasks[2].arguments.rows[1].id",
+            "task 'e': the argument 'rows[1].id', ${a.output.id}, is null where 'a' is left out, "
+            "and the tool 'send' takes a value of type string",
+        )
+    ]
+
+
 def test_everything_is_wrong():
     """Every problem is listed with its place, in the order of the plan."""
     tools: list[JsonObject] = [
