@@ -88,8 +88,8 @@ def resume(
         Rerun | None,
         typer.Option(
             "--rerun",
-            help="Run finished tasks that the plan file changes again, and what follows from them; or none. Asked about by"
-            " default.",
+            help="Run finished tasks again that the plan file changes, or whose values of the context it changes, and what"
+            " follows from them; or none. Asked about by default.",
         ),
     ] = None,
     yes: YesOption = False,

@@ -2,8 +2,8 @@
 
 A plan file is compared with the plan that the run was given last, so that a difference is what the
 person has changed. What replans and edits have changed since stays, unless the person changed the
-same task. Tasks correspond by their ids; a change of a task that was replaced concerns what stands
-in its place. The result is one edit, made of the same changes as any other.
+same task. Tasks correspond by their ids; a change of a task that was replaced concerns the task
+that replaced it. The result is one edit, made of the same changes as any other.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from replanning.changes import (
     RetryTask,
     SkipTask,
 )
-from replanning.errors import ChangeRejected, Problem, UnknownTask
+from replanning.errors import ChangeRejected, ExpressionError, Problem, UnknownTask
 from replanning.live.draft import Draft
-from replanning.live.entries import LEFT_OUT, TaskEntry
+from replanning.live.entries import LEFT_OUT, SKIPPED_BY_CONDITION, TaskEntry
 from replanning.live.plan import LivePlan
+from replanning.live.stale import outdated_by
 from replanning.live.states import SATISFIED, STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.plan.document import Plan
@@ -44,6 +45,9 @@ _WORK_FIELDS: Final = {"tool", "arguments", "when", "depends_on", "acceptance"}
 
 _PROSE_FIELDS: Final = {*_WORK_FIELDS, "name", "goal", "metadata"}
 """The same for a task without a tool: what its work does with it is not known here."""
+
+_START_FIELDS: Final = {"when", "run_if", "depends_on"}
+"""Fields of a task that decide whether it runs at all."""
 
 _ANNOTATIONS: Final = ("name", "goal", "metadata")
 """Fields that can change in a finished task."""
@@ -73,19 +77,22 @@ _FIXED_PARTS: Final = ("mcp", "facts", "objects")
 _UNFINISHED: Final = WAITING | STUCK
 """States of tasks that are neither running nor finished."""
 
+_MAX_KEYS_IN_REASON: Final = 5
+
 _OTHER_PLAN: Final = ("id", "name")
 """Parts that tell one plan from another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What a corrected plan, or a wish to run tasks again, changes in a run.
+    """The changes that a corrected plan, or a request to run tasks again, makes in a run.
 
     Attributes:
         plan: the plan as the run takes it: with the tools that the run has found by itself.
         changes: the changes of tasks, in order.
         parts: what else of the plan changes: `tool NAME`, `context.KEY`, `resource NAME`, `goal`.
-        again: the finished and running tasks that would be run again, each with the reason.
+        again: the tasks that would be run again, each with the reason. They have finished or are
+            running, or a condition left them out and others have gone on without them.
         effects: those of them that had been done and whose repetition is a second effect, each with
             what is stated of it: `reversible`, `partly`, `irreversible`, or nothing.
         diff: the effect in lines for people, as alternatives show theirs; empty if there is none.
@@ -103,7 +110,7 @@ class Correction:
 
 
 def unstated_reruns(correction: Correction) -> list[Problem]:
-    """Return a problem for each finished task of which must be stated whether it is run again."""
+    """Return a problem for each task that is only run again if the caller states so."""
     problems: list[Problem] = []
     for task_id, why in correction.again.items():
         message = (
@@ -128,7 +135,8 @@ def correct_plan(
         live: the running plan.
         given: the corrected plan; masks stand for the values that the running plan has there.
         redactor: masks secrets, which a journal and a message do not keep.
-        rerun: whether finished tasks that are changed are run again, and what follows from them.
+        rerun: whether finished tasks are run again, with what follows from them, if they are
+            changed or have read a value of the context that is.
         undecided: tasks that a replan or a question is about. If they have failed and are not
             changed, they are left to it; other failed tasks are tried again.
 
@@ -143,7 +151,7 @@ def correct_plan(
     corrections = _TaskCorrections(edit, live, comparison)
     corrections.collect()
     if rerun == "changed":
-        edit.run_again(corrections.redone, corrections.corrected)
+        edit.run_again(corrections.again, corrections.corrected)
     if edit.changes or comparison.lines:
         for entry in list(map(live.entry, live.stuck)):
             if entry.id not in undecided and not live.in_doubt(entry):
@@ -164,7 +172,7 @@ def rerun_tasks(live: LivePlan, tasks: Collection[str], *, only: bool = False) -
         UnknownTask: there never was such a task.
     """
     edit = _Edit(live, live.plan)
-    redone: dict[TaskId, str] = {}
+    requested: dict[TaskId, str] = {}
     for name in dict.fromkeys(tasks):
         if name not in live:
             raise UnknownTask(name, did_you_mean(name, [entry.id for entry in live]))
@@ -173,8 +181,8 @@ def rerun_tasks(live: LivePlan, tasks: Collection[str], *, only: bool = False) -
         if all(leaf.state in WAITING for leaf in parts):
             edit.reject(f"task {name!r} has not run yet: resume the run to have it run")
         for leaf in parts:
-            redone[leaf.id] = "it was asked for"
-    edit.run_again(redone, {}, only=only)
+            requested[leaf.id] = "it was asked for"
+    edit.run_again(requested, {}, only=only)
     return edit.correction([])
 
 
@@ -450,16 +458,17 @@ class _Edit:
     Attributes:
         changes: the changes so far.
         again: the finished and running tasks that are run again, with the reasons.
+        settled: the tasks that are tried again, taken out or skipped.
     """
 
     def __init__(self, live: LivePlan, adopted: Plan) -> None:
         self.changes: list[PlanChange] = []
         self.again: dict[TaskId, str] = {}
+        self.settled: set[TaskId] = set()
         self._live = live
         self._adopted = adopted
         self._problems: list[Problem] = []
         self._taken: set[TaskId] = set()
-        self._settled: set[TaskId] = set()
 
     def correction(self, lines: list[str]) -> Correction:
         """Return the edit, checked as a whole.
@@ -498,14 +507,14 @@ class _Edit:
         self.changes.append(change)
 
     def revive(self, entry: TaskEntry) -> None:
-        """Have a task that has failed, or was cancelled or removed, tried again."""
-        if entry.id not in self._settled:
-            self._settled.add(entry.id)
+        """Have a task that has failed, or was cancelled, removed or skipped, tried again."""
+        if entry.id not in self.settled:
+            self.settled.add(entry.id)
             self.add(RetryTask(task_id=entry.id))
 
     def give_up(self, change: RemoveTask | SkipTask) -> None:
         """Take a task out, or skip it."""
-        self._settled.add(change.task_id)
+        self.settled.add(change.task_id)
         self.add(change)
 
     def modify(self, task_id: TaskId, fields: JsonObject) -> None:
@@ -514,18 +523,18 @@ class _Edit:
             self.add(ModifyTask(task_id=task_id, fields=fields))
 
     def run_again(
-        self, redone: Mapping[TaskId, str], corrected: Mapping[TaskId, Task], *, only: bool = False
+        self, tasks: Mapping[TaskId, str], corrected: Mapping[TaskId, Task], *, only: bool = False
     ) -> None:
         """Run tasks again that are done or running, and all that has used their results.
 
         Args:
-            redone: the tasks, with the reasons.
+            tasks: the tasks, with the reasons.
             corrected: how tasks are done from now on, by their ids; others as before.
             only: leave what has used their results as it is.
         """
         live = self._live
-        reasons = dict(redone)
-        queue = list(redone)
+        reasons = dict(tasks)
+        queue = list(tasks)
         passed: set[TaskId] = set()
         # The list grows while it is examined.
         for task_id in queue:
@@ -576,17 +585,23 @@ class _TaskCorrections:
     """Changes of tasks that bring a corrected plan about.
 
     Attributes:
-        redone: the finished and running tasks that the person has changed, with the reasons.
-        corrected: their new forms.
+        again: the tasks that are run again if the person wants that, with the reasons.
+        corrected: the new forms of tasks that the person has changed after they had begun.
     """
 
     def __init__(self, edit: _Edit, live: LivePlan, comparison: _Comparison) -> None:
-        self.redone: dict[TaskId, str] = {}
+        self.again: dict[TaskId, str] = {}
         self.corrected: dict[TaskId, Task] = {}
         self._edit = edit
         self._live = live
         self._draft = Draft(live)
         self._called_anew = comparison.called_anew
+        self._on_stale = comparison.adopted.on_stale
+        changes, removed = live.changed_context(comparison.adopted)
+        self._context = {**live.context, **changes}
+        for key in removed:
+            del self._context[key]
+        self._outdated = outdated_by(live, changes, removed)
         self._before = comparison.tasks_before
         self._tasks = comparison.adopted.tasks
 
@@ -594,9 +609,11 @@ class _TaskCorrections:
         """Add the changes to the edit. The cases are a task that is
 
         1. new: it is added;
-        2. there as before: it stays, unless its tool does something else now;
+        2. there as before: it stays;
         3. there and changed: see `_correct`;
         4. left out: it is taken out, unless it has begun.
+
+        Then come the tasks that stay, but have used a tool or a value that is another one now.
         """  # noqa: D415 # a list follows
         given_roots: set[TaskId] = set()
         for stated in self._tasks:
@@ -607,22 +624,27 @@ class _TaskCorrections:
             given_roots.add(entry.root)
             base = self._before.get(stated.id, entry.task)
             task = self._with_known_dependencies(stated, base)
-            # Where a correction has left it out, the plan before does not have it.
+            # An earlier correction may have taken it out; then it has to come back, even unchanged.
             comes_back = entry.removed and task.id not in self._before
-            # A task that replans or edits have given this form already is no difference.
-            if task in (base, entry.task) and not comes_back:
-                self._use_changed_tool(entry)
-            else:
+            # If a replan or an edit has made the same change already, nothing is left to change.
+            if comes_back or task not in (base, entry.task):
                 self._correct(entry, task, _changed_fields(base, task))
+        taken_out: set[TaskId] = set()
         for task_id in self._before:
             entry = self._live.entry(task_id)
             if entry.root not in given_roots:
+                taken_out.add(entry.root)
                 self._take_out(entry)
+        for entry in self._live:
+            if entry.removed or entry.replacement.tasks:
+                continue
+            if entry.root not in taken_out:
+                self._use_changed_parts(entry)
 
     def _with_known_dependencies(self, task: Task, base: Task) -> Task:
         """Return a task that names its dependencies as before, where it depends on the same tasks.
 
-        The current plan of a run, written to a file, names what replaced them.
+        A file that was written from the run names the tasks that have replaced these.
         """
         if task.depends_on == base.depends_on:
             return task
@@ -640,15 +662,31 @@ class _TaskCorrections:
                 current[task_id] = None
         return current
 
-    def _use_changed_tool(self, entry: TaskEntry) -> None:
-        """Run a task again whose tool does something else from now on."""
-        for leaf in self._live.leaves(entry):
-            if leaf.removed or leaf.task.tool not in self._called_anew:
-                continue
-            if leaf.state in (TaskState.DONE, TaskState.RUNNING):
-                self.redone[leaf.id] = f"its tool {leaf.task.tool!r} is changed"
-            elif leaf.state in STUCK:
-                self._try_again(leaf)
+    def _use_changed_parts(self, entry: TaskEntry) -> None:
+        """Run a task again if its tool, or a value of the context that it has read, is changed."""
+        if entry.id in self._edit.settled:
+            return
+        keys = self._outdated.get(entry.id, [])
+        policy = entry.task.on_stale or self._on_stale
+        if policy == "ignore":
+            keys = []
+        if entry.state is TaskState.SKIPPED:
+            # Its condition has read a value that is changed, and has the opposite outcome now,
+            # unless the condition is corrected as well.
+            if keys and self._would_run(entry, self.corrected.get(entry.id, entry.task)):
+                self._bring_back(entry)
+            return
+        if entry.task.tool in self._called_anew:
+            why = f"its tool {entry.task.tool!r} is changed"
+        elif keys:
+            names = join_names([f"context.{key}" for key in keys], _MAX_KEYS_IN_REASON)
+            why = f"what it has read is changed: {names}"
+        else:
+            return
+        if entry.state in (TaskState.DONE, TaskState.RUNNING):
+            self.again.setdefault(entry.id, why)
+        elif entry.state in STUCK:
+            self._try_again(entry, why)
 
     def _correct(self, entry: TaskEntry, task: Task, changed: JsonObject) -> None:
         """Change a task as the person has changed it. The cases are the states of what it is now:
@@ -656,7 +694,8 @@ class _TaskCorrections:
         1. several tasks that replaced it: these must be changed instead;
         2. waiting: its fields change;
         3. failed, cancelled or removed: its fields change, and it is tried again;
-        4. finished or running: it is run again in its new form, if its result depends on the
+        4. left out by a condition: its fields change, and it comes back if it would run now;
+        5. finished or running: it is run again in its new form, if its result depends on the
            change; else what people read about it changes.
         """  # noqa: D415 # a list follows
         if entry.state is TaskState.REPLACED_BY_REPLAN:
@@ -672,7 +711,7 @@ class _TaskCorrections:
             self._edit.modify(entry.id, changed)
             return
         if state in STUCK:
-            self._try_again(entry)
+            self._try_again(entry, "it is changed")
             self._edit.modify(entry.id, changed)
             return
         if state is TaskState.CANCELLED:
@@ -680,22 +719,72 @@ class _TaskCorrections:
             self._edit.modify(entry.id, changed)
             return
 
+        self.corrected[entry.id] = task
+        if entry.condition_revision in SKIPPED_BY_CONDITION:
+            if self._would_run(entry, task) and not _START_FIELDS.isdisjoint(changed):
+                self._bring_back(entry)
+            if entry.id not in self.again:
+                self._edit.modify(entry.id, changed)
+            return
         decisive = _WORK_FIELDS
         if task.tool is None and entry.task.tool is None:
             decisive = _PROSE_FIELDS
         if not decisive.isdisjoint(changed):
-            self.redone[entry.id] = "it is changed"
-            self.corrected[entry.id] = task
+            self.again[entry.id] = "it is changed"
         elif state in SATISFIED:
             annotations = [name for name in _ANNOTATIONS if name in changed]
             self._edit.modify(entry.id, {name: changed[name] for name in annotations})
 
-    def _try_again(self, entry: TaskEntry) -> None:
-        """Try a failed task again; whether that may repeat an effect in doubt is asked."""
+    def _try_again(self, entry: TaskEntry, why: str) -> None:
+        """Try a failed task again; the person is asked if that may repeat its effect."""
         if self._live.in_doubt(entry):
-            self.redone[entry.id] = "it is changed, and it is unknown whether it took effect"
+            self.again.setdefault(entry.id, f"{why}, and it is unknown whether it took effect")
         else:
             self._edit.revive(entry)
+
+    def _would_run(self, entry: TaskEntry, task: Task) -> bool:
+        """Return whether a task that a condition has left out would run, or wait, in this form."""
+        needed: list[TaskEntry] = []
+        for dep in task.depends_on:
+            if dep not in self._live:
+                return True
+            needed.append(self._live.entry(dep))
+        if entry.condition_revision == LEFT_OUT:
+            if task.run_if == "always" or not needed:
+                return True
+            return not all(each.left_out for each in needed)
+        if task.when is None:
+            return True
+        # Its condition is evaluated once it has what it depends on.
+        if not all(each.satisfied for each in needed):
+            return True
+        try:
+            return self._live.evaluate(task.when, task, self._context)
+        except ExpressionError:
+            return False
+
+    def _bring_back(self, entry: TaskEntry) -> None:
+        """Have a task run that a condition has left out, and evaluate those behind it anew.
+
+        It has never run, so nothing is repeated, unless tasks have gone on without it: these would
+        have to be run again, so the person is asked.
+        """
+        live = self._live
+        found = {entry.id: entry}
+        stack = [entry]
+        while stack:
+            skipped = stack.pop()
+            if live.has_gone_on_without(skipped):
+                self.again[entry.id] = "it was left out and is to run now"
+                return
+            for other in (skipped, *live.left_out_with(skipped)):
+                for task_id in other.dependent_ids():
+                    dependent = live.entries[task_id]
+                    if dependent.condition_not_met and task_id not in found:
+                        found[task_id] = dependent
+                        stack.append(dependent)
+        for skipped in found.values():
+            self._edit.revive(skipped)
 
     def _single_replacement(self, entry: TaskEntry) -> TaskEntry | None:
         """Return the task that stands for a replaced one, if it is one; else note the problem.

@@ -20,7 +20,7 @@ from replanning.changes import (
     SkipTask,
 )
 from replanning.errors import PlanError, Problem, UnknownTask
-from replanning.live.entries import TaskEntry
+from replanning.live.entries import SKIPPED_BY_CONDITION, TaskEntry
 from replanning.live.graph import TaskGraph
 from replanning.live.stale import StaleResult, stale_results
 from replanning.live.states import (
@@ -329,14 +329,25 @@ class Draft:
         # What a finished task did cannot change, but what people read about it can.
         if _ANNOTATION_FIELDS.issuperset(change.fields):
             return ""
+        if self._is_left_out_in_correction(change.task_id):
+            return ""
         names = ", ".join(sorted(_ANNOTATION_FIELDS))
         return f"is {state}: it cannot be modified, only annotated ({names})"
+
+    def _is_left_out_in_correction(self, task_id: TaskId) -> bool:
+        """Return whether a condition has left a task out: it never ran, so a correction changes it."""
+        if self.adopted is None:
+            return False
+        if self.state(task_id) is not TaskState.SKIPPED:
+            return False
+        return self._graph.entry(task_id).condition_revision in SKIPPED_BY_CONDITION
 
     def _stage_edit(self, old: Task, new: Task) -> None:
         state = self.state(new.id)
         if state in FINISHED and new.depends_on != old.depends_on:
-            self._add_problem(f"task {new.id!r} is {state}: what it depends on cannot change")
-            return
+            if not self._is_left_out_in_correction(new.id):
+                self._add_problem(f"task {new.id!r} is {state}: what it depends on cannot change")
+                return
         # A running task has begun without waiting: a new dependency would come too late.
         if state is TaskState.RUNNING:
             self._add_problem(
@@ -425,11 +436,7 @@ class Draft:
         """Return why a task cannot be retried although it was skipped or done; empty if it can."""
         known = task_id in self._graph
         if state is TaskState.SKIPPED and known:
-            entry = self._graph.entry(task_id)
-            started: list[TaskId] = []
-            # They went on without its result, or without those of the branch that comes back.
-            for other in (entry, *self._graph.left_out_with(entry)):
-                started += other.started_dependents()
+            started = self._graph.has_gone_on_without(self._graph.entry(task_id))
             if started:
                 return f"was skipped and {started} have started since"
         if state is TaskState.DONE:
@@ -827,7 +834,7 @@ class Draft:
         graph = self._graph
         original = graph.entries[task_id]
         if original.satisfied:
-            graph.staleness.redone[task_id] = None
+            graph.staleness.redone[task_id] = self.adopted is None
             original.replacement = original.replacement._replace(redone=True)
             graph.unsatisfy_dependents(original)
         event = TaskEvent.REPLACE
@@ -851,7 +858,9 @@ class Draft:
         is_running = entry.state is TaskState.RUNNING
         if not is_running and not is_same_call(task, entry.task, graph.tools.get(task.tool or "")):
             entry.log.call_changes += 1
-        if entry.state not in FINISHED:
+        if entry.state in FINISHED:
+            graph.dependency_index.change_references(entry.task, task)
+        else:
             graph.dependency_index.discard(entry.task)
             graph.dependency_index.add(task)
         relink = entry.task.depends_on != task.depends_on

@@ -95,7 +95,7 @@ class Replacement(NamedTuple):
         tasks: the tasks that replaced it.
         sinks: those of them for which its dependents wait.
         unsatisfied: number of sinks that are not satisfied yet.
-        redone: whether the task was finished when it was replaced, because its result was stale.
+        redone: whether the task was finished when it was replaced, so that it is done again.
         withdrawn: whether the task itself was removed because what it had replaced runs again.
     """
 

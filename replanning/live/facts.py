@@ -76,7 +76,8 @@ class DependencyIndex:
     Attributes:
         stored_result: finds the stored result of a task; facts are made of stored results alone.
         fact_index: the unfinished tasks by facts, where the plan states facts and tools use them.
-        context_readers: the tasks, finished ones included, that refer to a key of the context.
+        context_references: by key of the context, the tasks that refer to it in their arguments or
+            condition, finished ones included; whose work has read it is in `ContextHistory`.
         resource_users: the unfinished tasks that use a tool or take a resource.
     """
 
@@ -85,7 +86,7 @@ class DependencyIndex:
     context: JsonObject
     stored_result: Callable[..., JsonValue]
     fact_index: FactIndex | None
-    context_readers: dict[str, dict[TaskId, None]] = field(default_factory=dict)
+    context_references: dict[str, dict[TaskId, None]] = field(default_factory=dict)
     resource_users: dict[str, dict[TaskId, None]] = field(default_factory=dict)
     _actions: dict[TaskId, tuple[Task, ToolSpec, GroundAction]] = field(default_factory=dict)
 
@@ -131,7 +132,7 @@ class DependencyIndex:
                 self.resource_users.setdefault(name, {})[task.id] = None
         if task.arguments or task.when:
             for key in context_keys(task):
-                self.context_readers.setdefault(key, {})[task.id] = None
+                self.context_references.setdefault(key, {})[task.id] = None
         if self.fact_index is not None:
             action, _ = self.ground(task)
             if action.facts or action.unresolved:
@@ -141,7 +142,14 @@ class DependencyIndex:
         """Remove a task that is about to change."""
         self.discard_user(task)
         for key in context_keys(task):
-            self.context_readers[key].pop(task.id, None)
+            self.context_references[key].pop(task.id, None)
+
+    def change_references(self, old: Task, new: Task) -> None:
+        """Index a finished task, which uses nothing any more, by the keys that it refers to now."""
+        for key in context_keys(old):
+            self.context_references[key].pop(old.id, None)
+        for key in context_keys(new):
+            self.context_references.setdefault(key, {})[new.id] = None
 
     def discard_user(self, task: Task) -> None:
         """Remove a finished task from the users of tools, resources and facts."""
@@ -213,7 +221,7 @@ class ContextHistory:
     Attributes:
         version: number of changes so far.
         hashes: by key, the versions in which its value changed, and hashes of the new values.
-        readers: by key, the finished tasks whose work read it.
+        readers: by key, the finished tasks whose work read it by itself, beside their arguments.
     """
 
     version: int = 0
@@ -261,12 +269,13 @@ class Staleness:
 
     Attributes:
         history: the changes to the context.
-        redone: the finished tasks that were replaced because their results were stale.
+        redone: the finished tasks that were replaced so that they are done again, each with
+            whether their dependents are to follow; a person has decided about these already.
         redoes: whether the plan, or a task of it, wants tasks with stale results done again.
         recorded: the stale results that were recorded last, with their causes.
     """
 
     redoes: bool
     history: ContextHistory = field(default_factory=ContextHistory)
-    redone: dict[TaskId, None] = field(default_factory=dict)
+    redone: dict[TaskId, bool] = field(default_factory=dict)
     recorded: Mapping[TaskId, tuple[str, ...]] = field(default_factory=dict)

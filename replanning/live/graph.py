@@ -516,8 +516,11 @@ class TaskGraph:
         capacity = {**self.scheduler.pool.capacity, **self.changed_capacities(adopted)}
         return TaskScope(tools, capacity, self.plan.objects)
 
-    def adopt(self, adopted: Plan) -> None:
-        """Have the tools and resources of a corrected plan apply; its tasks follow as changes."""
+    def change_document(self, adopted: Plan) -> None:
+        """Put a corrected plan in the place of the document, with its tools and resources.
+
+        Its tasks are changed afterwards, by the changes that a draft has staged.
+        """
         self._change_tools(self.changed_tools(adopted))
         pool = self.scheduler.pool
         capacities = self.changed_capacities(adopted)
@@ -595,22 +598,27 @@ class TaskGraph:
             entry.task.arguments, context=self.context, result_of=results.output_of
         )
 
-    def evaluate(self, condition: str, task: Task | None = None) -> bool:
+    def evaluate(
+        self, condition: str, task: Task | None = None, context: JsonObject | None = None
+    ) -> bool:
         """Return whether a condition holds now.
 
         Args:
             condition: the condition.
             task: the task that has it, if any.
+            context: a context to evaluate it with, in the place of the present one.
 
         Raises:
             ExpressionError: it cannot be evaluated.
         """
         parsed = Condition.parse(condition)
+        if context is None:
+            context = self.context
         status: dict[str, str] = {}
         for name in parsed.names("status"):
             if name in self.entries:
                 status[name] = self._status_of(self.entries[TaskId(name)])
-        return parsed.evaluate(self.context, self.inputs_of(task), status)
+        return parsed.evaluate(context, self.inputs_of(task), status)
 
     def _status_of(self, entry: TaskEntry) -> TaskState:
         """Return how a task has ended, as conditions see it.
@@ -772,6 +780,13 @@ class TaskGraph:
                     found[task_id] = other
                     stack.append(other)
         return list(found.values())
+
+    def has_gone_on_without(self, entry: TaskEntry) -> list[TaskId]:
+        """Return the tasks that have started although a task was skipped, or its branch with it."""
+        started: list[TaskId] = []
+        for other in (entry, *self.left_out_with(entry)):
+            started += other.started_dependents()
+        return started
 
     def _take_in(self, entry: TaskEntry) -> None:
         """Let a task wait again that was left out."""

@@ -389,7 +389,7 @@ class LivePlan(TaskGraph):
                 if body.adopted is not None:
                     self._adopt_values(body.adopted)
                     # Before the tasks, which may use its tools and resources.
-                    self.adopt(body.adopted)
+                    self.change_document(body.adopted)
                 draft.commit(record.at)
                 if body.replan is not None:
                     self.statistics.recent_ends.append(False)
@@ -600,7 +600,7 @@ class LivePlan(TaskGraph):
             if entry.reads.keys is None:
                 entry.reads.keys = {}
             for key in (*body.changes, *body.removed):
-                refers = entry.id in self.dependency_index.context_readers.get(key, ())
+                refers = entry.id in self.dependency_index.context_references.get(key, ())
                 if refers or key in entry.reads.keys:
                     entry.reads.keys[key] = history.version
         self.scheduler.unpark()

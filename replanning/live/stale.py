@@ -1,17 +1,22 @@
-"""Stale results: of finished tasks that read a value of the context which changed since."""
+"""Stale results: finished tasks that have read a value of the context which has changed since."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Collection, Iterator
+from copy import deepcopy
+from typing import Final, NamedTuple
 
 from replanning.errors import ExpressionError
 from replanning.live.entries import TaskEntry
+from replanning.live.facts import ContextHistory
 from replanning.live.graph import TaskGraph
-from replanning.live.states import SATISFIED, WAITING, TaskState
+from replanning.live.states import SATISFIED, STUCK, WAITING, TaskState
 from replanning.plan.conditions import Condition
 from replanning.plan.references import find_references
-from replanning.plan.types import TaskId
+from replanning.plan.types import JsonObject, TaskId
+
+_BEGUN: Final = STUCK | {TaskState.RUNNING, TaskState.DONE}
+"""States of tasks whose last attempt has read its arguments, or tried to."""
 
 
 class StaleResult(NamedTuple):
@@ -28,9 +33,9 @@ class StaleResult(NamedTuple):
 def stale_results(live: TaskGraph) -> dict[TaskId, StaleResult]:
     """Return the finished tasks whose results are stale, in the order of the plan.
 
-    A task's result is stale if the task read a key of the context whose value has changed since,
-    or depends on a task with a stale result, or on one that is done again, unless it began after
-    that was done. A task that changed the context itself does not become stale through its
+    A result is stale for one of three reasons. The task read a key of the context whose value has
+    changed since; or it depends on a task whose result is stale; or it depends on one that is done
+    again, and began before that had ended for the second time. A task that changed the context itself does not become stale through its
     dependencies: their results may be the reason for its change. Earlier values of the context are
     compared by their hashes; they are not kept.
     """
@@ -41,9 +46,9 @@ def stale_results(live: TaskGraph) -> dict[TaskId, StaleResult]:
     for task_id, result in found.items():
         entry = live.entries[task_id]
         stack.append((entry, entry, result.redo))
-    for task_id in live.staleness.redone:
+    for task_id, redo in live.staleness.redone.items():
         entry = live.entries[task_id]
-        stack.append((entry, entry, True))
+        stack.append((entry, entry, redo))
     passed: set[tuple[TaskId, TaskId, bool]] = set()
     while stack:
         entry, source, redo = stack.pop()
@@ -75,14 +80,14 @@ def _find_outdated(live: TaskGraph) -> dict[TaskId, StaleResult]:
     """Return the tasks that read a value of the context that has changed since."""
     found: dict[TaskId, StaleResult] = {}
     history = live.staleness.history
-    referring = live.dependency_index.context_readers
     for changed in history.hashes:
-        for task_id in (*referring.get(changed, ()), *history.readers.get(changed, ())):
-            entry = live.entries[task_id]
+        for entry in _possible_readers(live, changed):
             policy = entry.task.on_stale or live.plan.on_stale
             if policy == "ignore" or entry.id in found:
                 continue
-            keys = outdated_keys(live, entry)
+            if entry.state not in SATISFIED:
+                continue
+            keys = _outdated_keys(live, entry, live.context, history)
             if keys:
                 causes = tuple(f"context.{key}" for key in keys)
                 found[entry.id] = StaleResult(causes, policy == "redo")
@@ -96,16 +101,57 @@ def _used_result(entry: TaskEntry, source: TaskEntry) -> bool:
     return not source.replacement.redone or _precedes_redo(entry, source)
 
 
-def outdated_keys(live: TaskGraph, entry: TaskEntry) -> list[str]:
-    """Return the keys of the context that a finished task read and that have another value now.
+def outdated_by(
+    live: TaskGraph, changes: JsonObject, removed: Collection[str]
+) -> dict[TaskId, list[str]]:
+    """Return the tasks that a change of the context would find to have read other values.
 
-    Keys that only its condition refers to count if the condition would have another outcome now.
+    Tasks that are running or have failed count by what their arguments refer to. With each task
+    come the keys. Nothing changes.
+
+    Args:
+        live: the plan.
+        changes: the new values.
+        removed: the keys that would go.
+    """
+    found: dict[TaskId, list[str]] = {}
+    keys = dict.fromkeys((*changes, *removed))
+    if not keys:
+        return found
+    context = dict(live.context)
+    history = deepcopy(live.staleness.history)
+    history.change(context, changes, removed, live.scheduler.last_claim)
+    for key in keys:
+        for entry in _possible_readers(live, key):
+            outdated = _outdated_keys(live, entry, context, history)
+            # What has changed before is no effect of this change.
+            concerned = [each for each in outdated if each in keys]
+            if concerned:
+                found[entry.id] = concerned
+    return found
+
+
+def _possible_readers(live: TaskGraph, key: str) -> Iterator[TaskEntry]:
+    """Yield the tasks that refer to a key of the context, or whose work has read it by itself."""
+    referring = live.dependency_index.context_references.get(key, ())
+    reading = live.staleness.history.readers.get(key, ())
+    for task_id in dict.fromkeys((*referring, *reading)):
+        yield live.entries[task_id]
+
+
+def _outdated_keys(
+    live: TaskGraph, entry: TaskEntry, context: JsonObject, history: ContextHistory
+) -> list[str]:
+    """Return the keys of the context that a task has read and that have another value since.
+
+    A key to which only the condition of a finished task refers counts if the condition would now
+    have the opposite outcome.
     """
     task = entry.task
-    changed = live.staleness.history.changed_since
+    changed = history.changed_since
     done = entry.state is TaskState.DONE
     keys: list[str] = []
-    if done:
+    if entry.state in _BEGUN:
         read: dict[str, int] = {}
         if task.arguments:
             for reference in find_references(task.arguments):
@@ -121,7 +167,7 @@ def outdated_keys(live: TaskGraph, entry: TaskEntry) -> list[str]:
     if not keys:
         return []
     try:
-        holds = live.evaluate(task.when, task)
+        holds = live.evaluate(task.when, task, context)
     except ExpressionError:
         holds = False
     # A task is done because its condition held, and was skipped because it did not.
@@ -135,7 +181,7 @@ def may_be_stale(live: TaskGraph, entry: TaskEntry) -> bool:
     staleness = live.staleness
     if not staleness.redoes or not (staleness.history.version or staleness.redone):
         return False
-    if outdated_keys(live, entry):
+    if _outdated_keys(live, entry, live.context, staleness.history):
         return True
     for dep in entry.task.depends_on:
         if live.entries[dep].replacement.redone or dep in staleness.recorded:
@@ -143,23 +189,23 @@ def may_be_stale(live: TaskGraph, entry: TaskEntry) -> bool:
     return False
 
 
-def followers(live: TaskGraph, redone: Collection[TaskId]) -> dict[TaskId, list[TaskId]]:
-    """Return the tasks that have to wait for tasks that are done again.
+def followers(live: TaskGraph, again: Collection[TaskId]) -> dict[TaskId, list[TaskId]]:
+    """Return the tasks that have to wait for tasks that are to be done again.
 
     With each come the dependencies that it needs in addition. They are the waiting dependents of
-    the tasks done again, and the tasks done again that depend on others of them. A task that
+    the tasks to be done again, and those of these that depend on others of them. A task that
     depends on one of them only through finished or running tasks that are kept would not wait for
     it, so it gets that one as an additional dependency.
     """
     found: dict[TaskId, list[TaskId]] = {}
-    for task_id in redone:
+    for task_id in again:
         kept = {task_id: None}
         stack = [task_id]
         # The list grows while its tasks are examined.
         for behind in stack:
             for other_id in live.entries[behind].dependent_ids():
                 other = live.entries[other_id]
-                if other.state in WAITING or (other.id in redone and other.id != task_id):
+                if other.state in WAITING or (other.id in again and other.id != task_id):
                     further = found.setdefault(other.id, [])
                     if behind != task_id and task_id not in (*further, *other.task.depends_on):
                         further.append(task_id)

@@ -191,7 +191,7 @@ class PlanView:
 
     def context_readers(self, key: str) -> tuple[TaskView, ...]:
         """Return the tasks whose arguments or condition refer to a key of the context."""
-        return tuple(map(self.task, self._live.dependency_index.context_readers.get(key, ())))
+        return tuple(map(self.task, self._live.dependency_index.context_references.get(key, ())))
 
     def stale_results(self) -> Mapping[TaskId, StaleResult]:
         """Return the finished tasks whose results are stale: the context changed since."""

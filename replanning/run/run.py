@@ -453,16 +453,17 @@ class PlanRun(ObservedRun):
 
         Tasks correspond by their ids. A difference is what differs from the plan that the run was
         given last, so what replans have changed since stays. What is finished and unchanged is
-        kept, and what has failed is tried again. Tools, context, resources, goal and budget change
-        with the tasks.
+        kept, what has failed is tried again, and a task that its condition has left out runs if the
+        condition holds now. Tools, context, resources, goal and budget change with the tasks.
 
         A run that has used up its budget ends as soon as it is resumed: leave the plan for it with
         `ReplanningEngine.adopt` before that.
 
         Args:
             plan: the corrected plan.
-            rerun: whether finished tasks that are changed, and what follows from them, are run
-                again (`changed`) or kept (`none`). It must be stated if there are any.
+            rerun: whether finished tasks that are changed, or have read a value of the context that
+                is, and what follows from them, are run again (`changed`) or kept (`none`). It must
+                be stated if there are any.
             reason: why, for the history.
             by: the author, for the history.
 
@@ -470,8 +471,8 @@ class PlanRun(ObservedRun):
             The number of the revision; the present one if the plan makes no difference.
 
         Raises:
-            ChangeRejected: it is another plan, the run cannot take it, or it changes finished tasks
-                and `rerun` is not stated; names every reason. Nothing has changed.
+            ChangeRejected: it is another plan, the run cannot take it, or it concerns finished
+                tasks and `rerun` is not stated; names every reason. Nothing has changed.
             NotRunning: the run has ended.
             StoreError: the journal does not take it; nothing has changed.
         """

@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -681,6 +682,28 @@ async def test_rerun_only():
     assert list(run.result.stale) == ["report"]
 
 
+@pytest.mark.parametrize(
+    ("on_stale", "ran", "stale"),
+    [
+        ("warn", ["a~2"], ["b", "c"]),
+        ("ignore", ["a~2"], []),
+        ("redo", ["a~2", "b~2", "c~2"], []),
+    ],
+)
+async def test_rerun_only_of_what_others_have_used(on_stale: str, ran: list[str], stale: list[str]):
+    """What a task that is run again alone makes stale is told, left, or done again as the plan says."""
+    engine = make_engine("repair")
+    tasks = [
+        Task(id="a"),
+        Task(id="b", depends_on=("a",), effect="none"),
+        Task(id="c", depends_on=("b",), effect="none"),
+    ]
+    await engine.execute(plan(*tasks, on_stale=on_stale), failing(), run_id=RUN)
+    async with engine.resume(engine.rerun(RUN, "a", only=True)) as run:
+        assert await perform(run) == ran
+    assert (run.result.status, list(run.result.stale)) == ("succeeded", stale)
+
+
 async def test_rerun_of_a_failed_task():
     """A task that has failed is tried again; one that has not run is refused, and so is an unknown one."""
     engine = make_engine()
@@ -928,12 +951,301 @@ async def test_values_that_are_the_same_already():
 
 
 async def test_results_that_have_become_stale():
-    """Where the plan wants stale results done again, a corrected context is followed up at once."""
+    """Where the plan wants stale results done again, what was kept is followed up as soon as it is corrected."""
     reader = Task(id="a", arguments={"x": "${context.x}"}, effect="none")
     before = plan(reader, Task(id="b"), context={"x": 1})
     after = before.model_copy(update={"context": {"x": 2}, "on_stale": "redo"})
     engine = make_engine("repair")
     async with engine.open(before, run_id=RUN) as run:
         run.succeeded(run.started("a"), 1)
-        run.adopt(after)
+        run.adopt(after, rerun="none")
         assert sorted(await perform(run)) == ["a~2", "b"]
+
+
+# Values that finished tasks have read
+
+
+def reading(on_stale: str = "warn", **context: object) -> Plan:
+    """A plan of tasks that use the context in different ways, with other values where they are given."""
+    return plan(
+        Task(id="refers", tool="pay", arguments={"x": "${context.x}"}),
+        Task(id="reads"),
+        Task(id="follows", tool="read", depends_on=("refers",)),
+        Task(id="asks", when="context.x < 5"),
+        Task(id="waits"),
+        tools=TOOLS,
+        on_stale=on_stale,
+        context={"x": 1, "other": 1, **context},
+    )
+
+
+async def read_x(task: Task, context: TaskContext) -> object:
+    """Work of which one task reads the context by itself, and one fails."""
+    if task.id == "waits":
+        raise ValueError("not yet")
+    if task.id == "reads":
+        return context.context["x"]
+    return None
+
+
+async def test_values_that_finished_tasks_have_read():
+    """Finished tasks that have read a corrected value are asked about, with what follows from them."""
+    engine = make_engine()
+    result = await engine.execute(reading(), read_x, run_id=RUN)
+    assert result.status == "failed"
+    async with engine.resume(RUN) as run:
+        assert not run.compare(reading(other=2)).again
+        seen = run.compare(reading(x=2))
+        assert seen.again == {
+            "refers": "what it has read is changed: context.x",
+            "reads": "what it has read is changed: context.x",
+            "follows": "it follows 'refers'",
+        }
+        assert seen.effects == {"refers": "irreversible", "reads": ""}
+        with pytest.raises(ChangeRejected, match="state `rerun`"):
+            run.adopt(reading(x=2))
+        run.adopt(reading(x=2), rerun="changed")
+        done = await perform(run)
+    assert done == ["waits", "refers~2", "reads~2", "follows~2"]
+    assert run.result.status == "succeeded"
+    assert not run.result.stale
+
+
+async def test_condition_with_another_outcome():
+    """A finished task whose condition no longer holds is asked about; agreed, its successor is left out."""
+    engine = make_engine()
+    await engine.execute(reading(), read_x, run_id=RUN)
+    async with engine.resume(RUN) as run:
+        assert "asks" in run.compare(reading(x=7)).again
+        run.adopt(reading(x=7), rerun="changed")
+        await perform(run)
+        assert states(run)["asks~2"] == "SKIPPED"
+
+
+async def test_values_that_do_not_matter():
+    """With `on_stale: ignore`, and where a value is what it was when it was read, nothing is asked."""
+    engine = make_engine()
+    await engine.execute(reading(), read_x, run_id=RUN)
+    async with engine.resume(RUN) as run:
+        assert not run.compare(reading("ignore", x=2)).again
+        run.change_context({"x": 3})
+        back = reading(x=1, other=2)
+        assert not run.compare(back).again, "that x has changed is no difference to the file"
+        run.adopt(reading(x=4), rerun="none")
+        assert list(run.compare(reading()).again) == []
+        run.adopt(reading())
+        await perform(run)
+    assert not run.result.stale
+
+
+async def test_value_that_is_taken_out():
+    """A value that the corrected plan no longer has is changed for those that have read it."""
+    before = plan(Task(id="a", arguments={"x": "${context.x}"}), Task(id="b"), context={"x": 1})
+    async with make_engine().open(before, run_id=RUN) as run:
+        run.succeeded(run.started("a"), 1)
+        after = plan(Task(id="a", arguments={"x": "${context.x}"}), Task(id="b"))
+        assert run.compare(after).again == {"a": "what it has read is changed: context.x"}
+
+
+async def test_finished_task_that_is_left_out_of_the_file():
+    """A finished task that the corrected plan no longer has is history, whatever it has read."""
+    engine = make_engine()
+    await engine.execute(reading(), read_x, run_id=RUN)
+    async with engine.resume(RUN) as run:
+        assert list(run.compare(without(reading(x=2), "refers", "follows")).again) == ["reads"]
+
+
+async def test_running_task_that_has_read_a_value():
+    """A running task whose arguments have a value that is corrected is asked about, and done with the new one."""
+    async with make_engine().open(reading(), run_id=RUN) as run:
+        run.started("refers")
+        assert list(run.compare(reading(x=2)).again) == ["refers"]
+        run.adopt(reading(x=2), rerun="changed")
+        assert "refers~2" in await perform(run)
+
+
+async def test_value_of_a_call_in_doubt():
+    """A failed task that may have had its effect with a corrected value is asked about."""
+    async with make_engine().open(reading(), run_id=RUN) as run:
+        run.failed(run.started("refers"), TimeoutError("gone"))
+        why = "what it has read is changed: context.x, and it is unknown whether it took effect"
+        assert run.compare(reading(x=2)).again == {"refers": why}
+
+
+async def test_tasks_that_are_in_no_file():
+    """What a replan or an edit has added counts as well, if it has used a changed tool or value."""
+    tool = {"name": "t", "kind": "shell", "command": "make", "effect": "none"}
+    before = plan(Task(id="a"), tools=[tool], context={"x": 1})
+    async with make_engine().open(before, run_id=RUN) as run:
+        run.add_task(Task(id="added", arguments={"x": "${context.x}"}))
+        run.add_task(Task(id="tooled", tool="t"))
+        for name in ("added", "tooled"):
+            run.succeeded(run.started(name), 1)
+        corrected = {**tool, "command": "make all"}
+        seen = run.compare(plan(Task(id="a"), tools=[corrected], context={"x": 2}))
+        assert list(seen.again) == ["added", "tooled"]
+
+
+async def test_all_that_is_corrected_in_one_task():
+    """A task whose tool is changed, or that follows, is run again with whatever else is corrected in it."""
+    tool = {"name": "t", "kind": "shell", "command": "make", "effect": "none"}
+    corrected = {**tool, "command": "make all"}
+
+    def document(tool: dict[str, str], timeout: float | None) -> Plan:
+        first = Task(id="a", tool="t", timeout=timeout)
+        second = Task(id="b", depends_on=("a",), timeout=timeout)
+        return plan(first, second, Task(id="c"), tools=[tool])
+
+    async with make_engine().open(document(tool, None), run_id=RUN) as run:
+        for name in ("a", "b"):
+            run.succeeded(run.started(name), 1)
+        assert not run.compare(document(tool, 9)).again
+        run.adopt(document(corrected, 9), rerun="changed")
+        assert {run.plan.task(name).timeout for name in ("a~2", "b~2")} == {9}
+
+
+# What conditions have left out
+
+
+def branching(*, when: str = "context.go", go: bool = False, **changed: Any) -> Plan:
+    """A task with a condition, a branch behind it, a join, and one that asks how it ended."""
+    fields: dict[str, dict[str, object]] = {
+        "a": {"when": when},
+        "branch": {"depends_on": ["a"]},
+        "base": {},
+        "asks": {"depends_on": ["a", "base"], "when": "status.a == 'DONE'"},
+        "other": {},
+        "join": {"depends_on": ["branch", "other"]},
+    }
+    tasks = []
+    for task_id in dict.fromkeys([*fields, *changed]):
+        task = {"id": task_id, **fields.get(task_id, {}), **changed.get(task_id, {})}
+        tasks.append(Task.model_validate(task))
+    return plan(*tasks, context={"go": go})
+
+
+async def failed_join(engine: ReplanningEngine, *names: str) -> None:
+    """A run of the plan in which the branch was left out, and some tasks have failed."""
+    result = await engine.execute(branching(), failing(*names), run_id=RUN)
+    assert result.status == "failed"
+
+
+@pytest.mark.parametrize(
+    "corrected",
+    [branching(go=True), branching(when="not context.go"), branching(a={"when": None})],
+)
+async def test_condition_that_holds_now(corrected: Plan):
+    """A task that its condition left out comes back, with its branch, if the condition holds as corrected."""
+    engine = make_engine()
+    await failed_join(engine, "other")
+    async with engine.resume(RUN) as run:
+        seen = run.compare(corrected)
+        assert not seen.again
+        assert "[SKIPPED]\n" in seen.diff
+        run.adopt(corrected)
+        assert sorted(await perform(run)) == ["a", "asks", "branch", "join", "other"]
+    assert run.result.status == "succeeded"
+
+
+async def test_condition_that_does_not_hold_yet():
+    """What is corrected in a task that stays left out counts once it comes back."""
+    engine = make_engine()
+    await failed_join(engine, "other")
+    changed: dict[str, Any] = {
+        "a": {"timeout": 3},
+        "branch": {"timeout": 4},
+        "asks": {"depends_on": ["a", "other"]},
+    }
+    async with engine.resume(RUN) as run:
+        run.adopt(branching(when="context.go == 5", **changed))
+        assert states(run)["a"] == "SKIPPED"
+        assert not run.compare(branching(when="context.go == 5", **changed))
+    async with engine.resume(RUN) as run:
+        run.adopt(branching(when="context.go == 5", go=True, **changed))
+        assert states(run)["a"] == "SKIPPED", "true is not 5"
+        run.adopt(branching(when="context.go.part", **changed))
+        assert states(run)["a"] == "SKIPPED", "it cannot be evaluated"
+        run.adopt(branching(when="not context.go", **changed))
+        assert [run.plan.task(name).timeout for name in ("a", "branch")] == [3, 4]
+        assert sorted(await perform(run)) == ["a", "asks", "branch", "join", "other"]
+
+
+async def test_what_went_on_without_it():
+    """If tasks have gone on without what was left out, they would be run again, so this is asked about."""
+    engine = make_engine()
+    before = branching()
+    before = before.model_copy(update={"tasks": (*before.tasks, Task(id="last"))})
+    result = await engine.execute(before, failing("last"), run_id=RUN)
+    assert result.status == "failed"
+    after = before.model_copy(update={"context": {"go": True}})
+    async with engine.resume(RUN) as run:
+        assert run.compare(after).again == {
+            "a": "it was left out and is to run now",
+            "asks": "it follows 'a'",
+            "join": "it follows 'branch'",
+        }
+        run.adopt(after, rerun="changed")
+        assert sorted(await perform(run)) == ["asks~2", "a~2", "branch", "join~2", "last"]
+    assert run.result.status == "succeeded"
+
+
+async def test_left_out_task_that_waits_for_others_now():
+    """A left-out task that is to depend on something else waits for it; its condition is evaluated after that."""
+    engine = make_engine()
+    await failed_join(engine, "other")
+    on_other: dict[str, object] = {"depends_on": ["other"], "when": "results.other == 'x'"}
+    async with engine.resume(RUN) as run:
+        run.adopt(branching(a=on_other, branch={"depends_on": ["other"]}))
+        assert states(run) == {
+            "a": "PENDING",
+            "branch": "PENDING",
+            "base": "DONE",
+            "asks": "PENDING",
+            "other": "READY",
+            "join": "PENDING",
+        }
+
+
+async def test_left_out_task_that_waits_for_others_that_are_left_out():
+    """A left-out task that is to depend on another one that is left out as well comes back with that one."""
+    engine = make_engine()
+    twin: dict[str, object] = {"when": "context.go == 5"}
+    before = branching(twin=twin)
+    await engine.execute(before, failing("other"), run_id=RUN)
+    on_both: dict[str, object] = {"depends_on": ["a", "twin"]}
+    async with engine.resume(RUN) as run:
+        run.adopt(branching(twin=twin, branch=on_both))
+        assert states(run)["branch"] == "SKIPPED"
+        run.adopt(branching(twin={"when": None}, branch=on_both))
+        assert sorted(await perform(run)) == ["branch", "join", "other", "twin"]
+
+
+async def test_branch_that_runs_in_any_case_now():
+    """A task that was left out with its branch runs if it is corrected not to depend on that."""
+    cases: list[dict[str, object]] = [{"run_if": "always"}, {"depends_on": []}]
+    for changed in cases:
+        engine = make_engine()
+        await failed_join(engine, "other")
+        async with engine.resume(RUN) as run:
+            run.adopt(branching(branch=changed))
+            assert await perform(run) == ["branch", "other", "join"]
+        assert run.result.status == "succeeded"
+
+
+async def test_left_out_by_a_person():
+    """What a person has skipped stays so, whatever its condition says."""
+    async with make_engine().open(branching(), run_id=RUN) as run:
+        run.apply([{"kind": "skip", "task_id": "a"}])
+        assert not run.compare(branching(go=True)).again
+        run.adopt(branching(go=True))
+        assert states(run)["a"] == "SKIPPED"
+
+
+async def test_left_out_and_ignored():
+    """With `on_stale: ignore`, a changed value does not bring back what its old value left out."""
+    engine = make_engine()
+    ignoring: dict[str, Any] = {"a": {"on_stale": "ignore"}}
+    await engine.execute(branching(**ignoring), failing("other"), run_id=RUN)
+    async with engine.resume(RUN) as run:
+        run.adopt(branching(go=True, **ignoring))
+        assert states(run)["a"] == "SKIPPED"

@@ -242,7 +242,9 @@ def replayable_state(live: LivePlan, now: float | None = None) -> dict[str, Any]
         "capacity": dict(live.scheduler.pool.capacity),
         "outcomes": {name: list(past) for name, past in live.statistics.outcomes.items()},
         "holds": dict(live._holds_by_question),
-        "readers": {key: list(ids) for key, ids in live.dependency_index.context_readers.items()},
+        "readers": {
+            key: list(ids) for key, ids in live.dependency_index.context_references.items()
+        },
         "users": {key: list(ids) for key, ids in live.dependency_index.resource_users.items()},
     }
 
@@ -385,7 +387,7 @@ def _task_errors(live: LivePlan, entry: TaskEntry) -> Iterable[str]:
     if entry.task.tool and (entry.id in users) is over:
         yield f"{entry!r} is {entry.state}; users of {entry.task.tool!r} are {list(users)}"
     reads = "context.go" in str(entry.task.arguments) or "context.go" in (entry.task.when or "")
-    readers = live.dependency_index.context_readers.get("go", ())
+    readers = live.dependency_index.context_references.get("go", ())
     if (entry.id in readers) is not reads:
         yield f"{entry!r} reads context.go: {reads}; readers are {list(readers)}"
 
