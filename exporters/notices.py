@@ -64,7 +64,7 @@ class FileForge:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # the program may change its folder
         self.name = str(path)
         self._clock = clock if clock is not None else Environment().clock
 
@@ -169,7 +169,7 @@ class FileForge:
             yield
         except (OSError, UnicodeError) as error:
             raise ForgeError(
-                f"{self.path} cannot be {what}: {getattr(error, 'strerror', None) or error}"
+                f"{self.name} cannot be {what}: {getattr(error, 'strerror', None) or error}"
             ) from error
 
 
@@ -429,9 +429,9 @@ class FileNotifier(Notifier):
     def __init__(self, path: str | os.PathLike[str] = "notices.md") -> None:
         super().__init__(FileForge(path), edit_interval=0.0, hint=ANSWER_HINT)
         self._indexes: dict[RunId, CommentIndex] = {}
-        self._folder = (
-            Path(path) if os.fspath(path).endswith(("/", os.sep)) or Path(path).is_dir() else None
-        )
+        self._folder: Path | None = None
+        if os.fspath(path).endswith(("/", os.sep)) or Path(path).is_dir():
+            self._folder = Path(path).absolute()
 
     @classmethod
     def from_target(cls, target: str) -> Self:
@@ -446,7 +446,7 @@ class FileNotifier(Notifier):
     def write_error(self) -> str:
         """Return the reason why nothing can be written, found by trying; empty if it can."""
         return FileForge(
-            self.endpoint if self._folder is None else self._folder / "notices.md"
+            self.endpoint if self._folder is None else Path(self.endpoint, "notices.md")
         ).write_error()
 
     def _index_for(self, run: RunId) -> CommentIndex:

@@ -1,4 +1,4 @@
-"""Clock, randomness and ids of a run, with the real ones as defaults; and the identity of this process.
+"""Clock, randomness, ids and folder of a run, with the real ones as defaults; and the identity of this process.
 
 A run is owned by one process, which is known by its machine, its number and its start time.
 """
@@ -94,11 +94,15 @@ class Environment:
         clock: time.
         chance: numbers in [0, 1), for the jitter of retries.
         new_id: ids of runs.
+        directory: the absolute path of the folder in which tools work. Without one, a new run works
+            in the folder of this process, and a resumed run where it worked before. An empty text
+            if that is for others to decide.
     """
 
     clock: Clock = field(default_factory=SystemClock)
     chance: Callable[[], float] = random.random
     new_id: Callable[[], str] = new_run_id
+    directory: str | None = None
 
 
 # The process that owns a run

@@ -288,6 +288,15 @@ class RunOptions:
         ),
     ] = None
     store: StoreOption = DEFAULT_STORE
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--directory",
+            metavar="FOLDER",
+            help="The folder in which tools work; by default the current one, and for a run that is resumed the one in which"
+            " it worked before.",
+        ),
+    ] = None
     sequential: Annotated[bool, typer.Option("--sequential", help="Run one task at a time.")] = (
         False
     )

@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
@@ -16,7 +16,9 @@ from replanning import Plan, Settings
 from replanning.cli.app import (
     DEFAULT_STORE,
     RunDisplay,
+    RunOptions,
     command_redactor,
+    decode_argument,
     fail,
     is_phase_task,
     print_message,
@@ -41,7 +43,7 @@ from replanning.errors import (
 )
 from replanning.history.status import open_questions, replay_records
 from replanning.journal import store as stores
-from replanning.journal.records import RunOpened
+from replanning.journal.records import Record, RunOpened
 from replanning.plan.checks import secret_name_problems
 from replanning.plan.messages import did_you_mean, join_names, spoken_id
 from replanning.plan.reading import format_of, locate_problems, read_document, read_text_file
@@ -460,11 +462,69 @@ def create_gate(
     return StoreGate() if ask == "store" or remote_answers else None
 
 
+def find_directory(options: RunOptions, resumed: Iterable[Record] = ()) -> Path:
+    """Return the absolute path of the folder in which the tools of a run work.
+
+    Args:
+        options: of the command line, which may name it.
+        resumed: the records of a run that is resumed; it works where it worked before.
+    """
+    from replanning.run.opening import directory_on_record  # most commands carry out no run
+
+    if options.directory is not None:
+        text = decode_argument(str(options.directory), "--directory")
+        place = _absolute(Path(text))
+        if not place.is_dir():
+            fail(f"--directory: there is no folder {str(place)!r}")
+        return place.resolve()
+    records = list(resumed)
+    recorded = directory_on_record(records)
+    if not recorded:
+        place = _absolute(Path())
+        if records and not options.quiet:
+            print_message(
+                f"note: this run has no folder on record; its tools work in this one from now on: {place}"
+            )
+        return place
+    place = Path(recorded)
+    if not place.is_dir():
+        fail(
+            f"the tools of this run work in the folder {recorded!r}, which does not exist; create it, or name"
+            " another one with --directory"
+        )
+    return place
+
+
+def _absolute(path: Path) -> Path:
+    try:
+        return path.absolute()
+    except FileNotFoundError:
+        fail("the current directory does not exist any more; go to another one")
+
+
+@contextmanager
+def working_in(directory: Path) -> Iterator[None]:
+    """Have this process work in a folder, for functions of plans, and for modules that are beside them."""
+    before = Path.cwd()
+    if directory == before:
+        yield
+        return
+    with chdir(directory):
+        # Modules beside a plan are found where the program was started so that they are.
+        added = [str(directory)] if str(before) in sys.path or "" in sys.path else []
+        sys.path[:0] = added
+        try:
+            yield
+        finally:
+            for entry in added:
+                sys.path.remove(entry)
+
+
 def create_executor(
     plan: Plan,
     settings: Settings,
     *,
-    cwd: Path | None = None,
+    directory: Path,
     environ: Mapping[str, str] | None = None,
 ) -> ToolExecutor:
     """Return the executor of a plan whose commands may change the context; see `ToolExecutor`."""
@@ -475,7 +535,7 @@ def create_executor(
         plan,
         default_timeout=settings.timeout.task,
         output_limit=settings.max_output,
-        cwd=cwd,
+        cwd=directory,
         environ=environ,
         kinds={"shell": run_context_shell},
     )

@@ -104,7 +104,8 @@ def resume(
     with closing(lookup.open_store(options.store, must_exist=True)) as opened_store:
         info = lookup.find_run(opened_store, run)
         remote = lookup.is_on_temporal(options.store)  # its workers know how to go on
-        first = None if remote else next(iter(opened_store.read(info.run)), None)
+        records = [] if remote else list(opened_store.read(info.run))
+        first = next(iter(records), None)
     if plan_file is None and (rerun is not None or yes):
         fail("--rerun and --yes are about a corrected plan; name its file with --plan")
     if revision is None and plan_file is None and info.status == "aborted":
@@ -131,8 +132,11 @@ def resume(
         from replanning.cli.solve import resume_planning  # other runs need no planning mode
 
         raise typer.Exit(resume_planning(info.run, opened.plan, options, revision))
+    if revision is None and info.status == "succeeded":
+        records = []  # no tool works any more, so the folder may be gone
+    directory = lookup.find_directory(options, records)
     if plan_file is None:
-        raise typer.Exit(resume_plan(info.run, opened, options, revision))
+        raise typer.Exit(resume_plan(info.run, opened, options, revision, directory))
 
     given = lookup.read_plan(str(plan_file), options.context or ())
     if problems := check_tools(given):
@@ -142,6 +146,10 @@ def resume(
     if agreed is not None:
         by = lookup.user_name(None)
         if revision is None and is_owner_alive(info):
+            if options.directory is not None:
+                fail(
+                    "--directory: another process carries out this run; pause it, and resume it then"
+                )
             _send_correction(info, given, agreed, by, options)
             return
         adopt = partial(PlanRun.adopt, plan=given, rerun=agreed, by=by)
@@ -150,7 +158,7 @@ def resume(
             with closing(lookup.open_store(options.store)) as store:
                 ReplanningEngine([], store=store).adopt(info.run, given, rerun=agreed, by=by)
             adopt = None
-    code = resume_plan(info.run, opened, options, revision, given=given, adopt=adopt)
+    code = resume_plan(info.run, opened, options, revision, directory, given=given, adopt=adopt)
     raise typer.Exit(code)
 
 
@@ -184,7 +192,9 @@ def rerun(
     settings = lookup.read_settings(options.settings, quiet=True)
     with closing(lookup.open_store(options.store, must_exist=True)) as store:
         info = lookup.find_run(store, run)
-        opened = _check_opening(next(iter(store.read(info.run)), None), info.run)
+        records = list(store.read(info.run))
+        opened = _check_opening(next(iter(records), None), info.run)
+        directory = lookup.find_directory(options, records)
         if any(map(is_phase_task, opened.plan.tasks)):
             fail(f"run {info.run!r} is one of planning mode: its phases follow from one another")
         engine = ReplanningEngine([], settings=settings, store=store)
@@ -193,7 +203,7 @@ def rerun(
         if correction.effects and not yes:
             _ask("Run them again?", options)
         new_run = engine.rerun(info.run, *task, only=only, by=lookup.user_name(None))
-    raise typer.Exit(resume_plan(new_run, opened, options, None))
+    raise typer.Exit(resume_plan(new_run, opened, options, None, directory))
 
 
 def _check_opening(first: Record | None, run: RunId) -> RunOpened:

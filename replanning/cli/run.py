@@ -84,7 +84,7 @@ def run(
 ) -> None:
     """Run a plan, and repair it while it runs.
 
-    Commands run in the current directory. A command changes the context by appending lines key=value to the file
+    Commands run in the current directory, or in that of --directory, also when the run is resumed. A command changes the context by appending lines key=value to the file
     that the variable REPLANNING_CONTEXT names.
     """
     path = str(plan)
@@ -96,12 +96,15 @@ def run(
     document = lookup.read_plan(path, options.context or ())
     if problems := check_tools(document):
         raise PlanError(locate_problems(problems, path))
+    directory = lookup.find_directory(options)
     if not options.quiet:
-        for note in (
-            *check_unused_arguments(document),
-            *check_env_arguments(document),
-            *check_machine(document),
-        ):
+        with lookup.working_in(directory):
+            notes = [
+                *check_unused_arguments(document),
+                *check_env_arguments(document),
+                *check_machine(document),
+            ]
+        for note in notes:
             print_message(f"note: {note.message}")
     if run_id is not None:
         lookup.check_run_id(run_id)
@@ -114,6 +117,7 @@ def run(
         settings,
         document,
         lambda engine, with_tools: engine.open(with_tools, run_id=run_id),
+        directory,
     )
     raise typer.Exit(summary.report(json=options.json))
 
@@ -123,6 +127,7 @@ def resume_plan(
     opened: RunOpened,
     options: RunOptions,
     revision: int | None,
+    directory: Path,
     *,
     given: Plan | None = None,
     adopt: Callable[[PlanRun], object] | None = None,
@@ -134,6 +139,7 @@ def resume_plan(
         opened: the record with which it was opened.
         options: of the command line.
         revision: the revision to copy; None to resume the run itself.
+        directory: where its tools work.
         given: the plan of the run, for its secrets; None to do with what its journal has.
         adopt: has the run adopt that plan, if it is a corrected one.
 
@@ -157,7 +163,7 @@ def resume_plan(
         return engine.resume(resumed, given)
 
     settings = lookup.read_settings(options.settings, quiet=options.quiet, replan=options.replan)
-    summary = _carry_out(options, settings, plan, open_run, begin=begin)
+    summary = _carry_out(options, settings, plan, open_run, directory, begin=begin)
     return summary.report(json=options.json)
 
 
@@ -237,7 +243,7 @@ def demo(
         Settings(),
         Plan.load(place / "plan.yaml"),
         lambda engine, with_tools: engine.open(with_tools),
-        cwd=place,
+        place.absolute(),
         environ={**os.environ, "PATH": path},
     )
     summary.notes = (f"report   {place / 'report.md'}", f"files    {place}{os.sep}")
@@ -249,8 +255,8 @@ def _carry_out(
     settings: Settings,
     plan: Plan,
     open_run: Callable[[ReplanningEngine, Plan], AbstractAsyncContextManager[PlanRun]],
+    directory: Path,
     *,
-    cwd: Path | None = None,
     environ: dict[str, str] | None = None,
     begin: Callable[[PlanRun], object] | None = None,
 ) -> RunSummary:
@@ -261,11 +267,11 @@ def _carry_out(
         settings: of the run.
         plan: with the tools and the servers that may be used.
         open_run: opens the run of the plan, which then has the tools of its servers as well.
-        cwd: where commands run; by default where the program does.
+        directory: where its tools work.
         environ: the environment of the tools; by default that of the program.
         begin: called as soon as the run is open, before any task is handed out.
     """
-    environment = Environment()
+    environment = Environment(directory=str(directory))
     display = None
     if not options.quiet:
         display = lookup.create_display()
@@ -281,7 +287,7 @@ def _carry_out(
 
     async def work() -> None:
         nonlocal run
-        executor = lookup.create_executor(plan, settings, cwd=cwd, environ=environ)
+        executor = lookup.create_executor(plan, settings, directory=directory, environ=environ)
         async with AsyncExitStack() as stack:
             rules = RuleJudge(executor.check)
             judge: Judge = rules
@@ -310,7 +316,8 @@ def _carry_out(
             exporters=exporters,
             environment=environment,
         )
-        interrupted = anyio.run(run_until_stopped, work, engine, lambda: run)
+        with lookup.working_in(directory):
+            interrupted = anyio.run(run_until_stopped, work, engine, lambda: run)
         assert run is not None
         elapsed = environment.clock.now() - started
         return RunSummary(

@@ -204,7 +204,11 @@ def solve(
     job = replace(job, llm=job.llm or _recorded_model(records))
     raise typer.Exit(
         _solve_and_report(
-            job, options, loaded, lambda planning: planning.execute_with_planning(run)
+            job,
+            options,
+            loaded,
+            lambda planning: planning.execute_with_planning(run),
+            lookup.find_directory(options, records),
         )
     )
 
@@ -267,7 +271,8 @@ def resume_planning(run: RunId, opened: Plan, options: RunOptions, revision: int
             run if revision is None else planning.engine.fork(run, revision)
         )
 
-    return _solve_and_report(job, options, settings, start)
+    directory = lookup.find_directory(options, records)
+    return _solve_and_report(job, options, settings, start, directory)
 
 
 # The goal and its tools
@@ -450,7 +455,7 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
     settings = settings.model_copy(
         update={"judge": settings.judge.model_copy(update={"enabled": False})}
     )
-    summary, _ = _run_planning(job, options, settings, start)
+    summary, _ = _run_planning(job, options, settings, start, lookup.find_directory(options))
     if made is None:
         result, reason = summary.result, summary.result.reason
         if questions:
@@ -490,10 +495,10 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
 
 
 def _solve_and_report(
-    job: _Job, options: RunOptions, settings: Settings, start: PlanningStarter
+    job: _Job, options: RunOptions, settings: Settings, start: PlanningStarter, directory: Path
 ) -> int:
     """Carry out a run of planning mode, print its summary, and return the exit code."""
-    summary, completion = _run_planning(job, options, settings, start)
+    summary, completion = _run_planning(job, options, settings, start, directory)
     if options.json:  # the phases of planning mode apart from the tasks that use tools
         document, live = summary.to_json(), summary.live
         outputs, tasks = as_object(document["outputs"]), as_object(document["tasks"])
@@ -542,11 +547,12 @@ def _solve_and_report(
 
 
 def _run_planning(
-    job: _Job, options: RunOptions, settings: Settings, start: PlanningStarter
+    job: _Job, options: RunOptions, settings: Settings, start: PlanningStarter, directory: Path
 ) -> tuple[RunSummary, JsonObject | None]:
     """Carry out a run of planning mode; return its summary and the model's conclusion."""
     context = parse_context_options(options.context or ())
-    environment, history = Environment(), settings.planning.history.directory
+    environment = Environment(directory=str(directory))
+    history = Path(settings.planning.history.directory).absolute()
     model = create_llm_provider(
         job.llm or AUTO, settings=settings, environment=environment, redactor=redactor_for(settings)
     )
@@ -558,7 +564,7 @@ def _run_planning(
 
     async def execute() -> tuple[PlanningCoordinator, bool]:
         async with AsyncExitStack() as stack:
-            executor = lookup.create_executor(job.tools, settings)
+            executor = lookup.create_executor(job.tools, settings, directory=directory)
             await stack.enter_async_context(executor)
             use_tool: Work = executor
             if judge_model is not None:
@@ -626,9 +632,10 @@ def _run_planning(
             planning.on_run_started = watch
             background = listen if reads_replies else None
             try:
-                interrupted = await run_until_stopped(
-                    work, planning.engine, lambda: planning.run, background
-                )
+                with lookup.working_in(directory):
+                    interrupted = await run_until_stopped(
+                        work, planning.engine, lambda: planning.run, background
+                    )
             finally:
                 executor.watch(None)
             return planning, interrupted

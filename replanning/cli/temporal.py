@@ -49,7 +49,7 @@ commands = Program()
 POLL_INTERVAL: Final = 0.2
 """Seconds between two looks at the journal of a run that is followed."""
 
-_OF_WORKERS: Final = ("replan", "providers", "max_concurrency", "settings")
+_OF_WORKERS: Final = ("replan", "providers", "directory", "max_concurrency", "settings")
 """Options of a run that only the process which carries it out can have."""
 
 _NOT_THERE: Final = ("sequential", "observe", "trace", "notify")
@@ -64,7 +64,9 @@ _NOT_THERE: Final = ("sequential", "observe", "trace", "notify")
         "Ctrl-C takes no more work: running tasks are finished first. A second Ctrl-C stops them at once.",
         codes="0 stopped · 2 wrong usage, file or settings, or no such server · 130 stopped at once by a second Ctrl-C",
     ),
-    without=all_except("replan", "providers", "store", "max_concurrency", "settings", "quiet"),
+    without=all_except(
+        "replan", "providers", "store", "directory", "max_concurrency", "settings", "quiet"
+    ),
 )
 def worker(
     files: Annotated[
@@ -111,11 +113,11 @@ def worker(
     served = Plan.model_validate(
         {"goal": {"objective": ""}, "tools": tuple(tools.values()), "mcp": servers}
     )
-    if not anyio.run(_serve, served, checks, options):
+    if not anyio.run(_serve, served, checks, options, lookup.find_directory(options)):
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 
-async def _serve(plan: Plan, checks: Collection[str], options: RunOptions) -> bool:
+async def _serve(plan: Plan, checks: Collection[str], options: RunOptions, directory: Path) -> bool:
     """Serve a task queue until a signal comes; return whether the running tasks were finished."""
     from temporalio.worker import Worker
 
@@ -125,7 +127,7 @@ async def _serve(plan: Plan, checks: Collection[str], options: RunOptions) -> bo
     settings = lookup.read_settings(options.settings, quiet=options.quiet, replan=options.replan)
     providers = lookup.provider_names(options.providers, settings)
     engine = ReplanningEngine(providers, settings=settings)
-    executor = lookup.create_executor(plan, settings)
+    executor = lookup.create_executor(plan, settings, directory=directory)
 
     async def work(task: Task, context: ActivityContext) -> object:
         """Execute a task, and run the checks that it must pass."""
@@ -143,6 +145,7 @@ async def _serve(plan: Plan, checks: Collection[str], options: RunOptions) -> bo
 
     client, queue = await connect(options.store.removeprefix(lookup.ON_TEMPORAL))
     async with AsyncExitStack() as stack:
+        stack.enter_context(lookup.working_in(directory))
         await stack.enter_async_context(executor)
         found = await discover_tools(executor, plan, quiet=options.quiet)
         stack.push_async_callback(engine.aclose)

@@ -495,7 +495,10 @@ class PlanWorkflow:
             gate=_Gate(),
             store=self.store,
             environment=Environment(
-                self._clock, random.random, lambda: f"{random.getrandbits(64):016x}"
+                self._clock,
+                random.random,
+                lambda: f"{random.getrandbits(64):016x}",
+                directory="",  # tools work where their worker does
             ),
         )
 

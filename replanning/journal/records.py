@@ -970,7 +970,10 @@ class AnswerRefused(_Body):
 # The run itself
 @_record_body
 class RunOpened(_Body):
-    """First record of a run: the original plan and the settings; `open_ended` if an agent adds the calls that it makes."""
+    """First record of a run: the original plan and the settings; `open_ended` if an agent adds the calls that it makes.
+
+    `directory` is the absolute path of the folder in which the tools work, as in `RunResumed`; empty if it is not known.
+    """
 
     kind: ClassVar = "run-opened"
     texts: ClassVar = ("plan",)
@@ -982,17 +985,23 @@ class RunOpened(_Body):
     forked_from: tuple[RunId, int] | None = None
     version: str = ""
     open_ended: bool = False
+    directory: str = ""
 
 
 @_record_body
 class RunResumed(_Body):
-    """A process resumed the run after it had been without an owner for `waited` seconds."""
+    """A process resumed the run after it had been without an owner for `waited` seconds.
+
+    `directory` is the folder in which the tools work from here on, if it is another one than before.
+    """
 
     kind: ClassVar = "run-resumed"
+    texts: ClassVar = ("directory",)
     owner: str
     waited: float = 0.0
     trace: str | None = None
     version: str = ""
+    directory: str = ""
 
 
 @_record_body

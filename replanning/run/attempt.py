@@ -65,6 +65,11 @@ class TaskContext:
         return self._task.id
 
     @property
+    def directory(self) -> str:
+        """The absolute path of the folder in which tools work; empty if it is not known."""
+        return self._run._lifecycle.opening.directory
+
+    @property
     def results(self) -> Mapping[str, Any]:
         """Outputs of finished tasks by id.
 

@@ -84,6 +84,7 @@ class ResumeState(NamedTuple):
         announced_resources: tools and resources whose availability is on record.
         stopped_at: the time of the last record.
         interruption_reason: why the attempts that were running then do not run any more.
+        directory: the folder in which its tools worked; empty if it is not known.
     """
 
     last_cause: Record
@@ -91,6 +92,7 @@ class ResumeState(NamedTuple):
     announced_resources: frozenset[str]
     stopped_at: float
     interruption_reason: str
+    directory: str
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +102,7 @@ class Opening:
     Attributes:
         started_at: time of its first record, in seconds since the epoch.
         lease_ttl: seconds for which its lease holds unless it is renewed.
+        directory: the folder in which its tools work; empty if it is not known.
         open_ended: whether it goes on when all tasks are done, because more are added.
         record: the first record, in the process that has written it.
         past: the past of a resumed run.
@@ -108,6 +111,7 @@ class Opening:
 
     started_at: float
     lease_ttl: float
+    directory: str = ""
     open_ended: bool = False
     record: Record | None = None
     past: ResumeState | None = None

@@ -9,11 +9,20 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import is_
+from pathlib import Path
 from typing import Final, get_args
 
 import anyio
@@ -197,6 +206,7 @@ class RunFactory:
                 like a secret.
         """
         run = self._new_run_id(run_id)
+        directory = _stated_directory(self.environment)
         problems = secret_name_problems(plan, self.redactor)
         if problems:
             raise PlanError(problems)
@@ -212,14 +222,21 @@ class RunFactory:
         )
         try:
             opened = RunOpened(
-                run, plan, mode, settings, spans.traceparent, None, __version__, open_ended
+                run,
+                plan,
+                mode,
+                settings,
+                spans.traceparent,
+                version=__version__,
+                open_ended=open_ended,
+                directory=directory,
             )
             records = [Record(1, self.environment.clock.now(), opened)]
             with gc_paused():
                 live, ledger = await self._rebuild_state(records)
             lease = await _retry_while_locked(partial(self._acquire_new_run, run))
             # The run works with the secrets of the plan; only its journal must not hold them.
-            leaving = replace(opened, plan=clean)
+            leaving = replace(opened, plan=clean, directory=self.redactor.text(directory))
             made = self._build_run(lease, records, live, ledger, spans, leaving=leaving)
             if clean is not plan:
                 warning = redaction_warning(clean, plan)
@@ -577,7 +594,11 @@ class RunFactory:
             lease_ttl=self.lease_ttl,
         )
         opened = records[0].body
-        life.opening.open_ended = isinstance(opened, RunOpened) and opened.open_ended
+        assert isinstance(opened, RunOpened)
+        life.opening.open_ended = opened.open_ended
+        life.opening.directory = directory_on_record(records)
+        if leaving is None and environment.directory is not None:
+            life.opening.directory = _stated_directory(environment) or life.opening.directory
         spans.watch(life)
         self.telemetry.watch_metrics(life)
         if leaving is not None:
@@ -794,7 +815,29 @@ def _resume_state(records: Sequence[Record]) -> ResumeState:
         announced_resources=frozenset(resources),
         stopped_at=records[-1].at,
         interruption_reason=reason,
+        directory=directory_on_record(records),
     )
+
+
+def _stated_directory(environment: Environment) -> str:
+    """Return the folder in which the tools of a new run work; empty if no journal can name it."""
+    directory = environment.directory
+    try:
+        if directory is None:
+            directory = str(Path.cwd())
+        directory.encode()
+    except (FileNotFoundError, UnicodeEncodeError):
+        return ""  # it was deleted, or its name is no text
+    return directory
+
+
+def directory_on_record(records: Iterable[Record]) -> str:
+    """Return the folder in which the tools of a run work; empty if its journal does not name it."""
+    directory = ""
+    for record in records:
+        if isinstance(record.body, RunOpened | RunResumed) and record.body.directory:
+            directory = record.body.directory
+    return directory
 
 
 INBOX_POLL_SECONDS = 0.5
@@ -914,6 +957,8 @@ def _finish_past(
     """Finish the work that the end of the earlier process has cut off."""
     waited = max(0.0, life.clock.now() - past.stopped_at)
     resumed = RunResumed(life.journal.lease.owner, waited, life.spans.traceparent, __version__)
+    if life.opening.directory != past.directory:
+        resumed = replace(resumed, directory=life.opening.directory)
     life.journal.append_soon(resumed)
     on_resume(past)
     if life.live.staleness.redoes:

@@ -70,7 +70,8 @@ class ToolExecutor:
         tools: the plan, or the tools themselves. A tool of the live plan takes precedence over one of the same name.
         default_timeout: seconds or timedelta for a task without a timeout of its own or its tool; None for no limit.
         output_limit: bytes that one task may print or receive; more is an error, output is never truncated.
-        cwd: the working directory of commands, to which `cwd` of a tool is relative; by default that of the process.
+        cwd: the working directory of commands, to which `cwd` of a tool is relative; it is relative to the folder of the
+            run. MCP servers are started before a run is open, so for them it is relative to the folder of this process.
         environ: the environment of commands and of `{env:NAME}`; by default that of the process.
         grace: seconds or timedelta that a stopped process has to end by itself before it is killed.
         kinds: runners of further kinds by name, or replacements of the built-in ones.
@@ -258,8 +259,9 @@ class ToolExecutor:
                 actual = _JSON_TYPE_NAMES[type(task.arguments[name])]
                 if actual != expected and (expected, actual) != ("number", "integer"):
                     problems.append(f"{name!r} must be of type {expected}, it is {actual}")
-        workspace = None if tool.workspace is None else (self._cwd / tool.workspace).resolve()
-        cwd = self._cwd / tool.cwd if tool.cwd is not None else workspace or self._cwd
+        directory = Path(getattr(context, "directory", ""), self._cwd)  # others may have none
+        workspace = None if tool.workspace is None else (directory / tool.workspace).resolve()
+        cwd = directory / tool.cwd if tool.cwd is not None else workspace or directory
         problems += (
             workspace_problems(tool, task.arguments, cwd, workspace)
             if workspace is not None

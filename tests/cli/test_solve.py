@@ -88,6 +88,21 @@ def test_a_plan_is_printed_and_saved_and_runs(folder):
     assert lines(folder / "log") == ["news", "b"]
 
 
+def test_the_folder_of_a_goal(folder):
+    """The tools of a goal work in the folder that is stated, and there again when the run is resumed elsewhere."""
+    elsewhere, other = folder / "elsewhere", folder / "other"
+    for each in (elsewhere, other):
+        each.mkdir()
+    with planning_server(NOTES) as server:
+        cli(folder, *SOLVE, "--directory", "elsewhere", "--store", "r.db", **server.environ())
+    with planning_server(NOTES) as server:
+        again = ("resume", "r", "--from", "0", "--store", "../r.db")
+        cli(other, *again, **server.environ())
+
+    assert lines(elsewhere / "log") == ["news", "news"]
+    assert [path.name for path in other.iterdir()] == ["planning_history"]
+
+
 def test_programs_see_the_actions_alone(folder):
     """With `--json`, tasks and outputs are the actions, also after a replan; phases and completion stand by themselves."""
     replies = planned(
