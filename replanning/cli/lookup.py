@@ -602,9 +602,9 @@ def open_notifiers(targets: Sequence[str], option: str = "--notify") -> list[Exp
         if target == "console":
             exporter = load_plugin("exporters", "notices-console")()
         elif name in FORGES:
-            exporter = create_exporter(name, place, option)
+            exporter = open_exporter(name, place, option)
         else:
-            exporter = create_exporter("notices", target, option)
+            exporter = open_exporter("notices", target, option)
         write_error = getattr(exporter, "write_error", str)  # optional
         if problem := write_error():
             raise SettingsError.at(option, problem)
@@ -616,21 +616,21 @@ def open_notifiers(targets: Sequence[str], option: str = "--notify") -> list[Exp
     return list(exporters.values())
 
 
-def create_exporter(name: str, target: str, option: str) -> Exporter:
-    """Create an exporter for the target that an option names.
+def open_exporter(name: str, target: str, option: str) -> Exporter:
+    """Create the exporter for the target that an option names, if it names one.
 
     Raises:
         SettingsError: the target is not valid.
-        PluginError: the exporter cannot be loaded.
+        PluginError: the exporter cannot be loaded or created.
     """
-    plugin: Any = load_plugin("exporters", name)  # `from_target` is optional
+    from replanning.telemetry.exporter import create_exporter  # takes its time
+
     try:
-        exporter: Exporter = plugin.from_target(target)
+        return create_exporter(name, target)
     except SettingsError as error:
         raise SettingsError(
             [Problem(option, problem.message) for problem in error.problems]
         ) from None
-    return exporter
 
 
 def open_exporters(
@@ -652,16 +652,10 @@ def open_trace_exporter(text: str) -> Exporter:
 
     Raises:
         SettingsError: there is no such exporter, or it does not take a target.
-        PluginError: it cannot be loaded.
+        PluginError: it cannot be loaded or created.
     """
     name, _, target = text.partition("=")
     if name not in installed_plugins("exporters"):
         hint = plugin_hint("exporters", name)
         raise SettingsError.at("--trace", f"there is no exporter {name!r}; {hint}")
-    plugin: Any = load_plugin("exporters", name)  # `from_target` is optional
-    if target and not hasattr(plugin, "from_target"):
-        raise SettingsError.at(
-            "--trace", f"exporter {name!r} does not take a target; remove {target!r}"
-        )
-    exporter: Exporter = plugin.from_target(target) if target else plugin()
-    return exporter
+    return open_exporter(name, target, "--trace")

@@ -320,7 +320,7 @@ def _read_job(
         return _Job(TaskRequest(goal=Goal(objective=text), issue_id=issue_id), library, llm)
     name = issue.strip()
     family = lookup.forge_of(name)
-    exporter = lookup.create_exporter(
+    exporter = lookup.open_exporter(
         family, name, "--issue"
     )  # the clients of forges come with their exporters
     if not (isinstance(exporter, lookup.IssueNotifier) and isinstance(exporter.forge, Issue)):

@@ -81,12 +81,19 @@ from replanning.run.retries import IsTransient, warn_of_error
 from replanning.run.run import PlanRun, RunResult
 from replanning.secrets import Redactor
 from replanning.settings import Settings
-from replanning.telemetry.exporter import Exporter, ExporterContext, build_telemetry
+from replanning.telemetry.exporter import (
+    Exporter,
+    ExporterContext,
+    build_telemetry,
+    create_exporter,
+)
 from replanning.telemetry.providers import Telemetry
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
+
+    from replanning.config import LoadedSettings
 
 
 _log = logging.getLogger("replanning")
@@ -121,7 +128,8 @@ class ReplanningEngine:
             language models, by name (`openai`, `openai:gpt-4.1`, `openai,anthropic` for one that is
             used where the other fails) or as objects; or a whole `AlternativeGenerator`. `auto` is
             `repair` and the language model that `create_llm_provider` finds, if any.
-        settings: thresholds, limits, enabled triggers, redaction of secrets; or a mapping of them.
+        settings: thresholds, limits, enabled triggers, redaction of secrets; a mapping of them, or
+            what `replanning.config.load_settings` returns.
         mode: `act`, or `observe` to record decisions and apply nothing.
         gate: asks a person; without one, questions are stored and the run ends as `needs_human`.
         store: keeps journals; or its place, as `replanning.journal.open_store` takes it, which
@@ -150,7 +158,7 @@ class ReplanningEngine:
         self,
         providers: Sequence[ProviderSpec] | AlternativeGenerator = (REPAIR_PLUGIN,),
         *,
-        settings: Settings | Mapping[str, JsonValue] | None = None,
+        settings: Settings | LoadedSettings | Mapping[str, JsonValue] | None = None,
         mode: Mode = "act",
         gate: HumanGate | None = None,
         store: RunStore | str | PathLike[str] | None = None,
@@ -168,7 +176,7 @@ class ReplanningEngine:
         loaded: list[Exporter] = []
         for exporter in exporters:
             if isinstance(exporter, str):
-                loaded.append(load_plugin("exporters", exporter)())
+                loaded.append(create_exporter(exporter))
             else:
                 loaded.append(exporter)
         self.exporters = tuple(loaded)
@@ -783,7 +791,7 @@ async def open_run(
     plan: Plan,
     *,
     store: RunStore | str | PathLike[str] | None = None,
-    settings: Settings | Mapping[str, JsonValue] | None = None,
+    settings: Settings | LoadedSettings | Mapping[str, JsonValue] | None = None,
     run_id: str | None = None,
     factory: RunFactory | None = None,
 ) -> AsyncIterator[PlanRun]:
@@ -806,10 +814,14 @@ async def open_run(
             opened.close()
 
 
-def _as_settings(settings: Settings | Mapping[str, JsonValue] | None) -> Settings:
+def _as_settings(settings: Settings | LoadedSettings | Mapping[str, JsonValue] | None) -> Settings:
+    if settings is None:
+        return Settings()
+    if isinstance(settings, Settings):
+        return settings
     if isinstance(settings, Mapping):
         return Settings.model_validate(dict(settings))
-    return settings or Settings()
+    return settings.settings
 
 
 async def run_workers(run: PlanRun, work: Work, max_concurrency: int) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from replanning import journal
 from replanning.environment import Clock
-from replanning.errors import Problem, SettingsError
+from replanning.errors import PluginError, Problem, ReplanningError, SettingsError
 from replanning.plan.types import RunId
-from replanning.plugins import plugin_name
+from replanning.plugins import load_plugin, plugin_name
 from replanning.telemetry.providers import Telemetry
 
 if TYPE_CHECKING:
@@ -60,6 +61,44 @@ class Exporter(ABC):
 
     async def aclose(self) -> None:
         """Send pending records and close connections."""
+
+
+def create_exporter(name: str, target: str = "") -> Exporter:
+    """Create the exporter that a plugin of this name registers.
+
+    Args:
+        name: the name of the plugin.
+        target: where it sends to, as `Exporter.from_target` of a plugin takes it; without one, the
+            class decides, and is asked for a target only if it cannot be created without arguments.
+
+    Raises:
+        PluginError: there is no such plugin, or it cannot be loaded or created.
+        SettingsError: the target is not valid.
+    """
+    plugin: Any = load_plugin("exporters", name)  # `from_target` is optional
+    takes_target = hasattr(plugin, "from_target")
+    if target and not takes_target:
+        reason = f"exporter {name!r} does not take a target; remove {target!r}"
+        raise SettingsError.at("exporters", reason)
+    created: Exporter
+    try:
+        if target or (takes_target and _needs_arguments(plugin)):
+            created = plugin.from_target(target)
+        else:
+            created = plugin()
+    except ReplanningError:
+        raise
+    except Exception as error:  # a plugin may raise anything
+        raise PluginError(f"the exporter {name!r} cannot be created: {error!r}") from error
+    return created
+
+
+def _needs_arguments(plugin: type) -> bool:
+    try:
+        inspect.signature(plugin).bind()
+    except TypeError:
+        return True
+    return False
 
 
 def build_telemetry(

@@ -1,10 +1,14 @@
-"""The guides about asking people work: a web application that lists and answers questions, and messages with signed clicks."""
+"""The guides about asking people and about plugins work, in the situations that they describe."""
 
 import hashlib
 import hmac
 import json
+import os
+import subprocess
+import sys
 import time
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -105,3 +109,71 @@ async def test_messages(tmp_path, monkeypatch):
         result = await engine.execute(PLAN, work)
     assert (result.status, result.revisions[0].by) == ("succeeded", "person:ada")
     assert refused == ["not signed by Slack, or too old"]
+
+
+REPAIRED = """
+goal: {objective: Say hello}
+tools:
+  - {name: first,  kind: shell, command: "exit 3",     capability: greet}
+  - {name: second, kind: shell, command: "echo hello", capability: greet}
+tasks: [{id: hello, tool: first, retry: {max_attempts: 1}}]
+"""
+
+
+def installed_exporter(folder: Path, text: str) -> dict[str, str]:
+    """Install a module with an exporter in a folder; return the environment of a process that finds it."""
+    described = folder / "log-1.0.dist-info"
+    described.mkdir(parents=True)
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: log\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text("[replanning.exporters]\nlog = log:RevisionLog\n")
+    (folder / "log.py").write_text(text)
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+def run_with_trace(trace: str, environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    """Run a plan that repairs itself, with `--trace`."""
+    Path("plan.yaml").write_text(REPAIRED)
+    command = [sys.executable, "-m", "replanning", "run", "plan.yaml", "--no-ask", "--trace", trace]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+
+
+def test_exporter(tmp_path, monkeypatch):
+    """The exporter of the guide is used by `--trace`, with a target and without one."""
+    monkeypatch.chdir(tmp_path)
+    (text,) = (
+        block.text
+        for block in blocks(GUIDES / "plugins.md", "python")
+        if "RevisionLog" in block.text
+    )
+    environment = installed_exporter(tmp_path / "installed", text)
+    for trace, written in (("log", "revisions.log"), ("log=other.log", "other.log")):
+        done = run_with_trace(trace, environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "do 'hello' with 'second'" in Path(written).read_text()
+
+
+@pytest.mark.parametrize("place", ["command", "engine"])
+def test_exporter_that_cannot_be_created(place, tmp_path, monkeypatch):
+    """An exporter whose class cannot be created is named with the reason, and without a traceback."""
+    monkeypatch.chdir(tmp_path)
+    text = "class RevisionLog:\n    def __init__(self, path): ...\n"
+    environment = installed_exporter(tmp_path / "installed", text)
+    if place == "command":
+        done = run_with_trace("log", environment)
+    else:
+        program = (
+            "import replanning\n"
+            "try:\n    replanning.ReplanningEngine(exporters=['log'])\n"
+            "except replanning.ReplanningError as error:\n    print(error); raise SystemExit(2)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=120,
+        )
+    assert done.returncode == 2
+    said = " ".join((done.stdout + done.stderr).split())
+    assert "the exporter 'log' cannot be created: TypeError" in said
+    assert "Traceback" not in said
