@@ -12,7 +12,7 @@ from replanning.errors import JournalCorrupt, ReplanningError
 from replanning.history.events import DroppedTrigger, GoalEdit, PlanEdit, ReplanEvent
 from replanning.history.history import MAX_EVENTS, ReplanHistory
 from replanning.history.wording import format_iso_time
-from replanning.journal.records import Candidate, Record, RunOpened, Trigger
+from replanning.journal.records import Candidate, Record, RunOpened, RunResumed, Trigger
 from replanning.journal.store import decode_body, encode_body
 from replanning.plan.messages import brief_repr
 from replanning.plan.types import JsonObject, JsonValue
@@ -34,7 +34,10 @@ def history_json(history: ReplanHistory) -> JsonObject:
     for record in history.records(0):
         entry: JsonObject = {"seq": record.seq, "at": record.at, "kind": record.body.kind}
         # In the encoding of stores, because the import reads it with their checks.
-        entry["body"] = json.loads(encode_body(record))
+        body: JsonObject = json.loads(encode_body(record))
+        if isinstance(record.body, RunOpened | RunResumed):
+            body.pop("directory", None)  # a path of this machine, which no reader needs
+        entry["body"] = body
         journal.append(entry)
     document["journal"] = journal
     return document

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from replanning import Task, TaskState
-from replanning.errors import UnknownRun
+from replanning.errors import StoreError, UnknownRun
 from replanning.journal import MemoryStore, RunEnded, SqliteStore
 from replanning.testing import FlakyStore
 from tests.support.resume import RUN
-from tests.support.runs import bodies, chain, make_engine, perform, plan
+from tests.support.runs import bodies, chain, failing, make_engine, perform, plan
 
 
 def delete_folder(path: Path) -> str:
@@ -203,6 +203,16 @@ async def test_after_the_end(path, clock):
             shutil.rmtree(path.parent)
             await clock.sleep(5)
     assert (run.result.status, run.result.unjournaled) == ("succeeded", False)
+
+
+async def test_between_two_runs(path, clock):
+    """A program whose store has vanished opens no other run there, which nobody would find."""
+    with closing(SqliteStore(path)) as store:
+        engine = make_engine(store=store, clock=clock)
+        assert (await engine.execute(chain("a"), failing())).status == "succeeded"
+        shutil.rmtree(path.parent)
+        with pytest.raises(StoreError, match="was deleted, so nothing more of run 'run-2'"):
+            await engine.execute(chain("a"), failing())
 
 
 async def test_other_peoples_stores(clock):
