@@ -122,10 +122,10 @@ def edit_author(by: str) -> str:
 
 
 def format_usage(spent: Usage) -> str:
-    """Return usage as text; money is in the currency of the budget."""
+    """Return usage as text; the price is in the currency of the prices."""
     calls = pluralise(spent.calls, "call")
     tokens = pluralise(spent.tokens, "token")
-    text = f"{calls}, {tokens}, {spent.money:.4g} money"
+    text = f"{calls}, {tokens}, at a price of {spent.money:.4g}"
     if spent.unpriced:
         text += ", plus usage without a known price"
     return text

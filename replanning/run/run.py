@@ -88,6 +88,7 @@ class RunResult:
     """The result of a run.
 
     Attributes:
+        run: the id of the run, for `engine.resume`, `engine.history` and the command line.
         status: `succeeded`, `failed`, `aborted`, `paused` or `needs_human`.
         reason: the reason, in one sentence.
         outputs: results by the ids of the original tasks; the `KeyError` for a task without one

@@ -19,7 +19,7 @@ PAGE = DOCUMENT.read_text("utf-8") if DOCUMENT.exists() else ""
 EXAMPLE = re.search(r"^\$ replanning (solve --goal .* fix-12)$", PAGE, re.MULTILINE)
 BLOCK = re.compile(r"(?<=<!-- recording -->\n\n```\n).*?(?=```\n)", re.DOTALL)
 STYLES = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]|\r")
-VARYING = re.compile(r"\d+(?:\.\d+)? ?m?s\b|\d+ tokens|[\d.]+ money|(?:0x|… )[0-9a-f]+>")
+VARYING = re.compile(r"\d+(?:\.\d+)? ?m?s\b|\d+ tokens|price of [\d.]+|(?:0x|… )[0-9a-f]+>")
 PLAN = """◆ the plan:
   1. see: run-tests → a test fails, and names the function
   2. find: find-text, text chosen when it begins → the line where the function begins
