@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from replanning.environment import Clock
 from replanning.plan.messages import join_names
 from replanning.run.attempt import Attempt
 from replanning.run.event_loop import LoopThread
@@ -37,7 +38,7 @@ class _WatchedLoop:
 
     Attributes:
         loop: the loop.
-        clock: tells for how long it has not answered.
+        now: tells for how long it has not answered, in seconds.
         thread: the thread in which it ran last.
         lives: the open runs.
         asked_at: when it was asked for the answer that it owes; None while it owes none.
@@ -45,7 +46,7 @@ class _WatchedLoop:
     """
 
     loop: LoopThread
-    clock: Clock
+    now: Callable[[], float]
     thread: int
     lives: set[Lifecycle] = field(default_factory=set)
     asked_at: float | None = None
@@ -54,7 +55,7 @@ class _WatchedLoop:
     def answer(self) -> None:
         """Show that the loop goes on; called in the loop."""
         if self.culprit and self.asked_at is not None:
-            seconds = self.clock.now() - self.asked_at
+            seconds = self.now() - self.asked_at
             text = "the event loop goes on: %s has blocked it for %.1f s"
             _log.warning(text, self.culprit, seconds)
         self.thread = threading.get_ident()
@@ -63,7 +64,7 @@ class _WatchedLoop:
 
     def look(self) -> None:
         """Ask the loop for an answer, or warn if it has owed one for too long."""
-        now = self.clock.now()
+        now = self.now()
         if self.asked_at is None:
             self.asked_at = now
             self.loop.call_soon(self.answer)
@@ -103,8 +104,12 @@ class LoopWatchdog:
 
     A blocked loop cannot tell of itself, and its work may never return. The thread ends soon after
     the last run was left.
+
+    Args:
+        now: seconds by a clock that any thread may read, as those of runs need not be.
     """
 
+    now: Callable[[], float] = time.monotonic
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _loops: dict[object, _WatchedLoop] = field(default_factory=dict)
     _thread: threading.Thread | None = None
@@ -115,7 +120,7 @@ class LoopWatchdog:
             key = life.loop.native
             if key not in self._loops:
                 thread = threading.get_ident()
-                self._loops[key] = _WatchedLoop(life.loop, life.clock, thread)
+                self._loops[key] = _WatchedLoop(life.loop, self.now, thread)
             self._loops[key].lives.add(life)
             # A forked process has this object, and not its thread.
             if self._thread is None or not self._thread.is_alive():

@@ -13,6 +13,7 @@ from anyio.abc import TaskStatus
 from replanning import Environment, ReplanningEngine, Task, tool
 from replanning.environment import SystemClock
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
+from replanning.run.watchdog import WATCHDOG
 from replanning.testing import VirtualClock
 from tests.support.runs import chain, make_engine, plan
 
@@ -46,9 +47,11 @@ class Warned(logging.Handler):
 
 
 @pytest.fixture
-def clock():
+def clock(monkeypatch):
     """A clock on which time passes as a test wants, beside the real one."""
-    return PassingClock()
+    passing = PassingClock()
+    monkeypatch.setattr(WATCHDOG, "now", passing.now)
+    return passing
 
 
 @pytest.fixture
