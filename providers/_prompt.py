@@ -138,7 +138,7 @@ class PromptBuilder:
         """
         builder = cls(request, size, redact)
         view = request.view
-        goal, budget = view.goal, view.original_plan.budget
+        goal, budget = request.goal, view.original_plan.budget
         criteria = list(goal.success_criteria)
         stated = _non_empty(
             objective=goal.objective, facts=list(goal.facts), success_criteria=criteria
@@ -284,7 +284,7 @@ class PromptBuilder:
         )
         words = {
             word
-            for text in (*view.goal.facts, *arguments)
+            for text in (*self._request.goal.facts, *arguments)
             for word in re.findall(r"\w+", text[: _MAX_KEYS * 100])
         }
         facts = list(islice(view.facts, 10 * _MAX_FACTS))

@@ -9,7 +9,7 @@ from typing import Final
 
 from pydantic import Field
 
-from replanning import Alternative, PlanView, ReplanRequest
+from replanning import Alternative, ReplanRequest
 from replanning.errors import NoResult
 from replanning.live import TaskState, TaskView
 from replanning.llm import LLMOptions, LLMProvider
@@ -86,7 +86,7 @@ class Decomposer:
         alternatives: list[Alternative] = []
         for task in rejected:
             answer = await self.client.complete_json(
-                self._prompt(task, view), Decomposition, options
+                self._prompt(task, request), Decomposition, options
             )
             replacement = Replace(kind="replace", task_id=task.id, tasks=answer.tasks)
             proposed = ProposedAlternative(
@@ -101,7 +101,8 @@ class Decomposer:
                 alternatives.append(candidate.alternative)
         return alternatives
 
-    def _prompt(self, task: TaskView, view: PlanView) -> str:
+    def _prompt(self, task: TaskView, request: ReplanRequest) -> str:
+        view = request.view
         redact = self.client.redactor.value
         document = task.task
         tool = view.tool(document.tool)
@@ -132,7 +133,7 @@ class Decomposer:
             with suppress(NoResult):  # it has not ended, or its output could not be recorded
                 results.append({"task": task_id, "output": view.result(task_id)})
         data: dict[str, Iterable[JsonValue]] = {
-            "goal": [view.goal.objective],
+            "goal": [request.goal.objective],
             "task": [{name: value for name, value in fields.items() if value}],
             "acceptance": document.acceptance,
             "verdict": [task.failure.message if task.failure is not None else ""],

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from replanning.engine.engine import ReplanningEngine, open_run
     from replanning.engine.functions import tool
     from replanning.engine.gates import CallbackGate, StoreGate
-    from replanning.engine.generator import AlternativeGenerator
+    from replanning.engine.generator import AlternativeGenerator, ContextAnalyzer, PathGenerator
     from replanning.engine.monitor import PlanMonitor
     from replanning.engine.session import Session
     from replanning.environment import Environment
@@ -65,6 +65,8 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "PlanEvaluation",
     "PlanEvaluator",
     "AlternativeGenerator",
+    "ContextAnalyzer",
+    "PathGenerator",
     "ConfidenceScorer",
     "ReplanPolicy",
     # providers
@@ -93,7 +95,7 @@ _HOMES: Final = {
     "decision.request": ("Answer", "Question", "ReplanRequest"),
     "engine.engine": ("ReplanningEngine", "open_run"),
     "engine.functions": ("tool",),
-    "engine.generator": ("AlternativeGenerator",),
+    "engine.generator": ("AlternativeGenerator", "ContextAnalyzer", "PathGenerator"),
     "engine.monitor": ("PlanMonitor",),
     "engine.session": ("Session",),
     "engine.gates": ("CallbackGate", "StoreGate"),

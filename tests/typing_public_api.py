@@ -367,3 +367,30 @@ def parts(clock: Clock, tracer_provider: TracerProvider) -> rp.ReplanningEngine:
         tracer_provider=tracer_provider,
         codec=str,
     )
+
+
+class Concise(rp.ContextAnalyzer):
+    """An analyzer of a user."""
+
+    def extract_goal(self, view: rp.PlanView) -> rp.Goal:
+        return view.goal.model_copy(update={"objective": "shorter"})
+
+
+async def alternatives(clock: Clock, view: rp.PlanView, past: history.ReplanHistory) -> None:
+    """Alternatives are found without an engine, with parts of one's own."""
+    generator = rp.AlternativeGenerator(
+        ["repair", Patience()],
+        settings={"cooldown": 0},
+        environment=rp.Environment(clock=clock),
+        analyzer=Concise(),
+        path_generator=rp.PathGenerator,
+        scorer=rp.ConfidenceScorer(),
+    )
+    trigger = journal.TaskFailed(tasks=("build",), message="no compiler")
+    found = await generator.generate(trigger, PLAN, history=past, facts={"artifact(source)"})
+    for candidate in found.ranked:
+        if candidate.score is not None:
+            use(candidate.alternative.changes, candidate.score.total)
+    use(found.rejected[0].rejected, found.notes)
+    await generator.generate([trigger], view, history=list(past.records(0)))
+    rp.AlternativeGenerator("repair", path_generator=Patience)  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -31,7 +31,7 @@ from replanning.plan.checks import result_references, topological_order
 from replanning.plan.json_values import as_text
 from replanning.plan.messages import join_names
 from replanning.plan.references import FactPattern, placeholders
-from replanning.plan.types import JsonValue
+from replanning.plan.types import JsonValue, TaskId
 from replanning.providers._planner.domain import Domain, action_key
 from replanning.providers._planner.search import (
     MAX_INLINE_NODES,
@@ -108,7 +108,7 @@ async def find_cheaper_paths(request: ReplanRequest, *, threads: bool = True) ->
     view = request.view
     for searched in range(_MAX_SHORTCUT_SEARCHES):
         named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
-        world = view.strips_problem(tasks=() if searched else named)
+        world = _planning_problem(request, tasks=() if searched else named)
         await _checkpoint_if_large(view)
         whole = world.feasibility(strict=True)
         if not world.closed_world:
@@ -132,7 +132,9 @@ async def find_cheaper_paths(request: ReplanRequest, *, threads: bool = True) ->
                 world.facts, tuple(s for s in world.steps if s.id in group), world.goal, True
             )
             feasibility = part.feasibility()
-            (problem,) = await _group_problems(view, part, feasibility, [feasibility.executable])
+            (problem,) = await _group_problems(
+                view, part, feasibility, [feasibility.executable], stated=bool(request.goal.facts)
+            )
             rest = problem.remainders[-1]
             rest = rest._replace(
                 removable=tuple(step for step in rest.removable if step.id not in fixed)
@@ -197,10 +199,11 @@ async def complete_proposal(
     draft = request.view.with_changes(proposed.changes)
     # Problems that the plan had elsewhere before are not its concern.
     named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
-    before = _with_assumed_facts(request.view.strips_problem()).feasibility(strict=True)
+    present = _planning_problem(request)
+    before = _with_assumed_facts(present).feasibility(strict=True)
     await _checkpoint_if_large(draft)
     elsewhere = {step.id for step in before.stuck} - named
-    world = _with_assumed_facts(draft.strips_problem())
+    world = _with_assumed_facts(replace(draft.strips_problem(), goal=present.goal))
     await _checkpoint_if_large(draft)
     feasibility = world.feasibility(strict=True)
     await _checkpoint_if_large(draft)
@@ -210,7 +213,8 @@ async def complete_proposal(
     ]
     if not groups and not feasibility.missing_goal_facts:
         return None
-    problems = await _group_problems(draft, world, feasibility, groups)
+    stated = bool(request.goal.facts)
+    problems = await _group_problems(draft, world, feasibility, groups, stated=stated)
     solutions = await _solve_all(problems, threads=threads)
     if not problems or not all(solution.repairs for solution in solutions):
         return None
@@ -317,12 +321,12 @@ async def repair_problems(
     named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
     whole_plan = bool(whole_plan or goal_changes or concerns_all)
     if whole_plan:
-        world = view.strips_problem()
+        world = _planning_problem(request)
     else:
         facts = {
             fact for t in request.triggers if isinstance(t, ContextChanged) for fact in t.facts
         }
-        world = view.strips_problem(tasks=named, facts=facts)
+        world = _planning_problem(request, tasks=named, facts=facts)
     world = _with_assumed_facts(world)
     await _checkpoint_if_large(view)
     feasibility = world.feasibility(strict=True)
@@ -341,8 +345,23 @@ async def repair_problems(
     if not (groups or whole_plan) and feasibility.missing_goal_facts:
         return await repair_problems(request)  # effects of the other steps may be useful
     if groups or (feasibility.missing_goal_facts and (goal_changes or not feasibility.stuck)):
-        return await _group_problems(view, world, feasibility, groups)
+        stated = bool(request.goal.facts)
+        return await _group_problems(view, world, feasibility, groups, stated=stated)
     return []
+
+
+def _planning_problem(
+    request: ReplanRequest,
+    *,
+    tasks: Collection[TaskId] = (),
+    facts: Collection[str] = (),
+) -> StripsProblem:
+    """Return the problem of a plan, or of a part of it as for `PlanView.strips_problem`, with the goal of the request."""
+    view, goal = request.view, tuple(request.goal.facts)
+    if goal == tuple(view.goal.facts):
+        return view.strips_problem(tasks=tasks, facts=facts)
+    # Which part of the plan matters for another goal is not known.
+    return replace(view.strips_problem(), goal=goal)
 
 
 def _with_assumed_facts(world: StripsProblem) -> StripsProblem:
@@ -365,8 +384,10 @@ async def _group_problems(
     world: StripsProblem,
     feasibility: Feasibility,
     groups: Sequence[Sequence[StripsStep]],
+    *,
+    stated: bool,
 ) -> list[RepairProblem]:
-    """Return a problem for each group; if there is no group, the problem of reaching the goal."""
+    """Return a problem for each group; if there is no group, the problem of reaching the goal, whose facts may be stated."""
     await _checkpoint_if_large(view)
     # The tasks that have arguments for unbound parameters of tools, read once for all problems. If the plan states its
     # facts, arguments of all tasks that have not ended may be used.
@@ -426,7 +447,7 @@ async def _group_problems(
         tools = {step.id: view.tool(step.tool) for step in steps}
         problem = RepairProblem(
             facts=tuple(dict.fromkeys([*world.facts, *granted])),
-            goal=_repair_goal(world, steps, stated=bool(view.goal.facts)),
+            goal=_repair_goal(world, steps, stated=stated),
             domain=domain,
             remainders=tuple(remainders),
             costs={

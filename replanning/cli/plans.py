@@ -356,7 +356,8 @@ def simulate(
     No tool is really used; plan, engine and providers are the real ones.
     """
     from replanning import testing  # the other commands of this module need none of these
-    from replanning.engine.engine import REPAIR_PLUGIN, ReplanningEngine
+    from replanning.engine.engine import ReplanningEngine
+    from replanning.engine.registry import REPAIR_PLUGIN
     from replanning.llm.selection import AUTO, is_llm
 
     document = read_plan(str(plan))

@@ -33,7 +33,8 @@ from replanning.cli.app import (
 from replanning.cli.context import parse_context_options
 from replanning.cli.plans import discover_tools
 from replanning.cli.summary import RunSummary
-from replanning.engine.engine import DECOMPOSER_PLUGIN, ProviderSpec, run_workers
+from replanning.engine.engine import run_workers
+from replanning.engine.registry import DECOMPOSER_PLUGIN, ProviderSpec
 from replanning.errors import PlanError, ReplanningError
 from replanning.journal import RunOpened
 from replanning.judging import Judge, JudgedWork, LLMJudge, RuleJudge

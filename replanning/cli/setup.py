@@ -28,7 +28,7 @@ from replanning.cli.app import (
 )
 from replanning.cli.lookup import read_settings
 from replanning.config import FILES, find_file, load_settings, misspelt, trust_file, values
-from replanning.engine.engine import DECOMPOSER_PLUGIN, LLM_PROVIDER_PLUGIN, REPAIR_PLUGIN
+from replanning.engine.registry import DECOMPOSER_PLUGIN, LLM_PROVIDER_PLUGIN, REPAIR_PLUGIN
 from replanning.errors import NoLLMProvider, PluginError, ReplanningError, SettingsError
 from replanning.history.wording import pluralise
 from replanning.llm import LLMOptions, LLMProvider

@@ -27,7 +27,7 @@ from replanning.cli.context import parse_context_options
 from replanning.cli.gate import ConsoleGate
 from replanning.cli.plans import discover_tools, read_tools
 from replanning.cli.summary import RunSummary
-from replanning.engine.engine import REPAIR_PLUGIN
+from replanning.engine.registry import REPAIR_PLUGIN
 from replanning.environment import SystemClock, new_run_id
 from replanning.errors import NotAccepted, Problem, ReplanningError, SettingsError, StoreError
 from replanning.history.status import open_questions, replay_records

@@ -19,6 +19,7 @@ from replanning.journal.records import (
 )
 from replanning.live.view import PlanView
 from replanning.llm.completions import UNMETERED, Meter
+from replanning.plan.tasks import Goal
 from replanning.plan.types import QuestionId, RunId, TaskId
 
 # Detectors
@@ -61,6 +62,7 @@ class ReplanRequest:
         rejection_reason: returns why the engine would reject an alternative now; empty if it would
             not.
         add_note: records a note beside the alternatives, such as what was left out and why.
+        goal: the goal that the alternatives serve; that of the plan when left out.
     """
 
     triggers: tuple[Trigger, ...]
@@ -73,6 +75,11 @@ class ReplanRequest:
     history: tuple[RecordBody, ...] = ()
     rejection_reason: Callable[[Alternative], str] = field(default=lambda alternative: "")
     add_note: Callable[[str], None] = field(default=lambda text: None)
+    goal: Goal = None  # type: ignore[assignment]  # it is set as soon as there is a view
+
+    def __post_init__(self) -> None:
+        if self.goal is None:
+            object.__setattr__(self, "goal", self.view.goal)
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from typing import (
@@ -35,21 +35,19 @@ from replanning.changes import PlanChange, dump_change, parse_changes
 from replanning.decision.answers import answer_changes, closed_error, validate_answer
 from replanning.decision.evaluation import PlanEvaluator
 from replanning.decision.policy import ReplanPolicy
-from replanning.decision.proposal import ConfidenceScorer
-from replanning.decision.request import AlternativeProvider, Answer, HumanGate, Question
+from replanning.decision.request import Answer, HumanGate, Question
 from replanning.engine.delivery import ExporterDelivery, close_exporters
 from replanning.engine.functions import FunctionTools, ToolFunction
 from replanning.engine.generator import AlternativeGenerator
 from replanning.engine.monitor import PlanMonitor, ToolBreakers
 from replanning.engine.questions import RESUMABLE_STATUSES, Questions
+from replanning.engine.registry import REPAIR_PLUGIN, ProviderSpec, as_settings
 from replanning.engine.replanner import Replanner
 from replanning.engine.session import Session
 from replanning.environment import Environment
 from replanning.errors import (
     ChangeRejected,
-    NoLLMProvider,
     NotRunning,
-    PluginError,
     RecordNotSerializable,
     ReplanningError,
     StaleAnswer,
@@ -63,23 +61,20 @@ from replanning.journal.memory import MemoryStore
 from replanning.journal.records import QuestionVerdict
 from replanning.journal.store import InboxMessage, RunStore, open_store
 from replanning.live.correction import Correction, Rerun, unstated_reruns
-from replanning.llm.provider import FallbackLLM, GuardedLLM, LLMProvider
-from replanning.llm.selection import AUTO, create_llm_provider, is_llm
 from replanning.plan.checks import secret_name_problems
 from replanning.plan.document import Plan
 from replanning.plan.messages import join_names
 from replanning.plan.tasks import Goal, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
-from replanning.plugins import load_plugin, plugin_name
+from replanning.plugins import plugin_name
 from replanning.run.attempt import TypedWork, Work, validate_work
 from replanning.run.event_loop import describe_error, without_group
 from replanning.run.execution import Worker
 from replanning.run.lifecycle import Lifecycle, ResumeState
 from replanning.run.opening import RunFactory, redactor_for, run_services
 from replanning.run.outputs import Codec
-from replanning.run.retries import IsTransient, warn_of_error
+from replanning.run.retries import IsTransient
 from replanning.run.run import PlanRun, RunResult
-from replanning.secrets import Redactor
 from replanning.settings import Settings
 from replanning.telemetry.exporter import (
     Exporter,
@@ -97,18 +92,6 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("replanning")
-
-REPAIR_PLUGIN: Final = "repair"
-
-LLM_PROVIDER_PLUGIN: Final = "llm"
-"""The plugin that turns a language model into a provider of alternatives."""
-
-DECOMPOSER_PLUGIN: Final = "decompose"
-"""The plugin by which a language model divides tasks whose results a judge rejected."""
-
-_CLOSE_SECONDS: Final = 2.0
-
-ProviderSpec = AlternativeProvider | LLMProvider | str
 
 Mode = Literal["act", "observe"]
 
@@ -172,7 +155,7 @@ class ReplanningEngine:
         codec: Codec | None = None,
         is_transient: IsTransient | None = None,
     ) -> None:
-        self.settings = _as_settings(settings)
+        self.settings = as_settings(settings)
         loaded: list[Exporter] = []
         for exporter in exporters:
             if isinstance(exporter, str):
@@ -189,15 +172,14 @@ class ReplanningEngine:
         self.evaluator = evaluator or PlanEvaluator()
         environment = environment or Environment()
         redactor = redactor_for(self.settings)
-        self._provider_registry = ProviderRegistry(self.settings, environment, redactor)
         if isinstance(providers, AlternativeGenerator):
             self.generator = providers
         else:
-            scorer = ConfidenceScorer(
-                self.settings.weights, shrink=self.settings.alternatives.shrink
+            self.generator = AlternativeGenerator(
+                providers, settings=self.settings, environment=environment
             )
-            resolved = self._provider_registry.resolve(providers)
-            self.generator = AlternativeGenerator(resolved, scorer=scorer)
+        # A secret of a run is one in prompts as well.
+        self.generator.use_redactor(redactor)
         for plugin in (*self.exporters, *self.generator.path_generator.providers):
             if redactor.is_secret_name(plugin_name(plugin)):
                 kind = type(plugin).__name__
@@ -671,7 +653,7 @@ class ReplanningEngine:
                 f"the engine is closed after its last run; {join_names(self._open_runs, 5)} must end "
                 "before"
             )
-        await self._provider_registry.aclose()
+        await self.generator.aclose()
         factory = self._run_factory
         await close_exporters(self.exporters, factory.environment.clock, factory.redactor)
         if self._owns_store:
@@ -752,7 +734,7 @@ class ReplanningEngine:
                 await delivery.flush()
             # Users may never call `aclose`, and no connection may outlive the runs it was for.
             if not self._open_runs:
-                await self._provider_registry.aclose()
+                await self.generator.aclose()
 
 
 _ANSWERED_ALREADY: Final = "it was answered already; the answer waits for the run to go on"
@@ -799,7 +781,7 @@ async def open_run(
 
     Settings and store may be given as a mapping and a place, as to `ReplanningEngine`.
     """
-    settings = _as_settings(settings)
+    settings = as_settings(settings)
     opened: RunStore = MemoryStore()
     if store is not None:
         opened = open_store(store)
@@ -812,16 +794,6 @@ async def open_run(
     finally:
         if opened is not store:
             opened.close()
-
-
-def _as_settings(settings: Settings | LoadedSettings | Mapping[str, JsonValue] | None) -> Settings:
-    if settings is None:
-        return Settings()
-    if isinstance(settings, Settings):
-        return settings
-    if isinstance(settings, Mapping):
-        return Settings.model_validate(dict(settings))
-    return settings.settings
 
 
 async def run_workers(run: PlanRun, work: Work, max_concurrency: int) -> None:
@@ -840,99 +812,3 @@ async def run_workers(run: PlanRun, work: Work, max_concurrency: int) -> None:
                 group.start_soon(Worker(run, work, in_own_task=True).run)
     except BaseExceptionGroup as error:
         raise without_group(error) from None
-
-
-@dataclass(repr=False, eq=False)
-class ProviderRegistry:
-    """Makes providers of alternatives, and closes the language models that it has made.
-
-    Args:
-        settings: of language models.
-        environment: time and chance.
-        redactor: takes secrets out of prompts.
-    """
-
-    _settings: Settings
-    _environment: Environment
-    _redactor: Redactor
-    _models: list[LLMProvider] = field(default_factory=list)
-
-    def resolve(self, specs: Sequence[ProviderSpec]) -> list[AlternativeProvider]:
-        """Return a provider for each spec, but none twice for the same name.
-
-        Raises:
-            PluginError: a plugin is missing or does not load.
-            NoLLMProvider: a language model that is named cannot be used.
-        """
-        expanded: list[ProviderSpec] = []
-        for spec in specs:
-            if spec == AUTO:
-                expanded.append(REPAIR_PLUGIN)
-            expanded.append(spec)
-        providers: list[AlternativeProvider] = []
-        named: set[str] = set()
-        for spec in expanded:
-            if not isinstance(spec, str):
-                providers.append(self._provider(spec))
-                continue
-            if spec in named:
-                continue
-            named.add(spec)
-            if spec == AUTO or is_llm(spec):
-                try:
-                    model = create_llm_provider(
-                        spec,
-                        settings=self._settings,
-                        environment=self._environment,
-                        redactor=self._redactor,
-                    )
-                except NoLLMProvider:
-                    # `auto` uses a language model only if there is one.
-                    if spec == AUTO:
-                        continue
-                    raise
-                self._models.append(model)
-                providers.append(load_plugin("providers", LLM_PROVIDER_PLUGIN)(model))
-            elif spec in (LLM_PROVIDER_PLUGIN, DECOMPOSER_PLUGIN):
-                raise PluginError(
-                    f"provider {spec!r}: it needs a language model; name the model instead, such "
-                    "as openai"
-                )
-            else:
-                providers.append(load_plugin("providers", spec)())
-        return providers
-
-    def _provider(self, spec: AlternativeProvider | LLMProvider) -> AlternativeProvider:
-        """Return the provider of a language model; any other object is one."""
-        if not isinstance(spec, LLMProvider):
-            return spec
-        # A secret of the run is one in prompts as well.
-        _set_redactor(spec, self._redactor)
-        model: LLMProvider = spec
-        if not isinstance(spec, FallbackLLM | GuardedLLM):
-            model = GuardedLLM(spec, max_concurrency=self._settings.llm.max_concurrency)
-        provider: AlternativeProvider = load_plugin("providers", LLM_PROVIDER_PLUGIN)(model)
-        return provider
-
-    async def aclose(self) -> None:
-        """Close the connections of the models made here; a later call opens them again."""
-        if not self._models:
-            return
-        with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_SECONDS):
-            for model in self._models:
-                try:
-                    await model.aclose()
-                except Exception as error:  # noqa: BLE001 - a plugin that fails to close does no harm
-                    warn_of_error(f"closing model {model.name!r}", error, self._redactor)
-
-
-def _set_redactor(model: LLMProvider, redactor: Redactor) -> None:
-    """Let a model, and the models that it wraps, use a redactor."""
-    model.redactor = redactor
-    wrapped: Sequence[LLMProvider] = ()
-    if isinstance(model, GuardedLLM):
-        wrapped = (model.client,)
-    elif isinstance(model, FallbackLLM):
-        wrapped = model.members
-    for inner in wrapped:
-        _set_redactor(inner, redactor)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import cmp_to_key, partial
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import anyio
+from anyio.abc import TaskGroup
 
 from replanning.changes import Alternative
+from replanning.decision.policy import stale_reason
 from replanning.decision.proposal import (
     INFEASIBLE,
     ConfidenceScorer,
@@ -28,22 +39,43 @@ from replanning.decision.proposal import (
     seeks_better_path,
 )
 from replanning.decision.request import AlternativeProvider, ReplanRequest
+from replanning.engine.registry import (
+    REPAIR_PLUGIN,
+    ProviderRegistry,
+    ProviderSpec,
+    as_settings,
+)
+from replanning.engine.situation import Situation
+from replanning.environment import Clock, Environment, SystemClock
 from replanning.errors import BudgetExceeded, LLMError, StaleView
+from replanning.history.history import ReplanHistory
 from replanning.journal.records import (
     AlternativesConsidered,
     Candidate,
+    Record,
+    RunEnded,
     Score,
     Trigger,
+    TriggerEvent,
     Usage,
 )
 from replanning.live.view import PlanView
+from replanning.plan.document import Plan
 from replanning.plan.messages import cut
 from replanning.plan.tasks import Goal
-from replanning.plan.types import ReplanId, TaskId
+from replanning.plan.types import JsonValue, ReplanId, TaskId
 from replanning.plugins import plugin_name
-from replanning.run.event_loop import describe_error, isolate
-from replanning.run.lifecycle import Lifecycle
-from replanning.run.meter import RunMeter
+from replanning.run.event_loop import LoopThread, Timer, describe_error, isolate, without_group
+from replanning.run.lifecycle import PluginTasks
+from replanning.run.meter import MeteredRun, RunMeter
+from replanning.run.opening import redactor_for
+from replanning.run.retries import warn_of_error
+from replanning.secrets import Redactor
+from replanning.settings import Settings
+from replanning.telemetry.tracer import NOOP_TRACER
+
+if TYPE_CHECKING:
+    from replanning.config import LoadedSettings
 
 _MAX_NOTES: Final = 20
 
@@ -61,10 +93,17 @@ class VettedAlternative(NamedTuple):
 
 
 class RankedCandidates(NamedTuple):
-    """Candidates, best first, the rejected ones last; with their proposals and providers' notes.
+    """Alternatives that were considered, best first, the rejected ones last.
 
-    The first `usable` ones were not rejected. `rank` ranks them again when the plan has another
-    `version`. Candidates of earlier searches have no proposals.
+    Attributes:
+        candidates: the alternatives, each with its score, or with the reason why it was rejected.
+        usable: the number of those that were not rejected.
+        proposals: for each candidate, how it was analysed; empty for candidates of an earlier
+            search.
+        notes: what providers left out, and which of them failed or did not answer in time.
+        view: the plan for which they were ranked.
+        version: the version of that plan; it grows with everything that happens.
+        rank: ranks them anew once the plan has another version.
     """
 
     candidates: tuple[Candidate, ...]
@@ -75,14 +114,66 @@ class RankedCandidates(NamedTuple):
     version: int
     rank: Callable[[], RankedCandidates]
 
+    @property
+    def ranked(self) -> tuple[Candidate, ...]:
+        """The candidates that were not rejected, best first."""
+        return self.candidates[: self.usable]
+
+    @property
+    def rejected(self) -> tuple[Candidate, ...]:
+        """The candidates that were rejected, each with its reason."""
+        return self.candidates[self.usable :]
+
+
+class AskingRun(MeteredRun, Protocol):
+    """The parts of a run that are used while providers are asked.
+
+    An engine's run has them. `detached_run` supplies them for a plan without a run.
+
+    Attributes:
+        clock: the time.
+        timer: calls back when the deadline has come.
+        plugins: starts tasks in which providers are asked.
+        end: the end of the run, after which nothing is recorded.
+    """
+
+    clock: Clock
+    timer: Timer
+    plugins: PluginTasks
+    end: RunEnded | None
+
+    def record_error(self, where: str, error: BaseException | str) -> None:
+        """Record an error that was contained, and warn of it."""
+        ...
+
+    def wall_clock_left(self, now: float) -> float | None:
+        """Return the seconds that remain of the budget's wall clock; None if it has no limit."""
+        ...
+
 
 class ContextAnalyzer:
-    """Derives the request to providers from a run."""
+    """Derives the request to providers from triggers and a plan. It keeps no state.
 
-    def analyse(self, triggers: Sequence[Trigger], life: Lifecycle, began: float) -> ReplanRequest:
-        """Return the request that follows from triggers, considered since `began`."""
-        ledger = life.ledger
-        settings = life.settings
+    Override a method to show providers something else:
+    `AlternativeGenerator(providers, analyzer=…)`.
+    """
+
+    def analyze(
+        self, triggers: Sequence[Trigger], situation: Situation, began: float
+    ) -> ReplanRequest:
+        """Return the request that follows from triggers.
+
+        Args:
+            triggers: why replanning is considered.
+            situation: the plan, with what was tried before.
+            began: since when it is considered, in seconds since the epoch; the deadline counts from
+                there.
+
+        Raises:
+            UnknownTask: a trigger names a task that the plan does not have.
+        """
+        ledger = situation.ledger
+        settings = situation.settings
 
         patience = settings.timeout.replan
         if seeks_better_path(triggers):
@@ -92,20 +183,24 @@ class ContextAnalyzer:
         roots: list[TaskId] = []
         for trigger in triggers:
             for task_id in trigger.tasks:
-                roots.append(life.live.entry(task_id).root)
+                roots.append(situation.live.entry(task_id).root)
 
+        view = situation.view
         return ReplanRequest(
             triggers=tuple(triggers),
-            view=PlanView(life.live),
+            view=view,
             max_alternatives=settings.alternatives.max_count,
             deadline=began + patience,
             tried_fingerprints=frozenset(ledger.lineages.tried(roots)),
-            charge=life.charge,
             history=tuple(ledger.recent_records),
+            goal=self.extract_goal(view),
         )
 
     def extract_goal(self, view: PlanView) -> Goal:
-        """Return the goal of the plan, which no alternative changes."""
+        """Return the goal that providers are shown: that of the plan, which no alternative changes.
+
+        Alternatives are checked against the goal of the plan in any case.
+        """
         return view.goal
 
 
@@ -114,10 +209,11 @@ class AlternativeVetter:
 
     Args:
         request: the request.
-        life: the run whose plan is to be changed.
+        situation: the plan to be changed, with what was tried before.
         scorer: scores valid alternatives.
         time_left: seconds that remain of the budget, if it limits them.
-        asked_at: time of the request in seconds since the epoch.
+        asked_at: time of the request in seconds since the epoch: an alternative goes on without
+            tasks that have begun since. When left out, no task begins meanwhile.
 
     Attributes:
         better_path: whether the plan could go on as it is, and only a cheaper one is sought.
@@ -126,15 +222,15 @@ class AlternativeVetter:
     def __init__(
         self,
         request: ReplanRequest,
-        life: Lifecycle,
+        situation: Situation,
         scorer: ConfidenceScorer,
-        time_left: float | None,
-        asked_at: float,
+        time_left: float | None = None,
+        asked_at: float = inf,
     ) -> None:
         self.request = request
-        self.life = life
+        self.situation = situation
+        self.scorer = scorer
         self.better_path = seeks_better_path(request.triggers)
-        self._scorer = scorer
         self._time_left = time_left
         self._asked_at = asked_at
         self._tasks: set[TaskId] = set()
@@ -148,25 +244,25 @@ class AlternativeVetter:
         # tasks that only changes that fit have.
         triggers = request.triggers
         tried = request.tried_fingerprints
-        limits = life.settings.limits
+        limits = situation.settings.limits
         self._checks: list[Callable[[Proposal], str]] = [
             check_content,
-            partial(check_repeats, tried=tried, triggers=triggers, ledger=life.ledger),
-            partial(check_limits, limits=limits, ledger=life.ledger),
+            partial(check_repeats, tried=tried, triggers=triggers, ledger=situation.ledger),
+            partial(check_limits, limits=limits, ledger=situation.ledger),
             check_fits_plan,
             check_futile_calls,
         ]
-        if life.live.world.closed:
+        if situation.live.world.closed:
             self._checks.append(partial(check_feasible, triggers=triggers))
         if self.better_path:
-            min_gain = life.settings.better_path.min_gain
-            compare = life.evaluation.compare
+            min_gain = situation.settings.better_path.min_gain
+            compare = situation.evaluation.compare
             self._checks.append(partial(check_saving, min_gain=min_gain, compare=compare))
 
     def past_outcomes(self, tool: str) -> Sequence[bool]:
         """Return earlier outcomes of a tool: the same for all alternatives."""
         if tool not in self._outcomes:
-            self._outcomes[tool] = self.life.evaluation.past_outcomes(tool)
+            self._outcomes[tool] = self.situation.evaluation.past_outcomes(tool)
         return self._outcomes[tool]
 
     def vet(self, given: Alternative, source: str) -> VettedAlternative:
@@ -175,16 +271,16 @@ class AlternativeVetter:
         It gets this source if it names none. The first check that objects rejects it, and that
         reason is on record.
         """
-        life = self.life
+        situation = self.situation
         # Kept with the alternative itself: otherwise another one might get its identity.
         known = self._vetted.get(id(given))
-        if known is not None and known[1].proposal.version == life.live.version:
+        if known is not None and known[1].proposal.version == situation.live.version:
             return known[1]
 
         proposed = given
         if not given.source:
             proposed = given.model_copy(update={"source": source})
-        proposal = analyse(proposed, life.live, life.redactor, asked_at=self._asked_at)
+        proposal = analyse(proposed, situation.live, situation.redactor, asked_at=self._asked_at)
         rejected = ""
         for check in self._checks:
             rejected = check(proposal)
@@ -193,7 +289,7 @@ class AlternativeVetter:
 
         score = None
         if not rejected:
-            score = self._scorer.score(
+            score = self.scorer.score(
                 proposal.alternative,
                 proposal.view,
                 self.past_outcomes,
@@ -201,7 +297,7 @@ class AlternativeVetter:
                 tasks=self._tasks,
                 run=proposal.tasks_to_run,
             )
-            rejected = check_confidence(proposal, score, life.settings.alternatives)
+            rejected = check_confidence(proposal, score, situation.settings.alternatives)
         candidate = Candidate(proposal.alternative, score, rejected)
         vetted = VettedAlternative(proposal, candidate)
         self._vetted[id(given)] = (given, vetted)
@@ -211,18 +307,19 @@ class AlternativeVetter:
 class PathGenerator:
     """Asks providers, and ranks their proposals.
 
+    Override a method to ask or rank in another way: `AlternativeGenerator(…, path_generator=…)`
+    takes the class.
+
     Args:
         providers: asked at the same time, with one deadline; failing ones are left out and noted.
-        scorer: scores valid proposals.
 
     Attributes:
         last_resorts: the providers that are asked even if nothing can run any more and they found
             nothing before.
     """
 
-    def __init__(self, providers: Sequence[AlternativeProvider], scorer: ConfidenceScorer) -> None:
+    def __init__(self, providers: Sequence[AlternativeProvider]) -> None:
         self.providers = tuple(providers)
-        self.scorer = scorer
         self._names = [plugin_name(provider) for provider in self.providers]
         # A provider may lack these attributes, and a mock has every attribute: only True counts.
         last_resorts = []
@@ -237,8 +334,16 @@ class PathGenerator:
                 self._low_priority.add(name)
         self.last_resorts = tuple(last_resorts)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._names}>"
+
     async def generate(
-        self, vetter: AlternativeVetter, *, last: bool, flawed: Sequence[Candidate] = ()
+        self,
+        vetter: AlternativeVetter,
+        run: AskingRun,
+        *,
+        last: bool = True,
+        flawed: Sequence[Candidate] = (),
     ) -> list[ProviderReply]:
         """Ask all providers for proposals, and return their replies in the order of the providers.
 
@@ -247,13 +352,14 @@ class PathGenerator:
         awaited, so that little may remain to be improved.
 
         Args:
-            vetter: holds the request and the run, and vets proposals on behalf of providers.
+            vetter: holds the request, and vets proposals on behalf of providers.
+            run: has the clock, the budget and the tasks in which they are asked.
             last: leave out a provider whose view of the plan is stale, with a note.
             flawed: proposals that could not be executed; if given, only providers that can
                 complete them are asked.
 
         Raises:
-            StaleView: one of them read the plan after it had moved on.
+            StaleView: one of them read the plan after it had moved on; not with `last`.
         """
         replies: list[ProviderReply] = []
         immediate: list[ProviderReply] = []
@@ -273,18 +379,18 @@ class PathGenerator:
 
         if len(replies) == len(immediate) == 1:
             # It needs no task of its own, and its answer comes a turn of the event loop earlier.
-            await _ask_provider(immediate[0], vetter)
+            await _ask_provider(immediate[0], vetter, run)
         elif not vetter.better_path:
-            await _ask_providers(replies, vetter)
+            await _ask_providers(replies, vetter, run)
         else:
-            await _ask_providers(immediate, vetter)
+            await _ask_providers(immediate, vetter, run)
             if not _has_acceptable(immediate, vetter):
-                await _ask_providers(others, vetter)
+                await _ask_providers(others, vetter, run)
 
         # All failures are on record before a stale view makes the caller ask again.
         for reply in replies:
-            if reply.failure is not None and vetter.life.end is None:
-                vetter.life.record_error(f"provider {reply.name!r}", reply.failure)
+            if reply.failure is not None and run.end is None:
+                run.record_error(f"provider {reply.name!r}", reply.failure)
         for reply in replies:
             if reply.stale_error is None:
                 continue
@@ -300,50 +406,56 @@ class PathGenerator:
         by the order in which a provider made its proposals. Duplicates within the round are
         rejected here; repetitions of earlier rounds, by `check_repeats` and `check_futile_calls`.
         """
-        life = vetter.life
-        settings = life.settings.alternatives
+        situation = vetter.situation
+        settings = situation.settings.alternatives
         count = 0
         for reply in replies:
             count += len(reply.alternatives)
         fingerprints: set[str] = set()
-        good: list[tuple[bool, float, VettedAlternative]] = []
+        good: list[_Acceptable] = []
         bad: list[VettedAlternative] = []
         notes: list[str] = []
-        with life.spans.scoring_span():
-            for reply in replies:
-                notes += reply.notes
-                for alternative in reply.alternatives:
-                    vetted = vetter.vet(alternative, reply.name)
-                    proposal, candidate = vetted
-                    # The changes may be empty, and verdicts without changes are no duplicates.
-                    if proposal.changes and count > 1:
-                        fingerprint = proposal.fingerprint
-                        if fingerprint in fingerprints:
-                            bad.append(_reject(vetted, "the same was proposed already", score=None))
-                            continue
-                        fingerprints.add(fingerprint)
-                    score = candidate.score
-                    if score is None or candidate.rejected:
-                        bad.append(vetted)
+        for reply in replies:
+            notes += reply.notes
+            for alternative in reply.alternatives:
+                vetted = vetter.vet(alternative, reply.name)
+                proposal, candidate = vetted
+                # The changes may be empty, and verdicts without changes are no duplicates.
+                if proposal.changes and count > 1:
+                    fingerprint = proposal.fingerprint
+                    if fingerprint in fingerprints:
+                        bad.append(_reject(vetted, "the same was proposed already", score=None))
                         continue
+                    fingerprints.add(fingerprint)
+                score = candidate.score
+                if score is None or candidate.rejected:
+                    bad.append(vetted)
+                    continue
 
-                    value = score.total
-                    considered = proposal.alternative
-                    needs_person = value < settings.human_approval_threshold or bool(considered.ask)
-                    # Also where another provider completed the proposal.
-                    source, _, _ = considered.source.partition("+")
-                    if vetter.better_path:
-                        # All of them are sure to work, so the cheapest path is the best.
-                        value = relative_saving(proposal.draft, life.live, life.evaluation.compare)
-                    elif life.live.plan.facts is None or source in self._low_priority:
-                        # Without facts nothing is verified; a person may be needed in any case.
-                        needs_person = True
-                    good.append((needs_person, -value, vetted))
+                considered = proposal.alternative
+                needs_person = score.total < settings.human_approval_threshold
+                needs_person = needs_person or bool(considered.ask)
+                saving = 0.0
+                # Also where another provider completed the proposal.
+                source, _, _ = considered.source.partition("+")
+                if vetter.better_path:
+                    compare = situation.evaluation.compare
+                    saving = relative_saving(proposal.draft, situation.live, compare)
+                elif situation.live.plan.facts is None or source in self._low_priority:
+                    # Without facts nothing is verified; a person may be needed in any case.
+                    needs_person = True
+                good.append(_Acceptable(needs_person, saving, score, vetted))
 
-        good.sort(key=itemgetter(0, 1))
-        ranked: list[VettedAlternative] = []
-        for _, _, vetted in good:
-            ranked.append(vetted)
+        def preference(one: _Acceptable, other: _Acceptable) -> int:
+            if one.needs_person is not other.needs_person:
+                return one.needs_person - other.needs_person
+            if vetter.better_path:
+                # All of them are sure to work, so the cheapest path is the best.
+                return (one.saving < other.saving) - (one.saving > other.saving)
+            return vetter.scorer.compare(other.score, one.score)
+
+        good.sort(key=cmp_to_key(preference))
+        ranked = [acceptable.vetted for acceptable in good]
         limit = settings.max_count
         for index in range(limit, len(ranked)):
             reason = f"only {limit} are considered"
@@ -359,10 +471,19 @@ class PathGenerator:
             usable=min(len(good), limit),
             proposals=tuple(proposals),
             notes=tuple(notes),
-            view=PlanView(life.live),
-            version=life.live.version,
+            view=situation.view,
+            version=situation.live.version,
             rank=partial(self.rank, replies, vetter),
         )
+
+
+class _Acceptable(NamedTuple):
+    """An alternative that was not rejected, with what its rank depends on."""
+
+    needs_person: bool
+    saving: float
+    score: Score
+    vetted: VettedAlternative
 
 
 def _reject(vetted: VettedAlternative, reason: str, *, score: Score | None) -> VettedAlternative:
@@ -371,40 +492,136 @@ def _reject(vetted: VettedAlternative, reason: str, *, score: Score | None) -> V
 
 
 class AlternativeGenerator:
-    """Obtains ranked alternatives: analyse the context, ask, vet, score, rank.
+    """Obtains ranked alternatives: analyze the context, ask, vet, score, rank.
+
+    An engine has one and calls `search` for its runs. A program without a run calls `generate`.
 
     Args:
-        providers: asked for proposals.
-        analyzer: makes the request.
-        scorer: scores; its weights can be set.
+        providers: propose alternatives: names or objects, as for `ReplanningEngine`.
+        settings: thresholds and limits for `generate`, and language models that are named; or a
+            mapping of them. A run has the settings of its engine.
+        environment: the time for `generate`, and chance for language models.
+        analyzer: makes the request that providers get.
+        path_generator: asks providers and ranks their proposals: a subclass of `PathGenerator`, or
+            a function that makes one of the providers.
+        scorer: scores alternatives; when left out, one with the weights in the settings.
+
+    Attributes:
+        path_generator: asks the providers, which it has in `providers`.
+
+    Raises:
+        NoLLMProvider, PluginError: a provider that is named cannot be used.
+        SettingsError: the settings are not valid.
     """
 
     def __init__(
         self,
-        providers: Sequence[AlternativeProvider],
+        providers: Sequence[ProviderSpec] = (REPAIR_PLUGIN,),
         *,
+        settings: Settings | LoadedSettings | Mapping[str, JsonValue] | None = None,
+        environment: Environment | None = None,
         analyzer: ContextAnalyzer | None = None,
+        path_generator: Callable[[Sequence[AlternativeProvider]], PathGenerator] = PathGenerator,
         scorer: ConfidenceScorer | None = None,
     ) -> None:
+        if environment is None:
+            environment = Environment()
         if analyzer is None:
             analyzer = ContextAnalyzer()
-        if scorer is None:
-            scorer = ConfidenceScorer()
+        self.settings = as_settings(settings)
         self.analyzer = analyzer
-        self.path_generator = PathGenerator(providers, scorer)
+        self.scorer = scorer
+        self._clock = environment.clock
+        self._redactor = redactor_for(self.settings)
+        self._registry = ProviderRegistry(self.settings, environment, self._redactor)
+        self.path_generator = path_generator(self._registry.resolve(providers))
 
     def __repr__(self) -> str:
         names = [plugin_name(provider) for provider in self.path_generator.providers]
-        return f"<AlternativeGenerator of {names}>"
+        return f"<{type(self).__name__} of {names}>"
+
+    def use_redactor(self, redactor: Redactor) -> None:
+        """Recognise secrets, also in prompts, with another redactor: an engine's, for its runs."""
+        self._redactor = redactor
+        self._registry.use_redactor(redactor)
 
     async def generate(
-        self, triggers: Sequence[Trigger], life: Lifecycle, *, began: float, last: bool
+        self,
+        trigger: Trigger | Sequence[Trigger],
+        plan: Plan | PlanView,
+        *,
+        history: Iterable[Record] | ReplanHistory = (),
+        facts: Collection[str] | None = None,
+    ) -> RankedCandidates:
+        """Return ranked alternatives for a plan, without a run; nothing is changed or recorded.
+
+        The plan is brought to the state in which the trigger fires, see `Situation.of`: without
+        further information, the task of a trigger has failed as it says, and what the task depends
+        on is done. Providers get what they get in a run, and their alternatives are checked, scored
+        and ranked in the same way.
+
+        A provider that fails, does not answer in time or returns something else is left out; `notes`
+        says so, and a warning on the logger `replanning`. It can be cut off where it awaits. For one
+        that waits in a thread, this waits as well.
+
+        Args:
+            trigger: why alternatives are sought; several are considered together.
+            plan: the plan; or the view of a run, which is taken as it is.
+            history: what has happened: records in their order, from the plan as it is passed; or
+                the history of a run. It tells states, earlier tries, and how tools worked out.
+            facts: everything that holds now; when left out, what follows from all others.
+
+        Returns:
+            `ranked` alternatives with the parts of their scores, `rejected` ones with the reasons,
+            and `notes`.
+
+        Raises:
+            StaleView: the plan has changed since the view was made.
+            UnknownTask: a trigger names a task that the plan does not have.
+            ValueError: no trigger is given, a fact is none, facts are stated beside a view, or a
+                record does not fit the plan.
+            Exception: whatever an analyzer, path generator or scorer of your own raises.
+        """
+        triggers: Sequence[Trigger]
+        if isinstance(trigger, TriggerEvent):
+            triggers = (trigger,)
+        else:
+            triggers = tuple(trigger)
+        if not triggers:
+            raise ValueError("generate: expected at least one trigger")
+        situation = Situation.of(
+            plan,
+            triggers,
+            history=history,
+            facts=facts,
+            settings=self.settings,
+            redactor=self._redactor,
+        )
+        notes: list[str] = []
+        for each in triggers:
+            reason = stale_reason(each, situation.live)
+            if reason:
+                notes.append(f"the trigger {each.kind} does not hold: {reason}")
+        async with detached_run(situation, self._clock) as run:
+            began = self._clock.now()
+            ranked = await self.search(triggers, situation, run, began=began, last=True)
+        return ranked._replace(notes=(*notes, *ranked.notes))
+
+    async def search(
+        self,
+        triggers: Sequence[Trigger],
+        situation: Situation,
+        run: AskingRun,
+        *,
+        began: float,
+        last: bool,
     ) -> RankedCandidates:
         """Return ranked candidates, vetted against the plan when the last provider answers.
 
         Args:
             triggers: why replanning is considered.
-            life: the run.
+            situation: the plan, with what was tried before.
+            run: has the clock, the budget and the tasks in which providers are asked.
             began: since when it is considered, in seconds since the epoch.
             last: do without a provider whose view of the plan is stale, instead of raising.
 
@@ -416,15 +633,14 @@ class AlternativeGenerator:
         is_stuck = len(triggers) == 1 and triggers[0].kind == "goal-unreachable"
         if is_stuck and not paths.last_resorts:
             # Providers have said already what they know; only a last resort is asked once more.
-            if life.ledger.is_fruitless(triggers[0]):
-                return _earlier_candidates(triggers[0], life)
+            if situation.ledger.is_fruitless(triggers[0]):
+                return _earlier_candidates(triggers[0], situation)
 
-        request = self.analyzer.analyse(triggers, life, began)
-        vetter = AlternativeVetter(
-            request, life, paths.scorer, life.wall_clock_left(began), asked_at=life.clock.now()
-        )
-        replies = await paths.generate(vetter, last=last)
-        ranked = paths.rank(replies, vetter)
+        request = self.analyzer.analyze(triggers, situation, began)
+        vetter = self.vetter(request, situation, run, began=began)
+        replies = await paths.generate(vetter, run, last=last)
+        with run.spans.scoring_span():
+            ranked = paths.rank(replies, vetter)
 
         # What only the facts forbid may be completed by a provider that plans over facts.
         flawed = []
@@ -434,17 +650,36 @@ class AlternativeGenerator:
         if not flawed:
             return ranked
         flawed = flawed[: request.max_alternatives]
-        completions = await paths.generate(vetter, last=last, flawed=flawed)
+        completions = await paths.generate(vetter, run, last=last, flawed=flawed)
         if any(reply.alternatives or reply.notes for reply in completions):
-            return paths.rank([*replies, *completions], vetter)
+            with run.spans.scoring_span():
+                ranked = paths.rank([*replies, *completions], vetter)
         return ranked
 
+    def vetter(
+        self, request: ReplanRequest, situation: Situation, run: AskingRun, *, began: float
+    ) -> AlternativeVetter:
+        """Return what vets the alternatives for a request, and scores them."""
+        scorer = self.scorer
+        if scorer is None:
+            settings = situation.settings
+            scorer = ConfidenceScorer(settings.weights, shrink=settings.alternatives.shrink)
+        asked_at = inf
+        if situation.is_running:
+            asked_at = run.clock.now()
+        time_left = run.wall_clock_left(began)
+        return AlternativeVetter(request, situation, scorer, time_left, asked_at)
 
-def _earlier_candidates(trigger: Trigger, life: Lifecycle) -> RankedCandidates:
+    async def aclose(self) -> None:
+        """Close the connections of the language models that were named; a later call opens them."""
+        await self._registry.aclose()
+
+
+def _earlier_candidates(trigger: Trigger, situation: Situation) -> RankedCandidates:
     """Return the candidates of the searches that found nothing, each search once."""
     searches: dict[ReplanId, AlternativesConsidered] = {}
     for task_id in trigger.tasks:
-        search = life.ledger.fruitless_searches[task_id]
+        search = situation.ledger.fruitless_searches[task_id]
         searches[search.replan] = search
     candidates: list[Candidate] = []
     notes: list[str] = []
@@ -460,8 +695,8 @@ def _earlier_candidates(trigger: Trigger, life: Lifecycle) -> RankedCandidates:
         usable=0,
         proposals=(),
         notes=tuple(notes),
-        view=PlanView(life.live),
-        version=life.live.version,
+        view=situation.view,
+        version=situation.live.version,
         rank=again,
     )
     return ranked
@@ -532,22 +767,23 @@ def _has_acceptable(replies: Sequence[ProviderReply], vetter: AlternativeVetter)
     return False
 
 
-async def _ask_providers(replies: Sequence[ProviderReply], vetter: AlternativeVetter) -> None:
+async def _ask_providers(
+    replies: Sequence[ProviderReply], vetter: AlternativeVetter, run: AskingRun
+) -> None:
     """Ask providers at the same time, and wait until all replies are settled."""
     for reply in replies:
         reply.when_settled = anyio.Event()
         # A provider that waits in a thread goes on after its deadline; its answer is ignored.
-        vetter.life.plugins.run(f"provider {reply.name!r}", _ask_provider, reply, vetter)
+        run.plugins.run(f"provider {reply.name!r}", _ask_provider, reply, vetter, run)
     for reply in replies:
         # Waiting for what has happened would take a turn of the event loop.
         if not reply.settled and reply.when_settled is not None:
             await reply.when_settled.wait()
 
 
-async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None:
+async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter, run: AskingRun) -> None:
     """Ask one provider within budget and deadline; a failure is contained and noted."""
-    life = vetter.life
-    budget = life.ledger.budget_tracker
+    budget = run.ledger.budget_tracker
     release: Callable[[], None] | None = None
     # What costs nothing needs no reservation, unless the budget may be used up already.
     if reply.estimate is not None or budget.has_limits:
@@ -563,16 +799,10 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
             reply.fail(f"failed: {describe_error(error)}", error)
             return
 
-    asked = vetter.request
-    request = ReplanRequest(
-        triggers=asked.triggers,
-        view=asked.view,
-        max_alternatives=asked.max_alternatives,
-        deadline=asked.deadline,
-        tried_fingerprints=asked.tried_fingerprints,
-        charge=partial(life.charge, provider=reply.name),
-        meter=RunMeter(life, reply.name, reply.add_note),
-        history=asked.history,
+    request = replace(
+        vetter.request,
+        charge=partial(run.charge, provider=reply.name),
+        meter=RunMeter(run, reply.name, reply.add_note),
         rejection_reason=lambda alternative: vetter.vet(alternative, reply.name).candidate.rejected,
         add_note=reply.add_note,
     )
@@ -583,9 +813,9 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
         reply.fail(problem, f"it {problem}")
         scope.cancel()
 
-    alarm = life.timer.call_at(request.deadline, expire)
+    alarm = run.timer.call_at(request.deadline, expire)
     try:
-        with life.spans.provider_span(reply.name) as answered:
+        with run.spans.provider_span(reply.name) as answered:
             alternatives: list[Alternative] = []
             with scope:
                 ask = partial(reply.ask, request)
@@ -637,3 +867,87 @@ async def collect_alternatives(
     if len(proposed) > MAX_PROPOSALS:
         add_note(f"made more than {MAX_PROPOSALS} proposals; the others are left out")
     return alternatives
+
+
+# Without a run
+
+
+class DetachedRun:
+    """Supplies what asking providers takes, for a plan without a run; nothing is recorded.
+
+    Usage counts against the budget for as long as this lives.
+
+    Args:
+        situation: the plan.
+        clock: the time.
+        group: the task group in which providers are asked.
+    """
+
+    def __init__(self, situation: Situation, clock: Clock, group: TaskGroup) -> None:
+        self.ledger = situation.ledger
+        self.clock = clock
+        self.loop = LoopThread()
+        self.spans = NOOP_TRACER
+        self.plugins = PluginTasks(group.start_soon)
+        self.end: RunEnded | None = None
+        self._situation = situation
+
+        def no_deadline() -> float | None:
+            return None
+
+        # No attempt runs, so the only alarms are those of providers.
+        self.timer = Timer(clock, no_deadline, lambda now: None)
+
+    def __repr__(self) -> str:
+        return f"<DetachedRun of {self._situation.live!r}>"
+
+    def charge(self, usage: Usage, *, provider: str | None = None) -> None:
+        """Count usage against the budget."""
+        self.ledger.budget_tracker.spend(usage)
+
+    def record_error(self, where: str, error: BaseException | str) -> None:
+        """Warn of an error that was contained."""
+        warn_of_error(where, error, self._situation.redactor)
+
+    def wall_clock_left(self, now: float) -> float | None:
+        """Return the seconds that the past has left of the budget's wall clock, if it has a limit."""
+        limit = self.ledger.budget_tracker.budget.wall_clock
+        if limit is None:
+            return None
+        return limit - self._situation.elapsed
+
+
+@asynccontextmanager
+async def detached_run(
+    situation: Situation, clock: Clock | None = None
+) -> AsyncIterator[DetachedRun]:
+    """Supply what asking providers takes, for a plan without a run, within a block.
+
+    Providers that wait in threads may hold up the end of the block. An exception of the block is
+    raised again unwrapped.
+
+    Args:
+        situation: the plan, as `Situation.of` makes it.
+        clock: the time; that of this machine when left out.
+    """
+    if clock is None:
+        clock = SystemClock()
+    failure: Exception | None = None
+    group = anyio.create_task_group()
+    run = DetachedRun(situation, clock, group)
+    try:
+        async with group:
+            group.start_soon(run.timer.run)
+            try:
+                yield run
+            except Exception as error:  # noqa: BLE001 - raised again below
+                # Raised here, it would reach the caller in a group that they never opened.
+                failure = error
+            finally:
+                group.cancel_scope.cancel()
+    except BaseExceptionGroup as error:
+        raise without_group(error) from None
+    finally:
+        await run.loop.close()
+    if failure is not None:
+        raise failure

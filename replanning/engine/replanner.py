@@ -27,6 +27,7 @@ from replanning.decision.proposal import Proposal
 from replanning.engine.generator import AlternativeGenerator, RankedCandidates
 from replanning.engine.questions import Questions
 from replanning.engine.session import CALL_KEY
+from replanning.engine.situation import Situation
 from replanning.errors import (
     ChangeRejected,
     NotRunning,
@@ -94,6 +95,7 @@ class Replanner:
     ) -> None:
         self._lifecycle = life
         self._generator = generator
+        self._situation = Situation.of_run(life)
         self._policy = policy
         self._questions = questions
         self._observe_only = observe_only
@@ -440,8 +442,8 @@ class Replanner:
                         break
                     last = attempt == MAX_STALE_VIEWS
                     try:
-                        ranked = await self._generator.generate(
-                            current, life, began=began, last=last
+                        ranked = await self._generator.search(
+                            current, self._situation, life, began=began, last=last
                         )
                         break
                     except StaleView:
@@ -462,7 +464,8 @@ class Replanner:
                 if current and ranked is not None:
                     latest = ranked
                     if ranked.version != life.live.version:
-                        latest = ranked.rank()
+                        with life.spans.scoring_span():
+                            latest = ranked.rank()
                     if ranked.usable and not latest.usable:
                         # The change of an earlier group is in the way: providers are asked again.
                         self._put_back(current)

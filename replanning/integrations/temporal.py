@@ -25,15 +25,15 @@ from typing import Any, Final, Never, cast
 from pydantic_core import to_json
 
 from replanning.changes import Alternative
-from replanning.decision.proposal import ConfidenceScorer
 from replanning.decision.request import AlternativeProvider, Answer, Question, ReplanRequest
-from replanning.engine.engine import ProviderRegistry, ProviderSpec, ReplanningEngine, run_workers
+from replanning.engine.engine import ReplanningEngine, run_workers
 from replanning.engine.functions import FunctionTools, ToolFunction
 from replanning.engine.generator import (
     AlternativeGenerator,
-    AlternativeVetter,
     collect_alternatives,
 )
+from replanning.engine.registry import ProviderSpec
+from replanning.engine.situation import Situation
 from replanning.environment import Environment
 from replanning.errors import BudgetExceeded, LLMError, ReplanningError
 from replanning.integrations.frameworks import missing_framework
@@ -175,9 +175,9 @@ class ReplanningPlugin(SimplePlugin):
         self.max_concurrency, self.max_history = max_concurrency, max_history
         self._redactor = redactor_for(self.settings)
         self._secrets_in_history = secrets_in_history
-        scorer = ConfidenceScorer(self.settings.weights, shrink=self.settings.alternatives.shrink)
-        resolved = ProviderRegistry(self.settings, Environment(), self._redactor).resolve(providers)
-        self._generator = AlternativeGenerator(resolved, scorer=scorer)
+        self._generator = AlternativeGenerator(providers, settings=self.settings)
+        self._generator.use_redactor(self._redactor)
+        resolved = self._generator.path_generator.providers
         self.providers = {provider.name: provider for provider in resolved}
         self._work = self.functions.work if work is None else work
 
@@ -308,15 +308,15 @@ class ReplanningPlugin(SimplePlugin):
                 [life.ledger.triggers[each] for each in request["triggers"]],
                 life.clock.now(),
             )
+            situation = Situation.of_run(life)
             asked = replace(
-                self._generator.analyzer.analyse(triggers, life, now),
+                self._generator.analyzer.analyze(triggers, situation, now),
                 deadline=request["deadline"],
                 charge=life.charge,
                 meter=RunMeter(life, provider.name, notes.append),
                 add_note=notes.append,
             )
-            scorer = self._generator.path_generator.scorer
-            vetter = AlternativeVetter(asked, life, scorer, life.wall_clock_left(now), now)
+            vetter = self._generator.vetter(asked, situation, life, began=now)
             asked = replace(
                 asked,
                 rejection_reason=lambda other: vetter.vet(other, provider.name).candidate.rejected,

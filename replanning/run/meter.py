@@ -5,14 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
+from replanning.decision.ledger import Ledger
 from replanning.errors import LLMRequestRejected, LLMUnavailable
 from replanning.journal.records import Usage
 from replanning.llm.completions import Completion, LLMCall
-from replanning.run.lifecycle import Lifecycle
+from replanning.run.event_loop import LoopThread
+from replanning.telemetry.tracer import RunTracer
 
 _UNBILLED_ERRORS: Final = (LLMRequestRejected, LLMUnavailable)
+
+
+class MeteredRun(Protocol):
+    """The parts of a run that its meters use.
+
+    Attributes:
+        loop: the thread in which the usage is counted.
+        ledger: has the budget.
+        spans: traces the calls.
+    """
+
+    loop: LoopThread
+    ledger: Ledger
+    spans: RunTracer
+
+    def charge(self, usage: Usage, *, provider: str | None = None) -> None:
+        """Count usage against the budget."""
+        ...
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -29,12 +49,12 @@ class RunMeter:
         note: records remarks on calls.
     """
 
-    _lifecycle: Lifecycle
+    _run: MeteredRun
     _provider: str
     note: Callable[[str], None] = lambda text: None
 
     def __repr__(self) -> str:
-        return f"<RunMeter of {self._provider} {self._lifecycle.ledger.budget_tracker!r}>"
+        return f"<RunMeter of {self._provider} {self._run.ledger.budget_tracker!r}>"
 
     @contextmanager
     def call(self, call: LLMCall) -> Iterator[Callable[[Completion], None]]:
@@ -45,11 +65,11 @@ class RunMeter:
         Raises:
             BudgetExceeded: it does not fit the rest of the budget; nothing was sent.
         """
-        life = self._lifecycle
-        release = life.loop.call(life.ledger.budget_tracker.reserve, call.estimate)
+        run = self._run
+        release = run.loop.call(run.ledger.budget_tracker.reserve, call.estimate)
         used = call.estimate
         try:
-            with life.spans.chat_span(call) as traced:
+            with run.spans.chat_span(call) as traced:
 
                 def answered(completion: Completion) -> None:
                     nonlocal used
@@ -61,5 +81,5 @@ class RunMeter:
             used = Usage(calls=1) if used is call.estimate else used
             raise
         finally:
-            life.loop.call(life.charge, used, provider=self._provider)
+            run.loop.call(run.charge, used, provider=self._provider)
             release()

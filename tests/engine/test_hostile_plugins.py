@@ -167,11 +167,11 @@ class RaisingExporter(Exporter):
 class RaisingGenerator(AlternativeGenerator):
     """A path generator that raises when it is asked."""
 
-    async def generate(self, *args: Any, **options: Any) -> Any:
-        """Generate nothing."""
+    async def search(self, *args: Any, **options: Any) -> Any:
+        """Find nothing."""
         (provider,) = self.path_generator.providers
         provider._play("path generator")  # type: ignore[attr-defined]
-        return await super().generate(*args, **options)
+        return await super().search(*args, **options)
 
 
 class RaisingStore(MemoryStore):
