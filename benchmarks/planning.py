@@ -15,9 +15,11 @@ from replanning import Environment, Settings, ToolSpec
 from replanning.journal import AttemptStarted, AttemptSucceeded, MemoryStore, Record
 from replanning.llm import Completion, LLMOptions, LLMProvider, create_llm_provider
 from replanning.plan import JsonObject
+from replanning.plan.json_values import as_object
 from replanning.plan.types import JsonValue
 from replanning.planning import Phase, PlanningCoordinator
 from replanning.testing import ScriptedLLM
+from replanning.testing.llm import estimate_tokens
 
 BAR: Final = 5.0
 """Milliseconds of our own in a phase, of which 95 in 100 are to be below."""
@@ -44,13 +46,16 @@ TASKS: Final = {
 COSTS: Final = {5: (9, 50_000), 15: (13, 110_000), 100: (26, 966_000)}
 """Most calls of the model, and characters of its prompts, for so many subtasks of which none fails."""
 
+TOKENS: Final = {12: (2_000, 500)}
+"""Most tokens of the replies that plan so many subtasks, and of a reflection on one of their actions."""
+
 _EVERY: Final = "all phases and actions together"
 
 _WHOLE_CALLS: Final = 2
 """How often the model is asked in a phase that is done in one piece: for what it is, and for a judgement of that."""
 
-SIZES: Final = (5, 15, 100)
-"""Subtasks: few, as many as are planned in one answer, and the most there may be."""
+SIZES: Final = (5, 12, 15, 100)
+"""Subtasks: few, a usual number, as many as are planned in one answer, and the most there may be."""
 TOOLS: Final = (
     ToolSpec(
         name="read_file",
@@ -78,6 +83,7 @@ def measure(
     figures: list[Figure] = []
     for subtasks in sizes:
         figures += cost(subtasks)
+        figures += tokens(subtasks)
         runs = max(2, (40 if short else 200) // subtasks)
         found: dict[str, list[float]] = {}
         for number in range(rounds + 1):
@@ -111,6 +117,60 @@ def cost(subtasks: int) -> list[Figure]:
         single(f"{unit} of the model, {subtasks} subtasks", [value], unit, most)
         for unit, value, most in found
     ]
+
+
+def tokens(subtasks: int) -> list[Figure]:
+    """Tokens of the replies that plan so many subtasks, and of one reflection; none for a size without bars.
+
+    They are those of the phases, the decisions after them included, in one reply and in three. The prompts are counted in
+    figures of their own, which have no bar. A token is four bytes, as everywhere where no service counts them.
+    """
+    if subtasks not in TOKENS:
+        return []
+    most, most_of_reflection = TOKENS[subtasks]
+    figures: list[Figure] = []
+    for name, whole in (("one reply", True), ("three replies", False)):
+        sent, received = _planning_tokens(subtasks, whole=whole)
+        plan = f"a plan of {subtasks} tasks in {name}"
+        figures.append(single(f"output of {plan}", [received], "tokens", most))
+        figures.append(single(f"prompts and output of {plan}", [sent + received], "tokens"))
+    sent, received = _reflection_tokens(subtasks)
+    figures.append(single("output of a reflection", [received], "tokens", most_of_reflection))
+    figures.append(single("prompt and output of a reflection", [sent + received], "tokens"))
+    return figures
+
+
+def _planning_tokens(subtasks: int, *, whole: bool) -> tuple[int, int]:
+    """Return the tokens that a model is sent, and answers with, until the plan is made."""
+    spent = [0, 0]
+    for kind, sent, received in _exchanges(subtasks, whole=whole):
+        if kind == "Phase reflection.":
+            break
+        spent[0] += sent
+        spent[1] += received
+    return spent[0], spent[1]
+
+
+def _reflection_tokens(subtasks: int) -> tuple[int, int]:
+    """Return the tokens of the first reflection: those sent, and those of the answer."""
+    for kind, sent, received in _exchanges(subtasks, whole=True):
+        if kind == "Phase reflection.":
+            return sent, received
+    raise LookupError("the model was not asked for a reflection")
+
+
+def _exchanges(subtasks: int, *, whole: bool) -> list[tuple[str, int, int]]:
+    """Return what the model was asked in a run, with the tokens of each prompt and answer."""
+    answers = Answers(subtasks, whole=whole)
+    model = ScriptedLLM(answers)
+    with quiet():
+        anyio.run(_run, model, Computing())
+    exchanges: list[tuple[str, int, int]] = []
+    for request in model.requests:
+        sent = estimate_tokens(f"{request.options.system or ''}{request.prompt}")
+        received = estimate_tokens(answers(request.prompt))
+        exchanges.append((answers.kind(request.prompt), sent, received))
+    return exchanges
 
 
 def _p95(values: Sequence[float]) -> float:
@@ -237,11 +297,15 @@ def _split(records: Sequence[Record], spans: Sequence[tuple[float, float]]) -> t
 class Answers:
     """Answers every prompt at once and as planned: so many subtasks, each by one action.
 
+    Fields that are empty are left out, as the prompts ask for it.
+
     Args:
         subtasks: how many.
+        whole: answer with the whole plan at once.
     """
 
-    def __init__(self, subtasks: int) -> None:
+    def __init__(self, subtasks: int, *, whole: bool = False) -> None:
+        self._whole = whole
         self._names = [f"part-{number}" for number in range(subtasks)]
         self._goal: JsonObject = {
             "main_objective": "Everything that the request names is written down and can be read.",
@@ -251,7 +315,7 @@ class Answers:
         }
         self._kinds: Sequence[tuple[str, Callable[[str], JsonValue]]] = (
             ("Ask yourself first", lambda prompt: _GO_ON),
-            ("Phase goal_understanding.", lambda prompt: {"goal_understanding": self._goal}),
+            ("Phase goal_understanding.", self._understood),
             ("Phase task_decomposition.", self._subtasks),
             ("Phase action_sequence.", self._actions),
             ("Phase reflection.", lambda prompt: _THOUGHT),
@@ -260,19 +324,31 @@ class Answers:
 
     def __call__(self, prompt: str) -> str:
         """The answer to a prompt."""
-        return next(json.dumps(answer(prompt)) for mark, answer in self._kinds if mark in prompt)
+        return json.dumps(dict(self._kinds)[self.kind(prompt)](prompt))
+
+    def kind(self, prompt: str) -> str:
+        """The mark by which a prompt tells what it asks for."""
+        return next(mark for mark, _ in self._kinds if mark in prompt)
+
+    def _understood(self, prompt: str) -> JsonValue:
+        reply: JsonObject = {"goal_understanding": self._goal}
+        if self._whole:
+            for part in (self._subtasks(prompt), self._actions(prompt)):
+                reply |= as_object(part)
+        return reply
 
     def _subtasks(self, prompt: str) -> JsonValue:
-        found: list[JsonValue] = [
-            {
+        found: list[JsonValue] = []
+        for index, name in enumerate(self._names):
+            subtask: JsonObject = {
                 "id": name,
                 "description": f"Look at what {name} needs, write it down, and leave everything else as it is.",
-                "dependencies": list(self._names[:index][-1:]),
-                "estimated_complexity": "low",
-                "required_tools": ["write_file"],
             }
-            for index, name in enumerate(self._names)
-        ]
+            if index:
+                subtask["dependencies"] = [self._names[index - 1]]
+            if not self._whole:  # asked for in a phase of its own alone
+                subtask |= {"estimated_complexity": "low", "required_tools": ["write_file"]}
+            found.append(subtask)
         return {"task_decomposition": {"reasoning": "One part after another.", "subtasks": found}}
 
     def _actions(self, prompt: str) -> JsonValue:
@@ -288,11 +364,10 @@ class Answers:
                 "arguments": {"path": f"{name}.txt", "text": f"This is about {name}."},
                 "purpose": f"so that {name} can be read",
                 "expected_outcome": f"{name}.txt says what {name} is about",
-                "fallback_strategy": None,
             }
             for name in names
         ]
-        return {"action_plan": {"execution_order": names, "actions": found}}
+        return {"action_plan": {"actions": found}}
 
 
 _GO_ON: Final[JsonValue] = {

@@ -206,7 +206,7 @@ _OMITTED_SECTIONS: Final[Mapping[str, Sequence[str]]] = {
     Phase.TASK_DECOMPOSITION: ("comments", "earlier_runs"),
     Phase.ACTION_SEQUENCE: _BACKGROUND_SECTIONS,
     Phase.EXECUTION: (*_UNNEEDED_SECTIONS, "request", "action_plan", "remaining"),
-    Phase.REFLECTION: _UNNEEDED_SECTIONS,
+    Phase.REFLECTION: (*_UNNEEDED_SECTIONS, "request"),
     "revision": _BACKGROUND_SECTIONS,
     "completion": (*_UNNEEDED_SECTIONS, "action_plan"),
 }

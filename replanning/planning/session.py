@@ -15,7 +15,7 @@ from replanning.errors import LLMResponseInvalid, ReplanningError, TaskHeld
 from replanning.llm.completions import LLMOptions
 from replanning.llm.provider import LLMProvider
 from replanning.llm.quoting import is_truncated
-from replanning.plan.json_values import is_redacted
+from replanning.plan.json_values import as_object, is_redacted
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import (
@@ -28,7 +28,7 @@ from replanning.planning.decisions import (
     ReplanType,
 )
 from replanning.planning.manager import ApplyReplan, Consideration, ReplanManager, reply_problem
-from replanning.planning.outputs import Reflection, Summary
+from replanning.planning.outputs import PHASE_OUTPUT_FIELDS, PlanningReply, Reflection, Summary
 from replanning.planning.prompts import (
     MAX_PLAN_TOKENS,
     MAX_TOKENS_BY_KIND,
@@ -45,7 +45,7 @@ from replanning.planning.state import (
     question_text,
     request_of,
 )
-from replanning.planning.tasks import PlanningTask, is_tool_loop
+from replanning.planning.tasks import PLANNING_PHASES, PlanningTask, is_tool_loop
 from replanning.run.run import PlanRun
 from replanning.secrets import MASK
 from replanning.settings import Settings
@@ -198,6 +198,29 @@ class PlanningSession:
             if wrong := [name for name, value in values.items() if is_wrong(value)]:
                 raise LLMResponseInvalid(f"{why}: do without it in {', '.join(wrong)}")
 
+    def keep_ahead(self, task: Task, reply: PlanningReply, phase: Phase) -> None:
+        """Journal the parts of a reply that answer phases after this one; those of earlier replies are forgotten."""
+        parts: JsonObject = {}
+        later = PLANNING_PHASES[PLANNING_PHASES.index(phase) + 1 :]
+        for name in later:
+            part: BaseModel | None = getattr(reply, PHASE_OUTPUT_FIELDS[name])
+            if part is not None and reply.error is None:
+                parts[name] = part.model_dump(mode="json")
+        if parts or self.state.ahead:
+            self.note("ahead", {"replan": PlanningTask.of(task).replan, "parts": parts})
+
+    def part_ahead(self, task: Task, phase: Phase) -> JsonObject:
+        """Return what an earlier reply has said for a phase; empty if nothing, or if a replan has come since."""
+        ahead = self.state.ahead
+        if not ahead:
+            return {}
+        notes = PlanningTask.of(task)
+        is_first_round = notes.target is None
+        is_same_replan = notes.replan != "" and notes.replan == ahead["replan"]
+        if not (is_first_round or is_same_replan):
+            return {}
+        return as_object(as_object(ahead["parts"]).get(phase, {}))
+
     def prompt_data(self, task: Task | None = None) -> JsonObject:
         """Return the prompt variables that every phase shares: request, results so far, progress, reason for a repetition."""
         state = self.state
@@ -210,7 +233,7 @@ class PlanningSession:
             ],
             "goal_understanding": state.phase_output(Phase.GOAL_UNDERSTANDING),
             "task_decomposition": state.phase_output(Phase.TASK_DECOMPOSITION),
-            "action_plan": state.plan.action_plan.model_dump(mode="json")
+            "action_plan": state.plan.action_plan.model_dump(mode="json", exclude_defaults=True)
             if state.plan is not None
             else {},
             "feedback": [dict(one) for one in state.reflections if "feedback" in one],

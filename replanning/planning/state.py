@@ -264,6 +264,7 @@ class PlanningState(_StateModel):
         judged: the latest decision about each task.
         outputs: the outputs of the phases, by their tasks.
         phase_outputs: the latest output of each phase.
+        ahead: the parts of the latest planning reply that answer later phases: `parts`, by phase, and their `replan`.
         plans: the plans, oldest first.
         held: the tasks that wait, or waited, for a person.
         questions: the task that each question to a person is about.
@@ -288,6 +289,7 @@ class PlanningState(_StateModel):
     judged: dict[str, Consideration] = {}
     outputs: dict[str, JsonObject] = {}
     phase_outputs: dict[str, JsonObject] = {}
+    ahead: JsonObject = {}
     plans: list[PlanVersion] = []
     held: dict[str, TaskHold] = {}
     questions: dict[str, str] = {}
@@ -336,6 +338,8 @@ class PlanningState(_StateModel):
             case NoteAdded(type="output", data=data):
                 output = self.outputs[str(data["task"])] = as_object(data["value"])
                 self.phase_outputs[str(data["phase"])] = output
+            case NoteAdded(type="ahead", data=data):
+                self.ahead = data
             case NoteAdded(type="plan", data=data):
                 plan = PlanVersion.model_validate(data, strict=False)
                 # A plan whose installation was interrupted is made again.

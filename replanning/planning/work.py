@@ -117,6 +117,9 @@ async def _decompose(session: PlanningSession, task: Task) -> JsonObject:
     another approach; TaskHeld or PlanningFailed is raised if that is not to be. Limitations of a partial
     decomposition are journaled as assumptions.
     """
+    offered = _offered_decomposition(session, task)
+    if offered is not None:
+        return offered.model_dump(mode="json")
 
     def parse(text: str) -> tuple[TaskDecomposition | None, CannotDecompose | None]:
         reply = parse_planning(text, Phase.TASK_DECOMPOSITION)
@@ -126,10 +129,8 @@ async def _decompose(session: PlanningSession, task: Task) -> JsonObject:
                 "expected 'task_decomposition', or an error of the type 'cannot_decompose'"
             )
         if decomposition is not None:
-            limit = session.settings.max_subtasks
-            if problems := check_subtasks(decomposition, session.tools, max_subtasks=limit):
-                raise LLMResponseInvalid("; ".join(map(str, problems)))
-            session.refuse_secrets(decomposition.ids_by_label())
+            _check_decomposition(session, decomposition)
+        session.keep_ahead(task, reply, Phase.TASK_DECOMPOSITION)
         return decomposition, error
 
     def infeasible(cannot: CannotDecompose) -> str:
@@ -179,6 +180,28 @@ async def _decompose(session: PlanningSession, task: Task) -> JsonObject:
     return {**decomposition.model_dump(mode="json"), "cannot": cannot.model_dump(mode="json")}
 
 
+def _check_decomposition(session: PlanningSession, decomposition: TaskDecomposition) -> None:
+    """Reject, with LLMResponseInvalid, subtasks that cannot be carried out, and ids that look like secrets."""
+    limit = session.settings.max_subtasks
+    problems = check_subtasks(decomposition, session.tools, max_subtasks=limit)
+    if problems:
+        raise LLMResponseInvalid("; ".join(map(str, problems)))
+    session.refuse_secrets(decomposition.ids_by_label())
+
+
+def _offered_decomposition(session: PlanningSession, task: Task) -> TaskDecomposition | None:
+    """Return the subtasks that the reply on the goal has given as well; None if it gave none that can be used."""
+    part = session.part_ahead(task, Phase.TASK_DECOMPOSITION)
+    if not part:
+        return None
+    decomposition = TaskDecomposition.model_validate(part, strict=False)
+    try:
+        _check_decomposition(session, decomposition)
+    except LLMResponseInvalid:
+        return None
+    return decomposition
+
+
 # Action plan
 
 
@@ -210,34 +233,14 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
     batches = [
         names[start : start + _BATCH_SIZE] for start in range(0, len(names), _BATCH_SIZE)
     ] or [[]]
+    offered = _offered_actions(session, task, decomposition, finished)
+    if offered is not None:
+        return {
+            "action_plan": offered.model_dump(mode="json"),
+            "subtasks": decomposition.model_dump(mode="json"),
+        }
     data = session.prompt_data(task) | {"task_decomposition": decomposition.model_dump(mode="json")}
     tools, capacity = session.tools, session.run.live.scheduler.pool.capacity
-
-    def unfinished_part(planned: ActionPlan) -> ActionPlan:
-        left = planned.without(finished)
-        if not left.actions:
-            raise LLMResponseInvalid(
-                "every task of this plan is done already; plan what is to be done instead of what failed"
-            )
-        return left
-
-    def check(planned: ActionPlan, problems: Sequence[Problem]) -> None:
-        """Reject a plan with problems or secrets, and one without all arguments where nothing is executed."""
-        texts = list(map(str, problems))
-        if session.plan_only and not texts:
-            missing = {
-                a.task_id: missing_arguments(tools[a.tool], a.arguments) for a in planned.actions
-            }
-            texts = [
-                f"the action for {name!r} lacks the arguments {list(names)}"
-                for name, names in missing.items()
-                if names
-            ]
-        if texts:
-            raise LLMResponseInvalid("; ".join(texts))
-        session.refuse_secrets(
-            {f"the arguments of the action for {a.task_id!r}": a.arguments for a in planned.actions}
-        )
 
     if len(batches) == 1 and target is Phase.EXECUTION and plan is not None:
 
@@ -245,14 +248,14 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
             revision = parse_reply(text, ReflectionReply).plan_revision
             if revision is None:
                 raise LLMResponseInvalid("expected 'plan_revision' with an updated action plan")
-            planned = unfinished_part(revision.updated_action_plan)
+            planned = _unfinished_part(revision.updated_action_plan, finished)
             subtasks = revise_decomposition(decomposition, planned, finished)
             limit = session.settings.max_subtasks + len(finished)
             problems = check_subtasks(subtasks, tools, finished=finished, max_subtasks=limit)
             compiled = compile_action_plan(
                 planned, subtasks, tools, finished=finished, resources=capacity, problems=problems
             )
-            check(planned, compiled[0])
+            _check_actions(session, planned, compiled[0])
             session.refuse_secrets(subtasks.ids_by_label())
             return {
                 "action_plan": planned.model_dump(mode="json"),
@@ -267,7 +270,7 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
             planned = parse_planning(text, Phase.ACTION_SEQUENCE).action_plan
             if planned is None:
                 raise LLMResponseInvalid("expected an action plan")
-            planned = unfinished_part(planned)
+            planned = _unfinished_part(planned, finished)
             problems, tasks = compile_action_plan(
                 planned,
                 decomposition,
@@ -277,7 +280,7 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
                 batch=batch,
                 earlier=earlier,
             )
-            check(planned, problems)
+            _check_actions(session, planned, problems)
             return planned, tasks
 
         if len(batches) > 1:
@@ -292,6 +295,68 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
         "action_plan": merged.model_dump(mode="json"),
         "subtasks": decomposition.model_dump(mode="json"),
     }
+
+
+def _unfinished_part(planned: ActionPlan, finished: Container[str]) -> ActionPlan:
+    """Return the actions that are still to be done; LLMResponseInvalid if there are none."""
+    left = planned.without(finished)
+    if not left.actions:
+        raise LLMResponseInvalid(
+            "every task of this plan is done already; plan what is to be done instead of what failed"
+        )
+    return left
+
+
+def _check_actions(
+    session: PlanningSession, planned: ActionPlan, problems: Sequence[Problem]
+) -> None:
+    """Reject, with LLMResponseInvalid, a plan with problems or secrets.
+
+    Where nothing is executed, a plan without all arguments is rejected as well.
+    """
+    texts = list(map(str, problems))
+    if session.plan_only and not texts:
+        for action in planned.actions:
+            names = missing_arguments(session.tools[action.tool], action.arguments)
+            if names:
+                texts.append(f"the action for {action.task_id!r} lacks the arguments {list(names)}")
+    if texts:
+        raise LLMResponseInvalid("; ".join(texts))
+    session.refuse_secrets(
+        {f"the arguments of the action for {a.task_id!r}": a.arguments for a in planned.actions}
+    )
+
+
+def _offered_actions(
+    session: PlanningSession,
+    task: Task,
+    decomposition: TaskDecomposition,
+    finished: Mapping[str, str],
+) -> ActionPlan | None:
+    """Return the actions that the reply of an earlier phase has given as well; None if it gave none that can be used."""
+    part = session.part_ahead(task, Phase.ACTION_SEQUENCE)
+    if not part:
+        return None
+    capacity = session.run.live.scheduler.pool.capacity
+    try:
+        planned = _unfinished_part(ActionPlan.model_validate(part, strict=False), finished)
+        problems, _ = compile_action_plan(
+            planned, decomposition, session.tools, finished=finished, resources=capacity
+        )
+        _check_actions(session, planned, problems)
+    except LLMResponseInvalid:
+        return None
+    return planned
+
+
+def _has_gone_on(session: PlanningSession, task: Task, phase: Phase, output: JsonObject) -> bool:
+    """Return whether the same reply has answered the next phase, so that the plan is judged as a whole."""
+    if phase is Phase.GOAL_UNDERSTANDING:
+        return _offered_decomposition(session, task) is not None
+    if phase is Phase.TASK_DECOMPOSITION:
+        decomposition = validate_output(TaskDecomposition, output)
+        return _offered_actions(session, task, decomposition, {}) is not None
+    return False
 
 
 def _earlier_tasks(session: PlanningSession, task: Task) -> dict[str, str]:
@@ -583,6 +648,8 @@ async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
             else ()
         )
         questions = tuple(filter(str.strip, stated))
+        if not questions and _has_gone_on(session, task, phase, output):
+            return output
         data = _prompt_data(session, task, output)
         considered = await session.consider_replan(task.id, phase, data, questions=questions)
         if questions and not considered.ruling.questions:  # no more questions are allowed
@@ -605,6 +672,7 @@ async def _understand_goal(session: PlanningSession, task: Task) -> JsonObject:
         PlanningReply,
         lambda text: parse_planning(text, Phase.GOAL_UNDERSTANDING),
     )
+    session.keep_ahead(task, reply, Phase.GOAL_UNDERSTANDING)
     understanding: JsonObject = {"main_objective": session.run.live.goal.objective}
     if reply.goal_understanding is not None:
         understanding = reply.goal_understanding.model_dump(mode="json")
@@ -763,7 +831,7 @@ async def reflect(
         try:
             answer = await session.ask(
                 "reflection",
-                data,
+                {**data, "action_plan": _remaining_plan(session)},
                 ReflectionReply,
                 lambda text: parse_reply(text, ReflectionReply),
                 repairs=0,
@@ -784,6 +852,18 @@ async def reflect(
         return reply.reflection
     why = reply.plan_revision.reason if reply.plan_revision is not None else ""
     return Reflection(action_id=name, status="partial", evaluation=why, plan_revision_needed=True)
+
+
+def _remaining_plan(session: PlanningSession) -> JsonObject:
+    """Return the actions that are not done, as a reflection is shown them: of the others it sees what came of them."""
+    plan, live = session.state.plan, session.run.live
+    if plan is None:
+        return {}
+    done = set[str]()
+    for name, task_id in plan.tasks.items():
+        if task_id in live and is_action_done(live, live.entry(TaskId(task_id))):
+            done.add(name)
+    return plan.action_plan.without(done).model_dump(mode="json", exclude_defaults=True)
 
 
 def reported_failure(

@@ -299,6 +299,22 @@ def test_calls_and_characters_are_counted():
     assert planning.cost(20) == []
 
 
+def test_tokens_of_a_plan_and_of_a_reflection():
+    """A plan of 12 tasks takes at most 2,000 tokens of output, a reflection 500; prompts are told without a bar."""
+    figures = planning.tokens(12)
+    assert [(figure.bar, figure.met) for figure in figures] == [
+        ("≤ 2000 tokens", True),
+        ("", True),
+        ("≤ 2000 tokens", True),
+        ("", True),
+        ("≤ 500 tokens", True),
+        ("", True),
+    ]
+    whole, divided = figures[1].value, figures[3].value
+    assert whole < divided / 2, "the phases that one reply has answered cost nothing"
+    assert planning.tokens(20) == []
+
+
 def test_a_real_model_is_measured_beside_its_targets(monkeypatch):
     """With a model's name, its seconds stand beside the targets of the phases and of whole tasks."""
     with ScriptedLLMServer(lambda request: planning.Answers(2)(request.prompt)) as server:
