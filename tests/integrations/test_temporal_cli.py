@@ -80,6 +80,16 @@ def test_two_terminals(tmp_path, on):
     assert [revision["source"] for revision in result["revisions"]] == ["repair"]
 
 
+def test_the_folder_of_a_worker(tmp_path, on):
+    """Tools work in the folder that their worker was started in or given, wherever the run was started."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    write_plan(tmp_path, {"place": "pwd"}, "id: place, tool: place")
+    with worker(tmp_path, on, "plan.yaml", "--directory", "work"):
+        result: Any = json.loads(cli(tmp_path, "run", "plan.yaml", on, "--json").stdout)
+    assert result["outputs"]["place"]["stdout"] == str(folder)
+
+
 def test_a_worker_that_is_killed(tmp_path, on):
     """Without a worker a run waits and says so; one that is killed is followed by another, and Ctrl-C stops only the display."""
     write_plan(tmp_path, TOOLS, TASKS)
@@ -325,7 +335,8 @@ def test_what_is_wrong_is_told(tmp_path, on, address):
         1, "status", "nope", "--on=temporal=", TEMPORAL_ADDRESS=address
     )
     assert "Namespace other is not found" in told(2, "status", on, TEMPORAL_NAMESPACE="other")
-    refused = told(2, "run", "plan.yaml", on, "--no-replan", "--sequential")
+    refused = told(2, "run", "plan.yaml", on, "--no-replan", "--sequential", "--directory", ".")
+    assert "--directory: with --on, give it to replanning worker" in refused
     assert "--no-replan: with --on, give it to replanning worker" in refused
     assert "--sequential: with --on, runs on Temporal cannot have it" in refused
     assert "temporal=HOST:PORT" in told(2, "worker", "plan.yaml")
