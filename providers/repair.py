@@ -397,11 +397,13 @@ class RepairCase:
         if not may_pass and "context-changed" not in self.trigger_kinds:
             return NotApplicable("the error will not pass by itself")
         tool = self.view.tool(task.task.tool)
+        stated = stated_retry(task.task, tool)
+        is_named = failure.transient
+        if failure.kind == "timeout" and stated is not None:
+            is_named = stated.names_timeouts
         # A call in doubt that is not repeated by itself has used up none of them, and a person decides.
-        is_retried = not failure.in_doubt or allows_repetition(
-            task.task, tool, is_named=failure.transient
-        )
-        if is_retried and stated_retry(task.task, tool) is not None:
+        is_retried = not failure.in_doubt or allows_repetition(task.task, tool, is_named=is_named)
+        if is_retried and stated is not None:
             return NotApplicable("the retries it declares are used up", is_final=False)
         if task.failures > MAX_RETRIES:
             return NotApplicable(f"it has failed {task.failures} times", is_final=False)

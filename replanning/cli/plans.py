@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import nan
 from pathlib import Path
@@ -32,15 +32,24 @@ from replanning.cli.app import (
 )
 from replanning.cli.lookup import load_document, read_plan, read_settings, read_text_argument
 from replanning.errors import Problem, SettingsError
-from replanning.history.wording import pluralise
+from replanning.history.wording import format_duration, pluralise
 from replanning.plan.checks import secret_name_problems
 from replanning.plan.document import plan_schema, redaction_warning
-from replanning.plan.messages import did_you_mean, format_path, one_line, parse_path
+from replanning.plan.messages import (
+    did_you_mean,
+    format_path,
+    join_names,
+    one_line,
+    parse_path,
+)
 from replanning.plan.reading import format_of, locate_problems, read_document
 from replanning.plan.risk import detected_risk
+from replanning.plan.tasks import EXIT_CODES, stated_retry
 from replanning.plan.types import JsonObject, JsonValue
+from replanning.settings import TimeoutSettings
 from replanning.tools import ToolExecutor, check_machine, check_tools
 from replanning.tools.check import (
+    TOOL_KINDS,
     check_danger,
     check_env_arguments,
     check_missing_outputs,
@@ -54,6 +63,9 @@ commands = Program()
 
 MAX_DESCRIPTION_CHARS = 100
 """Longest description of a tool that is shown in full, in characters."""
+
+MAX_SHOWN_NAMES = 5
+"""Most names of tasks or of failures in a line about retries."""
 
 _TOOL_SECTIONS = ("tools", "resources", "objects", "mcp")
 """The sections that are read from a file of tools; others, as a plan file has them, are ignored."""
@@ -69,15 +81,17 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
     )
 )
 def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
-    """Check a plan file, and list every problem with its place.
+    """Check a plan file, and list every problem with its place; say how often tasks with a retry are tried.
 
     Programs that this machine lacks are noted, too; they do not make a plan invalid.
     """
     path = str(plan)
     document: Plan | None = None
     notes: list[Problem] = []
+    tries: list[_Tries] = []
     try:
         document = read_plan(path)
+        tries = _stated_tries(document)
         problems = locate_problems(check_tools(document), path)
         notes = [
             *check_unused_arguments(document),
@@ -91,7 +105,8 @@ def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
         problems = [*error.problems, *_tool_problems(path, error.problems)]
     if as_json:
         found = {"problems": list(map(asdict, problems)), "notes": list(map(asdict, notes))}
-        print_json({"plan": path, "valid": not problems, **found}, redact=True)
+        retries = list(map(asdict, tries))
+        print_json({"plan": path, "valid": not problems, **found, "retries": retries}, redact=True)
     elif document is None or problems:
         print_message(f"error: {PlanError(problems)}")
     else:
@@ -99,9 +114,93 @@ def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
             f"{pluralise(len(document.tasks), 'task')}, {pluralise(len(document.tools), 'tool')}"
         )
         console().print(f"{path} is valid: {counts}")
+        for line in _tries_lines(tries):
+            console().print(f"retry: {escape_control(redactor().text(line))}")
         for note in notes:
             console().print(f"note: {escape_control(redactor().text(note.message))}")
     raise typer.Exit(ExitCode.USAGE if problems else ExitCode.OK)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tries:
+    """How often a task with a stated retry is tried at most, and how long that may take.
+
+    Attributes:
+        task: the task.
+        attempts: the attempts, the first included.
+        wait_seconds: the delays between them together, at most.
+        attempt_seconds: the time limit of each attempt; None without one.
+        total_seconds: from the start of the first attempt to the end of the last, at most; None
+            without a time limit.
+        on: the failures that are tried again; None for every failure, or those that may pass.
+        every_failure: whether it is tried again after failures that would not pass by themselves.
+    """
+
+    task: str
+    attempts: int
+    wait_seconds: float
+    attempt_seconds: float | None
+    total_seconds: float | None
+    on: tuple[int | str, ...] | None
+    every_failure: bool
+
+
+def _stated_tries(plan: Plan) -> list[_Tries]:
+    """Return the tries of the tasks that state a retry, or whose tools do.
+
+    A tool that the command line executes has the time limit of the settings where the plan states
+    none; here it is their default, because a check of the plan reads no settings.
+    """
+    found = []
+    for task in plan.tasks:
+        tool = plan.tool(task.tool)
+        retry = stated_retry(task, tool)
+        if retry is None:
+            continue
+        limit = task.timeout
+        if limit is None and tool is not None:
+            limit = tool.timeout
+            if limit is None and tool.kind in TOOL_KINDS:
+                limit = TimeoutSettings().task
+        total = None
+        if limit is not None:
+            total = retry.longest_time(limit)
+        on = None if retry.on is None else tuple(retry.on)
+        every = retry.states_attempts and on is None
+        found.append(
+            _Tries(task.id, retry.max_attempts, retry.longest_wait, limit, total, on, every)
+        )
+    return found
+
+
+def _tries_lines(tries: Sequence[_Tries]) -> list[str]:
+    """Return a line for each way in which tasks are tried, with their names."""
+    names: dict[_Tries, list[str]] = {}
+    for each in tries:
+        names.setdefault(replace(each, task=""), []).append(repr(each.task))
+    lines = []
+    for each, tasks in names.items():
+        shown = join_names(tasks, MAX_SHOWN_NAMES)
+        who = f"task {shown} is" if len(tasks) == 1 else f"tasks {shown} are"
+        times = pluralise(each.attempts, "time")
+        after = "every failure" if each.every_failure else "failures that may pass"
+        if each.on is not None:
+            after = join_names([_failure_name(entry) for entry in each.on], MAX_SHOWN_NAMES)
+        wait = format_duration(each.wait_seconds)
+        if each.total_seconds is None or each.attempt_seconds is None:
+            how_long = f"with delays of at most {wait} in all, and no time limit for an attempt"
+        else:
+            attempt = format_duration(each.attempt_seconds)
+            total = format_duration(each.total_seconds)
+            how_long = f"within {total}: {attempt} for an attempt, and delays of {wait} in all"
+        lines.append(f"{who} tried at most {times} after {after}, {how_long}")
+    return lines
+
+
+def _failure_name(entry: int | str) -> str:
+    if isinstance(entry, str):
+        return entry
+    return f"exit code {entry}" if entry in EXIT_CODES else f"HTTP {entry}"
 
 
 def _literal_secrets(plan: Plan) -> list[Problem]:

@@ -74,7 +74,6 @@ _RESERVED: Final = ("io.modelcontextprotocol/", "progress")
 _SERVER_FIELDS: Final = frozenset({"kind", "server", "tool"})
 """Fields of a tool that name its server. The run leaves them out, because the variables of a server may change."""
 
-_RETRIED_ERROR: Final = McpToolFailed.__name__
 _CHUNK_BYTES: Final = 4_096
 """Bytes that a pipe takes without blocking once it takes any."""
 
@@ -230,8 +229,9 @@ class McpProxy:
                 }
                 is_harmless = spec.effect == "none" or spec.idempotent is True
                 if self._retry is not None and is_harmless:
-                    retry = self._retry.model_copy(update={"on": (_RETRIED_ERROR,)})
-                    described.setdefault("retry", retry)
+                    # Stated, because a number that is merely the default is not for every failure.
+                    stated = {"max_attempts": self._retry.max_attempts}
+                    described.setdefault("retry", self._retry.model_copy(update=stated))
                 return FunctionTool(call, **described)
         return None
 

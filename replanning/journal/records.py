@@ -97,7 +97,8 @@ class Failure:
     `blocked` (a person must act). `traceback` shows the last frames outside of this library, without secrets.
 
     `transient` says that the work had no effect and that its cause may pass. `in_doubt` says that nobody knows whether the
-    work had its effect, as after a timeout, an interruption or a lost connection.
+    work had its effect, as after a timeout, an interruption or a lost connection. `named` says that `on` of the task's
+    retries names it.
     """
 
     type: str
@@ -106,6 +107,7 @@ class Failure:
     kind: FailureKind = "error"
     traceback: str = field(default="", compare=False)
     in_doubt: bool = False
+    named: bool = False
 
     def __post_init__(self) -> None:
         if self.kind in ("timeout", "interrupted"):

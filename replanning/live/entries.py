@@ -34,6 +34,8 @@ class AttemptLog:
         current: the attempt that runs now.
         count: number of attempts, the running one included.
         in_round: attempts since the last trigger, or since a change retried the task.
+        round_started_at: start of the first of these attempts, once it has failed, in seconds since
+            the epoch.
         failures: failures that no retry followed.
         continuations: number of times that a judge had the task run again.
         feedback: what the judge said then.
@@ -50,6 +52,7 @@ class AttemptLog:
     current: AttemptId | None = None
     count: int = 0
     in_round: int = 0
+    round_started_at: float = 0.0
     failures: int = 0
     continuations: int = 0
     feedback: str = ""
@@ -60,6 +63,11 @@ class AttemptLog:
     effects: Effects | None = None
     in_doubt: bool = False
     call_changes: int = 0
+
+    def keep_round_start(self) -> None:
+        """Keep the start of an attempt that has failed, if it is the first of its round."""
+        if self.in_round == 1:
+            self.round_started_at = self.started_at
 
     @property
     def time_limit(self) -> float | None:

@@ -547,6 +547,7 @@ class LivePlan(TaskGraph):
             entry.task.tool, at, log.duration, succeeded=False, by_itself=not interrupted
         )
         entry.reads.ended = self.statistics.ended_attempts
+        log.keep_round_start()
         # An interruption is no fault of the task: it does not use up a retry.
         if interrupted and body.retry_at is not None:
             log.in_round -= 1

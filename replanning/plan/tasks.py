@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from types import GenericAlias
@@ -21,7 +22,9 @@ from pydantic import (
     StringConstraints,
     ValidationError,
     WithJsonSchema,
+    field_validator,
     model_serializer,
+    model_validator,
 )
 from pydantic_core import CoreSchema
 
@@ -248,51 +251,162 @@ class Goal(StrictModel):
 _CLASS_PATTERN: Final = r"^[^\W\d]\w*(\.[^\W\d]\w*)*$"
 
 
+TIMEOUT: Final = "timeout"
+"""Entry of `on` in `Retry` for every time limit: of the task, of its tool, and of what it calls."""
+
+EXIT_CODES: Final = range(1, 256)
+ERROR_STATUSES: Final = range(400, 600)
+"""HTTP statuses that say of themselves that they are errors; no exit code is as large."""
+
+
 def _check_retryable(value: object) -> object:
     match value:
         case str() if re.match(_CLASS_PATTERN, value):
             return value
-        case int() if 400 <= value <= 599:
+        case bool():
+            pass
+        case int() if value in EXIT_CODES or value in ERROR_STATUSES:
             return value
     raise ValueError(
-        "expected a class of exceptions, such as httpx.ReadTimeout, or an HTTP status from 400 to 599"
+        "expected a class of exceptions, such as httpx.ReadTimeout, an exit code from 1 to 255, "
+        "an HTTP status from 400 to 599, or timeout"
     )
 
 
 _Retryable = Annotated[
-    Annotated[int, Field(ge=400, le=599)] | Annotated[str, Field(pattern=_CLASS_PATTERN)],
+    Annotated[int, Field(ge=1, le=255)]
+    | Annotated[int, Field(ge=400, le=599)]
+    | Annotated[str, Field(pattern=_CLASS_PATTERN)],
     BeforeValidator(_check_retryable),
 ]
 
+_DEFAULT_MAX_DELAY: Final = 3600.0
+
+_MAX_DOUBLINGS: Final = 62
+"""By then every delay has reached the maximum, and a float still holds it."""
+
+_MAX_COUNTED_ATTEMPTS: Final = 10**15
+"""Nobody waits for more; a float holds the time that they take."""
+
 
 class Retry(StrictModel):
-    """Attempts at a task after transient errors, and the delay between them.
+    """Attempts at a task: how many, how far apart, and after which failures.
 
-    Where nobody knows whether a failed attempt had its effect, a task is tried again if `on` names
-    the error, or if it or its tool states `max_attempts` and no `on`; never if it says `idempotent:
-    false`.
+    Whoever states `max_attempts` gets them after every failure, or after those that `on` names.
+    Without it, a task is tried again after failures that may pass, and after those that `on` names.
+    Where nobody knows whether a failed attempt had its effect, `idempotent: false` forbids both.
     """
 
     max_attempts: Annotated[int, Field(strict=True, ge=1)] = Field(
-        default=3, description="Attempts, the first included."
+        default=3,
+        description="Attempts, the first included; where it is stated, after every failure.",
     )
     delay: Duration = Field(default=1.0, description="Seconds before the second attempt.")
-    exponential: StrictBool = Field(
-        default=True, description="Double the delay after each attempt."
+    backoff: Literal["exponential", "constant"] = Field(
+        default="exponential",
+        description="exponential: the delay doubles after each attempt; constant: it stays.",
+    )
+    exponential: Annotated[StrictBool | None, WithJsonSchema({"type": "boolean"})] = Field(
+        default=None,
+        description="How earlier versions wrote `backoff`: true for exponential, false for constant.",
+    )
+    max_delay: Duration | None = Field(
+        default=None,
+        description="Longest delay in seconds; by default an hour, or `delay` if that is longer.",
     )
     jitter: StrictBool = Field(
         default=True,
         description="Vary the delay at random, so that retries do not come all at once.",
     )
-    on: Items[_Retryable] = Field(
-        default=(),
-        description="Further errors that may pass: classes of exceptions by name (httpx.ReadTimeout), HTTP statuses.",
+    max_seconds: Seconds | None = Field(
+        default=None,
+        description="Seconds after the start of the first attempt in which a further one may begin.",
+    )
+    on: Items[_Retryable] | None = Field(
+        default=None,
+        description="The failures that are tried again: classes of exceptions (httpx.ReadTimeout), HTTP statuses, exit codes, timeout.",
     )
 
     @property
     def states_attempts(self) -> bool:
         """Whether `max_attempts` was stated and is not merely the default."""
         return "max_attempts" in self.model_fields_set
+
+    @property
+    def names_timeouts(self) -> bool:
+        """Whether a task that reaches its time limit is among the failures under `on`."""
+        if self.on is None:
+            return False
+        return TIMEOUT in self.on
+
+    @property
+    def longest_wait(self) -> float:
+        """Seconds that the delays between all attempts take together, at most."""
+        retries = min(self.max_attempts, _MAX_COUNTED_ATTEMPTS) - 1
+        different = min(retries, _MAX_DOUBLINGS)
+        wait = 0.0
+        for attempts in range(1, different + 1):
+            wait += self.delay_after(attempts, 1.0)
+        wait += (retries - different) * self.delay_after(_MAX_DOUBLINGS + 1, 1.0)
+        if self.max_seconds is not None:
+            wait = min(wait, self.max_seconds)
+        return min(wait, sys.float_info.max)
+
+    def longest_time(self, attempt: float) -> float:
+        """Return the seconds from the start of the first attempt to the end of the last, at most.
+
+        Args:
+            attempt: the time limit of each attempt in seconds.
+        """
+        attempts = min(self.max_attempts, _MAX_COUNTED_ATTEMPTS)
+        total = attempts * attempt + self.longest_wait
+        if self.max_seconds is not None:
+            total = min(total, self.max_seconds + attempt)
+        return min(total, sys.float_info.max)
+
+    def delay_after(self, attempts: int, chance: float = 0.5) -> float:
+        """Return the seconds between a failed attempt and the next one.
+
+        Args:
+            attempts: the attempts made so far.
+            chance: a number from 0 to 1 that varies the delay by a half where it has `jitter`; at
+                0.5 it stays as it is.
+        """
+        delay = self.delay
+        if self.backoff == "exponential":
+            delay *= 2 ** min(attempts - 1, _MAX_DOUBLINGS)
+        # Tasks that failed together would otherwise hit a recovering service together.
+        if self.jitter:
+            delay *= 0.5 + chance
+        longest = self.max_delay
+        if longest is None:
+            longest = max(self.delay, _DEFAULT_MAX_DELAY)
+        return min(delay, longest)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_exponential(cls, fields: object) -> object:
+        """Read `exponential` as `backoff`, so that a plan is the same in either spelling."""
+        if not isinstance(fields, Mapping):
+            return fields
+        if not isinstance(fields.get("exponential"), bool):
+            return fields
+        if "backoff" in fields:
+            raise ValueError(
+                "`exponential` is an earlier spelling of `backoff`; state `backoff` alone"
+            )
+        read = {name: value for name, value in fields.items() if name != "exponential"}
+        read["backoff"] = "exponential" if fields["exponential"] else "constant"
+        return read
+
+    @field_validator("on")
+    @classmethod
+    def _check_names(cls, names: Sequence[int | str] | None) -> Sequence[int | str] | None:
+        if names == ():
+            raise ValueError(
+                "names no failure; leave it out, or state `max_attempts: 1` to try once"
+            )
+        return names
 
     @model_serializer(mode="wrap")
     def _keep_stated_attempts(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -416,7 +530,7 @@ class ToolSpec(StrictModel):
     )
     retry: Retry | None = Field(
         default=None,
-        description="What to do after an error that may pass, where the task does not say so.",
+        description="How often it is tried, and after which failures, where the task does not say so.",
     )
 
     @property
@@ -494,7 +608,7 @@ class TaskBody(StrictModel):
         default=None, description="Seconds for one attempt; none by default."
     )
     retry: Retry | None = Field(
-        default=None, description="What to do after an error that may pass."
+        default=None, description="How often it is tried, and after which failures."
     )
     optional: StrictBool = Field(
         default=False, description="Whether the plan may succeed without it."
@@ -623,7 +737,7 @@ def for_another_tool(task: TaskBody) -> dict[str, object]:
     """Return a task's fields about its tool's effect, as another tool would have them.
 
     Nobody has said of the other tool that it only reads, or that its calls may be repeated. Of
-    `retry`, the delays remain, and a limit to one attempt.
+    `retry`, the delays and `max_seconds` remain, and a limit to one attempt.
     """
     fields: dict[str, object] = {}
     if task.effect is not None:
@@ -631,13 +745,16 @@ def for_another_tool(task: TaskBody) -> dict[str, object]:
     if task.idempotent is not None:
         fields["idempotent"] = None
     if task.retry is not None:
-        kept = {"delay", "exponential", "jitter"}
+        kept = {"delay", "backoff", "max_delay", "jitter", "max_seconds"}
         if task.retry.max_attempts == 1:
             kept.add("max_attempts")
         kept &= task.retry.model_fields_set
         fields["retry"] = None
         if kept:
-            fields["retry"] = Retry(**task.retry.model_dump(include=kept))
+            # A dump has a stated `max_attempts` in any case, which allows repetitions.
+            fields["retry"] = Retry.model_validate(
+                {name: getattr(task.retry, name) for name in kept}
+            )
     return fields
 
 

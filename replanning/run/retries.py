@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -32,6 +32,7 @@ from replanning.journal.records import Failure
 from replanning.live.entries import TaskEntry
 from replanning.plan.tasks import (
     READING_METHODS,
+    TIMEOUT,
     TaskBody,
     ToolSpec,
     allows_repetition,
@@ -44,11 +45,6 @@ from replanning.settings import Settings
 
 IsTransient = Callable[[Exception], bool]
 """Says whether an exception that is not recognised may pass."""
-
-_MAX_DELAY_SECONDS: Final = 3600.0
-
-_MAX_DOUBLINGS: Final = 62
-"""By then every delay has reached the maximum, and a float still holds it."""
 
 MAX_MESSAGE_CHARS: Final = 8_000
 
@@ -70,6 +66,11 @@ _CONTEXT_LINK: Final = "\nDuring handling of the above exception, another except
 _MAX_WRAPPED_ERRORS: Final = 5
 
 _STATUS_FIELDS: Final = ("status_code", "status", "code", "http_status")
+
+_EXIT_CODE_FIELDS: Final = ("exit_code", "returncode", "exit_status")
+
+_TIMEOUT_CLASS: Final = re.compile("Timeout|TimedOut")
+"""Names of classes of errors after a time limit, in the standard library and in most clients."""
 
 TRANSIENT_ERRNOS: Final = (
     *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH),
@@ -211,7 +212,7 @@ def status_verdict(status: int) -> Verdict:
 
 def failure_from(
     error: BaseException | str,
-    retry_on: Collection[int | str] = (),
+    retry_on: Collection[int | str] | None = None,
     is_transient: IsTransient | None = None,
 ) -> Failure:
     """Return the record of an exception; a group of exceptions is one failure.
@@ -221,7 +222,7 @@ def failure_from(
 
     Args:
         error: the exception, or a message.
-        retry_on: further classes of exceptions by name, and HTTP statuses, that may pass.
+        retry_on: what is tried again: classes of exceptions, HTTP statuses, exit codes, `timeout`.
         is_transient: decides about exceptions that are not recognised.
     """
     if isinstance(error, str):
@@ -238,17 +239,18 @@ def failure_from(
             error.args[0]
         ):  # a key says little without its KeyError
             message = f"{type(error).__name__}: {message}"
-        transient, in_doubt = _classify(error, retry_on, is_transient)
+        found = _classify(error, retry_on, is_transient)
     except Exception as problem:  # noqa: BLE001 - the predicate is the user's code
         told = describe_error(problem)
         message = f"{message} (whether it may pass cannot be told: {told})"
-        transient, in_doubt = False, False
+        found = _Finding(may_pass=False, in_doubt=False)
     failure = Failure(
         type(error).__name__,
         message,
-        transient,
+        found.may_pass,
         traceback=format_traceback(error),
-        in_doubt=in_doubt,
+        in_doubt=found.in_doubt,
+        named=found.named,
     )
     if isinstance(error, OutputError):
         failure = replace(failure, kind="output")
@@ -381,17 +383,30 @@ def _error_class(kind: type) -> _ErrorClass:
             verdict = "in-doubt"
         if verdict is not None:
             break
-    every_name = frozenset((*names, *map(".".join, classes), *(name for _, name in classes)))
-    return _ErrorClass(every_name, verdict, names[0] in _UNCLEAR_CLASSES)
+    every_name = {*names, *map(".".join, classes), *(name for _, name in classes)}
+    if any(_TIMEOUT_CLASS.search(name) for _, name in classes):
+        every_name.add(TIMEOUT)
+    return _ErrorClass(frozenset(every_name), verdict, names[0] in _UNCLEAR_CLASSES)
+
+
+class _Finding(NamedTuple):
+    """What an exception tells of its work.
+
+    Attributes:
+        may_pass: whether the work may be tried again: the cause may pass, or the error is named.
+        in_doubt: whether the work may have had its effect.
+        named: whether `on` of its retries names the error.
+    """
+
+    may_pass: bool
+    in_doubt: bool
+    named: bool = False
 
 
 def _classify(
-    error: BaseException, retry_on: Collection[int | str], is_transient: IsTransient | None
-) -> tuple[bool, bool]:
-    """Return whether an exception may pass, and whether its work is in doubt.
-
-    Both are true of an exception in doubt that `retry_on` names.
-    """
+    error: BaseException, retry_on: Collection[int | str] | None, is_transient: IsTransient | None
+) -> _Finding:
+    """Return what an exception, or a group of them, tells of its work."""
     if isinstance(error, BaseExceptionGroup):
         return _classify_group(error, retry_on, is_transient)
     # The exception and those that it wraps, outermost first. The first clear verdict counts.
@@ -421,12 +436,22 @@ def _classify(
     if verdict is None and error.__context__ is not None and _hides_doubt(error):
         verdict = "in-doubt"
     in_doubt = verdict == "in-doubt"
-    if retry_on and any(_is_named(part, retry_on) for part in chain):
-        return True, in_doubt
+    if retry_on and any(_is_named(part, retry_on) for part in (*chain, *_causes(error))):
+        return _Finding(may_pass=True, in_doubt=in_doubt, named=True)
     if is_transient is not None and verdict in ("definite", None):
         if isinstance(error, Exception) and is_transient(error):
-            return True, False
-    return verdict == "may-pass", in_doubt
+            return _Finding(may_pass=True, in_doubt=False)
+    return _Finding(verdict == "may-pass", in_doubt)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the exceptions that one was raised from: its own class may have been made of theirs."""
+    cause = error.__cause__
+    for _ in range(_MAX_WRAPPED_ERRORS):
+        if cause is None:
+            return
+        yield cause
+        cause = cause.__cause__
 
 
 def _hides_doubt(error: BaseException) -> bool:
@@ -444,18 +469,17 @@ def _hides_doubt(error: BaseException) -> bool:
 
 def _classify_group(
     group: BaseExceptionGroup[BaseException],
-    retry_on: Collection[int | str],
+    retry_on: Collection[int | str] | None,
     is_transient: IsTransient | None,
-) -> tuple[bool, bool]:
-    """Return whether a group of exceptions may pass, and whether its work is in doubt."""
-    may_pass = True
-    in_doubt = False
-    for part in group.exceptions:
-        part_may_pass, part_in_doubt = _classify(part, retry_on, is_transient)
-        in_doubt = in_doubt or part_in_doubt
-        may_pass = may_pass and part_may_pass
+) -> _Finding:
+    """Return what a group of exceptions tells of its work."""
+    parts = [_classify(part, retry_on, is_transient) for part in group.exceptions]
     # A part in doubt may pass only where `retry_on` names it.
-    return may_pass, in_doubt
+    return _Finding(
+        may_pass=all(part.may_pass for part in parts),
+        in_doubt=any(part.in_doubt for part in parts),
+        named=all(part.named for part in parts),
+    )
 
 
 def _verdict(part: BaseException) -> Verdict | None:
@@ -466,8 +490,7 @@ def _verdict(part: BaseException) -> Verdict | None:
     if isinstance(part, ToolError) and part.in_doubt:
         return "in-doubt"
     if isinstance(part, BaseExceptionGroup):
-        _, in_doubt = _classify_group(part, (), None)
-        return "in-doubt" if in_doubt else None
+        return "in-doubt" if _classify_group(part, None, None).in_doubt else None
     if isinstance(part, (TransientError, StoreError)):
         return "may-pass"
     if getattr(part, "errno", None) in TRANSIENT_ERRNOS:
@@ -515,9 +538,21 @@ def _only_reads(chain: Sequence[BaseException]) -> bool:
     return False
 
 
+def _exit_code(part: BaseException) -> int | None:
+    """Return the exit code that an exception tells, as a shell counts it; None without one."""
+    for field_name in _EXIT_CODE_FIELDS:
+        code = getattr(part, field_name, None)
+        if isinstance(code, int):
+            # Python gives the number of the signal that ended a process as a negative one.
+            return 128 - code if code < 0 else code
+    return None
+
+
 def _is_named(part: BaseException, retry_on: Collection[int | str]) -> bool:
     names = _error_class(type(part)).names  # type: ignore[arg-type]  # a class can be hashed
-    return _status(part) in retry_on or not names.isdisjoint(retry_on)
+    # No number is both: statuses begin above the largest exit code.
+    numbers = {_status(part), _exit_code(part)}
+    return not names.union(numbers).isdisjoint(retry_on)
 
 
 def warn_of_error(where: str, error: BaseException | str, redactor: Redactor) -> str:
@@ -630,23 +665,29 @@ class FailureKeeper:
             return now, False
         if failure.kind in ("rejected", "blocked"):
             return None, False  # a judge's verdict, which says that the task is not run again
+        policy = stated_retry(entry.task, tool) or self.settings.retry
+        if failure.kind == "timeout" and policy.names_timeouts:
+            failure = replace(failure, transient=True, named=True)
         repeatable = may_repeat(entry.task, tool, failure)
         if failure.kind == "interrupted":  # no fault of the task, so it is run again at once
             return (now, False) if repeatable else (None, False)
-        policy = stated_retry(entry.task, tool) or self.settings.retry
-        begins_round = not repeatable or entry.log.in_round >= policy.max_attempts
-        if begins_round:
-            if entry.log.failures + 1 >= self.settings.failure_threshold:
-                return None, False
-            if failure.in_doubt and not repeatable:
-                return None, False
-        delay = policy.delay
-        if policy.exponential:
-            delay *= 2 ** min(entry.log.in_round - 1, _MAX_DOUBLINGS)
-        # Tasks that failed together would otherwise hit a recovering service together.
+        log = entry.log
+        allows_round = log.failures + 1 < self.settings.failure_threshold
+        if failure.in_doubt and not repeatable:
+            allows_round = False
+        begins_round = not repeatable or log.in_round >= policy.max_attempts
+        if begins_round and not allows_round:
+            return None, False
+        chance = 0.5
         if policy.jitter:
-            delay *= 0.5 + self.chance()
-        return now + min(delay, _MAX_DELAY_SECONDS), begins_round
+            chance = self.chance()
+        retry_at = now + policy.delay_after(log.in_round, chance)
+        if policy.max_seconds is not None and not begins_round:
+            began = log.started_at if log.in_round == 1 else log.round_started_at
+            begins_round = retry_at - began > policy.max_seconds
+            if begins_round and not allows_round:
+                return None, False
+        return retry_at, begins_round
 
     def last_failure(self, entry: TaskEntry) -> Failure | None:
         """Return the last failure of a task for the caller, with the true text if it was masked.
@@ -661,11 +702,24 @@ class FailureKeeper:
 def may_repeat(task: TaskBody, tool: ToolSpec | None, failure: Failure) -> bool:
     """Return whether a task may be run again by itself after a failure.
 
-    A failure that had no effect may be followed by another attempt if its cause may pass. After one
-    in doubt, the call is repeated only where that is harmless, or where retries are stated for it.
+    Cases, of which the first that fits decides:
+
+    1. Its output cannot be kept: never, because it would be as large again.
+    2. Its stated retries name failures, and not this one: not by itself.
+    3. In doubt: only where that is harmless, or where retries are stated for it.
+    4. Its stated retries are for every failure, or name this one: yes.
+    5. Otherwise: if its cause may pass.
     """
-    if not failure.in_doubt:
-        return failure.transient
     if failure.kind == "output":
-        return False  # the output would be too large again
-    return allows_repetition(task, tool, is_named=failure.transient)
+        return False
+    retry = stated_retry(task, tool)
+    is_retried = False
+    # What was cut off from outside, or was never begun, is no failure that somebody could name.
+    if retry is not None and failure.kind in ("error", "timeout"):
+        is_retried = retry.states_attempts
+        if is_retried and retry.on is not None:
+            if not failure.named:
+                return False
+    if failure.in_doubt:
+        return allows_repetition(task, tool, is_named=failure.transient)
+    return is_retried or failure.transient

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib.util import find_spec
 from typing import Final
+
+import httpx
 
 from replanning.errors import Problem
 from replanning.plan.commands import (
@@ -26,10 +30,29 @@ from replanning.plan.references import (
     placeholders,
 )
 from replanning.plan.risk import command_risk
-from replanning.plan.tasks import COMMAND_PREFIX, Task, TaskBody, ToolSpec
+from replanning.plan.tasks import (
+    COMMAND_PREFIX,
+    ERROR_STATUSES,
+    EXIT_CODES,
+    TIMEOUT,
+    Retry,
+    Task,
+    TaskBody,
+    ToolSpec,
+)
 from replanning.plan.types import JsonObject, JsonPath, JsonValue, TaskId
 from replanning.tools.call import missing_arguments, tool_templates, unset_variables
-from replanning.tools.errors import McpNotInstalled
+from replanning.tools.errors import (
+    CommandFailed,
+    HttpConnectionLost,
+    HttpUnreachable,
+    McpNotInstalled,
+    ToolOutputTooLarge,
+    ToolTimedOut,
+    ToolUnavailable,
+    TransientCommandFailed,
+    TransientHttpStatusFailed,
+)
 from replanning.tools.http import request_problems
 from replanning.tools.python import callable_problems
 from replanning.tools.shell import SANDBOX_PROGRAM, shell_problems
@@ -49,6 +72,21 @@ _DEFINITION_CHECKS: Final[Mapping[str, Callable[[ToolSpec], list[str]]]] = {
 
 TOOL_KINDS: Final = frozenset(_DEFINITION_CHECKS)
 """Kinds of tools that can be executed without a program."""
+
+_ERRORS_BY_KIND: Final[Mapping[str, tuple[type[Exception], ...]]] = {
+    "shell": (CommandFailed, TransientCommandFailed),
+    "http": (TransientHttpStatusFailed, HttpUnreachable, HttpConnectionLost),
+}
+"""Errors of the kinds of tools of which all errors are known, beside those of every tool."""
+
+_ERRORS_OF_EVERY_TOOL: Final = (ToolTimedOut, ToolUnavailable, ToolOutputTooLarge)
+
+_NUMBERS_BY_KIND: Final[Mapping[str, tuple[range, str]]] = {
+    "shell": (EXIT_CODES, "a command ends with an exit code from 1 to 255"),
+    "http": (ERROR_STATUSES, "a server refuses with an HTTP status from 400 to 599"),
+    "mcp": (range(0), "a tool of an MCP server fails without a number"),
+}
+"""Numbers that failures of a kind of tool have, and what to say where another one is stated."""
 
 _MAX_LOOKUPS: Final = 2_000
 """Most programs that are looked for on the PATH."""
@@ -91,6 +129,8 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
             yield from (
                 Problem(at, f"{name}: {problem}") for problem in _DEFINITION_CHECKS[tool.kind](tool)
             )
+        if tool.retry is not None:
+            yield from _retry_problems(tool.retry, tool, ("tools", index), name)
         for key in sorted(
             _RESERVED_OUTPUT_KEYS.get(tool.kind, frozenset()).intersection(tool.produces)
         ):
@@ -114,6 +154,8 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
         for path, body, checks in _task_bodies(("tasks", index), task):
             described = tools.get(body.tool or "")
             if described is not None:
+                if body.retry is not None:
+                    yield from _retry_problems(body.retry, described, path, f"task {task.id!r}")
                 needed_names = needed_by_body.get(described.name, ())
                 if lacking := [name for name in needed_names if name not in body.arguments]:
                     message = f"task {task.id!r}: the body of tool {body.tool!r} needs the arguments {brief_repr(lacking)}"
@@ -145,6 +187,53 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
 
 
 _Command = tuple[int, str, list[str], tuple[str, ...]]
+
+
+def _retry_problems(
+    retry: Retry, tool: ToolSpec, path: JsonPath, subject: str
+) -> Iterator[Problem]:
+    """Yield the entries of `on` that no failure of the tool can fit.
+
+    A retry that never happens would otherwise be noticed only when the task fails.
+    """
+    kind = tool.kind or ""
+    for number, entry in enumerate(retry.on or ()):
+        if isinstance(entry, int):
+            numbers, reason = _NUMBERS_BY_KIND.get(kind, (None, ""))
+            if numbers is None or entry in numbers:
+                continue
+            message = f"no failure of tool {tool.name!r} has the number {entry}: {reason}"
+        else:
+            known = _error_names(kind)
+            name = entry.rpartition(".")[2]
+            if not known or name in known:
+                continue
+            hint = did_you_mean(name, known)
+            message = f"no failure of tool {tool.name!r} is of a class {entry!r}"
+            message = "; ".join(filter(None, [message, hint]))
+        yield Problem(format_path((*path, "retry", "on", number)), f"{subject}: {message}")
+
+
+@cache
+def _error_names(kind: str) -> frozenset[str]:
+    """Return the names that a failure of a kind of tool may have in `on`; none where it may be any.
+
+    Those of Python and of the client for HTTP are known as well: they are what the errors of tools
+    are derived from, or raised from.
+    """
+    if kind not in _ERRORS_BY_KIND:
+        return frozenset()
+    names = {TIMEOUT}
+    for error in (*_ERRORS_BY_KIND[kind], *_ERRORS_OF_EVERY_TOOL):
+        names.update(base.__name__ for base in error.__mro__)
+    modules = [builtins]
+    if kind == "http":
+        modules.append(httpx)
+    for module in modules:
+        for name, value in vars(module).items():
+            if isinstance(value, type) and issubclass(value, BaseException):
+                names.add(name)
+    return frozenset(names)
 
 
 def _read_commands(checks: Sequence[str]) -> tuple[list[_Command], bool, set[str]]:

@@ -133,6 +133,59 @@ def test_validate_a_plan_that_is_valid(tmp_path: Path) -> None:
     assert "ghp_" not in told
 
 
+def test_validate_tells_how_often_and_how_long(tmp_path: Path) -> None:
+    """Tasks that state a retry, or whose tools do, are listed with their attempts, their time and their failures."""
+    (tmp_path / "plan.yaml").write_text(
+        """\
+goal: {objective: x}
+tools:
+  - {name: a, kind: shell, command: "false", timeout: 10, retry: {max_attempts: 3, jitter: false}}
+  - {name: b, kind: shell, command: "false"}
+  - {name: c}
+tasks:
+  - {id: one, tool: a}
+  - {id: two, tool: a}
+  - {id: three, tool: b, retry: {max_attempts: 1000000, max_seconds: 30, on: [1, timeout]}}
+  - {id: four, tool: b, retry: {max_attempts: 1}}
+  - {id: five, tool: b}
+"""
+    )
+    result = answer(tmp_path, "validate", "plan.yaml")
+    told = cli(tmp_path, "validate", "plan.yaml").stdout
+
+    assert result["retries"][2:] == [
+        {
+            "task": "three",
+            "attempts": 1_000_000,
+            "wait_seconds": 30.0,
+            "attempt_seconds": 60.0,
+            "total_seconds": 90.0,
+            "on": [1, "timeout"],
+            "every_failure": False,
+        },
+        {
+            "task": "four",
+            "attempts": 1,
+            "wait_seconds": 0.0,
+            "attempt_seconds": 60.0,
+            "total_seconds": 60.0,
+            "on": None,
+            "every_failure": True,
+        },
+    ]
+    assert [each["task"] for each in result["retries"]] == ["one", "two", "three", "four"]
+    lines = " ".join(told.split())
+    assert (
+        "retry: tasks 'one', 'two' are tried at most 3 times after every failure, "
+        "within 33 s: 10 s for an attempt, and delays of 3 s in all"
+    ) in lines
+    assert (
+        "task 'three' is tried at most 1000000 times after exit code 1, timeout, within 90 s"
+        in lines
+    )
+    assert "five" not in lines
+
+
 def test_validate_tells_everything(tmp_path: Path) -> None:
     """Unknown fields keep nothing else from being told: neither wrong references nor tools that nothing executes."""
     (tmp_path / "plan.yaml").write_text(

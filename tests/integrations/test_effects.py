@@ -280,6 +280,29 @@ async def test_commands(clock: VirtualClock, tmp_path: Any) -> None:
         assert (len(keys), len(set(keys))) == (times, 1)
 
 
+@pytest.mark.parametrize(
+    ("stated", "times"),
+    [
+        ({}, 1),
+        ({"max_attempts": 3}, 3),
+        ({"max_attempts": 3, "on": [1]}, 3),
+        ({"max_attempts": 3, "on": [2, "timeout"]}, 1),
+        ({"on": [1]}, 3),
+        ({"delay": 0.1}, 1),
+    ],
+)
+async def test_commands_with_an_exit_code(
+    stated: dict[str, Any], times: int, clock: VirtualClock, tmp_path: Any
+) -> None:
+    """A command that ends with an exit code is tried again where a retry is stated, or names the code."""
+    path = tmp_path / "effects"
+    spec = ToolSpec(name="t", kind="shell", command=f"echo x >>{path}; exit 1")
+    document = paying(spec, retry=stated)
+    async with ToolExecutor(document) as work:
+        result = await make_engine("repair", clock=clock).execute(document, work)
+    assert (result.status, len(path.read_text().split())) == ("failed", times)
+
+
 async def test_a_changed_call_has_a_key_of_its_own(clock: VirtualClock) -> None:
     """Another attempt at a call has its key; with other arguments, or by another task, it is another call."""
     keys: list[str] = []

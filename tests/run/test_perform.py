@@ -107,7 +107,7 @@ async def test_retry(clock: VirtualClock) -> None:
             raise result
         return result
 
-    task = Task(id="a", retry=Retry(max_attempts=3, delay=10, jitter=False, exponential=False))
+    task = Task(id="a", retry=Retry(max_attempts=3, delay=10, jitter=False, backoff="constant"))
     async with make_engine("repair", clock=clock).open(plan(task)) as run:
         assert await run.perform("a", busy) == "done"
     assert clock.elapsed >= 20

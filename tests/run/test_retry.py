@@ -20,6 +20,7 @@ import httpx
 import pytest
 
 from replanning import Plan, ReplanningEngine, Retry, Settings, Task
+from replanning.environment import Environment
 from replanning.errors import PlanError, TransientError
 from replanning.journal import AttemptFailed, Failure
 from replanning.plan import TaskId
@@ -27,6 +28,7 @@ from replanning.plan.document import plan_schema
 from replanning.plan.tasks import ToolSpec
 from replanning.run.retries import FailureKeeper, failure_from, may_repeat
 from replanning.secrets import Redactor
+from replanning.testing import VirtualClock
 from replanning.tools import (
     CommandFailed,
     HttpConnectionLost,
@@ -295,20 +297,53 @@ def test_further_errors_that_may_pass() -> None:
 
 
 def test_retryable_errors_are_checked() -> None:
-    """What is neither the name of a class nor the status of an error is refused, and the schema of plans says so."""
+    """What is no name of a class, exit code or status of an error is refused, and the schema of plans says so."""
     with pytest.raises(PlanError) as refused:
         Plan.parse(
-            "goal: {objective: g}\ntasks: [{id: a, retry: {on: [503, 200, true, 'two words', httpx.]}}]"
+            "goal: {objective: g}\ntasks: [{id: a, retry: {on: [503, 1, 0, 399, true, 'two words', httpx.]}}]"
         )
-    expected = "expected a class of exceptions, such as httpx.ReadTimeout, or an HTTP status from 400 to 599"
+    expected = (
+        "expected a class of exceptions, such as httpx.ReadTimeout, an exit code from 1 to 255, "
+        "an HTTP status from 400 to 599, or timeout"
+    )
     problems = [str(problem).partition(" ")[2] for problem in refused.value.problems]
-    wrong = enumerate(("200", "True", "'two words'", "'httpx.'"), 1)
+    wrong = enumerate(("0", "399", "True", "'two words'", "'httpx.'"), 2)
     assert problems == [f"tasks[0].retry.on[{i}]: {expected}, got {value}" for i, value in wrong]
     schema: Any = plan_schema()["$defs"]
-    assert [one["type"] for one in schema["Retry"]["properties"]["on"]["items"]["anyOf"]] == [
-        "integer",
-        "string",
+    named = schema["Retry"]["properties"]["on"]["anyOf"][0]["items"]["anyOf"]
+    assert [one["type"] for one in named] == ["integer", "integer", "string"]
+
+
+def test_everything_wrong_with_a_retry_is_told() -> None:
+    """One error names each field of a retry that is wrong, with its place."""
+    wrong = "{delay: -1, max_delay: -2, max_seconds: 0, backoff: linear, on: []}"
+    with pytest.raises(PlanError) as refused:
+        Plan.parse(f"goal: {{objective: g}}\ntasks: [{{id: a, retry: {wrong}}}]")
+    assert [
+        str(problem).partition(" tasks[0].retry.")[2] for problem in refused.value.problems
+    ] == [
+        "delay: must be at least 0, got -1",
+        "backoff: expected 'exponential' or 'constant', got 'linear'",
+        "max_delay: must be at least 0, got -2",
+        "max_seconds: must be more than 0, got 0",
+        "on: names no failure; leave it out, or state `max_attempts: 1` to try once, got []",
     ]
+
+
+@pytest.mark.parametrize(("earlier", "now"), [(True, "exponential"), (False, "constant")])
+def test_the_earlier_spelling_of_the_backoff_is_read(earlier: bool, now: str) -> None:
+    """A plan that an earlier version wrote is the same plan as one that states `backoff`."""
+    texts = (f"exponential: {str(earlier).lower()}", f"backoff: {now}")
+    first, second = (
+        Plan.parse(f"{{goal: {{objective: g}}, tasks: [{{id: a, retry: {{{text}}}}}]}}")
+        for text in texts
+    )
+    assert first == second
+    assert first.content_hash() == second.content_hash()
+    with pytest.raises(
+        PlanError, match=r"retry: `exponential` is an earlier spelling of `backoff`"
+    ):
+        Plan.parse(f"{{goal: {{objective: g}}, tasks: [{{id: a, retry: {{{', '.join(texts)}}}}}]}}")
 
 
 async def test_a_run_retries_what_it_is_told() -> None:
@@ -350,6 +385,116 @@ async def test_an_error_without_a_readable_text_is_a_failure() -> None:
     result = await ReplanningEngine([]).execute(plan(Task(id="a")), work)
     assert result.status == "failed"
     assert result.failures["a"].message == "Odd (its text cannot be read)"
+
+
+STATED: dict[str, Any] = {"max_attempts": 3, "delay": 0.5, "jitter": False}
+
+
+def stated(**retry: Any) -> dict[str, Any]:
+    """Return the field `retry` of a task with three attempts."""
+    return {"retry": {**STATED, **retry}}
+
+
+def test_a_stated_retry_is_for_every_failure() -> None:
+    """Whoever states `max_attempts` gets them after failures that would not pass by themselves, too."""
+    rounds = [after(LASTING, n, **stated()) for n in (1, 2, 3)]
+    assert rounds == [(100.5, False), (101.0, False), (None, False)]
+    assert after(LASTING, idempotent=False, **stated()) == (100.5, False)
+    assert after(LOST, idempotent=False, **stated()) == (None, False)
+    # Other fields say how far apart attempts are, not after which failures.
+    assert after(LASTING, retry={"delay": 0.5, "jitter": False}) == (None, False)
+
+
+@pytest.mark.parametrize("kind", ["arguments", "condition", "refused", "secret", "output"])
+def test_what_is_no_failure_of_the_work_is_not_retried(kind: Any) -> None:
+    """Work that was never begun, or whose output cannot be kept, is not tried again by a stated retry."""
+    failure = Failure("Error", "wrong", kind=kind)
+    assert after(failure, **stated()) == (None, False)
+    assert after(replace(failure, in_doubt=True), **stated()) == (
+        (None, False) if kind == "output" else (100.5, False)
+    )
+
+
+def test_named_failures_alone_are_retried() -> None:
+    """With `max_attempts`, `on` says which failures are tried again: no others, even harmless ones."""
+    named = replace(LASTING, transient=True, named=True)
+    assert after(named, **stated(on=["ValueError"])) == (100.5, False)
+    for other in (LASTING, PASSING, LOST, LATE):
+        assert after(other, idempotent=True, **stated(on=["ValueError"])) == (None, False)
+    # What a person or a crash cut off is no failure of the task.
+    assert after(CUT_OFF, idempotent=True, **stated(on=["ValueError"])) == (100.0, False)
+    assert after(PASSING, retry={"on": ["ValueError"], "delay": 0.5, "jitter": False}) == (
+        100.5,
+        False,
+    )
+
+
+def test_a_time_limit_is_named_by_timeout() -> None:
+    """`timeout` under `on` is for a task that reaches its time limit, unless a repetition is said to do harm."""
+    assert after(LATE, **stated(on=["timeout"])) == (100.5, False)
+    assert after(LATE, retry={"on": ["timeout"], "delay": 0.5, "jitter": False}) == (100.5, False)
+    assert after(LATE, idempotent=False, **stated(on=["timeout"])) == (None, False)
+    assert after(LASTING, **stated(on=["timeout"])) == (None, False)
+
+
+def lost_in(cause: Exception) -> Exception:
+    """Return the error of an HTTP tool that was raised from that of its client."""
+    lost = HttpConnectionLost("t", "GET http://x", "late")
+    lost.__cause__ = cause
+    return lost
+
+
+@pytest.mark.parametrize(
+    ("raised", "names", "others"),
+    [
+        (
+            CommandFailed("t", "false", 1, ""),
+            [1, "CommandFailed", "ToolError"],
+            [2, 401, "timeout"],
+        ),
+        (CommandFailed("t", "sleep 9", 137, ""), [137], [9]),
+        (subprocess.CalledProcessError(3, "x"), [3, "CalledProcessError"], [1]),
+        (subprocess.CalledProcessError(-9, "x"), [137], [9]),
+        (HttpStatusFailed("t", "GET http://x", 404, ""), [404, "HttpStatusFailed"], [4, "timeout"]),
+        (ToolTimedOut("t", 60), ["timeout", "ToolTimedOut"], ["TimeoutError"]),
+        (TimeoutError(), ["timeout", "TimeoutError"], [1]),
+        (subprocess.TimeoutExpired("x", 3), ["timeout"], [3]),
+        (httpx.ReadTimeout("late"), ["timeout", "httpx.ReadTimeout"], ["httpx.ConnectTimeout"]),
+        (lost_in(httpx.ReadTimeout("late")), ["timeout", "httpx.ReadTimeout"], ["KeyError"]),
+        (ExceptionGroup("", [TimeoutError(), KeyError()]), [], ["timeout", "KeyError"]),
+        (ExceptionGroup("", [TimeoutError(), TimeoutError()]), ["timeout"], []),
+    ],
+    ids=repr,
+)
+def test_what_names_a_failure(
+    raised: Exception, names: list[int | str], others: list[int | str]
+) -> None:
+    """A failure is named by classes, also those it was raised from, exit codes, statuses, and `timeout`."""
+    for name in names:
+        assert failure_from(raised, [name]).named
+        assert failure_from(raised, [name]).transient
+    for name in others:
+        assert not failure_from(raised, [name]).named
+
+
+@pytest.mark.parametrize(("threshold", "starts"), [(1, [0, 20, 40]), (2, [0, 20, 40, 60, 80, 100])])
+async def test_no_attempt_begins_after_max_seconds(
+    threshold: int, starts: list[float], clock: VirtualClock
+) -> None:
+    """No attempt begins later than `max_seconds` after the first one; each further round has as long."""
+    began: list[float] = []
+
+    async def work(task: Task, context: object) -> None:
+        began.append(clock.elapsed)
+        await clock.sleep(10)
+        raise ValueError("wrong")
+
+    retry = Retry(max_attempts=9, delay=10, backoff="constant", jitter=False, max_seconds=45)
+    engine = ReplanningEngine(
+        [], settings=Settings(failure_threshold=threshold), environment=Environment(clock=clock)
+    )
+    await engine.execute(plan(Task(id="a", retry=retry)), work)
+    assert began == starts
 
 
 def test_threshold() -> None:

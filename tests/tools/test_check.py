@@ -54,6 +54,59 @@ def test_a_fallback_that_cannot_be_checked_as_its_task_is():
     assert problems == [Problem("tasks[0].fallbacks[0]", why)]
 
 
+def test_retries_after_what_never_fails_so():
+    """Numbers and classes under `on` that no failure of the tool can have are named; any class may be one of a function."""
+    tools: list[JsonObject] = [
+        {"name": "sh", "kind": "shell", "command": "false", "retry": {"on": [1, 503, "timeout"]}},
+        {"name": "web", "kind": "http", "url": "http://x"},
+        {
+            "name": "py",
+            "kind": "python",
+            "callable": "json:dumps",
+            "retry": {"on": [1, 503, "Own"]},
+        },
+        {"name": "far", "kind": "mcp", "server": "s", "retry": {"on": [1, "McpToolFailed"]}},
+    ]
+    named: list[JsonValue] = [
+        "httpx.ReadTimeout",
+        "ReadTimeuot",
+        404,
+        1,
+        "HttpUnreachable",
+        "OSError",
+    ]
+    fallback: JsonObject = {"tool": "sh", "retry": {"on": ["CommandFaild", "ToolError"]}}
+    tasks: list[JsonObject] = [
+        {"id": "t", "tool": "web", "retry": {"on": named}, "fallbacks": [fallback]},
+        {"id": "u", "tool": "none", "retry": {"on": ["Unknown"]}},
+    ]
+    checked = Plan.model_validate(
+        {
+            "goal": {"objective": "test"},
+            "mcp": {"s": {"command": "server"}},
+            "tools": [*tools, {"name": "none"}],
+            "tasks": tasks,
+        }
+    )
+    places = {
+        str(problem.place): problem.message
+        for problem in check_tools(checked)
+        if "retry" in problem.place
+    }
+    assert places == {
+        "tools[0].retry.on[1]": "tool 'sh': no failure of tool 'sh' has the number 503: "
+        "a command ends with an exit code from 1 to 255",
+        "tools[3].retry.on[0]": "tool 'far': no failure of tool 'far' has the number 1: "
+        "a tool of an MCP server fails without a number",
+        "tasks[0].retry.on[1]": "task 't': no failure of tool 'web' is of a class 'ReadTimeuot'; "
+        "did you mean 'ReadTimeout'?",
+        "tasks[0].retry.on[3]": "task 't': no failure of tool 'web' has the number 1: "
+        "a server refuses with an HTTP status from 400 to 599",
+        "tasks[0].fallbacks[0].retry.on[0]": "task 't': no failure of tool 'sh' is of a class "
+        "'CommandFaild'; did you mean 'CommandFailed'?",
+    }
+
+
 def test_arguments_without_effect():
     """An argument that a command or a request has no place for is noted, unless a check or a tool that may stand in has."""
     tools: list[JsonObject] = [
