@@ -172,7 +172,8 @@ async def test_the_end():
     )
     *lines, cost, _, _, _, _ = the(records, NoticeKind.FINISHED).splitlines()
     assert re.fullmatch(
-        r"\*\*Cost\*\*: 8 calls, \d+ tokens, at a price of 0, plus usage without a known price, 0 ms", cost
+        r"\*\*Cost\*\*: 8 calls, \d+ tokens, at a price of 0, plus usage without a known price, 0 ms",
+        cost,
     )
     assert lines == [
         "## 🏁 Execution Finished",
