@@ -40,6 +40,9 @@ class TaskModel:
     redone: bool = False
     reads: dict[str, list[JsonValue]] = field(default_factory=dict)
     seen: dict[str, list[JsonValue]] = field(default_factory=dict)
+    is_stored: bool = True
+    is_lost: bool = False
+    """Whether the process that had its output is gone, and the journal lacks it."""
 
 
 class RunModel:
@@ -183,6 +186,7 @@ class RunModel:
             case journal.AttemptSucceeded():
                 task = self.tasks[body.task]
                 task.state, task.attempt, task.output = "done", None, body.output
+                task.is_stored, task.is_lost = body.recoverable, False
                 task.reads = {key: task.seen.get(key, [None]) for key in body.reads or ()}
             case journal.AttemptFailed() | journal.AttemptTimedOut() | journal.AttemptInterrupted():
                 task = self.tasks[body.task]
@@ -226,6 +230,8 @@ class RunModel:
                 self.paused = True
             case journal.RunResumed():
                 self.paused = self.ended = False
+                for task in self.tasks.values():
+                    task.is_lost = not task.is_stored
             case journal.RunEnded():
                 self.ended = True
                 for task_id in body.cancelled:
@@ -646,8 +652,11 @@ class _InvariantChecker:
                     state != "running", f"a {change.kind} disturbs {task!r}, which is running"
                 )
             redoes = change.kind == "replace" and task in model.possibly_stale()
-            # A resumed run repeats a task whose output unfinished tasks read and no journal has.
-            fetches = change.kind == "retry" and body.by == "resume"
+            # A resumed run repeats a task whose output unfinished tasks read and no journal has. People
+            # may do so as well, and a replan where it does no harm.
+            known = model.tasks[task]
+            agreed = body.by != "policy" or self._may_have_effect_twice(known.task)
+            fetches = change.kind == "retry" and known.is_lost and agreed
             self._require(
                 state != "done" or annotates or redoes or fetches,
                 f"a {change.kind} changes {task!r}, which is done",

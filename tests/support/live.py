@@ -36,6 +36,7 @@ from replanning.live.plan import LivePlan
 from replanning.live.scheduler import MAX_LOOKAHEAD
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.strips import GroundAction, ground_action
+from replanning.plan import TaskId
 from replanning.plan.references import resolve_references
 
 _DELAYED = (TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
@@ -339,6 +340,17 @@ def _inconsistencies(live: LivePlan) -> Iterable[str]:
         yield from _task_errors(live, entry)
 
 
+def _is_made_again(live: LivePlan, task_id: TaskId) -> bool:
+    """Whether a task was done, and is run again because a resumed run lacks its output."""
+    for leaf in live.leaves(live.entry(task_id)):
+        if satisfied(live, leaf.id):
+            continue
+        # What replaced it meanwhile never had an output of its own.
+        if not any(part.output.unstored for part in leaf.lineage()):
+            return False
+    return True
+
+
 def _task_errors(live: LivePlan, entry: TaskEntry) -> Iterable[str]:
     missing = sum(not satisfied(live, dep) for dep in entry.task.depends_on)
     if missing != entry.unsatisfied_dependencies:
@@ -349,8 +361,10 @@ def _task_errors(live: LivePlan, entry: TaskEntry) -> Iterable[str]:
         return  # it may run before them, once they have failed
     if entry.state in WAITING and (entry.state is TaskState.PENDING) is (missing == 0):
         yield f"{entry!r} waits for {missing} and is {entry.state}"
-    if entry.state in (TaskState.RUNNING, TaskState.DONE) and missing and not live.staleness.redone:
-        yield f"{entry!r} ran before what it depends on"
+    if entry.state in (TaskState.RUNNING, TaskState.DONE) and not live.staleness.redone:
+        unmade = [dep for dep in entry.task.depends_on if not satisfied(live, dep)]
+        if not all(_is_made_again(live, dep) for dep in unmade):
+            yield f"{entry!r} ran before what it depends on"
     top = entry
     while top.parent is not None:
         top = top.parent
