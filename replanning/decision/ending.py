@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from replanning.decision.ledger import Ledger
 from replanning.journal.records import RunEnded, RunQuiescent
+from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.llm.quoting import truncate_text
@@ -20,6 +21,16 @@ from replanning.plan.types import TaskId
 _MAX_NAMED_TASKS: Final = 5
 _MAX_UNSATISFIED: Final = 100
 _MAX_MESSAGE_CHARS: Final = 200
+
+
+class GoalReached(NamedTuple):
+    """That the goal was reached early, and tasks with `run_if: always` are still to run.
+
+    Attributes:
+        rest: the other tasks that have not finished; they are cancelled first.
+    """
+
+    rest: tuple[TaskId, ...]
 
 
 class Circumstances(NamedTuple):
@@ -38,12 +49,13 @@ class Circumstances(NamedTuple):
 
 def decide_end(
     live: LivePlan, ledger: Ledger, now: Circumstances
-) -> RunEnded | RunQuiescent | None:
+) -> RunEnded | RunQuiescent | GoalReached | None:
     """Return the record with which a run ends; or that it is quiescent; None if it goes on.
 
     The cases, in the order in which one beats the next: the run was aborted; a budget is used up;
     the goal was reached early; somebody asked for a pause; nothing can run any more. A run that
     cannot go on is first recorded as quiescent, once for each revision, because a replan may help.
+    One that has reached its goal goes on with its tasks that run in any case, and no others.
     """
     if live.aborted is not None:
         return RunEnded("aborted", live.aborted)
@@ -56,8 +68,16 @@ def decide_end(
         return RunEnded("aborted", f"the run {exceeded}")
     goal = live.goal
     if goal.stop_when_reached and goal.facts and not live.missing_facts:
+        unfinished = _unfinished(live)
+        rest = tuple(entry.id for entry in unfinished if entry.task.run_if != "always")
+        if len(rest) < len(unfinished) and ledger.pause is None:
+            if rest:
+                return GoalReached(rest)
+            if not live.quiescent or now.busy():
+                return None
         # No task counts any more, not even one that has failed.
-        return RunEnded("succeeded", "the goal was reached early", _unfinished(live))
+        left = tuple(entry.id for entry in unfinished)
+        return RunEnded("succeeded", "the goal was reached early", left)
     if ledger.pause is not None:
         if is_running:
             return None
@@ -78,12 +98,12 @@ def _is_over(live: LivePlan, now: Circumstances) -> bool:
     return not any(live.counts[state] for state in WAITING)
 
 
-def _unfinished(live: LivePlan) -> tuple[TaskId, ...]:
+def _unfinished(live: LivePlan) -> list[TaskEntry]:
     unfinished = []
     for entry in live:
         if entry.state in WAITING or entry.state is TaskState.RUNNING:
-            unfinished.append(entry.id)
-    return tuple(unfinished)
+            unfinished.append(entry)
+    return unfinished
 
 
 def _quiescent_end(live: LivePlan, ledger: Ledger, now: Circumstances) -> RunEnded | RunQuiescent:

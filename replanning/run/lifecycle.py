@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple
 
-from replanning.changes import Alternative, ModifyTask, PlanChange, RetryTask
-from replanning.decision.ending import Circumstances, decide_end
+from replanning.changes import Alternative, CancelTask, ModifyTask, PlanChange, RetryTask
+from replanning.decision.ending import Circumstances, GoalReached, decide_end
 from replanning.decision.ledger import Ledger
 from replanning.decision.policy import stale_reason
 from replanning.environment import Environment
@@ -860,6 +860,9 @@ class Lifecycle:
             decided = decide_end(self.live, self.ledger, circumstances)
             if decided is None:
                 return
+            if isinstance(decided, GoalReached):
+                self._cancel_rest(decided.rest)
+                return
             is_pause = isinstance(decided, RunEnded) and decided.status == "paused"
             if not is_pause and self.record_stale_results():
                 # Stale results may be done again, and then this is not the end.
@@ -871,6 +874,13 @@ class Lifecycle:
             # this revision and `decide_end` returns `failed`.
             with suppress(StoreError):
                 self.journal.append(decided)
+
+    def _cancel_rest(self, rest: tuple[TaskId, ...]) -> None:
+        """Cancel what is left of a run that has reached its goal, so that the rest may clean up."""
+        reason = "the goal was reached early"
+        changes = tuple(CancelTask(task_id=task_id, reason=reason) for task_id in rest)
+        with suppress(StoreError):  # it is looked at again when the store works
+            self.revise(changes, reason, "goal")
 
     def _run_without_dependencies(self) -> bool:
         """Let tasks with `run_if: always` start whose dependencies have all ended.

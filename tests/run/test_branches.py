@@ -254,6 +254,65 @@ async def test_abort_excepted():
     assert run.result.status == "aborted"
 
 
+async def test_run_if_always_after_a_goal_that_was_reached_early(clock):
+    """A goal that is reached early cancels the rest, and lets `run_if: always` run before the run ends."""
+    document = plan(
+        task("start"),
+        task("soak", "start"),
+        task("try", "start", tool="try"),
+        task("report", "soak", "try"),
+        task("stop", "soak", "report", run_if="always"),
+        task("told", "stop"),
+        tools=[{"name": "try", "adds": ["tried"]}],
+        goal={"objective": "test", "facts": ["tried"], "stop_when_reached": True},
+    )
+    ran = []
+
+    async def work(task, context):
+        ran.append(task.id)
+        if task.id == "soak":
+            await clock.sleep(3600)
+
+    engine = make_engine(clock=clock)
+    async with engine.open(document) as run, anyio.create_task_group() as group:
+        for _ in range(2):
+            group.start_soon(perform, run, work)
+    assert (run.result.status, run.result.reason) == ("succeeded", "the goal was reached early")
+    assert clock.elapsed < 3600
+    assert ran[-1] == "stop"
+    assert states(run) == {
+        "start": "DONE",
+        "soak": "CANCELLED",
+        "try": "DONE",
+        "report": "CANCELLED",
+        "stop": "DONE",
+        "told": "CANCELLED",
+    }
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_goal_reached_early_by_the_last_task(paused):
+    """A goal that is reached early ends the run also where `run_if: always` cannot run: without its tool, or paused."""
+    document = plan(
+        task("try", tool="try"),
+        task("stop", "try", tool="gone", run_if="always"),
+        tools=[
+            {"name": "try", "adds": ["tried"]},
+            {"name": "gone", "available": paused},
+        ],
+        goal={"objective": "test", "facts": ["tried"], "stop_when_reached": True},
+    )
+
+    async def work(task, context):
+        if paused:
+            run.pause("enough")
+
+    async with open_run(document) as run:
+        assert await perform(run, work) == ["try"]
+    assert (run.result.status, run.result.reason) == ("succeeded", "the goal was reached early")
+    assert states(run) == {"try": "DONE", "stop": "CANCELLED"}
+
+
 async def test_missing_output_is_compared():
     """A comparison by order with the output of a task that was left out, or a part of it, does not hold."""
     tasks = (
