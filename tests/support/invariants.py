@@ -614,7 +614,7 @@ class _InvariantChecker:
             )
         elif not isinstance(body, journal.AttemptInterrupted) and not body.exhausted:
             self._require(
-                body.failure.transient,
+                body.failure.transient or self._states_retries(known.task),
                 f"{body.task!r} is run again after an error that does not pass",
             )
         if not isinstance(body, journal.AttemptInterrupted) and not body.exhausted:
@@ -622,6 +622,14 @@ class _InvariantChecker:
             self._require(
                 known.tries_since_reset < most, f"{body.task!r} is tried more than {most} times"
             )
+
+    def _states_retries(self, task: Task) -> bool:
+        """Return whether a task, or else its tool, states a number of attempts for every failure."""
+        tool = self.model.plan.tool(task.tool)
+        retry = task.retry
+        if retry is None and tool is not None:
+            retry = tool.retry
+        return retry is not None and "max_attempts" in retry.model_fields_set and not retry.on
 
     def _may_have_effect_twice(self, task: Task) -> bool:
         """Return whether a task or its tool says that a repetition is harmless, or states retries."""
