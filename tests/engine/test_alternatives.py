@@ -16,8 +16,10 @@ from replanning import (
     Goal,
     PathGenerator,
     Plan,
+    PlanEvaluator,
     PlanView,
     ReplanningEngine,
+    ReplanPolicy,
     ReplanRequest,
     Retry,
     Settings,
@@ -54,6 +56,7 @@ from tests.support.runs import (
     environment,
     failing,
     make_engine,
+    perform,
     plan,
     skipping,
 )
@@ -148,6 +151,24 @@ async def test_view_of_a_run():
         run.add_task(Task(id="c"))
         with pytest.raises(StaleView):
             await generator.generate(TaskFailed(tasks=("a",)), view)
+
+
+async def test_view_with_a_history():
+    """Beside a view, a history tells what was tried before, and the states stay those of the run."""
+    engine = make_engine(again)
+    async with engine.open(PLAN) as run:
+        await perform(run, failing("a"))
+        view = run.view
+        trigger = TaskFailed(tasks=("a~2",))
+        known = Situation.of(view, [trigger], history=engine.history(run.id))
+        unknown = Situation.of(view, [trigger])
+        analyzer = ContextAnalyzer()
+        tried = [
+            len(analyzer.analyze([trigger], situation, 0.0).tried_fingerprints)
+            for situation in (known, unknown)
+        ]
+        assert tried == [1, 0]
+        assert states(known.view) == states(view)
 
 
 async def test_plan_that_changes_meanwhile():
@@ -502,6 +523,31 @@ async def test_block_of_a_detached_run():
             raise ValueError("mine")
 
 
+@pytest.mark.parametrize(
+    ("settings", "kind", "chosen"),
+    [
+        ({}, "execute", 0),
+        ({"alternatives": {"human_approval_threshold": 0.9}}, "ask", 0),
+        ({"alternatives": {"min_confidence": 0.78}}, "keep", None),
+    ],
+)
+async def test_policy(settings, kind, chosen):
+    """A policy decides about alternatives that were found without an engine as an engine would."""
+    used = Settings.model_validate(settings)
+    found = await AlternativeGenerator(["repair"], settings=used).generate(FAILED, PLAN)
+    decision = ReplanPolicy(used).decide([FAILED], found.candidates, found.view)
+    assert (decision.kind, decision.chosen) == (kind, chosen)
+
+
+def test_evaluator():
+    """An evaluator says how a plan goes of which only a failure is known."""
+    evaluation = PlanEvaluator().evaluate(Situation.of(PLAN, [FAILED]).view)
+    assert (evaluation.done, evaluation.total, evaluation.health) == (1, 2, "stuck")
+    assert evaluation.recommendations == (
+        "task 'b' is FAILED: no answer; replace, retry or skip it",
+    )
+
+
 # Parts of one's own, in an engine and without one
 
 
@@ -647,11 +693,9 @@ async def test_redaction_of_an_engine():
 
     generator = AlternativeGenerator([ScriptedLLM(reply)])
 
-    async def work(task: Task, context: object) -> str:
-        raise ValueError("hush-1234 was refused")
-
     settings = Settings.model_validate({"redaction": {"patterns": ["hush-[0-9]+"]}})
-    await ReplanningEngine(generator, settings=settings).execute(PLAN, work)
+    document = plan(Task(id="a", tool="scanner", arguments={"note": "hush-1234"}), tools=TOOLS)
+    await ReplanningEngine(generator, settings=settings).execute(document, failing("a"))
     assert prompts
     assert not any("hush-1234" in prompt for prompt in prompts)
     await generator.aclose()
