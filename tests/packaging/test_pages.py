@@ -1,7 +1,7 @@
 """What the pages show works: programs run and print what the page says, plans and settings load, commands exist.
 
-The programs of a page run in their order and share their names. A block without an import is a fragment, and only has to
-compile. A comment before a block says more: `<!-- not run: REASON -->` excepts it, `<!-- needs: MODULE -->` skips the page where the
+The programs of a page run in their order and share their names. A comment before a block says more: `<!-- given: WORDS -->` has it
+run in one of the `SITUATIONS`, `<!-- not run: REASON -->` has only its imports run, `<!-- needs: MODULE -->` skips the page where the
 module is missing, `<!-- file: NAME -->` writes it to a file, and `<!-- shell: REASON -->` runs the commands of a console block, whose
 output is the rest of the block; there `…` stands for anything.
 """
@@ -21,6 +21,7 @@ from functools import partial
 from importlib.util import find_spec
 from inspect import CO_COROUTINE
 from pathlib import Path
+from textwrap import indent
 from typing import Any, NamedTuple
 
 import anyio
@@ -31,6 +32,7 @@ import yaml
 from replanning import Plan
 from replanning.cli.app import COMMANDS
 from replanning.config import load_settings
+from tests.packaging.situations import SITUATIONS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -78,7 +80,12 @@ def pages(*languages: str) -> Any:
 
 def run(block: Block, place: str, names: dict[str, object]) -> str:
     """Run a program, which may await at the top level, and return what it prints."""
-    code = compile(block.text, place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    text = block.text
+    if block.mark == "given":
+        situation = SITUATIONS[block.note]
+        (indentation,) = re.findall(r"^( *)BLOCK$", situation, re.MULTILINE)
+        text = situation.replace(f"{indentation}BLOCK", indent(text, indentation))
+    code = compile(text, place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     with redirect_stdout(io.StringIO()) as printed:
         if code.co_flags & CO_COROUTINE:
             anyio.run(partial(eval, code, names))
@@ -100,13 +107,22 @@ def test_programs(page, tmp_path, monkeypatch):
             run_session(block.text, place)
         elif block.language != "python":
             continue
-        elif block.mark == "not run" or not re.search(r"^(from|import) ", block.text, re.MULTILINE):
-            compile(block.text, place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        elif block.mark == "not run":
+            run_imports(block, place)
         elif block.mark == "needs" and find_spec(block.note) is None:
             pytest.skip(f"{block.note} is not installed")
         else:
             printed = run(block, place, names)
             assert not block.output or printed == block.output, place
+
+
+def run_imports(block: Block, place: str) -> None:
+    """Check that a program can be read, and that what it imports is there, unless that is another project's."""
+    tree = compile(block.text, place, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("replanning"):
+            module = importlib.import_module(str(node.module))
+            assert not [each.name for each in node.names if not hasattr(module, each.name)], place
 
 
 def run_session(text: str, place: str) -> None:
@@ -144,20 +160,36 @@ def test_json(page):
         json.loads(block.text)
 
 
-@pages("console")
+def commands_of(page: Path) -> Iterator[str]:
+    """Yield the commands of the program that a page shows, in blocks and within sentences."""
+    text = page.read_text(encoding="utf-8")
+    yield from re.findall(r"`replanning ([^`]+)`", text)
+    for block in re.findall(r"^```\w+\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        yield from re.findall(r"^(?:\$ )?replanning (.+)$", block, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(commands_of(page))], ids=lambda page: page.name
+)
 def test_commands(page):
     """Commands of the program that a page shows exist, with their options."""
-    for block in blocks(page, "console"):
-        for line in re.findall(r"^\$ replanning (.+)$", block.text, re.MULTILINE):
-            words = shlex.split(re.sub(r"…|[|>] .*", "", line), comments=True)
-            if words == ["--help"]:
-                continue
-            count = 2 if " ".join(words[:2]) in MODULES else 1
-            name = " ".join(words[:count])
-            group: Any = typer.main.get_group(
-                importlib.import_module(f"replanning.cli.{MODULES[name]}").commands
-            )
-            group.commands[name].make_context(name, words[count:], resilient_parsing=True)
+    for line in commands_of(page):
+        words = shlex.split(re.sub(r"…|[|>] .*", "", line), comments=True)
+        if words[-1:] == ["--help"]:
+            continue
+        count = 2 if " ".join(words[:2]) in MODULES else 1
+        name = " ".join(words[:count])
+        group: Any = typer.main.get_group(
+            importlib.import_module(f"replanning.cli.{MODULES[name]}").commands
+        )
+        command = group.commands[name]
+        # Parsed without complaint, because examples leave values out; so options are checked apart.
+        context = command.make_context(name, words[count:], resilient_parsing=True)
+        known: set[str] = set()
+        for parameter in command.get_params(context):
+            known.update(parameter.opts, parameter.secondary_opts)
+        given = {word.partition("=")[0] for word in words[count:] if word.startswith("--")}
+        assert not given - known - {"--"}, line
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
