@@ -222,7 +222,11 @@ class Narrator:
                     if running and event.reason in _SIGNAL_REASONS
                     else ""
                 )
-                return Line("‖", f"pausing: {_one_line(event.reason)}{waits}{again}", "yellow")
+                limit = ""
+                if running and event.within is not None:
+                    limit = f"; what still runs in {event.within:g} s is cut off"
+                text = f"pausing: {_one_line(event.reason)}{waits}{again}{limit}"
+                return Line("‖", text, "yellow")
             case journal.RunResumed():
                 return Line("▶", "the run goes on", "cyan")
             case journal.ErrorContained():

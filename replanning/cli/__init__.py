@@ -5,11 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Never
+from typing import Final, Never
 
 __all__ = ["main"]
+
+_WORKER_THREAD_NAME: Final = "AnyIO worker thread"
+
+_IDLE_THREAD_SECONDS: Final = 0.2
+"""Seconds that a thread without work needs at most to end."""
 
 
 def main() -> None:
@@ -38,13 +44,26 @@ def main() -> None:
         sys.stderr.write("error: interrupted\n")
         sys.exit(130)
     except SystemExit as end:
-        if "temporalio" in sys.modules and isinstance(end.code, int):
+        if isinstance(end.code, int) and ("temporalio" in sys.modules or _has_abandoned_threads()):
             _end_at_once(end.code)
         raise
 
 
+def _has_abandoned_threads() -> bool:
+    """Return whether threads go on with functions that nobody waits for any more, such as a task that timed out.
+
+    The interpreter would wait for them, without limit.
+    """
+    for thread in threading.enumerate():
+        if thread.name == _WORKER_THREAD_NAME and not thread.daemon:
+            thread.join(_IDLE_THREAD_SECONDS)
+            if thread.is_alive():
+                return True
+    return False
+
+
 def _end_at_once(code: int) -> Never:
-    """End the process without taking the interpreter down.
+    """End the process without taking the interpreter down, which waits for threads.
 
     Threads of Temporal's SDK run until the process ends. One that calls into Python while the interpreter is taken down
     aborts the process.

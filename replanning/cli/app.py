@@ -11,6 +11,7 @@ import inspect
 import json
 import platform
 import re
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -126,7 +127,7 @@ class ExitCode(IntEnum):
     NEEDS_HUMAN = 4
     """The run waits until a person answers a question."""
     INTERRUPTED = 130
-    """The run was stopped at once by a second Ctrl-C; it can be resumed."""
+    """The run was stopped at once by a second Ctrl-C or another second signal; it can be resumed."""
 
 
 def console(*, error: bool = False) -> Console:
@@ -169,6 +170,14 @@ def redactor() -> Redactor:
     return found
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that ask a command to stop; a closed terminal stops nothing under nohup."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return numbers
+
+
 def print_message(text: str) -> None:
     """Print a message on standard error, without secrets; a closed standard error is ignored, so that the work continues."""
     with suppress(OSError):
@@ -201,6 +210,11 @@ def refuse(message: str) -> NoReturn:
 
 
 DEFAULT_STORE: Final = ".replanning/history.db"
+
+DEFAULT_STOP_TIMEOUT: Final = 5.0
+"""Seconds that running tasks may go on after SIGTERM or SIGHUP where the command line does not say otherwise."""
+
+_MAX_STOP_TIMEOUT: Final = 1_000_000.0
 
 DEFAULT_CONCURRENCY: Final = 8
 """Tasks that run at the same time where the command line does not say otherwise."""
@@ -348,6 +362,14 @@ class RunOptions:
         ),
     ] = None
     no_ask: Annotated[bool, typer.Option("--no-ask", help="The same as --ask never.")] = False
+    stop_timeout: Annotated[
+        float,
+        typer.Option(
+            "--stop-timeout",
+            metavar="SECONDS",
+            help="After SIGTERM or SIGHUP, how long running tasks may go on before they are cut off.",
+        ),
+    ] = DEFAULT_STOP_TIMEOUT
     json: JsonOption = False
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False
 
@@ -360,6 +382,8 @@ class RunOptions:
         if self.no_ask and self.ask is not None:
             fail("--ask and --no-ask contradict each other; give one of them")
         self.ask = "never" if self.no_ask else self.ask
+        if not 0 <= self.stop_timeout <= _MAX_STOP_TIMEOUT:  # nor is it nan
+            fail(f"--stop-timeout: expected seconds from 0 to {_MAX_STOP_TIMEOUT:,.0f}")
 
     def resume_options(self) -> list[str]:
         """Return the options that a later `resume` needs as well."""
@@ -371,6 +395,8 @@ class RunOptions:
         words += ["--trace", self.trace] if self.trace else []
         words += [word for target in self.notify or () for word in ("--notify", target)]
         words += ["--ask", self.ask] if self.ask else []
+        if self.stop_timeout != DEFAULT_STOP_TIMEOUT:
+            words += ["--stop-timeout", f"{self.stop_timeout:g}"]
         return words
 
 

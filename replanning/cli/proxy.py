@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Final
@@ -13,7 +12,15 @@ import typer
 
 from replanning import Goal, Plan, ReplanningEngine
 from replanning.cli import lookup
-from replanning.cli.app import ExitCode, Program, RunOptions, epilog, fail, print_message
+from replanning.cli.app import (
+    ExitCode,
+    Program,
+    RunOptions,
+    epilog,
+    fail,
+    print_message,
+    stop_signals,
+)
 from replanning.cli.plans import read_tools
 from replanning.errors import ReplanningError, SettingsError
 from replanning.plan.messages import join_names
@@ -34,7 +41,7 @@ _PROXY_CODES: Final = "0 the client, or Ctrl-C, ended it · 2 wrong usage, setti
         "From another terminal: replanning status latest --store /home/me/runs.db; likewise why, history, pending, approve.",
         codes=_PROXY_CODES,
     ),
-    without=["replan", "sequential", "max_concurrency", "context", "json"],
+    without=["replan", "sequential", "max_concurrency", "context", "stop_timeout", "json"],
     context_settings={"allow_interspersed_args": False},
 )
 def mcp_proxy(
@@ -175,7 +182,7 @@ def mcp_proxy(
 
 async def _cancel_on_signals(scopes: list[anyio.CancelScope]) -> None:
     """End the serving on the first signal, and everything on the second one, or before it serves."""
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+    with anyio.open_signal_receiver(*stop_signals()) as signals:
         async for _ in signals:
             scopes[-1].cancel()
             del scopes[1:]

@@ -8,20 +8,23 @@ import shutil
 import signal
 import sys
 import sysconfig
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
+from types import FrameType
 from typing import Annotated, Final
 
 import anyio
 import typer
 
-from replanning import Environment, Plan, PlanRun, ReplanningEngine, Settings, ToolSpec
+from replanning import Environment, Plan, PlanRun, ReplanningEngine, Settings, TaskState, ToolSpec
 from replanning.cli import lookup
 from replanning.cli.app import (
     RUN_EXIT_CODES_HELP,
+    ExitCode,
     PlanArgument,
     Program,
     RunOptions,
@@ -29,6 +32,7 @@ from replanning.cli.app import (
     epilog,
     fail,
     print_message,
+    stop_signals,
 )
 from replanning.cli.context import parse_context_options
 from replanning.cli.plans import discover_tools
@@ -39,14 +43,21 @@ from replanning.errors import PlanError, ReplanningError
 from replanning.journal import RunOpened
 from replanning.judging import Judge, JudgedWork, LLMJudge, RuleJudge
 from replanning.llm import LLMProvider, create_llm_provider
+from replanning.plan.messages import join_names
 from replanning.plan.reading import locate_problems
 from replanning.plan.types import RunId
 from replanning.plugins import load_plugin
 from replanning.run.opening import redactor_for
+from replanning.run.processes import kill_marked_processes
 from replanning.tools import check_machine, check_tools
 from replanning.tools.check import check_env_arguments, check_unused_arguments
 
 commands = Program()
+
+_CLOSING_SECONDS: Final = 4.0
+"""Seconds after work was cut off in which processes end, and what happened is sent and written."""
+
+_SHOW_CURSOR: Final = "\x1b[?25h"
 
 DEFAULT_FOLDER: Final = "replanning-demo"
 
@@ -71,6 +82,7 @@ The plan is repaired each time, while everything else goes on. The plan can be c
         "replanning run plan.yaml --no-replan --json > result.json",
         "replanning run plan.yaml --on temporal=localhost:7233    after: replanning worker plan.yaml --on …",
         "Ctrl-C pauses: running tasks are finished first. A second Ctrl-C stops them at once. On Temporal it ends the display.",
+        "SIGTERM and SIGHUP pause as well, and cut off what still runs after --stop-timeout.",
         codes=RUN_EXIT_CODES_HELP,
     ),
     without=["notify"],
@@ -318,7 +330,7 @@ def _carry_out(
             environment=environment,
         )
         with lookup.working_in(directory):
-            interrupted = anyio.run(run_until_stopped, work, engine, lambda: run)
+            interrupted = anyio.run(run_until_stopped, work, engine, lambda: run, options)
         assert run is not None
         elapsed = environment.clock.now() - started
         return RunSummary(
@@ -350,14 +362,18 @@ async def run_until_stopped(
     work: Callable[[], Awaitable[object]],
     engine: ReplanningEngine,
     current_run: Callable[[], PlanRun | None],
+    options: RunOptions,
     background: Callable[[], Awaitable[object]] | None = None,
 ) -> bool:
     """Do the work. The first signal pauses the run, the second one stops it at once.
+
+    After SIGTERM and SIGHUP, which come from supervisors that do not wait for ever, tasks have a time limit to end.
 
     Args:
         work: opens the run and carries it out.
         engine: is closed at the end.
         current_run: returns the run, or None until it is open.
+        options: of the command line.
         background: runs at the same time, and is cancelled when the work ends.
 
     Returns:
@@ -369,23 +385,22 @@ async def run_until_stopped(
     """
     failure: ReplanningError | None = None
     scope, background_scope = anyio.CancelScope(), anyio.CancelScope()
+    limit = _StopLimit(options, current_run)
 
-    stop_signals = [signal.SIGINT, signal.SIGTERM]
-    if (
-        signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    ):  # under nohup, a closed terminal stops nothing
-        stop_signals.append(signal.SIGHUP)
+    numbers = stop_signals()
 
     async def handle_signals() -> None:
-        with anyio.open_signal_receiver(*stop_signals) as signals:
+        with anyio.open_signal_receiver(*numbers) as signals:
+            limit.watch(numbers)
             paused = False
             async for number in signals:
                 run = current_run()
                 if paused or run is None:
                     scope.cancel()
-                else:
-                    run.pause(f"{number.name} was received")
-                    paused = True
+                    continue
+                seconds = None if number is signal.SIGINT else options.stop_timeout
+                run.pause(f"{number.name} was received", within=seconds)
+                paused = True
 
     async def run_background(listen: Callable[[], Awaitable[object]]) -> None:
         with background_scope:
@@ -404,8 +419,67 @@ async def run_until_stopped(
             background_scope.cancel()
             await engine.aclose()
         group.cancel_scope.cancel()
+    limit.lift()
     if failure is not None:
         raise failure
     if current_run() is None:
         raise KeyboardInterrupt
     return scope.cancelled_caught
+
+
+class _StopLimit:
+    """Ends the process when a stop takes too long, which the event loop cannot tell if work blocks it.
+
+    Its state are the timers that were started by signals, until the limit is lifted.
+
+    Args:
+        options: of the command line.
+        current_run: returns the run, or None until it is open.
+    """
+
+    def __init__(self, options: RunOptions, current_run: Callable[[], PlanRun | None]) -> None:
+        self._options = options
+        self._current_run = current_run
+        self._count = 0
+        self._timers: list[threading.Timer] = []
+
+    def watch(self, numbers: Iterable[signal.Signals]) -> None:
+        """Have the limit begin with these signals, which an open receiver hands to the event loop as before."""
+        for number in numbers:
+            # The receiver hears of signals by the wake-up descriptor, not by a handler of its own.
+            signal.signal(number, self._on_signal)
+
+    def lift(self) -> None:
+        """Let the process end by itself."""
+        for timer in self._timers:
+            timer.cancel()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._count += 1
+        seconds, code = self._options.stop_timeout, ExitCode.PAUSED
+        if self._count > 1 or self._current_run() is None:
+            seconds, code = 0.0, ExitCode.INTERRUPTED
+        elif number == signal.SIGINT:  # waits for tasks without limit
+            return
+        timer = threading.Timer(seconds + _CLOSING_SECONDS, self._end_process, [code])
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
+
+    def _end_process(self, code: ExitCode) -> None:
+        left = kill_marked_processes()
+        run = self._current_run()
+        text = "error: the process does not end by itself in time, and is ended"
+        if run is not None:
+            running = [repr(entry.id) for entry in run.live if entry.state is TaskState.RUNNING]
+            if running:
+                text += f" although {join_names(running, 5)} still ran"
+            words = self._options.resume_options()
+            text += f"\nnext: {lookup.command_line(self._options.store, 'resume', run.id, *words)}"
+        if left:
+            text += f"\nstill running, and cannot be ended: {', '.join(left)}"
+        with suppress(OSError):
+            if sys.stderr.isatty():
+                sys.stderr.write(_SHOW_CURSOR)
+        print_message(text)
+        os._exit(code)

@@ -634,7 +634,7 @@ def _run_planning(
             try:
                 with lookup.working_in(directory):
                     interrupted = await run_until_stopped(
-                        work, planning.engine, lambda: planning.run, background
+                        work, planning.engine, lambda: planning.run, options, background
                     )
             finally:
                 executor.watch(None)

@@ -22,6 +22,7 @@ from replanning.cli.app import (
     epilog,
     fail,
     print_message,
+    stop_signals,
 )
 from replanning.cli.context import parse_context_options
 from replanning.cli.gate import ConsoleGate
@@ -62,10 +63,18 @@ _NOT_THERE: Final = ("sequential", "observe", "trace", "notify")
         "replanning worker plan.yaml tools.yaml --on temporal=localhost:7233/builds --max-concurrency 2",
         "TEMPORAL_NAMESPACE, TEMPORAL_API_KEY, TEMPORAL_TLS… and Temporal's profiles are used as its own program uses them.",
         "Ctrl-C takes no more work: running tasks are finished first. A second Ctrl-C stops them at once.",
+        "After SIGTERM and SIGHUP, they are cut off after --stop-timeout.",
         codes="0 stopped · 2 wrong usage, file or settings, or no such server · 130 stopped at once by a second Ctrl-C",
     ),
     without=all_except(
-        "replan", "providers", "store", "directory", "max_concurrency", "settings", "quiet"
+        "replan",
+        "providers",
+        "store",
+        "directory",
+        "max_concurrency",
+        "settings",
+        "stop_timeout",
+        "quiet",
     ),
 )
 def worker(
@@ -178,19 +187,21 @@ async def _serve(plan: Plan, checks: Collection[str], options: RunOptions, direc
             finished = True
             scope.cancel()
 
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with anyio.open_signal_receiver(*stop_signals()) as signals:
             async with anyio.create_task_group() as group:
                 group.start_soon(serve, group.cancel_scope)
                 tools = ", ".join(tool.name for tool in found.tools)
                 print_message(
                     f"serving task queue {queue!r} with the tools {tools}; Ctrl-C ends it"
                 )
-                await anext(signals)
+                number = await anext(signals)
                 print_message(
                     "running tasks are finished first, and no others taken; Ctrl-C stops them at once"
                 )
                 group.start_soon(serving.shutdown)
-                await anext(signals)
+                limit = None if number is signal.SIGINT else options.stop_timeout
+                with anyio.move_on_after(limit):
+                    await anext(signals)
                 group.cancel_scope.cancel()
     return finished
 

@@ -1008,12 +1008,16 @@ class RunResumed(_Body):
 
 @_record_body
 class RunPaused(_Body):
-    """The run was asked to stop handing out work; it can be resumed."""
+    """The run was asked to stop handing out work; it can be resumed.
+
+    What still runs after `within` seconds is cut off.
+    """
 
     kind: ClassVar = "run-paused"
     texts: ClassVar = ("reason", "by")
     reason: str
     by: str = ""
+    within: float | None = None
 
 
 @_record_body

@@ -70,6 +70,8 @@ from replanning.secrets import Redactor
 from replanning.settings import Settings
 from replanning.telemetry.tracer import RunTracer
 
+_MAX_NAMED_TASKS: Final = 5
+
 GIVEN_UP: Final = STUCK | {TaskState.CANCELLED}
 """States of tasks that were given up, once no trigger and no question about them is open."""
 
@@ -974,6 +976,25 @@ class Lifecycle:
             if status == "needs_human":
                 stale = stale_reason(trigger, self.live)
             self.journal.append(TriggerDropped(trigger.id, stale or "the run is over"))
+
+    def cut_off_after(self, seconds: float, reason: str) -> None:
+        """Cut off what still runs after so many seconds, and end the run as paused."""
+        cut_off = partial(self._cut_off, reason, seconds)
+        self.timer.call_at(self.clock.now() + seconds, cut_off)
+
+    def _cut_off(self, reason: str, seconds: float) -> None:
+        if self.end is not None:
+            return
+        running = [repr(entry.id) for entry, _ in self.attempts.running.values()]
+        # The run must not end as complete between two interruptions.
+        with self.busy("stopping", then_check=False):
+            self.attempts.cut_off(reason)
+        if running:
+            verb = "was" if len(running) == 1 else "were"
+            names = join_names(running, _MAX_NAMED_TASKS)
+            reason = f"{reason}, and {names} {verb} cut off after {seconds:g} s"
+        # Unlike `finish`, this ends the run also while the store fails.
+        self.close(reason)
 
     def restore_end(self, end: RunEnded) -> None:
         """Restore the end of a run that ended earlier; nothing more is written."""

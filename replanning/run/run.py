@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial, wraps
 from typing import Any, Concatenate, Never, Self
 
@@ -50,7 +51,7 @@ from replanning.live.view import PlanView, ReplanningInfo
 from replanning.plan.checks import secret_name_problems
 from replanning.plan.document import Plan
 from replanning.plan.messages import join_names
-from replanning.plan.tasks import Task
+from replanning.plan.tasks import Task, to_seconds
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
 from replanning.run.attempt import Attempt, Work, validate_work
 from replanning.run.dispatch import Claim
@@ -386,15 +387,33 @@ class PlanRun(ObservedRun):
         return self.result
 
     @in_loop_thread
-    def pause(self, reason: str = "asked to pause", *, by: str = "") -> None:
+    def pause(
+        self,
+        reason: str = "asked to pause",
+        *,
+        by: str = "",
+        within: float | timedelta | None = None,
+    ) -> None:
         """Hand out nothing more.
 
         The run ends as `paused` when all running attempts have finished.
+
+        Args:
+            reason: why, for the record.
+            by: who asks.
+            within: seconds or timedelta after which attempts that still run are cut off: their work is cancelled, their
+                calls are in doubt, and the run ends. None waits for them without limit.
         """
+        life = self._lifecycle
+        if life.end is not None:
+            return
+        limit = None if within is None else to_seconds(within)
         # A second request would put another reason on record than the one that stops the run.
-        if self._lifecycle.end is None and self._lifecycle.ledger.pause is None:
-            self._lifecycle.journal.append_soon(RunPaused(reason, by))
-            self._lifecycle.check_completion()
+        if life.ledger.pause is None:
+            life.journal.append_soon(RunPaused(reason, by, limit))
+            life.check_completion()
+        if limit is not None:
+            life.cut_off_after(limit, reason)
 
     # Editing
 

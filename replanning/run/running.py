@@ -356,6 +356,13 @@ class RunningAttempts:
         self._live.scheduler.free_resources(attempt_id)
         self._run.follow_up()
 
+    def cut_off(self, reason: str) -> None:
+        """Interrupt all attempts, and stop their work."""
+        for attempt_id, (_, handle) in list(self.running.items()):
+            self.interrupted(attempt_id, reason)
+            if handle is not None:
+                handle.cancel()
+
     def cancel_all(self) -> None:
         """Stop the work of all attempts."""
         for attempt_id in list(self.running):

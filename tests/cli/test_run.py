@@ -18,6 +18,7 @@ from tests.support.cli import (
     SCRIPT,
     Gate,
     Started,
+    Terminal,
     answer,
     cli,
     lines,
@@ -422,6 +423,83 @@ def test_second_ctrl_c_stops_at_once(tmp_path: Path, gate: Gate) -> None:
     gate.open()
     cli(tmp_path, *shlex.split(again)[1:])
     assert lines(tmp_path / "log") == ["first", "hold", "last"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_has_a_limit(tmp_path: Path, gate: Gate, number: signal.Signals) -> None:
+    """What still runs some time after SIGTERM or SIGHUP is cut off and named; the run is paused, and resumed as it says."""
+    with Started(tmp_path, *RUN, "--stop-timeout", "0.1", "--json") as started:
+        started.until("hold started")
+        started.process.send_signal(number)
+        result = json.loads(started.end(3))
+
+    reason = f"{number.name} was received, and 'hold' was cut off after 0.1 s"
+    assert (result["status"], result["reason"]) == ("paused", reason)
+    assert lines(tmp_path / "log") == ["first"]
+    gate.open()
+    assert result["resume"] == "replanning resume r --stop-timeout 0.1"
+    cli(tmp_path, *shlex.split(result["resume"])[1:])
+    assert lines(tmp_path / "log") == ["first", "hold", "last"]
+
+
+def test_cut_off_call_is_in_doubt(tmp_path: Path) -> None:
+    """A command that ignores SIGTERM is killed when the run stops, and a resumed run asks before it is executed again."""
+    gate = Gate(tmp_path / "gate")
+    write_plan(tmp_path, {"hold": f"trap '' TERM; {gate.command}"}, "id: hold, tool: hold")
+    with Started(tmp_path, *RUN, "--stop-timeout", "0", "--json") as started:
+        started.until("hold started")
+        started.process.send_signal(signal.SIGTERM)
+        assert json.loads(started.end(3))["status"] == "paused"
+
+    assert "unknown whether 'hold' took effect" in answer(tmp_path, "resume", "r", code=4)["reason"]
+
+
+BLOCKING = """
+import subprocess, sys
+
+def block(wait):
+    print("begun", file=sys.stderr, flush=True)
+    subprocess.run(["sh", "-c", wait], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+async def block_loop(wait):
+    block(wait)
+"""
+
+
+@pytest.mark.parametrize("function", ["block", pytest.param("block_loop", marks=pytest.mark.deep)])
+def test_function_that_cannot_be_cut_off(tmp_path: Path, function: str) -> None:
+    """A function that never ends, in a thread or in the event loop, does not keep the process from ending; it is named."""
+    gate = Gate(tmp_path / "gate")
+    (tmp_path / "blocking.py").write_text(BLOCKING)
+    tool = {"name": "hold", "kind": "python", "callable": f"blocking:{function}"}
+    task = {"id": "hold", "tool": "hold", "arguments": {"wait": gate.command}}
+    document = {"goal": {"objective": "x"}, "tools": [tool], "tasks": [task]}
+    (tmp_path / "plan.yaml").write_text(json.dumps(document))
+    path = {"PYTHONPATH": str(tmp_path)}
+    with Started(tmp_path, *RUN, "--stop-timeout", "0", **path) as started:
+        started.until("begun")
+        started.process.send_signal(signal.SIGTERM)
+        out = started.end(3)
+
+    gate.open()
+    assert "'hold'" in started.seen + out
+    assert "replanning resume r" in started.seen + out
+
+
+def test_closed_terminal(tmp_path: Path, gate: Gate) -> None:
+    """A run whose terminal is closed is paused, although nothing can be shown any more."""
+    terminal = Terminal(tmp_path, *RUN, "--stop-timeout", "0")
+    terminal.until("running")
+    assert terminal.hang_up() == 1  # the result cannot be shown
+
+    assert answer(tmp_path, "show", "r")["status"] == "paused"
+
+
+def test_stop_timeout_is_checked(tmp_path: Path) -> None:
+    """A limit that is no number of seconds is refused before anything is run."""
+    write_plan(tmp_path, {"good": "true"}, "id: one, tool: good")
+    for wrong in ("-1", "nan", "inf"):
+        assert "--stop-timeout" in cli(tmp_path, *RUN, "--stop-timeout", wrong, code=2).stderr
 
 
 def test_hangup_under_nohup(tmp_path: Path, gate: Gate) -> None:

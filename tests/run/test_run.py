@@ -3,6 +3,7 @@
 import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
 import anyio
 import pytest
@@ -42,8 +43,15 @@ from replanning.journal import (
 from replanning.plan import JsonObject
 from replanning.run.retries import may_repeat
 from replanning.testing import ScriptedExecutor, hangs, raises, returns
-from replanning.testing.clock import EPOCH
-from tests.support.runs import bodies, chain, failing, make_engine, perform, plan
+from replanning.testing.clock import EPOCH, VirtualClock
+from tests.support.runs import (
+    bodies,
+    chain,
+    failing,
+    make_engine,
+    perform,
+    plan,
+)
 
 
 async def test_pull_and_report():
@@ -141,6 +149,27 @@ async def test_paused_after_the_last_task(broken, status):
 
         assert await perform(run, work) == ["a", "b"]
     assert run.result.status == status
+
+
+async def test_pause_with_a_limit():
+    """A pause cuts off what still runs after its limit: the run is paused and names it, and the call is in doubt."""
+    store = MemoryStore()
+
+    async def work(task, context):
+        run.pause("deploying", within=timedelta(seconds=3))
+        await anyio.sleep_forever()
+
+    async with VirtualClock() as clock:
+        engine = make_engine(clock=clock, store=store)
+        async with engine.open(chain("a", "b")) as run:
+            assert await perform(run, work) == ["a"]
+        assert clock.elapsed == 3
+    assert (run.result.status, run.result.reason) == (
+        "paused",
+        "deploying, and 'a' was cut off after 3 s",
+    )
+    (cut_off,) = bodies(store, run.id, AttemptInterrupted)
+    assert (cut_off.task, cut_off.failure.in_doubt) == ("a", True)
 
 
 async def test_started_twice():

@@ -7,6 +7,7 @@ import os
 import pty
 import select
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -233,6 +234,12 @@ class Terminal(Started):
     def __exit__(self, *error: object) -> None:
         super().__exit__()
         os.close(self._source)
+
+    def hang_up(self) -> int:
+        """Close the terminal, of which the command is told; its exit code."""
+        os.close(self._source)
+        self.process.send_signal(signal.SIGHUP)
+        return int(self.process.wait(PATIENCE))
 
     def type(self, text: str) -> None:
         """Type a line."""
