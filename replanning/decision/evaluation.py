@@ -58,8 +58,11 @@ class PlanEvaluator:
         The time that this takes does not grow with the plan.
 
         Args:
-            view: the plan.
-            past: the mean seconds of tools in earlier runs.
+            view: the plan, such as `run.view`.
+            past: the mean seconds that a call took in earlier runs, by the name of the tool.
+
+        Raises:
+            StaleView: the plan has changed since the view was made.
         """
         done, total = count_progress(view.counts)
         progress = 1.0

@@ -568,9 +568,10 @@ def relative_saving(draft: Draft, live: LivePlan, compare: CostComparison) -> fl
 
 @dataclass(repr=False, eq=False)
 class ConfidenceScorer:
-    """Scores alternatives as the weighted sum of four parts.
+    """Scores alternatives as the weighted sum of four parts, each from 0 to 1.
 
-    0.4 self-assessment + 0.3 past success + 0.2 availability + 0.1 simplicity.
+    0.4 self-assessment + 0.3 past success + 0.2 availability + 0.1 simplicity. Subclasses may
+    override both methods: `AlternativeGenerator(providers, scorer=…)`.
 
     Args:
         weights: other weights; they sum to 1.
@@ -605,6 +606,9 @@ class ConfidenceScorer:
             time_left: seconds that remain of the budget, if it limits them.
             tasks: the tasks for which alternatives are sought.
             run: the tasks that will run because of it, where that is known.
+
+        Returns:
+            The total from 0 to 1, rounded to 6 digits, and its parts.
         """
         own = alternative.confidence
         if own is None:
@@ -670,7 +674,10 @@ class ConfidenceScorer:
         return Score(round(total, 6), own, success, availability, simplicity)
 
     def compare(self, one: Score, other: Score) -> int:
-        """Return a negative number, zero or a positive one as `one` scores less, equal or more."""
+        """Return a negative number, zero or a positive one as `one` is worse, as good or better.
+
+        Alternatives are ranked by it, except for better paths, which are ranked by what they save.
+        """
         return (one.total > other.total) - (one.total < other.total)
 
 

@@ -143,7 +143,12 @@ class AskingRun(MeteredRun, Protocol):
     end: RunEnded | None
 
     def record_error(self, where: str, error: BaseException | str) -> None:
-        """Record an error that was contained, and warn of it."""
+        """Record an error that was contained, and warn of it.
+
+        Args:
+            where: what failed, such as the provider.
+            error: the error.
+        """
         ...
 
     def wall_clock_left(self, now: float) -> float | None:
@@ -260,16 +265,23 @@ class AlternativeVetter:
             self._checks.append(partial(check_saving, min_gain=min_gain, compare=compare))
 
     def past_outcomes(self, tool: str) -> Sequence[bool]:
-        """Return earlier outcomes of a tool: the same for all alternatives."""
+        """Return whether earlier calls of a tool succeeded, the newest last.
+
+        They are the same for all alternatives, whatever happens meanwhile. `Evaluation` says where
+        they come from.
+        """
         if tool not in self._outcomes:
             self._outcomes[tool] = self.situation.evaluation.past_outcomes(tool)
         return self._outcomes[tool]
 
     def vet(self, given: Alternative, source: str) -> VettedAlternative:
-        """Return the verdict on an alternative as the plan is now.
+        """Return the verdict on an alternative as the plan is now: its score, or why it is rejected.
 
-        It gets this source if it names none. The first check that objects rejects it, and that
-        reason is on record.
+        The first check that objects rejects it, and that reason is on record.
+
+        Args:
+            given: the alternative.
+            source: the name of its provider, which it gets if it names no source.
         """
         situation = self.situation
         # Kept with the alternative itself: otherwise another one might get its identity.
@@ -405,6 +417,10 @@ class PathGenerator:
         Those that need no person come first, then those that score more. Ties go by provider, then
         by the order in which a provider made its proposals. Duplicates within the round are
         rejected here; repetitions of earlier rounds, by `check_repeats` and `check_futile_calls`.
+
+        Args:
+            replies: what `generate` returned.
+            vetter: vets the alternatives, and holds the scorer that compares them.
         """
         situation = vetter.situation
         settings = situation.settings.alternatives
@@ -659,7 +675,14 @@ class AlternativeGenerator:
     def vetter(
         self, request: ReplanRequest, situation: Situation, run: AskingRun, *, began: float
     ) -> AlternativeVetter:
-        """Return what vets the alternatives for a request, and scores them."""
+        """Return what vets the alternatives for a request, and scores them.
+
+        Args:
+            request: the request.
+            situation: the plan, with what was tried before.
+            run: has the clock, and the rest of the budget's wall clock.
+            began: since when replanning is considered, in seconds since the epoch.
+        """
         scorer = self.scorer
         if scorer is None:
             settings = situation.settings
@@ -707,7 +730,19 @@ def _earlier_candidates(trigger: Trigger, situation: Situation) -> RankedCandida
 
 @dataclass(slots=True, eq=False)
 class ProviderReply:
-    """Reply of one provider: its alternatives and notes. It stays as it is once it is settled."""
+    """Reply of one provider. It stays as it is once it is settled.
+
+    Attributes:
+        name: the name of the provider.
+        ask: asks it.
+        estimate: says how much of the budget that may use; None if it costs nothing.
+        alternatives: what it has proposed.
+        notes: what it has left out, and why it failed.
+        stale_error: raised by it because the plan had moved on.
+        failure: why it failed, for the record.
+        settled: whether nothing more is accepted from it.
+        when_settled: set at that moment, where somebody waits for it.
+    """
 
     name: str
     ask: Callable[[ReplanRequest], Awaitable[Sequence[Alternative]]]
