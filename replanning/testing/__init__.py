@@ -4,7 +4,8 @@ A plan is tested as a program is: run it with scripted work on a virtual clock, 
 
     async def test_the_release_survives_a_missing_tool():
         async with VirtualClock() as clock:
-            work = ScriptedExecutor({"build": raises(FileNotFoundError("pypa-build"))}, clock=clock)
+            script = {"pypa-build": raises(FileNotFoundError("pypa-build")), "pip-wheel": returns({"wheel": "a.whl"})}
+            work = ScriptedExecutor(script, clock=clock)
             engine = ReplanningEngine(environment=virtual_environment(clock=clock))
             result = await engine.execute(Plan.load("release.yaml"), work)
         assert result.status == "succeeded"
