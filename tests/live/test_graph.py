@@ -118,6 +118,10 @@ def test_results_in_the_order_of_the_plan():
     after(run, skip("a"))
     assert list(listed) == ["d"]
     assert list(run.live.results) == ["a", "b", "d"]
+    after(run, retry("a"))
+    assert list(run.live.results) == ["b", "d"]
+    after(run, skip("a"))
+    assert list(run.live.results) == ["a", "b", "d"]
     after(run, retry("a"), reorder("c", "a"))
     assert list(run.live.results) == ["b", "d"]
     run.run("a")

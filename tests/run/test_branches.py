@@ -262,6 +262,7 @@ async def test_run_if_always_after_a_goal_that_was_reached_early(clock):
         task("try", "start", tool="try"),
         task("report", "soak", "try"),
         task("stop", "soak", "report", run_if="always"),
+        task("tidy", "stop", run_if="always"),
         task("told", "stop"),
         tools=[{"name": "try", "adds": ["tried"]}],
         goal={"objective": "test", "facts": ["tried"], "stop_when_reached": True},
@@ -279,13 +280,14 @@ async def test_run_if_always_after_a_goal_that_was_reached_early(clock):
             group.start_soon(perform, run, work)
     assert (run.result.status, run.result.reason) == ("succeeded", "the goal was reached early")
     assert clock.elapsed < 3600
-    assert ran[-1] == "stop"
+    assert ran[-2:] == ["stop", "tidy"]
     assert states(run) == {
         "start": "DONE",
         "soak": "CANCELLED",
         "try": "DONE",
         "report": "CANCELLED",
         "stop": "DONE",
+        "tidy": "DONE",
         "told": "CANCELLED",
     }
 

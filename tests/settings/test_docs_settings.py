@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from replanning import Settings
+from replanning import ReplanningEngine, Settings
 from replanning.config import load_settings
 
 PAGE = Path(__file__).parents[2] / "docs/reference/settings.md"
@@ -67,6 +67,14 @@ def test_file_and_program_of_the_page(tmp_path):
     assert names["settings"] == Settings.model_validate(
         {"alternatives": {"require_approval": True}, "cooldown": 5}
     )
+
+
+def test_loaded_settings_are_taken(tmp_path):
+    """An engine takes what was loaded, a mapping and settings alike."""
+    (tmp_path / "settings.yaml").write_text("replanning: {cooldown: 5}\n")
+    loaded = load_settings(tmp_path / "settings.yaml", environ={})
+    for given in (loaded, loaded.settings, {"cooldown": 5}):
+        assert ReplanningEngine(settings=given).settings == loaded.settings
 
 
 def test_variables_of_the_page(tmp_path):
