@@ -21,6 +21,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from replanning.changes import Alternative
+from replanning.decision.evaluation import PlanEvaluator
 from replanning.decision.policy import stale_reason
 from replanning.decision.proposal import (
     INFEASIBLE,
@@ -521,6 +522,7 @@ class AlternativeGenerator:
         path_generator: asks providers and ranks their proposals: a subclass of `PathGenerator`, or
             a function that makes one of the providers.
         scorer: scores alternatives; when left out, one with the weights in the settings.
+        evaluator: compares better paths for `generate`. A run has the evaluator of its engine.
 
     Attributes:
         path_generator: asks the providers, which it has in `providers`.
@@ -539,6 +541,7 @@ class AlternativeGenerator:
         analyzer: ContextAnalyzer | None = None,
         path_generator: Callable[[Sequence[AlternativeProvider]], PathGenerator] = PathGenerator,
         scorer: ConfidenceScorer | None = None,
+        evaluator: PlanEvaluator | None = None,
     ) -> None:
         if environment is None:
             environment = Environment()
@@ -547,6 +550,7 @@ class AlternativeGenerator:
         self.settings = as_settings(settings)
         self.analyzer = analyzer
         self.scorer = scorer
+        self.evaluator = evaluator
         self._clock = environment.clock
         self._redactor = redactor_for(self.settings)
         self._registry = ProviderRegistry(self.settings, environment, self._redactor)
@@ -612,6 +616,7 @@ class AlternativeGenerator:
             facts=facts,
             settings=self.settings,
             redactor=self._redactor,
+            evaluator=self.evaluator,
         )
         notes: list[str] = []
         for each in triggers:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
+from replanning.decision.evaluation import PlanEvaluator
 from replanning.decision.ledger import Ledger
 from replanning.environment import SystemClock
 from replanning.errors import JournalCorrupt
@@ -90,6 +91,7 @@ class Situation:
         facts: Collection[str] | None = None,
         settings: Settings | None = None,
         redactor: Redactor | None = None,
+        evaluator: PlanEvaluator | None = None,
     ) -> Self:
         """Return the situation of a plan without a run, or of a view of a plan that runs.
 
@@ -110,6 +112,7 @@ class Situation:
                 these. When left out, they follow from the plan, the records and the triggers.
             settings: thresholds and limits; the default ones when left out.
             redactor: recognises secrets; made of the settings when left out.
+            evaluator: compares the costs of paths; the built-in one when left out.
 
         Raises:
             StaleView: the plan has changed since the view was made.
@@ -145,6 +148,8 @@ class Situation:
             warn_of_error(where, error, redactor)
 
         evaluation = Evaluation(live, ledger, MemoryStore(), clock, warn)
+        if evaluator is not None:
+            evaluation.evaluator = evaluator
         is_running = isinstance(plan, PlanView)
         return cls(live, ledger, settings, redactor, evaluation, is_running, elapsed)
 

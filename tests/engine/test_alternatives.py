@@ -548,6 +548,43 @@ def test_evaluator():
     )
 
 
+def cheaper(request: ReplanRequest) -> list[Alternative]:
+    """Do each task concerned with a cheaper tool."""
+    changes = [
+        ReplaceTask(task_id=i, tasks=(Task(id=f"{i}~2", tool="cheap"),))
+        for i in request.triggers[0].tasks
+    ]
+    return [alternative(change) for change in changes] + [alternative(*changes)]
+
+
+class Steps(PlanEvaluator):
+    """Counts steps in place of costs, or fails."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.fails = fails
+
+    def compare(self, one, other, view, total=None):
+        if self.fails:
+            raise LookupError("mine")
+        return len(one) - len(other)
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "sizes", "warnings"),
+    [(None, [2, 1, 1], 0), (Steps(), [], 0), (Steps(fails=True), [2, 1, 1], 1)],
+    ids=["built-in", "own", "failing"],
+)
+async def test_better_paths(evaluator, sizes, warnings, caplog):
+    """Better paths are ranked by what they save, as an evaluator compares them; a failing one is told of."""
+    tools = (ToolSpec(name="dear", cost=10), ToolSpec(name="cheap", cost=4))
+    document = plan(Task(id="a", tool="dear"), Task(id="b", tool="dear"), tools=tools)
+    generator = AlternativeGenerator([Proposer(cheaper)], evaluator=evaluator)
+    found = await generator.generate(BetterPathFound(tasks=("a", "b")), document)
+    assert [len(one.alternative.changes) for one in found.ranked] == sizes
+    assert (len(found.candidates), len(caplog.records)) == (3, warnings)
+    assert all("mine" in record.message for record in caplog.records)
+
+
 # Parts of one's own, in an engine and without one
 
 
