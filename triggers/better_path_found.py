@@ -77,6 +77,13 @@ class BetterPathDetector:
                 else _possible_shortcuts(observation, usable, view)
             )
 
+    def why_not(self, observation: Observation, view: PlanView) -> str:
+        """Return why no better path was found."""
+        count = view.succeeded_attempts
+        if isinstance(observation, AttemptSucceeded) and count % self.every:
+            return f"it compares after every {self.every} successes, and this is number {count}"
+        return "no other way is known to save enough"
+
     def _cheaper_tools(
         self, usable: Sequence[ToolSpec], view: PlanView
     ) -> Iterator[BetterPathFound]:

@@ -62,6 +62,16 @@ class ContextChangedDetector:
             return _open_world_triggers(observation.ceased, view)
         return _closed_world_triggers(observation.ceased, view)
 
+    def why_not(self, observation: Observation, view: PlanView) -> str:
+        """Return why this change needs no replanning."""
+        if isinstance(observation, GoalChanged):
+            return "the remaining plan reaches the goal"
+        if isinstance(observation, ResultsStale):
+            return "no stale result is to be made again"
+        if isinstance(observation, FactsObserved) and not observation.ceased:
+            return "facts that begin to hold harm no task"
+        return "no remaining task depends on the change"
+
 
 def _goal_triggers(observation: GoalChanged, view: PlanView) -> Iterator[ContextChanged]:
     """Yield a trigger unless the facts of the new goal show that the remaining plan reaches it."""

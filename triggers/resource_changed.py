@@ -41,6 +41,12 @@ class ResourceChangedDetector:
             if tool is not None and not tool.available:
                 yield from _lacking(view, tool.name, gone=True)
 
+    def why_not(self, observation: Observation, view: PlanView) -> str:
+        """Return why no task lacks anything."""
+        if isinstance(observation, ResourceUpdated):
+            return f"no waiting task lacks {observation.name!r}"
+        return "the failed task does not wait for an unavailable tool"
+
 
 def _lacking(
     view: PlanView, name: str, gone: bool, reason: str = "", new_capacity: float | None = None

@@ -63,6 +63,15 @@ class TaskFailedDetector:
             traceback=failure.traceback,
         )
 
+    def why_not(self, observation: Observation, view: PlanView) -> str:
+        """Return why this observation is no failure."""
+        if isinstance(observation, AttemptFailed | AttemptInterrupted):
+            if observation.retry_at is not None:
+                return f"task {observation.task!r} is run again by itself"
+        if isinstance(observation, AttemptFailed | AttemptInterrupted | ConditionEvaluated):
+            return f"task {observation.task!r} is {view.task(observation.task).state}"
+        return "it is about no task"
+
 
 def task_cause(task: TaskView, *error: str) -> str:
     """Return the cause of a failure: equal for equal calls that fail in the same way.

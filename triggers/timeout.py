@@ -28,3 +28,7 @@ class TimeoutDetector:
             reason=f"{task_label(task)} did not finish within {observation.timeout:g} s",
             timeout=observation.timeout,
         )
+
+    def why_not(self, observation: Observation, view: PlanView) -> str:
+        """Return why this timeout needs no replanning."""
+        return "the task is run again by itself"

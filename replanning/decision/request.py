@@ -31,7 +31,8 @@ class TriggerDetector(Protocol):
 
     Detectors are pure functions of an observation and the plan after it; they keep no state, so
     that replaying a journal gives the same triggers. A detector named in the settings is
-    constructed without arguments, or by its class method `for_settings(settings)` if it has one.
+    constructed without arguments, or by its class method `for_settings(settings)` if it has one. A
+    method `why_not(observation, view)`, if it has one, says in a few words why it fired nothing.
     """
 
     name: str

@@ -9,7 +9,7 @@ from replanning.engine.generator import (
     RankedCandidates,
     detached_run,
 )
-from replanning.engine.monitor import MonitorNotice
+from replanning.engine.monitor import MonitorNotice, RunWatch, TriggerCheck
 from replanning.engine.situation import Situation
 
 __all__ = [
@@ -18,6 +18,8 @@ __all__ = [
     "MonitorNotice",
     "ProviderReply",
     "RankedCandidates",
+    "RunWatch",
     "Situation",
+    "TriggerCheck",
     "detached_run",
 ]

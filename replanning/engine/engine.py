@@ -675,7 +675,6 @@ class ReplanningEngine:
         delivery: ExporterDelivery | None = None
         if self.exporters:
             delivery = ExporterDelivery(life, self.exporters)
-        delivered = anyio.Event()
 
         def begin(group: anyio.abc.TaskGroup) -> None:
             # A new run has no decisions, questions and triggers on record.
@@ -686,34 +685,26 @@ class ReplanningEngine:
                 questions.resume()
                 replanner.reload()
             group.start_soon(replanner.run)
-            life.plugins.run("a listener", self.monitor.deliver, watch, delivered)
             if delivery is not None:
                 delivery.start()
 
-        async def close() -> None:
-            self.monitor.unwatch(run.id)
-            # Where the program ends at once, the task that delivers was cancelled before it began.
-            await self.monitor.deliver(watch, delivered)
-            await delivered.wait()
-            if delivery is not None:
-                await delivery.close()
-
-        triggers: Sequence[str] = ()
         threshold = 0
         if self.settings.enabled:
-            triggers = self.settings.triggers
             life.busy.watch("replanning", lambda: replanner.busy)
             # A breaker makes a tool unavailable, which an observer must not do.
             if self.mode == "act":
                 threshold = self.settings.breaker_threshold
         breakers = ToolBreakers(life, threshold)
         self._open_runs[run.id] = (run, questions)
-        watch = self.monitor.watch(life, triggers)
+        watch = self.monitor.watch(run)
+        if delivery is not None:
+            # After the handlers, whose failures are records as well.
+            life.plugins.on_close.append(delivery.close)
         try:
             on_message = partial(_handle_answer_message, life, questions)
 
             def on_resume(past: ResumeState) -> None:
-                self.monitor.redetect(run.id, past)
+                watch.redetect(past)
                 breakers.recheck(past.last_cause)
 
             renewer = self._run_factory.renewer
@@ -723,13 +714,10 @@ class ReplanningEngine:
                 [begin],
                 on_message=on_message,
                 on_resume=on_resume,
-                before_close=close,
             ):
                 yield run
         finally:
             del self._open_runs[run.id]
-            # `close` was not called where the orchestrator was cancelled.
-            self.monitor.unwatch(run.id)
             if delivery is not None:
                 await delivery.flush()
             # Users may never call `aclose`, and no connection may outlive the runs it was for.

@@ -8,10 +8,12 @@ judges later whether a trigger still holds.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import islice
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar, overload
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -20,6 +22,7 @@ from pyee.base import EventEmitter
 from replanning.decision.evaluation import PlanEvaluation
 from replanning.decision.request import TriggerDetector
 from replanning.engine.session import CALL_KEY
+from replanning.errors import NotRunning
 from replanning.history.wording import format_duration
 from replanning.journal.records import (
     AttemptFailed,
@@ -32,7 +35,7 @@ from replanning.journal.records import (
     Record,
     RecordBody,
     ResourceUpdated,
-    TriggerDropped,
+    Trigger,
     TriggerFired,
 )
 from replanning.live.scheduler import COUNTED_FAILURES
@@ -40,11 +43,15 @@ from replanning.live.states import WAITING
 from replanning.live.view import PlanView
 from replanning.plan.messages import one_line
 from replanning.plan.tasks import ToolSpec
-from replanning.plan.types import RunId, TriggerId
+from replanning.plan.types import RunId
 from replanning.plugins import load_plugin, plugin_name
-from replanning.run.event_loop import isolate
+from replanning.run.event_loop import describe_error, isolate, start_detached
 from replanning.run.lifecycle import Lifecycle, ResumeState
 from replanning.run.outcomes import ATTEMPT_ENDS
+from replanning.run.retries import warn_of_error
+from replanning.run.run import PlanRun
+from replanning.secrets import Redactor
+from replanning.settings import Settings
 
 EventT = TypeVar("EventT")
 
@@ -64,8 +71,48 @@ class MonitorNotice(NamedTuple):
     event: Literal["started", "stopped"]
 
 
+class TriggerCheck(NamedTuple):
+    """Which triggers a record causes, and which not.
+
+    Attributes:
+        triggers: the triggers, in the order of the detectors.
+        reasons: by the name of each detector that fired none, why not.
+    """
+
+    triggers: tuple[Trigger, ...]
+    reasons: Mapping[str, str]
+
+
+@cache
+def _event_names(event_type: type) -> tuple[str, ...]:
+    """Return the names under which pyee knows a type of event and its base classes."""
+    # Two modules may have classes of one name.
+    return tuple(f"{base.__module__}.{base.__qualname__}" for base in event_type.__mro__)
+
+
+def _event_name(event_type: type) -> str:
+    return _event_names(event_type)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Listener:
+    """A handler as pyee knows it. It is equal to any other listener with the same handler.
+
+    Called by pyee with an event, it puts its handler among those that are to be called: whether
+    they are called at once or from the queue of a run is up to whoever emits.
+    """
+
+    handler: Handler[Any]
+
+    def __call__(self, called: list[Handler[Any]]) -> None:
+        called.append(self.handler)
+
+
 class PlanMonitor:
-    """Turns the records of runs into triggers, and calls handlers with both.
+    """Emits the events of runs, and those of programs; turns the records of runs into triggers.
+
+    An event is a trigger, a record, a `PlanEvaluation`, a `MonitorNotice`, or an object of one's
+    own. Handlers are registered by the class of an event, and are called for its subclasses too.
 
     Args:
         detectors: plugin names or detector objects; those that the settings name when left out.
@@ -80,112 +127,253 @@ class PlanMonitor:
                 load_plugin("triggers", spec)
         self._detector_specs = detectors
         self._emitter = EventEmitter()
-        self._event_names: dict[type, str] = {}
         self._watches: dict[RunId, RunWatch] = {}
 
     def __repr__(self) -> str:
         return f"<PlanMonitor watching {list(self._watches)}>"
 
-    def on(self, event_type: type[EventT], handler: Handler[EventT]) -> Callable[[], None]:
+    # Handlers
+
+    @overload
+    def on(self, event_type: type[EventT], handler: Handler[EventT]) -> Callable[[], None]: ...
+    @overload
+    def on(self, event_type: type[EventT]) -> Callable[[Handler[EventT]], Handler[EventT]]: ...
+
+    def on(
+        self, event_type: type[EventT], handler: Handler[EventT] | None = None
+    ) -> Callable[[], None] | Callable[[Handler[EventT]], Handler[EventT]]:
         """Call a handler, sync or async, after each event of a type.
 
-        An event is a trigger, a record, a `PlanEvaluation` or a `MonitorNotice`.
-
         A handler of `PlanEvaluation` is called after every attempt, skipped task and revision;
-        evaluations are not on record. Handlers run one after another, in the order of events, after
-        the event is on record. Their errors are recorded and go no further.
+        evaluations are not on record. For a run, handlers are called one after another, in the
+        order of events, after the event is on record. Their errors are recorded and go no further.
 
         Returns:
-            A function that removes the handler.
+            A function that removes the handler; without a handler, a decorator of one.
         """
-        # Emitters know events by name, and two modules may have classes of one name.
-        full_name = f"{event_type.__module__}.{event_type.__qualname__}"
-        name = self._event_names.setdefault(event_type, full_name)
-        self._emitter.add_listener(name, handler)
-        for watch in self._watches.values():
-            watch.subscribe()
-        return lambda: self._emitter.remove_listener(name, handler)
+        if handler is None:
+            return partial(self._decorate, self.on, event_type)
+        self._emitter.on(_event_name(event_type), _Listener(handler))
+        self._subscribe()
+        return partial(self.remove_listener, event_type, handler)
 
-    def watch(self, life: Lifecycle, triggers: Sequence[str]) -> RunWatch:
-        """Start watching a run, for these kinds of trigger; returns what `deliver` needs."""
-        specs: Sequence[TriggerDetector | str] = triggers
-        if self._detector_specs is not None:
-            specs = self._detector_specs
-        detectors: list[TriggerDetector] = []
-        for spec in specs:
-            if not isinstance(spec, str):
-                detectors.append(spec)
+    @overload
+    def once(self, event_type: type[EventT], handler: Handler[EventT]) -> Callable[[], None]: ...
+    @overload
+    def once(self, event_type: type[EventT]) -> Callable[[Handler[EventT]], Handler[EventT]]: ...
+
+    def once(
+        self, event_type: type[EventT], handler: Handler[EventT] | None = None
+    ) -> Callable[[], None] | Callable[[Handler[EventT]], Handler[EventT]]:
+        """Call a handler after the next event of a type, and then no more; otherwise as `on`."""
+        if handler is None:
+            return partial(self._decorate, self.once, event_type)
+        self._emitter.once(_event_name(event_type), _Listener(handler))
+        self._subscribe()
+        return partial(self.remove_listener, event_type, handler)
+
+    def remove_listener(self, event_type: type[EventT], handler: Handler[EventT]) -> None:
+        """Call a handler of this type no more; nothing happens if it was removed already."""
+        # pyee knows no such handler, or no handler of the type at all.
+        with suppress(KeyError):
+            self._emitter.remove_listener(_event_name(event_type), _Listener(handler))
+
+    def emit(self, event: object) -> bool:
+        """Call the handlers of an event now, in this thread; it belongs to no run.
+
+        Async handlers are executed in tasks of the event loop that runs here, and are not waited
+        for. The logger `replanning` warns of a handler that fails, which goes no further. Nothing
+        is recorded, and nothing is replanned: `PlanRun.trigger` does that.
+
+        Returns:
+            Whether there was a handler.
+
+        Raises:
+            RuntimeError: a handler is async, and no event loop runs in this thread; the other
+                handlers were called. It names every such handler.
+        """
+        handlers = self._take_handlers(event)
+        stranded: list[str] = []
+        for handler in handlers:
+            try:
+                answer = handler(event)
+            except Exception as error:  # noqa: BLE001 - a listener must not harm the program
+                _warn_of_listener(handler, error)
                 continue
-            plugin = load_plugin("triggers", spec)
-            make = getattr(plugin, "for_settings", None)
-            if make is None:
-                detectors.append(plugin())
-            else:
-                detectors.append(make(life.settings))
-        watch = RunWatch(life, detectors, self)
-        self._watches[life.run_id] = watch
+            if answer is None or not inspect.isawaitable(answer):
+                continue
+            if not start_detached(partial(_await_detached, handler, answer)):
+                stranded.append(repr(_name_of(handler)))
+                if inspect.iscoroutine(answer):
+                    answer.close()
+        if stranded:
+            raise RuntimeError(
+                f"no event loop runs in this thread for the async handlers {', '.join(stranded)} of "
+                f"{type(event).__name__}; emit it from a coroutine, or register functions"
+            )
+        return bool(handlers)
+
+    @staticmethod
+    def _decorate(
+        register: Callable[..., object], event_type: type[EventT], handler: Handler[EventT]
+    ) -> Handler[EventT]:
+        register(event_type, handler)
+        return handler
+
+    def _subscribe(self) -> None:
+        for watch in list(self._watches.values()):
+            watch.subscribe()
+
+    def _take_handlers(self, event: object) -> list[Handler[Any]]:
+        """Emit an event, and return the handlers that are to be called with it.
+
+        They are those of its class and of its base classes, those of its own class first.
+        """
+        called: list[Handler[Any]] = []
+        for name in _event_names(type(event)):  # type: ignore[arg-type] # a class has a hash
+            self._emitter.emit(name, called)
+        return called
+
+    def _has_handlers(self, event_type: type) -> bool:
+        return any(self._emitter.listeners(name) for name in _event_names(event_type))
+
+    # Runs
+
+    def watch(self, run: PlanRun) -> RunWatch:
+        """Emit the events of a run from now on: its records, triggers and evaluations.
+
+        Any run may be watched, also one of `open_run`, which no engine replans: its triggers are
+        emitted then, and not recorded. The engine watches its own runs. Another monitor passes
+        their events on, and may add triggers of detectors that were passed to it.
+
+        Returns:
+            The watch, whose `stop` is the same as `unwatch`.
+
+        Raises:
+            NotRunning: the run was left.
+        """
+        watch = self._watches.get(run.id)
+        if watch is not None:
+            return watch
+        life = run._lifecycle
+        if life.loop.closed:
+            raise NotRunning(f"run {run.id!r} was left, and has no more events")
+        return life.loop.call(self._begin_watch, run)
+
+    def _begin_watch(self, run: PlanRun) -> RunWatch:
+        life = run._lifecycle
+        specs = self._detector_specs
+        # By default, the kinds that the settings name are fired by one monitor.
+        is_default = specs is None
+        if specs is None:
+            specs = () if life.triggers.is_detected else life.settings.triggers
+        watch = RunWatch(life, _make_detectors(specs, life.settings), self)
+        if is_default and life.settings.enabled:
+            life.triggers.is_detected = True
+        self._watches[run.id] = watch
+        life.plugins.run("a listener", watch.deliver)
+        life.plugins.on_close.append(watch.close)
+        life.plugins.on_leave.append(watch.stop)
         # Without handlers nobody would receive an event.
-        if self._event_names:
+        if self._emitter.event_names():
             watch.subscribe()
             watch.enqueue(MonitorNotice(life.run_id, "started"))
         return watch
 
-    def unwatch(self, run: RunId) -> None:
+    def unwatch(self, run: PlanRun) -> None:
         """Stop watching a run; its waiting events are still delivered."""
-        watch = self._watches.pop(run, None)
+        watch = self._watches.get(run.id)
         if watch is not None:
-            watch.enqueue(MonitorNotice(run, "stopped"))
-            watch.close()
+            run._lifecycle.loop.call(watch.stop)
 
-    def redetect(self, run: RunId, past: ResumeState) -> None:
-        """Fire the triggers of a resumed run's last record that were not fired before."""
-        fired = {trigger.fingerprint for trigger in past.fired_triggers}
-        self._watches[run].detect(past.last_cause, fired)
+    def check_triggers(self, record: Record, view: PlanView) -> TriggerCheck:
+        """Return which triggers a record causes, and which not and why.
 
-    async def deliver(self, watch: RunWatch, delivered: anyio.Event) -> None:
-        """Call the handlers of a run's events until it is no longer watched.
+        Nothing is recorded or emitted. A detector that fails is among those that fired none.
 
-        A second call returns at once. `delivered` is set when all have been called, or when nothing
-        calls them any more.
+        Args:
+            record: the record.
+            view: the plan after it.
         """
-        if watch.is_delivering:
-            return
-        watch.is_delivering = True
-        try:
-            async with watch.receive:
-                async for event in watch.receive:
-                    await self._call_handlers(watch, event)
-        finally:
-            delivered.set()
-
-    async def _call_handlers(self, watch: RunWatch, event: object) -> None:
-        for handler in self.handlers(type(event)):
+        triggers: list[Trigger] = []
+        reasons: dict[str, str] = {}
+        specs = self._detector_specs
+        if specs is None:
+            specs = Settings().triggers
+        for detector in _make_detectors(specs, Settings()):
+            name = plugin_name(detector)
+            if type(record.body) not in detector.observes:
+                reasons[name] = f"it does not observe {record.body.kind!r}"
+                continue
             try:
-                await isolate(_call, handler, event)
-            except Exception as error:  # noqa: BLE001 - a listener must not harm the run
-                # A listener that fails at records of failures would be called with that of its own
-                # failure, without end.
-                if not isinstance(event, ErrorContained):
-                    name = getattr(handler, "__qualname__", handler)
-                    watch.record_failure(f"listener {name!r}", error)
-
-    def handlers(self, event_type: type) -> list[Callable[[object], Awaitable[None] | None]]:
-        """Return the handlers of a type of event and of its base classes, the type's own first."""
-        handlers: list[Callable[[object], Awaitable[None] | None]] = []
-        for base in event_type.__mro__:
-            if base in self._event_names:
-                handlers.extend(self._emitter.listeners(self._event_names[base]))
-        return handlers
+                detected = list(detector.detect(record.body, view))  # type: ignore[arg-type] # its own kinds
+            except Exception as error:  # noqa: BLE001 - a detector must not harm the program
+                reasons[name] = f"it failed: {describe_error(error)}"
+                continue
+            for trigger in detected:
+                fields = {"at": record.at, "revision": view.revision}
+                triggers.append(trigger.model_copy(update=fields))
+            if not detected:
+                reasons[name] = _reason_for_none(detector, record, view)
+        return TriggerCheck(tuple(triggers), reasons)
 
 
-async def _call(handler: Callable[[object], Awaitable[None] | None], event: object) -> None:
+def _make_detectors(
+    specs: Sequence[TriggerDetector | str], settings: Settings
+) -> list[TriggerDetector]:
+    """Return the detectors of these names, configured by settings, and those that are objects."""
+    detectors: list[TriggerDetector] = []
+    for spec in specs:
+        if not isinstance(spec, str):
+            detectors.append(spec)
+            continue
+        plugin = load_plugin("triggers", spec)
+        make = getattr(plugin, "for_settings", None)
+        if make is None:
+            detectors.append(plugin())
+        else:
+            detectors.append(make(settings))
+    return detectors
+
+
+def _reason_for_none(detector: TriggerDetector, record: Record, view: PlanView) -> str:
+    """Return why a detector fired no trigger, in its own words if it has any."""
+    explain = getattr(detector, "why_not", None)
+    if explain is None:
+        return f"nothing follows from {record.body.kind!r} for it"
+    try:
+        return str(explain(record.body, view))
+    except Exception as error:  # noqa: BLE001 - a detector must not harm the program
+        return f"it failed: {describe_error(error)}"
+
+
+def _name_of(handler: Handler[Any]) -> object:
+    return getattr(handler, "__qualname__", handler)
+
+
+def _warn_of_listener(handler: Handler[Any], error: Exception) -> None:
+    warn_of_error(f"listener {_name_of(handler)!r}", error, Redactor())
+
+
+async def _await_detached(handler: Handler[Any], answer: Awaitable[None]) -> None:
+    try:
+        await isolate(_finish, answer)
+    except Exception as error:  # noqa: BLE001 - a listener must not harm the program
+        _warn_of_listener(handler, error)
+
+
+async def _finish(answer: Awaitable[None]) -> None:
+    await answer
+
+
+async def _call(handler: Handler[Any], event: object) -> None:
     answer = handler(event)
-    if inspect.isawaitable(answer):
+    if answer is not None and inspect.isawaitable(answer):
         await answer
 
 
 class RunWatch:
-    """The watch on one run: its detectors, and the queue of its events."""
+    """The watch of a monitor on one run: its detectors, and the queue of its events."""
 
     def __init__(
         self, life: Lifecycle, detectors: Sequence[TriggerDetector], monitor: PlanMonitor
@@ -194,27 +382,54 @@ class RunWatch:
         self._monitor = monitor
         self._overflow = False
         self._emits_records = False
-        self._last_number = 0
-        self.is_delivering = False
+        self._is_delivering = False
+        self._delivered = anyio.Event()
         self._send: MemoryObjectSendStream[object]
-        self.receive: MemoryObjectReceiveStream[object]
-        self._send, self.receive = anyio.create_memory_object_stream[object](MAX_QUEUED_EVENTS)
+        self._receive: MemoryObjectReceiveStream[object]
+        self._send, self._receive = anyio.create_memory_object_stream[object](MAX_QUEUED_EVENTS)
         self._detectors_by_type: dict[type[RecordBody], list[TriggerDetector]] = {}
         for detector in detectors:
             for kind in detector.observes:
                 self._detectors_by_type.setdefault(kind, []).append(detector)
-        life.journal.subscribe(self.detect, list(self._detectors_by_type))
+        # Of a run that is not replanned, triggers are for handlers alone. Without a kind it would
+        # be called with every record.
+        if life.settings.enabled and self._detectors_by_type:
+            life.journal.subscribe(self._detect, list(self._detectors_by_type))
+
+    def __repr__(self) -> str:
+        return f"<RunWatch of {self.run!r}>"
+
+    @property
+    def run(self) -> RunId:
+        """The id of the run."""
+        return self._lifecycle.run_id
+
+    def stop(self) -> None:
+        """Stop watching; waiting events are still delivered. A second call does nothing."""
+        if self._monitor._watches.get(self.run) is not self:
+            return
+        del self._monitor._watches[self.run]
+        self.enqueue(MonitorNotice(self.run, "stopped"))
+        for function in (self._detect, self._evaluate, self._on_record):
+            self._lifecycle.journal.unsubscribe(function)
+        self._send.close()
+
+    # For the monitor and the engine
 
     def subscribe(self) -> None:
         """Emit every record, and evaluations, from now on."""
-        if not self._emits_records:
-            self._emits_records = True
-            self._lifecycle.journal.subscribe(self._on_record)
-            self._lifecycle.journal.subscribe(self._evaluate, _EVALUATED)
+        if self._emits_records:
+            return
+        self._emits_records = True
+        journal = self._lifecycle.journal
+        journal.subscribe(self._on_record)
+        if not self._lifecycle.settings.enabled and self._detectors_by_type:
+            journal.subscribe(self._detect, list(self._detectors_by_type))
+        journal.subscribe(self._evaluate, _EVALUATED)
 
     def enqueue(self, event: object) -> None:
         """Queue an event, if it has handlers."""
-        if not self._monitor.handlers(type(event)):
+        if not self._monitor._has_handlers(type(event)):
             return
         try:
             self._send.send_nowait(event)
@@ -225,22 +440,53 @@ class RunWatch:
                 error = RuntimeError(
                     f"more than {MAX_QUEUED_EVENTS} events wait; further ones are dropped"
                 )
-                self.record_failure("listeners", error)
+                self._record_failure("listeners", error)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             # The run is being closed, and its handlers are gone.
             pass
 
-    def record_failure(self, where: str, error: BaseException) -> None:
+    async def deliver(self) -> None:
+        """Call the handlers of events until the run is no longer watched.
+
+        A second call returns at once.
+        """
+        if self._is_delivering:
+            return
+        self._is_delivering = True
+        try:
+            async with self._receive:
+                async for event in self._receive:
+                    for handler in self._monitor._take_handlers(event):
+                        await self._call_handler(handler, event)
+        finally:
+            self._delivered.set()
+
+    async def close(self) -> None:
+        """Stop watching, and wait until all handlers have been called."""
+        self.stop()
+        # Where the program ends at once, the task that delivers was cancelled before it began.
+        await self.deliver()
+        await self._delivered.wait()
+
+    def redetect(self, past: ResumeState) -> None:
+        """Fire the triggers of a resumed run's last record that were not fired before."""
+        fired = {trigger.fingerprint for trigger in past.fired_triggers}
+        self._detect(past.last_cause, fired)
+
+    async def _call_handler(self, handler: Handler[Any], event: object) -> None:
+        try:
+            await isolate(_call, handler, event)
+        except Exception as error:  # noqa: BLE001 - a listener must not harm the run
+            # A listener that fails at records of failures would be called with that of its own
+            # failure, without end.
+            if not isinstance(event, ErrorContained):
+                self._record_failure(f"listener {_name_of(handler)!r}", error)
+
+    def _record_failure(self, where: str, error: BaseException) -> None:
         """Record a failure that goes no further."""
         # Also after the end of the run: its journal is ours until it is closed.
         if self._lifecycle.journal.state == "open":
             self._lifecycle.record_error(where, error)
-
-    def close(self) -> None:
-        """Stop detecting, and take no more events."""
-        for function in (self.detect, self._evaluate, self._on_record):
-            self._lifecycle.journal.unsubscribe(function)
-        self._send.close()
 
     def _on_record(self, record: Record) -> None:
         # Handlers are registered for triggers, and not for the record of one.
@@ -250,14 +496,11 @@ class RunWatch:
             self.enqueue(record.body)
 
     def _evaluate(self, record: Record) -> None:
-        if self._monitor.handlers(PlanEvaluation):
+        if self._monitor._has_handlers(PlanEvaluation):
             self.enqueue(self._lifecycle.evaluation.evaluate())
 
-    def detect(self, record: Record, fired: Collection[tuple[str, str, str]] = ()) -> None:
-        """Fire the triggers that follow from a record, except those that were fired before.
-
-        A trigger is dropped at once if the same one is waiting already.
-        """
+    def _detect(self, record: Record, fired: Collection[tuple[str, str, str]] = ()) -> None:
+        """Fire the triggers that follow from a record, except those that were fired before."""
         life = self._lifecycle
         if life.end is not None:
             return
@@ -267,28 +510,15 @@ class RunWatch:
                 # Fired only once the detector has returned all: one that fails midway fires none.
                 triggers = list(detector.detect(record.body, view))  # type: ignore[arg-type] # its own kinds
                 for detected in triggers:
-                    fingerprint = detected.fingerprint
-                    if fingerprint in fired:
-                        continue
-                    # While the store fails, triggers wait to be recorded, and the ledger does not
-                    # know them.
-                    self._last_number = max(self._last_number, len(life.ledger.triggers)) + 1
-                    fields = {
-                        "id": TriggerId(f"t{self._last_number}"),
-                        "run": life.run_id,
-                        "at": record.at,
-                        "revision": life.live.revision,
-                    }
-                    trigger = detected.model_copy(update=fields)
-                    is_waiting = bool(life.ledger.open_by_fingerprint.get(fingerprint))
-                    life.journal.append_soon(TriggerFired(trigger))
-                    if is_waiting:
-                        why = "the same trigger is waiting already"
-                        life.journal.append_soon(TriggerDropped(trigger.id, why))
+                    if not life.settings.enabled:
+                        fields = {"run": self.run, "at": record.at, "revision": life.live.revision}
+                        self.enqueue(detected.model_copy(update=fields))
+                    elif detected.fingerprint not in fired:
+                        life.triggers.fire(detected, record.at)
             except Exception as error:  # noqa: BLE001 - a detector must not harm the run
                 # A detector that fails at records of failures would be shown that of its own.
                 if not isinstance(record.body, ErrorContained):
-                    self.record_failure(f"detector {plugin_name(detector)!r}", error)
+                    self._record_failure(f"detector {plugin_name(detector)!r}", error)
 
 
 # Circuit breakers of tools

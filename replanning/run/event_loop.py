@@ -6,10 +6,12 @@ import asyncio  # noqa: TID251 - anyio does not tell of cancellations without a 
 import gc
 import heapq
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from threading import Lock, Thread, get_ident
 from typing import Any, ClassVar, Final, ParamSpec, TypeVar, TypeVarTuple
 
@@ -73,6 +75,29 @@ def is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
+_detached: Final[set[asyncio.Task[None]]] = set()
+"""Tasks that no task group owns; asyncio itself forgets tasks to which nobody refers."""
+
+
+def start_detached(function: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+    """Start a coroutine function in a task of the running event loop that no task group owns.
+
+    It must contain its errors. Return False if no event loop runs in this thread.
+    """
+    try:
+        cancelled = anyio.get_cancelled_exc_class()
+    except RuntimeError:
+        return False
+    if cancelled is asyncio.CancelledError:
+        task = asyncio.get_running_loop().create_task(function())
+        _detached.add(task)
+        task.add_done_callback(_detached.discard)
+    else:
+        trio = import_module("trio")  # it is optional
+        trio.lowlevel.spawn_system_task(function, context=copy_context())
+    return True
+
+
 def describe_error(error: BaseException) -> str:
     """Return the message of an error of this library, and the `repr` of any other."""
     if isinstance(error, ReplanningError):
@@ -112,7 +137,7 @@ class LoopThread:
             NotRunning: this is another thread, and the loop takes no more calls; the function was
                 not called.
         """
-        if get_ident() == self._thread or self._runs_here():
+        if get_ident() == self._thread or self.runs_here():
             return function(*args, **kwargs)
         with self._lock:
             taken = not self.closed
@@ -144,7 +169,7 @@ class LoopThread:
         with suppress(RuntimeError):  # the loop was closed
             schedule(function)
 
-    def _runs_here(self) -> bool:
+    def runs_here(self) -> bool:
         """Return whether the loop runs in this thread now.
 
         Some loops are run by several threads in turn.
@@ -175,7 +200,7 @@ class LoopThread:
 
     def post(self, function: Callable[[], object]) -> None:
         """Have a function called in this thread, without waiting, as a finalizer has to."""
-        if get_ident() == self._thread or self.closed or self._runs_here():
+        if get_ident() == self._thread or self.closed or self.runs_here():
             function()
         else:
             Thread(target=self.call, args=(function,), daemon=True).start()

@@ -56,6 +56,7 @@ from replanning.plan.types import (
     JsonValue,
     QuestionId,
     ReplanId,
+    RunId,
     TaskId,
     TriggerId,
 )
@@ -66,6 +67,7 @@ from replanning.run.outcomes import Evaluation
 from replanning.run.outputs import Codec, OutputKeeper
 from replanning.run.retries import FailureKeeper, IsTransient, warn_of_error
 from replanning.run.running import RunningAttempts
+from replanning.run.triggers import RunTriggers
 from replanning.secrets import Redactor
 from replanning.settings import Settings
 from replanning.telemetry.tracer import RunTracer
@@ -187,17 +189,26 @@ class Busy:
         return reasons
 
 
+def _not_open(*args: object) -> None:
+    """Start nothing: the task group of the run is not open."""
+
+
 @dataclass(slots=True, eq=False)
 class PluginTasks:
     """Tasks of the run that execute code of plugins.
 
     Attributes:
-        start: starts a coroutine function in the task group of the run, while that is open.
+        start: starts a coroutine function in the task group of the run, once that is open.
         names: the plugins whose code runs now.
+        on_close: awaited in turn while the run is being left, with a time limit.
+        on_leave: called when the run was left, in whatever way.
     """
 
-    start: Callable[..., object] = lambda *args: None
+    start: Callable[..., object] = _not_open
     names: list[str] = field(default_factory=list)
+    on_close: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    on_leave: list[Callable[[], None]] = field(default_factory=list)
+    _early: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 
     def run(self, name: str, function: Callable[..., Awaitable[object]], *args: object) -> None:
         """Start a coroutine function that calls code of the plugin of this name."""
@@ -209,7 +220,27 @@ class PluginTasks:
             finally:
                 self.names.remove(name)
 
-        self.start(call)
+        if self.start is _not_open:
+            self._early.append(call)
+        else:
+            self.start(call)
+
+    def begin(self, start: Callable[..., object]) -> None:
+        """Start what was given before the task group of the run was open, and what comes later."""
+        self.start = start
+        for call in self._early:
+            start(call)
+        self._early.clear()
+
+    async def close(self) -> None:
+        """Let plugins finish, before the tasks of the run end."""
+        for finish in self.on_close:
+            await finish()
+
+    def leave(self) -> None:
+        """Let go of plugins, also where they could not finish."""
+        for leave in self.on_leave:
+            leave()
 
 
 class Lifecycle:
@@ -243,11 +274,11 @@ class Lifecycle:
         timer: calls back at points in time.
         end: the end of the run, once it has ended.
         clock: the clock of the run.
-        run_id: the id of the run.
         opening: how the run was opened.
         busy: what keeps the run from its end.
         plugins: the tasks that execute code of plugins.
         people: whether people can be asked.
+        triggers: fires triggers.
     """
 
     def __init__(
@@ -272,7 +303,6 @@ class Lifecycle:
         self.redactor = redactor
         self.spans = spans
         self.clock = environment.clock
-        self.run_id = lease.run
         self.loop = LoopThread()
         self.timer = Timer(environment.clock, live.scheduler.deadlines.next_due, self._on_deadline)
         self.journal = RunJournal(
@@ -288,6 +318,7 @@ class Lifecycle:
             on_recovered=self._on_store_recovered,
             on_given_up=self._on_store_given_up,
         )
+        self.triggers = RunTriggers(lease.run, live, ledger, self.journal)
         self.dispatcher = Dispatcher(live, ledger, self.timer, self)
         self.journal.subscribe(self.dispatcher.on_record, WAKING_RECORDS)
         self.outputs = OutputKeeper(live, redactor, codec, settings.max_output)
@@ -315,6 +346,11 @@ class Lifecycle:
     def __repr__(self) -> str:
         state = self.end.status if self.end is not None else "running"
         return f"<Lifecycle of {self.run_id!r} {state} {self.journal!r}>"
+
+    @property
+    def run_id(self) -> RunId:
+        """The id of the run."""
+        return self.journal.lease.run
 
     # Records
 
@@ -1021,3 +1057,4 @@ class Lifecycle:
         self.end = body
         self.journal.wake()
         self.dispatcher.end()
+        self.triggers.end(body)

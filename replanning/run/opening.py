@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import (
     AsyncIterator,
-    Awaitable,
     Callable,
     Iterable,
     Iterator,
@@ -858,7 +857,6 @@ async def run_services(
     *,
     on_message: MessageHandler | None = None,
     on_resume: Callable[[ResumeState], None] = lambda past: None,
-    before_close: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[PlanRun]:
     """Keep the services of a run going while the caller's body works on it.
 
@@ -873,7 +871,6 @@ async def run_services(
         services: start further services in the task group of the run, once the run has begun.
         on_message: handles messages of other kinds than `pause` and `request`.
         on_resume: detects triggers that may have been missed when the run stopped.
-        before_close: called before the services end.
     """
     life = run._lifecycle
     past = life.opening.past
@@ -889,7 +886,7 @@ async def run_services(
         if life.end is None:
             _announce_missing_tools(life, past)
         async with anyio.create_task_group() as group:
-            life.plugins.start = group.start_soon
+            life.plugins.begin(group.start_soon)
             if life.end is None:
                 group.start_soon(life.timer.run)
                 # Another clock stands still, or jumps, while work takes real time.
@@ -923,17 +920,17 @@ async def run_services(
                 _leave(life, f"the {program} raised {type(error).__name__}")
             else:
                 _leave(life, f"the {program} left before the end")
-            if before_close is not None:
-                with anyio.CancelScope(shield=True) as scope:
-                    # Set within the scope, because a closing event loop refuses it.
-                    scope.deadline = anyio.current_time() + _CLOSE_SECONDS
-                    await before_close()
+            with anyio.CancelScope(shield=True) as scope:
+                # Set within the scope, because a closing event loop refuses it.
+                scope.deadline = anyio.current_time() + _CLOSE_SECONDS
+                await life.plugins.close()
             if life.plugins.names:
                 group.start_soon(_warn_of_threads, life)
             group.cancel_scope.cancel()
     except BaseExceptionGroup as group_error:
         raise without_group(group_error) from None
     finally:
+        life.plugins.leave()
         await life.loop.close()
         renewer.discard(life)
         WATCHDOG.discard(life)

@@ -1,0 +1,119 @@
+"""Triggers of a run: how they are fired, and how whoever raised one learns what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from replanning.decision.ledger import Ledger
+from replanning.errors import NotRunning
+from replanning.journal.records import (
+    DecisionMade,
+    QuestionAsked,
+    Record,
+    RunEnded,
+    Trigger,
+    TriggerAttached,
+    TriggerDropped,
+    TriggerFired,
+)
+from replanning.live.plan import LivePlan
+from replanning.plan.types import RunId, TriggerId
+from replanning.run.journal import RunJournal
+
+TriggerOutcome = DecisionMade | QuestionAsked | TriggerDropped
+"""What became of a trigger: a decision, a question to a person, or the reason why it was dropped."""
+
+_DECIDING: Final = (DecisionMade, QuestionAsked, TriggerAttached, TriggerDropped)
+
+Listener = Callable[[TriggerOutcome | NotRunning], None]
+
+
+class RunTriggers:
+    """Fires the triggers of one run, and tells of the outcomes of those that programs raised.
+
+    Its state is the number of the last trigger, and who waits for an outcome.
+
+    Args:
+        run_id: the run.
+        live: its plan.
+        ledger: its memory of replanning.
+        journal: where triggers are recorded.
+
+    Attributes:
+        is_detected: whether a monitor fires the kinds of trigger that the settings name.
+    """
+
+    def __init__(self, run_id: RunId, live: LivePlan, ledger: Ledger, journal: RunJournal) -> None:
+        self.is_detected = False
+        self._run_id = run_id
+        self._live = live
+        self._ledger = ledger
+        self._journal = journal
+        self._last_number = 0
+        self._listeners: dict[TriggerId, Listener] = {}
+        self._listens = False
+
+    def __repr__(self) -> str:
+        return f"<RunTriggers of {self._run_id!r} awaited={list(self._listeners)}>"
+
+    def fire(self, stated: Trigger, at: float, listener: Listener | None = None) -> Trigger:
+        """Record a trigger, and return it as it was recorded.
+
+        It is dropped at once if the same one is waiting already.
+
+        Args:
+            stated: the trigger, as its detector or a program states it.
+            at: when its cause happened.
+            listener: called once, with the outcome.
+        """
+        ledger = self._ledger
+        # While the store fails, triggers wait to be recorded, and the ledger does not know them.
+        self._last_number = max(self._last_number, len(ledger.triggers)) + 1
+        fields = {
+            "id": TriggerId(f"t{self._last_number}"),
+            "run": self._run_id,
+            "at": at,
+            "revision": self._live.revision,
+        }
+        trigger = stated.model_copy(update=fields)
+        # Before it is recorded, because it may be decided at once.
+        if listener is not None:
+            self._listeners[trigger.id] = listener
+            if not self._listens:
+                self._listens = True
+                self._journal.subscribe(self._on_record, _DECIDING)
+        is_waiting = bool(ledger.open_by_fingerprint.get(stated.fingerprint))
+        self._journal.append_soon(TriggerFired(trigger))
+        if is_waiting:
+            why = "the same trigger is waiting already"
+            self._journal.append_soon(TriggerDropped(trigger.id, why))
+        return trigger
+
+    def end(self, end: RunEnded) -> None:
+        """Tell those who still wait that the run stopped before there was an outcome."""
+        waiting = self._listeners
+        self._listeners = {}
+        for trigger_id, listener in waiting.items():
+            what = "it was not recorded"
+            if trigger_id in self._ledger.open_triggers:
+                what = "it is decided when the run is resumed"
+            why = f"trigger {trigger_id!r} was not decided before the run was {end.status}"
+            listener(NotRunning(f"{why} ({end.reason}); {what}"))
+
+    def _on_record(self, record: Record) -> None:
+        if not self._listeners:
+            return
+        match record.body:
+            case TriggerDropped(trigger=trigger_id) as dropped:
+                self._tell(trigger_id, dropped)
+            case DecisionMade(triggers=trigger_ids) | QuestionAsked(triggers=trigger_ids) as body:
+                for trigger_id in trigger_ids:
+                    self._tell(trigger_id, body)
+            case TriggerAttached(question=question, trigger=trigger_id):
+                self._tell(trigger_id, self._ledger.questions.open[question])
+
+    def _tell(self, trigger_id: TriggerId, outcome: TriggerOutcome) -> None:
+        listener = self._listeners.pop(trigger_id, None)
+        if listener is not None:
+            listener(outcome)
