@@ -338,8 +338,6 @@ class Draft:
         """Return whether a condition has left a task out: it never ran, so a correction changes it."""
         if self.adopted is None:
             return False
-        if self.state(task_id) is not TaskState.SKIPPED:
-            return False
         return self._graph.entry(task_id).condition_revision in SKIPPED_BY_CONDITION
 
     def _stage_edit(self, old: Task, new: Task) -> None:

@@ -315,6 +315,20 @@ async def test_goal_reached_early_by_the_last_task(paused):
     assert states(run) == {"try": "DONE", "stop": "CANCELLED"}
 
 
+async def test_goal_reached_early_waits_for_all_that_run_in_any_case():
+    """A goal that is reached early ends the run once every task with `run_if: always` has ended."""
+    document = plan(
+        task("try", tool="try"),
+        task("stop", "try", run_if="always"),
+        task("wipe", "stop", run_if="always"),
+        tools=[{"name": "try", "adds": ["tried"]}],
+        goal={"objective": "test", "facts": ["tried"], "stop_when_reached": True},
+    )
+    async with open_run(document) as run:
+        assert await perform(run) == ["try", "stop", "wipe"]
+    assert (run.result.status, run.result.reason) == ("succeeded", "the goal was reached early")
+
+
 async def test_missing_output_is_compared():
     """A comparison by order with the output of a task that was left out, or a part of it, does not hold."""
     tasks = (

@@ -1206,6 +1206,18 @@ async def test_left_out_task_that_waits_for_others_now():
         }
 
 
+async def test_left_out_task_that_waits_for_a_new_one():
+    """A task that was left out with its branch comes back if it is to wait for a task that is new."""
+    engine = make_engine()
+    await failed_join(engine, "other")
+    corrected = branching(fresh={}, branch={"depends_on": ["a", "fresh"]})
+    async with engine.resume(RUN) as run:
+        run.adopt(corrected)
+        assert states(run)["branch"] == "PENDING"
+        assert sorted(await perform(run)) == ["branch", "fresh", "join", "other"]
+    assert run.result.status == "succeeded"
+
+
 async def test_left_out_task_that_waits_for_others_that_are_left_out():
     """A left-out task that is to depend on another one that is left out as well comes back with that one."""
     engine = make_engine()
