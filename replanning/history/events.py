@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from replanning.changes import PlanChange
 from replanning.journal.records import Candidate, DecisionKind, Trigger, Usage
 from replanning.plan.tasks import Goal
-from replanning.plan.types import QuestionId, ReplanId
+from replanning.plan.types import JsonObject, QuestionId, ReplanId
 
 ReplanOutcome = Literal["success", "failure", "unknown"]
 
@@ -123,6 +123,15 @@ class PlanEdit:
     changes: tuple[PlanChange, ...]
     reason: str
     by: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramNote:
+    """What a program put on record with `run.note`."""
+
+    at: float
+    type: str
+    data: JsonObject
 
 
 @dataclass(frozen=True, slots=True)

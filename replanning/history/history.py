@@ -17,6 +17,7 @@ from replanning.history.events import (
     DroppedTrigger,
     GoalEdit,
     PlanEdit,
+    ProgramNote,
     QuestionEntry,
     ReplanEvent,
     ReplanMetrics,
@@ -33,6 +34,7 @@ from replanning.journal.records import (
     DecisionKind,
     DecisionMade,
     GoalChanged,
+    NoteAdded,
     OutcomeRecorded,
     PlanRevised,
     QuestionAnswered,
@@ -214,6 +216,19 @@ class ReplanHistory:
             if entry.after == revision:
                 return entry
         return None
+
+    def notes(self, type: str | None = None) -> tuple[ProgramNote, ...]:  # noqa: A002 # the word of the record
+        """Return what programs put on record with `run.note`, oldest first; it reads the journal.
+
+        Args:
+            type: return only notes of this type.
+        """
+        found = []
+        for record in self.records(0):
+            body = record.body
+            if isinstance(body, NoteAdded) and type in (None, body.type):
+                found.append(ProgramNote(record.at, body.type, body.data))
+        return tuple(found)
 
     def replay(self, revision: int | None = None, *, before: bool = False) -> LivePlan:
         """Return the live plan right after a revision was applied, or the current one without one.

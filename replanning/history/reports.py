@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Final
@@ -105,10 +106,20 @@ def _report_head(history: ReplanHistory) -> list[str]:
     ]
     if history.stale:
         lines.append(f"  stale:    {stale_line(history.stale)}")
+    notes = _notes_text(history)
+    if notes:
+        lines.append(f"  notes:    {notes}")
     for task_id, why in list(history.unstored.items())[:_MAX_ITEMS]:
         lines.append(f"  unstored: the output of {printable_line(task_id)}: {printable_line(why)}")
     lines.append("")
     return lines
+
+
+def _notes_text(history: ReplanHistory) -> str:
+    """Return how many notes of programs there are of each type; "" if there are none."""
+    counts = Counter(note.type for note in history.notes())
+    shown = [f"{count} {printable_line(kind)}" for kind, count in counts.most_common(_MAX_ITEMS)]
+    return ", ".join(shown)
 
 
 def _goal_edit_lines(edit: GoalEdit) -> list[str]:
@@ -402,6 +413,9 @@ def markdown_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None
     if metrics.by_decision:
         counts = _counts_text(metrics.by_decision)
         lines.append(f"- **By decision**: {counts}")
+    notes = _notes_text(history)
+    if notes:
+        lines.append(f"- **Notes**: {_escape_inline(notes)}")
     lines.append("")
 
     # One replay for all revisions: one for each would take time quadratic in the journal.

@@ -32,7 +32,9 @@ from replanning.history import (
     compute_metrics,
     export_history,
     import_history,
+    markdown_report,
     open_questions,
+    text_report,
 )
 from replanning.history.events import calibrate_sources
 from replanning.journal import (
@@ -342,6 +344,23 @@ def test_unknown_run():
         ReplanHistory(lambda after: [])
     with pytest.raises(ValueError, match="at least 1"):
         ReplanHistory(lambda after: [], max_events=0)
+
+
+async def test_notes():
+    """What a program puts on record is in the history, also of the import, and reports count it by type."""
+    engine = ReplanningEngine([])
+    async with engine.open(chain("a")) as run:
+        run.note("price-checked", {"price": 3})
+        run.note("seen", {})
+        run.note("price-checked", {"price": 4})
+        async for task in run.ready():
+            run.succeeded(run.started(task.id))
+    history = engine.history(run.id)
+    assert [note.data for note in history.notes("price-checked")] == [{"price": 3}, {"price": 4}]
+    assert [note.type for note in history.notes()] == ["price-checked", "seen", "price-checked"]
+    assert import_history(export_history(history)).notes() == history.notes()
+    assert "  notes:    2 price-checked, 1 seen\n" in text_report(history)
+    assert "- **Notes**: 2 price\\-checked, 1 seen\n" in markdown_report(history)
 
 
 async def test_round_trip(clock):
