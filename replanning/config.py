@@ -54,6 +54,14 @@ _CREDENTIAL: Final = re.compile(
     r"(?i)(?:^|[._-])(?:api[_-]?)?(?:key|token|secret|password|credentials?)s?$"
 )
 
+_CAMEL_HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+_FOREIGN_KEYS: Final[Mapping[str, str]] = {
+    "max_iterations": "did you mean 'limits.replans_per_lineage', the replans of a task, or "
+    "'judge.max_iterations', the attempts at it?",
+}
+"""Settings under names that others use, where the nearest name here means something else."""
+
 Kind = Literal["default", "file", "override", "environment", "argument"]
 """Kind of source, from the lowest to the highest precedence."""
 
@@ -608,13 +616,20 @@ def _unknown_key(key: str) -> str:
     if _CREDENTIAL.search(key):
         advice = "remove it here, and consider it known to others"
         return f"keys of API services are taken from the environment alone; {advice}"
+    # Other formats write `maxAttempts` where this one has `max_attempts`.
+    key = _CAMEL_HUMP.sub("_", key).lower()
+    if key in _FOREIGN_KEYS:
+        return f"there is no such setting; {_FOREIGN_KEYS[key]}"
     section, _, name = key.rpartition(".")
     siblings = [k for k in keys() if k.rpartition(".")[0] == section] or [
         k for k in keys() if "." not in k
     ]
     elsewhere = [k for k in keys() if k.rpartition(".")[2] == name]
-    hint = did_you_mean(key, siblings) or f"known are {', '.join(siblings)}"
-    return f"there is no such setting; {f'did you mean {elsewhere[0]!r}?' if len(elsewhere) == 1 else hint}"
+    if len(elsewhere) == 1:
+        hint = f"did you mean {elsewhere[0]!r}?"
+    else:
+        hint = did_you_mean(key, siblings) or f"known are {', '.join(siblings)}"
+    return f"there is no such setting; {hint}"
 
 
 def _validate(given: Mapping[str, _Value], problems: list[Problem]) -> Settings | None:

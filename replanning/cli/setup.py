@@ -35,6 +35,7 @@ from replanning.llm import LLMOptions, LLMProvider
 from replanning.llm.selection import AUTO, create_clients, is_llm
 from replanning.plugins import PLUGIN_GROUPS, installed_plugins, load_plugin
 from replanning.run.opening import redactor_for
+from replanning.telemetry.exporter import needs_target
 
 LANGUAGE_MODEL: Final = "language model"
 
@@ -262,6 +263,9 @@ def providers(
                 create, loadable = load_plugin(group, point.name), True
                 if group in ("providers", "triggers") and point.name not in needs_model:
                     create()
+                elif group == "exporters" and needs_target(create):
+                    # Made as `--trace NAME=TARGET` is read; what it is for is known then.
+                    plugin.problem = f"it needs a target: --trace {point.name}=TARGET"
                 elif group == "exporters":
                     anyio.run(create().aclose)
                 if point.name in used.get(group, []):

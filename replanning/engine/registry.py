@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +13,7 @@ from replanning.environment import Environment
 from replanning.errors import NoLLMProvider, PluginError
 from replanning.llm.provider import FallbackLLM, GuardedLLM, LLMProvider
 from replanning.llm.selection import AUTO, create_llm_provider, is_llm
+from replanning.plan.messages import brief_repr
 from replanning.plan.types import JsonValue
 from replanning.plugins import load_plugin
 from replanning.run.retries import warn_of_error
@@ -78,7 +79,10 @@ class ProviderRegistry:
         Raises:
             PluginError: a plugin is missing or does not load.
             NoLLMProvider: a language model that is named cannot be used.
+            TypeError: one provider, or something else, stands in the place of a list.
         """
+        if isinstance(specs, str) or not isinstance(specs, Iterable):
+            raise TypeError(_not_a_list(specs))
         expanded: list[ProviderSpec] = []
         for spec in specs:
             if spec == AUTO:
@@ -151,3 +155,14 @@ def _set_redactor(model: LLMProvider, redactor: Redactor) -> None:
         wrapped = model.members
     for inner in wrapped:
         _set_redactor(inner, redactor)
+
+
+def _not_a_list(given: object) -> str:
+    """Return what is wrong with something that is no list of providers, and what to write instead."""
+    if isinstance(given, str) or hasattr(given, "propose") or isinstance(given, LLMProvider):
+        advice = "put it into a list"
+    elif hasattr(given, "engine"):
+        advice = "an orchestrator is attached to an engine: engine.attach(orchestrator)"
+    else:
+        advice = "name them, or pass objects with `name` and `propose`"
+    return f"providers: expected a list of providers, got {brief_repr(given)}; {advice}"

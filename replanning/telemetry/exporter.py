@@ -76,13 +76,12 @@ def create_exporter(name: str, target: str = "") -> Exporter:
         SettingsError: the target is not valid.
     """
     plugin: Any = load_plugin("exporters", name)  # `from_target` is optional
-    takes_target = hasattr(plugin, "from_target")
-    if target and not takes_target:
+    if target and not hasattr(plugin, "from_target"):
         reason = f"exporter {name!r} does not take a target; remove {target!r}"
         raise SettingsError.at("exporters", reason)
     created: Exporter
     try:
-        if target or (takes_target and _needs_arguments(plugin)):
+        if target or needs_target(plugin):
             created = plugin.from_target(target)
         else:
             created = plugin()
@@ -93,7 +92,10 @@ def create_exporter(name: str, target: str = "") -> Exporter:
     return created
 
 
-def _needs_arguments(plugin: type) -> bool:
+def needs_target(plugin: type) -> bool:
+    """Return whether an exporter takes a target, and cannot be created without one."""
+    if not hasattr(plugin, "from_target"):
+        return False
     try:
         inspect.signature(plugin).bind()
     except TypeError:

@@ -273,6 +273,28 @@ def test_providers_that_work(tmp_path: Path) -> None:
     assert [plugin["state"] for plugin in named if plugin["name"] == "oracle"] == ["missing"]
 
 
+def test_exporter_that_needs_a_target(tmp_path: Path) -> None:
+    """An exporter that cannot be created without a target is available, and it is said how to name one."""
+    info = tmp_path / "paper-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: paper\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[replanning.exporters]\npaper = paper:Paper\n")
+    (tmp_path / "paper.py").write_text(
+        "from replanning.telemetry import Exporter\n"
+        "class Paper(Exporter):\n"
+        "    def __init__(self, path):\n"
+        "        self.path = path\n"
+        "    from_target = classmethod(lambda cls, path: cls(path))\n"
+    )
+    (paper,) = [
+        plugin
+        for plugin in answer(tmp_path, "providers", PYTHONPATH=str(tmp_path))
+        if plugin["name"] == "paper"
+    ]
+    assert paper["state"] == "available"
+    assert paper["problem"] == "it needs a target: --trace paper=TARGET"
+
+
 def test_providers_that_are_broken(tmp_path: Path) -> None:
     """A plugin that cannot be imported or made is shown as broken with the reason, one that lacks an extra with its name."""
     info = tmp_path / "shaky-1.2.dist-info"

@@ -5,6 +5,7 @@ import pytest
 
 from replanning import (
     Alternative,
+    AlternativeGenerator,
     ReplanningEngine,
     ReplanRequest,
     Task,
@@ -190,6 +191,23 @@ async def test_ties_go_by_provider(clock):
         late, Proposer(lambda request: [repeat], "early"), clock=clock
     ).execute(chain("a"), failing("a"))
     assert result.revisions[0].changes[0].kind == "skip"
+
+
+@pytest.mark.parametrize("part", [ReplanningEngine, AlternativeGenerator])
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ("repair", "put it into a list"),
+        (Proposer(again), "put it into a list"),
+        (SwarmOrchestrator(failing()), "attached to an engine: engine.attach(orchestrator)"),
+        (3, "pass objects with `name` and `propose`"),
+    ],
+)
+def test_no_list_of_providers(part, given, advice):
+    """What stands in the place of the list of providers is named, with what to write instead."""
+    with pytest.raises(TypeError, match="expected a list of providers") as error:
+        part(given)
+    assert advice in str(error.value)
 
 
 async def test_limit_per_run():

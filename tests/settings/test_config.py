@@ -613,6 +613,9 @@ def test_problems_of_every_source_at_once():
         ("planning.judge_on", "judge_on"),
         ("max_subtasks", "planning.max_subtasks"),
         ("judge.max_iteration", "judge.max_iterations"),
+        ("timeoutSeconds", "judge.timeout_seconds"),
+        ("humanApprovalThreshold", "alternatives.human_approval_threshold"),
+        ("retry.maxAttempts", "retry.max_attempts"),
     ],
 )
 def test_setting_of_another_section(key, meant):
@@ -620,6 +623,14 @@ def test_setting_of_another_section(key, meant):
     assert problems(arguments={key: 1}) == [
         f"argument {key}: there is no such setting; did you mean {meant!r}?"
     ]
+
+
+@pytest.mark.parametrize("key", ["maxIterations", "max_iterations"])
+def test_iterations(key):
+    """`max_iterations` outside of a section may mean two settings, and both are named with what they limit."""
+    (told,) = problems(arguments={key: 3})
+    assert "'limits.replans_per_lineage', the replans of a task" in told
+    assert "'judge.max_iterations', the attempts at it" in told
 
 
 def test_settings_stay():
