@@ -461,7 +461,7 @@ def history_prune(
 
     place = read_settings(settings, quiet=as_json).planning.history
     kept_days = place.retention_days if days is None else days
-    pruned = PlanningHistoryStore(place.directory).prune(
+    pruned = PlanningHistoryStore(directory=place.directory).prune(
         kept_days, place.archive_directory, dry_run=dry_run
     )
     if as_json:

@@ -402,7 +402,7 @@ def _with_past_executions(request: TaskRequest, settings: Settings) -> TaskReque
         return request
     try:
         past = PlanningHistoryStore(
-            settings.planning.history.directory
+            directory=settings.planning.history.directory
         ).get_past_executions_for_issue(request.issue_id)
     except StoreError as error:
         print_message(f"note: nothing is known of earlier runs of {request.issue_id}: {error}")
@@ -590,7 +590,7 @@ def _run_planning(
                     *lookup.open_exporters(
                         options.trace, options.notify, None if options.quiet else display
                     ),
-                    PlanningHistoryExporter(PlanningHistoryStore(history)),
+                    PlanningHistoryExporter(PlanningHistoryStore(directory=history)),
                 ],
                 environment=environment,
                 max_concurrency=options.concurrency,
@@ -669,7 +669,7 @@ def _run_planning(
         if request is not None and not store.durable and run.result.status not in FINISHED_STATUSES:
             # The run is over, as its store does not keep it.
             past = PlanningHistoryStore(
-                history, task_uuid=run.id, issue_id=request.issue_id, environment=environment
+                run.id, history, issue_id=request.issue_id, environment=environment
             )
             completion: JsonObject = {
                 "phase": "completion",

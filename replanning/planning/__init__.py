@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 from replanning.planning.coordinator import PlanningCoordinator
-from replanning.planning.decisions import Phase, ReplanDecision, ReplanLimits, ReplanType
+from replanning.planning.decisions import (
+    ActionsDecision,
+    DecisionRecord,
+    DecisionRequest,
+    DecompositionDecision,
+    ExecutionDecision,
+    GoalDecision,
+    Phase,
+    ReflectionDecision,
+    ReplanCause,
+    ReplanCounts,
+    ReplanDecision,
+    ReplanLimits,
+    ReplanType,
+    Ruling,
+)
 from replanning.planning.history import PlanningHistoryExporter, PlanningHistoryStore
-from replanning.planning.manager import ReplanManager
+from replanning.planning.manager import (
+    Consideration,
+    DecisionResponse,
+    ReplanManager,
+    ReplanNote,
+    ReplanStatistics,
+)
 from replanning.planning.outputs import (
     Action,
     ActionPlan,
@@ -20,6 +41,14 @@ from replanning.planning.steering import Steering
 __all__ = [
     "Action",
     "ActionPlan",
+    "ActionsDecision",
+    "Consideration",
+    "DecisionRecord",
+    "DecisionRequest",
+    "DecisionResponse",
+    "DecompositionDecision",
+    "ExecutionDecision",
+    "GoalDecision",
     "GoalUnderstanding",
     "IssueComment",
     "Phase",
@@ -27,11 +56,17 @@ __all__ = [
     "PlanningHistoryExporter",
     "PlanningHistoryStore",
     "PlanningState",
+    "ReflectionDecision",
+    "ReplanCause",
+    "ReplanCounts",
     "ReplanDecision",
     "ReplanLimits",
     "ReplanManager",
+    "ReplanNote",
     "ReplanPromptBuilder",
+    "ReplanStatistics",
     "ReplanType",
+    "Ruling",
     "Steering",
     "Subtask",
     "TaskDecomposition",

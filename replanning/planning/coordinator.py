@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from os import PathLike
 from typing import Final, TypeVar
 
 from pydantic import BaseModel
@@ -19,6 +20,8 @@ from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonObject, TaskId
 from replanning.planning.alternatives import LineagePolicy, PlanningAlternativeProvider
 from replanning.planning.decisions import Phase
+from replanning.planning.history import PlanningHistoryExporter, PlanningHistoryStore
+from replanning.planning.manager import ReplanManager, ReplanStatistics
 from replanning.planning.outputs import ActionPlan, GoalUnderstanding, TaskDecomposition
 from replanning.planning.session import PlanningSession
 from replanning.planning.state import PlanningState, TaskRequest, validate_output
@@ -50,6 +53,9 @@ class PlanningCoordinator:
         coordinator = PlanningCoordinator(settings, model, plan.tools, "Make the failing test pass", work=executor)
         if not await coordinator.execute_with_planning():
             print(coordinator.result.reason, coordinator.state.completion)
+
+    If the settings name a folder under `planning.history.directory`, the planning history is written there, unless one
+    of the exporters writes it elsewhere.
 
     Args:
         config: the settings.
@@ -107,6 +113,13 @@ class PlanningCoordinator:
         self._tools = {tool.name: tool for tool in self._library.tools}
         self.environment = environment = environment or Environment()
         self._recovery = PlanningAlternativeProvider()
+        self._history_folder: str | PathLike[str] = config.planning.history.directory
+        written = [one for one in exporters if isinstance(one, PlanningHistoryExporter)]
+        if written:
+            self._history_folder = written[0].history.directory
+        elif "directory" in config.planning.history.model_fields_set:
+            history = PlanningHistoryStore(directory=self._history_folder)
+            exporters = [*exporters, PlanningHistoryExporter(history)]
         settings = _engine_settings(config)
         self.engine = ReplanningEngine(
             [self._recovery],
@@ -138,6 +151,41 @@ class PlanningCoordinator:
             NotRunning: the run has not begun.
         """
         return self._current_run.result
+
+    @property
+    def manager(self) -> ReplanManager:
+        """The manager that decides on replans of the run, with its counts and records.
+
+        Raises:
+            NotRunning: the run has not begun.
+        """
+        session = self._recovery.session
+        if session is None:
+            raise NotRunning("nothing was executed yet: call execute_with_planning")
+        return session.manager
+
+    @property
+    def statistics(self) -> ReplanStatistics:
+        """Statistics of the decisions of the run so far, also of those before it was resumed.
+
+        Raises:
+            NotRunning: the run has not begun.
+        """
+        return self.manager.get_replan_statistics()
+
+    @property
+    def history_store(self) -> PlanningHistoryStore:
+        """The planning history of the run; it has lines only if it is written (see above).
+
+        Raises:
+            NotRunning: the run has not begun.
+        """
+        return PlanningHistoryStore(
+            self._current_run.id,
+            self._history_folder,
+            issue_id=self._request.issue_id,
+            environment=self.environment,
+        )
 
     @property
     def _current_run(self) -> PlanRun:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import islice
 from typing import Annotated, ClassVar, Final, Literal, NamedTuple, Self, TypeVar
@@ -112,7 +112,9 @@ _Texts = Annotated[tuple[_Text, ...], Field(max_length=100)]
 class ReplanDecision(BaseModel):
     """A model's decision after a phase: continue, or replan; validated strictly, so that "false" is not true.
 
-    Each phase has a subclass with further fields, returned by `decision_model`. Unknown fields are kept.
+    Each phase has a subclass with further fields: `GoalDecision`, `DecompositionDecision`, `ActionsDecision`,
+    `ExecutionDecision` and `ReflectionDecision`. Create one of those; `ReplanDecision` is their base. Unknown fields are
+    kept.
 
     Attributes:
         phase: the phase it was made after.
@@ -146,6 +148,9 @@ class ReplanDecision(BaseModel):
     @field_validator("replan_type", mode="before")
     @classmethod
     def _check_replan_type(cls, kind: object) -> object:
+        if cls is ReplanDecision:
+            classes = ", ".join(model.__name__ for model in _MODELS.values())
+            raise TypeError(f"a decision is made after a phase: create one of {classes}")
         if kind not in ALLOWED_REPLANS[cls.phase]:
             raise PydanticCustomError(
                 "replan_type", f"{cls.phase} allows {', '.join(ALLOWED_REPLANS[cls.phase])}"
@@ -610,6 +615,7 @@ class Ruling:
     """Ruling on a decision: continue without a replan, execute it, ask the user for approval, or skip it.
 
     Attributes:
+        kind: `continue`, `execute`, `execute_with_warning`, `ask` or `skip`.
         reason: the rule that applied, in words.
         override: reason for skipping a replan that the model wanted, or for not asking the model.
         questions: questions for the user, with or without a replan.
@@ -743,20 +749,28 @@ class DecisionRequest:
     """Input of a decision prompt.
 
     Attributes:
+        phase: the phase that was completed.
         prompt_data: the output of the phase, with the data for judging it.
-        replan_types: replan types that the limits allow.
+        cause: the action and error to decide about, if any.
         counts: replans spent so far.
+        limits: maximum numbers of replans.
+        earlier_decisions: outcomes of the decisions so far, oldest first.
         refusal: reason why the replan that the model wanted is not possible, to ask for another one; else empty.
         rejected_reply: its last reply, cut, if that was unusable; else empty.
+        problem: reason why that reply was unusable.
     """
 
     phase: Phase
     prompt_data: JsonObject
-    cause: ReplanCause
-    replan_types: tuple[ReplanType, ...]
-    counts: ReplanCounts
-    limits: ReplanLimits
+    cause: ReplanCause = ReplanCause()
+    counts: ReplanCounts = field(default_factory=ReplanCounts)
+    limits: ReplanLimits = ReplanLimits()
     earlier_decisions: tuple[DecisionRecord, ...] = ()
     refusal: str = ""
     rejected_reply: str = ""
     problem: str = ""
+
+    @property
+    def replan_types(self) -> tuple[ReplanType, ...]:
+        """Replan types that both the phase and the limits allow."""
+        return available_replan_types(self.phase, self.limits, self.counts, self.cause)

@@ -450,7 +450,7 @@ class PlanningHistoryStore:
     Every line has `type`, `timestamp` (UTC), `task_uuid`, `issue_id` and `seq`. A `PlanningHistoryExporter` writes the
     runs of a coordinator; programs without a coordinator call the `save` methods::
 
-        history = PlanningHistoryStore(task_uuid="fix-12", issue_id="owner/repo#12")
+        history = PlanningHistoryStore("fix-12", issue_id="owner/repo#12")
         if not history.has_plan():
             history.save_plan(plan)
 
@@ -458,9 +458,12 @@ class PlanningHistoryStore:
     they cannot parse, and the torn last line that a kill or a full disk leaves; the next write removes that one. The
     index only saves reading: entries that it lacks are read from the files.
 
+    Lines are ordered by `seq`, not by `timestamp`: that of a `replan_decision` is the time at which deciding began, and its
+    line follows once the outcome is known.
+
     Args:
-        directory: folder of the files; created with the first line.
-        task_uuid: task that methods use by default.
+        task_uuid: task that methods use by default; None for a store of all tasks, whose methods are given one.
+        directory: folder of the files, such as `settings.planning.history.directory`; created with the first line.
         issue_id: id of its issue, such as `owner/repo#12`.
         environment: source of time.
         redactor: removes secrets from saved lines.
@@ -468,9 +471,9 @@ class PlanningHistoryStore:
 
     def __init__(
         self,
+        task_uuid: str | None = None,
         directory: str | PathLike[str] = "planning_history",
         *,
-        task_uuid: str | None = None,
         issue_id: str = "",
         environment: Environment | None = None,
         redactor: Redactor | None = None,
@@ -496,6 +499,7 @@ class PlanningHistoryStore:
 
         Raises:
             StoreError: the line cannot be written.
+            ValueError: the store was made without a task; so with every other method that saves.
         """
         self._save("plan", {"plan": _to_json_object(plan)})
 
@@ -570,6 +574,7 @@ class PlanningHistoryStore:
 
         Raises:
             StoreError: the file cannot be read.
+            ValueError: neither the call nor the store names a task; so with every query of a task.
         """
         with self._translate_errors("be read"):
             return _sorted_lines(self._path(self._require_task_uuid(task_uuid)))
@@ -617,8 +622,9 @@ class PlanningHistoryStore:
     def _require_task_uuid(self, task_uuid: str | None) -> str:
         task = task_uuid if task_uuid is not None else self._task
         if task is None:
-            raise SettingsError.at(
-                "task_uuid", "no task is named: pass task_uuid to this method or to the store"
+            raise ValueError(
+                "no task is named: pass its id to this method, or to the store, as in"
+                " PlanningHistoryStore('fix-12')"
             )
         return task
 

@@ -61,8 +61,11 @@ class Consideration(RecordModel):
     Attributes:
         replan_id: its id: `p1`, `p2`, … in each run.
         llm_decision: the decision as the model wrote it; None if there is none.
+        phase: the phase that was completed.
+        cause: the action and error that it is about.
         problem: reason for the missing decision.
         model_unavailable: true if the reason is that the model could not be asked at all.
+        ruling: what is done about it.
         timestamp: start of deciding, in UTC.
         seconds: duration of deciding.
         instead_of: id of the replan that could not be executed and that this one substitutes.
@@ -146,14 +149,19 @@ MODEL_UNAVAILABLE_ERRORS: Final = (LLMUnavailable, LLMTimeout, LLMRequestRejecte
 
 
 class DecisionResponse(NamedTuple):
-    """Response of a model: its decision, or the reason why there is none."""
+    """Response of a model: its decision, or the reason why there is none.
+
+    Attributes:
+        decision: the decision as the model wrote it; None if there is none.
+        problem: reason for the missing decision.
+        model_unavailable: true if the model could not be asked at all, so that asking later may help.
+        unusable_text: the reply, if it is unusable.
+    """
 
     decision: ReplanDecision | None
     problem: str = ""
     model_unavailable: bool = False
-    """True if the model could not be asked at all, so that asking later may help."""
     unusable_text: str | None = None
-    """The reply, if it is unusable."""
 
 
 def reply_problem(completion: Completion, problem: str) -> str:
@@ -177,14 +185,18 @@ class ReplanManager:
 
     ::
 
-        manager = ReplanManager(model, prompts, ReplanLimits.from_settings(settings.planning))
+        manager = ReplanManager(model, limits=ReplanLimits.from_settings(settings.planning))
         considered = await manager.consider(Phase.ACTION_SEQUENCE, {"action_plan": plan})
         if considered.ruling.is_executable:
             record = await manager.execute_replan(considered, apply)
 
+    `consider` takes all steps up to the ruling: it checks the limits (`can_replan`), asks the model
+    (`request_llm_decision`), reads its reply (`parse_decision_response`), and rules on the decision. `decide` rules on
+    a decision that comes from elsewhere.
+
     Args:
         llm: the model.
-        prompts: writer of its prompts.
+        prompts: writer of its prompts; by default one with default settings and no tools.
         limits: maximum numbers of replans, and the confidence needed.
         counts: counts of a resumed run.
         records: decisions of a resumed run.
@@ -196,7 +208,7 @@ class ReplanManager:
     def __init__(
         self,
         llm: LLMProvider,
-        prompts: ReplanPromptBuilder,
+        prompts: ReplanPromptBuilder | None = None,
         limits: ReplanLimits | None = None,
         *,
         counts: ReplanCounts | None = None,
@@ -206,8 +218,11 @@ class ReplanManager:
         environment: Environment | None = None,
     ) -> None:
         self.limits = limits or ReplanLimits()
-        self._llm, self._prompts, self._options = llm, prompts, options or LLMOptions()
-        self._counts, self._records = counts or ReplanCounts(), list(records)
+        self._llm = llm
+        self._prompts = prompts or ReplanPromptBuilder()
+        self._options = options or LLMOptions()
+        self._counts = counts or ReplanCounts()
+        self._records = list(records)
         self._on_note = on_note
         self._clock = (environment or Environment()).clock
 
@@ -236,9 +251,7 @@ class ReplanManager:
         self, decision: ReplanDecision, cause: ReplanCause | None = None
     ) -> OverrideReason | None:
         """Return the reason why a replan would not be executed; None if it would be, or if none is wanted."""
-        return make_ruling(
-            normalise(decision).decision, self.limits, self._counts, cause or ReplanCause()
-        ).override
+        return self._rule_on(decision, cause or ReplanCause()).override
 
     def parse_decision_response(self, text: str, phase: Phase) -> ReplanDecision:
         """Return the decision in a model's reply.
@@ -285,9 +298,7 @@ class ReplanManager:
             ruling = self._with_questions(ruling, questions)
             return self._conclude(phase, cause, DecisionResponse(None), ruling, began=began)
         self._notify("deciding")
-        response = await self.request_llm_decision(
-            self._decision_request(phase, prompt_data, cause)
-        )
+        response = await self.request_llm_decision(phase, prompt_data, cause)
         ruling = self._with_questions(self._ruling(response, cause), questions)
         first = self._conclude(phase, cause, response, ruling, began=began)
         if not first.ruling.needs_escalation:
@@ -356,8 +367,19 @@ class ReplanManager:
             instead_of=refused.replan_id,
         )
 
-    async def request_llm_decision(self, request: DecisionRequest) -> DecisionResponse:
-        """Ask the model for a decision; if its reply is unusable, ask once more with the problems."""
+    async def request_llm_decision(
+        self, phase: Phase, prompt_data: JsonObject, cause: ReplanCause | None = None
+    ) -> DecisionResponse:
+        """Ask the model for a decision; if its reply is unusable, ask once more with the problems.
+
+        Nothing is counted or recorded: pass the decision to `decide`, or call `consider` instead of both.
+
+        Args:
+            phase: the phase that was completed.
+            prompt_data: its output, for the prompt.
+            cause: the action and error to decide about, if any.
+        """
+        request = self._decision_request(phase, prompt_data, cause or ReplanCause())
         response = await self._ask_once(request)
         if response.unusable_text is None:
             return response
@@ -378,7 +400,7 @@ class ReplanManager:
             )
             return DecisionResponse(None, str(error), isinstance(error, MODEL_UNAVAILABLE_ERRORS))
         try:
-            return DecisionResponse(parse_decision(completion.text, request.phase))
+            return DecisionResponse(self.parse_decision_response(completion.text, request.phase))
         except LLMResponseInvalid as error:
             problem = reply_problem(completion, str(error))
             _log.warning("an unusable decision after %s: %s", request.phase, problem)
@@ -407,8 +429,9 @@ class ReplanManager:
                 f"{considered.replan_id} must not be executed: {considered.ruling.reason}"
             )
         if not resumed:
-            ruling = make_ruling(decision, self.limits, self._counts, considered.cause)
-            if ruling.needs_escalation:  # other replans were executed while the user decided
+            # Other replans may have been executed while the user decided. Low confidence was approved.
+            if self.should_override(decision, considered.cause) in ("limit", "loop"):
+                ruling = self._rule_on(decision, considered.cause)
                 return self.record_decision(
                     considered.model_copy(update={"ruling": ruling}), executed=False
                 )
@@ -527,10 +550,11 @@ class ReplanManager:
     def _decision_request(
         self, phase: Phase, prompt_data: JsonObject, cause: ReplanCause
     ) -> DecisionRequest:
-        replan_types = available_replan_types(phase, self.limits, self._counts, cause)
-        return DecisionRequest(
-            phase, prompt_data, cause, replan_types, self._counts, self.limits, self.records
-        )
+        return DecisionRequest(phase, prompt_data, cause, self._counts, self.limits, self.records)
+
+    def _rule_on(self, decision: ReplanDecision, cause: ReplanCause) -> Ruling:
+        """Rule on a decision by the limits and the counts as they are now."""
+        return make_ruling(normalise(decision).decision, self.limits, self._counts, cause)
 
     def _ruling(
         self, response: DecisionResponse, cause: ReplanCause, questions: tuple[str, ...] = ()
@@ -538,10 +562,10 @@ class ReplanManager:
         """Rule on a response; `questions` are those of a refused decision, which are counted already."""
         if response.decision is None:
             return Ruling("continue", f"there is no decision: {response.problem}")
-        decision = normalise(response.decision).decision
-        ruling = make_ruling(decision, self.limits, self._counts, cause)
+        ruling = self._rule_on(response.decision, cause)
         if questions:
             return replace(ruling, questions=ruling.questions or questions)
+        decision = normalise(response.decision).decision
         if ruling.questions and decision.replan_type is not ReplanType.CLARIFICATION_REQUEST:
             self._counts = (
                 self._counts.add_clarification()

@@ -25,6 +25,7 @@ from replanning.planning.decisions import (
     CountName,
     DecisionRequest,
     Phase,
+    ReplanCause,
     ReplanType,
     exhausted_limit,
 )
@@ -222,14 +223,22 @@ _SLOT: Final = re.compile(r"\[\[(\w+)\]\]")
 
 
 class ReplanPromptBuilder:
-    """Writes the prompts of planning mode: one method for each phase, and `decision` for the decision after it.
+    """Writes the prompts of planning mode.
 
-    The data of a prompt is a JSON object with the keys of `SECTION_DESCRIPTIONS`. Each value becomes a section, with one
-    line for each item of a list. Data that the phase does not need is left out; other keys go into the section `other`.
+    Each phase has two prompts: `build` asks for its output, such as the subtasks, and `decision` asks whether to replan
+    after it. The methods named after a phase, such as `build_execution_prompt`, return its decision prompt with default
+    limits and nothing replanned so far::
+
+        prompts = ReplanPromptBuilder(tools=plan.tools)
+        prompts.build("task_decomposition", {"request": "Tell the news"})
+        prompts.build_task_decomposition_prompt({"task_decomposition": {"subtasks": []}})
+
+    The data of a prompt is a JSON object whose keys are sections, such as `request`, `comments`, `goal_understanding`,
+    `task_decomposition`, `action_plan`, `context`, `executed`, `action`, `result` and `errors`. Each value becomes a
+    section, with one line for each item of a list. Data that the phase does not need is left out; other keys go into the section `other`.
     The key `rejected`, with a list of replies and their problems, asks for the same reply again.
 
     Args:
-        templates: the templates, as returned by `prompt_templates`.
         settings: planning strategy, level of decomposition, and depth of reflections.
         tools: tools that may be used; those that are down are marked as not available.
         max_chars: size of a prompt in characters.
@@ -241,7 +250,6 @@ class ReplanPromptBuilder:
 
     def __init__(
         self,
-        templates: Mapping[str, str],
         settings: PlanningSettings | None = None,
         tools: Sequence[ToolSpec] = (),
         *,
@@ -253,7 +261,7 @@ class ReplanPromptBuilder:
                 f"a prompt needs at least {MIN_PROMPT_CHARS} characters, got {max_chars}"
             )
         self.tools = tuple(tools)
-        self._templates = templates
+        self._templates = prompt_templates()
         self._settings = settings or PlanningSettings()
         self._max_chars = max_chars
         self._redact = redact or (lambda value: value)
@@ -267,7 +275,9 @@ class ReplanPromptBuilder:
         return self._templates["system"]
 
     def build(self, kind: str, data: JsonObject) -> str:
-        """Return the prompt of a kind: a phase, `revision`, `completion` or `step`.
+        """Return the prompt that asks for the output of a kind: a phase, `revision`, `completion` or `step`.
+
+        The prompt of `execution` asks for a tool call, that of `reflection` for the evaluation of an action.
 
         Raises:
             KeyError: there is no such kind.
@@ -287,25 +297,25 @@ class ReplanPromptBuilder:
         used = {key: value for key, value in data.items() if key not in omitted}
         return self._assemble(used, [_fill_template(self._templates[kind], slots)])
 
-    def goal_understanding(self, data: JsonObject) -> str:
-        """Return the prompt that asks for the objective and its success criteria."""
-        return self.build(Phase.GOAL_UNDERSTANDING, data)
+    def build_goal_understanding_prompt(self, data: JsonObject) -> str:
+        """Return the prompt that asks whether the goal must be understood anew, or the user be asked."""
+        return self.decision(DecisionRequest(Phase.GOAL_UNDERSTANDING, data))
 
-    def task_decomposition(self, data: JsonObject) -> str:
-        """Return the prompt that asks for the subtasks."""
-        return self.build(Phase.TASK_DECOMPOSITION, data)
+    def build_task_decomposition_prompt(self, data: JsonObject) -> str:
+        """Return the prompt that asks whether the goal must be decomposed anew."""
+        return self.decision(DecisionRequest(Phase.TASK_DECOMPOSITION, data))
 
-    def action_sequence(self, data: JsonObject) -> str:
-        """Return the prompt that asks for the actions; with the key `part`, for those of some subtasks."""
-        return self.build(Phase.ACTION_SEQUENCE, data)
+    def build_action_sequence_prompt(self, data: JsonObject) -> str:
+        """Return the prompt that asks whether the actions must be planned anew."""
+        return self.decision(DecisionRequest(Phase.ACTION_SEQUENCE, data))
 
-    def execution(self, data: JsonObject) -> str:
-        """Return the prompt that asks for a tool call."""
-        return self.build(Phase.EXECUTION, data)
+    def build_execution_prompt(self, data: JsonObject, cause: ReplanCause | None = None) -> str:
+        """Return the prompt that asks how to go on after an action; `cause` names the action and its error."""
+        return self.decision(DecisionRequest(Phase.EXECUTION, data, cause or ReplanCause()))
 
-    def reflection(self, data: JsonObject) -> str:
-        """Return the prompt that asks for the evaluation of an action."""
-        return self.build(Phase.REFLECTION, data)
+    def build_reflection_prompt(self, data: JsonObject) -> str:
+        """Return the prompt that asks whether the plan must be revised to reach the goal."""
+        return self.decision(DecisionRequest(Phase.REFLECTION, data))
 
     def decision(self, request: DecisionRequest) -> str:
         """Return the prompt that asks whether to replan, for another replan after a refusal, or for a usable reply."""

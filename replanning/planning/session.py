@@ -33,7 +33,6 @@ from replanning.planning.prompts import (
     MAX_PLAN_TOKENS,
     MAX_TOKENS_BY_KIND,
     ReplanPromptBuilder,
-    prompt_templates,
 )
 from replanning.planning.state import (
     HoldReason,
@@ -104,9 +103,7 @@ class PlanningSession:
         self.interactive, self.plan_only = interactive, plan_only
         self.tool_loop_only = is_tool_loop(run.live.plan)
         self.request = request_of(run.live.plan) or TaskRequest(goal=run.live.goal)
-        self.prompts = ReplanPromptBuilder(
-            prompt_templates(), settings, tuple(tools.values()), redact=run.redact_value
-        )
+        self.prompts = ReplanPromptBuilder(settings, tuple(tools.values()), redact=run.redact_value)
         self.tasks_in_reflection = set[TaskId]()
         self._state = PlanningState()
         self._options = LLMOptions(

@@ -458,7 +458,7 @@ def test_solve_writes_into_the_present_folder(folder):
     tasks = [path.stem for path in kept.glob("[!.]*.jsonl")]
     assert len(tasks) == 2
     for task in tasks:
-        entries = PlanningHistoryStore(kept).entries(task)
+        entries = PlanningHistoryStore(directory=kept).entries(task)
         assert ([line["type"] for line in entries].count("plan"), entries[-1]["done"]) == (1, True)
     assert written(kept, "r")[-1]["result"] == "succeeded"
     assert not (folder / "planning_history").exists()
@@ -481,7 +481,7 @@ def test_an_issue_that_is_not_finished_is_continued(folder):
     assert f"run {task} of {ISSUE} is not finished, and is continued" in second.stderr
     assert "earlier_runs" in told
     assert task in told
-    past = PlanningHistoryStore(history).get_past_executions_for_issue(ISSUE)
+    past = PlanningHistoryStore(directory=history).get_past_executions_for_issue(ISSUE)
     assert [(one["task_uuid"], one["done"]) for one in past] == [(task, True), ("third", False)]
 
 

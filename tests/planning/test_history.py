@@ -107,7 +107,7 @@ async def test_lines_follow_from_the_journal(tmp_path):
     assert rebuilt(store, tmp_path / "later") == in_order(written(live))
 
     before = written(live)
-    again = PlanningHistoryExporter(PlanningHistoryStore(live), journal=store)
+    again = PlanningHistoryExporter(PlanningHistoryStore(directory=live), journal=store)
     again.catch_up(RUN)
     for record in store.read(RUN):
         await again.export(RUN, record)
@@ -122,7 +122,7 @@ async def test_a_resumed_run_is_caught_up(tmp_path, offset):
     records = list(whole.read(RUN))
     for length in range(1 + offset, len(records), STEP):
         folder, store = tmp_path / str(length), cut(records[:length])
-        killed = PlanningHistoryExporter(PlanningHistoryStore(folder), journal=store)
+        killed = PlanningHistoryExporter(PlanningHistoryStore(directory=folder), journal=store)
         for record in records[: length // 2]:  # the rest did not get there in time
             await killed.export(RUN, record)
         await solved(model, folder, start=records[length - 1].at, desk=desk(), store=store)
@@ -132,7 +132,7 @@ async def test_a_resumed_run_is_caught_up(tmp_path, offset):
 def test_a_journal_that_is_not_known(tmp_path):
     """An exporter that cannot find the journal of a run says how to tell it where that is."""
     with pytest.raises(UnknownRun, match="journal=store"):
-        PlanningHistoryExporter(PlanningHistoryStore(tmp_path)).catch_up("r")
+        PlanningHistoryExporter(PlanningHistoryStore(directory=tmp_path)).catch_up("r")
 
 
 async def executed_elsewhere(plan):
@@ -172,7 +172,7 @@ async def test_a_file_that_is_lost_is_made_anew(tmp_path, harm):
             path.write_bytes(content[: len(content) // 2 if harm == "cut" else 0])
 
     await solved({}, tmp_path / "history", desk=when_posting(lose), store=store)
-    lines = PlanningHistoryStore(tmp_path / "history").entries(RUN)
+    lines = PlanningHistoryStore(directory=tmp_path / "history").entries(RUN)
     assert in_order(lines) == rebuilt(store, tmp_path / "fresh")
 
 
@@ -252,7 +252,7 @@ async def test_what_was_done(tmp_path):
 async def test_what_people_were_asked(tmp_path):
     """A question to a person is there with what would be assumed, and so are the answer, its author and their words."""
     async with VirtualClock() as clock:
-        exporters = [PlanningHistoryExporter(PlanningHistoryStore(tmp_path))]
+        exporters = [PlanningHistoryExporter(PlanningHistoryStore(directory=tmp_path))]
         planning = coordinator(UNCLEAR, clock, gate=StoreGate(), exporters=exporters)
         async with anyio.create_task_group() as group:
             group.start_soon(planning.execute_with_planning, RUN)
@@ -372,7 +372,7 @@ async def test_what_was_decided_survives_a_pause(tmp_path):
 
 async def test_a_plan_that_is_there_is_continued(tmp_path):
     """A task that has a plan in its history is continued with it: the lines go on in the same file, with one first plan."""
-    store, history, later = MemoryStore(), PlanningHistoryStore(tmp_path, task_uuid=RUN), Model()
+    store, history, later = MemoryStore(), PlanningHistoryStore(RUN, tmp_path), Model()
     assert not history.has_plan()
     before = await waiting({"completion": summary(achieved=False)}, tmp_path, store)
     assert history.has_plan()
@@ -447,7 +447,7 @@ def tasks_of(store: PlanningHistoryStore, issue: str) -> list[str]:
 
 def test_what_is_saved_is_found(tmp_path):
     """Plans, revisions and reflections are found again by another process, in the order in which they were saved."""
-    history = PlanningHistoryStore(tmp_path / "new", task_uuid="t", issue_id=ISSUE)
+    history = PlanningHistoryStore("t", tmp_path / "new", issue_id=ISSUE)
     assert (history.has_plan(), history.get_latest_plan(), history.entries()) == (False, None, [])
     history.save_plan(PLAN)
     history.save_reflection({"status": "failure", "evaluation": "nobody heard it"})
@@ -456,7 +456,7 @@ def test_what_is_saved_is_found(tmp_path):
     history.save_reflection(Reflection(action_id="write", status="success", evaluation="they did"))
     history.save_completion({"summary": {"goal_achieved": True}})
 
-    other = PlanningHistoryStore(tmp_path / "new")
+    other = PlanningHistoryStore(directory=tmp_path / "new")
     assert other.has_plan("t")
     lines = other.entries("t")
     assert [(line["seq"], line["type"]) for line in lines] == [
@@ -477,7 +477,7 @@ def test_what_is_saved_is_found(tmp_path):
 
 def test_no_secret_is_saved(tmp_path):
     """Secrets are also redacted in lines that are saved by hand."""
-    history = PlanningHistoryStore(tmp_path, task_uuid="t")
+    history = PlanningHistoryStore("t", tmp_path)
     history.save_reflection(
         {"evaluation": "the key sk-ant-api03-abcdefghijklmnopqrstuvwxyz0123456789 works"}
     )
@@ -488,14 +488,14 @@ def test_no_secret_is_saved(tmp_path):
 def test_names_stay_in_the_folder(tmp_path, name):
     """A task whose name would leave the folder, or hide in it, is refused before anything is written."""
     with pytest.raises(StoreError, match="cannot be the id"):
-        PlanningHistoryStore(tmp_path / "in", task_uuid=name).save_plan(PLAN)
+        PlanningHistoryStore(name, tmp_path / "in").save_plan(PLAN)
     assert list(tmp_path.rglob("*")) == []
 
 
 def test_a_task_must_be_named(tmp_path):
     """If neither the store nor the call names a task, the error says what to do."""
-    with pytest.raises(SettingsError, match="no task is named"):
-        PlanningHistoryStore(tmp_path).has_plan()
+    with pytest.raises(ValueError, match="no task is named"):
+        PlanningHistoryStore(directory=tmp_path).has_plan()
 
 
 def test_past_executions_of_an_issue(tmp_path):
@@ -517,7 +517,7 @@ def test_past_executions_of_an_issue(tmp_path):
 OPENED = """
 import sys
 from replanning.planning import PlanningHistoryStore
-store, opened = PlanningHistoryStore(sys.argv[1]), []
+store, opened = PlanningHistoryStore(directory=sys.argv[1]), []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
 print([one["task_uuid"] for one in store.get_past_executions_for_issue(sys.argv[2])])
 print(sorted(name.rpartition("/")[2] for name in opened if name.startswith(sys.argv[1]) and not name.endswith(".lock")))
@@ -570,7 +570,7 @@ def test_the_index_is_made_again(tmp_path):
 def test_a_cut_loses_the_last_line_at_most(tmp_path_factory, texts, where):
     """Wherever a file is cut off, every line before the cut is read, and what is saved after that can be read, too."""
     folder = tmp_path_factory.mktemp("history")
-    history = PlanningHistoryStore(folder, task_uuid="t")
+    history = PlanningHistoryStore("t", folder)
     for text in texts:
         history.save_reflection({"evaluation": text})
     whole = history.entries()
@@ -579,12 +579,12 @@ def test_a_cut_loses_the_last_line_at_most(tmp_path_factory, texts, where):
     ]
 
     (folder / "t.jsonl").write_bytes(content)
-    again = PlanningHistoryStore(folder, task_uuid="t")
+    again = PlanningHistoryStore("t", folder)
     lines = again.entries()
     assert lines[: content.count(b"\n")] == whole[: content.count(b"\n")]
     again.save_reflection({"evaluation": "after that"})
-    assert PlanningHistoryStore(folder).entries("t")[: len(lines)] == lines
-    assert PlanningHistoryStore(folder).get_all_reflections("t")[-1]["evaluation"] == {
+    assert PlanningHistoryStore(directory=folder).entries("t")[: len(lines)] == lines
+    assert PlanningHistoryStore(directory=folder).get_all_reflections("t")[-1]["evaluation"] == {
         "evaluation": "after that"
     }
 

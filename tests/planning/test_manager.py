@@ -29,7 +29,7 @@ class Prompts(ReplanPromptBuilder):
     """Writes nothing, and remembers what was to be written."""
 
     def __init__(self) -> None:
-        super().__init__({})
+        super().__init__()
         self.requests: list[DecisionRequest] = []
 
     def system(self) -> str:

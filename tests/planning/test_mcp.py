@@ -9,7 +9,6 @@ from pathlib import Path
 from replanning import Settings, ToolSpec
 from replanning.plan import JsonObject
 from replanning.planning import ReplanPromptBuilder
-from replanning.planning.prompts import prompt_templates
 from tests.support.cli import answer, cli
 from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.planning import Model
@@ -41,12 +40,12 @@ def test_prompts_show_the_tools_of_servers():
         input_schema=schema,
         available=False,
     )
-    prompts = ReplanPromptBuilder(prompt_templates(), Settings().planning, [tool])
+    prompts = ReplanPromptBuilder(Settings().planning, [tool])
     told: JsonObject = {
         "request": {"task": "x"},
         "tool_status": [{"name": "web.search", "reason": "its process has ended"}],
     }
-    prompt = prompts.action_sequence(told)
+    prompt = prompts.build("action_sequence", told)
     [line] = [
         line for line in prompt.splitlines() if '"web.search"' in line and "description" in line
     ]

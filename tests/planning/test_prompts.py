@@ -18,7 +18,6 @@ from replanning.planning.decisions import (
     DecisionRequest,
     ReplanCause,
     ReplanCounts,
-    available_replan_types,
     decision_model,
     parse_decision,
 )
@@ -47,15 +46,14 @@ FULL: JsonObject = {
 def builder(tools=TOOLS, **planning):
     """A builder as planning mode makes it."""
     options = {name: planning.pop(name) for name in ("max_chars", "redact") if name in planning}
-    return ReplanPromptBuilder(prompt_templates(), PlanningSettings(**planning), tools, **options)
+    return ReplanPromptBuilder(PlanningSettings(**planning), tools, **options)
 
 
 def request(phase, told=None, **fields):
     """A decision that a model is asked for."""
     cause, limits = ReplanCause("no such file", "fix", "fix"), ReplanLimits()
     counts = ReplanCounts(total=3, regenerations=1)
-    left = available_replan_types(phase, limits, counts, cause)
-    asked = DecisionRequest(phase, {}, cause, left, counts, limits)
+    asked = DecisionRequest(phase, {}, cause, counts, limits)
     return replace(asked, prompt_data=FULL if told is None else told, **fields)
 
 
@@ -204,10 +202,18 @@ def test_each_decision_asks_what_its_phase_is_judged_by(phase, criteria, only_if
 @pytest.mark.parametrize("phase", Phase)
 def test_only_open_replans_are_offered(phase):
     """The kinds that a phase allows are offered with level and target, but not those that limits have closed."""
-    left = tuple(kind for kind in ALLOWED_REPLANS[phase] if kind is not ReplanType.NONE)
-    for kinds in (left, left[1:], ()):
-        asked = question(builder().decision(request(phase, replan_types=kinds)))
-        assert {*re.findall(r'- "(\w+)", level', asked)} == {*kinds}
+    allowed = {*ALLOWED_REPLANS[phase]} - {ReplanType.NONE}
+    fewer = ReplanLimits(clarifications=0, partial_replans=0, redecompositions=0)
+    closed = {
+        ReplanType.CLARIFICATION_REQUEST,
+        ReplanType.PARTIAL_REPLAN,
+        ReplanType.TASK_REDECOMPOSITION,
+    }
+    cases: tuple[tuple[ReplanLimits, set[ReplanType]], ...]
+    cases = ((ReplanLimits(), allowed), (fewer, allowed - closed), (ReplanLimits(total=0), set()))
+    for limits, kinds in cases:
+        asked = question(builder().decision(request(phase, limits=limits)))
+        assert {*re.findall(r'- "(\w+)", level', asked)} == kinds
         assert '- "none"' in asked
 
 
@@ -306,7 +312,9 @@ def test_a_strategy_changes_how_is_planned(kind, strategy, said):
 )
 def test_a_level_changes_how_far_is_divided(level, said):
     """Each decomposition level asks for another size of subtasks, and the greatest number of them is stated."""
-    asked = question(builder(decomposition_level=level, max_subtasks=17).task_decomposition({}))
+    asked = question(
+        builder(decomposition_level=level, max_subtasks=17).build("task_decomposition", {})
+    )
     assert said in asked
     assert "at most 17." in asked
 
@@ -327,15 +335,15 @@ def test_the_length_of_answers_is_stated(kind, most):
 
 def test_a_part_of_a_plan_can_be_asked_for():
     """With the ids of some subtasks, only their actions are asked for."""
-    prompt = builder().action_sequence({"part": ["a", "b"]})
+    prompt = builder().build("action_sequence", {"part": ["a", "b"]})
     assert sections(prompt)["part"] == ["a", "b"]
     assert "only for those whose ids <part> lists" in question(prompt)
-    assert "<part>" not in builder().action_sequence({})
+    assert "<part>" not in builder().build("action_sequence", {})
 
 
 def test_tools_and_their_outputs_are_told_without_how_they_are_carried_out():
     """A model sees names, parameters, availability, danger and outputs of tools, but no command and no secret's name."""
-    prompt = builder().action_sequence({})
+    prompt = builder().build("action_sequence", {})
     run, search, wipe = sections(prompt)["tools"]
     assert run == {
         "name": "run",
@@ -356,21 +364,21 @@ def test_tools_and_their_outputs_are_told_without_how_they_are_carried_out():
 def test_a_phase_is_told_only_what_it_has_a_use_for():
     """Comments and earlier runs serve to understand a goal, and not every action; data of an unknown kind is told beside."""
     assert {"comments", "repository", "earlier_runs"} <= sections(
-        builder().goal_understanding(FULL)
+        builder().build("goal_understanding", FULL)
     ).keys()
     assert (
         not {"comments", "repository", "earlier_runs", "request"}
-        & sections(builder().execution(FULL)).keys()
+        & sections(builder().build("execution", FULL)).keys()
     )
-    assert sections(builder().execution({"</tools>": 1}))["other"] == [{"</tools>": 1}]
+    assert sections(builder().build("execution", {"</tools>": 1}))["other"] == [{"</tools>": 1}]
 
 
 def test_secrets_are_taken_out_before_anything_is_cut():
     """Each value is cleaned as a whole, so that no secret stays because half of it was cut."""
     secret = "SECRET" * 400
-    prompt = builder(
-        redact=lambda value: "[redacted]" if secret in str(value) else value
-    ).goal_understanding({"comments": [f"{'x' * 1200}{secret}"]})
+    prompt = builder(redact=lambda value: "[redacted]" if secret in str(value) else value).build(
+        "goal_understanding", {"comments": [f"{'x' * 1200}{secret}"]}
+    )
     assert "SECRET" not in prompt
 
 
@@ -395,12 +403,12 @@ def test_a_long_decomposition_is_cut_by_whole_subtasks():
     subtasks = [{"id": f"t{number}", "description": "x" * 500} for number in range(150)]
     tools = tuple(ToolSpec(name=f"t{number}") for number in range(250))
     told = {"task_decomposition": {"reasoning": "r", "subtasks": subtasks}}
-    found = sections(builder(max_chars=MIN_PROMPT_CHARS).action_sequence(told))[
+    found = sections(builder(max_chars=MIN_PROMPT_CHARS).build("action_sequence", told))[
         "task_decomposition"
     ]
     assert found[:2] == [{"reasoning": "r"}, subtasks[0]]
     assert found[-1] == {"cut": f"{152 - len(found)} more of these"}
-    found = sections(builder(tools).action_sequence({}))["tools"]
+    found = sections(builder(tools).build("action_sequence", {}))["tools"]
     assert found[-1] == {"cut": f"{250 - len(found) + 1} more of these"}
     with pytest.raises(ValueError, match=f"at least {MIN_PROMPT_CHARS}"):
         builder(max_chars=MIN_PROMPT_CHARS - 1)

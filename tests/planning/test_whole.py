@@ -55,7 +55,7 @@ async def test_a_coding_task(tmp_path):
     """A test is written, fails, passes and is committed, past a question, a bad decomposition, a locked index and a bug."""
     folder = repository(tmp_path / "work")
     coder, gate = Coder(folder), ScriptedGate([Answer("approve", by="eve", comment="any numbers")])
-    history = PlanningHistoryExporter(PlanningHistoryStore(tmp_path / "history"))
+    history = PlanningHistoryExporter(PlanningHistoryStore(directory=tmp_path / "history"))
     exporters = [FileNotifier(tmp_path / "notices.md"), history]
     async with over_http(coder, tools(folder), OBJECTIVE, gate, exporters) as planning:
         assert await planning.execute_with_planning("r")

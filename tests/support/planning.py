@@ -321,7 +321,7 @@ async def solved(
 ) -> PlanningCoordinator:
     """A run of planning mode, or what is left of it, with a history in a folder."""
     request = TaskRequest(goal=Goal(objective="Tell people the news"), issue_id=issue)
-    exporters = [PlanningHistoryExporter(PlanningHistoryStore(folder))]
+    exporters = [PlanningHistoryExporter(PlanningHistoryStore(directory=folder))]
     async with VirtualClock(start) as clock:
         planning = coordinator(model, clock, task=request, exporters=exporters, **options)
         await planning.execute_with_planning(run)
@@ -344,7 +344,7 @@ def in_order(lines: Lines) -> Lines:
 
 def rebuilt(store: RunStore, folder: Path, task: str = RUN) -> Lines:
     """The lines that follow from the journal of a run, in order; they are written to a new folder."""
-    PlanningHistoryExporter(PlanningHistoryStore(folder), journal=store).catch_up(task)
+    PlanningHistoryExporter(PlanningHistoryStore(directory=folder), journal=store).catch_up(task)
     return in_order(written(folder, task))
 
 
@@ -353,7 +353,7 @@ def store_at(
 ) -> PlanningHistoryStore:
     """A history as seen at some time."""
     environment = virtual_environment(clock=VirtualClock(at))
-    return PlanningHistoryStore(folder, task_uuid=task, issue_id=issue, environment=environment)
+    return PlanningHistoryStore(task, folder, issue_id=issue, environment=environment)
 
 
 def saved(
