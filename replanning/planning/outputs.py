@@ -1,7 +1,8 @@
 """Outputs of a model in planning mode: one strict model for each phase's reply, and their parsers.
 
 Sizes are bounded and control characters refused. A reply that does not fit is refused with all its problems, so that
-the model can be told.
+the model can be told. So is an unknown field: it may be a known one under another name, such as `depends_on` for
+`dependencies`, and what it says would be lost in silence.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from typing import Annotated, Final, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
@@ -192,18 +201,20 @@ class FunctionCall(_ReplyModel):
 
 
 class ExecutionReply(_ReplyModel):
-    """Reply in execution: the tool call for the current task."""
+    """Reply in execution: the tool call for the current task, which is the one that was asked about."""
 
     phase: Literal["execution"] = "execution"
     comment: _Text = ""
-    current_task: _Text
+    current_task: _Text = ""
     function_call: FunctionCall
 
 
 class Reflection(_ReplyModel):
-    """Evaluation of an executed action."""
+    """Evaluation of an executed action, which a model may also name as `action_evaluated`."""
 
-    action_id: _Text
+    action_id: Annotated[
+        _Text, Field(validation_alias=AliasChoices("action_id", "action_evaluated"))
+    ]
     status: Literal["success", "failure", "partial"]
     evaluation: _Text = ""
     alignment_with_plan: _Text = ""
@@ -211,11 +222,21 @@ class Reflection(_ReplyModel):
     plan_revision_needed: bool = False
 
 
+def _change_in_words(change: object) -> object:
+    """Return a change that a model states as `{"type": "add_action", "details": "…"}` in words; others as they are."""
+    if isinstance(change, dict) and change.keys() == {"type", "details"}:
+        return f"{change['type']}: {change['details']}"
+    return change
+
+
+_Change = Annotated[_Text, BeforeValidator(_change_in_words)]
+
+
 class PlanRevision(_ReplyModel):
     """Revision of a plan: the reason, the changes in words, and the whole plan from here on."""
 
     reason: _Text
-    changes: _Texts = ()
+    changes: Annotated[tuple[_Change, ...], Field(max_length=100)] = ()
     updated_action_plan: ActionPlan
 
 
@@ -234,13 +255,22 @@ class ReflectionReply(_ReplyModel):
         return self
 
 
+class RevisionReply(ReflectionReply):
+    """Reply to a request for a revision of the plan; an evaluation may come with it."""
+
+    plan_revision: PlanRevision
+
+
 class Summary(_ReplyModel):
-    """Summary of a run; `criteria_met` judges each success criterion, in its order, or none."""
+    """Summary of a run; `criteria_met` judges each success criterion, in its order, or none.
+
+    The counts are what the model says, which may leave out the failures; a completion on record has those of the journal.
+    """
 
     goal_achieved: bool
     criteria_met: Annotated[tuple[bool, ...], Field(max_length=100)] = ()
     tasks_completed: int = Field(ge=0)
-    tasks_failed: int = Field(ge=0)
+    tasks_failed: int | None = Field(default=None, ge=0)
     key_outcomes: _Texts = ()
 
     @model_validator(mode="after")
@@ -315,6 +345,7 @@ PHASE_OUTPUT_FIELDS: Final = {
 _BARE_FIELDS: Final[Mapping[type[BaseModel], str]] = {
     ExecutionReply: "function_call",
     ReflectionReply: "reflection",
+    RevisionReply: "plan_revision",
     CompletionReply: "summary",
     RequiresHumanIntervention: "summary",
 }

@@ -45,6 +45,7 @@ from replanning.planning.outputs import (
     PlanningReply,
     Reflection,
     ReflectionReply,
+    RevisionReply,
     StepReply,
     Summary,
     TaskDecomposition,
@@ -245,9 +246,7 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
     if len(batches) == 1 and target is Phase.EXECUTION and plan is not None:
 
         def parse_revision(text: str) -> JsonObject:
-            revision = parse_reply(text, ReflectionReply).plan_revision
-            if revision is None:
-                raise LLMResponseInvalid("expected 'plan_revision' with an updated action plan")
+            revision = parse_reply(text, RevisionReply).plan_revision
             planned = _unfinished_part(revision.updated_action_plan, finished)
             subtasks = revise_decomposition(decomposition, planned, finished)
             limit = session.settings.max_subtasks + len(finished)
@@ -262,7 +261,7 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
                 "subtasks": subtasks.model_dump(mode="json"),
             }
 
-        return await session.ask("revision", data, ReflectionReply, parse_revision)
+        return await session.ask("revision", data, RevisionReply, parse_revision)
     plans, earlier = list[ActionPlan](), list[Task]()
     for batch in batches:
 

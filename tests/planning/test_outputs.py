@@ -14,6 +14,7 @@ from replanning.planning.outputs import (
     ExecutionReply,
     ReflectionReply,
     RequiresHumanIntervention,
+    RevisionReply,
     StepReply,
     parse_planning,
     parse_reply,
@@ -135,6 +136,7 @@ REFLECTION = {
     "alignment_with_plan": "a",
     "plan_revision_needed": False,
 }
+REVISION = {"reason": "r", "changes": ["c"], "updated_action_plan": PLAN}
 COUNTS = {"tasks_completed": 2, "tasks_failed": 0}
 SUMMARY = {"goal_achieved": True, "criteria_met": [True], **COUNTS, "key_outcomes": ["it works"]}
 HELPLESS = {
@@ -158,7 +160,7 @@ HELPLESS = {
         (ReflectionReply, {"phase": "reflection", "comment": "", "reflection": REFLECTION}),
         (
             ReflectionReply,
-            {"plan_revision": {"reason": "r", "changes": ["c"], "updated_action_plan": PLAN}},
+            {"plan_revision": REVISION},
         ),
         (CompletionReply, {"phase": "completion", "summary": SUMMARY, "done": True}),
         (
@@ -179,11 +181,42 @@ def test_a_reply_is_read_as_it_was_written(model, reply):
         (GOAL, "goal_understanding", UNDERSTOOD),
         (Phase.ACTION_SEQUENCE, "action_plan", PLAN),
         (ReflectionReply, "reflection", REFLECTION),
+        (RevisionReply, "plan_revision", REVISION),
+        (ExecutionReply, "function_call", CALL),
     ],
 )
 def test_a_reply_needs_no_envelope(model, field, bare):
     """What is asked for may come by itself."""
     assert getattr(parsed(json.dumps(bare), model), field).model_dump(mode="json") == bare
+
+
+def test_a_reflection_with_its_revision():
+    """An evaluation may call its action `action_evaluated`, and changes may be objects with a type and details."""
+    evaluation = {name: REFLECTION[name] for name in ("status", "evaluation", "issues_identified")}
+    change = {"type": "add_action", "details": "ask somebody"}
+    reply = {
+        "phase": "reflection",
+        "reflection": {"action_evaluated": "fix", **evaluation, "plan_revision_needed": True},
+        "plan_revision": {**REVISION, "changes": [change, "no second try"]},
+        "comment": "the plan is another one",
+    }
+    for model in (ReflectionReply, RevisionReply):
+        found = parsed(json.dumps(reply), model)
+        assert (found.reflection.action_id, found.reflection.status) == ("fix", "partial")
+        assert found.reflection.plan_revision_needed
+        assert found.plan_revision.changes == ("add_action: ask somebody", "no second try")
+
+
+def test_a_summary_that_counts_no_failures():
+    """A summary may leave out how many tasks have failed, which the journal knows."""
+    reply = {
+        "done": True,
+        "phase": "completion",
+        "summary": {"goal_achieved": True, "tasks_completed": 5, "key_outcomes": ["it works"]},
+        "comment": "everything is done",
+    }
+    found = parsed(json.dumps(reply), CompletionReply)
+    assert (found.summary.tasks_completed, found.summary.tasks_failed) == (5, None)
 
 
 def test_a_decomposition_is_read_with_its_subtasks():
@@ -226,7 +259,24 @@ def test_a_decomposition_is_read_with_its_subtasks():
             {"phase": "reflection"},
             "expected 'reflection', 'plan_revision' or both",
         ),
-        (ExecutionReply, {"name": "run", "arguments": {}}, "current_task"),
+        (
+            ReflectionReply,
+            {**REFLECTION, "action_evaluated": "look"},
+            "there is no field 'action_evaluated' here",
+        ),
+        (
+            ReflectionReply,
+            {"plan_revision": {**REVISION, "changes": [{"type": "add_action"}]}},
+            "plan_revision.changes[0]: expected text",
+        ),
+        (
+            RevisionReply,
+            {},
+            "plan_revision.reason: 'reason' is missing; plan_revision.updated_action_plan",
+        ),
+        (RevisionReply, {"phase": "reflection"}, "'plan_revision' is missing"),
+        (RevisionReply, {"reflection": REFLECTION}, "'plan_revision' is missing"),
+        (ExecutionReply, {"arguments": {}}, "function_call.name: 'name' is missing"),
         (CompletionReply, {"summary": SUMMARY, "done": False}, "done"),
         (
             CompletionReply,

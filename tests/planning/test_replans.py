@@ -535,6 +535,30 @@ async def test_a_reflection_that_finds_the_plan_wrong_leads_to_a_revision():
     assert planning.state.plans[-1].reason.startswith("the reflection finds the plan wrong: so")
 
 
+async def test_the_form_of_reflections_and_revisions_that_other_prompts_ask_for():
+    """A reflection with `action_evaluated`, changes as objects and a summary without failures lead to the same end."""
+    change = {"type": "modify_action", "details": "shout instead"}
+    revised = revision(action("shout", "shout"))
+    revised["plan_revision"]["changes"] = [change]
+    evaluated = {"action_evaluated": "write", "status": "failure", "plan_revision_needed": True}
+    replies = {
+        "reflection": {"phase": "reflection", "reflection": evaluated, **revised},
+        "revision": ({}, {"phase": "reflection", "reflection": evaluated, **revised}),
+        "completion": {"summary": {"goal_achieved": True, "tasks_completed": 5}, "done": True},
+    }
+    desk = Desk({"write": [{"ok": False}]})
+    planning, model, _ = await run(replies, desk)
+    assert planning.result.status == "succeeded"
+    assert model.asked.count("reflection") == 1
+    (record,) = [one for one in planning.state.records if one.executed]
+    assert (record.replan_type, record.result) == ("plan_revision", "success")
+    (journaled, *_) = planning.state.reflections
+    assert journaled["plan_revision"]["changes"] == ["modify_action: shout instead"]
+    assert planning.state.completion["summary"]["tasks_failed"] == 0
+    assert "plan_revision.updated_action_plan" in model.told("revision")[1]
+    assert "action_id" not in model.told("revision")[1].rpartition("<rejected>")[2]
+
+
 async def test_a_reflection_revises_nothing_where_replanning_is_switched_off():
     """With planning.replanning.enabled off, a reflection that finds the plan wrong is recorded and changes nothing."""
     settings = {
