@@ -8,7 +8,14 @@ from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
 from replanning import Alternative, PlanView, ReplanRequest, Task, ToolSpec
-from replanning.changes import ModifyTask, PlanChange, ReplaceTask, RetryTask, SkipTask
+from replanning.changes import (
+    CancelTask,
+    ModifyTask,
+    PlanChange,
+    ReplaceTask,
+    RetryTask,
+    SkipTask,
+)
 from replanning.errors import ExpressionError
 from replanning.journal import BetterPathFound, ContextChanged, Failure
 from replanning.live import TaskState, TaskView
@@ -48,6 +55,8 @@ _UNPREPARED: Final[Mapping[str, str]] = {
     "secret": "with its secret",
 }
 """Kinds of failures before an attempt began, each with what a new attempt has in its favour."""
+
+_FAILURE_KINDS: Final = ("task-failed", "timeout")
 
 _REPAIRABLE_WAITING: Final = {
     "resource-changed": WAITING,
@@ -114,7 +123,10 @@ class RepairProvider:
                 ended = task.condition_not_met or (
                     task.state is TaskState.CANCELLED and unreachable
                 )
-                if task.state in STUCK or waits or ended:
+                # Whoever raised the trigger says that it has failed, whatever the plan shows.
+                is_reported = bool(trigger.by) and trigger.kind in _FAILURE_KINDS
+                is_unfinished = task.state in WAITING or task.state is TaskState.RUNNING
+                if task.state in STUCK or waits or ended or (is_reported and is_unfinished):
                     concerned.setdefault(task.id, (task, set()))[1].add(trigger.kind)
         repairable: list[list[RepairOption]] = []
         unrepairable: list[tuple[TaskView, list[NotApplicable]]] = []
@@ -206,12 +218,13 @@ class RepairProvider:
 
 
 class RepairOption(NamedTuple):
-    """One repair of one task."""
+    """One repair of one task; `before` are changes that it needs first."""
 
     change: PlanChange
     confidence: float
     reason: str
     cost: float | None = None
+    before: tuple[PlanChange, ...] = ()
 
 
 class NotApplicable(NamedTuple):
@@ -279,17 +292,20 @@ class RepairCase:
                     results.append(NotApplicable("it is not optional"))
         if is_stuck and failure is not None and not unprepared:
             results.append(self._retry(failure))
+        before: tuple[PlanChange, ...] = ()
+        if task.state is TaskState.RUNNING:
+            before = (CancelTask(task_id=task.id, reason="it was reported as failed"),)
         options: list[RepairOption] = []
         obstacles: list[NotApplicable] = []
         for result in results:
             if isinstance(result, NotApplicable):
                 obstacles.append(result)
-            elif problems := self.view.check((result.change,)):
+            elif problems := self.view.check((*before, result.change)):
                 obstacles.append(
                     NotApplicable(f"cannot {result.reason}: {problems[0]}", is_final=False)
                 )
             else:
-                options.append(result)
+                options.append(result._replace(before=before))
         options.sort(key=lambda option: -option.confidence)
         return options, obstacles
 
@@ -498,8 +514,11 @@ def _alternative(
     options: Sequence[RepairOption], further: Sequence[PlanChange] = ()
 ) -> Alternative:
     costs = [option.cost for option in options if option.cost is not None]
+    changes: list[PlanChange] = []
+    for option in options:
+        changes += (*option.before, option.change)
     return Alternative(
-        changes=(*(option.change for option in options), *further),
+        changes=(*changes, *further),
         reason=_join_lines([option.reason for option in options]),
         confidence=min(option.confidence for option in options),
         expected_cost=sum(costs) if costs else None,

@@ -5,7 +5,7 @@ Pure: the same plan, ledger and candidates give the same decision.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
@@ -80,6 +80,11 @@ def stale_reason(trigger: Trigger, live: LivePlan) -> str:
             entries.append(entry)
             states.add(entry.state)
     match trigger.kind:
+        case "task-failed" | "timeout" if trigger.by:
+            # Whoever raised it knows of a failure that the plan does not show.
+            if states <= FINISHED:
+                return "the task has ended since"
+            return ""
         case "task-failed" | "timeout":
             if states.isdisjoint(STUCK):
                 return "the task is no longer failed"
@@ -432,7 +437,8 @@ def _unsafe_repetition(
                 left_out.append(change.task_id)
 
     concerned = list(again)
-    any_doubtful = view.has_doubtful
+    cut_off = _cut_off(alternative, view)
+    any_doubtful = view.has_doubtful or bool(cut_off)
     if run and any_doubtful:
         # A task may take up the work of one that is left out or failed, also earlier.
         concerned += left_out
@@ -454,11 +460,7 @@ def _unsafe_repetition(
             continue
         if not any_doubtful:
             continue
-        for part in view.lineage(task_id):
-            if not part.in_doubt:
-                continue
-            if has_no_effect(part.task, view.tool(part.task.tool)):
-                continue
+        for part in _doubtful_parts(task_id, cut_off, view):
             if repeats is None:
                 runs: Sequence[TaskBody] = _calls_in_place(run, part, view, after)
                 is_safe = not runs
@@ -471,6 +473,26 @@ def _unsafe_repetition(
             if not is_safe:
                 unsafe[part.id] = runs
     return unsafe
+
+
+def _cut_off(alternative: Alternative, view: PlanView) -> set[TaskId]:
+    """Return the running tasks that an alternative cancels: what their calls did is unknown then."""
+    cut_off = set()
+    for change in alternative.changes:
+        if isinstance(change, CancelTask):
+            if view.task(change.task_id).state is TaskState.RUNNING:
+                cut_off.add(change.task_id)
+    return cut_off
+
+
+def _doubtful_parts(
+    task_id: TaskId, cut_off: Collection[TaskId], view: PlanView
+) -> Iterator[TaskView]:
+    """Yield the tasks of a lineage of which it is unknown whether they had their effect."""
+    for part in view.lineage(task_id):
+        if part.in_doubt or part.id in cut_off:
+            if not has_no_effect(part.task, view.tool(part.task.tool)):
+                yield part
 
 
 def _calls_in_place(

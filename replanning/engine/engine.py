@@ -58,7 +58,7 @@ from replanning.errors import (
 from replanning.history.history import ReplanHistory
 from replanning.history.status import open_questions, replay_records
 from replanning.journal.memory import MemoryStore
-from replanning.journal.records import QuestionVerdict
+from replanning.journal.records import QuestionVerdict, TriggerEvent
 from replanning.journal.store import InboxMessage, RunStore, open_store
 from replanning.live.correction import Correction, Rerun, unstated_reruns
 from replanning.plan.checks import secret_name_problems
@@ -74,7 +74,7 @@ from replanning.run.lifecycle import Lifecycle, ResumeState
 from replanning.run.opening import RunFactory, redactor_for, run_services
 from replanning.run.outputs import Codec
 from replanning.run.retries import IsTransient
-from replanning.run.run import PlanRun, RunResult
+from replanning.run.run import PendingDecision, PlanRun, RunResult
 from replanning.settings import Settings
 from replanning.telemetry.exporter import (
     Exporter,
@@ -470,6 +470,32 @@ class ReplanningEngine:
             run._lifecycle.outputs.restore(functions.return_types)
             await run_workers(run, work, max_concurrency)
         return run.result
+
+    def replan(
+        self,
+        run_id: str,
+        trigger: TriggerEvent,
+        *,
+        context: Mapping[str, JsonValue] | None = None,
+    ) -> PendingDecision:
+        """Ask for replanning of a run that is open in this engine; see `PlanRun.trigger`.
+
+        Raises:
+            NotRunning: the run is not open in this engine, or for the reasons of `PlanRun.trigger`.
+            StoreError: the store fails.
+            UnknownRun: the store has no such run.
+        """
+        run, _ = self._open_runs.get(RunId(run_id), (None, None))
+        if run is None:
+            with _store_errors():
+                known = [info.run for info in self.store.runs()]
+            if run_id not in known:
+                raise UnknownRun(run_id)
+            raise NotRunning(
+                f"run {run_id!r} is not open in this engine; resume it here, or raise the trigger "
+                "where it is carried out"
+            )
+        return run.trigger(trigger, context=context)
 
     def pending(self, run_id: str | None = None) -> list[Question]:
         """Return the questions that wait for a person, of one run or all, in any process.

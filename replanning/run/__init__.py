@@ -3,5 +3,7 @@
 from __future__ import annotations
 
 from replanning.run.attempt import Work
+from replanning.run.run import PendingDecision
+from replanning.run.triggers import TriggerOutcome
 
-__all__ = ["Work"]
+__all__ = ["PendingDecision", "TriggerOutcome", "Work"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial, wraps
 from typing import Any, Concatenate, Never, Self
+
+import anyio
 
 from replanning.changes import (
     AddTask,
@@ -36,7 +38,11 @@ from replanning.journal.records import (
     RunPaused,
     RunProblem,
     RunStatus,
+    TaskFailed,
+    TaskTimedOut,
+    TriggerEvent,
     Usage,
+    normalised_cause,
 )
 from replanning.journal.values import CONTAINERS, copy_containers
 from replanning.live.correction import (
@@ -47,13 +53,14 @@ from replanning.live.correction import (
     unstated_reruns,
 )
 from replanning.live.stale import stale_results
+from replanning.live.states import FINISHED
 from replanning.live.view import PlanView, ReplanningInfo
 from replanning.plan.checks import secret_name_problems
 from replanning.plan.document import Plan
 from replanning.plan.messages import join_names
 from replanning.plan.tasks import Task, to_seconds
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
-from replanning.run.attempt import Attempt, Work, validate_work
+from replanning.run.attempt import Attempt, Work, current_attempt, validate_work
 from replanning.run.dispatch import Claim
 from replanning.run.event_loop import Parameters, ResultT
 from replanning.run.execution import LineageExecution
@@ -64,8 +71,9 @@ from replanning.run.observations import (
     in_loop_thread,
     plain_object,
 )
+from replanning.run.triggers import TriggerOutcome
 
-__all__ = ["Outputs", "PlanRun", "ReadyTasks", "RunResult"]
+__all__ = ["Outputs", "PendingDecision", "PlanRun", "ReadyTasks", "RunResult"]
 
 
 class Outputs(dict[str, Any]):
@@ -415,6 +423,71 @@ class PlanRun(ObservedRun):
         if limit is not None:
             life.cut_off_after(limit, reason)
 
+    @in_loop_thread
+    def trigger(
+        self, trigger: TriggerEvent, *, context: Mapping[str, JsonValue] | None = None
+    ) -> PendingDecision:
+        """Ask the engine to consider replanning; the trigger is recorded at once.
+
+        It is decided like any other: it may be dropped, or wait for its cooldown. A `TaskFailed` or
+        `TaskTimedOut` may name a task that runs or waits: an alternative may cancel the one that
+        runs. `by`, `root` and `cause` are filled in where the trigger does not state them.
+
+        Args:
+            trigger: why replanning is to be considered, from `replanning.triggers`.
+            context: values of the context that have changed; recorded before the trigger.
+
+        Returns:
+            What can be awaited for the outcome: the record of the decision, of the question that a
+            person is asked, or of the drop with its reason.
+
+        Raises:
+            NotRunning: the run has ended; or nobody decides about its triggers, as without an
+                engine; or a task that is said to have failed is finished.
+            RecordNotSerializable: a value is not JSON.
+            UnknownTask: there never was such a task.
+            ValueError: it does not say which task has failed.
+        """
+        life = self._lifecycle
+        self._require_running("there is nothing to replan")
+        if not life.settings.enabled:
+            raise NotRunning(
+                f"nobody decides about triggers of run {self.id!r}: it was opened without an engine, "
+                "or the setting `enabled` is false"
+            )
+        stated = self._completed_trigger(trigger)
+        decision = PendingDecision(life)
+        # Without this, a change of the context could end the run before the trigger is recorded.
+        with life.busy("a trigger"):
+            if context:
+                self._change_context(context, ())
+            decision.trigger = stated
+            decision.trigger = life.triggers.fire(stated, life.clock.now(), decision._settle)
+        return decision
+
+    def _completed_trigger(self, trigger: TriggerEvent) -> TriggerEvent:
+        """Return a trigger with the fields that identify it, once its tasks are checked."""
+        entries = [self.live.entry(task_id) for task_id in trigger.tasks]
+        if isinstance(trigger, TaskFailed | TaskTimedOut):
+            if not entries:
+                raise ValueError(f"{type(trigger).__name__}: state the `task_id` of the task")
+            for entry in entries:
+                if entry.state in FINISHED:
+                    raise NotRunning(
+                        f"task {entry.id!r} is {entry.state}, so it cannot have failed now"
+                    )
+        fields: dict[str, object] = {}
+        if not trigger.by:
+            fields["by"] = "program"
+        if trigger.root is None and len(entries) == 1:
+            fields["root"] = entries[0].root
+        if not trigger.cause:
+            cause = normalised_cause(trigger.reason)
+            if isinstance(trigger, TaskFailed):
+                cause = normalised_cause(trigger.error_type, trigger.message)
+            fields["cause"] = f"{','.join(trigger.tasks)}:{cause}"
+        return trigger.model_copy(update=fields)
+
     # Editing
 
     @in_loop_thread
@@ -569,6 +642,71 @@ class PlanRun(ObservedRun):
     def redact_value(self, value: JsonValue) -> JsonValue:
         """Return a value without secrets, as the run records it."""
         return self._lifecycle.redactor.value(value)
+
+
+class PendingDecision:
+    """The decision about a trigger that a program raised. Await it any number of times, or never.
+
+    Await it in the event loop of the run. In a thread that anyio has started, call
+    `anyio.from_thread.run(decision.wait)`.
+
+    Attributes:
+        trigger: the trigger as it was recorded.
+    """
+
+    trigger: TriggerEvent
+
+    def __init__(self, life: Lifecycle) -> None:
+        self._lifecycle = life
+        self._result: TriggerOutcome | NotRunning | None = None
+        self._settled = anyio.Event()
+
+    def __repr__(self) -> str:
+        state = "not decided"
+        if self._result is not None:
+            state = type(self._result).__name__
+        return f"<PendingDecision about {self.trigger.id!r} {state}>"
+
+    def __await__(self) -> Generator[Any, Any, TriggerOutcome]:
+        return self.wait().__await__()
+
+    @property
+    def outcome(self) -> TriggerOutcome | None:
+        """What became of the trigger; None as long as that is not known. Any thread may read it."""
+        if isinstance(self._result, NotRunning):
+            return None
+        return self._result
+
+    async def wait(self) -> TriggerOutcome:
+        """Wait for the decision, for the question that a person is asked, or for the drop.
+
+        Raises:
+            NotRunning: the run ended or was paused before there was one.
+            RuntimeError: it is awaited inside the work of a task that the trigger names, which the
+                decision may cancel, or in another event loop.
+        """
+        attempt = current_attempt()
+        if attempt is not None and attempt.run_id == self._lifecycle.run_id:
+            if attempt.task_id in self.trigger.tasks:
+                raise RuntimeError(
+                    f"the work of task {attempt.task_id!r} awaits the decision about its own task, "
+                    "which may cancel it; raise an error to have the task replanned, or await the "
+                    "decision elsewhere"
+                )
+        if not self._lifecycle.loop.runs_here():
+            raise RuntimeError(
+                "this decision is awaited in another event loop than that of its run; in a thread, "
+                "call `anyio.from_thread.run(decision.wait)`"
+            )
+        await self._settled.wait()
+        if isinstance(self._result, NotRunning):
+            raise NotRunning(str(self._result))
+        assert self._result is not None
+        return self._result
+
+    def _settle(self, result: TriggerOutcome | NotRunning) -> None:
+        self._result = result
+        self._settled.set()
 
 
 class ReadyTasks:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from replanning.decision.ledger import Ledger
-from replanning.errors import NotRunning
+from replanning.errors import NotRunning, RecordNotSerializable
 from replanning.journal.records import (
     DecisionMade,
     QuestionAsked,
@@ -65,7 +65,10 @@ class RunTriggers:
         Args:
             stated: the trigger, as its detector or a program states it.
             at: when its cause happened.
-            listener: called once, with the outcome.
+            listener: called once, with the outcome, or with why there is none.
+
+        Raises:
+            RecordNotSerializable: a field of the trigger cannot be kept as JSON.
         """
         ledger = self._ledger
         # While the store fails, triggers wait to be recorded, and the ledger does not know them.
@@ -84,7 +87,11 @@ class RunTriggers:
                 self._listens = True
                 self._journal.subscribe(self._on_record, _DECIDING)
         is_waiting = bool(ledger.open_by_fingerprint.get(stated.fingerprint))
-        self._journal.append_soon(TriggerFired(trigger))
+        try:
+            self._journal.append_soon(TriggerFired(trigger))
+        except RecordNotSerializable:
+            self._listeners.pop(trigger.id, None)
+            raise
         if is_waiting:
             why = "the same trigger is waiting already"
             self._journal.append_soon(TriggerDropped(trigger.id, why))
