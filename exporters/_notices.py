@@ -418,6 +418,7 @@ def _question_notice(body: QuestionAsked, at: float, progress: PlanningProgress)
 
     def clarification(limit: int) -> Paragraphs:
         paragraphs = [
+            "The model cannot tell what is meant. Before the work goes on, it needs answers from you:",
             markdown_list("Questions", held.questions, limit, numbered=True),
             markdown_field("Context", context, limit),
         ]
@@ -429,11 +430,13 @@ def _question_notice(body: QuestionAsked, at: float, progress: PlanningProgress)
             )
         if decision is not None and decision.issues_found:
             paragraphs.append(markdown_list("Issues Found", decision.issues_found, limit))
-        waits = f"**If no response**{by}: the work waits; nothing is assumed"
-        assumed = markdown_list(
-            "If no response", held.effective_assumptions, limit, after=f"{by}, it is assumed"
-        )
-        return (*paragraphs, assumed if progress.assumes_on_timeout else waits)
+        answer = "**How to answer**: in your own words, question by question."
+        if not progress.assumes_on_timeout:
+            waits = f"**If no response**{by}: the work waits; nothing is assumed"
+            return (*paragraphs, waits, answer)
+        after = f"{by}, the work goes on with these assumptions"
+        assumed = markdown_list("If no response", held.effective_assumptions, limit, after=after)
+        return (*paragraphs, assumed, answer)
 
     return Notice(
         NoticeKind.CLARIFICATION, body.question, at, " ".join(held.questions), clarification

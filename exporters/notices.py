@@ -408,7 +408,8 @@ class Notifier(Exporter):
 
 
 ANSWER_HINT = (
-    "*Answer with `replanning pending` and then `replanning approve`, `reject` or `modify`.*"
+    "*Answer with `replanning pending` and then `replanning approve`, `reject` or `modify`;"
+    ' words go with `--comment "…"`.*'
 )
 """Instructions for answering questions on the command line."""
 

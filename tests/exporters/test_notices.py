@@ -88,9 +88,11 @@ async def test_decided():
 
 
 async def test_clarification():
-    """A question has its parts numbered, the context, and what is assumed without an answer, and when."""
+    """A question says why it is asked, numbers its parts, and has the context, how to answer, what is assumed else, and when."""
     assert the(await carried_out(EVENTFUL), NoticeKind.CLARIFICATION).splitlines() == [
         "## ❓ Clarification Needed (AI Decision)",
+        "",
+        "The model cannot tell what is meant. Before the work goes on, it needs answers from you:",
         "",
         "**Questions**:",
         "1. Which people?",
@@ -98,9 +100,11 @@ async def test_clarification():
         "",
         "**Context**: a clarification_request is needed",
         "",
-        "**If no response** by 2023-11-14 22:43:20 UTC, it is assumed:",
+        "**If no response** by 2023-11-14 22:43:20 UTC, the work goes on with these assumptions:",
         "- everybody",
         "- today's",
+        "",
+        "**How to answer**: in your own words, question by question.",
         "",
         "*2023-11-14 22:13:20 UTC*",
         "",
@@ -115,6 +119,7 @@ async def test_nothing_is_assumed_where_that_is_switched_off():
     )
     body = the(await carried_out(EVENTFUL, settings=settings), NoticeKind.CLARIFICATION)
     assert "the work waits; nothing is assumed" in body
+    assert "**How to answer**: in your own words" in body
     assert "everybody" not in body
 
 
@@ -383,7 +388,10 @@ async def test_a_file_holds_the_same_comments(records, expected, clock, tmp_path
         await notifier.aclose()
         path.write_text(f"# My notes\n\n{path.read_text()}")
     comments = await FileForge(path).comments()
-    hint = "\n\n*Answer with `replanning pending` and then `replanning approve`, `reject` or `modify`.*"
+    hint = (
+        "\n\n*Answer with `replanning pending` and then `replanning approve`, `reject` or `modify`;"
+        ' words go with `--comment "…"`.*'
+    )
     assert [find_marker(one.body) for one in comments] == marks(expected)
     assert [one.body.replace(hint, "") for one in comments] == [one.body for one in expected.kept]
     assert path.read_text().startswith("# My notes\n\n# My notes\n")
