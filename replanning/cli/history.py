@@ -56,7 +56,7 @@ from replanning.history.wording import pluralise, stale_line
 from replanning.journal import RunOpened, RunStore
 from replanning.journal.records import DecisionKind, trigger_types
 from replanning.plan.messages import did_you_mean
-from replanning.planning import PlanningState, request_of
+from replanning.planning import PlanningState, ReplanStatistics, request_of
 from replanning.planning.tasks import decision_line
 from replanning.plugins import installed_plugins
 from replanning.telemetry import Exporter, ExporterContext
@@ -287,13 +287,18 @@ def _parse_revision(history: ReplanHistory, word: str) -> int:
 def decisions(
     run: RunArgument = "latest", *, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False
 ) -> None:
-    """Show what the language model decided in a run of planning mode, whether that was followed, and what was assumed."""
+    """Show what the language model decided in a run of planning mode, whether that was followed, and what was assumed.
+
+    The last line counts the decisions; with --json the statistics also have success rate, mean confidence and time.
+    """
     with existing_store(store) as opened:
         state = PlanningState.from_records(opened.read(find_run(opened, run).run))
     assumed = [[*one.assumptions] for one in state.clarified if one.assumptions]
     records = [record.model_dump(mode="json") for record in state.records]
+    statistics = ReplanStatistics.from_records(state.records)
     if as_json:
-        print_json({"decisions": records, "assumptions": assumed})
+        figures = statistics.model_dump(mode="json")
+        print_json({"decisions": records, "assumptions": assumed, "statistics": figures})
         return
     out = console()
     for number, (record, written) in enumerate(zip(state.records, records, strict=True), 1):
@@ -309,6 +314,16 @@ def decisions(
         out.print(f"assumed: {escape_control('; '.join(assumptions))}", markup=False)
     if not records:
         out.print("no decisions: the run is not one of planning mode, or no phase is done")
+        return
+    overridden = [f"{count} by {reason}" for reason, count in statistics.overridden.items()]
+    told = [
+        pluralise(statistics.decisions, "decision"),
+        f"{statistics.wanted} to replan",
+        f"{statistics.executed} executed, of which {statistics.failed} failed",
+    ]
+    if overridden:
+        told.append(f"overridden: {', '.join(overridden)}")
+    out.print("; ".join(told), markup=False)
 
 
 @commands.command(

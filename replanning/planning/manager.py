@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Self
 
 from replanning.environment import Environment
 from replanning.errors import (
@@ -142,6 +142,28 @@ class ReplanStatistics(RecordModel):
     by_type: dict[ReplanType, int]
     overridden: dict[OverrideReason, int]
     seconds: float
+
+    @classmethod
+    def from_records(cls, records: Sequence[DecisionRecord]) -> Self:
+        """Return the statistics of these decisions, such as those of `PlanningState.records`."""
+        executed = [record for record in records if record.executed]
+        succeeded = sum(record.result == "success" for record in executed)
+        wanted = [record for record in records if record.replan_type is not ReplanType.NONE]
+        confidences = [record.confidence for record in wanted if record.confidence is not None]
+        overrides = [record.override_reason for record in records if record.override_reason]
+        return cls(
+            decisions=len(records),
+            wanted=len(wanted),
+            executed=len(executed),
+            succeeded=succeeded,
+            failed=len(executed) - succeeded,
+            success_rate=succeeded / len(executed) if executed else None,
+            mean_confidence=sum(confidences) / len(confidences) if confidences else None,
+            by_phase=dict(Counter(record.phase for record in executed)),
+            by_type=dict(Counter(record.replan_type for record in executed)),
+            overridden=dict(Counter(overrides)),
+            seconds=sum(record.duration for record in records),
+        )
 
 
 MODEL_UNAVAILABLE_ERRORS: Final = (LLMUnavailable, LLMTimeout, LLMRequestRejected)
@@ -525,27 +547,7 @@ class ReplanManager:
 
     def get_replan_statistics(self) -> ReplanStatistics:
         """Return statistics of the decisions so far."""
-        executed = [record for record in self._records if record.executed]
-        succeeded = sum(record.result == "success" for record in executed)
-        wanted = [record for record in self._records if record.replan_type is not ReplanType.NONE]
-        confidences = [record.confidence for record in wanted if record.confidence is not None]
-        return ReplanStatistics(
-            decisions=len(self._records),
-            wanted=len(wanted),
-            executed=len(executed),
-            succeeded=succeeded,
-            failed=len(executed) - succeeded,
-            success_rate=succeeded / len(executed) if executed else None,
-            mean_confidence=sum(confidences) / len(confidences) if confidences else None,
-            by_phase=dict(Counter(record.phase for record in executed)),
-            by_type=dict(Counter(record.replan_type for record in executed)),
-            overridden=dict(
-                Counter(
-                    record.override_reason for record in self._records if record.override_reason
-                )
-            ),
-            seconds=sum(record.duration for record in self._records),
-        )
+        return ReplanStatistics.from_records(self._records)
 
     def _decision_request(
         self, phase: Phase, prompt_data: JsonObject, cause: ReplanCause

@@ -414,7 +414,7 @@ def test_a_plan_is_shown_before_it_is_executed_and_may_need_approval(folder):
 
 
 def test_decisions_are_listed(folder):
-    """`decisions` shows every decision with its reason, whether it was followed, and what was assumed; --json all of it."""
+    """`decisions` shows every decision with its reason, whether it was followed, what was assumed, and how many there were."""
     unsure = replan("task_redecomposition", confidence=0.2, issues_found=["too coarse"])
     asks = {
         **ASKS,
@@ -442,6 +442,11 @@ def test_decisions_are_listed(folder):
         "task_decomposition",
     ]
     assert told["assumptions"][0][0] == "short words"
+    count = len(told["decisions"])
+    counted = f"{count} decisions; 1 to replan; 0 executed, of which 0 failed"
+    assert f"\n{counted}; overridden: 1 by confidence\n" in shown
+    assert told["statistics"]["decisions"] == count
+    assert told["statistics"]["overridden"] == {"confidence": 1}
 
 
 # The planning history
