@@ -291,8 +291,32 @@ def monitors(engine: rp.ReplanningEngine) -> None:
     monitor.on(journal.TaskTimedOut, anything)
     monitor.on(MonitorNotice, lambda notice: use(notice.run, notice.event))
     engine.monitor.on(journal.AttemptFailed, lambda event: use(event.failure.message))
+    monitor.once(journal.TaskFailed, failed)()
+    monitor.remove_listener(journal.TaskFailed, failed)
+    use(monitor.emit(journal.TaskFailed(task_id="build", error=OSError("disk full"))))
+
+    @monitor.on(journal.TaskFailed)
+    def told(event: journal.TaskFailed) -> None:
+        use(event.message)
+
+    told(journal.TaskFailed(task_id="build"))
     engine.monitor.on(journal.PlanRevised, failed)  # type: ignore[arg-type]
     engine.monitor.on(journal.TaskFailed, lambda event: use(event.number))  # type: ignore[attr-defined]
+
+
+async def raised(engine: rp.ReplanningEngine, run: rp.PlanRun) -> None:
+    """The outcome of a raised trigger is one of three records."""
+    outcome = await run.trigger(journal.TaskTimedOut(task_id="build", timeout=5.0))
+    match outcome:
+        case journal.DecisionMade():
+            use(outcome.decision, outcome.reason)
+        case journal.QuestionAsked():
+            use(outcome.question)
+        case _:
+            use(outcome.reason)
+    decision = engine.replan(run.id, journal.HumanRequest(reason="x"), context={"a": 1})
+    use(decision.trigger.id, decision.outcome)
+    use(engine.monitor.watch(run).run)
 
 
 class Mail:

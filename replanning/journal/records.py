@@ -507,11 +507,13 @@ class TriggerEvent(BaseModel):
     if not TYPE_CHECKING:  # pragma: no branch - a type checker knows the fields of each class
 
         def __init__(self, **fields: object) -> None:
-            fields = self._complete(fields)
-            super().__init__(**fields)
+            # A detector states fields of the class alone.
+            if not fields.keys() <= self.__pydantic_fields__.keys():
+                fields = self._complete(fields)
+            self.__pydantic_validator__.validate_python(fields, self_instance=self)
             if not self.reason:
                 fields["reason"] = self._default_reason()
-                super().__init__(**fields)
+                self.__pydantic_validator__.validate_python(fields, self_instance=self)
 
         # A journal may have fields of another version, so it is read without this.
         __init__.__pydantic_base_init__ = True

@@ -332,6 +332,18 @@ async def test_second_monitor_of_an_engines_run():
     assert sorted(heard) == sorted(both)
 
 
+async def test_engine_that_is_switched_off():
+    """Where `enabled` is false, detectors of one's own fire for handlers alone, and nothing is decided."""
+    monitor, heard = PlanMonitor([Counting()]), list[Any]()
+    monitor.on(TriggerEvent, heard.append)
+    engine = ReplanningEngine([], monitor=monitor, settings={"enabled": False})
+    async with engine.open(PLAN) as run:
+        run.succeeded(run.started("build"))
+        run.pause()
+    assert [trigger.kind for trigger in heard] == ["counting"]
+    assert not bodies(engine.store, run.id, TriggerFired, DecisionMade)
+
+
 async def test_run_that_is_cancelled_is_watched_no_more():
     """A monitor forgets a run whose program was cancelled."""
     monitor = PlanMonitor()
