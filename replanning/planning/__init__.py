@@ -32,16 +32,18 @@ from replanning.planning.outputs import (
     ActionPlan,
     GoalUnderstanding,
     Subtask,
+    Summary,
     TaskDecomposition,
 )
 from replanning.planning.prompts import ReplanPromptBuilder
 from replanning.planning.state import IssueComment, PlanningState, TaskRequest, request_of
-from replanning.planning.steering import Steering
+from replanning.planning.steering import CommentSource, Steering, SteeringComment
 
 __all__ = [
     "Action",
     "ActionPlan",
     "ActionsDecision",
+    "CommentSource",
     "Consideration",
     "DecisionRecord",
     "DecisionRequest",
@@ -68,7 +70,9 @@ __all__ = [
     "ReplanType",
     "Ruling",
     "Steering",
+    "SteeringComment",
     "Subtask",
+    "Summary",
     "TaskDecomposition",
     "TaskRequest",
     "request_of",

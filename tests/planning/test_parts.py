@@ -1,10 +1,13 @@
 """The classes of planning mode work by themselves, built from the names that `replanning.planning` exports."""
 
+import inspect
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from replanning import planning
 from replanning.errors import LLMUnavailable, NotRunning
 from replanning.planning import (
     ActionsDecision,
@@ -41,6 +44,34 @@ REVISED: dict[str, Any] = {
     "execution": (replan("partial_replan"), go_on()),
     "revision": revision(action("shout", "shout")),
 }
+
+
+def classes_in(annotation: object) -> Iterator[type]:
+    """Yield the classes that an annotation names."""
+    if inspect.isclass(annotation):
+        yield annotation
+    for part in get_args(annotation):
+        parts = part if isinstance(part, list) else [part]
+        for each in parts:
+            yield from classes_in(each)
+
+
+@pytest.mark.parametrize("name", planning.__all__)
+def test_every_argument_can_be_made(name):
+    """What a class or function of planning mode takes can be imported from where it is itself."""
+    public = getattr(planning, name)
+    functions = dict(inspect.getmembers(public, inspect.isfunction))
+    if inspect.isfunction(public):
+        functions[name] = public
+
+    for called, function in functions.items():
+        is_ours = function.__module__.startswith("replanning.planning")
+        if not is_ours or (called.startswith("_") and called != "__init__"):
+            continue
+        for argument, annotation in get_type_hints(function).items():
+            for each in classes_in(annotation):
+                if argument != "return" and each.__module__.startswith("replanning.planning"):
+                    assert each.__name__ in planning.__all__, called
 
 
 # The manager
@@ -182,35 +213,35 @@ def test_a_history_by_the_id_of_its_task(tmp_path, monkeypatch):
 
 async def test_a_coordinator_hands_out_its_parts():
     """After a run, the coordinator has its manager and its statistics; before, it says what to do."""
-    planning = coordinator({}, VirtualClock())
+    mode = coordinator({}, VirtualClock())
     for name in ("manager", "statistics", "history_store"):
         with pytest.raises(NotRunning, match="call execute_with_planning"):
-            getattr(planning, name)
+            getattr(mode, name)
 
     desk = Desk({"write": [MISSING]})
-    planning, _, _ = await run({"decision:execution": REVISED["execution"], **REVISED}, desk)
-    assert list(planning.manager.records) == planning.state.records
-    assert planning.statistics == planning.manager.get_replan_statistics()
-    assert planning.statistics.by_type == {ReplanType.PARTIAL_REPLAN: 1}
+    mode, _, _ = await run({"decision:execution": REVISED["execution"], **REVISED}, desk)
+    assert list(mode.manager.records) == mode.state.records
+    assert mode.statistics == mode.manager.get_replan_statistics()
+    assert mode.statistics.by_type == {ReplanType.PARTIAL_REPLAN: 1}
 
 
 async def test_a_coordinator_writes_the_history_that_settings_name(tmp_path):
     """If the settings name a folder, the coordinator writes the history of the run there, and hands it out."""
     settings = {"planning": {"history": {"directory": str(tmp_path / "named")}}}
-    planning, _, _ = await run(settings=settings, run_id="r")
-    await planning.engine.aclose()
-    types = [line["type"] for line in planning.history_store.entries()]
+    mode, _, _ = await run(settings=settings, run_id="r")
+    await mode.engine.aclose()
+    types = [line["type"] for line in mode.history_store.entries()]
     assert (types[0], types[-1]) == ("replan_decision", "completion")
-    assert planning.history_store.has_plan()
+    assert mode.history_store.has_plan()
     assert [path.name for path in (tmp_path / "named").glob("[!.]*")] == ["r.jsonl"]
 
 
 async def test_a_coordinator_without_a_folder_writes_no_history(tmp_path, monkeypatch):
     """Without a folder in the settings, nothing is written, and the history is empty."""
     monkeypatch.chdir(tmp_path)
-    planning, _, _ = await run()
-    await planning.engine.aclose()
-    assert not planning.history_store.has_plan()
+    mode, _, _ = await run()
+    await mode.engine.aclose()
+    assert not mode.history_store.has_plan()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -218,7 +249,7 @@ async def test_an_exporter_of_the_history_takes_precedence(tmp_path):
     """A history that an exporter writes is the one that is handed out; it is written once."""
     exporter = PlanningHistoryExporter(PlanningHistoryStore(directory=tmp_path / "own"))
     settings = {"planning": {"history": {"directory": str(tmp_path / "named")}}}
-    planning, _, _ = await run(settings=settings, exporters=[exporter])
-    await planning.engine.aclose()
-    assert planning.history_store.has_plan()
+    mode, _, _ = await run(settings=settings, exporters=[exporter])
+    await mode.engine.aclose()
+    assert mode.history_store.has_plan()
     assert [path.name for path in tmp_path.iterdir()] == ["own"]
