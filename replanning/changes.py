@@ -131,6 +131,7 @@ PlanChange = Annotated[
     | AbortRun,
     Field(discriminator="kind"),
 ]
+"""One change of a plan; its `kind` tells which."""
 
 
 class Alternative(_Change):

@@ -63,6 +63,7 @@ JOURNAL_FORMAT: Final = 2
 of a record is renamed or changes its meaning. A new kind, or a new field with a default, leaves it as it is."""
 
 RunStatus = Literal["succeeded", "failed", "aborted", "paused", "needs_human"]
+"""How a run ended; `paused` and `needs_human` can be resumed."""
 
 QuestionVerdict = Literal["approve", "reject", "modify"]
 
@@ -438,6 +439,7 @@ Observation = (
     | ReplanRequested
     | RunQuiescent
 )
+"""Body of a record that says what happened while tasks ran; detectors see these."""
 
 
 # Triggers: typed events that ask for replanning to be considered
@@ -788,6 +790,7 @@ Trigger = Annotated[
     | Annotated[SerializeAsAny[TriggerEvent], WrapValidator(_read_other_trigger), Tag("other")],
     Discriminator(_trigger_tag),
 ]
+"""A trigger of this project or of a plugin, as records hold it."""
 
 _VOLATILE_PARTS = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8,}|\d+")
 
@@ -1101,6 +1104,7 @@ RecordBody = (
     | ErrorContained
     | NoteAdded
 )
+"""Body of a record, of any kind."""
 
 
 class Record(NamedTuple):

@@ -30,14 +30,19 @@ TaskId: TypeAlias = str
 """Written by people, in plan files and in Python, so it is a plain string; the others are not."""
 
 AttemptId = NewType("AttemptId", str)
+"""Id of an attempt: one execution of a task."""
 
 RunId = NewType("RunId", str)
+"""Id of a run."""
 
 QuestionId = NewType("QuestionId", str)
+"""Id of a question to a person."""
 
 TriggerId = NewType("TriggerId", str)
+"""Id of a trigger within its run."""
 
 ReplanId = NewType("ReplanId", str)
+"""Id of a replan within its run."""
 
 JsonObject = dict[str, JsonValue]
 """A JSON object: string keys, JSON values."""

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from random import Random
 from typing import Any, Final, Literal, TypeVar
 
@@ -31,6 +32,7 @@ from replanning.testing.scripted import (
 def _flaky(operation: str) -> Any:
     """Return a method that forwards to the other store, unless it is time to fail."""
 
+    @wraps(getattr(RunStore, operation), updated=())  # else it would be abstract as well
     def call(self: FlakyStore, *args: Any, **kwargs: Any) -> Any:
         self._calls[operation] += 1
         number = self._calls[operation]
