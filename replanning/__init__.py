@@ -1,8 +1,9 @@
 """Keep a plan alive while it runs.
 
 These are the names that most programs need. Further names are exported by the packages: `replanning.plan`,
-`replanning.changes` (edits of a plan), `replanning.journal` (triggers, records and stores), `replanning.decision` (what
-plugins implement), `replanning.settings`, `replanning.llm` (language models) and `replanning.errors`.
+`replanning.changes` (edits of a plan), `replanning.triggers` (why a plan is changed), `replanning.journal` (records and
+stores), `replanning.decision` (what plugins implement), `replanning.settings`, `replanning.llm` (language models) and
+`replanning.errors`.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class RunTriggers:
         for trigger_id, listener in waiting.items():
             what = "it was not recorded"
             if trigger_id in self._ledger.open_triggers:
-                what = "it is decided when the run is resumed"
+                what = "it is on record, and decided if the run is resumed"
             why = f"trigger {trigger_id!r} was not decided before the run was {end.status}"
             listener(NotRunning(f"{why} ({end.reason}); {what}"))
 
