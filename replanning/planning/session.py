@@ -218,6 +218,15 @@ class PlanningSession:
             return {}
         return as_object(as_object(ahead["parts"]).get(phase, {}))
 
+    def stated_revision(self, task: Task) -> JsonObject:
+        """Return the revision that came with the reflection which a phase follows from; empty if none did."""
+        state, replan = self.state, PlanningTask.of(task).replan
+        for noted in state.reflections:
+            considered = state.judged.get(f"{noted.get('task')}~{Phase.REFLECTION}")
+            if considered is not None and considered.replan_id == replan:
+                return as_object(noted.get("plan_revision"))
+        return {}
+
     def prompt_data(self, task: Task | None = None) -> JsonObject:
         """Return the prompt variables that every phase shares: request, results so far, progress, reason for a repetition."""
         state = self.state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -43,6 +44,7 @@ from replanning.planning.outputs import (
     ExecutionReply,
     FunctionCall,
     PlanningReply,
+    PlanRevision,
     Reflection,
     ReflectionReply,
     RevisionReply,
@@ -245,8 +247,7 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
 
     if len(batches) == 1 and target is Phase.EXECUTION and plan is not None:
 
-        def parse_revision(text: str) -> JsonObject:
-            revision = parse_reply(text, RevisionReply).plan_revision
+        def check_revision(revision: PlanRevision) -> JsonObject:
             planned = _unfinished_part(revision.updated_action_plan, finished)
             subtasks = revise_decomposition(decomposition, planned, finished)
             limit = session.settings.max_subtasks + len(finished)
@@ -261,6 +262,13 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
                 "subtasks": subtasks.model_dump(mode="json"),
             }
 
+        def parse_revision(text: str) -> JsonObject:
+            return check_revision(parse_reply(text, RevisionReply).plan_revision)
+
+        stated = session.stated_revision(task)
+        if stated:
+            with suppress(LLMResponseInvalid):  # then the model is asked for another one
+                return check_revision(PlanRevision.model_validate(stated, strict=False))
         return await session.ask("revision", data, RevisionReply, parse_revision)
     plans, earlier = list[ActionPlan](), list[Task]()
     for batch in batches:

@@ -535,28 +535,52 @@ async def test_a_reflection_that_finds_the_plan_wrong_leads_to_a_revision():
     assert planning.state.plans[-1].reason.startswith("the reflection finds the plan wrong: so")
 
 
+EVALUATED = {"action_evaluated": "write", "status": "failure", "plan_revision_needed": True}
+
+
 async def test_the_form_of_reflections_and_revisions_that_other_prompts_ask_for():
-    """A reflection with `action_evaluated`, changes as objects and a summary without failures lead to the same end."""
-    change = {"type": "modify_action", "details": "shout instead"}
+    """A reflection with `action_evaluated` and the revised plan, and a summary without failures, are all that is asked for."""
     revised = revision(action("shout", "shout"))
+    change = {"type": "modify_action", "details": "shout instead"}
     revised["plan_revision"]["changes"] = [change]
-    evaluated = {"action_evaluated": "write", "status": "failure", "plan_revision_needed": True}
     replies = {
-        "reflection": {"phase": "reflection", "reflection": evaluated, **revised},
-        "revision": ({}, {"phase": "reflection", "reflection": evaluated, **revised}),
+        "reflection": {"phase": "reflection", "reflection": EVALUATED, **revised},
         "completion": {"summary": {"goal_achieved": True, "tasks_completed": 5}, "done": True},
     }
-    desk = Desk({"write": [{"ok": False}]})
-    planning, model, _ = await run(replies, desk)
-    assert planning.result.status == "succeeded"
-    assert model.asked.count("reflection") == 1
+    planning, model, desk = await run(replies, Desk({"write": [{"ok": False}]}))
+    assert (planning.result.status, desk.tools) == ("succeeded", ["write", "shout"])
+    assert (model.asked.count("reflection"), model.asked.count("revision")) == (1, 0)
     (record,) = [one for one in planning.state.records if one.executed]
     assert (record.replan_type, record.result) == ("plan_revision", "success")
     (journaled, *_) = planning.state.reflections
     assert journaled["plan_revision"]["changes"] == ["modify_action: shout instead"]
     assert planning.state.completion["summary"]["tasks_failed"] == 0
-    assert "plan_revision.updated_action_plan" in model.told("revision")[1]
-    assert "action_id" not in model.told("revision")[1].rpartition("<rejected>")[2]
+
+
+async def test_a_revision_that_does_not_fit_is_asked_for():
+    """A revision that comes with a reflection and does not fit the tools is asked for by itself."""
+    unfit = revision(action("whisper", "whisper"))
+    replies = {
+        "reflection": {"reflection": EVALUATED, **unfit},
+        "revision": revision(action("shout", "shout")),
+    }
+    planning, model, desk = await run(replies, Desk({"write": [{"ok": False}]}))
+    assert (planning.result.status, desk.tools) == ("succeeded", ["write", "shout"])
+    assert model.asked.count("revision") == 1
+
+
+async def test_an_empty_reply_is_told_what_was_asked_for():
+    """A model that answers a request for a revision with nothing is told what a revision has, not a reflection."""
+    replies = {
+        "reflection": {"reflection": EVALUATED},
+        "revision": ({}, revision(action("shout", "shout"))),
+    }
+    planning, model, _ = await run(replies, Desk({"write": [{"ok": False}]}))
+    assert planning.result.status == "succeeded"
+    _, second = model.told("revision")
+    problem = second.partition("<rejected>\n")[2].partition("\n</rejected>")[0]
+    assert "plan_revision.updated_action_plan" in problem
+    assert "action_id" not in problem
 
 
 async def test_a_reflection_revises_nothing_where_replanning_is_switched_off():
