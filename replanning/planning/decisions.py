@@ -163,6 +163,7 @@ class GoalDecision(ReplanDecision):
 
     phase: ClassVar[Phase] = Phase.GOAL_UNDERSTANDING
     assumptions_to_make: _Texts = ()
+    """What is assumed if the user does not answer."""
 
 
 class DecompositionDecision(ReplanDecision):
@@ -170,8 +171,11 @@ class DecompositionDecision(ReplanDecision):
 
     phase: ClassVar[Phase] = Phase.TASK_DECOMPOSITION
     missing_steps: _Texts = ()
+    """Steps that no subtask covers."""
     recommended_granularity: _Text = ""
+    """How finely the goal should be split."""
     scope_adjustment: _Text = ""
+    """What should be left out or added."""
 
 
 class ActionsDecision(ReplanDecision):
@@ -179,9 +183,13 @@ class ActionsDecision(ReplanDecision):
 
     phase: ClassVar[Phase] = Phase.ACTION_SEQUENCE
     unavailable_tools: _Texts = ()
+    """Planned tools that cannot be used."""
     alternative_tools: _Texts = ()
+    """Tools that could be used instead."""
     dependency_issues: _Texts = ()
+    """What is wrong with the order of the actions."""
     plan_adjustments: _Texts = ()
+    """Changes that would mend the plan."""
 
 
 class ExecutionDecision(ReplanDecision):
@@ -189,8 +197,11 @@ class ExecutionDecision(ReplanDecision):
 
     phase: ClassVar[Phase] = Phase.EXECUTION
     error_classification: Literal["transient", "persistent", "fatal"] | None = None
+    """Whether the error may pass by itself, stays, or cannot be recovered from."""
     recovery_strategy: _Text = ""
+    """How to recover from it."""
     affected_actions: _Texts = ()
+    """Actions that cannot be executed as planned because of it."""
 
 
 class ReflectionDecision(ReplanDecision):
@@ -198,10 +209,15 @@ class ReflectionDecision(ReplanDecision):
 
     phase: ClassVar[Phase] = Phase.REFLECTION
     evaluation_result: Literal["success", "partial_success", "failure"] | None = None
+    """Whether the goal was achieved; with `failure`, a person must accept the result."""
     achievement_rate: float | None = Field(default=None, ge=0, le=100)
+    """How much of the goal was achieved, in percent."""
     issues_identified: _Texts = ()
+    """What is wrong with the result."""
     additional_actions: _Texts = ()
+    """Actions that would complete it."""
     revision_scope: Literal["minor", "moderate", "major"] | None = None
+    """How much of the plan must change."""
 
 
 _MODELS: Final[Mapping[Phase, type[ReplanDecision]]] = {
@@ -708,6 +724,7 @@ class DecisionRecord(RecordModel):
 
     Attributes:
         replan_id: its id: `p1`, `p2`, … in each run.
+        phase: the phase that was completed.
         llm_decision: the decision as the model wrote it; None if there is none.
         confidence: the model's confidence; None without a decision.
         executed: true if the replan was executed.
@@ -718,6 +735,7 @@ class DecisionRecord(RecordModel):
         reason: the rule that applied, in words.
         notes: corrections that were made to normalise the decision.
         replan_type: its type after that.
+        cause: the action and error that it is about.
         error: reason for the failure, or for the missing decision.
         instead_of: id of the replan that could not be executed and that this one substitutes.
     """

@@ -110,7 +110,14 @@ class Consideration(RecordModel):
 
 
 class ReplanNote(RecordModel):
-    """Step of a replan, to be journaled before it takes effect; a resumed run continues from the newest."""
+    """Step of a replan, to be journaled before it takes effect; a resumed run continues from the newest.
+
+    Attributes:
+        stage: progress of the replan.
+        counts: replans spent, this one included once it begins.
+        considered: the decision, once there is one.
+        record: its outcome, once it is known.
+    """
 
     stage: ReplanStage
     counts: ReplanCounts
@@ -122,7 +129,11 @@ class ReplanStatistics(RecordModel):
     """Statistics of the decisions of a run.
 
     Attributes:
+        decisions: all decisions, also those to go on, and those that no model was asked for.
         wanted: decisions to replan.
+        executed: replans that were executed.
+        succeeded: those of them that succeeded.
+        failed: those of them that failed.
         success_rate: share of the executed replans that succeeded; None before the first.
         mean_confidence: mean confidence of the decisions to replan; None before the first.
         by_phase: executed replans by the phase they were decided after.

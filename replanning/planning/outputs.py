@@ -210,8 +210,9 @@ class ExecutionReply(_ReplyModel):
 
 
 class Reflection(_ReplyModel):
-    """Evaluation of an executed action, which a model may also name as `action_evaluated`."""
+    """Evaluation of an executed action."""
 
+    # The docstring is part of the schema that a model gets, which is not to learn the second name.
     action_id: Annotated[
         _Text, Field(validation_alias=AliasChoices("action_id", "action_evaluated"))
     ]
@@ -262,15 +263,13 @@ class RevisionReply(ReflectionReply):
 
 
 class Summary(_ReplyModel):
-    """Summary of a run; `criteria_met` judges each success criterion, in its order, or none.
-
-    The counts are what the model says, which may leave out the failures; a completion on record has those of the journal.
-    """
+    """Summary of a run; `criteria_met` judges each success criterion, in its order, or none."""
 
     goal_achieved: bool
     criteria_met: Annotated[tuple[bool, ...], Field(max_length=100)] = ()
     tasks_completed: int = Field(ge=0)
     tasks_failed: int | None = Field(default=None, ge=0)
+    """As the model says, if it does; a completion on record has the counts of the journal."""
     key_outcomes: _Texts = ()
 
     @model_validator(mode="after")
