@@ -6,9 +6,10 @@ store that was given up (`Lifecycle._on_store_given_up`), and leaving the run (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
+from replanning.changes import RemoveTask, ReplaceTask, SkipTask
 from replanning.decision.ledger import Ledger
 from replanning.journal.records import RunEnded, RunQuiescent
 from replanning.live.entries import TaskEntry
@@ -21,6 +22,9 @@ from replanning.plan.types import TaskId
 _MAX_NAMED_TASKS: Final = 5
 _MAX_UNSATISFIED: Final = 100
 _MAX_MESSAGE_CHARS: Final = 200
+
+_AUTOMATIC: Final = ("policy", "resume")
+"""Who is named in `by` of a revision that no person and no program has decided."""
 
 
 class GoalReached(NamedTuple):
@@ -58,14 +62,15 @@ def decide_end(
     One that has reached its goal goes on with its tasks that run in any case, and no others.
     """
     if live.aborted is not None:
-        return RunEnded("aborted", live.aborted)
+        return RunEnded("aborted", with_unknown_effects(live.aborted, live, ledger))
     is_running = bool(live.counts[TaskState.RUNNING])
     exceeded = ledger.budget_tracker.exceeded
     if exceeded:
         # What runs may finish: it is paid for.
         if is_running:
             return None
-        return RunEnded("aborted", f"the run {exceeded}")
+        reason = with_unknown_effects(f"the run {exceeded}", live, ledger)
+        return RunEnded("aborted", reason)
     goal = live.goal
     if goal.stop_when_reached and goal.facts and not live.missing_facts:
         unfinished = _unfinished(live)
@@ -77,7 +82,8 @@ def decide_end(
                 return None
         # No task counts any more, not even one that has failed.
         left = tuple(entry.id for entry in unfinished)
-        return RunEnded("succeeded", "the goal was reached early", left)
+        reason = with_unknown_effects("the goal was reached early", live, ledger)
+        return RunEnded("succeeded", reason, left)
     if ledger.pause is not None:
         if is_running:
             return None
@@ -109,26 +115,50 @@ def _unfinished(live: LivePlan) -> list[TaskEntry]:
 def _quiescent_end(live: LivePlan, ledger: Ledger, now: Circumstances) -> RunEnded | RunQuiescent:
     """Return what becomes of a run in which nothing can run."""
     if live.complete and not _redo_is_asked_about(live, ledger):
-        return RunEnded("succeeded", "every required task is done")
+        reason = with_unknown_effects("every required task is done", live, ledger)
+        return RunEnded("succeeded", reason)
     if ledger.questions.open:
         count = len(ledger.questions.open)
         noun = "question" if count == 1 else "questions"
         reason = f"{count} {noun} to a person must be answered first"
-        doubtful: dict[str, None] = {}
-        for question in ledger.questions.open.values():
-            for task_id in question.holds:
-                for entry in live.in_doubt(live.entry(task_id)):
-                    doubtful[repr(entry.id)] = None
-        if doubtful:
-            names = join_names(doubtful, _MAX_NAMED_TASKS)
-            reason += f": it is unknown whether {names} took effect"
-        return RunEnded("needs_human", reason)
+        return RunEnded("needs_human", with_unknown_effects(reason, live, ledger))
     if now.replans and ledger.quiescent_at != live.revision:
         unsatisfied = [entry.id for entry in live if entry.counts_as_unsatisfied]
         return RunQuiescent(
             live.revision, tuple(unsatisfied[:_MAX_UNSATISFIED]), live.missing_facts
         )
-    return RunEnded("failed", _failure_reason(live))
+    told: set[TaskId] = set()
+    for task_id in _named_stuck_tasks(live):
+        told.update(part.id for part in live.in_doubt(live.entry(task_id)))
+    reason = with_unknown_effects(_failure_reason(live), live, ledger, told)
+    return RunEnded("failed", reason)
+
+
+def with_unknown_effects(
+    reason: str, live: LivePlan, ledger: Ledger, told: Collection[TaskId] = ()
+) -> str:
+    """Return the reason of an end, with the tasks of which it is unknown whether they took effect.
+
+    Whoever skips or replaces a task by hand has looked first, as the question about it says. So
+    these tasks are left out, and those that the reason tells already.
+    """
+    if not live.doubtful:
+        return reason
+    settled = set(told)
+    for _, revised in ledger.revisions:
+        if revised.by in _AUTOMATIC:
+            continue
+        for change in revised.changes:
+            if isinstance(change, SkipTask | ReplaceTask | RemoveTask):
+                settled.add(change.task_id)
+    names: list[str] = []
+    for task_id in live.doubtful:
+        entry = live.entry(task_id)
+        if task_id not in settled and entry in live.in_doubt(entry):
+            names.append(repr(task_id))
+    if not names:
+        return reason
+    return f"{reason}: it is unknown whether {join_names(names, _MAX_NAMED_TASKS)} took effect"
 
 
 def _redo_is_asked_about(live: LivePlan, ledger: Ledger) -> bool:
@@ -155,9 +185,14 @@ def _failure_reason(live: LivePlan) -> str:
     return f"{reason}; {parked}" if parked else reason
 
 
+def _named_stuck_tasks(live: LivePlan) -> list[TaskId]:
+    """Return the stuck tasks that the reason of a failure names."""
+    return list(live.stuck)[:_MAX_NAMED_TASKS]
+
+
 def _stuck_tasks(live: LivePlan) -> str:
     told = []
-    for task_id in list(live.stuck)[:_MAX_NAMED_TASKS]:
+    for task_id in _named_stuck_tasks(live):
         entry = live.entry(task_id)
         text = f"{entry.id!r} {entry.state.lower()}"
         if entry.log.failure is not None:

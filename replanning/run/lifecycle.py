@@ -9,7 +9,12 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from replanning.changes import Alternative, CancelTask, ModifyTask, PlanChange, RetryTask
-from replanning.decision.ending import Circumstances, GoalReached, decide_end
+from replanning.decision.ending import (
+    Circumstances,
+    GoalReached,
+    decide_end,
+    with_unknown_effects,
+)
 from replanning.decision.ledger import Ledger
 from replanning.decision.policy import stale_reason
 from replanning.environment import Environment
@@ -969,7 +974,8 @@ class Lifecycle:
             return
         due = now + left
         if due <= now:  # also if the rest is less than the clock can resolve
-            self.finish("aborted", f"the run has used up the {limit:g} s of its budget")
+            reason = f"the run has used up the {limit:g} s of its budget"
+            self.finish("aborted", with_unknown_effects(reason, self.live, self.ledger))
         else:
             self.timer.call_at(due, self.enforce_wall_clock)
 

@@ -7,9 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from replanning import Budget, journal
+from replanning.changes import AbortRun
 from replanning.decision.ending import Circumstances, decide_end
 from replanning.decision.ledger import Ledger
-from tests.support.live import JournaledPlan, cancel, journaled, retry, task, tool
+from replanning.journal import Usage
+from tests.support.live import JournaledPlan, cancel, journaled, retry, skip, task, tool
 
 SETTLED = Circumstances(busy=list, open_ended=False, replans=False)
 UNAVAILABLE = [tool("gone", available=False)]
@@ -110,3 +112,76 @@ def test_a_failure_with_an_unknown_effect() -> None:
     assert lost.startswith("'lost' failed (")
     assert lost.endswith("), and it is unknown whether it took effect")
     assert reading.endswith(")")
+
+
+def in_doubt(run: JournaledPlan, *task_ids: str) -> None:
+    """Let attempts at tasks end by their time limits."""
+    for task_id in task_ids:
+        run.fold(journal.AttemptTimedOut(run.start(task_id), task_id, 2.0))
+
+
+def skipped(run: JournaledPlan, task_id: str, by: str) -> None:
+    """Skip a task, as somebody has decided."""
+    before = run.live.revision
+    change = skip(task_id)
+    run.fold(journal.PlanRevised(before + 1, before, (change,), "not needed", by))
+
+
+@pytest.mark.parametrize(
+    ("by", "reason"),
+    [
+        (
+            "policy",
+            "every required task is done: it is unknown whether 'optional', 'left-out' took effect",
+        ),
+        (
+            "ann",
+            "every required task is done: it is unknown whether 'optional' took effect",
+        ),
+    ],
+)
+def test_a_success_with_an_unknown_effect(by: str, reason: str) -> None:
+    """A run that succeeds names its optional calls in doubt, but those about which a person has decided."""
+    optional = task("optional", optional=True)
+    run = journaled(optional, "left-out", task("reading", effect="none", optional=True))
+    in_doubt(run, "optional", "left-out", "reading")
+    skipped(run, "left-out", by)
+    assert decided(run) == journal.RunEnded("succeeded", reason)
+
+
+def test_an_early_goal_with_an_unknown_effect() -> None:
+    """A run whose goal is reached early names its calls in doubt."""
+    goal = {"objective": "x", "facts": ["done"], "stop_when_reached": True}
+    run = journaled("lost", "rest", goal=goal)
+    in_doubt(run, "lost")
+    run.fold(journal.FactsObserved(("done",), ()))
+    reason = "the goal was reached early: it is unknown whether 'lost' took effect"
+    assert decided(run) == journal.RunEnded("succeeded", reason, ("rest",))
+
+
+def test_an_abort_with_an_unknown_effect() -> None:
+    """A run that is aborted, by a decision or by its budget, names its calls in doubt."""
+    run = journaled("lost", "rest")
+    in_doubt(run, "lost")
+    ledger = Ledger(Budget(tokens=1), lambda: 0)
+    ledger.budget_tracker.spend(Usage(tokens=2))
+    end = decide_end(run.live, ledger, SETTLED)
+    assert isinstance(end, journal.RunEnded)
+    assert end.status == "aborted"
+    assert end.reason.endswith(": it is unknown whether 'lost' took effect")
+
+    run.apply(AbortRun(reason="no way is left"))
+    reason = "no way is left: it is unknown whether 'lost' took effect"
+    assert decided(run) == journal.RunEnded("aborted", reason)
+
+
+def test_a_failure_beside_an_unknown_effect() -> None:
+    """A run that failed of something else names the optional calls in doubt as well, once each."""
+    run = journaled(task("optional", optional=True), "a", "lost")
+    in_doubt(run, "optional", "lost")
+    skipped(run, "optional", "policy")
+    run.fail("a")
+    ended = decided(run)
+    assert isinstance(ended, journal.RunEnded)
+    assert ended.reason.endswith(": it is unknown whether 'optional' took effect")
+    assert ended.reason.count("'lost'") == 1

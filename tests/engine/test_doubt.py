@@ -194,6 +194,14 @@ async def test_retries_that_were_stated_are_used_up(clock: VirtualClock) -> None
     assert result.reason == "'a' failed (it went wrong), and it is unknown whether it took effect"
 
 
+async def test_an_optional_call_in_doubt_is_told(clock: VirtualClock) -> None:
+    """A run that succeeds without an optional task says that it is unknown whether that took effect."""
+    shop = Shop()
+    result = await run(make_engine("repair", clock=clock), shop.tool("pay"), optional=True)
+    reason = "every required task is done: it is unknown whether 'a' took effect"
+    assert (result.status, result.reason) == ("succeeded", reason)
+
+
 # What people read
 
 
