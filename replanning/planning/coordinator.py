@@ -110,16 +110,13 @@ class PlanningCoordinator:
         self._library = (
             tools if isinstance(tools, Plan) else Plan(goal=Goal(objective=""), tools=tuple(tools))
         )
-        self._tools = {tool.name: tool for tool in self._library.tools}
         self.environment = environment = environment or Environment()
         self._recovery = PlanningAlternativeProvider()
-        self._history_folder: str | PathLike[str] = config.planning.history.directory
-        written = [one for one in exporters if isinstance(one, PlanningHistoryExporter)]
-        if written:
-            self._history_folder = written[0].history.directory
-        elif "directory" in config.planning.history.model_fields_set:
-            history = PlanningHistoryStore(directory=self._history_folder)
-            exporters = [*exporters, PlanningHistoryExporter(history)]
+        history = config.planning.history
+        has_exporter = any(isinstance(one, PlanningHistoryExporter) for one in exporters)
+        if "directory" in history.model_fields_set and not has_exporter:
+            kept = PlanningHistoryStore(directory=history.directory)
+            exporters = [*exporters, PlanningHistoryExporter(kept)]
         settings = _engine_settings(config)
         self.engine = ReplanningEngine(
             [self._recovery],
@@ -136,7 +133,7 @@ class PlanningCoordinator:
         self._stop_after: Phase | None = None
 
     def __repr__(self) -> str:
-        return f"<PlanningCoordinator {self._request.goal.objective!r} {self._llm!r} {len(self._tools)} tools>"
+        return f"<PlanningCoordinator {self._request.goal.objective!r} {self._llm!r} {len(self._library.tools)} tools>"
 
     @property
     def state(self) -> PlanningState:
@@ -180,9 +177,13 @@ class PlanningCoordinator:
         Raises:
             NotRunning: the run has not begun.
         """
+        folder: str | PathLike[str] = self.settings.planning.history.directory
+        for exporter in self.engine.exporters:
+            if isinstance(exporter, PlanningHistoryExporter):
+                folder = exporter.history.directory
         return PlanningHistoryStore(
             self._current_run.id,
-            self._history_folder,
+            folder,
             issue_id=self._request.issue_id,
             environment=self.environment,
         )
@@ -375,7 +376,7 @@ class PlanningCoordinator:
                 run,
                 self._llm,
                 self.settings,
-                self._tools,
+                {tool.name: tool for tool in self._library.tools},
                 self.environment,
                 interactive=self._gate is not None,
                 plan_only=self._plan_only,
