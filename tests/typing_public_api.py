@@ -13,12 +13,13 @@ from typing import Any, ClassVar, Literal, assert_never, assert_type
 from opentelemetry.sdk.trace import TracerProvider
 
 import replanning as rp
-from replanning import changes, errors, history, journal, testing
+from replanning import changes, errors, history, journal, planning, testing
 from replanning.decision import AlternativeProvider, HumanGate, TriggerDetector
 from replanning.engine import MonitorNotice
 from replanning.environment import Clock
 from replanning.journal.records import normalised_cause
 from replanning.live import TaskView
+from replanning.llm import LLMProvider
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.plan import AttemptId, JsonObject, RunId
 from replanning.plan.types import JsonValue
@@ -317,6 +318,34 @@ async def raised(engine: rp.ReplanningEngine, run: rp.PlanRun) -> None:
     decision = engine.replan(run.id, journal.HumanRequest(reason="x"), context={"a": 1})
     use(decision.trigger.id, decision.outcome)
     use(engine.monitor.watch(run).run)
+
+
+async def planning_parts(model: LLMProvider) -> None:
+    """What the classes of planning mode take and return has names that are exported."""
+    limits = planning.ReplanLimits(total=3)
+    manager = planning.ReplanManager(model, planning.ReplanPromptBuilder(), limits)
+    phase, cause = planning.Phase.EXECUTION, planning.ReplanCause("no such file", action="read")
+
+    async def apply(decision: planning.ReplanDecision) -> None:
+        use(decision.target_phase, decision.issues_found)
+
+    response: planning.DecisionResponse = await manager.request_llm_decision(phase, {}, cause)
+    decision = planning.ExecutionDecision(
+        replan_needed=True,
+        confidence=0.9,
+        reasoning="so",
+        replan_type=planning.ReplanType.RETRY,
+        error_classification="transient",
+    )
+    considered: planning.Consideration = manager.decide(response.decision or decision, cause)
+    ruling: planning.Ruling = considered.ruling
+    record: planning.DecisionRecord = await manager.execute_replan(considered, apply)
+    statistics: planning.ReplanStatistics = manager.get_replan_statistics()
+    use(ruling.kind, record.result, statistics.success_rate)
+    request = planning.DecisionRequest(phase, {"result": 1}, counts=planning.ReplanCounts())
+    use(planning.ReplanPromptBuilder().decision(request))
+    planning.PlanningHistoryStore("fix-12").save_plan({"goal": "x"})
+    planning.PlanningHistoryStore(Path("history"))  # type: ignore[arg-type]
 
 
 class Mail:
