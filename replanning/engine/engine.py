@@ -125,7 +125,8 @@ class ReplanningEngine:
         environment: time, chance and ids.
         tracer_provider: receives spans; when left out, that of an exporter, or the globally
             configured one.
-        meter_provider: receives metrics; likewise.
+        meter_provider: receives metrics; when left out, that of an exporter, or the globally
+            configured one.
         codec: turns outputs that are not JSON into JSON.
         is_transient: says of an exception of work whether it may pass, so that the task is run
             again, where neither the library recognises that nor `retry.on` names it.
@@ -216,7 +217,7 @@ class ReplanningEngine:
     def open(
         self, plan: Plan, *, run_id: str | None = None
     ) -> AbstractAsyncContextManager[PlanRun]:
-        """A run of a plan: `async with engine.open(plan) as run:`, then pull and report.
+        """Open a run of a plan: `async with engine.open(plan) as run:`, then pull and report.
 
         An exception of the body is raised again, unwrapped. A body that ends before the run has
         leaves it `paused`.
@@ -227,7 +228,7 @@ class ReplanningEngine:
         return self._managed_run(lambda: self._run_factory.create(plan, run_id, mode=self.mode))
 
     def resume(self, run_id: str, plan: Plan | None = None) -> AbstractAsyncContextManager[PlanRun]:
-        """The same for a run that was paused, was left, or whose process died.
+        """Resume a run that was paused, was left, or whose process died; used like `open`.
 
         What holds from here on are the settings and the mode of this engine, whatever the run was
         begun under; its plan, its deadlines and what it has spent are those on record.
@@ -244,7 +245,7 @@ class ReplanningEngine:
         return self._managed_run(lambda: self._run_factory.resume(run_id, plan))
 
     def run_or_resume(self, plan: Plan, *, run_id: str) -> AbstractAsyncContextManager[PlanRun]:
-        """The same for a plan that may have been begun: opens it as this run, or resumes that.
+        """Resume this run of a plan, or open it if there is none yet; used like `open`.
 
         Raises:
             RunOwned: another process is at it.
@@ -337,7 +338,8 @@ class ReplanningEngine:
     def compare_rerun(self, run_id: str, *tasks: str, only: bool = False) -> Correction:
         """Return what `rerun` would run again, and which effects that would repeat.
 
-        Raises: as `rerun`.
+        Raises:
+            ReplanningError: what `rerun` raises.
         """
         return self._run_factory.compare_rerun(run_id, tasks, only=only)
 
@@ -382,7 +384,7 @@ class ReplanningEngine:
         passes: tuple[type[BaseException], ...] = (),
         asks: bool = False,
     ) -> AsyncIterator[Session]:
-        """A run of an agent that decides call by call.
+        """Open the run of an agent that decides call by call.
 
         Use it as `async with engine.session(…) as session: await session.call(…)`. The run ends
         with the body. An exception of the body is raised again, and leaves the run `paused`.
@@ -791,9 +793,14 @@ async def open_run(
     run_id: str | None = None,
     factory: RunFactory | None = None,
 ) -> AsyncIterator[PlanRun]:
-    """A run without an engine: the same retries, deadlines and journal, no replanning.
+    """Open a run without an engine: the same retries, deadlines and journal, no replanning.
 
-    Settings and store may be given as a mapping and a place, as to `ReplanningEngine`.
+    Args:
+        plan: the plan.
+        store: keeps the journal, or its place, as for `ReplanningEngine`; in memory when left out.
+        settings: as for `ReplanningEngine`.
+        run_id: the id of the run; a new one when left out.
+        factory: makes the run, in place of `store` and `settings`.
     """
     settings = as_settings(settings)
     opened: RunStore = MemoryStore()

@@ -112,7 +112,7 @@ class PlanView:
         return MappingProxyType(self._live.tools)
 
     def made_true_since(self, fact: str, task_id: TaskId) -> bool:
-        """Return whether a fact ceased, or began to hold after the last attempt at a task.
+        """Return whether a fact does not hold, or began to after the last attempt at a task.
 
         Raises:
             UnknownTask: there never was such a task.
@@ -383,7 +383,7 @@ class DraftView:
         return self._base.tool(name)
 
     def made_true_since(self, fact: str, task_id: TaskId) -> bool:
-        """Return whether a fact ceased, or began to hold after the last attempt at a task."""
+        """Return whether a fact does not hold, or began to after the last attempt at a task."""
         return self._base.made_true_since(fact, task_id)
 
     def task(self, task_id: TaskId) -> TaskView:

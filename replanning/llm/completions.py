@@ -28,8 +28,8 @@ class Completion:
         text: the answer; for a structured one, the JSON as text.
         provider: name of the provider that gave it.
         model: the model, as the service names it.
-        input_tokens: as the service counted them, or an estimate if it does not.
-        output_tokens: likewise.
+        input_tokens: tokens of the prompt, as the service counted them, else an estimate.
+        output_tokens: tokens of the answer, as the service counted them, else an estimate.
         usage: the call with its tokens and its cost.
         finish: why the answer ended.
         request_id: id under which the service finds the request.
@@ -54,9 +54,9 @@ class LLMCall:
         model: the model that is requested.
         estimate: upper bound of its usage, reserved from the budget beforehand.
         prompt: the text that is sent, without secrets.
-        system: the system prompt, likewise.
+        system: the system prompt, without secrets.
         temperature: sampling temperature.
-        max_tokens: most tokens of the answer.
+        max_tokens: the largest number of tokens of the answer.
         operation: whether a completion is requested, or the embedding of the prompt.
     """
 

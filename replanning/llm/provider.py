@@ -185,7 +185,7 @@ class LLMProvider(ABC):
         """Return the embedding of a text and its usage; the options are as for `request`.
 
         Raises:
-            LLMError: likewise.
+            LLMError: of the kind that fits. Any other exception is turned into one.
         """
         raise LLMError("it offers no embeddings", provider=self.name)
 

@@ -93,7 +93,11 @@ def create_clients(
     environment: Environment | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> list[LLMProvider]:
-    """Create the clients behind `create_llm_provider`, in order, available or not; raises likewise."""
+    """Create the clients behind `create_llm_provider`, in order, available or not.
+
+    Raises:
+        NoLLMProvider, PluginError, SettingsError: as `create_llm_provider`.
+    """
     llm = settings.llm
     environ = os.environ if environ is None else environ
     shared: dict[str, object] = {

@@ -168,7 +168,7 @@ class PlanRun(ObservedRun):
 
     Any thread may report, observe, edit, pause and ask for replanning: a call from another thread
     waits until the event loop of the run has executed it, and raises what it raises there. Once the
-    run was left, it is `NotRunning`. Any thread may read `plan`, `result`, `history` and
+    run was left, such a call raises `NotRunning`. Any thread may read `plan`, `result`, `history` and
     `replanning_info`; `live` and `view` belong to the thread of the event loop.
     """
 
