@@ -272,6 +272,10 @@ def providers(
                     plugin.state = "used"
             except PluginError as error:
                 plugin.state, plugin.problem = "unavailable" if loadable else "broken", str(error)
+                missing_package = error.__cause__
+                # Python states the name of what it did not find; a module that says which extra it needs does not.
+                if isinstance(missing_package, ImportError) and missing_package.name is None:
+                    plugin.state, plugin.problem = "unavailable", str(missing_package)
             except (
                 SettingsError
             ) as error:  # it works, and needs an option, such as the issue to write to

@@ -307,7 +307,7 @@ def test_providers_that_are_broken(tmp_path: Path) -> None:
         "class P:\n    def __init__(self):\n        raise RuntimeError('SHAKY_KEY is not set')\n"
     )
     (tmp_path / "sitecustomize.py").write_text(
-        "import sys\nsys.modules['opentelemetry.exporter.otlp'] = None\n"
+        "import sys\nsys.modules['opentelemetry.exporter.otlp'] = sys.modules['psycopg'] = None\n"
     )
 
     plugins = {
@@ -318,6 +318,7 @@ def test_providers_that_are_broken(tmp_path: Path) -> None:
         ("gone", "broken", "nowhere"),
         ("keyless", "broken", "SHAKY_KEY is not set"),
         ("otlp", "unavailable", "pip install 'replanning[otlp]'"),
+        ("postgres", "unavailable", 'pip install "replanning[postgres]"'),
     ):
         assert (plugins[name]["state"], problem in plugins[name]["problem"]) == (state, True)
     assert (plugins["keyless"]["package"], plugins["repair"]["state"]) == ("shaky 1.2", "used")
