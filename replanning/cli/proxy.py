@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import closing
 from pathlib import Path
@@ -28,13 +29,16 @@ from replanning.plan.tasks import Retry
 
 commands = Program()
 
+DEFAULT_CALL_TIMEOUT: Final = 60.0
+"""Seconds that an attempt at a call may take; many clients wait as long for an answer."""
+
 _PROXY_CODES: Final = "0 the client, or Ctrl-C, ended it · 2 wrong usage, settings or store, or no server can be started"
 
 
 @commands.command(
     epilog=epilog(
         "replanning mcp-proxy -- npx -y some-mcp-server --its-option",
-        "replanning mcp-proxy --capability web=search,search_archive --retries 2 -- python server.py",
+        "replanning mcp-proxy --capability web=search,search_archive --retries 2 --timeout 20 -- python server.py",
         "replanning mcp-proxy --tools servers.yaml --store /home/me/runs.db --ask store",
         "In the configuration of a client, in the place of the server:",
         '{"command": "replanning", "args": ["mcp-proxy", "--store", "/home/me/runs.db", "--", "npx", "-y", "some-mcp-server"]}',
@@ -89,6 +93,14 @@ def mcp_proxy(
             help="Try tools that the server calls read-only or idempotent again after any failure, at most N times.",
         ),
     ] = 0,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            help="How long each attempt at a call may take, where a file of tools states no other limit; 0 for no limit.",
+        ),
+    ] = DEFAULT_CALL_TIMEOUT,
     run_id: Annotated[
         str | None,
         typer.Option(
@@ -111,6 +123,8 @@ def mcp_proxy(
         fail("--safe is for SERVER; in a file of tools, write `safe` below the server")
     if options.ask == "console":
         fail("--ask console: standard input belongs to the client; use --ask store")
+    if not 0 <= timeout < math.inf:  # nor is it nan
+        fail("--timeout: expected a number of seconds, or 0 for no limit")
     if run_id is not None:
         lookup.check_run_id(run_id)
     options.ask = options.ask or "never"
@@ -136,7 +150,12 @@ def mcp_proxy(
     async def serve(engine: ReplanningEngine, scopes: list[anyio.CancelScope]) -> None:
         retry = Retry(max_attempts=retries + 1) if retries else None
         async with mcp.open_proxy(
-            engine, plan, capabilities=capabilities, retry=retry, run_id=run_id
+            engine,
+            plan,
+            capabilities=capabilities,
+            retry=retry,
+            timeout=timeout or None,
+            run_id=run_id,
         ) as proxy:
             run = proxy.session.run
             if not options.quiet:

@@ -202,7 +202,7 @@ class Session:
             if function is not None:
                 # The plan may not describe the tool, or be of a run with an earlier version of it.
                 described = live.tools.get(name)
-                for field in ("effect", "idempotent", "retry"):
+                for field in ("effect", "idempotent", "retry", "timeout"):
                     value = getattr(function.spec, field)
                     if described is None or getattr(described, field) != value:
                         stated[field] = value

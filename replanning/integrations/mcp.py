@@ -39,6 +39,7 @@ from replanning.plan.tasks import Goal, McpServer, Retry, ToolSpec
 from replanning.tools.call import inherited_variables
 from replanning.tools.errors import (
     McpToolFailed,
+    ToolTimedOut,
     ToolUnavailable,
 )
 from replanning.tools.mcp import CLOSE_TIMEOUT, mcp_tool_spec, schema_problems
@@ -107,13 +108,16 @@ class McpProxy:
         self,
         plan: Plan,
         capabilities: Mapping[str, str],
+        *,
         retry: Retry | None,
+        timeout: float | None,
         environ: Mapping[str, str],
         cwd: Path,
     ) -> None:
         self.server: Server[Any] = Server("replanning")
         self.session: Session  # once the servers have answered, or failed
         self._plan, self._capabilities, self._retry = plan, capabilities, retry
+        self._timeout = timeout
         self._environ, self._cwd = environ, cwd
         self._sessions: list[McpSession] = []
         self._tools: dict[str, _ServedTool] = {}
@@ -227,6 +231,8 @@ class McpProxy:
                 described = {
                     key: getattr(spec, key) for key in spec.model_fields_set - _SERVER_FIELDS
                 }
+                if spec.timeout is None and self._timeout is not None:
+                    described["timeout"] = self._timeout
                 is_harmless = spec.effect == "none" or spec.idempotent is True
                 if self._retry is not None and is_harmless:
                     # Stated, because a number that is merely the default is not for every failure.
@@ -352,13 +358,21 @@ class McpProxy:
             raise ToolUnavailable(name, "a server that has it", "no server has it any more")
         session = served.session
         meta = _without_reserved(context.meta)
-        result = await session.call(
-            served.own_name,
-            arguments,
-            named=name,
-            on_progress=context.session.report_progress,
-            meta=meta,
-        )
+        limit = self._timeout
+        if name in self.session.run.live.tools:
+            limit = None  # the attempt of a tool that the run knows has its deadline
+        result: CallToolResult | None = None
+        with anyio.move_on_after(limit):
+            result = await session.call(
+                served.own_name,
+                arguments,
+                named=name,
+                on_progress=context.session.report_progress,
+                meta=meta,
+            )
+        if result is None:
+            assert limit is not None
+            raise ToolTimedOut(name, limit)
         kept = _without_reserved(result.meta)
         return result if kept == result.meta else result.model_copy(update={"meta": kept})
 
@@ -381,6 +395,7 @@ async def open_proxy(
     *,
     capabilities: Mapping[str, str] | None = None,
     retry: Retry | None = None,
+    timeout: float | None = None,
     run_id: str | None = None,
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
@@ -394,6 +409,8 @@ async def open_proxy(
             several servers.
         capabilities: by the name of a tool, its capability; tools of the same capability stand in for one another.
         retry: how often tools that their server calls read-only or idempotent are tried again after any failure.
+        timeout: time limit for each attempt at a call, in seconds, where the plan states none for the tool; None for no
+            limit. Waiting for a server that is being started counts.
         run_id: the id of the run, which is resumed if it exists; at the end it is `paused`, so that it can be resumed.
         environ: the variables for `{env:NAME}`; by default those of this process.
         cwd: the folder to which the `cwd` of a server is relative; by default that of this process.
@@ -409,9 +426,10 @@ async def open_proxy(
     proxy = McpProxy(
         plan,
         capabilities or {},
-        retry,
-        os.environ if environ is None else environ,
-        cwd or Path.cwd(),
+        retry=retry,
+        timeout=timeout,
+        environ=os.environ if environ is None else environ,
+        cwd=cwd or Path.cwd(),
     )
     group = anyio.create_task_group()
     await group.__aenter__()  # not as a context, which would wrap errors of the body into groups

@@ -824,7 +824,9 @@ class Lifecycle:
         if problems:
             raise ChangeRejected([Problem("", problem) for problem in problems])
         tool = self.live.tool_of(task)
-        timeout = None if tool is None else tool.timeout
+        timeout = task.timeout
+        if timeout is None and tool is not None:
+            timeout = tool.timeout
         if self._call_must_wait(task):
             self.journal.append(CallMade(task))
             return None

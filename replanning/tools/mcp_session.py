@@ -17,7 +17,7 @@ from typing import Final
 import anyio
 import httpx2
 from anyio.abc import ObjectReceiveStream
-from mcp import Client, MCPError
+from mcp import Client, ClientSession, MCPError
 from mcp.client._transport import ReadStream, TransportStreams
 from mcp.client.stdio import DEFAULT_INHERITED_ENV_VARS, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
@@ -446,6 +446,7 @@ class McpSession:
                 async with Client(
                     transport, cache=None, message_handler=connection.handle_message
                 ) as client:
+                    _keep_rejected_text(client.session)
                     self.tools = await _list_tools(client)
                     scope.deadline = math.inf
                     connection.client, self.unavailable_reason = client, ""
@@ -500,6 +501,26 @@ class McpSession:
             else:
                 self._on_change(self)
             await self._clock.sleep(_REFRESH_INTERVAL)
+
+
+def _keep_rejected_text(session: ClientSession) -> None:
+    """Let the error about a result that its output schema rejects quote the text of the result.
+
+    The SDK drops the result, and with it what the server says about its failure.
+    """
+    validate = session.validate_tool_result
+
+    async def validate_tool_result(name: str, result: CallToolResult) -> None:
+        try:
+            await validate(name, result)
+        except RuntimeError as error:
+            texts = [block.text for block in result.content if block.type == "text"]
+            said = "\n".join(texts).strip()
+            if not said:
+                raise
+            raise RuntimeError(f"{error}; it answered: {said}") from error
+
+    session.validate_tool_result = validate_tool_result  # type: ignore[method-assign]
 
 
 async def _subscribe_to_changes(connection: _Connection, client: Client) -> None:

@@ -40,6 +40,7 @@ from tests.support.tracing import Spans
 SUPPORT = Path(__file__).parents[1] / "support"
 FAILING = [sys.executable, str(SUPPORT / "mcp_failing_server.py")]
 SERVER = [sys.executable, str(SUPPORT / "mcp_server.py")]
+SHAPELESS = [sys.executable, str(SUPPORT / "mcp_shapeless_server.py")]
 NEWS = {"news": "web", "archive": "web"}
 SUBSTITUTE = {"found": "x, from the archive"}
 
@@ -203,6 +204,87 @@ async def test_call_while_the_server_is_started_again(tmp_path: Path) -> None:
             await anyio.lowlevel.checkpoint()
         result = await client.call_tool("archive", {"query": "x"})
         assert (result.is_error, result.structured_content) == (False, SUBSTITUTE)
+
+
+async def test_timeout(tmp_path: Path) -> None:
+    """A call that takes too long fails in time; what may have taken effect is neither repeated nor replaced."""
+    effects = tmp_path / "effects"
+    async with proxied(timeout=0.2, capabilities={"charge": "c", "charge_elsewhere": "c"}) as (
+        client,
+        _,
+    ):
+        result = await client.call_tool("charge", {"effects": str(effects), "end": "hanging"})
+        assert result.is_error
+        assert "ran into its deadline after 0." in result.content[0].text
+        assert "a person must answer" not in result.content[0].text
+        assert (await client.call_tool("archive", {"query": "x"})).structured_content == SUBSTITUTE
+    assert effects.read_text() == "x"
+
+
+async def test_timeout_of_a_replaced_tool(tmp_path: Path) -> None:
+    """A read-only tool that takes too long is replaced."""
+    effects = str(tmp_path / "effects")
+    servers = plan(server={"command": FAILING, "safe": ["read_elsewhere"]})
+    options: Any = {"timeout": 0.2, "retry": Retry(max_attempts=1)}
+    options["capabilities"] = {"read": "r", "read_elsewhere": "r"}
+    async with proxied(servers, **options) as (client, _):
+        hanging = {"effects": effects, "end": "hanging"}
+        result = await client.call_tool("read", hanging)
+        assert (result.is_error, result.content[0].text) == (False, "charged")
+
+
+async def test_timeout_that_the_plan_states() -> None:
+    """The limit that a plan states for a tool takes precedence."""
+    stated = {"name": "news", "kind": "mcp", "server": "server", "timeout": 7}
+    async with proxied(plan(stated), timeout=5) as (_, proxy):
+        tools = proxy.session.run.live.tools
+        assert (tools["news"].timeout, tools["archive"].timeout) == (7, 5)
+
+
+async def test_timeout_of_a_resumed_run(tmp_path: Path) -> None:
+    """A run that is resumed has the limit of this time, not the one of the process before."""
+    for limit in (60.0, 0.2):
+        store = SqliteStore(tmp_path / "runs.db")
+        engine = ReplanningEngine(["repair"], store=store)
+        async with proxied(engine=engine, run_id="r", timeout=limit) as (client, _):
+            if limit < 1:
+                given = {"effects": str(tmp_path / "effects"), "end": "hanging"}
+                with anyio.fail_after(PATIENCE):
+                    result = await client.call_tool("charge", given)
+                assert "after 0.2 s" in result.content[0].text
+
+
+async def test_timeout_of_an_added_tool() -> None:
+    """A tool that a server added later has the same limit."""
+    server = plan(server={"command": [*SERVER, "--changing"]})
+    async with proxied(server, timeout=0.2) as (client, proxy):
+        await client.call_tool("exchange", {})
+        with anyio.fail_after(PATIENCE):
+            while "wait" not in proxy.tools:
+                await anyio.lowlevel.checkpoint()
+        result = await client.call_tool("wait", {})
+        assert result.is_error
+        assert "tool 'wait' was stopped after 0.2 s" in result.content[0].text
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "`limit` must be an integer",
+            "structured content; it answered: `limit` must be an integer",
+        ),
+        ("", "did not return structured content"),
+    ],
+)
+async def test_answer_without_its_shape(said: str, told: str) -> None:
+    """An answer that lacks what its output schema promises is a failure, which quotes what the server said."""
+    shapeless = plan(server={"command": SHAPELESS})
+    async with proxied(shapeless) as (client, _):
+        # As a client sees it that leaves the checks to others.
+        result = await client.session.call_tool("search", {"said": said})
+        assert result.is_error
+        assert result.content[0].text.endswith(told)
 
 
 async def test_trace() -> None:
@@ -488,6 +570,8 @@ def test_end(tmp_path: Path, end: str) -> None:
         ("--tools t.yaml -- x", "expected either the command line of a server after --"),
         ("--tools t.yaml --safe a", "--safe is for SERVER"),
         ("--tools t.yaml", "t.yaml: expected a section `mcp` with at least one server"),
+        ("--timeout -1 -- x", "--timeout: expected a number of seconds"),
+        ("--timeout nan -- x", "--timeout: expected a number of seconds"),
         ("--ask console -- x", "standard input belongs to the client"),
         ("--capability web -- x", "--capability: expected NAME=TOOL,TOOL, got 'web'"),
         ("--capability a=x --capability b=x -- x", "a tool has one capability; several have x"),

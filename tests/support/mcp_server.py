@@ -72,8 +72,9 @@ def made(pulse: int | None, *, changing: bool = False) -> MCPServer:
                 os.write(pulse, b"cancelled\n")
 
     async def exchange(context: Context) -> None:
-        """Have `search` go and `find` come."""
+        """Have `search` go, and `find` and `wait` come."""
         server.remove_tool("search")
+        server.add_tool(hang, name="wait", annotations=read_only)
         server.add_tool(search, name="find", annotations=read_only)
         await context.notify_tools_changed()
 
