@@ -92,6 +92,7 @@ def replanned(
     *,
     capabilities: Capabilities | None = None,
     objective: str = "",
+    approvals: bool = True,
 ) -> ReplannedGraph:
     """Return a compiled graph whose nodes, and whose tools under a `ReplanningMiddleware`, are calls of a session.
 
@@ -104,6 +105,8 @@ def replanned(
         capabilities: by the name of a node or a tool, its capability, or the fields that `replanning.tool` takes. Those of
             the same capability can stand in for one another. By default `capability` in the metadata of a node or a tool.
         objective: the aim of a run; by default the name of the graph, if it was compiled with one.
+        approvals: whether a question to a person interrupts a graph that has a checkpointer. Otherwise the graph sees the
+            exception of the node or tool.
 
     Raises:
         TypeError: the graph is attached already.
@@ -156,7 +159,7 @@ def replanned(
     # Without the names of nodes, so that a thread can be resumed after a node was added.
     name = "a graph" if graph.get_name() == _DEFAULT_NAME else f"the graph {graph.get_name()}"
     engine = engine or ReplanningEngine()
-    attachment = _Attachment(engine, objective or f"Run {name}", tools, graph)
+    attachment = _Attachment(engine, objective or f"Run {name}", tools, graph, approvals)
     return ReplannedGraph(attachment=attachment, **vars(graph.copy({"nodes": nodes})))
 
 
@@ -336,7 +339,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
                     return None
                 return ToolMessage(str(skipped), name=name, tool_call_id=call_id)
             except NeedsHuman as error:
-                if not self._asks:  # without a checkpointer nobody could answer
+                if not self._asks:
                     return reported_result(error)
                 question = error.questions[0]
             except GraphInterrupt as error:
@@ -459,6 +462,7 @@ class _Attachment:
     objective: str
     tools: Sequence[FunctionTool[..., Any]]
     original: CompiledStateGraph
+    approvals: bool
 
     def _session(self, graph: Any, given: Any, config: Any) -> Any:
         """Return the unfinished session of the thread if the graph is resumed, or else a new session."""
@@ -486,14 +490,17 @@ class _Attachment:
         return configurable
 
     def _asks(self, graph: Any, config: Any) -> bool:
-        """Return whether the graph has a checkpointer, without which nobody could answer an interrupt."""
+        """Return whether a question interrupts the graph; without a checkpointer nobody could answer it."""
+        return self.approvals and self._has_checkpointer(graph, config)
+
+    def _has_checkpointer(self, graph: Any, config: Any) -> bool:
         if graph.checkpointer is False:
             return False
         return bool(graph.checkpointer or self._configurable(graph, config).get(_CHECKPOINTER))
 
     def _lacks_thread(self, graph: Any, config: Any) -> bool:
         """Return whether the graph refuses to run, because it has a checkpointer and nothing says for which thread."""
-        return self._asks(graph, config) and not self._configurable(graph, config)
+        return self._has_checkpointer(graph, config) and not self._configurable(graph, config)
 
     @asynccontextmanager
     async def open(self, graph: Any, given: Any, config: Any) -> AsyncIterator[Any]:

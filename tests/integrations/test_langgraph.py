@@ -36,6 +36,7 @@ from langgraph.types import Command, RetryPolicy, Send, interrupt
 
 from replanning import Alternative, ReplanningEngine, ReplanRequest
 from replanning.changes import ReplaceTask, SkipTask
+from replanning.errors import CallFailed
 from replanning.integrations.langgraph import ReplannedGraph, ReplanningMiddleware, replanned
 from replanning.journal import AttemptStarted, SqliteStore
 from replanning.testing import VirtualClock
@@ -321,6 +322,63 @@ async def test_question_without_checkpointer(clock: VirtualClock) -> None:
     graph = replanned(graph_of(raising(OSError("disk full"))), asking(clock, other("archive")))
     with pytest.raises(OSError, match="disk full"):
         await graph.ainvoke({"query": "a"})
+
+
+async def test_question_without_approvals(clock: VirtualClock) -> None:
+    """With `approvals=False` a graph with a checkpointer ends as it does alone, and interrupts nothing but its own."""
+    engine = make_engine(other("archive"), clock=clock)
+    executed: list[str] = []
+
+    def lose(state: State) -> State:
+        executed.append(state["query"])
+        raise ConnectionResetError("lost")
+
+    alone = graph_of(lose, saver=InMemorySaver())
+    attached = replanned(graph_of(lose, saver=InMemorySaver()), engine, approvals=False)
+    for graph in (alone, attached):
+        executed.clear()
+        with pytest.raises(ConnectionResetError, match="lost"):
+            await graph.ainvoke({"query": "a"}, on_thread())
+        assert (await graph.aget_state(on_thread())).next == ("search",)
+        with pytest.raises(ConnectionResetError, match="lost"):
+            await graph.ainvoke(None, on_thread())
+        with pytest.raises(ConnectionResetError, match="lost"):
+            await anyio.to_thread.run_sync(graph.invoke, {"query": "b"}, on_thread("2"))
+        assert executed == ["a", "a", "b"]
+        with pytest.raises(ValueError, match="thread_id"):
+            await graph.ainvoke({"query": "a"})
+
+    async def ask(state: State) -> State:
+        return {"log": [interrupt("may I?")]}
+
+    graph = replanned(graph_of(ask, saver=InMemorySaver()), engine, approvals=False)
+    result = await graph.ainvoke({"query": "a"}, on_thread())
+    assert result["__interrupt__"][0].value == "may I?"
+    result = await graph.ainvoke(Command(resume="yes"), on_thread())
+    assert result["log"] == ["yes", "1 found"]
+
+
+async def test_question_that_stays_without_approvals(tmp_path: Path, clock: VirtualClock) -> None:
+    """With `approvals=False` and a durable store, a node in doubt is not executed again until its question is answered."""
+    executed: list[str] = []
+
+    async def lose(state: State) -> State:
+        executed.append(state["query"])
+        if len(executed) == 1:
+            raise ConnectionResetError("lost")
+        return {"log": ["found"]}
+
+    engine = make_engine("repair", clock=clock, store=SqliteStore(tmp_path / "runs.db"))
+    graph = replanned(graph_of(lose, saver=InMemorySaver()), engine, approvals=False)
+    with pytest.raises(ConnectionResetError, match="lost"):
+        await graph.ainvoke({"query": "a"}, on_thread())
+    with pytest.raises(CallFailed, match="ConnectionResetError: lost"):
+        await graph.ainvoke(None, on_thread())
+    assert executed == ["a"]
+    [question] = engine.pending()
+    engine.answer(question.id, "approve")
+    assert (await graph.ainvoke(None, on_thread()))["log"] == ["found", "1 found"]
+    assert executed == ["a", "a"]
 
 
 async def test_answer_elsewhere(clock: VirtualClock) -> None:
