@@ -88,8 +88,8 @@ def resume(
         Rerun | None,
         typer.Option(
             "--rerun",
-            help="Run finished tasks again that the plan file changes, or whose values of the context it changes, and what"
-            " follows from them; or none. Asked about by default.",
+            help="Run finished and running tasks again that the plan file changes, or whose values of the context it changes,"
+            " and what follows from them; or none. Asked about by default.",
         ),
     ] = None,
     yes: YesOption = False,
@@ -300,13 +300,14 @@ def _print_again(correction: Correction) -> None:
 
 
 def _ask_about_finished(correction: Correction, options: RunOptions, *, yes: bool) -> bool:
-    """Return whether finished tasks that are changed are run again."""
+    """Return whether finished and running tasks that are changed are run again."""
     if yes:
         return True
     _print_again(correction)
-    _require_terminal(options, "--rerun changed or --rerun none decides about finished tasks")
+    _require_terminal(options, "--rerun changed or --rerun none decides about these tasks")
     count = pluralise(len(correction.again), "task")
-    return typer.confirm(f"Run {count} again? Otherwise what is finished is kept", err=True)
+    question = f"Run {count} again? Otherwise what is finished is kept, and what is running goes on"
+    return typer.confirm(question, err=True)
 
 
 def _ask(question: str, options: RunOptions) -> None:

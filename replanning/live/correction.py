@@ -93,8 +93,9 @@ class Correction:
         parts: what else of the plan changes: `tool NAME`, `context.KEY`, `resource NAME`, `goal`.
         again: the tasks that would be run again, each with the reason. They have finished or are
             running, or a condition left them out and others have gone on without them.
-        effects: those of them that had been done and whose repetition is a second effect, each with
-            what is stated of it: `reversible`, `partly`, `irreversible`, or nothing.
+        effects: those of them that had been done, or may have taken effect, and whose repetition is
+            a second effect. Each has what is stated of it: `reversible`, `partly`, `irreversible`, or
+            nothing.
         diff: the effect in lines for people, as alternatives show theirs; empty if there is none.
     """
 
@@ -487,8 +488,9 @@ class _Edit:
         for task_id in self.again:
             entry = live.entry(task_id)
             tool = live.tool_of(entry.task)
-            was_done = entry.state is TaskState.DONE or entry.log.in_doubt
-            if was_done and not is_repeatable(entry.task, tool):
+            # What is cut off may have taken effect already.
+            has_begun = entry.state in (TaskState.DONE, TaskState.RUNNING)
+            if (has_begun or entry.log.in_doubt) and not is_repeatable(entry.task, tool):
                 stated = entry.task.effect
                 if stated is None and tool is not None:
                     stated = tool.effect
@@ -573,6 +575,7 @@ class _Edit:
             return
         self.again[entry.id] = reason
         if state is TaskState.RUNNING:
+            self.again[entry.id] = f"{reason}, and what runs now is cut off"
             self.add(CancelTask(task_id=entry.id, reason="it is run again, as corrected"))
         new_id = PlanView(self._live).unused_id(entry.root, self._taken)
         self._taken.add(new_id)

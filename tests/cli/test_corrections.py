@@ -143,6 +143,35 @@ def test_while_it_runs_elsewhere(tmp_path: Path) -> None:
     assert lines(tmp_path / "said") == ["two"]
 
 
+def test_running_task(tmp_path: Path) -> None:
+    """A running task that is corrected is cut off, and the effect that this repeats is listed first."""
+    gate = Gate(tmp_path / "gate")
+    tools = {"pay": f"echo {{who}} >> paid; {gate.command}"}
+    tasks = "id: a, tool: pay, arguments: {who: x}"
+    write_plan(tmp_path, tools, tasks)
+    with Started(tmp_path, *RUN) as started:
+        started.until("a started")
+        corrected = tasks.replace("x}", "y}")
+        write_plan(tmp_path, tools, corrected)
+        repeated = (
+            "a is run again: it is changed, and what runs now is cut off;"
+            " this repeats its effect (not stated)"
+        )
+        done = cli(tmp_path, "resume", "r", *PLAN, code=2)
+        assert repeated in " ".join(done.stderr.split())
+        assert "decides about these tasks" in done.stderr
+        with Terminal(tmp_path, "resume", "r", *PLAN) as terminal:
+            terminal.until("what is running goes on")
+            terminal.type("y")
+            terminal.until("Apply this to the run?")
+            terminal.type("n")
+            terminal.end(0)
+        done = cli(tmp_path, "resume", "r", *PLAN, "-y")
+        assert repeated in " ".join(done.stderr.split())
+        gate.open()
+        started.end(0)
+
+
 def test_another_plan(failed: Path) -> None:
     """A file without a task of the run is another plan."""
     write_plan(failed, {"t": "true"}, "id: z, tool: t")

@@ -241,11 +241,29 @@ async def test_running_task():
     async with make_engine().open(steps(), run_id=RUN) as run:
         run.started("fetch")
         corrected = steps(fetch={"arguments": {"page": 2}})
-        assert run.compare(corrected).again == {"fetch": "it is changed"}
+        seen = run.compare(corrected)
+        assert seen.again == {"fetch": "it is changed, and what runs now is cut off"}
+        assert seen.effects == {}, "it has no effect to repeat"
         run.adopt(corrected, rerun="changed")
         assert states(run)["fetch"] == "REPLACED_BY_REPLAN"
         assert await perform(run) == ["fetch~2", "charge", "report"]
     assert run.result.status == "succeeded"
+
+
+async def test_running_task_with_an_effect():
+    """A running task may have taken effect, so what repeats it is listed, whether it changed or follows."""
+    async with make_engine().open(steps(), run_id=RUN) as run:
+        run.succeeded(run.started("fetch"), 1)
+        run.started("charge")
+        seen = run.compare(steps(charge={"arguments": {"card": 2}}))
+        assert seen.effects == {"charge": "irreversible"}
+        seen = run.compare(steps(fetch={"arguments": {"page": 2}}))
+        assert seen.again == {
+            "fetch": "it is changed",
+            "charge": "it follows 'fetch', and what runs now is cut off",
+        }
+        assert seen.effects == {"charge": "irreversible"}
+        assert not run.compare(steps(charge={"arguments": {"card": 2}}), rerun="none").effects
 
 
 async def test_running_task_that_is_left_out():
