@@ -120,10 +120,12 @@ def replanned(
     detached: list[str] = []
     approved = _tools_behind_approval(graph)
     for name, node in graph.nodes.items():
+        # A person looks at a node before it is executed, which a stand-in would pass by.
+        is_stopped = graph.interrupt_before_nodes == "*" or name in graph.interrupt_before_nodes
         repeats = bool(node.retry_policy or graph.retry_policy)
         if isinstance(node.bound, ToolNode):
             for tool in node.bound.tools_by_name.values():
-                fields = _described(tool, dangerous=tool.name in approved)
+                fields = _described(tool, dangerous=is_stopped or tool.name in approved)
                 if repeats or _is_repeated(tool.name, node.bound):
                     fields.setdefault("retry", ONE_ATTEMPT)
                 described.append((tool.name, fields))
@@ -133,7 +135,7 @@ def replanned(
                 ]
         elif name != START:
             capability = (node.metadata or {}).get("capability")
-            fields = tool_fields("", {}, kind="langgraph", stated=capability)
+            fields = tool_fields("", {}, kind="langgraph", dangerous=is_stopped, stated=capability)
             if repeats:
                 fields.setdefault("retry", ONE_ATTEMPT)
             described.append((name, fields))

@@ -809,6 +809,65 @@ async def test_tool_behind_an_approval(verdict: str, clock: VirtualClock) -> Non
     assert executed == (["q0"] if verdict == "approve" else [])
 
 
+@pytest.mark.parametrize("before", [["archive"], "*"], ids=["named", "all"])
+async def test_node_behind_a_breakpoint(before: Any, clock: VirtualClock) -> None:
+    """A node before which the graph stops stands in for another one only if a person agrees."""
+    executed: list[str] = []
+
+    async def guarded(state: State) -> State:
+        executed.append(state["query"])
+        return {"log": ["found elsewhere"]}
+
+    builder = StateGraph(State)
+    builder.add_node("search", raising(ValueError("down")))
+    builder.add_node("archive", guarded)
+    builder.add_edge(START, "search")
+
+    def attached(**options: Any) -> Any:
+        graph = builder.compile(checkpointer=InMemorySaver(), interrupt_before=before)
+        return replanned(graph, make_engine("repair", clock=clock), capabilities=WEB, **options)
+
+    async def run(graph: Any) -> Any:
+        result = await graph.ainvoke({"query": "a", "log": []}, on_thread())
+        if before == "*":  # it stops before the first node, too
+            result = await graph.ainvoke(None, on_thread())
+        return result
+
+    graph = attached()
+    [question] = (await run(graph))["__interrupt__"]
+    assert executed == []
+    answer = {"question": question.value["question"], "verdict": "approve", "by": "ada"}
+    result = await graph.ainvoke(Command(resume=answer), on_thread())
+    assert result["log"] == ["found elsewhere"]
+    assert executed == ["a"]
+
+    with pytest.raises(ValueError, match="down"):
+        await run(attached(approvals=False))
+    assert executed == ["a"]
+
+
+@pytest.mark.parametrize("stated", [None, False], ids=["by default", "stated"])
+async def test_tools_behind_a_breakpoint(stated: bool | None, clock: VirtualClock) -> None:
+    """Tools of an agent that stops before it calls them stand in only if a person agrees, unless they state otherwise."""
+    fields: Any = "web" if stated is None else {"capability": "web", "dangerous": stated}
+    options: Any = {"checkpointer": InMemorySaver(), "interrupt_before": ["tools"]}
+    agent = agent_of(
+        model_of("search"),
+        [search_tool, archive_tool],
+        make_engine("repair", clock=clock),
+        capabilities={"search": "web", "archive": fields},
+        **options,
+    )
+    await agent.ainvoke(QUESTION, on_thread())
+    result = await agent.ainvoke(None, on_thread())
+    if stated is None:
+        [question] = result["__interrupt__"]
+        answer = {"question": question.value["question"], "verdict": "approve", "by": "ada"}
+        assert told(result) == []
+        result = await agent.ainvoke(Command(resume=answer), on_thread())
+    assert told(result) == [("search", "call-0", "q0 from the archive")]
+
+
 class Told(TypedDict, total=False):
     """A state with one field, which is called like the key of a recorded message."""
 
