@@ -505,7 +505,7 @@ def _absolute(path: Path) -> Path:
 @contextmanager
 def working_in(directory: Path) -> Iterator[None]:
     """Have this process work in a folder, for functions of plans, and for modules that are beside them."""
-    before = Path.cwd()
+    before = _absolute(Path())
     if directory == before:
         yield
         return

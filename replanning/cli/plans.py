@@ -42,9 +42,9 @@ from replanning.plan.messages import (
     one_line,
     parse_path,
 )
-from replanning.plan.reading import format_of, locate_problems, read_document
+from replanning.plan.reading import MAX_PLAN_TASKS, format_of, locate_problems, read_document
 from replanning.plan.risk import detected_risk
-from replanning.plan.tasks import EXIT_CODES, stated_retry
+from replanning.plan.tasks import EXIT_CODES, is_declared_unrepeatable, stated_retry
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.settings import TimeoutSettings
 from replanning.tools import ToolExecutor, check_machine, check_tools
@@ -134,6 +134,8 @@ class _Tries:
             without a time limit.
         on: the failures that are tried again; None for every failure, or those that may pass.
         every_failure: whether it is tried again after failures that would not pass by themselves.
+        in_doubt: whether also after one that leaves open if it took effect; `idempotent: false`
+            forbids that.
     """
 
     task: str
@@ -143,6 +145,7 @@ class _Tries:
     total_seconds: float | None
     on: tuple[int | str, ...] | None
     every_failure: bool
+    in_doubt: bool
 
 
 def _stated_tries(plan: Plan) -> list[_Tries]:
@@ -167,8 +170,11 @@ def _stated_tries(plan: Plan) -> list[_Tries]:
             total = retry.longest_time(limit)
         on = None if retry.on is None else tuple(retry.on)
         every = retry.states_attempts and on is None
+        in_doubt = not is_declared_unrepeatable(task, tool)
         found.append(
-            _Tries(task.id, retry.max_attempts, retry.longest_wait, limit, total, on, every)
+            _Tries(
+                task.id, retry.max_attempts, retry.longest_wait, limit, total, on, every, in_doubt
+            )
         )
     return found
 
@@ -186,6 +192,8 @@ def _tries_lines(tries: Sequence[_Tries]) -> list[str]:
         after = "every failure" if each.every_failure else "failures that may pass"
         if each.on is not None:
             after = join_names([_failure_name(entry) for entry in each.on], MAX_SHOWN_NAMES)
+        if not each.in_doubt:
+            after += " that is known to have had no effect"
         wait = format_duration(each.wait_seconds)
         if each.total_seconds is None or each.attempt_seconds is None:
             how_long = f"with delays of at most {wait} in all, and no time limit for an attempt"
@@ -212,6 +220,10 @@ def _literal_secrets(plan: Plan) -> list[Problem]:
 def _tool_problems(path: str, reported: Sequence[Problem]) -> list[Problem]:
     """Check the tools of a plan that is not valid; return the problems with parts that have none reported yet."""
     document = load_document(path)
+    listed = document.get("tasks")
+    # A plan that is refused for its size is not looked through.
+    if isinstance(listed, list) and len(listed) > MAX_PLAN_TASKS:
+        return []
     tools, tasks = _valid_parts(document, "tools", ToolSpec), _valid_parts(document, "tasks", Task)
     # This plan is not valid as a whole, and its positions are not those of the file.
     plan = Plan.model_construct(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from os import PathLike
@@ -277,12 +277,13 @@ def _check_number_of_tasks(document: JsonObject) -> None:
     count = 0
     lists: list[tuple[JsonPath, JsonValue]] = [(("tasks",), document.get("tasks"))]
     for path, items in lists:  # grows while it is iterated
-        bodies = []
+        bodies: Iterable[tuple[JsonPath, JsonValue]] = ()
         if isinstance(items, list):
-            bodies = [((*path, index), body) for index, body in enumerate(items)]
+            bodies = (((*path, index), body) for index, body in enumerate(items))
+            count += len(items)
         elif path[-1] == "undo":
             bodies = [(path, items)]
-        count += len(bodies)
+            count += 1
         if count > MAX_PLAN_TASKS:
             limit = f"more than {MAX_PLAN_TASKS} tasks, fallbacks and undo tasks"
             text = f"with these there are {limit}; divide the plan"

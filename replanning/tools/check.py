@@ -343,7 +343,9 @@ def _dangerous_uses(plan: Plan) -> Iterator[Problem]:
 
 
 def check_missing_outputs(plan: Plan) -> list[Problem]:
-    """Return the arguments that may be null although the parameter has a type.
+    """Return the arguments that may be null although the tool needs a value.
+
+    It needs one where the parameter has a type, and where its command or its address contains it.
 
     They refer to a task that a condition may leave out while the task that reads it runs, or that
     may fail before a task with `run_if: always`.
@@ -354,8 +356,15 @@ def check_missing_outputs(plan: Plan) -> list[Problem]:
         tool = plan.tool(task.tool)
         if tool is None or not (branches.conditional or task.run_if):
             continue
+        filled_in = {*placeholders(tool.command or ""), *placeholders(tool.url or "")}
         for path, value, kind in _typed_texts(tool, task.arguments):
-            if kind == "any" or not has_references(value):
+            if not has_references(value):
+                continue
+            if kind != "any":
+                need = f"the tool {tool.name!r} takes a value of type {kind}"
+            elif len(path) == 1 and path[0] in filled_in:
+                need = f"the tool {tool.name!r} cannot fill in null"
+            else:
                 continue
             references = find_references(value, branches.tasks)
             # Inside a longer text, null is a text like any other.
@@ -368,8 +377,7 @@ def check_missing_outputs(plan: Plan) -> list[Problem]:
             if task.run_if == "always":
                 why = f"is null where {source!r} failed or is left out"
             text = (
-                f"task {task.id!r}: the argument {format_path(path)!r}, {value}, {why}, "
-                f"and the tool {tool.name!r} takes a value of type {kind}"
+                f"task {task.id!r}: the argument {format_path(path)!r}, {value}, {why}, and {need}"
             )
             place = format_path(("tasks", index, "arguments", *path))
             found.append(Problem(place, text))

@@ -146,7 +146,7 @@ tasks:
   - {id: one, tool: a}
   - {id: two, tool: a}
   - {id: three, tool: b, retry: {max_attempts: 1000000, max_seconds: 30, on: [1, timeout]}}
-  - {id: four, tool: b, retry: {max_attempts: 1}}
+  - {id: four, tool: b, retry: {max_attempts: 1}, idempotent: false}
   - {id: five, tool: b}
 """
     )
@@ -162,6 +162,7 @@ tasks:
             "total_seconds": 90.0,
             "on": [1, "timeout"],
             "every_failure": False,
+            "in_doubt": True,
         },
         {
             "task": "four",
@@ -171,9 +172,14 @@ tasks:
             "total_seconds": 60.0,
             "on": None,
             "every_failure": True,
+            "in_doubt": False,
         },
     ]
     assert [each["task"] for each in result["retries"]] == ["one", "two", "three", "four"]
+    assert (
+        "'four' is tried at most 1 time after every failure that is known to have had no effect"
+        in " ".join(told.split())
+    )
     lines = " ".join(told.split())
     assert (
         "retry: tasks 'one', 'two' are tried at most 3 times after every failure, "

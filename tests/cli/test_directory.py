@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -185,3 +187,14 @@ def test_a_corrected_plan_for_another_process(here: Path) -> None:
         done = cli(here, *words, "--directory", ".", code=2)
 
     assert "--directory: another process carries out this run" in done.stderr
+
+
+def test_a_current_directory_that_was_deleted(here: Path) -> None:
+    """A run is not resumed from a directory that does not exist any more, and the message says what to do."""
+    store = here.parent / "history.db"
+    command = f"mkdir gone && cd gone && rmdir ../gone && exec {sys.executable} -m replanning resume r --store {store}"
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=here, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "the current directory does not exist any more; go to another one" in done.stderr

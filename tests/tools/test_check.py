@@ -165,7 +165,7 @@ def test_outputs_that_may_be_missing():
         {
             "name": "a",
             "kind": "shell",
-            "command": "x {v} {any}",
+            "command": "x {v}",
             "parameters": {"v": "path", "any": "any"},
         }
     ]
@@ -210,6 +210,34 @@ def test_outputs_that_may_be_missing():
     assert [problem.place for problem in found] == ["tasks[2].arguments.v"]
     tasks[0] = {"id": "a"}
     assert check_missing_outputs(plan(*tools, tasks=tasks[:9])) == []
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"kind": "shell", "command": "echo {v}"},
+        {"kind": "http", "method": "GET", "url": "http://localhost/{v}"},
+    ],
+)
+def test_outputs_that_may_be_missing_in_a_command(how):
+    """An argument that may be null is noted where it is filled into a command or an address, which null cannot be."""
+    tasks: list[JsonObject] = [
+        {"id": "a", "when": "context.x"},
+        {"id": "d"},
+        {
+            "id": "say",
+            "tool": "say",
+            "arguments": {"v": "${a.output}", "other": "${a.output}"},
+            "depends_on": ["a", "d"],
+        },
+    ]
+    assert check_missing_outputs(plan({"name": "say", **how}, tasks=tasks)) == [
+        Problem(
+            "tasks[2].arguments.v",
+            "task 'say': the argument 'v', ${a.output}, is null where 'a' is left out, and the tool "
+            "'say' cannot fill in null",
+        )
+    ]
 
 
 def test_outputs_that_may_be_missing_in_parts_of_arguments():
