@@ -97,13 +97,13 @@ def stale_reason(trigger: Trigger, live: LivePlan) -> str:
             if trigger.revision != live.revision:
                 return "the plan has changed since"
             if not live.quiescent:
-                return "something can run again"
+                return "something can run"
             return ""
     # A skipped task is finished too, but the change may be what lets it run after all.
     finished = bool(states) and states <= FINISHED and TaskState.SKIPPED not in states
     if isinstance(trigger, ResourceChanged):
         if _is_available(trigger, entries, live):
-            return "the resource is there again"
+            return "the resource is available"
         if finished:
             return "no remaining task depends on it"
     if isinstance(trigger, ContextChanged):

@@ -147,6 +147,7 @@ class PlanMonitor:
         A handler of `PlanEvaluation` is called after every attempt, skipped task and revision;
         evaluations are not on record. For a run, handlers are called one after another, in the
         order of events, after the event is on record. Their errors are recorded and go no further.
+        A handler is registered once for each type: registering it again replaces the first time.
 
         Returns:
             A function that removes the handler; without a handler, a decorator of one.

@@ -589,29 +589,40 @@ class PlanRun(ObservedRun):
         life.enforce_wall_clock()
         return number
 
-    def add_task(self, task: Task, *, before: Sequence[str] = (), reason: str = "") -> int:
-        """Add a task; the tasks in `before` will wait for it. Raises as `apply`, like all edits."""
-        return self.apply([AddTask(task=task, before=before)], reason=reason)
+    def add_task(
+        self, task: Task, *, before: Sequence[str] = (), reason: str = "", by: str = "edit"
+    ) -> int:
+        """Add a task; the tasks in `before` will wait for it.
 
-    def remove_task(self, task_id: str, *, reason: str = "") -> int:
+        Like all edits, it takes a reason and an author for the history, returns the number of the
+        revision, and raises as `apply`.
+        """
+        return self.apply([AddTask(task=task, before=before)], reason=reason, by=by)
+
+    def remove_task(self, task_id: str, *, reason: str = "", by: str = "edit") -> int:
         """Take out a task that has not started and on which nothing depends."""
-        return self.apply([RemoveTask(task_id=TaskId(task_id))], reason=reason)
+        return self.apply([RemoveTask(task_id=TaskId(task_id))], reason=reason, by=by)
 
-    def replace_task(self, task_id: str, *tasks: Task, reason: str = "") -> int:
+    def replace_task(self, task_id: str, *tasks: Task, reason: str = "", by: str = "edit") -> int:
         """Put a task or a sub-plan in the place of a task."""
-        return self.apply([ReplaceTask(task_id=TaskId(task_id), tasks=tasks)], reason=reason)
+        change = ReplaceTask(task_id=TaskId(task_id), tasks=tasks)
+        return self.apply([change], reason=reason, by=by)
 
-    def modify_task(self, task_id: str, *, reason: str = "", **fields: JsonValue) -> int:
+    def modify_task(
+        self, task_id: str, *, reason: str = "", by: str = "edit", **fields: JsonValue
+    ) -> int:
         """Change fields of a task; a finished one takes only `name`, `goal` and `metadata`."""
-        return self.apply([ModifyTask(task_id=TaskId(task_id), fields=fields)], reason=reason)
+        change = ModifyTask(task_id=TaskId(task_id), fields=fields)
+        return self.apply([change], reason=reason, by=by)
 
-    def reorder_tasks(self, *order: str, reason: str = "") -> int:
-        """Hand these waiting tasks out in this order."""
-        return self.apply([ReorderTasks(order=order)], reason=reason)
+    def reorder_tasks(self, *order: str, reason: str = "", by: str = "edit") -> int:
+        """Hand these waiting tasks out in this order, each an argument of its own."""
+        return self.apply([ReorderTasks(order=order)], reason=reason, by=by)
 
-    def cancel_task(self, task_id: str, *, reason: str = "") -> int:
+    def cancel_task(self, task_id: str, *, reason: str = "", by: str = "edit") -> int:
         """Stop a task, also a running one."""
-        return self.apply([CancelTask(task_id=TaskId(task_id), reason=reason)], reason=reason)
+        change = CancelTask(task_id=TaskId(task_id), reason=reason)
+        return self.apply([change], reason=reason, by=by)
 
     # Programs that make the plan themselves
 

@@ -655,7 +655,7 @@ def test_unreachable_goal_is_stale_when_a_task_can_run() -> None:
     run = pressing()
     assert (
         stale_reason(journal.GoalUnreachable(revision=run.live.revision), run.live)
-        == "something can run again"
+        == "something can run"
     )
 
 
@@ -676,7 +676,7 @@ def test_restored_resource(lost: journal.ResourceUpdated, found: journal.Resourc
     run.fold(lost)
     assert stale_reason(trigger, run.live) == ""
     run.fold(found)
-    assert stale_reason(trigger, run.live) == "the resource is there again"
+    assert stale_reason(trigger, run.live) == "the resource is available"
 
 
 def test_a_trigger_that_waits_for_an_answer_joins_no_others() -> None:

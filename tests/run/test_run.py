@@ -823,3 +823,18 @@ async def test_a_taken_over_task_stays_with_the_taker():
         again = await anext(run.ready())
         assert (taken.id, again.id) == ("a", "b")
         run.pause()
+
+
+async def test_author_of_an_edit():
+    """Every edit takes its reason and its author, which the history of the run tells."""
+    tasks = [Task(id=name) for name in ("a", "b", "c", "d")]
+    async with open_run(plan(*tasks)) as run:
+        said = {"reason": "tidy up", "by": "eve"}
+        run.add_task(Task(id="e"), **said)
+        run.remove_task("a", **said)
+        run.replace_task("b", Task(id="f"), **said)
+        run.modify_task("c", goal="to see", **said)
+        run.reorder_tasks("d", "c", **said)
+        run.cancel_task("d", **said)
+        assert [(edit.reason, edit.by) for edit in run.history.edits] == 6 * [("tidy up", "eve")]
+        run.pause()
