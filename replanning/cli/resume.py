@@ -143,6 +143,11 @@ def resume(
         raise PlanError(locate_problems(problems, str(plan_file)))
     agreed = _agree_on_correction(info, given, options, revision, rerun, yes=yes)
     adopt = None
+    if agreed is None and revision is None and is_owner_alive(info):
+        print_message(
+            f"{plan_file} makes no difference to run {info.run}, which another process carries out"
+        )
+        return
     if agreed is not None:
         by = lookup.user_name(None)
         if revision is None and is_owner_alive(info):

@@ -36,6 +36,7 @@ from replanning.history.status import replay_records
 from replanning.history.wording import format_usage, pluralise, problem_lines, stale_line
 from replanning.journal import RunStore
 from replanning.live.plan import LivePlan
+from replanning.live.states import TaskState
 from replanning.plan.json_form import shown_form
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.plugins import plugin_name
@@ -299,12 +300,27 @@ class RunSummary:
                 again,
                 "goes on here with a corrected plan: what is finished and unchanged is kept",
             )
+            for task_id in self._first_failed():
+                again = self._command("rerun", run, task_id, *self._resume_options)
+                yield (
+                    again,
+                    "once the cause is gone: a new run of this task and what depends on it",
+                )
         if failed:
             again = self._command("resume", run, *self._resume_options, "--from", "REVISION")
             yield (
                 again,
-                "a new run from a revision of this one (0 is the original plan), once the cause is gone",
+                "a new run from a revision of this one (0 is the original plan), which does again what was"
+                " done since",
             )
+
+    def _first_failed(self) -> list[str]:
+        """Return the first task that has failed, by its id in the plan file, if there is one."""
+        for task_id in self.live.stuck:
+            entry = self.live.entry(task_id)
+            if entry.state is TaskState.FAILED:
+                return [entry.root]
+        return []
 
     def _command(self, *words: str) -> str:
         return command_line(self._store, *words)

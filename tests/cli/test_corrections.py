@@ -29,6 +29,7 @@ def failed(tmp_path: Path) -> Path:
     write_plan(tmp_path, TOOLS, TASKS)
     done = cli(tmp_path, *RUN, code=1)
     assert "replanning resume r --plan FILE" in done.stdout, "the hint names it"
+    assert "replanning rerun r report" in done.stdout, "if the cause was not in the file"
     return tmp_path
 
 
@@ -130,6 +131,8 @@ def test_while_it_runs_elsewhere(tmp_path: Path) -> None:
     write_plan(tmp_path, tools, tasks)
     with Started(tmp_path, *RUN) as started:
         started.until("a started")
+        same = cli(tmp_path, "resume", "r", *PLAN, "-y")
+        assert "makes no difference to run r, which another process carries out" in same.stderr
         write_plan(tmp_path, tools, tasks.replace("one", "two"))
         taken = answer(tmp_path, "resume", "r", *PLAN, "-y")
         assert (taken["asked"], taken["taken"]) == ("adopt", True)

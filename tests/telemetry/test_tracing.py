@@ -391,7 +391,8 @@ async def test_retries_link_back(spans, clock):
         ("a#1", ()),
         ("a#2", (("a#1", "retries"),)),
         ("a~2#1", (("a#2", "replaces"),)),
-        ("a~3#1", (("a~2#1", "replaces"),)),
+        ("a~2#2", (("a~2#1", "retries"),)),
+        ("a~3#1", (("a~2#2", "replaces"),)),
     ]
 
 
