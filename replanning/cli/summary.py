@@ -310,8 +310,7 @@ class RunSummary:
             again = self._command("resume", run, *self._resume_options, "--from", "REVISION")
             yield (
                 again,
-                "a new run from a revision of this one (0 is the original plan), which does again what was"
-                " done since",
+                "a new run from a revision of this one (0 is the original plan); repeats what followed it",
             )
 
     def _first_failed(self) -> list[str]:
