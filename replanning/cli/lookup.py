@@ -377,6 +377,8 @@ def read_plan(path: str, context: Sequence[str] = ()) -> Plan:
         if problems := secret_name_problems(plan, redactor()):
             raise PlanError(locate_problems(problems, path))
     except PlanError as error:
+        if all(problem.place != f"{path} goal" for problem in error.problems):
+            raise
         sections = load_document(path).keys()
         if sections.isdisjoint({"tools", "mcp"}) or not sections.isdisjoint({"goal", "tasks"}):
             raise
