@@ -52,6 +52,12 @@ _MAX_SCANS: Final = 200
 _EMPTY_SCANS_REQUIRED: Final = 3
 """Empty scans in a row that mean the end: a process may start another during a scan."""
 
+_STAT_FLAGS: Final = 6
+"""Position of the flags of a process in what `process_stat` returns."""
+
+_KERNEL_THREAD: Final = 0x00200000
+"""Flag of threads of the kernel, which have no environment."""
+
 _PROC_DIR: Final = Path("/proc")
 
 
@@ -182,10 +188,15 @@ class ProcessTree:
     """
 
     def __init__(self, mark: str) -> None:
+        if not mark:
+            raise ValueError(
+                "mark: it is empty, so that every process of the machine would have it"
+            )
         self._mark = mark.encode()
         self._members: dict[int, str] = {}  # their start times, because process ids are used again
         self._others: set[int] = set()
         self._unreadable: set[int] = set()
+        self._kills_at_sight = False
 
     def __repr__(self) -> str:
         return f"<ProcessTree {sorted(self._members)}>"
@@ -201,12 +212,21 @@ class ProcessTree:
         unreadable: set[int] = set()
         unmarked: dict[int, tuple[int, str]] = {}
         count = len(self._members)
+        killed = False
         for pid in pids - self._others - self._members.keys():
             environ = _process_environ(pid)
+            if self._kills_at_sight and self._mark in environ:
+                killed = True
+                self._kill_marked(pid)
+                continue
             stat = process_stat(pid)
             if not environ:
                 unreadable.add(pid)
             if not stat or stat[0] in DEAD_STATES:
+                continue
+            # One that keeps forking is caught only by scans that are faster than it is.
+            if int(stat[_STAT_FLAGS]) & _KERNEL_THREAD:
+                self._others.add(pid)
                 continue
             if self._mark in environ:
                 self._members[pid] = stat[STAT_START_TIME]
@@ -215,9 +235,16 @@ class ProcessTree:
                 if environ:
                     self._others.add(pid)
         self._adopt_children(unmarked)
-        found = len(self._members) > count or bool(unreadable - self._unreadable)
+        found = killed or len(self._members) > count or bool(unreadable - self._unreadable)
         self._unreadable = unreadable
         return found
+
+    def _kill_marked(self, pid: int) -> None:
+        """Kill a process with the mark, never one that has its id meanwhile, and wait for its end."""
+        with suppress(AttributeError, OSError), _descriptor(pid) as end:
+            if self._mark in _process_environ(pid):
+                signal.pidfd_send_signal(end, signal.SIGKILL)
+                _wait_for_exit(end, KILL_TIMEOUT_SECONDS)
 
     def _adopt_children(self, unmarked: Mapping[int, tuple[int, str]]) -> None:
         """Add the processes whose parents belong to the tree, and their children in turn."""
@@ -258,7 +285,9 @@ class ProcessTree:
         deadline = time.monotonic() + grace
         left: dict[int, str] = {}
         empty_scans = 0
-        for _ in range(_MAX_SCANS):
+        for scan in range(_MAX_SCANS):
+            # What has come since the first scan may be gone in a moment, with another in its place.
+            self._kills_at_sight = scan > 0 and time.monotonic() >= deadline
             found = self.find()
             for pid, born in list(self._members.items()):
                 if pid in left:

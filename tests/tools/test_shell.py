@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from replanning.errors import OutputError, ToolError, TransientError
 from replanning.plan import JsonObject
+from replanning.run.processes import ProcessTree
 from replanning.tools import (
     CommandFailed,
     InvalidArguments,
@@ -642,3 +643,9 @@ async def test_a_real_sandbox(tmp_path):
     output = await use(shell(command, workspace="ws", accepted=[7]), cwd=tmp_path)
     assert output["exit_code"] == 7
     assert (names_in(tmp_path), names_in(tmp_path / "ws")) == (["ws"], ["in.txt"])
+
+
+def test_a_mark_that_every_process_has():
+    """Processes are never looked for by an empty mark, which all have."""
+    with pytest.raises(ValueError, match="every process of the machine"):
+        ProcessTree("")
