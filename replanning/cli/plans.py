@@ -123,7 +123,7 @@ def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Tries:
-    """How often a task with a stated retry is tried at most, and how long that may take.
+    """Limits on the attempts at a task with a stated retry, in number and in time.
 
     Attributes:
         task: the task.

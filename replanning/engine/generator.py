@@ -589,7 +589,7 @@ class AlternativeGenerator:
             plan: the plan; or the view of a run, which is taken as it is.
             history: what has happened: records in their order, from the plan as it is passed; or
                 the history of a run. It tells states, earlier tries, and how tools worked out.
-            facts: everything that holds now; when left out, what follows from all others.
+            facts: everything that holds now; when left out, it is derived from the other arguments.
 
         Returns:
             `ranked` alternatives with the parts of their scores, `rejected` ones with the reasons,
@@ -598,7 +598,7 @@ class AlternativeGenerator:
         Raises:
             StaleView: the plan has changed since the view was made.
             UnknownTask: a trigger names a task that the plan does not have.
-            ValueError: no trigger is given, a fact is none, facts are stated beside a view, or a
+            ValueError: no trigger is given, a fact is not valid, facts are stated beside a view, or a
                 record does not fit the plan.
             Exception: whatever an analyzer, path generator or scorer of your own raises.
         """
@@ -663,7 +663,7 @@ class AlternativeGenerator:
         with run.spans.scoring_span():
             ranked = paths.rank(replies, vetter)
 
-        # What only the facts forbid may be completed by a provider that plans over facts.
+        # A provider that plans over facts may complete what is rejected for its facts alone.
         flawed = []
         for candidate in ranked.candidates:
             if candidate.rejected.startswith(INFEASIBLE):
@@ -913,7 +913,7 @@ async def collect_alternatives(
 
 
 class DetachedRun:
-    """Supplies what asking providers takes, for a plan without a run; nothing is recorded.
+    """Supplies what is needed to ask providers about a plan without a run; nothing is recorded.
 
     Usage counts against the budget for as long as this lives.
 

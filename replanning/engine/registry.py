@@ -57,7 +57,7 @@ class ProviderRegistry:
 
     Args:
         settings: of language models.
-        environment: time and chance.
+        environment: clock and randomness.
         redactor: takes secrets out of prompts.
     """
 
@@ -122,7 +122,7 @@ class ProviderRegistry:
         return providers
 
     def _provider(self, spec: AlternativeProvider | LLMProvider) -> AlternativeProvider:
-        """Return the provider of a language model; any other object is one."""
+        """Wrap a language model in a provider; return any other object as it is."""
         if not isinstance(spec, LLMProvider):
             return spec
         _set_redactor(spec, self._redactor)

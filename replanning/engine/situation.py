@@ -55,7 +55,7 @@ _ASSUMED: Final = "its success is assumed, so that nobody knows its output"
 class Situation:
     """Plan for which alternatives are sought, with what is known of its past; without I/O.
 
-    An engine has one of each run, from `Situation.of_run`. `Situation.of` makes one of a plan that
+    An engine has one for each run, from `Situation.of_run`. `Situation.of` makes one of a plan that
     nothing executes, or of a view of a run.
 
     Attributes:
@@ -111,13 +111,13 @@ class Situation:
             facts: everything that holds now. A plan that states no facts is read as if it stated
                 these. When left out, they follow from the plan, the records and the triggers.
             settings: thresholds and limits; the default ones when left out.
-            redactor: recognises secrets; made of the settings when left out.
+            redactor: recognises secrets; made from the settings when left out.
             evaluator: compares the costs of paths; the built-in one when left out.
 
         Raises:
             StaleView: the plan has changed since the view was made.
             UnknownTask: a trigger names a task that the plan does not have.
-            ValueError: a fact is none, facts are stated beside a view, or a record does not fit the
+            ValueError: a fact is not valid, facts are stated beside a view, or a record does not fit the
                 plan.
         """
         if settings is None:
@@ -222,7 +222,7 @@ def _checked_facts(facts: Collection[str]) -> tuple[str, ...]:
 
 
 def _assume(trigger: Trigger, live: LivePlan, at: float) -> None:
-    """Bring a plan to the state in which a trigger fires, as far as it is not in it."""
+    """Bring a plan to the state in which a trigger fires, unless it is in that state already."""
     if isinstance(trigger, ResourceChanged):
         changed = ResourceUpdated(trigger.name, trigger.capacity, trigger.available, trigger.reason)
         live.fold(Record(0, at, changed))

@@ -804,7 +804,7 @@ def normalised_cause(*parts: JsonValue) -> str:
 # Replanning: triggers, alternatives, decisions and revisions
 @_record_body
 class TriggerFired(_Body):
-    """A detector found that replanning should be considered."""
+    """A detector or a program asked for replanning to be considered."""
 
     kind: ClassVar = "trigger-fired"
     texts: ClassVar = ("trigger",)

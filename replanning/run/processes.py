@@ -265,7 +265,7 @@ class ProcessTree:
         return born is not None and process_stat(pid)[STAT_START_TIME:][:1] == [born]
 
     def terminate(self, *, except_group: int = 0) -> None:
-        """Ask all to end, except those of a process group, who were asked already."""
+        """Ask all to end, except those in a process group that was asked already."""
         for pid in self._members:
             if process_stat(pid)[2:3] == [str(except_group)]:
                 continue
@@ -277,7 +277,7 @@ class ProcessTree:
         """Kill all that do not end by themselves in time; return when they are gone.
 
         Args:
-            grace: seconds that they have.
+            grace: seconds that they have to end by themselves.
 
         Returns:
             What cannot be ended, such as a process of another user: its id and command.

@@ -1,4 +1,4 @@
-"""Triggers of a run: how they are fired, and how whoever raised one learns what became of it."""
+"""Triggers of a run: recording them, and reporting the outcome to the program that raised one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Listener = Callable[[TriggerOutcome | NotRunning], None]
 class RunTriggers:
     """Fires the triggers of one run, and tells of the outcomes of those that programs raised.
 
-    Its state is the number of the last trigger, and who waits for an outcome.
+    Its state is the number of the last trigger, and the listeners that wait for an outcome.
 
     Args:
         run_id: the run.
@@ -41,7 +41,7 @@ class RunTriggers:
         journal: where triggers are recorded.
 
     Attributes:
-        is_detected: whether a monitor fires the kinds of trigger that the settings name.
+        is_detected: whether a monitor has taken on the kinds of trigger that the settings name.
     """
 
     def __init__(self, run_id: RunId, live: LivePlan, ledger: Ledger, journal: RunJournal) -> None:

@@ -102,7 +102,7 @@ class _WatchedLoop:
 class LoopWatchdog:
     """Looks, from one thread for all runs of this process, whether their event loops go on.
 
-    A blocked loop cannot tell of itself, and its work may never return. The thread ends soon after
+    A blocked loop cannot report itself, and its work may never return. The thread ends soon after
     the last run was left.
 
     Args:
@@ -151,13 +151,13 @@ class LoopWatchdog:
 
 
 WATCHDOG: Final = LoopWatchdog()
-"""The one of this process."""
+"""The watchdog of this process."""
 
 
 def _find_blocker(thread: int) -> tuple[Attempt | None, str]:
     """Return the attempt whose body a thread executes, and the place where it is.
 
-    Workers, sessions and loops of one's own hold the attempt in a variable, around its body.
+    Workers, sessions and hand-written loops hold the attempt in a variable, around its body.
     """
     places: list[str] = []
     frame = sys._current_frames().get(thread)
