@@ -488,7 +488,8 @@ class TaskGraph:
     def changed_tools(self, adopted: Plan) -> dict[str, ToolSpec]:
         """Return the tools that a corrected plan adds or describes in another way.
 
-        A tool keeps its availability, which is an observation, unless the correction is about that.
+        A tool keeps its availability, which is an observation, unless the correction is about that,
+        or the tool is unavailable only because it kept failing as it was described before.
         """
         changed: dict[str, ToolSpec] = {}
         for tool in adopted.tools:
@@ -496,6 +497,9 @@ class TaskGraph:
             if before == tool:
                 continue
             changed[tool.name] = tool
+            breaker = self.scheduler.breakers.get(tool.name)
+            if breaker is not None and breaker.openings:
+                continue
             now = self.tools.get(tool.name)
             if before is not None and now is not None and before.available == tool.available:
                 changed[tool.name] = tool.model_copy(update={"available": now.available})
