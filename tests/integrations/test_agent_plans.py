@@ -1,0 +1,160 @@
+"""Plans of agents, whatever the framework: steps in order, stand-ins, what providers add, people, and resuming."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from replanning import ReplanningEngine, Task
+from replanning.changes import AddTask, ModifyTask, SkipTask
+from replanning.errors import CallSkipped, NeedsHuman
+from replanning.integrations.agent_plans import (
+    AgentStep,
+    added_before,
+    agent_plan,
+    agent_session,
+    next_step,
+    perform_step,
+    step_ids,
+)
+from replanning.plan.document import Plan
+from tests.support.runs import alternative, make_engine
+
+AGENTS = {"researcher": "Finds facts.", "writer": None, "editor": None}
+
+
+def chain(*agents: str, always: bool = False, **capabilities: str) -> Plan:
+    """A workflow in which each agent follows another."""
+    steps: list[AgentStep] = []
+    before: tuple[str, ...] = ()
+    for step_id, agent in zip(step_ids(agents), agents, strict=True):
+        steps.append(AgentStep(step_id, agent, before))
+        before = (step_id,)
+    return agent_plan("Write about tea", steps, AGENTS, capabilities, always=always)
+
+
+class Agents:
+    """Agents that note when they are asked; those that fail raise ValueError."""
+
+    def __init__(self, *failing: str) -> None:
+        self.failing = set(failing)
+        self.asked: list[str] = []
+
+    async def __call__(self, agent: str, arguments: Mapping[str, object]) -> str:
+        self.asked.append(agent)
+        if agent in self.failing:
+            raise ValueError(f"{agent} failed")
+        return f"{agent} said this"
+
+
+async def run_through(
+    engine: ReplanningEngine, plan: Plan, agents: Agents, thread: str | None = None
+) -> dict[str, object]:
+    """Perform the steps of a plan as the plan has them."""
+    outputs: dict[str, object] = {}
+    async with agent_session(engine, plan, thread=thread) as session:
+        while (step := next_step(session.run)) is not None:
+            try:
+                outputs[step] = await perform_step(
+                    engine, session, step, agents, asks=thread is not None
+                )
+            except CallSkipped:
+                outputs[step] = None
+    return outputs
+
+
+def test_steps_of_one_agent_have_ids_of_their_own():
+    """The second step of an agent has a number, whatever other agents are called."""
+    assert step_ids(["writer", "writer-2", "writer", "writer"]) == [
+        "writer",
+        "writer-2",
+        "writer-3",
+        "writer-4",
+    ]
+
+
+async def test_an_agent_of_the_same_capability_stands_in_for_one_that_fails():
+    """The output of the stand-in is that of the step, and the rest goes on."""
+    agents = Agents("writer")
+    plan = chain("researcher", "writer", "writer", writer="write", editor="write")
+    outputs = await run_through(ReplanningEngine(), plan, agents)
+    assert outputs == {
+        "researcher": "researcher said this",
+        "writer": "editor said this",
+        "writer-2": "editor said this",
+    }
+
+
+async def test_without_a_stand_in_the_own_error_of_the_agent_is_raised():
+    """Nobody can be asked, so no question is raised or left open."""
+    engine = ReplanningEngine()
+    with pytest.raises(ValueError, match="writer failed"):
+        await run_through(engine, chain("writer"), Agents("writer"))
+    assert engine.pending() == []
+
+
+async def test_a_framework_that_goes_on_after_a_failure_can_perform_what_follows():
+    """With `always`, the step after one that failed is performed all the same."""
+    engine = ReplanningEngine()
+    agents = Agents("writer")
+    async with agent_session(engine, chain("writer", "editor", always=True)) as session:
+        with pytest.raises(ValueError, match="writer failed"):
+            await perform_step(engine, session, "writer", agents, asks=False)
+        output = await perform_step(engine, session, "editor", agents, asks=False)
+    assert output == "editor said this"
+    assert session.run.result.status == "failed"
+
+
+async def test_a_resumed_run_asks_only_agents_that_had_not_finished():
+    """The step that had failed for good is tried again, those before it are not."""
+    engine = ReplanningEngine()
+    plan = chain("researcher", "writer")
+    with pytest.raises(ValueError, match="writer failed"):
+        await run_through(engine, plan, Agents("writer"), thread="tea")
+    agents = Agents()
+    assert await run_through(engine, plan, agents, thread="tea") == {
+        "writer": "writer said this",
+    }
+    assert agents.asked == ["writer"]
+
+
+async def test_a_person_can_be_asked_where_the_workflow_can_be_resumed():
+    """The question is raised, and after the answer the run goes on with the alternative."""
+    engine = ReplanningEngine(settings={"alternatives": {"human_approval_threshold": 0.99}})
+    plan = chain("writer", "researcher", writer="write", editor="write")
+    agents = Agents("writer")
+    with pytest.raises(NeedsHuman) as raised:
+        await run_through(engine, plan, agents, thread="tea")
+    engine.answer(raised.value.questions[0], "approve")
+    outputs = await run_through(engine, plan, agents, thread="tea")
+    assert outputs["writer"] == "editor said this"
+    assert agents.asked == ["writer", "editor", "researcher"]
+
+
+async def test_a_provider_may_insert_and_skip_what_has_not_begun():
+    """A task that is added before a step comes before it; a step that is skipped is left out."""
+    changes = (
+        SkipTask(task_id="writer"),
+        AddTask(task=Task(id="check", tool="researcher", depends_on=("writer",))),
+        ModifyTask(task_id="editor", fields={"depends_on": ["check"]}),
+    )
+    engine = make_engine(lambda _: [alternative(*changes)])
+    agents = Agents("writer")
+    outputs = await run_through(engine, chain("writer", "editor"), agents)
+    assert agents.asked == ["writer", "researcher", "editor"]
+    assert list(outputs) == ["writer", "check", "editor"]
+    assert outputs["writer"] is None
+
+
+async def test_what_is_put_before_a_step_is_known_to_a_framework_that_calls_its_steps_itself():
+    """Only the tasks that the framework does not know are named, the first first."""
+    engine = ReplanningEngine()
+    async with agent_session(engine, chain("writer", "editor")) as session:
+        session.run.apply(
+            [
+                AddTask(task=Task(id="facts", tool="researcher", depends_on=("writer",))),
+                AddTask(task=Task(id="check", tool="researcher", depends_on=("facts",))),
+                ModifyTask(task_id="editor", fields={"depends_on": ["check"]}),
+            ]
+        )
+        assert added_before(session.run, "editor", ["writer", "editor"]) == ["facts", "check"]
+        assert added_before(session.run, "writer", ["writer", "editor"]) == []
