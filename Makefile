@@ -13,6 +13,9 @@ EACH := -n auto --dist worksteal
 # The frameworks whose own requirements would change the development environment: each gets one of its own.
 FRAMEWORKS ?= google-adk crewai
 
+# The frameworks whose own tests are run on attached agents and graphs.
+SUITES ?= langgraph openai-agents pydantic-ai
+
 # The tests start the program hundreds of times: what Python has compiled is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -20,10 +23,10 @@ unexport PYTHONDONTWRITEBYTECODE
 CORE_TESTS := $(addprefix tests/,secrets plan live decision settings engine run tools planning triggers judging)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo release test test-deep test-slow cover lint format bench test-all test-local test-frameworks docs jaeger temporal-demo
+.PHONY: help setup demo release test test-deep test-slow cover lint format bench test-all test-local test-frameworks framework-suites docs jaeger temporal-demo
 
 help: ## say what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 setup: $(VENV)/.dev ## make the virtual environment with everything development needs
 
@@ -81,6 +84,13 @@ test-frameworks: $(FRAMEWORKS:%=.venv-%/.framework) ## run the tests of framewor
 		echo "== $$name"; \
 		.venv-$$name/bin/python -m pytest -rs tests/integrations/test_$$(echo $$name | tr - _).py $(ARGS) || exit 1; \
 	done
+
+framework-suites: $(VENV)/.dev ## run the tests of frameworks themselves, as they are and attached, and say what fails only attached
+	@failed=; for name in $(SUITES); do \
+		echo "== $$name"; \
+		$(BIN)/python scripts/framework_tests.py $$name $(ARGS) || failed="$$failed $$name"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "== differences in$$failed" >&2; exit 1; fi
 
 temporal-demo: $(VENV)/.dev ## run a plan as a workflow of Temporal, on a server of its own
 	@$(BIN)/python examples/temporal_demo.py

@@ -1,0 +1,357 @@
+#!/usr/bin/env python3
+"""Runs the tests of a framework twice, as they are and with an engine attached, and compares.
+
+An integration promises that attaching changes nothing where nothing fails. The frameworks' own tests
+hold it to that: a test that passes as it is and fails with every agent or graph attached to an engine
+without providers shows a difference, which is repaired or stated on the integration's page.
+
+Usage: framework_tests.py NAME [--git URL] [--version VERSION] [PYTEST_ARGS ...]. It prints the tests
+that fail only when attached, and exits with 1 if there are any. The tests and their environment are
+kept below `build/framework_tests`.
+
+A framework is added as a function that attaches it, and an entry in `FRAMEWORKS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import venv
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from importlib.metadata import distributions
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+BUILD: Final = ROOT / "build" / "framework_tests"
+
+ATTACH: Final = "REPLANNING_ATTACH"
+"""Environment variable with the name of the framework to attach; this file is then a plugin of pytest."""
+
+PYTEST: Final = ("pytest", "pytest-asyncio", "pytest-mock", "pytest-timeout", "pytest-xdist")
+
+TOO_LARGE: Final = (":(exclude)*/cassettes/*", ":(exclude)*/assets/*")
+"""Recordings of answers over the network, which the tests named here do not read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """Where the tests of a framework are, and how they run.
+
+    Attributes:
+        distribution: whose installed version is tested, unless another is stated.
+        git: address of the repository.
+        tag: name of a version in it, with `{version}`.
+        tests: files and folders, relative to `folder`.
+        requirements: packages that the tests need, with `{version}`.
+        attach: attaches all that the tests create to an engine, from then on.
+        folder: path of the package within the repository.
+        options: arguments for pytest.
+        variables: of the environment, with reasons beside them.
+    """
+
+    distribution: str
+    git: str
+    tag: str
+    tests: tuple[str, ...]
+    requirements: tuple[str, ...]
+    attach: Callable[[], None]
+    folder: str = ""
+    options: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+
+
+def attach_langgraph() -> None:
+    """Attach every graph that is compiled."""
+    from langgraph.graph.state import StateGraph
+
+    from replanning import ReplanningEngine
+    from replanning.integrations.langgraph import replanned
+
+    compile_graph = StateGraph.compile
+
+    @wraps(compile_graph)
+    def compile_attached(*args: Any, **kwargs: Any) -> Any:
+        engine = ReplanningEngine(providers=[])
+        return replanned(compile_graph(*args, **kwargs), engine, objective="test")
+
+    StateGraph.compile = compile_attached
+
+
+def attach_openai_agents() -> None:
+    """Attach every agent for as long as it runs."""
+    from agents import Agent
+    from agents.run import AgentRunner
+
+    from replanning import ReplanningEngine
+    from replanning.integrations.openai_agents import replanned
+
+    run_agent = AgentRunner.run
+
+    @wraps(run_agent)
+    async def run_attached(
+        runner: Any, starting_agent: Any, agent_input: Any, **kwargs: Any
+    ) -> Any:
+        # Tests of wrong arguments pass something else.
+        if type(starting_agent) is not Agent:
+            return await run_agent(runner, starting_agent, agent_input, **kwargs)
+        engine = ReplanningEngine(providers=[])
+        async with replanned(starting_agent, engine) as agent:
+            return await run_agent(runner, agent, agent_input, **kwargs)
+
+    AgentRunner.run = run_attached
+
+
+def attach_pydantic_ai() -> None:
+    """Attach every agent that is created."""
+    from pydantic_ai import Agent
+
+    from replanning import ReplanningEngine
+    from replanning.integrations.pydantic_ai import Replanned
+
+    create_agent = Agent.__init__
+
+    @wraps(create_agent)
+    def create_attached(agent: Any, *args: Any, **kwargs: Any) -> None:
+        stated = list(kwargs.get("capabilities") or [])
+        stated.append(Replanned({}, engine=ReplanningEngine(providers=[])))
+        kwargs["capabilities"] = stated
+        create_agent(agent, *args, **kwargs)
+
+    Agent.__init__ = create_attached
+
+
+FRAMEWORKS: Final = {
+    "langgraph": Framework(
+        distribution="langgraph",
+        git="https://github.com/langchain-ai/langgraph",
+        tag="{version}",
+        folder="libs/langgraph",
+        tests=(
+            "tests/test_graph_callbacks.py",
+            "tests/test_interruption.py",
+            "tests/test_large_cases.py",
+            "tests/test_large_cases_async.py",
+            "tests/test_messages_state.py",
+            "tests/test_parent_command.py",
+            "tests/test_parent_command_async.py",
+            "tests/test_pregel.py",
+            "tests/test_pregel_async.py",
+            "tests/test_pregel_debug.py",
+            "tests/test_retry.py",
+            "tests/test_runtime.py",
+            "tests/test_state.py",
+            "tests/test_subgraph_persistence.py",
+            "tests/test_subgraph_persistence_async.py",
+            "tests/test_time_travel.py",
+        ),
+        requirements=(
+            "langgraph=={version}",
+            "httpx",
+            "langgraph-checkpoint-postgres",
+            "langgraph-checkpoint-sqlite",
+            "langgraph-sdk",
+            "psycopg[binary]",
+            "pycryptodome",
+            "pytest-dotenv",
+            "pytest-repeat",
+            "redis",
+            "syrupy",
+            "uvloop",
+        ),
+        attach=attach_langgraph,
+        # Databases in containers are left out.
+        variables=(("NO_DOCKER", "true"),),
+    ),
+    "openai-agents": Framework(
+        distribution="openai-agents",
+        git="https://github.com/openai/openai-agents-python",
+        tag="v{version}",
+        tests=(
+            "tests/mcp",
+            "tests/test_agent_as_tool.py",
+            "tests/test_agent_hooks.py",
+            "tests/test_agent_runner.py",
+            "tests/test_agent_tracing.py",
+            "tests/test_call_model_input_filter.py",
+            "tests/test_function_tool.py",
+            "tests/test_global_hooks.py",
+            "tests/test_guardrails.py",
+            "tests/test_handoff_tool.py",
+            "tests/test_hitl_error_scenarios.py",
+            "tests/test_invalid_final_output_handler.py",
+            "tests/test_max_turns.py",
+            "tests/test_run_hooks.py",
+            "tests/test_run_state.py",
+            "tests/test_run_step_execution.py",
+            "tests/test_tool_guardrails.py",
+            "tests/test_tool_use_behavior.py",
+        ),
+        requirements=(
+            "openai-agents=={version}",
+            "aiosqlite",
+            "fastapi",
+            "graphviz",
+            "inline-snapshot",
+            "sqlalchemy",
+            "websockets",
+        ),
+        attach=attach_openai_agents,
+        options=("-o", "asyncio_mode=auto"),
+    ),
+    "pydantic-ai": Framework(
+        distribution="pydantic-ai-slim",
+        git="https://github.com/pydantic/pydantic-ai",
+        tag="v{version}",
+        tests=(
+            "tests/test_agent.py",
+            "tests/test_capability_stream_teardown.py",
+            "tests/test_deps.py",
+            "tests/test_exceptions.py",
+            "tests/test_history_processor.py",
+            "tests/test_mcp.py",
+            "tests/test_nested_sync_agent.py",
+            "tests/test_run_cancellation.py",
+            "tests/test_streaming.py",
+            "tests/test_tools.py",
+            "tests/test_toolsets.py",
+            "tests/test_usage_limits.py",
+        ),
+        requirements=(
+            "pydantic-ai-slim[anthropic,cli,evals,google,mcp,openai,retries]=={version}",
+            "clai=={version}",
+            "dirty-equals",
+            "inline-snapshot",
+            "logfire",
+            "pytest-examples",
+            "pytest-recording",
+            "trio",
+            "vcrpy",
+        ),
+        attach=attach_pydantic_ai,
+        # Engines that are made within an event loop look for their settings file there.
+        variables=(("BLOCKBUSTER_ENABLED", "false"),),
+    ),
+}
+
+
+def main() -> int:
+    """Run the tests twice and print the difference; return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("name", choices=FRAMEWORKS)
+    parser.add_argument("--git", metavar="URL", help="another address, or a local git directory")
+    parser.add_argument("--version", help="another version than the installed one")
+    arguments, pytest_arguments = parser.parse_known_args()
+    framework = FRAMEWORKS[arguments.name]
+    version = arguments.version or installed_version(arguments.name)
+    folder = BUILD / f"{arguments.name}-{version}"
+    python = folder / ".venv" / "bin" / "python"
+
+    if not (folder / "ready").exists():
+        say(f"Fetching {arguments.name} {version} and what its tests need; this takes minutes ...")
+        extract_tests(framework, version, arguments.git or framework.git, folder)
+        venv.create(folder / ".venv", clear=True, with_pip=True)
+        requirements = [each.format(version=version) for each in framework.requirements]
+        pip_install(python, *PYTEST, *requirements, "--editable", str(ROOT))
+        (folder / "ready").touch()
+
+    before = failures(arguments.name, folder, python, pytest_arguments, attached=False)
+    attached = failures(arguments.name, folder, python, pytest_arguments, attached=True)
+    difference = sorted(attached - before)
+    say(f"only when attached: {len(difference)}")
+    for test in difference:
+        say(f"  {test}")
+    return int(len(difference) > 0)
+
+
+def say(line: str) -> None:
+    """Print a line at once: the tests take minutes."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def installed_version(name: str) -> str:
+    """Return the version of a framework in the environment in which its integration is tested."""
+    for environment in (".venv", f".venv-{name}"):
+        places = [str(path) for path in ROOT.glob(f"{environment}/lib/python*/site-packages")]
+        for each in distributions(name=FRAMEWORKS[name].distribution, path=places):
+            return each.version
+    sys.exit(f"{name} is installed in no environment of this checkout: state --version")
+
+
+def extract_tests(framework: Framework, version: str, git: str, folder: Path) -> None:
+    """Write the tests of a version, and the files that configure them, into a folder."""
+    tag = framework.tag.format(version=version)
+    repository = Path(git)
+    if not repository.is_dir():
+        repository = BUILD / f"{framework.distribution}-{version}.git"
+        if not repository.exists():
+            command = ["git", "clone", "--quiet", "--bare", "--depth=1", "--filter=blob:none"]
+            subprocess.run([*command, f"--branch={tag}", git, str(repository)], check=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    command = ["git", "-C", str(repository), "archive", f"{tag}:{framework.folder}"]
+    wanted = ["tests", "pyproject.toml", *TOO_LARGE]
+    archive = subprocess.run([*command, *wanted], check=True, stdout=subprocess.PIPE)
+    with tarfile.open(fileobj=BytesIO(archive.stdout)) as tar:
+        tar.extractall(folder, filter="data")
+
+
+def pip_install(python: Path, *requirements: str) -> None:
+    """Install packages into an environment."""
+    subprocess.run([str(python), "-m", "pip", "install", "--quiet", *requirements], check=True)
+
+
+def failures(
+    name: str, folder: Path, python: Path, arguments: list[str], *, attached: bool
+) -> set[str]:
+    """Run the tests, print how they ended, and return those that failed."""
+    framework = FRAMEWORKS[name]
+    scripts = str(Path(__file__).parent)
+    environment = {
+        **os.environ,
+        **dict(framework.variables),
+        ATTACH: name if attached else "",
+        "PYTHONPATH": os.pathsep.join([".", scripts]),
+    }
+    # Their own options ask for plugins and reports that are not needed. Warnings stay warnings: a
+    # framework that makes errors of them means those of its own dependencies.
+    words = ["-m", "pytest", "-p", Path(__file__).stem, "-p", "no:warnings", "-o", "addopts="]
+    words += ["-q", "-n", "2", "--timeout=60", "--tb=no", "--no-header"]
+    # Versions differ in the files they have.
+    tests = [test for test in framework.tests if (folder / test).exists()]
+    ended = subprocess.run(
+        [str(python), *words, *framework.options, *tests, *arguments],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    lines = ended.stdout.splitlines()
+    if not re.search(r"\d+ passed", ended.stdout):
+        sys.exit(f"no test passed; the end of pytest's output:\n{ended.stdout[-2000:]}")
+    title = "attached" if attached else "as it is"
+    say(f"{title}: {lines[-1].strip('= ')}")
+    failed: set[str] = set()
+    for line in lines:
+        if line.startswith(("FAILED ", "ERROR ")):
+            failed.add(line.partition(" - ")[0])
+    return failed
+
+
+def pytest_configure() -> None:
+    """Attach the framework that the environment names, in each process that runs tests."""
+    name = os.environ.get(ATTACH)
+    if name:
+        FRAMEWORKS[name].attach()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
