@@ -414,7 +414,8 @@ class Settings(Section):
     breaker_threshold: int = Field(
         default=5,
         ge=0,
-        description="Tasks that fail in a row for one cause before their tool is unavailable; 0: never.",
+        description="Tasks that fail in a row for one cause before their tool is unavailable and another one"
+        " stands in; 0: never.",
     )
     judge: JudgeSettings = JudgeSettings()
     judge_on: Literal["errors_and_interval", "every_action"] = Field(

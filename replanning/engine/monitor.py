@@ -21,7 +21,6 @@ from pyee.base import EventEmitter
 
 from replanning.decision.evaluation import PlanEvaluation
 from replanning.decision.request import TriggerDetector
-from replanning.engine.session import CALL_KEY
 from replanning.errors import NotRunning
 from replanning.history.wording import format_duration
 from replanning.journal.records import (
@@ -585,7 +584,8 @@ class ToolBreakers:
     def _on_failure(self, record: Record) -> None:
         """Open the breaker of a tool after a failure.
 
-        It opens if the failure is one too many and waiting tasks need the tool, or ends a trial.
+        It opens if the failure is one too many, waiting tasks need the tool and another one could
+        take over; or if the failure ends a trial.
         """
         life = self._lifecycle
         live = life.live
@@ -605,10 +605,8 @@ class ToolBreakers:
                 return
             if not self._is_needed(name):
                 return
-            is_call = CALL_KEY in live.entry(body.task).task.metadata
-            if is_call and not self._has_stand_in(tool):
-                # Calls of an agent come from anywhere: five wrong addresses say nothing about the
-                # sixth, and nothing would be gained by refusing it.
+            if not self._has_stand_in(tool):
+                # Nothing would be gained by refusing the tool: it may work for the next task.
                 return
             what = f"{len(breaker.roots)} tasks in a row failed for one cause, the last"
         # Each trial that fails doubles the time until the next one.

@@ -45,7 +45,6 @@ from replanning.journal.records import (
     ResourceUpdated,
     ResultsStale,
     RunEnded,
-    normalised_cause,
 )
 from replanning.live.draft import Draft
 from replanning.live.entries import (
@@ -56,7 +55,7 @@ from replanning.live.entries import (
 )
 from replanning.live.facts import context_keys
 from replanning.live.graph import TaskGraph
-from replanning.live.scheduler import COUNTED_FAILURES, ToolBreaker
+from replanning.live.scheduler import ToolBreaker
 from replanning.live.states import TaskEvent, TaskState, transition
 from replanning.plan.checks import TaskScope, nested_bodies
 from replanning.plan.document import Plan
@@ -525,16 +524,7 @@ class LivePlan(TaskGraph):
             raise IllegalTransition(entry.state, event, _stale_attempt_subject(body))
         # First of all, because an illegal event must leave everything as it was.
         self.transition(entry, event)
-        name = entry.task.tool
-        if name in self.tools and failure.kind in COUNTED_FAILURES:
-            # A breaker counts failures of one cause; another cause begins the count anew. An open
-            # one keeps its count: its trials decide, whatever they fail of.
-            cause = normalised_cause(failure.type, failure.message)
-            breaker = self.scheduler.breakers.get(name)
-            if breaker is None or (breaker.cause != cause and not breaker.openings):
-                breaker = ToolBreaker(cause)
-                self.scheduler.breakers[name] = breaker
-            breaker.roots[entry.root] = None
+        self.scheduler.count_failure(entry, failure)
         self.end_attempt(entry)
         log.failure = failure
         ended_by_itself = isinstance(body, AttemptInterrupted) and not body.in_doubt

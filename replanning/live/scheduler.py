@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import heapq
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import chain
 from types import MappingProxyType
 from typing import Final
 
-from replanning.journal.records import FailureKind
+from replanning.journal.records import Failure, FailureKind, normalised_cause
 from replanning.live.entries import TaskEntry
 from replanning.live.states import TaskState
 from replanning.plan.tasks import Task, ToolSpec
@@ -193,19 +195,47 @@ class Deadlines:
         return entry.not_before == when and entry.state in _BACKING_OFF
 
 
+_HOST: Final = re.compile(r"\w://(?:[^/?#\s@]*@)?([^/?#\s:'\"{}]+)(?=[/?#\s:'\"]|$)")
+"""The host of a URL in a text; none where a placeholder stands in its place."""
+
+
+def failure_target(task: Task, tool: ToolSpec, failure: Failure) -> object:
+    """Return what a failure says something about, so that a breaker counts failures of one cause.
+
+    A failure that may pass, or a call without an answer, is a sign that the tool is down, or rather
+    the host that the call names. Any other failure, such as a page that does not exist or a record
+    that is malformed, may be due to the arguments, and says nothing about calls with others.
+
+    Args:
+        task: the task that failed.
+        tool: its tool.
+        failure: how it failed.
+
+    Returns:
+        The hosts, empty if the call names none; or the arguments.
+    """
+    if not (failure.transient or failure.in_doubt):
+        return task.arguments
+    hosts: list[str] = []
+    for text in (tool.url, tool.command, *task.arguments.values()):
+        if isinstance(text, str):
+            hosts += _HOST.findall(text)
+    return hosts
+
+
 @dataclass(slots=True, eq=False)
 class ToolBreaker:
     """Circuit breaker of a tool: consecutive failures of one cause, and the trials after it opened.
 
     Attributes:
-        cause: the cause of the failures.
+        cause: the kind of the failures, and what they are about.
         roots: the lineages that failed; several failures of one lineage count once.
         openings: how often in a row the tool was made unavailable; 0 while the breaker is closed.
         retry_at: when one task may try the tool again, in seconds since the epoch.
         trial: that task.
     """
 
-    cause: str = ""
+    cause: tuple[str, object] = ("", None)
     roots: dict[TaskId, None] = field(default_factory=dict)
     openings: int = 0
     retry_at: float = 0.0
@@ -324,7 +354,11 @@ class Scheduler:
         name = entry.task.tool
         tool = None if name is None else self._tools.get(name)
         if tool is not None and not tool.available:
-            return f"its tool {name!r} is unavailable"
+            breaker = self.breakers.get(tool.name)
+            if breaker is None or not breaker.openings:
+                return f"its tool {name!r} is unavailable"
+            until = datetime.fromtimestamp(breaker.retry_at, UTC)
+            return f"its tool {name!r} kept failing, and is tried again at {until:%H:%M:%S} UTC"
         if self.pool.limited and not self.pool.can_ever_fit(self.pool.demand(entry.task)):
             return "its resources are no longer there"
         if name in self.breakers and not self.breakers[name].admits(entry):
@@ -332,6 +366,23 @@ class Scheduler:
         if tool is None or self._facts_allow is None or self._facts_allow(entry):
             return ""
         return "its facts do not hold"
+
+    def count_failure(self, entry: TaskEntry, failure: Failure) -> None:
+        """Count a failure of a task for the breaker of its tool.
+
+        A breaker counts failures of one cause; another cause begins the count anew. An open one
+        keeps its count: its trials decide, whatever they fail of.
+        """
+        tool = self._tools.get(entry.task.tool or "")
+        if tool is None or failure.kind not in COUNTED_FAILURES:
+            return
+        kind = normalised_cause(failure.type, failure.message)
+        cause = kind, failure_target(entry.task, tool, failure)
+        breaker = self.breakers.get(tool.name)
+        if breaker is None or (breaker.cause != cause and not breaker.openings):
+            breaker = ToolBreaker(cause)
+            self.breakers[tool.name] = breaker
+        breaker.roots[entry.root] = None
 
     def begin(self, entry: TaskEntry) -> None:
         """End the claim of a task because its attempt starts; the attempt keeps the resources."""

@@ -1286,7 +1286,11 @@ async def test_tool_that_had_become_unavailable(clock: VirtualClock, corrected_l
     """A tool that is unavailable because it kept failing is available again once it is corrected."""
 
     def with_tool(command: str) -> Plan:
-        tools = [{"name": "tool", "kind": "shell", "command": command}]
+        fields = {"kind": "shell", "capability": "mark"}
+        tools = [
+            {"name": "tool", "command": command, **fields},
+            {"name": "other", "command": "other", **fields},
+        ]
         return plan(*(Task(id=f"t{number}", tool="tool") for number in range(12)), tools=tools)
 
     async def broken(task: Task, context: TaskContext) -> str:
@@ -1294,11 +1298,11 @@ async def test_tool_that_had_become_unavailable(clock: VirtualClock, corrected_l
 
     engine = make_engine(clock=clock, cooldown=30)
     result = await engine.execute(with_tool("false"), broken, run_id=RUN)
-    assert "unavailable" in result.reason
+    assert "its tool 'tool' kept failing" in result.reason
     if corrected_later:
         await clock.sleep(3600)
     async with engine.resume(RUN) as run:
-        assert "+ tool tool: kind: shell, command: true" in run.compare(with_tool("true")).diff
+        assert "capability: mark, command: true" in run.compare(with_tool("true")).diff
         run.adopt(with_tool("true"))
         assert len(await perform(run)) == 12
     assert run.result.status == "succeeded"
