@@ -14,6 +14,7 @@ from replanning.environment import is_lease_free
 from replanning.errors import LeaseLost, RunOwned
 from replanning.journal.records import Record, RecordBody
 from replanning.journal.store import (
+    FINISHED_STATUSES,
     CurrentRunStatus,
     InboxMessage,
     Lease,
@@ -32,6 +33,8 @@ from replanning.plan.types import RunId
 
 _MAX_OUTCOMES: Final = 10_000
 
+_MAX_ENDED_RUNS: Final = 1_000
+
 
 @dataclass(slots=True)
 class _StoredRun:
@@ -47,12 +50,17 @@ class _StoredRun:
 
 
 class MemoryStore(RunStore):
-    """Store in memory: fast, and lost when the process ends. It keeps bodies as objects, without encoding them, and reads copies."""
+    """Store in memory: fast, and lost when the process ends. It keeps bodies as objects, without encoding them, and reads copies.
+
+    Of the runs that have ended it keeps the last 1,000, so that a process may work for months.
+    Those that can be resumed stay.
+    """
 
     durable: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._runs: dict[RunId, _StoredRun] = {}
+        self._ended: dict[RunId, None] = {}
         self._outcomes: deque[ToolOutcome] = deque(maxlen=_MAX_OUTCOMES)
         self._lock = Lock()
 
@@ -74,6 +82,7 @@ class MemoryStore(RunStore):
         with self._lock:
             if not is_lease_free(kept.owner, kept.until, at):
                 raise RunOwned(run, str(kept.owner))
+            self._ended.pop(run, None)
             kept.epoch += 1
             kept.owner, kept.until = owner, at + ttl
             return Lease(run, kept.epoch, owner)
@@ -89,6 +98,13 @@ class MemoryStore(RunStore):
             kept = self._owned_run(lease)
             kept.epoch += 1
             kept.owner = None
+            if kept.bodies and _status(kept.bodies) not in FINISHED_STATUSES:
+                return
+            self._ended[lease.run] = None
+            if len(self._ended) > _MAX_ENDED_RUNS:
+                oldest = next(iter(self._ended))
+                del self._ended[oldest]
+                del self._runs[oldest]
 
     def append(self, lease: Lease, record: Record) -> None:
         """Keep the record if lease and number are right."""

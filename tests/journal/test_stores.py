@@ -369,6 +369,23 @@ def test_repr(tmp_path):
     ]
 
 
+def test_process_that_runs_for_months():
+    """The store in memory forgets the oldest runs that have ended, but none that is open or can be resumed."""
+    store = MemoryStore()
+    for run, status in {"paused": "paused", "open": "failed", "ended": "succeeded"}.items():
+        lease = store.create(run, "me", 0.0, 5.0)
+        store.append(lease, Record(1, 0.0, journal.RunOpened(run, sample_plan())))
+        store.append(lease, Record(2, 0.0, journal.RunEnded(status, "")))
+        store.release(lease)
+    store.acquire("open", "me", 0.0, 5.0)
+    for number in range(1_000):
+        store.release(store.create(f"run-{number}", "me", 0.0, 5.0))
+    assert [info.run for info in store.runs()] == ["open", "paused"]
+    assert list(store.read("run-0")) == []
+    with pytest.raises(LookupError, match="there is no run 'ended'"):
+        store.read("ended")
+
+
 @pytest.mark.parametrize(
     "body",
     [
