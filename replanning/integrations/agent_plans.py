@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final, NamedTuple
 
+import anyio
+
 from replanning.changes import RetryTask
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import Execute, Session
-from replanning.errors import NeedsHuman, StaleAnswer, UnknownQuestion
+from replanning.errors import CallSkipped, NeedsHuman, StaleAnswer, UnknownQuestion
 from replanning.integrations.frameworks import (
     ONE_ATTEMPT,
     Capabilities,
@@ -23,14 +25,17 @@ from replanning.plan.document import Plan
 from replanning.plan.tasks import Goal, Task
 from replanning.plan.types import TaskId
 from replanning.run.attempt import TaskContext
-from replanning.run.run import PlanRun
 
-TASK_ARGUMENT: Final = "task"
-"""The one argument of an agent: its instruction. A step has none, because the framework says what the agent is asked."""
+TASK: Final = "task"
+"""Argument of an agent: its instruction. A step has none, because the framework says what its agent is asked; a provider may
+state one for what replaces a step."""
+
+EARLIER: Final = "earlier"
+"""Argument that an agent is given if it follows others which the framework does not know: their names and outputs."""
 
 _STARTABLE: Final = (TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
 
-_SCHEMA: Final = {"properties": {TASK_ARGUMENT: {"type": "string", "default": ""}}}
+_SCHEMA: Final = {"properties": {TASK: {"type": "string", "default": ""}}}
 
 _MAX_OBJECTIVE_CHARS: Final = 500
 
@@ -108,7 +113,7 @@ def agent_plan(
 async def agent_session(
     engine: ReplanningEngine, plan: Plan, *, thread: str | None = None
 ) -> AsyncIterator[Session]:
-    """Open the run of a plan of agents, whose steps the body performs.
+    """Open the run of a plan of agents, whose steps the body performs through `AgentSteps`.
 
     Steps of a resumed run that had failed for good are tried again.
 
@@ -129,82 +134,121 @@ async def agent_session(
         yield session
 
 
-async def perform_step(
-    engine: ReplanningEngine,
-    session: Session,
-    step: str,
-    execute: Execute,
-    *,
-    asks: bool,
-    passes: tuple[type[BaseException], ...] = (),
-) -> object:
-    """Have the agent of a step asked, or the one that replaces it, and return the output.
+class AgentSteps:
+    """The steps of a workflow whose agents the framework asks.
 
     Args:
         engine: the engine of the session.
         session: from `agent_session`.
-        step: the id of the step, or of a task that a provider has added.
-        execute: asks an agent, given its name and, if what replaces the step states it, `TASK_ARGUMENT`.
-        passes: as `PlanRun.perform` takes it.
-
-    Raises:
-        CallSkipped: the step is left out.
-        Exception: as `PlanRun.perform`; the agent's own where a person would have to answer and nobody can.
+        asks: whether the workflow can be run again after a person has answered a question.
     """
 
-    async def work(task: Task, context: TaskContext) -> object:
-        return await execute(task.tool or task.id, context.arguments)
+    def __init__(self, engine: ReplanningEngine, session: Session, *, asks: bool) -> None:
+        self._engine = engine
+        self._run = session.run
+        self._asks = asks
+        self._adding = anyio.Lock()
 
-    try:
-        return await session.run.perform(step, work, passes=passes)
-    except NeedsHuman as error:
-        if asks:
-            raise
-        for question in error.questions:
-            with suppress(StaleAnswer, UnknownQuestion):
-                engine.answer(question, "reject", comment="nobody can be asked")
-        raise error.own_error from None
+    async def perform(
+        self,
+        step: str,
+        execute: Execute,
+        *,
+        known: Collection[str],
+        passes: tuple[type[BaseException], ...] = (),
+    ) -> object:
+        """Have the agent of a step asked, or what replaces it, and return the output.
 
+        What providers have put before the step is performed first, unless the framework knows it.
 
-def next_step(run: PlanRun) -> TaskId | None:
-    """Return the next step of the plan that can be performed, or else None.
+        Args:
+            step: the id of the step, or of a task that a provider has added.
+            execute: asks an agent, given its name and, where they apply, the arguments `TASK` and `EARLIER`.
+            known: the ids of the steps that the framework performs, and whose outputs it hands on by itself.
+            passes: as `PlanRun.perform` takes it.
 
-    For frameworks whose steps this library calls one by one: this follows whatever providers have inserted, skipped or
-    moved.
-    """
-    live = run.live
-    for entry in sorted(live, key=_order):
-        if entry.parent is None:
-            for leaf in live.leaves(entry):
-                if leaf.state in _STARTABLE:
-                    return entry.id
-    return None
+        Raises:
+            CallSkipped: the step is left out.
+            Exception: as `PlanRun.perform`; the agent's own where a person would have to answer and nobody can.
+        """
+        for task_id in self._added_before(step, known):
+            # Two steps may follow the same task, which only one of them can perform.
+            async with self._adding:
+                with suppress(CallSkipped):
+                    await self._perform(task_id, execute, known, passes)
+        return await self._perform(step, execute, known, passes)
+
+    def next_step(self, performed: Collection[str]) -> TaskId | None:
+        """Return the next step of the plan that can be performed, or whose output was recorded by an earlier process.
+
+        For frameworks whose steps are called one by one: this follows whatever providers have inserted, skipped or moved.
+
+        Args:
+            performed: the ids that were returned before.
+        """
+        live = self._run.live
+        for entry in sorted(live, key=_order):
+            if entry.parent is not None or entry.id in performed:
+                continue
+            leaves = live.leaves(entry)
+            if not entry.satisfied and not any(leaf.state in _STARTABLE for leaf in leaves):
+                continue
+            if all(root in performed for root in self._roots_before(entry)):
+                return entry.id
+        return None
+
+    async def _perform(
+        self,
+        step: str,
+        execute: Execute,
+        known: Collection[str],
+        passes: tuple[type[BaseException], ...],
+    ) -> object:
+        async def work(task: Task, context: TaskContext) -> object:
+            arguments: dict[str, object] = dict(context.arguments)
+            earlier = []
+            for task_id in task.depends_on:
+                entry = self._run.live.entry(task_id)
+                if task_id not in known and entry.state is TaskState.DONE:
+                    earlier.append((entry.task.tool, context.results[task_id]))
+            if earlier:
+                arguments[EARLIER] = earlier
+            return await execute(task.tool or task.id, arguments)
+
+        try:
+            return await self._run.perform(step, work, passes=passes)
+        except NeedsHuman as error:
+            if self._asks:
+                raise
+            for question in error.questions:
+                with suppress(StaleAnswer, UnknownQuestion):
+                    self._engine.answer(question, "reject", comment="nobody can be asked")
+            raise error.own_error from None
+
+    def _added_before(self, step: str, known: Collection[str]) -> list[TaskId]:
+        """Return what must be done before a step and the framework does not perform, in an order that is possible."""
+        added: dict[TaskId, None] = {}
+
+        def visit(entry: TaskEntry) -> None:
+            for root in self._roots_before(entry):
+                if root not in known and root not in added:
+                    visit(self._run.live.entry(root))
+                    added[root] = None
+
+        visit(self._run.live.entry(TaskId(step)))
+        return list(added)
+
+    def _roots_before(self, root: TaskEntry) -> list[TaskId]:
+        """Return the lineages that one depends on."""
+        live = self._run.live
+        roots = []
+        for leaf in live.leaves(root):
+            for task_id in leaf.task.depends_on:
+                before = live.entry(task_id).root
+                if before != root.id:
+                    roots.append(before)
+        return roots
 
 
 def _order(entry: TaskEntry) -> int:
     return entry.order
-
-
-def added_before(run: PlanRun, step: str, steps: Collection[str]) -> list[TaskId]:
-    """Return what providers have put directly before a step, in the order in which it can be performed.
-
-    For frameworks that call the steps themselves: nobody performs these tasks unless the step's caller does, before it.
-
-    Args:
-        run: the run.
-        step: the id of the step.
-        steps: the ids of all steps of the framework.
-    """
-    added: dict[TaskId, None] = {}
-
-    def visit(entry: TaskEntry) -> None:
-        for leaf in run.live.leaves(entry):
-            for task_id in leaf.task.depends_on:
-                before = run.live.entry(task_id)
-                root = run.live.entry(before.root)
-                if root.id not in steps and root.id not in added and root.id != entry.root:
-                    visit(root)
-                    added[root.id] = None
-
-    visit(run.live.entry(TaskId(step)))
-    return list(added)

@@ -8,12 +8,11 @@ from replanning import ReplanningEngine, Task
 from replanning.changes import AddTask, ModifyTask, SkipTask
 from replanning.errors import CallSkipped, NeedsHuman
 from replanning.integrations.agent_plans import (
+    EARLIER,
     AgentStep,
-    added_before,
+    AgentSteps,
     agent_plan,
     agent_session,
-    next_step,
-    perform_step,
     step_ids,
 )
 from replanning.plan.document import Plan
@@ -52,11 +51,10 @@ async def run_through(
     """Perform the steps of a plan as the plan has them."""
     outputs: dict[str, object] = {}
     async with agent_session(engine, plan, thread=thread) as session:
-        while (step := next_step(session.run)) is not None:
+        steps = AgentSteps(engine, session, asks=thread is not None)
+        while (step := steps.next_step(outputs)) is not None:
             try:
-                outputs[step] = await perform_step(
-                    engine, session, step, agents, asks=thread is not None
-                )
+                outputs[step] = await steps.perform(step, agents, known=outputs)
             except CallSkipped:
                 outputs[step] = None
     return outputs
@@ -97,9 +95,10 @@ async def test_a_framework_that_goes_on_after_a_failure_can_perform_what_follows
     engine = ReplanningEngine()
     agents = Agents("writer")
     async with agent_session(engine, chain("writer", "editor", always=True)) as session:
+        steps = AgentSteps(engine, session, asks=False)
         with pytest.raises(ValueError, match="writer failed"):
-            await perform_step(engine, session, "writer", agents, asks=False)
-        output = await perform_step(engine, session, "editor", agents, asks=False)
+            await steps.perform("writer", agents, known=["writer", "editor"])
+        output = await steps.perform("editor", agents, known=["writer", "editor"])
     assert output == "editor said this"
     assert session.run.result.status == "failed"
 
@@ -112,6 +111,7 @@ async def test_a_resumed_run_asks_only_agents_that_had_not_finished():
         await run_through(engine, plan, Agents("writer"), thread="tea")
     agents = Agents()
     assert await run_through(engine, plan, agents, thread="tea") == {
+        "researcher": "researcher said this",
         "writer": "writer said this",
     }
     assert agents.asked == ["writer"]
@@ -145,9 +145,15 @@ async def test_a_provider_may_insert_and_skip_what_has_not_begun():
     assert outputs["writer"] is None
 
 
-async def test_what_is_put_before_a_step_is_known_to_a_framework_that_calls_its_steps_itself():
-    """Only the tasks that the framework does not know are named, the first first."""
+async def test_a_framework_that_calls_its_steps_itself_gets_what_was_put_before_them():
+    """The step's caller performs the added tasks first, once, and the agent is given their outputs."""
     engine = ReplanningEngine()
+    earlier: list[object] = []
+
+    async def ask(agent: str, arguments: Mapping[str, object]) -> str:
+        earlier.append((agent, arguments.get(EARLIER)))
+        return f"{agent} said this"
+
     async with agent_session(engine, chain("writer", "editor")) as session:
         session.run.apply(
             [
@@ -156,5 +162,13 @@ async def test_what_is_put_before_a_step_is_known_to_a_framework_that_calls_its_
                 ModifyTask(task_id="editor", fields={"depends_on": ["check"]}),
             ]
         )
-        assert added_before(session.run, "editor", ["writer", "editor"]) == ["facts", "check"]
-        assert added_before(session.run, "writer", ["writer", "editor"]) == []
+        steps = AgentSteps(engine, session, asks=False)
+        for step in ("writer", "editor"):
+            await steps.perform(step, ask, known=["writer", "editor"])
+    said = [("researcher", "researcher said this")]
+    assert earlier == [
+        ("writer", None),
+        ("researcher", None),
+        ("researcher", said),
+        ("editor", said),
+    ]
