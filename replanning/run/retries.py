@@ -180,6 +180,9 @@ _AWS_TRANSIENT: Final = re.compile(
 )
 """Codes of botocore that may pass; most of them come with HTTP 400."""
 
+_MCP_IN_DOUBT: Final = (408, -32000, -32001)
+"""Codes of errors of the MCP SDK, by its versions: a request timed out, or its connection was closed."""
+
 _SQLITE_BUSY: Final = (
     "SQLITE_BUSY",
     "SQLITE_LOCKED",
@@ -500,10 +503,13 @@ def _verdict(part: BaseException) -> Verdict | None:
         code = str(response.get("Error", {}).get("Code"))
         if _AWS_TRANSIENT.search(code):
             return "may-pass"
+    kind = _error_class(type(part))  # type: ignore[arg-type]  # a class can be hashed
+    if not kind.names.isdisjoint(("mcp.MCPError", "mcp.McpError")):
+        told = getattr(part, "error", None)
+        return "in-doubt" if getattr(told, "code", None) in _MCP_IN_DOUBT else None
     status = _status(part)
     if status is not None:
         return status_verdict(status)
-    kind = _error_class(type(part))  # type: ignore[arg-type]  # a class can be hashed
     if "sqlite3.OperationalError" in kind.names:
         text = getattr(part, "sqlite_errorname", None) or str(part)
         return "may-pass" if text.startswith(_SQLITE_BUSY) else "definite"

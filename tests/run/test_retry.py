@@ -188,6 +188,9 @@ IN_DOUBT = [
     anyio.EndOfStream(),
     error("trio.TooSlowError"),
     error("stripe.APIConnectionError"),
+    error("mcp.shared.exceptions.MCPError", error=SimpleNamespace(code=-32001), code=-32001),
+    error("mcp.shared.exceptions.McpError", error=SimpleNamespace(code=408)),
+    error("mcp.shared.exceptions.MCPError", error=SimpleNamespace(code=-32000), code=-32000),
 ]
 
 DEFINITE = [
@@ -212,6 +215,7 @@ DEFINITE = [
     error("openai.BadRequestError", status_code=400),
     error("anthropic.AuthenticationError", status_code=401),
     error("app.Odd", status_code="429", code=1),
+    error("mcp.shared.exceptions.MCPError", error=SimpleNamespace(code=-32602), code=-32602),
     error("app.ConnectionError"),
     error("app.Gone", status=404, reason=ConnectionError()),
 ]
