@@ -150,8 +150,9 @@ class _Server:
         """Call a tool of the server, and note a result that says that it is an error."""
         result = await self._server.call_tool(*args, **options)
         noted = _REPORTED.get()
-        says_error = any(getattr(result, name, None) is True for name in ("is_error", "isError"))
-        if noted is not None and says_error:
+        # Version 1 of the SDK has the other name, which a client for version 2 warns of.
+        named = "is_error" if hasattr(result, "is_error") else "isError"
+        if noted is not None and getattr(result, named, None) is True:
             noted.append(result)
         return result
 

@@ -10,6 +10,7 @@ from contextlib import nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import count
+from traceback import walk_tb
 from typing import Any, Final
 from uuid import NAMESPACE_URL, uuid5
 from zlib import crc32
@@ -20,6 +21,7 @@ from replanning.engine.engine import ReplanningEngine
 from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NotRunning, UnknownRun
 from replanning.integrations.frameworks import (
     Capabilities,
+    ReportedFailure,
     SessionTask,
     TimedOut,
     describe_tools,
@@ -71,6 +73,9 @@ _PASSES: Final = (
     RunCancelled,
     UsageLimitExceeded,
 )
+
+_MCP: Final = "pydantic_ai.mcp"
+"""Module of the framework with its clients of MCP, which are installed separately."""
 
 _MAX_OBJECTIVE_CHARS: Final = 500
 
@@ -219,14 +224,15 @@ class _AgentRun:
             approved, executed = ctx.tool_call_approved and not executed, True
             # A function that hangs in a thread is left behind there when its time is over.
             with abandon_threads_on_cancel() if has_deadline(session) else nullcontext():
-                if other != name or values is not arguments:
-                    return await self._dispatch(other, values, ctx, approved=approved)
                 try:
+                    if other != name or values is not arguments:
+                        return await self._dispatch(other, values, ctx, approved=approved)
                     return await toolset.wrapped.call_tool(name, arguments, ctx, tool)
                 except ModelRetry as retry:
-                    if ctx.last_attempt and isinstance(retry.__context__, TimeoutError):
-                        raise TimedOut(retry.message) from retry
-                    raise
+                    failure = _failure_behind(retry)
+                    if failure is None:
+                        raise
+                    raise failure from retry
 
         try:
             return await invoke_approved(
@@ -240,13 +246,13 @@ class _AgentRun:
                 resumed=self._resumed,
                 passes=_PASSES if ctx.last_attempt else (*_PASSES, ModelRetry),
             )
-        except TimedOut as error:
+        except (TimedOut, ReportedFailure) as error:
             raise error.__cause__ or error  # noqa: B904 - as the framework raised it
         except NeedsHuman as error:
             if not self._asks(ctx):
                 own = error.own_error
-                if isinstance(own, TimedOut) and own.__cause__ is not None:
-                    raise own.__cause__  # noqa: B904 - as the framework raised it
+                if isinstance(own, TimedOut | ReportedFailure):
+                    raise own.__cause__ or own  # noqa: B904 - as the framework raised it
                 raise own  # noqa: B904 - as the tool raised it, with its own cause
             self._asked = True
             shown = shown_questions(self._engine, session.run.id, error.questions)
@@ -311,6 +317,18 @@ class _ReplannedToolset(WrapperToolset[Any]):  # type: ignore[misc]
     async def call_tool(self, name: str, tool_args: Any, ctx: Any, tool: Any) -> Any:
         """Call a tool, or what replaces it."""
         return await self.run.call(self, name, tool_args, ctx, tool)
+
+
+def _failure_behind(retry: Any) -> Exception | None:
+    """Return the failure for which the framework asks the model to try again; None if the tool itself asks for that."""
+    raised_in = ""
+    for frame, _ in walk_tb(retry.__traceback__):
+        raised_in = frame.f_globals.get("__name__", "")
+    if raised_in == _MCP:  # a result with `isError`, or an error of the protocol
+        return ReportedFailure(retry.message, None)
+    if raised_in == FunctionToolset.__module__ and isinstance(retry.__context__, TimeoutError):
+        return TimedOut(retry.message)
+    return None
 
 
 def _first_run(ctx: Any) -> str:

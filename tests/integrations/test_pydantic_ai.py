@@ -233,7 +233,7 @@ async def test_time_limit_of_the_framework(clock):
 
     archive = {"search_archive": "web"}
     for stated, found in (({}, False), ({"effect": "none"}, True)):
-        tools = [Tool(hang, name="search", timeout=0.01, max_retries=0), search_archive]
+        tools = [Tool(hang, name="search", timeout=0.01, max_retries=int(found)), search_archive]
         fields: dict[str, Any] = {"search": {"capability": "web", **stated}, **archive}
         attached = Replanned(fields, engine=make_engine("repair", clock=clock))
         agent = Agent(calling(ONE_SEARCH), tools=tools, capabilities=[attached])
