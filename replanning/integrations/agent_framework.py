@@ -25,7 +25,7 @@ from replanning.errors import (
     NotRunning,
     StoreError,
 )
-from replanning.integrations.frameworks import (
+from replanning.integrations.kit import (
     UNFINISHED,
     Capabilities,
     SessionTask,

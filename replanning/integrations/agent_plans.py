@@ -12,7 +12,7 @@ from replanning.changes import RetryTask
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import Execute, Session
 from replanning.errors import CallSkipped, NeedsHuman, StaleAnswer, UnknownQuestion
-from replanning.integrations.frameworks import (
+from replanning.integrations.kit import (
     ONE_ATTEMPT,
     Capabilities,
     describe_tools,

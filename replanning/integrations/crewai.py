@@ -19,7 +19,7 @@ from pydantic import PrivateAttr, SerializationInfo, model_serializer
 
 from replanning.engine.engine import ReplanningEngine
 from replanning.errors import CallSkipped, NeedsHuman, NotRunning, StoreError, TransientError
-from replanning.integrations.frameworks import (
+from replanning.integrations.kit import (
     ONE_ATTEMPT,
     Capabilities,
     ReportedFailure,

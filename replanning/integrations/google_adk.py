@@ -18,7 +18,7 @@ from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool as DescribedTool
 from replanning.engine.session import Session
 from replanning.errors import CallSkipped, NeedsHuman, StaleAnswer, UnknownQuestion
-from replanning.integrations.frameworks import (
+from replanning.integrations.kit import (
     UNFINISHED,
     Capabilities,
     ReportedFailure,

@@ -36,7 +36,7 @@ from replanning.errors import (
     StaleAnswer,
     UnknownQuestion,
 )
-from replanning.integrations.frameworks import (
+from replanning.integrations.kit import (
     ONE_ATTEMPT,
     Capabilities,
     ReportedFailure,

@@ -20,7 +20,7 @@ from replanning.changes import AddTask, RemoveTask
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import Session
 from replanning.errors import NotRunning, StoreError
-from replanning.integrations.frameworks import (
+from replanning.integrations.kit import (
     Capabilities,
     SessionTask,
     describe_tools,

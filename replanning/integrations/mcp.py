@@ -32,7 +32,7 @@ from replanning.errors import (
     StoreError,
     ToolError,
 )
-from replanning.integrations.frameworks import missing_framework, unknown_names
+from replanning.integrations.kit import missing_framework, unknown_names
 from replanning.plan.document import Plan
 from replanning.plan.json_values import as_object
 from replanning.plan.tasks import Goal, McpServer, Retry, ToolSpec

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import Session
 from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NotRunning, StoreError
-from replanning.integrations.frameworks import (
+from replanning.integrations.kit import (
     Capabilities,
     ReportedFailure,
     TimedOut,

@@ -19,7 +19,7 @@ from pydantic_core import to_json
 
 from replanning.engine.engine import ReplanningEngine
 from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NotRunning, UnknownRun
-from replanning.integrations.frameworks import (
+from replanning.integrations.kit import (
     Capabilities,
     ReportedFailure,
     SessionTask,

@@ -17,7 +17,7 @@ from opentelemetry import context as otel
 
 from replanning.engine.session import Execute, Session
 from replanning.errors import NotRunning
-from replanning.integrations.frameworks import has_deadline
+from replanning.integrations.kit import has_deadline
 from replanning.run.attempt import as_current_attempt, current_attempt
 
 ResultT = TypeVar("ResultT")

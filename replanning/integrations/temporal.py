@@ -36,7 +36,7 @@ from replanning.engine.registry import ProviderSpec
 from replanning.engine.situation import Situation
 from replanning.environment import Environment
 from replanning.errors import BudgetExceeded, LLMError, ReplanningError
-from replanning.integrations.frameworks import missing_framework
+from replanning.integrations.kit import missing_framework
 from replanning.journal.memory import MemoryStore
 from replanning.journal.records import (
     AttemptSucceeded,

@@ -23,7 +23,7 @@ from replanning import (
 )
 from replanning.changes import ReplaceTask
 from replanning.errors import CallFailed, NotRunning
-from replanning.integrations.frameworks import describe_tools
+from replanning.integrations.kit import describe_tools
 from replanning.integrations.session_thread import SessionThread
 from replanning.journal import (
     AttemptStarted,

@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 
 from replanning import Retry
-from replanning.integrations.frameworks import describe_tools, thread_run, tool_fields
+from replanning.integrations.kit import describe_tools, thread_run, tool_fields
 from replanning.testing import VirtualClock
 from tests.support.runs import make_engine
 
