@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from replanning import ReplanningEngine
-from replanning.integrations.frameworks import Capabilities
+from replanning.integrations.kit import Capabilities
 from replanning.journal import AttemptFailed
 from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.runs import make_engine
