@@ -1,26 +1,45 @@
-"""An agent of Google ADK, attached by two lines. Needs `pip install google-adk`; run it as it is."""
+"""A team of Google ADK, attached by one plugin. Needs `pip install google-adk`; run it as it is.
+
+The tool of the finder fails, and the archive may stand in for it once the user has confirmed that. The model of the writer
+fails, and the editor stands in for it. The answer of the user resumes the invocation with a second runner, as in another
+process: the journal of the runs is on disk.
+"""
+
+import tempfile
+import warnings
+from pathlib import Path
 
 import anyio
-from google.adk.agents import LlmAgent
-from google.adk.apps import App
+from google.adk.agents import LlmAgent, SequentialAgent
+from google.adk.apps import App, ResumabilityConfig
 from google.adk.models import BaseLlm, LlmResponse
-from google.adk.runners import InMemoryRunner
+from google.adk.runners import Runner
+from google.adk.sessions import InMemorySessionService
+from google.adk.tools import FunctionTool
 from google.genai import types
 
+from replanning import ReplanningEngine
 from replanning.integrations.google_adk import Replanned
+from replanning.journal import SqliteStore
+
+warnings.filterwarnings("ignore", "SequentialAgent is deprecated")
+warnings.filterwarnings("ignore", ".*ResumabilityConfig", UserWarning)
 
 
 class Model(BaseLlm):
-    """A scripted stand-in for a model: it searches, then says what it found."""
+    """A scripted stand-in for a model: it searches, writes what was found, or is overloaded."""
 
     async def generate_content_async(self, llm_request, stream=False):
-        asked = llm_request.contents[-1].parts[-1]
-        if asked.function_response:
-            part = types.Part(text=f"found {asked.function_response.response['result']}")
-        else:
-            part = types.Part(
-                function_call=types.FunctionCall(name="search", args={"query": asked.text})
-            )
+        if self.model == "overloaded":
+            raise RuntimeError("the model is overloaded")
+        instruction = llm_request.config.system_instruction.splitlines()[0]
+        part = types.Part(text=f"a report of {instruction}")
+        if self.model == "searching":
+            asked = llm_request.contents[-1].parts[-1]
+            call = types.FunctionCall(name="search", args={"query": "changelog"})
+            part = types.Part(function_call=call)
+            if asked.function_response:
+                part = types.Part(text=asked.function_response.response["result"])
         yield LlmResponse(content=types.Content(role="model", parts=[part]))
 
 
@@ -34,21 +53,63 @@ async def search_archive(query: str) -> str:
     return f"{query}, from the archive"
 
 
-assistant = LlmAgent(
-    name="assistant", model=Model(model="scripted"), tools=[search, search_archive]
-)
-app = App(
-    name="assistant",
-    root_agent=assistant,
-    plugins=[Replanned({"search": "web", "search_archive": "web"})],
-)
+def make_runner(sessions, store):
+    """Return a runner of the team, as each process makes it."""
+    archive = FunctionTool(search_archive, require_confirmation=True)
+    finder = LlmAgent(
+        name="finder",
+        model=Model(model="searching"),
+        tools=[search, archive],
+        output_key="found",
+    )
+    writer = LlmAgent(
+        name="writer", model=Model(model="overloaded"), instruction="{found}", output_key="report"
+    )
+    editor = LlmAgent(name="editor", model=Model(model="writing"), instruction="{found}")
+    capabilities = {"search": "web", "search_archive": "web", "writer": "write", "editor": "write"}
+    engine = ReplanningEngine(store=SqliteStore(store))
+    app = App(
+        name="team",
+        root_agent=SequentialAgent(name="team", sub_agents=[finder, writer]),
+        plugins=[Replanned(capabilities, engine=engine, agents=[editor])],
+        resumability_config=ResumabilityConfig(is_resumable=True),
+    )
+    return Runner(app=app, session_service=sessions)
+
+
+async def send(runner, session, part):
+    """Send a message, print what the agents say, and return the calls that they make."""
+    calls = []
+    message = types.Content(role="user", parts=[part])
+    stream = runner.run_async(user_id="me", session_id=session.id, new_message=message)
+    async for event in stream:
+        calls += event.get_function_calls()
+        for each in event.content.parts if event.content else ():
+            if each.text:
+                print(f"{event.author}: {each.text}")
+    return calls
 
 
 async def main():
-    """The tool that fails is replaced, and the model sees the result of the other one."""
-    runner = InMemoryRunner(app=app)
-    events = await runner.run_debug("changelog", quiet=True)
-    print(events[-1].content.parts[0].text)
+    """Ask for a report, confirm what the engine proposes, and print what was saved as the report."""
+    sessions = InMemorySessionService()
+    session = await sessions.create_session(app_name="team", user_id="me")
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "runs.db"
+        first = make_runner(sessions, store)
+        calls = await send(first, session, types.Part(text="Report on the changelog."))
+        await first.close()
+        request = next(each for each in calls if each.name == "adk_request_confirmation")
+        print("asked:", request.args["toolConfirmation"]["hint"])
+
+        answer = types.FunctionResponse(
+            id=request.id, name=request.name, response={"confirmed": True}
+        )
+        second = make_runner(sessions, store)
+        await send(second, session, types.Part(function_response=answer))
+        await second.close()
+    ended = await sessions.get_session(app_name="team", user_id="me", session_id=session.id)
+    print("report:", ended.state["report"])
 
 
 if __name__ == "__main__":

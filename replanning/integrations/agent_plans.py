@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 
 import anyio
 
-from replanning.changes import RetryTask
+from replanning.changes import RetryTask, SkipTask
 from replanning.engine.engine import ReplanningEngine
-from replanning.engine.session import Execute, Session
+from replanning.engine.session import CALL_KEY, Execute, Session
 from replanning.errors import CallSkipped, NeedsHuman, StaleAnswer, UnknownQuestion
 from replanning.integrations.kit import (
     ONE_ATTEMPT,
@@ -20,7 +20,7 @@ from replanning.integrations.kit import (
     tool_fields,
 )
 from replanning.live.entries import TaskEntry
-from replanning.live.states import TaskState
+from replanning.live.states import FINISHED, STUCK, TaskState
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Goal, Task
 from replanning.plan.types import TaskId
@@ -90,11 +90,7 @@ def agent_plan(
     Raises:
         ValueError: capabilities name agents that do not exist, or a field is not valid for an agent; names every one.
     """
-    fields = {}
-    for name, description in agents.items():
-        fields[name] = tool_fields(
-            description, _SCHEMA, kind="agent", idempotent=True, retry=ONE_ATTEMPT
-        )
+    fields = {name: agent_fields(description) for name, description in agents.items()}
     described = describe_tools(fields, capabilities, noun="agent")
     tasks = []
     for step in steps:
@@ -107,6 +103,11 @@ def agent_plan(
         tools=[each.spec for each in described],
         tasks=tasks,
     )
+
+
+def agent_fields(description: str | None) -> dict[str, object]:
+    """Return the fields of the description of an agent as a tool, see `agent_plan`."""
+    return tool_fields(description, _SCHEMA, kind="agent", idempotent=True, retry=ONE_ATTEMPT)
 
 
 @asynccontextmanager
@@ -128,10 +129,21 @@ async def agent_session(
     """
     run_id = None if thread is None else thread_run(engine, thread)
     async with engine.session(plan, run_id=run_id, asks=thread is not None) as session:
-        failed = [RetryTask(task_id=task_id) for task_id in session.run.live.stuck]
-        if failed:
-            session.run.apply(failed, reason="the workflow was run again")
+        retry_failed(session)
         yield session
+
+
+def retry_failed(session: Session) -> None:
+    """Have the steps of a resumed run tried again that had failed for good; a person decides about those in question."""
+    live = session.run.live
+    failed = [
+        RetryTask(task_id=task_id)
+        for task_id in live.stuck
+        if CALL_KEY not in live.entry(live.entry(task_id).root).task.metadata
+        and not live.entry(task_id).holds
+    ]
+    if failed:
+        session.run.apply(failed, reason="the workflow was run again")
 
 
 class AgentSteps:
@@ -164,7 +176,8 @@ class AgentSteps:
         Args:
             step: the id of the step, or of a task that a provider has added.
             execute: asks an agent, given its name and, where they apply, the arguments `TASK` and `EARLIER`.
-            known: the ids of the steps that the framework performs, and whose outputs it hands on by itself.
+            known: the ids of the steps that the framework performs, and whose outputs it hands on by itself. A framework
+                whose steps can be performed ahead of their turn names those that have begun.
             passes: as `PlanRun.perform` takes it.
 
         Raises:
@@ -196,6 +209,40 @@ class AgentSteps:
             if all(root in performed for root in self._roots_before(entry)):
                 return entry.id
         return None
+
+    def added_behind(self, known: Collection[str]) -> list[TaskId]:
+        """Return what providers have put behind the last step of the framework, and nobody has performed.
+
+        Args:
+            known: the ids of the steps of the framework, and of what was performed.
+        """
+        return [entry.id for entry in self._open_steps() if entry.id not in known]
+
+    def skip(self, step: str, reason: str) -> None:
+        """Skip a step that has failed, because the framework goes on without its output."""
+        self._skip(self._unfinished(self._run.live.entry(TaskId(step))), reason)
+
+    def skip_rest(self, reason: str) -> None:
+        """Skip the steps that were not performed when the framework has ended without them."""
+        rest = [leaf for step in self._open_steps() for leaf in self._unfinished(step)]
+        self._skip([leaf for leaf in rest if leaf.state not in STUCK], reason)
+
+    def _skip(self, leaves: Sequence[TaskEntry], reason: str) -> None:
+        changes = [SkipTask(task_id=leaf.id, reason=reason) for leaf in leaves]
+        if changes:
+            self._run.apply(changes, reason=reason)
+
+    def _unfinished(self, root: TaskEntry) -> list[TaskEntry]:
+        leaves = self._run.live.leaves(root)
+        return [leaf for leaf in leaves if leaf.state not in FINISHED]
+
+    def _open_steps(self) -> list[TaskEntry]:
+        """Return the steps that are not satisfied; calls of tools are none."""
+        return [
+            entry
+            for entry in self._run.live
+            if entry.parent is None and not entry.satisfied and CALL_KEY not in entry.task.metadata
+        ]
 
     async def _perform(
         self,
@@ -231,8 +278,9 @@ class AgentSteps:
 
         def visit(entry: TaskEntry) -> None:
             for root in self._roots_before(entry):
-                if root not in known and root not in added:
-                    visit(self._run.live.entry(root))
+                before = self._run.live.entry(root)
+                if root not in known and root not in added and not before.satisfied:
+                    visit(before)
                     added[root] = None
 
         visit(self._run.live.entry(TaskId(step)))

@@ -1,5 +1,7 @@
 """Google ADK: `App(name=…, root_agent=agent, plugins=[Replanned({"search": "web", "search_archive": "web"})])`.
 
+The calls of tools are replaced, and so are the agents of a `SequentialAgent`, a `ParallelAgent` or a `Workflow`.
+
 Tested with google-adk 2.13. See docs/integrations/google_adk.md for approvals, resumed invocations, and what is lost.
 """
 
@@ -8,16 +10,19 @@ from __future__ import annotations
 import asyncio  # noqa: TID251 # ADK runs on asyncio alone, and a session needs a task of its own
 import contextvars
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from copy import copy
+from functools import partial
 from itertools import count
 from typing import Any, Final
 
+from replanning.changes import AddTask
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool as DescribedTool
-from replanning.engine.session import Session
-from replanning.errors import CallSkipped, NeedsHuman, StaleAnswer, UnknownQuestion
+from replanning.engine.session import Execute, Session
+from replanning.errors import CallSkipped, NeedsHuman, NotRunning, StaleAnswer, UnknownQuestion
+from replanning.integrations.agent_plans import TASK, AgentSteps, agent_fields, retry_failed
 from replanning.integrations.kit import (
     UNFINISHED,
     Capabilities,
@@ -30,18 +35,26 @@ from replanning.integrations.kit import (
     tool_fields,
 )
 from replanning.journal.records import QuestionVerdict
-from replanning.plan.types import RunId
+from replanning.plan.document import Plan
+from replanning.plan.tasks import Goal, Task
+from replanning.plan.types import RunId, TaskId
+from replanning.run.attempt import current_attempt
 
 try:
-    from google.adk.agents import BaseAgent
+    from google.adk.agents import BaseAgent, LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
     from google.adk.agents.invocation_context import LlmCallsLimitExceededError
     from google.adk.agents.readonly_context import ReadonlyContext
+    from google.adk.events.event import Event
+    from google.adk.events.event_actions import EventActions
+    from google.adk.events.request_input import RequestInput
     from google.adk.models import LlmRequest
     from google.adk.plugins.base_plugin import BasePlugin
     from google.adk.tools import AgentTool, BaseTool, FunctionTool, ToolContext
     from google.adk.tools.base_toolset import BaseToolset
+    from google.adk.tools.tool_confirmation import ToolConfirmation
     from google.adk.tools.transfer_to_agent_tool import TransferToAgentTool
-    from google.adk.workflow import BaseNode
+    from google.adk.workflow import START, BaseNode, Workflow
+    from google.genai import types
 
     _USED: Final = (
         *(
@@ -62,6 +75,9 @@ except (ImportError, AttributeError) as error:
 
 METADATA: Final = "replanning"
 """Key in the `custom_metadata` of a tool, for fields of its description, and in the payload of a request to confirm."""
+
+Performing = Callable[[Execute], Awaitable[object]]
+"""Performs tasks, whose agents are executed so."""
 
 _DELTAS: Final = frozenset({"state_delta", "artifact_delta"})
 """The fields of the actions of a call that say what it has changed, rather than what it asks for."""
@@ -87,17 +103,19 @@ def reports_failure(result: object) -> bool:
 
 
 class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be installed
-    """Plugin of a runner: a tool that fails is replaced, tried again, skipped or put to a person by the engine.
+    """Plugin of a runner: a tool or an agent that fails is replaced, tried again, skipped or put to a person by the engine.
 
     Each invocation in which a tool is called is a session of the engine with the same id. The run that resumes the
-    invocation resumes its session.
+    invocation resumes its session. The agents of a `SequentialAgent`, a `ParallelAgent` or a `Workflow` are tasks of its
+    plan from the start.
 
     Args:
         capabilities: by the name of a tool, its capability, or the fields that `replanning.tool` takes. Tools of the same
-            capability can stand in for one another. The `custom_metadata` of a tool may state fields, too, under
-            `replanning`.
+            capability can stand in for one another, and so can agents. The `custom_metadata` of a tool may state fields,
+            too, under `replanning`.
         engine: the engine; by default one with its defaults.
-        agents: agents in a `Workflow`, which plugins do not see, so that their tools are known from the start.
+        agents: agents that are not below the root agent: those that only stand in for others, and a `Workflow`, or the
+            agents in it, which plugins do not see.
         approvals: whether a question to a person becomes a request to confirm the call. Otherwise the agent sees the
             exception of its tool.
         is_failure: whether a result of a tool says that the tool failed.
@@ -112,7 +130,7 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
         capabilities: Capabilities | None = None,
         *,
         engine: ReplanningEngine | None = None,
-        agents: Sequence[BaseAgent] = (),
+        agents: Sequence[BaseNode] = (),
         approvals: bool = True,
         is_failure: Callable[[object], bool] = reports_failure,
         name: str = "replanning",
@@ -126,7 +144,7 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
         self._runs: dict[str, _Run] = {}
 
     async def before_run_callback(self, *, invocation_context: Any) -> None:
-        """Learn which tools the agents of an invocation have.
+        """Learn which agents an invocation has, and which tools they have.
 
         Raises:
             ValueError: capabilities name a tool that does not exist, or a field is not valid.
@@ -170,6 +188,10 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
         """Leave all sessions."""
         for run in list(self._runs.values()):
             await self._end(run.context, "the runner was closed")
+
+    def run_of(self, context: Any) -> _Run | None:
+        """Return the run of an invocation."""
+        return self._runs.get(context.invocation_id)
 
     def forget(self, run: _Run) -> None:
         """Forget a run whose session has ended."""
@@ -225,9 +247,11 @@ class _Run:
         self.last_event: Any = None
         self.nested = _CALL.get() is not None
         self.tools: dict[str, dict[str, Any]] = {}
+        self.pipeline = _Pipeline(self, owner)
         self._fields: dict[str, dict[str, object]] = {}
         self._described: list[DescribedTool[..., Any]] = []
         self._task: SessionTask | None = None
+        self.id = ""
 
     async def describe(self, context: Any, *, known: bool) -> None:
         """Describe the tools of the agent that runs, and of the others of its tree, but no toolsets of those.
@@ -239,9 +263,12 @@ class _Run:
         Raises:
             ValueError: capabilities name a tool that does not exist, or a field is not valid.
         """
-        family = [
-            each.root_agent for each in (context.agent, *self._owner.agents) if each is not None
-        ]
+        family = [] if context.agent is None else [context.agent.root_agent]
+        for node in self._owner.agents:
+            if isinstance(node, Workflow):
+                family += _agents_in(node)
+            else:
+                family.append(node.root_agent)
         known = known and context.agent is not None
         for agent in family:  # which grows
             own = self.tools.setdefault(agent.name, {})
@@ -271,6 +298,9 @@ class _Run:
             known = known and (
                 hasattr(agent, "tools") or bool(below)
             )  # others may run agents that nobody sees
+        self.pipeline.learn(family, has_workflow=context.agent is None)
+        for each in self.pipeline.agents.values():
+            self._fields.setdefault(each.name, agent_fields(each.description))
         capabilities = self._owner.capabilities
         if not known:
             capabilities = {
@@ -278,12 +308,14 @@ class _Run:
             }
         self._described = describe_tools(self._fields, capabilities)
 
-    async def _open(self) -> Session:
+    async def open(self) -> Session:
         """Open the session at the first call, or again if that failed."""
         if (task := self._task) is None:
             run_id, objective = self._identity()
+            self.id = run_id
+            plan = Plan(goal=Goal(objective=objective), tasks=self.pipeline.tasks)
             opened = self._owner.engine.session(
-                objective,
+                plan,
                 tools=self._described,
                 run_id=run_id,
                 passes=_PASSES,
@@ -316,10 +348,17 @@ class _Run:
         if self._watched is not None:
             self._watched.remove_done_callback(self._follow)
         if self._task is not None:
-            await self._task.end(self._why(pause_reason))
+            reason = self._why(pause_reason)
+            if not reason:
+                self.pipeline.end()
+            await self._task.end(reason)
 
     def _why(self, pause_reason: str) -> str:
-        return pause_reason or ("it waits for an answer" if self.waits else "")
+        if not pause_reason and self.waits:
+            return "it waits for an answer"
+        if not pause_reason and self.pipeline.was_cut_short:
+            return "it was cut short"
+        return pause_reason
 
     def _identity(self) -> tuple[str, str]:
         """Return the id of the run, that of the invocation, with a number if an earlier run of it has ended; its objective."""
@@ -342,7 +381,7 @@ class _Run:
         Raises:
             Exception: of the tool; no alternative is left.
         """
-        session = await self._open()
+        session = await self.open()
         call_id, answer = context.function_call_id or "", context.tool_confirmation
         asked = _asked(context) if answer is not None else {}
         for question in asked.get("questions", ()):
@@ -435,6 +474,433 @@ class _Run:
         context.actions.skip_summarization = True  # the model is not called before the answer
         self.waits = True
         return {"error": "This tool call requires confirmation, please approve or reject."}
+
+
+class _Pipeline:
+    """The agents of an invocation that are its plan: those of sequential and parallel agents, and of workflows.
+
+    Each of these agents is a task. The framework runs them as always; `run_async` of each is attached, so that the
+    task is performed there: by the agent itself, by what replaces it, or by nobody if it was skipped or done before.
+
+    Attributes:
+        agents: by name, all agents that may run, if some of them are a plan.
+        tasks: the plan of the root agent, or of workflows.
+    """
+
+    def __init__(self, run: _Run, owner: Replanned) -> None:
+        self._run = run
+        self._owner = owner
+        self.agents: dict[str, Any] = {}
+        self.tasks: list[Task] = []
+        self._groups: dict[str, list[Task]] = {}  # plans of outermost agents, by name
+        self._planned = set[TaskId]()
+        self._turns = set[TaskId]()  # of the agents whose turn has come
+        self._unfinished = set[str]()  # agents that run, or that were cut short
+        self._entered = set[TaskId]()  # tasks that were performed in this process, or are
+        self._session: Session | None = None
+        self._steps: AgentSteps | None = None
+
+    def learn(self, family: Sequence[Any], *, has_workflow: bool) -> None:
+        """Learn which agents there are, and attach those that are a plan.
+
+        Args:
+            family: the agents, the root agent first.
+            has_workflow: whether the invocation runs a workflow.
+        """
+        if self.agents:
+            return
+        for agent in family:
+            is_nested = isinstance(agent.parent_agent, SequentialAgent | ParallelAgent | LoopAgent)
+            if _is_group(agent) and not is_nested:
+                self._groups[agent.name] = []
+                _add_tasks(agent, (), self._groups[agent.name])
+                _attach(agent)
+        if has_workflow:
+            for node in self._owner.agents:
+                if isinstance(node, Workflow):
+                    _add_workflow(node, self.tasks)
+        elif family and family[0].name in self._groups:
+            self.tasks = self._groups[family[0].name]
+        self._planned.update(task.id for task in self.tasks)
+        if self._groups or self.tasks:
+            self.agents = {agent.name: agent for agent in reversed(family)}
+
+    async def run(self, agent: Any, context: Any) -> AsyncGenerator[Any, None]:
+        """Run an agent where the framework runs it.
+
+        The outermost agent of a plan runs as always, and is followed by the tasks that were added behind its last one.
+        An agent whose turn has come is performed, unless it was performed ahead of its turn. Whatever else the framework
+        runs, such as an agent after a transfer, is its own affair.
+        """
+        task_id = TaskId(agent.name)
+        performing: Performing | None = None
+        is_paused = False
+        if agent.name in self._groups:
+            await self._begin(agent, context)
+            self._unfinished.add(agent.name)
+            async with aclosing(_original(agent)(context)) as events:
+                async for event in events:
+                    is_paused = is_paused or context.should_pause_invocation(event)
+                    yield event
+            if not is_paused and self._added_behind():
+                performing = self._perform_rest
+        elif task_id in self._planned - self._turns:
+            self._turns.add(task_id)
+            await self._open(context)
+            self._unfinished.add(agent.name)
+            self._answer_questions(context)
+            if task_id not in self._entered:
+                performing = partial(self._perform, task_id)
+        else:
+            async with aclosing(_original(agent)(context)) as events:
+                async for event in events:
+                    yield event
+            return
+        executed: list[Any] = []
+        if performing is not None:
+            forwarded = self._forward(agent, context, performing, executed)
+            async with aclosing(forwarded) as events:
+                async for event in events:
+                    is_paused = is_paused or context.should_pause_invocation(event)
+                    yield event
+        if agent.name in self._groups:
+            # It may have ended some of its agents by itself.
+            self._unfinished.clear()
+            return
+        self._unfinished.discard(agent.name)
+        if context.is_resumable and not is_paused and executed[-1:] != [agent]:
+            # Whoever stood in for the agent has said that it has ended itself.
+            context.set_agent_state(agent.name, end_of_agent=True)
+            yield Event(
+                invocation_id=context.invocation_id,
+                author=agent.name,
+                branch=context.branch,
+                actions=EventActions(end_of_agent=True),
+            )
+
+    async def _forward(
+        self, agent: Any, context: Any, performing: Performing, executed: list[Any]
+    ) -> AsyncGenerator[Any, None]:
+        """Perform tasks in an async task of their own, and run their agents in that of the framework.
+
+        Args:
+            agent: the agent whose turn it is.
+            context: of its parent.
+            performing: performs the tasks.
+            executed: the agents that were run, to be noted here.
+
+        Raises:
+            Exception: of an agent; no alternative is left.
+        """
+        queue = asyncio.Queue[_AgentRun | None]()
+
+        async def execute(name: str, arguments: Mapping[str, object]) -> object:
+            executed.append(self._agent_for(name, arguments, agent))
+            run = _AgentRun(executed[-1], context)
+            queue.put_nowait(run)
+            return await run.wait()
+
+        performed = asyncio.ensure_future(performing(execute))
+        performed.add_done_callback(lambda _: queue.put_nowait(None))
+        try:
+            while (run := await queue.get()) is not None:
+                async with aclosing(run.events()) as events:
+                    async for event in events:
+                        yield event
+        except BaseException:
+            performed.cancel()
+            with suppress(BaseException):
+                await performed
+            raise
+        try:
+            await performed
+        except (_Interrupted, CallSkipped):
+            pass
+        except ReportedFailure:
+            self._go_on_without(agent)
+        except NeedsHuman as error:
+            yield self._request(agent, context, error.questions)
+
+    async def _perform(self, task_id: TaskId, execute: Execute) -> object:
+        assert self._steps is not None
+        self._entered.add(task_id)
+        return await self._steps.perform(task_id, execute, known=self._entered, passes=_PASSES)
+
+    async def _perform_rest(self, execute: Execute) -> None:
+        while added := self._added_behind():
+            with suppress(CallSkipped):
+                await self._perform(added[0], execute)
+
+    def _added_behind(self) -> list[TaskId]:
+        assert self._steps is not None
+        return self._steps.added_behind(self._planned | self._entered)
+
+    def _go_on_without(self, agent: Any) -> None:
+        """Skip an agent that has reported an error, after which the framework goes on."""
+        assert self._steps is not None
+        self._steps.skip(agent.name, "the framework goes on after an error of its model")
+
+    @property
+    def was_cut_short(self) -> bool:
+        """Whether some of the agents have begun and not ended."""
+        return bool(self._unfinished)
+
+    def end(self) -> None:
+        """Skip the agents that the framework has ended without."""
+        if self._steps is not None:
+            with suppress(NotRunning):
+                self._steps.skip_rest("the framework has ended without it")
+
+    async def _open(self, context: Any) -> Session:
+        self._session = session = await self._run.open()
+        if self._steps is None:
+            retry_failed(session)
+            asks = self._owner.approvals and context.is_resumable and not self._run.nested
+            self._steps = AgentSteps(self._owner.engine, session, asks=asks)
+        return session
+
+    async def _begin(self, agent: Any, context: Any) -> None:
+        """Add the plan of an outermost agent, unless it is that of the root agent, or was added before."""
+        session = await self._open(context)
+        tasks = self._groups[agent.name]
+        new = [AddTask(task=task) for task in tasks if task.id not in session.run.live]
+        if new:
+            session.run.apply(new, reason=f"{agent.name} begins")
+        self._planned.update(task.id for task in tasks)
+
+    def _agent_for(self, name: str, arguments: Mapping[str, object], agent: Any) -> Any:
+        """Return the agent that executes a task in the turn of another agent.
+
+        What stands in for an agent saves its output under the key of that agent.
+
+        Raises:
+            LookupError: nobody has this name.
+        """
+        attempt = current_attempt()
+        assert attempt is not None
+        assert self._session is not None
+        root = self._session.run.live.entry(attempt.task_id).root
+        self._entered.add(root)
+        if name == agent.name:
+            return agent  # which may be a copy that the framework has made for this turn
+        other = self.agents.get(name)
+        if other is None:
+            raise LookupError(f"there is no agent called {name!r}")
+        replaced = self.agents.get(root)
+        if replaced is other or not isinstance(other, LlmAgent):
+            return other
+        update: dict[str, Any] = {}
+        if isinstance(replaced, LlmAgent) and replaced.output_key:
+            update["output_key"] = replaced.output_key
+        if isinstance(replaced, LlmAgent) and replaced.mode is not None:
+            update["mode"] = replaced.mode
+        if arguments.get(TASK) and isinstance(other.instruction, str):
+            update["instruction"] = f"{other.instruction}\n{arguments[TASK]}"
+        return other.model_copy(update=update)
+
+    def _request(self, agent: Any, context: Any, questions: Sequence[str]) -> Any:
+        """Return a request for input that puts questions to the user in the turn of an agent."""
+        shown = shown_questions(self._owner.engine, self._run.id, questions)
+        texts = []
+        for question in self._owner.engine.pending(self._run.id):
+            if question.id in questions:
+                choices = [each.alternative.reason for each in question.candidates]
+                texts.append(f"{question.text}: {'; or '.join(choices)}")
+        request = RequestInput(
+            interrupt_id=_QUESTION + questions[0],
+            message=" ".join(texts),
+            payload={METADATA: {"questions": shown}},
+        )
+        arguments = request.model_dump(exclude={"response_schema"}, by_alias=True)
+        arguments["response_schema"] = ToolConfirmation.model_json_schema()
+        call = types.FunctionCall(id=request.interrupt_id, name="adk_request_input", args=arguments)
+        return Event(
+            invocation_id=context.invocation_id,
+            author=agent.name,
+            branch=context.branch,
+            content=types.Content(role="model", parts=[types.Part(function_call=call)]),
+            long_running_tool_ids={request.interrupt_id},
+        )
+
+    def _answer_questions(self, context: Any) -> None:
+        """Pass on the answers of the user that came since the invocation was paused."""
+        for event in context.session.events:
+            for response in event.get_function_responses():
+                if not (response.id or "").startswith(_QUESTION):
+                    continue
+                is_confirmed = (response.response or {}).get("confirmed") is True
+                verdict: QuestionVerdict = "approve" if is_confirmed else "reject"
+                question = response.id.removeprefix(_QUESTION)
+                with suppress(StaleAnswer, UnknownQuestion):  # it was answered before
+                    self._owner.engine.answer(question, verdict, by="the user")
+
+
+_QUESTION: Final = "replanning-"
+"""Prefix of the id of a request for input that asks a question of the engine."""
+
+
+class _AttachedAgent:
+    """The `run_async` of an agent object: that of the plan if a plugin knows the invocation, or else the original."""
+
+    def __init__(self, agent: Any) -> None:
+        self.agent = agent
+
+    def __call__(self, parent_context: Any) -> AsyncIterator[Any]:
+        # A workflow runs a copy of the agent, and says so.
+        running = parent_context.agent
+        is_copy = running is not None and vars(running).get("run_async") is self
+        agent = running if is_copy else self.agent
+        for plugin in parent_context.plugin_manager.plugins:
+            run = plugin.run_of(parent_context) if isinstance(plugin, Replanned) else None
+            if run is not None:
+                return run.pipeline.run(agent, parent_context)
+        events: AsyncIterator[Any] = _original(agent)(parent_context)
+        return events
+
+
+def _attach(agent: Any) -> None:
+    if "run_async" not in vars(agent):
+        vars(agent)["run_async"] = _AttachedAgent(agent)
+
+
+def _original(agent: Any) -> Any:
+    return type(agent).run_async.__get__(agent)
+
+
+class _AgentRun:
+    """One run of an agent for a task: the framework takes its events, and whoever performs the task waits for its end."""
+
+    def __init__(self, agent: Any, context: Any) -> None:
+        self._agent = agent
+        self._context = context
+        self._ended = asyncio.get_running_loop().create_future()
+        self._is_expired = False
+        self._stepping: asyncio.Task[Any] | None = None
+
+    async def wait(self) -> object:
+        """Return the text of the last final response.
+
+        Raises:
+            Exception: of the agent.
+            ReportedFailure: its last event reports an error, and nothing else.
+            _Interrupted: it waits for a person.
+        """
+        try:
+            return await self._ended
+        except asyncio.CancelledError:
+            # After its deadline the agent is cancelled in the task of the framework, as by `asyncio.timeout`.
+            self._is_expired = True
+            if self._stepping is not None:
+                self._stepping.cancel()
+            raise
+
+    async def events(self) -> AsyncGenerator[Any, None]:
+        """Run the agent; what it raises is told to whoever waits."""
+        output: object = None
+        failure = ""
+        is_paused = False
+        try:
+            async with aclosing(_original(self._agent)(self._context)) as events:
+                while not self._is_expired:
+                    try:
+                        event = await self._next(events)
+                    except StopAsyncIteration:
+                        break
+                    is_paused = is_paused or self._context.should_pause_invocation(event)
+                    parts = (event.content and event.content.parts) or ()
+                    if parts and event.is_final_response():
+                        output = "".join(part.text for part in parts if part.text)
+                    if parts:
+                        failure = ""
+                    elif event.error_code:
+                        failure = event.error_message or event.error_code
+                    yield event
+        except Exception as error:  # noqa: BLE001 # it is raised where the task is performed
+            self._end(error)
+        else:
+            if is_paused:
+                self._end(_Interrupted(None))
+            elif failure:
+                self._end(ReportedFailure(f"{self._agent.name} says: {failure}", None))
+            else:
+                self._end(output)
+
+    async def _next(self, events: Any) -> Any:
+        self._stepping = task = asyncio.current_task()
+        assert task is not None
+        cancelled_before = task.cancelling()
+        try:
+            return await anext(events)
+        except asyncio.CancelledError:
+            if self._is_expired and task.uncancel() <= cancelled_before:
+                raise StopAsyncIteration from None
+            raise
+        finally:
+            self._stepping = None
+
+    def _end(self, outcome: object) -> None:
+        if self._ended.done():
+            return
+        if isinstance(outcome, Exception):
+            self._ended.set_exception(outcome)
+        else:
+            self._ended.set_result(outcome)
+
+
+def _is_group(agent: Any) -> bool:
+    """Return whether an agent runs those below it, one after another or all at once."""
+    run = type(agent)._run_async_impl
+    return run in (SequentialAgent._run_async_impl, ParallelAgent._run_async_impl)
+
+
+def _add_tasks(agent: Any, after: Sequence[TaskId], tasks: list[Task]) -> list[TaskId]:
+    """Add the tasks of an agent, which wait for others; return those that the next agent waits for."""
+    if _is_group(agent) and isinstance(agent, SequentialAgent):
+        for below in agent.sub_agents:
+            after = _add_tasks(below, after, tasks)
+        return list(after)
+    if _is_group(agent):
+        last: list[TaskId] = []
+        for below in agent.sub_agents:
+            last += _add_tasks(below, after, tasks)
+        return last or list(after)
+    task_id = TaskId(agent.name)
+    if all(task.id != task_id for task in tasks):
+        tasks.append(Task(id=task_id, tool=agent.name, depends_on=tuple(after)))
+        _attach(agent)
+    return [task_id]
+
+
+def _agents_in(workflow: Any) -> list[Any]:
+    """Return the agents of a workflow, and of the workflows in it."""
+    agents = []
+    for node in workflow.graph.nodes if workflow.graph else ():
+        if isinstance(node, Workflow):
+            agents += _agents_in(node)
+        elif isinstance(node, BaseAgent):
+            agents.append(node)
+    return agents
+
+
+def _add_workflow(workflow: Any, tasks: list[Task]) -> None:
+    """Add the tasks of the agents that a workflow runs in any case: those behind no route, and in no loop."""
+    sources: dict[str, list[str]] = {START.name: []}
+    nodes: dict[str, Any] = {}
+    uncertain = set[str]()
+    for edge in workflow.graph.edges if workflow.graph else ():
+        nodes[edge.to_node.name] = edge.to_node
+        sources.setdefault(edge.to_node.name, []).append(edge.from_node.name)
+        if edge.route is not None:
+            uncertain.add(edge.to_node.name)
+    last: dict[str, list[TaskId]] = {START.name: []}
+    left = [name for name in nodes if name not in uncertain]
+    while ready := [name for name in left if all(each in last for each in sources[name])]:
+        for name in ready:
+            left.remove(name)
+            after = [task_id for each in sources[name] for task_id in last[each]]
+            last[name] = list(dict.fromkeys(after))
+            if isinstance(nodes[name], BaseAgent):
+                last[name] = _add_tasks(nodes[name], last[name], tasks)
 
 
 _PASSES: Final = (_Interrupted, LlmCallsLimitExceededError)

@@ -14,17 +14,18 @@ pytest.importorskip(
     "google.adk", reason="Google ADK is not installed here; make test-frameworks runs these tests"
 )
 
-from google.adk.agents import LlmAgent, RunConfig
+from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, RunConfig, SequentialAgent
 from google.adk.agents.run_config import StreamingMode
 from google.adk.apps import App, ResumabilityConfig
 from google.adk.models import BaseLlm, LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import InMemoryRunner
 from google.adk.tools import AgentTool, FunctionTool, LongRunningFunctionTool, ToolContext
-from google.adk.workflow import Workflow
+from google.adk.workflow import JoinNode, Workflow
 from google.genai import types
 
-from replanning import Answer, ReplanningEngine, Retry
+from replanning import Alternative, Answer, ReplanningEngine, ReplanRequest, Retry, Task
+from replanning.changes import AddTask, ModifyTask, ReplaceTask, SkipTask
 from replanning.integrations.google_adk import Replanned
 from replanning.journal import SqliteStore
 from replanning.testing import ScriptedGate, VirtualClock
@@ -38,14 +39,14 @@ from tests.support.effects import (
     count_exceeded,
 )
 from tests.support.questions import archive_instead
-from tests.support.runs import make_engine
+from tests.support.runs import alternative, make_engine, skipping
 from tests.support.tracing import Spans
 
 pytestmark = [
     pytest.mark.filterwarnings(
         "ignore:The `plugins` argument is deprecated"
     ),  # by its own AgentTool
-    pytest.mark.filterwarnings("ignore:SequentialAgent is deprecated"),
+    pytest.mark.filterwarnings("ignore:.*Agent is deprecated in favor of Workflow"),
     pytest.mark.filterwarnings("ignore:.*ResumabilityConfig:UserWarning"),
 ]
 
@@ -771,10 +772,319 @@ async def test_spans(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> No
     assert spans.path("reading") == above
 
 
+WRITING = {"writer": "write", "editor": "write"}
+
+
+class Answering(BaseLlm):  # type: ignore[misc] # its types may not be installed
+    """Model that says this whenever it is asked, or raises it, and notes what it was instructed."""
+
+    model: str = "answering"
+    answer: Any
+    instructed: list[str]
+
+    async def generate_content_async(
+        self, llm_request: Any, stream: bool = False
+    ) -> AsyncIterator[Any]:
+        self.instructed.append(str(llm_request.config.system_instruction))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        if isinstance(self.answer, str):
+            yield LlmResponse(content=types.Content(role="model", parts=[text(self.answer)]))
+        else:
+            yield self.answer
+
+
+def saying(name: str, answer: Any = None, **fields: Any) -> Any:
+    """An agent that says its name, or something else, and saves it under a key."""
+    model = Answering(answer=name if answer is None else answer, instructed=[])
+    return LlmAgent(name=name, model=model, output_key=f"{name}_said", **fields)
+
+
+def asked(*agents: Any) -> list[int]:
+    """How often the models of agents were asked."""
+    return [len(each.model.instructed) for each in agents]
+
+
+def pipeline(kind: str, finder: Any, writer: Any, critic: Any) -> Any:
+    """The three agents, of which the last one waits for the others."""
+    match kind:
+        case "sequential":
+            return SequentialAgent(name="team", sub_agents=[finder, writer, critic])
+        case "parallel":
+            both = ParallelAgent(name="both", sub_agents=[finder, writer])
+            return SequentialAgent(name="team", sub_agents=[both, critic])
+        case "workflow":
+            return Workflow(name="team", edges=[("START", finder, writer, critic)])
+        case _:
+            join = JoinNode(name="join")
+            return Workflow(name="team", edges=[("START", (finder, writer), join, critic)])
+
+
+KINDS = ["sequential", "parallel", "workflow", "joined"]
+
+
+def team(kind: str, writer: Any, *plugins: Any, resumable: bool = False) -> tuple[Chat, list[Any]]:
+    """A chat with a finder, a writer and a critic, who is told what was written; and these agents."""
+    agents = [saying("finder"), writer, saying("critic", instruction="Judge {writer_said}.")]
+    root = pipeline(kind, *agents)
+    for plugin in plugins:
+        plugin.agents = (*([root] if isinstance(root, Workflow) else []), *plugin.agents)
+    return Chat(root, *plugins, resumable=resumable), agents
+
+
+def replanning_agents(engine: ReplanningEngine, *agents: Any, **options: Any) -> Replanned:
+    """The plugin, for a writer and these agents."""
+    names = ["writer", *(each.name for each in agents)]
+    stated = {name: WRITING[name] for name in names if name in WRITING}
+    return Replanned(stated, engine=engine, agents=agents, **options)
+
+
+def states(engine: ReplanningEngine) -> dict[str, str]:
+    """The states of the tasks of the newest run."""
+    live = engine.history(engine.store.runs()[0].run).replay()
+    return {entry.id: str(entry.state) for entry in live}
+
+
+@pytest.mark.parametrize("resumable", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_agents_without_failures(clock: VirtualClock, kind: str, resumable: bool) -> None:
+    """The agents of a pipeline that do not fail have the same events with an engine, whose plan they are."""
+    engine, told = make_engine("repair", clock=clock), []
+    for plugins in ([], [replanning_agents(engine, saying("editor"))]):
+        chat, _ = team(kind, saying("writer"), *plugins, resumable=resumable)
+        events = await chat.send(text("go"))
+        shown = [*zip(shape(events), [event.branch for event in events], strict=True)]
+        if (
+            kind == "joined"
+        ):  # the order of what runs at once depends on the turns of the event loop
+            shown = sorted((each for each in shown if each[0][2]), key=str)
+        told.append(shown)
+    assert told[0] == told[1]
+    assert states(engine) == {"finder": "DONE", "writer": "DONE", "critic": "DONE"}
+    live = engine.history(engine.store.runs()[0].run).replay()
+    first = ("finder",) if kind in ("sequential", "workflow") else ()
+    assert live.entry("writer").task.depends_on == first
+    assert status(engine) == "succeeded"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_agent_that_is_replaced(clock: VirtualClock, kind: str) -> None:
+    """An agent that fails is replaced by one of its capability, whose output the next agent finds in its place."""
+    engine, editor = make_engine("repair", clock=clock), saying("editor")
+    chat, agents = team(
+        kind, saying("writer", KeyError("no model")), replanning_agents(engine, editor)
+    )
+    events = await chat.send(text("go"))
+    assert [event.author for event in events if event.content][-2:] == ["editor", "critic"]
+    assert "Judge editor." in agents[-1].model.instructed[0]
+    assert asked(*agents, editor) == [1, 1, 1, 1]
+    assert status(engine) == "succeeded"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_agent_without_alternative(clock: VirtualClock, kind: str) -> None:
+    """Without an alternative the exception of an agent ends the invocation, as it does without an engine."""
+    told = []
+    for engine in (None, make_engine("repair", clock=clock)):
+        failure = KeyError("no model")
+        plugins = [] if engine is None else [replanning_agents(engine)]
+        chat, agents = team(kind, saying("writer", failure), *plugins)
+        with pytest.raises(KeyError) as raised:
+            await chat.send(text("go"))
+        assert raised.value is failure
+        told.append(asked(*agents))
+    assert told[0] == told[1]
+    assert told[1][1:] == [1, 0]
+
+
+async def test_agent_that_is_skipped(clock: VirtualClock) -> None:
+    """An agent may be skipped, and so may one whose model reports an error, after which the framework goes on."""
+    engine = make_engine(skipping, clock=clock)
+    writer = saying("writer", KeyError("no model"))
+    root = SequentialAgent(name="team", sub_agents=[writer, saying("critic")])
+    events = await Chat(root, Replanned(engine=engine)).send(text("go"))
+    assert [event.author for event in events] == ["critic"]
+    assert states(engine) == {"writer": "SKIPPED", "critic": "DONE"}
+
+    refused = LlmResponse(error_code="SAFETY", error_message="refused")
+    for stand_ins, authors in (([], ["writer"]), ([saying("editor")], ["writer", "editor"])):
+        engine = make_engine("repair", clock=clock)
+        root = SequentialAgent(
+            name="team", sub_agents=[saying("writer", refused), saying("critic")]
+        )
+        events = await Chat(root, replanning_agents(engine, *stand_ins)).send(text("go"))
+        assert [event.author for event in events] == [*authors, "critic"]
+        assert status(engine) == "succeeded"
+
+
+def editor_instead(request: ReplanRequest) -> list[Alternative]:
+    """The editor instead of the agent concerned, which a person must approve."""
+    task_id = request.triggers[0].tasks[0]
+    new = {"id": request.view.unused_id(task_id), "tool": "editor", "depends_on": ()}
+    other = request.view.task(task_id).task.model_copy(update=new)
+    changes = ReplaceTask(task_id=task_id, tasks=(other,))
+    return [alternative(changes, confidence=0.4, reason="the editor can write")]
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_agent_that_a_person_is_asked_about(
+    clock: VirtualClock, kind: str, confirmed: bool
+) -> None:
+    """In a resumable app a question about an agent is a request for input; the answer resumes the invocation."""
+    engine, editor = make_engine(editor_instead, clock=clock), saying("editor")
+    failure = KeyError("no model")
+    chat, agents = team(
+        kind, saying("writer", failure), replanning_agents(engine, editor), resumable=True
+    )
+    events = await chat.send(text("go"))
+    [call] = [each for event in events for each in event.get_function_calls()]
+    assert call.name == "adk_request_input"
+    assert "editor" in call.args["message"]
+    assert status(engine) == "paused"
+    answer = types.FunctionResponse(id=call.id, name=call.name, response={"confirmed": confirmed})
+    if confirmed:
+        await chat.send(types.Part(function_response=answer))
+        assert "Judge editor." in agents[-1].model.instructed[0]
+        assert asked(*agents, editor) == [1, 1, 1, 1]
+        assert status(engine) == "succeeded"
+    else:
+        with pytest.raises(Exception, match="no model"):
+            await chat.send(types.Part(function_response=answer))
+        assert asked(*agents, editor) == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("options", [{"approvals": False}, {}])
+async def test_agent_about_which_nobody_can_be_asked(
+    clock: VirtualClock, options: dict[str, Any]
+) -> None:
+    """Without approvals, or in an app that cannot be resumed, the exception of the agent ends the invocation."""
+    engine, failure = make_engine(editor_instead, clock=clock), KeyError("no model")
+    plugin = replanning_agents(engine, saying("editor"), **options)
+    chat, _ = team("sequential", saying("writer", failure), plugin, resumable=bool(options))
+    with pytest.raises(KeyError) as raised:
+        await chat.send(text("go"))
+    assert raised.value is failure
+
+
+async def test_agent_that_a_gate_is_asked_about(clock: VirtualClock) -> None:
+    """With a gate, a question about an agent goes there, and the invocation waits for the answer."""
+    engine = make_engine(editor_instead, clock=clock, gate=ScriptedGate([Answer("approve")]))
+    plugin = replanning_agents(engine, saying("editor"))
+    chat, agents = team("sequential", saying("writer", KeyError("no model")), plugin)
+    await chat.send(text("go"))
+    assert "Judge editor." in agents[-1].model.instructed[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_agents_of_an_invocation_that_is_resumed(tmp_path: Path, kind: str) -> None:
+    """An invocation that failed is resumed in another process: what has finished is not asked again."""
+
+    def engine() -> ReplanningEngine:
+        return ReplanningEngine(["repair"], store=SqliteStore(tmp_path / "runs.db"))
+
+    chat, agents = team(
+        kind, saying("writer", KeyError("no model")), replanning_agents(engine()), resumable=True
+    )
+    with pytest.raises(KeyError):
+        await chat.send(text("go"))
+    agents[1].model.answer = "a text"
+    others = [saying(each.name, each.model.answer) for each in agents[:2]]
+    again, _ = team(kind, others[1], replanning_agents(engine()), resumable=True)
+    again.runner.session_service = chat.runner.session_service
+    again.session = chat.session
+    session = await chat.runner.session_service.get_session(
+        app_name="app", user_id="u", session_id=chat.session.id
+    )
+    events = await again.send(invocation_id=session.events[0].invocation_id)
+    assert "critic" in [event.author for event in events]
+    assert asked(others[1]) == [1]
+    if kind in ("sequential", "workflow"):  # the others have cut the finder off
+        assert asked(others[0]) == [0]
+    assert states(engine()) == {"finder": "DONE", "writer": "DONE", "critic": "DONE"}
+
+
+async def test_changes_of_pending_agents(clock: VirtualClock) -> None:
+    """What has not begun can be preceded by another agent, reordered, replaced, skipped and followed by one."""
+    changes = (
+        AddTask(task=Task(id="check", tool="editor", depends_on=("writer",)), before=("critic",)),
+        ModifyTask(task_id="critic", fields={"depends_on": ["check", "judge"]}),
+        ModifyTask(task_id="judge", fields={"depends_on": ["writer"]}),
+        SkipTask(task_id="extra"),
+        AddTask(task=Task(id="close", tool="editor", depends_on=("judge",))),
+        ReplaceTask(task_id="writer", tasks=(Task(id="draft", tool="editor"),)),
+    )
+    engine = make_engine(lambda request: [alternative(*changes)], clock=clock)
+    names = ["writer", "critic", "extra", "judge"]
+    members = [saying(name, KeyError(name) if name == "writer" else None) for name in names]
+    root = SequentialAgent(name="team", sub_agents=members)
+    events = await Chat(root, replanning_agents(engine, saying("editor"))).send(text("go"))
+    authors = [event.author for event in events]
+    assert authors == ["editor", "editor", "judge", "critic", "editor"]
+    assert status(engine) == "succeeded"
+
+
+async def test_pipelines_that_an_agent_decides_about(clock: VirtualClock) -> None:
+    """A pipeline to which an agent transfers is added to the plan when it begins; agents of a loop are not."""
+    engine, editor = make_engine("repair", clock=clock), saying("editor")
+    failing = saying("writer", KeyError("no model"))
+    looping = LoopAgent(name="loop", sub_agents=[saying("polisher")], max_iterations=2)
+    inner = SequentialAgent(name="inner", sub_agents=[failing, looping])
+    leave = [call("transfer_to_agent", agent_name="inner")]
+    chat = Chat(agent(leave, sub_agents=[inner]), replanning_agents(engine, editor))
+    events = await chat.send(text("go"))
+    assert [event.author for event in events][-3:] == ["editor", "polisher", "polisher"]
+    assert states(engine) == {"writer": "REPLACED_BY_REPLAN", "loop": "DONE", "writer~2": "DONE"}
+
+
+async def test_agent_that_exceeds_its_timeout(clock: VirtualClock) -> None:
+    """An agent that exceeds the timeout stated for it is cancelled and replaced."""
+    ends = []
+
+    class Hanging(Answering):
+        async def generate_content_async(
+            self, llm_request: Any, stream: bool = False
+        ) -> AsyncIterator[Any]:
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                ends.append(self.model)
+            yield None
+
+    writer = saying("writer")
+    writer.model = Hanging(answer="", instructed=[])
+    stated: dict[str, Any] = {
+        "writer": {"capability": "write", "timeout": 5, "effect": "none"},
+        "editor": "write",
+    }
+    engine, editor = make_engine("repair", clock=clock), saying("editor")
+    chat, agents = team("sequential", writer, Replanned(stated, engine=engine, agents=[editor]))
+    await chat.send(text("go"))
+    assert "Judge editor." in agents[-1].model.instructed[0]
+    assert ends == ["answering"]
+
+
+async def test_agents_that_are_cut_short(clock: VirtualClock) -> None:
+    """A stream that is closed early, and a task that is cancelled, stop the agents as without an engine."""
+    for engine in (None, make_engine("repair", clock=clock)):
+        plugins = [] if engine is None else [replanning_agents(engine)]
+        chat, agents = team("sequential", saying("writer"), *plugins)
+        session = await chat.runner.session_service.create_session(app_name="app", user_id="u")
+        message = types.Content(role="user", parts=[text("go")])
+        stream = chat.runner.run_async(user_id="u", session_id=session.id, new_message=message)
+        async for _ in stream:
+            break
+        await stream.aclose()
+        assert asked(*agents) == [1, 0, 0]
+        if engine is not None:
+            assert status(engine) == "paused"
+
+
 def test_example() -> None:
-    """The example runs as it is, and its tool that fails is replaced."""
+    """The example runs as it is; its tool and its agent that fail are replaced, after the user has answered."""
     example = Path(__file__).parents[2] / "examples" / "google_adk_agent.py"
     done = subprocess.run(
         [sys.executable, "-W", "error", example], capture_output=True, text=True, timeout=60
     )
-    assert "found changelog, from the archive" in done.stdout, done.stderr
+    assert "asked: Please approve" in done.stdout, done.stderr
+    assert "report: a report of changelog, from the archive" in done.stdout, done.stderr
