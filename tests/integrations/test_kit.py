@@ -70,6 +70,7 @@ async def test_threads(clock: VirtualClock) -> None:
         ("crewai", "crewai"),
         ("google_adk", "google.adk.plugins.base_plugin"),
         ("magentic", "agent_framework_orchestrations"),
+        ("swarms", "swarms.structs.agent"),
     ],
 )
 def test_missing_framework(name: str, needed: str, monkeypatch: pytest.MonkeyPatch) -> None:
