@@ -175,14 +175,18 @@ class Session:
         # The work changes nothing of its task, which need not be copied.
         return await lineage.perform(work, started=started, copied=False)
 
+    def last_call(self, key: str) -> TaskEntry | None:
+        """Return the task of the call that was made last with this key; None if there is none."""
+        task_id = self._by_key.get(_digest(key))
+        return None if task_id is None else self.run.live.entry(task_id)
+
     def is_recorded(self, key: str) -> bool:
         """Return whether a call with this key is done and the journal has its output."""
-        live = self.run.live
-        task_id = self._by_key.get(_digest(key))
-        if task_id is None or not live.entry(task_id).satisfied:
+        call = self.last_call(key)
+        if call is None or not call.satisfied:
             return False
         try:
-            live.results.output_of(task_id)
+            self.run.live.results.output_of(call.id)
         except NoResult:
             return False
         return True

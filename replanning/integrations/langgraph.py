@@ -7,10 +7,10 @@ Tested with langgraph 1.2.22 and langchain 1.4.7. `replanned` attaches a compile
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterator,
     Awaitable,
     Callable,
     Coroutine,
@@ -18,10 +18,12 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -32,6 +34,7 @@ from replanning.errors import (
     CallSkipped,
     ChangeRejected,
     NeedsHuman,
+    NoResult,
     ReplanningError,
     StaleAnswer,
     UnknownQuestion,
@@ -48,14 +51,19 @@ from replanning.integrations.kit import (
     thread_run,
     tool_fields,
 )
+from replanning.integrations.langgraph_values import decode, encode, executed_again
 from replanning.integrations.session_thread import SessionThread
+from replanning.journal.records import QuestionAnswered, QuestionAsked, RunEnded
+from replanning.live.entries import TaskEntry
+from replanning.live.states import TaskState
+from replanning.run.attempt import current_attempt
 from replanning.run.retries import failure_from
 
 try:
     from langchain_core.callbacks import BaseCallbackManager
     from langchain_core.messages import ToolMessage
     from langchain_core.runnables import Runnable
-    from langchain_core.runnables.config import ensure_config, merge_configs
+    from langchain_core.runnables.config import CONFIG_KEYS, ensure_config
     from langchain_core.utils.function_calling import convert_to_openai_tool
     from langgraph.callbacks import GraphCallbackHandler
     from langgraph.errors import GraphBubbleUp, GraphInterrupt
@@ -73,14 +81,14 @@ except ImportError:  # a ToolNode can be given the methods of the middleware wit
 
 _PASSES: Final = (GraphBubbleUp,)
 
-_KEY: Final = "__pregel_replanning"
-"""Key in the configuration for the run of the graph; keys that begin like this are neither stored nor shown in streams."""
-
 _CHECKPOINTER: Final = "__pregel_checkpointer"
 """Key in the configuration for the checkpointer that a graph passes on to the graphs within it."""
 
-_MESSAGE: Final = "message"
-"""Key of a message in the recorded output of a tool."""
+_INTERRUPTED: Final = "the graph was interrupted"
+"""Why the run of a graph is paused that a person was asked about, or that stopped at a breakpoint."""
+
+_RESUMED: Final = "another call of the graph resumed its thread"
+"""Why the run of a graph is paused whose stream nobody has read to its end."""
 
 _DEFAULT_NAME: Final = "LangGraph"
 """Name of a graph that was compiled without one."""
@@ -236,8 +244,27 @@ def _is_repeated(tool: str, node: Any) -> bool:
     return False
 
 
+class _Calls:
+    """Calls of one node that are under way."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.idle = anyio.Event()
+
+
 class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not followed
-    """Run of a graph, with the session of its calls; as a callback handler it receives only interrupts."""
+    """Run of a graph, with the session of its calls; as a callback handler it receives only interrupts.
+
+    Its state is what its own calls have come to. It is left when its graph ends, or when another one resumes the thread.
+
+    Args:
+        engine: the engine.
+        session: the session, which is open.
+        asks: whether a question interrupts the graph.
+        task: keeps the session open, if the graph runs in an event loop.
+        thread: has the session, if the graph runs without an event loop.
+        opened: ends the thread.
+    """
 
     run_inline = True
     ignore_agent = ignore_chain = ignore_chat_model = ignore_custom_event = ignore_llm = (
@@ -249,31 +276,93 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         self,
         engine: ReplanningEngine,
         session: Session,
-        thread: SessionThread | None = None,
         *,
         asks: bool,
+        task: SessionTask | None = None,
+        thread: SessionThread | None = None,
+        opened: ExitStack | None = None,
     ) -> None:
         self.engine = engine
         self.session = session
+        self.task = task
         self.thread = thread
+        self.is_left = False
         self._asks = asks
-        self.pause_reason = ""  # empty unless the run will be resumed
-        self._calls: dict[str, list[tuple[str, Mapping[str, object]]]] = {}  # with the same id
-        self._under_way: set[str] = set()  # keys of calls
-        self._executing: dict[str, int] = {}
-        self._idle: dict[str, anyio.Event] = {}
+        self._opened = opened
+        self._pause_reason = ""  # empty unless the run will be resumed
+        self._made: set[str] = set()  # keys of calls that are under way or have ended well
+        self._failed: set[str] = set()  # keys of calls that have failed here
+        self._nodes: dict[str, _Calls] = {}
         self._answers: dict[str, Mapping[str, Any]] = {}
 
     def added_to(self, config: Any) -> Any:
-        """Return the configuration of a graph, with this run in it."""
+        """Return the configuration of a graph, with this handler in it."""
+        callbacks = (config or {}).get("callbacks")
+        if isinstance(callbacks, BaseCallbackManager):
+            manager = callbacks.copy()
+        else:
+            manager = BaseCallbackManager([])
+            for each in callbacks or ():
+                manager.add_handler(each)
         # The nodes do not inherit the handler: it would be asked about the beginning and the end of everything within them.
-        return merge_configs(
-            config, {"configurable": {_KEY: self}, "callbacks": BaseCallbackManager([self])}
-        )
+        manager.add_handler(self, inherit=False)
+        return {**(config or {}), "callbacks": manager}
+
+    @contextmanager
+    def as_current(self) -> Iterator[None]:
+        """Let what begins within the block find this run: LangGraph executes nodes in copies of the context."""
+        before = _RUN.get()
+        _RUN.set(self)
+        try:
+            yield
+        finally:
+            # Set, not reset: a reset fails where the block is left in another context.
+            _RUN.set(before)
 
     def on_interrupt(self, event: object) -> None:
         """Note that this run will be resumed."""
-        self.pause_reason = "the graph was interrupted"
+        self._pause_reason = _INTERRUPTED
+
+    async def end(self, error: BaseException | None = None) -> None:
+        """Leave the session, which pauses if the graph was interrupted or raised this."""
+        assert self.task is not None
+        if self._leave(error):
+            await self.task.end(self._pause_reason)
+
+    def end_in_thread(self, error: BaseException | None = None) -> None:
+        """Do the same from the thread of a graph that runs without an event loop."""
+        assert self._opened is not None
+        if self._leave(error):
+            if self._pause_reason:
+                self.session.run.pause(self._pause_reason)
+            self._opened.close()
+
+    def _leave(self, error: BaseException | None) -> bool:
+        """Return whether the session is still to be left."""
+        if self.is_left:
+            return False
+        self.is_left = True
+        _OPEN.pop(self.session.run.id, None)
+        if error is not None:
+            self._pause_reason = f"the graph raised {type(error).__name__}"
+        return True
+
+    async def make_way(self) -> None:
+        """Leave the session to another run of the thread, as soon as no call is under way."""
+        await self._until_idle()
+        self._pause_reason = _RESUMED
+        await self.end()
+
+    def make_way_in_thread(self) -> None:
+        """Do the same from the thread of a graph that runs without an event loop."""
+        assert self.thread is not None
+        self.thread.call(lambda _: self._until_idle())
+        self._pause_reason = _RESUMED
+        self.end_in_thread()
+
+    async def _until_idle(self) -> None:
+        while self._nodes:
+            await next(iter(self._nodes.values())).idle.wait()
 
     async def call(
         self,
@@ -296,44 +385,76 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             GraphBubbleUp: control flow of the graph.
             Exception: of the node or the tool; no alternative is left.
         """
+        if self.is_left:
+            try:
+                return await execute(name, arguments)
+            except ReportedFailure as error:
+                return error.result
+        key = self._new_key(name, arguments, call_id)
+        within = current_attempt()
+        if within is not None and within.run_id == self.session.run.id:
+            # Of a node, or a tool, which waits for it.
+            return await self._call(key, name, arguments, execute, call_id)
         node = get_runtime().execution_info.task_id
+        calls = self._nodes.setdefault(node, _Calls())
+        calls.count += 1
         try:
-            return await self._call(name, arguments, execute, call_id)
+            output = await self._call(key, name, arguments, execute, call_id)
         except Exception:
-            # The graph cuts off the other calls of this node, and would execute them again when it is resumed.
-            while self._executing.get(node):
-                event = self._idle.setdefault(node, anyio.Event())
-                await event.wait()
+            self._end_call(node, calls, failed=key)
+            # The graph cuts off the other calls of this node, and would execute them again when it is resumed. All that
+            # fail are waited for in their order, by which LangGraph tells the interrupts of a node apart.
+            await calls.idle.wait()
             raise
+        except BaseException:
+            self._end_call(node, calls, failed=key)
+            raise
+        self._end_call(node, calls)
+        return output
+
+    def _end_call(self, node: str, calls: _Calls, *, failed: str = "") -> None:
+        # A call that another middleware repeats has the same key again.
+        self._made.discard(failed)
+        calls.count -= 1
+        if not calls.count:
+            del self._nodes[node]
+            calls.idle.set()
 
     async def _call(
         self,
+        key: str,
         name: str,
         arguments: Mapping[str, object],
         execute: Execute,
         call_id: str | None,
     ) -> object:
         is_tool = call_id is not None
-        key = self._key(name, arguments, call_id)
-        node = get_runtime().execution_info.task_id
-        messages = _Messages()
+        earlier = self.session.last_call(key)
+        interrupted = False
+        given_up = False
+        if earlier is not None:
+            # The checkpointer keeps what nodes have returned, but not what one of several calls of a node has.
+            if is_tool and (recorded := self._recorded_output(earlier)) is not None:
+                return recorded[0]
+            interrupted = is_tool and self._has_interrupted(earlier)
+            given_up = key not in self._failed and self._was_given_up(earlier)
+        executed: list[tuple[object, object]] = []
 
-        async def encoded(tool: str, values: Mapping[str, object]) -> object:
+        async def recording(tool: str, values: Mapping[str, object]) -> object:
             output = await execute(tool, values)
-            return messages.encode(output) if is_tool else output
+            stored = encode(output)
+            if interrupted:
+                stored = executed_again(stored)
+            executed.append((stored, output))
+            return stored
 
         answered = False
         while True:
-            self._executing[node] = self._executing.get(node, 0) + 1
-            self._under_way.add(key)
+            once = answered or given_up
             try:
-                # A node of tools makes all of its calls again; one that is done is answered from the journal.
-                once = answered or (is_tool and self.session.is_recorded(key))
                 output = await self.session.invoke(
-                    name, arguments, execute=encoded, key=key, once=once, passes=_PASSES
+                    name, arguments, execute=recording, key=key, once=once, passes=_PASSES
                 )
-                # A node may return what looks like a message: a change of the state.
-                return messages.decode(output) if is_tool else output
             except ReportedFailure as error:
                 return error.result
             except CallSkipped as skipped:
@@ -343,41 +464,84 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             except NeedsHuman as error:
                 if not self._asks:
                     return reported_result(error)
-                question = error.questions[0]
+                self._ask(error.questions[0])
+                answered = True
             except GraphInterrupt as error:
                 if answered:  # when resumed, it would take the answer to the question for its own
                     text = f"{name!r} was put to a person before, and cannot interrupt the graph after that"
                     raise RuntimeError(text) from error
                 raise
-            finally:
-                self._under_way.discard(key)
-                self._executing[node] -= 1
-                if not self._executing[node] and (idle := self._idle.pop(node, None)) is not None:
-                    idle.set()
-            answered = self._ask(question)
+            except Exception:
+                if not once:
+                    self._failed.add(key)
+                raise
+            else:
+                # What was executed in this process comes back as it was.
+                for stored, original in executed:
+                    if stored is output:
+                        return original
+                return decode(output)
 
-    def _key(self, name: str, arguments: Mapping[str, object], call_id: str | None) -> str:
-        """Return a key of a call of the node that is being executed, or of a tool that it calls.
+    def _recorded_output(self, call: TaskEntry) -> tuple[object] | None:
+        """Return the output of a call of a tool that was finished before the graph was resumed; None if it has none.
 
-        A call that another middleware repeats has the same key again. Some models give the calls of a message the same
-        id, or an empty one: those are told apart by what they call, and identical ones by being made at the same time.
+        A call that a person has skipped has none, and says so when it is made again.
+        """
+        if not call.satisfied:
+            return None
+        try:
+            return (decode(self.session.run.live.results.output_of(call.id)),)
+        except (NoResult, LookupError, TypeError, ValueError):
+            return None
+
+    def _has_interrupted(self, call: TaskEntry) -> bool:
+        """Return whether a call waits for the answer to an interrupt of its own."""
+        for leaf in self.session.run.live.leaves(call):
+            failure = leaf.log.failure
+            if failure is not None and failure.kind == "interrupted" and not leaf.log.in_doubt:
+                return True
+        return False
+
+    def _was_given_up(self, call: TaskEntry) -> bool:
+        """Return whether an answer of a person has ended a call, which the graph has not seen yet.
+
+        Otherwise the question would be the next thing that the call leads to, when it is executed again.
+        """
+        leaves = self.session.run.live.leaves(call)
+        if call.satisfied:
+            return any(leaf.state is TaskState.SKIPPED for leaf in leaves)
+        parts = {call.id, *(leaf.id for leaf in leaves)}
+        asked: set[str] = set()
+        given_up = False
+        for record in self.engine.store.read(self.session.run.id):
+            body = record.body
+            if isinstance(body, QuestionAsked) and not parts.isdisjoint(body.holds):
+                asked.add(body.question)
+            elif isinstance(body, QuestionAnswered) and body.question in asked:
+                given_up = body.verdict != "withdrawn"
+            elif isinstance(body, RunEnded) and body.reason != _INTERRUPTED:
+                given_up = False
+        return given_up
+
+    def _new_key(self, name: str, arguments: Mapping[str, object], call_id: str | None) -> str:
+        """Return the key of a call of the node that is being executed, or of a tool that it calls.
+
+        Some models give the calls of a message the same id, or an empty one: those are told apart by what they call, and
+        identical ones by their number.
         """
         info = get_runtime().execution_info
-        key = f"{info.task_id}/{info.node_attempt}/{call_id or ''}"
-        calls = self._calls.setdefault(key, [])
-        if (name, arguments) not in calls:
-            calls.append((name, arguments))
-        if number := calls.index((name, arguments)):
-            key = f"{key}#{number}"
-        while key in self._under_way:
-            key = f"{key}+"
+        called = json.dumps(arguments, sort_keys=True, default=repr)
+        key = f"{info.task_id}/{info.node_attempt}/{call_id or ''}/{name}/{called}"
+        while key in self._made:
+            key += "+"
+        self._made.add(key)
         return key
 
-    def _ask(self, question_id: str) -> bool:
+    def _ask(self, question_id: str) -> None:
         """Interrupt the graph with a question, and carry out the answer once the graph is resumed with it."""
         payload = next(iter(shown_questions(self.engine, self.session.run.id, [question_id])), None)
         if payload is None:  # it was answered elsewhere
-            return True
+            return
         while True:
             # The first ones may be answers to interrupts of the node itself or about its other calls, or were refused.
             answer = self._answers.pop(question_id, None) or interrupt(payload)
@@ -394,11 +558,11 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             try:
                 self.engine.answer(question_id, answer.get("verdict", ""), **fields)
             except (StaleAnswer, UnknownQuestion):  # it was answered elsewhere
-                return True
+                return
             except (ChangeRejected, TypeError, ValueError) as error:
                 payload["refused"] = str(error)
             else:
-                return True
+                return
 
     def call_from_thread(
         self,
@@ -412,6 +576,11 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             raise RuntimeError(
                 f"{name!r} is executed synchronously in a graph that runs asynchronously, which cannot be waited for"
             )
+        if self.is_left:
+            try:
+                return execute(name, arguments)
+            except ReportedFailure as error:
+                return error.result
         return self.thread.call(
             lambda hand_over: self.call(name, arguments, hand_over, call_id), execute
         )
@@ -429,31 +598,11 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         return execute
 
 
-class _Messages:
-    """Messages of tools as the journal keeps them, and back; what was executed in this process comes back as it was."""
+_RUN: Final = ContextVar[_Run | None]("replanning_langgraph_run", default=None)
+"""The run whose nodes are executed; LangGraph copies the context into its tasks and threads."""
 
-    def __init__(self) -> None:
-        self._executed: list[tuple[object, object]] = []
-
-    def encode(self, output: object) -> object:
-        """Return an object of JSON for a message; anything else, and one whose artifact is no JSON, stays as it is."""
-        if not isinstance(output, ToolMessage):
-            return output
-        try:
-            encoded = {_MESSAGE: output.model_dump(mode="json")}
-        except ValueError:  # of pydantic, whose error is one
-            return output
-        self._executed.append((encoded, output))
-        return encoded
-
-    def decode(self, output: object) -> object:
-        """Return the message behind the output of a call of a tool."""
-        for encoded, message in self._executed:
-            if encoded is output:
-                return message
-        if isinstance(output, Mapping) and output.keys() == {_MESSAGE}:
-            return ToolMessage.model_validate(output[_MESSAGE])
-        return output
+_OPEN: Final = WeakValueDictionary[str, _Run]()
+"""The runs of graphs that are open in this process, by their ids: a stream that nobody reads any more leaves its run open."""
 
 
 @dataclass(frozen=True)
@@ -466,30 +615,34 @@ class _Attachment:
     original: CompiledStateGraph
     approvals: bool
 
-    def _session(self, graph: Any, given: Any, config: Any) -> Any:
-        """Return the unfinished session of the thread if the graph is resumed, or else a new session."""
+    def _run_id(self, graph: Any, given: Any, config: Any) -> str | None:
+        """Return the id of the unfinished run of the thread if the graph is resumed, or else that of a new one."""
         configurable = self._configurable(graph, config)
-        run_id = None
-        if thread := configurable.get("thread_id"):
-            inner = configurable.get(
-                "checkpoint_ns"
-            )  # of a task of the other graph, which gives its input again
-            part = hashlib.blake2s(inner.encode(), digest_size=4).hexdigest() if inner else ""
-            resumes = (
-                bool(inner)
-                or given is None
-                or (isinstance(given, Command) and given.resume is not None)
-            )
-            run_id = thread_run(self.engine, str(thread), part=part, resumes=resumes)
-        return self.engine.session(
-            self.objective, tools=self.tools, run_id=run_id, asks=self._asks(graph, config)
-        )
+        thread = configurable.get("thread_id")
+        if not thread:
+            return None
+        # Of a task of the other graph, which gives its input again.
+        inner = configurable.get("checkpoint_ns")
+        part = hashlib.blake2s(inner.encode(), digest_size=4).hexdigest() if inner else ""
+        is_answer = isinstance(given, Command) and given.resume is not None
+        resumes = bool(inner) or given is None or is_answer
+        return thread_run(self.engine, str(thread), part=part, resumes=resumes)
+
+    def _session(self, run_id: str | None, *, asks: bool) -> Any:
+        return self.engine.session(self.objective, tools=self.tools, run_id=run_id, asks=asks)
 
     def _configurable(self, graph: Any, config: Any) -> Mapping[str, Any]:
-        configurable: dict[str, Any] = merge_configs(graph.config, config).get("configurable", {})
-        if "thread_id" not in configurable:  # within a node of another graph, which has the thread
-            configurable = {**ensure_config()["configurable"], **configurable}
-        return configurable
+        stated: dict[str, Any] = {}
+        for each in (graph.config, config):
+            for key, value in (each or {}).items():
+                if key == "configurable":
+                    stated.update(value)
+                elif key not in CONFIG_KEYS:
+                    stated[key] = value
+        if "thread_id" in stated:
+            return stated
+        # Within a node of another graph, which has the thread.
+        return {**ensure_config()["configurable"], **stated}
 
     def _asks(self, graph: Any, config: Any) -> bool:
         """Return whether a question interrupts the graph; without a checkpointer nobody could answer it."""
@@ -504,33 +657,37 @@ class _Attachment:
         """Return whether the graph refuses to run, because it has a checkpointer and nothing says for which thread."""
         return self._has_checkpointer(graph, config) and not self._configurable(graph, config)
 
-    @asynccontextmanager
-    async def open(self, graph: Any, given: Any, config: Any) -> AsyncIterator[Any]:
-        """Open a session in a task of its own, because any task may close a stream; yield the configuration."""
-        if self._lacks_thread(graph, config):
-            yield config
-            return
-        task = SessionTask(self._session(graph, given, config))
-        try:
-            run = _Run(self.engine, await task.session(), asks=self._asks(graph, config))
-            yield run.added_to(config)
-        except BaseException as error:
-            with suppress(ReplanningError):  # the exception of the graph is the one to raise
-                await task.end(f"the graph raised {type(error).__name__}")
-            raise
-        await task.end(run.pause_reason)
+    async def open(self, graph: Any, given: Any, config: Any) -> _Run | None:
+        """Open a session in a task of its own, because any task may close a stream.
 
-    @contextmanager
-    def open_in_thread(self, graph: Any, given: Any, config: Any) -> Iterator[Any]:
-        """Open a session in an event loop in a thread of its own."""
+        None if the graph refuses to run.
+        """
         if self._lacks_thread(graph, config):
-            yield config
-            return
-        with SessionThread.open(self._session(graph, given, config)) as thread:
-            run = _Run(self.engine, thread.session, thread, asks=self._asks(graph, config))
-            yield run.added_to(config)
-            if run.pause_reason:
-                run.session.run.pause(run.pause_reason)
+            return None
+        run_id = self._run_id(graph, given, config)
+        earlier = _OPEN.get(run_id or "")
+        if earlier is not None and earlier.task is not None and earlier.task.is_of_this_loop():
+            await earlier.make_way()
+        asks = self._asks(graph, config)
+        task = SessionTask(self._session(run_id, asks=asks))
+        run = _Run(self.engine, await task.session(), asks=asks, task=task)
+        _OPEN[run.session.run.id] = run
+        return run
+
+    def open_in_thread(self, graph: Any, given: Any, config: Any) -> _Run | None:
+        """Open a session in an event loop in a thread of its own; None if the graph refuses to run."""
+        if self._lacks_thread(graph, config):
+            return None
+        run_id = self._run_id(graph, given, config)
+        earlier = _OPEN.get(run_id or "")
+        if earlier is not None and earlier.thread is not None:
+            earlier.make_way_in_thread()
+        asks = self._asks(graph, config)
+        opened = ExitStack()
+        thread = opened.enter_context(SessionThread.open(self._session(run_id, asks=asks)))
+        run = _Run(self.engine, thread.session, asks=asks, thread=thread, opened=opened)
+        _OPEN[run.session.run.id] = run
+        return run
 
 
 class ReplannedGraph(CompiledStateGraph):  # type: ignore[misc]  # its types are not followed
@@ -550,14 +707,51 @@ class ReplannedGraph(CompiledStateGraph):  # type: ignore[misc]  # its types are
 
     def stream(self, input: Any, config: Any = None, **options: Any) -> Iterator[Any]:  # noqa: A002 # its name there
         """Run the graph in this thread; `invoke` does so too."""
-        with self.attachment.open_in_thread(self, input, config) as own:
-            yield from super().stream(input, own, **options)
+        run = self.attachment.open_in_thread(self, input, config)
+        if run is None:
+            yield from super().stream(input, config, **options)
+            return
+        parts = super().stream(input, run.added_to(config), **options)
+        try:
+            while True:
+                # Whoever reads the stream may do so from another context each time.
+                with run.as_current():
+                    try:
+                        part = next(parts)
+                    except StopIteration:
+                        break
+                yield part
+        except BaseException as error:
+            with run.as_current():
+                parts.close()
+            with suppress(ReplanningError):  # the exception of the graph is the one to raise
+                run.end_in_thread(error)
+            raise
+        run.end_in_thread()
 
     async def astream(self, input: Any, config: Any = None, **options: Any) -> AsyncGenerator[Any]:  # noqa: A002
         """Run the graph; `ainvoke` and `astream_events` do so too."""
-        async with self.attachment.open(self, input, config) as own:
-            async for part in super().astream(input, own, **options):
+        run = await self.attachment.open(self, input, config)
+        if run is None:
+            async for part in super().astream(input, config, **options):
                 yield part
+            return
+        parts = super().astream(input, run.added_to(config), **options)
+        try:
+            while True:
+                with run.as_current():
+                    try:
+                        part = await anext(parts)
+                    except StopAsyncIteration:
+                        break
+                yield part
+        except BaseException as error:
+            with run.as_current():
+                await parts.aclose()
+            with suppress(ReplanningError):  # the exception of the graph is the one to raise
+                await run.end(error)
+            raise
+        await run.end()
 
 
 class _Node(Runnable):  # type: ignore[misc]  # its types are not followed
@@ -578,7 +772,7 @@ class _Node(Runnable):  # type: ignore[misc]  # its types are not followed
                 return run.in_event_loop(body.ainvoke)(input, config, **options)
             return body.invoke(input, config, **options)
 
-        run = _run_of(config)
+        run = _current_run()
         return run.call_from_thread(self.name, {}, execute)
 
     async def ainvoke(self, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002
@@ -587,12 +781,12 @@ class _Node(Runnable):  # type: ignore[misc]  # its types are not followed
         async def execute(name: str, _: Mapping[str, object]) -> Any:
             return await self._bodies[name].ainvoke(input, config, **options)
 
-        return await _run_of(config).call(self.name, {}, execute)
+        return await _current_run().call(self.name, {}, execute)
 
 
-def _run_of(config: Any) -> _Run:
-    run = config["configurable"].get(_KEY)
-    if not isinstance(run, _Run):
+def _current_run() -> _Run:
+    run = _RUN.get()
+    if run is None:
         raise RuntimeError(
             "the graph is not attached; use the one that `replanned(graph, engine)` returns"
         )
@@ -619,7 +813,7 @@ class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types 
             noting = _NotingTool(own.tool)
             return _checked(handler(own.override(tool=noting)), request, noting.raised)
 
-        call, run = request.tool_call, _run_of(request.runtime.config)
+        call, run = request.tool_call, _current_run()
         return run.call_from_thread(call["name"], call["args"], execute, call["id"] or "")
 
     async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
@@ -633,9 +827,7 @@ class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types 
             return _checked(await handler(own.override(tool=noting)), request, noting.raised)
 
         call = request.tool_call
-        return await _run_of(request.runtime.config).call(
-            call["name"], call["args"], execute, call["id"] or ""
-        )
+        return await _current_run().call(call["name"], call["args"], execute, call["id"] or "")
 
 
 class _NotingTool:

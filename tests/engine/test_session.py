@@ -218,6 +218,25 @@ async def test_key_of_a_call_that_was_changed(clock):
             assert await session.invoke("echo", {"value": 1}, execute=execute, key="2") == 2
 
 
+async def test_last_call_of_a_key(clock):
+    """A key leads to the call that was made last with it, and to whether the journal has its output after a resume."""
+    store = MemoryStore()
+
+    async def execute(name: str, arguments: Mapping[str, object]) -> object:
+        return 1 if name == "search" else object()
+
+    async with make_engine(clock=clock, store=store).session("find", run_id="r") as session:
+        assert session.last_call("1") is None
+        assert not session.is_recorded("1")
+        await session.invoke("search", {}, execute=execute, key="1")
+        await session.invoke("open", {}, execute=execute, key="2")
+        session.run.pause("later")
+    async with make_engine(clock=clock, store=store).session("find", run_id="r") as session:
+        found = [session.last_call(key) for key in "12"]
+        assert [call.id for call in found if call is not None] == ["search-1", "open-2"]
+        assert [session.is_recorded(key) for key in "12"] == [True, False]
+
+
 async def test_key_of_calls_that_are_made_anew(clock):
     """A key without `once` names the last call alone: done or given up it is made anew, interrupted it goes on."""
     outcomes = [1, KeyError("b"), 3, OSError("d")]

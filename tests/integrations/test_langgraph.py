@@ -4,7 +4,7 @@ import json
 import operator
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -20,14 +20,24 @@ pytest.importorskip("langchain")
 
 from langchain.agents import create_agent
 from langchain.agents.middleware import (
+    AgentMiddleware,
     AgentState,
     HumanInTheLoopMiddleware,
     ToolRetryMiddleware,
 )
+from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
+from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, ToolMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.tools import BaseTool, InjectedToolCallId, ToolException, tool
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import (
+    BaseTool,
+    InjectedToolCallId,
+    StructuredTool,
+    ToolException,
+    tool,
+)
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_stream_writer
 from langgraph.graph import END, START, MessagesState, StateGraph
@@ -38,7 +48,7 @@ from replanning import Alternative, ReplanningEngine, ReplanRequest
 from replanning.changes import ReplaceTask, SkipTask
 from replanning.errors import CallFailed
 from replanning.integrations.langgraph import ReplannedGraph, ReplanningMiddleware, replanned
-from replanning.journal import AttemptStarted, SqliteStore
+from replanning.journal import AttemptStarted, AttemptSucceeded, SqliteStore
 from replanning.testing import VirtualClock
 from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.questions import DOUBT, asking
@@ -889,19 +899,39 @@ async def test_state_that_looks_like_a_message(is_async: bool, clock: VirtualClo
 
 
 async def test_nothing_of_ours_is_seen(clock: VirtualClock) -> None:
-    """Drawings, the configurations in streams, and the refusal to run without a thread are those of the graph alone."""
-    alone = graph_of(archive, saver=InMemorySaver())
+    """Drawings, what nodes and callbacks see, and the refusal to run without a thread are those of the graph alone."""
+    seen: list[object] = []
+
+    class Callback(BaseCallbackHandler):  # type: ignore[misc]  # its types are not followed
+        def on_chain_start(self, *args: Any, **options: Any) -> None:
+            seen.append((args, options))
+
+    async def look(state: State, config: RunnableConfig) -> State:
+        seen.append(config)
+        return {"log": ["a"]}
+
+    def parts_of_ours(value: Any) -> list[str]:
+        found = [type(value).__name__] if "replanning" in type(value).__module__ else []
+        inner: list[Any] = []
+        if isinstance(value, dict):
+            inner = [*value, *value.values()]
+        elif isinstance(value, list | tuple):
+            inner = list(value)
+        elif isinstance(value, BaseCallbackManager):
+            inner = [*value.handlers, *value.inheritable_handlers]
+        return found + [each for item in inner for each in parts_of_ours(item)]
+
+    alone = graph_of(look, saver=InMemorySaver())
     attached = replanned(alone, make_engine("repair", clock=clock))
     assert attached.get_graph().to_json() == alone.get_graph().to_json()
     assert (await attached.aget_graph()).to_json() == alone.get_graph().to_json()
-    stream = attached.astream({"query": "a"}, on_thread(), stream_mode="debug")
-    payloads = [part["payload"] async for part in stream if part["type"] == "checkpoint"]
-    configs = [payload["config"]["configurable"] for payload in payloads]
-    assert {key for config in configs for key in config} == {
-        "thread_id",
-        "checkpoint_ns",
-        "checkpoint_id",
-    }
+    modes: Any = ["debug", "values", "updates", "checkpoints", "tasks"]
+    config: Any = {**on_thread(), "callbacks": [Callback()]}
+    parts = [part async for part in attached.astream({"query": "a"}, config, stream_mode=modes)]
+    assert "checkpoint_id" in str(parts)
+    assert len(seen) > 2
+    assert parts_of_ours([parts, seen]) == []
+    assert "replanning" not in str(parts)
     for graph in (alone, attached):
         with pytest.raises(ValueError, match="thread_id"):
             await graph.ainvoke({"query": "a"})
@@ -1162,23 +1192,46 @@ def tool_node(calls: list[str], saver: Any, engine: ReplanningEngine | None) -> 
             raise ConnectionResetError("the connection was lost")
         return f"{query}, at last"
 
-    asked = [
-        {"name": name, "args": {"query": "a"}, "id": name} for name in ("quick", "slow", "lost")
+    return graph_of_tools([quick, slow, lost], saver, engine)
+
+
+def graph_of_tools(
+    tools: Sequence[BaseTool],
+    saver: Any,
+    engine: ReplanningEngine | None,
+    call_id: str | None = None,
+) -> Any:
+    """A graph of one's own with one node of tools, which are called at once, each with its name as the id of the call."""
+    calls = [
+        {"name": each.name, "args": {"query": "a"}, "id": each.name if call_id is None else call_id}
+        for each in tools
     ]
 
     async def model(state: MessagesState) -> Any:
-        return {"messages": [AIMessage("", tool_calls=asked)]}
+        return {"messages": [AIMessage("", tool_calls=calls)]}
 
-    options: Any = (
-        {} if engine is None else {"awrap_tool_call": ReplanningMiddleware().awrap_tool_call}
-    )
+    middleware = ReplanningMiddleware()
+    options: Any = {}
+    if engine is not None:
+        options = {
+            "wrap_tool_call": middleware.wrap_tool_call,
+            "awrap_tool_call": middleware.awrap_tool_call,
+        }
     builder = StateGraph(MessagesState)
     builder.add_node("model", model)
-    builder.add_node("tools", ToolNode([quick, slow, lost], **options))
+    builder.add_node("tools", ToolNode(tools, **options))
     builder.add_edge(START, "model")
     builder.add_edge("model", "tools")
     graph = builder.compile(checkpointer=saver)
     return graph if engine is None else replanned(graph, engine)
+
+
+GO: Any = {"messages": [("user", "go")]}
+
+
+def texts(result: Any) -> list[str]:
+    """The texts of the messages of tools."""
+    return [message.text for message in result["messages"] if message.type == "tool"]
 
 
 async def test_finished_calls_are_answered_from_the_journal() -> None:
@@ -1186,12 +1239,319 @@ async def test_finished_calls_are_answered_from_the_journal() -> None:
     executed: list[str] = []
     engine = make_engine("repair")
     graph = tool_node(executed, InMemorySaver(), engine)
-    result = await graph.ainvoke({"messages": [("user", "go")]}, on_thread())
+    result = await graph.ainvoke(GO, on_thread())
     [question] = result["__interrupt__"]
     assert "took effect: look first" in question.value["text"]
     answer = {"question": question.value["question"], "verdict": "approve", "by": "ada"}
     result = await graph.ainvoke(Command(resume=answer), on_thread())
-    texts = [message.text for message in result["messages"] if message.type == "tool"]
-    assert texts == ["a, quickly", "a, slowly", "a, at last"]
+    assert texts(result) == ["a, quickly", "a, slowly", "a, at last"]
     assert sorted(executed) == ["lost", "lost", "quick", "slow"]
     assert "__interrupt__" not in result
+
+
+@tool
+def documents(query: str) -> Any:
+    """Return documents as an artifact."""
+    return "two pages", [Document(query, metadata={"page": 1}), {"seen": {Path(query)}}]
+
+
+documents.response_format = "content_and_artifact"
+
+
+@tool
+def both(query: str, tool_call_id: Annotated[str, InjectedToolCallId]) -> Any:
+    """Return a command and messages that go to other nodes."""
+    update = {"messages": [ToolMessage(query, tool_call_id=tool_call_id), HumanMessage("why?")]}
+    return [Command(update=update, goto=[Send("model", {"messages": [AIMessage("so")]})])]
+
+
+@tool
+def opened(query: str) -> Any:
+    """Return an artifact of which the journal has no more than the content."""
+    return query, threading.Lock()
+
+
+opened.response_format = "content_and_artifact"
+
+
+async def test_every_result_comes_back_from_the_journal(tmp_path: Path) -> None:
+    """Messages, commands and documents of finished tools are recorded by their content, and come back as what they were."""
+    executed: list[str] = []
+    returned: list[object] = []
+
+    @tool
+    async def failing(query: str) -> str:
+        """Fail."""
+        raise ValueError("no")
+
+    async def noting(request: Any, handler: Any) -> Any:
+        executed.append(request.tool_call["name"])
+        return await handler(request)
+
+    async def wrapper(request: Any, handler: Any) -> Any:
+        async def inner(each: Any) -> Any:
+            return await noting(each, handler)
+
+        result = await ReplanningMiddleware().awrap_tool_call(request, inner)
+        returned.append(result)
+        return result
+
+    asked = [
+        {"name": name, "args": {"query": "a"}, "id": name}
+        for name in ("archive", "documents", "both", "message", "opened", "failing")
+    ]
+    tools = [archive_tool, documents, both, message, opened, failing]
+    builder = StateGraph(MessagesState)
+    builder.add_node("model", lambda state: {"messages": [AIMessage("", tool_calls=asked)]})
+    builder.add_node("tools", ToolNode(tools, awrap_tool_call=wrapper))
+    builder.add_edge(START, "model")
+    builder.add_edge("model", "tools")
+    graph = builder.compile(checkpointer=InMemorySaver())
+    results = []
+    for given in (GO, None):
+        executed.clear()
+        returned.clear()
+        engine = make_engine("repair", store=SqliteStore(tmp_path / "runs.db"))
+        with pytest.raises(ValueError, match="no"):
+            await replanned(graph, engine).ainvoke(given, on_thread())
+        results.append(list(returned))
+    assert executed == ["opened", "failing"]
+    assert results[0][:4] == results[1][:4]
+    store = SqliteStore(tmp_path / "runs.db")
+    recorded = json.dumps(
+        [
+            body.output
+            for body in bodies(store, store.runs()[0].run, AttemptSucceeded)
+            if isinstance(body, AttemptSucceeded) and body.recoverable
+        ]
+    )
+    for content in ("a from the archive", "two pages", "why?", "so", "data:,", "lock"):
+        assert content in recorded
+
+
+async def test_outputs_of_nodes_are_recorded(clock: VirtualClock) -> None:
+    """The journal has the messages and commands of nodes by their content, and that of objects of the user."""
+
+    def decide(state: MessagesState) -> Any:
+        calls: Any = [{"name": "look", "args": {}, "id": "1"}]
+        return Command(
+            update={"messages": AIMessage("I look", tool_calls=calls)},
+            goto=[Send("look", {"page": State(query="a")}), Send("look", threading.Lock())],
+        )
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("decide", decide)
+    builder.add_node("look", lambda state: {"messages": [("ai", "seen")]})
+    builder.add_edge(START, "decide")
+    engine = make_engine("repair", clock=clock)
+    graph = replanned(builder.compile(), engine)
+    result = await graph.ainvoke(GO)
+    assert [each.text for each in result["messages"]] == ["go", "I look", "seen", "seen"]
+    first, *_ = bodies(engine.store, engine.store.runs()[0].run, AttemptSucceeded)
+    assert isinstance(first, AttemptSucceeded)
+    assert first.recoverable
+    recorded = json.dumps(first.output)
+    for content in ("I look", '"name": "look"', '"query": "a"', "lock"):
+        assert content in recorded
+
+
+async def test_tools_within_a_node(clock: VirtualClock) -> None:
+    """A node of the user that calls a tool by itself gets the exception of the tool."""
+
+    @tool
+    async def failing(query: str) -> str:
+        """Fail."""
+        raise ValueError("no")
+
+    node = ToolNode([failing], awrap_tool_call=ReplanningMiddleware().awrap_tool_call)
+    calls: Any = [{"name": "failing", "args": {"query": "a"}, "id": "1"}]
+
+    async def work(state: MessagesState, config: RunnableConfig) -> Any:
+        return await node.ainvoke({"messages": [AIMessage("", tool_calls=calls)]}, config)
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("work", work)
+    builder.add_edge(START, "work")
+    with pytest.raises(ValueError, match="no"):
+        await replanned(builder.compile(), make_engine("repair", clock=clock)).ainvoke(GO)
+
+
+async def test_interrupts_of_several_tools(clock: VirtualClock) -> None:
+    """Tools of one node that interrupt the graph get their own answers, in the order in which LangGraph asks without us."""
+
+    @tool
+    async def first(query: str) -> str:
+        """Ask."""
+        return f"first: {interrupt('first?')}"
+
+    @tool
+    async def second(query: str) -> str:
+        """Ask, a little later."""
+        await anyio.lowlevel.checkpoint()
+        return f"second: {interrupt('second?')}"
+
+    seen = []
+    for engine in (None, make_engine("repair", clock=clock)):
+        graph = graph_of_tools([first, second], InMemorySaver(), engine)
+        result = await graph.ainvoke(GO, on_thread())
+        asked = []
+        while "__interrupt__" in result:
+            [question] = result["__interrupt__"]
+            asked.append(question.value)
+            result = await graph.ainvoke(Command(resume=f"to {question.value}"), on_thread())
+        seen.append((asked, texts(result)))
+    assert seen[0] == seen[1]
+    assert seen[1] == (["first?", "second?"], ["first: to first?", "second: to second?"])
+
+
+@pytest.mark.parametrize("verdict", ["approve", "reject"])
+@pytest.mark.parametrize("is_elsewhere", [True, False], ids=["elsewhere", "resumed"])
+async def test_an_answer_leads_to_no_further_question(
+    verdict: Any, is_elsewhere: bool, clock: VirtualClock
+) -> None:
+    """Each of two tools in doubt is asked about once, and one whose repetition was rejected is not executed again."""
+    executed: list[str] = []
+
+    def losing(name: str) -> BaseTool:
+        async def lose(query: str) -> str:
+            executed.append(name)
+            if executed.count(name) == 1:
+                raise ConnectionResetError(f"{name} is lost")
+            return f"{name} at last"
+
+        return StructuredTool.from_function(coroutine=lose, name=name, description="Lose.")
+
+    engine = make_engine("repair", clock=clock)
+    graph = graph_of_tools([losing("one"), losing("two")], InMemorySaver(), engine)
+    graph.nodes["tools"].bound._handle_tool_errors = True
+    result = await graph.ainvoke(GO, on_thread())
+    asked = 0
+    while "__interrupt__" in result:
+        [question] = result["__interrupt__"]
+        answer: Any = {"question": question.value["question"], "verdict": verdict, "by": "ada"}
+        given = Command(resume=answer)
+        if is_elsewhere:
+            engine.answer(answer["question"], verdict, by="ada")
+            given = None
+        result = await graph.ainvoke(given, on_thread())
+        asked += 1
+    assert asked == 2
+    if verdict == "approve":
+        assert (executed.count("one"), executed.count("two")) == (2, 2)
+        assert texts(result) == ["one at last", "two at last"]
+    else:
+        assert (executed.count("one"), executed.count("two")) == (1, 1)
+        assert all("no alternative is left" in text for text in texts(result))
+    assert statuses(engine) == ["succeeded"]
+
+
+async def test_calls_with_the_same_id_are_answered_from_the_journal() -> None:
+    """Finished calls with equal ids are not executed again, in whatever order they are made when the graph is resumed."""
+    executed: list[str] = []
+
+    @tool
+    async def add(query: str) -> str:
+        """Add."""
+        executed.append(query)
+        return f"added {query}"
+
+    @tool
+    async def failing(query: str) -> str:
+        """Fail."""
+        raise ValueError("no")
+
+    order = [("add", "b"), ("add", "a"), ("add", "a"), ("failing", "c")]
+    asked = [{"name": name, "args": {"query": query}, "id": ""} for name, query in order]
+    delayed: list[str] = []
+
+    async def wrapper(request: Any, handler: Any) -> Any:
+        if request.tool_call["args"]["query"] in delayed:
+            await anyio.lowlevel.checkpoint()
+        return await ReplanningMiddleware().awrap_tool_call(request, handler)
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("model", lambda state: {"messages": [AIMessage("", tool_calls=asked)]})
+    builder.add_node("tools", ToolNode([add, failing], awrap_tool_call=wrapper))
+    builder.add_edge(START, "model")
+    builder.add_edge("model", "tools")
+    graph = replanned(builder.compile(checkpointer=InMemorySaver()), make_engine("repair"))
+    for given in (GO, None):
+        with pytest.raises(ValueError, match="no"):
+            await graph.ainvoke(given, on_thread())
+        delayed.append("b")
+    assert sorted(executed) == ["a", "a", "b"]
+
+
+async def test_middleware_that_repeats_what_succeeded(clock: VirtualClock) -> None:
+    """A wrapper of the user that executes a call twice gets two results, as it does without an engine."""
+    executed: list[str] = []
+
+    @tool
+    async def roll(query: str) -> str:
+        """Return another result each time."""
+        executed.append(query)
+        return str(len(executed))
+
+    class Twice(AgentMiddleware):  # type: ignore[misc]  # its types are not followed
+        async def awrap_tool_call(self, request: Any, handler: Any) -> Any:
+            await handler(request)
+            return await handler(request)
+
+    agent = create_agent(model_of("roll"), [roll], middleware=[Twice(), ReplanningMiddleware()])
+    result = await replanned(agent, make_engine("repair", clock=clock)).ainvoke(QUESTION)
+    assert texts(result) == ["2"]
+
+
+def stepwise(executed: list[str]) -> Any:
+    """A graph of three nodes, the last of which interrupts it."""
+
+    def step(name: str) -> Any:
+        def node(state: State) -> State:
+            executed.append(name)
+            return {"log": [interrupt("go on?") if name == "ask" else name]}
+
+        return node
+
+    builder = StateGraph(State)
+    for name in ("a", "b", "ask"):
+        builder.add_node(name, step(name))
+    builder.add_edge(START, "a")
+    builder.add_edge("a", "b")
+    builder.add_edge("b", "ask")
+    return builder.compile(checkpointer=InMemorySaver())
+
+
+async def test_stream_that_nobody_reads_any_more(clock: VirtualClock) -> None:
+    """A thread whose stream was left, and is still referenced, is resumed in the same process, also while it is read."""
+    engine = make_engine("repair", clock=clock)
+    executed: list[str] = []
+    graph = replanned(stepwise(executed), engine)
+    stream = graph.astream({"query": "a"}, on_thread(), stream_mode="updates")
+    async for _ in stream:
+        break
+    result = await graph.ainvoke(None, on_thread())
+    assert result["__interrupt__"][0].value == "go on?"
+    inner = None
+    async for part in graph.astream(None, on_thread(), stream_mode="updates"):
+        if "__interrupt__" in part:
+            inner = await graph.ainvoke(Command(resume="yes"), on_thread())
+    assert inner == {"query": "a", "log": ["a", "b", "yes"]}
+    assert executed == ["a", "b", "ask", "ask", "ask"]
+    assert statuses(engine) == ["succeeded"]
+    assert [part async for part in stream] != []  # it goes on as it does without an engine
+    assert statuses(engine) == ["succeeded"]
+
+
+def test_stream_that_nobody_reads_any_more_without_event_loop() -> None:
+    """The same holds for a graph that runs without an event loop."""
+    engine = make_engine("repair")
+    executed: list[str] = []
+    graph = replanned(stepwise(executed), engine)
+    stream = graph.stream({"query": "a"}, on_thread(), stream_mode="updates")
+    next(stream)
+    result = graph.invoke(None, on_thread())
+    assert result["__interrupt__"][0].value == "go on?"
+    assert graph.invoke(Command(resume="yes"), on_thread())["log"] == ["a", "b", "yes"]
+    assert statuses(engine) == ["succeeded"]
+    assert list(stream) != []
+    assert statuses(engine) == ["succeeded"]
