@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 EACH := -n auto --dist worksteal
 
 # The frameworks whose own requirements would change the development environment: each gets one of its own.
-FRAMEWORKS ?= google-adk crewai
+FRAMEWORKS ?= google-adk crewai swarms
 
 # The frameworks whose own tests are run on attached agents and graphs.
 SUITES ?= langgraph openai-agents pydantic-ai

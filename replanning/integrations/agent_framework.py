@@ -28,9 +28,10 @@ from replanning.errors import (
 from replanning.integrations.kit import (
     UNFINISHED,
     Capabilities,
+    ControlFlow,
     SessionTask,
+    call_tool,
     describe_tools,
-    invoke_approved,
     missing_framework,
     output_in_run,
     shown_questions,
@@ -75,11 +76,7 @@ METADATA: Final = "replanning"
 questions; and the beginning of the key in the state of an `AgentSession` for the run that it continues."""
 
 
-class _Refused(Exception):
-    """The framework refused the arguments of a call, or put it to a person, before the tool was executed."""
-
-
-_PASSES: Final = (MiddlewareTermination, MiddlewareFailure, UserInputRequiredException, _Refused)
+_PASSES: Final = (MiddlewareTermination, MiddlewareFailure, UserInputRequiredException)
 
 
 class Replanned(AgentMiddleware):  # type: ignore[misc] # its types may not be installed
@@ -248,18 +245,12 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
             await self._call(session, context, call_next)
         except (NotRunning, StoreError) as error:
             raise MiddlewareFailure(f"the session of the agent has stopped: {error}") from error
-        except _Refused as refused:
-            if refused.__cause__ is not None:
-                raise refused.__cause__  # noqa: B904 - as the framework raised it, with its own cause
 
     async def _call(
         self, session: Session, context: Any, call_next: Callable[[], Awaitable[None]]
     ) -> None:
-        name, arguments, outputs = (
-            context.function.name,
-            context.arguments,
-            list[tuple[object, object]](),
-        )
+        name = context.function.name
+        arguments = context.arguments
         response = context.metadata.get("approval_response")
         approved = response is not None
         # Only a call that a person is asked about is made again, by the next run, under the same id.
@@ -268,34 +259,31 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
 
         async def execute(other: str, values: Mapping[str, object]) -> object:
             if other == name and values is arguments:
-                result = await _execute(context, arguments, call_next)
-            else:
-                result = await self._stand_in(context, other, values)
-            outputs.append((_journaled(result), result))
-            return outputs[-1][0]
+                return await _execute(context, arguments, call_next)
+            return await self._stand_in(context, other, values)
 
         try:
-            output = await invoke_approved(
+            result = await call_tool(
                 self._engine,
                 session,
                 name,
                 arguments,
-                execute=execute,
+                execute,
                 key=key,
-                approved=approved,
                 once=approved,
-                named=_named_questions(response),
+                asks=self._asks,
+                approved=approved,
+                approved_questions=_named_questions(response),
+                encode=_journaled,
+                decode=_restored,
             )
         except NeedsHuman as error:
-            if not self._asks:
-                raise error.own_error  # noqa: B904 - as the tool raised it
             context.result = self._request(session, context, arguments, error.questions)
+            return
         except CallSkipped as skipped:
-            context.arguments, context.result = arguments, FunctionTool.parse_result(str(skipped))
-        else:
-            context.arguments = arguments
-            results = [result for journaled, result in outputs if journaled is output]
-            context.result = results[-1] if results else _restored(output)
+            result = FunctionTool.parse_result(str(skipped))
+        context.arguments = arguments
+        context.result = result
 
     def _request(
         self, session: Session, context: Any, arguments: Any, questions: Sequence[str]
@@ -355,13 +343,11 @@ async def _execute(context: Any, arguments: Any, call_next: Callable[[], Awaitab
     try:
         await call_next()
     except Exception as error:
-        if (
-            type(error).__module__ == FunctionTool.__module__
-        ):  # arguments that the tool does not take
-            raise _Refused from error
-        raise
+        if type(error).__module__ != FunctionTool.__module__:
+            raise
+        raise ControlFlow("the tool does not take these arguments") from error
     if _is_request(context.result):
-        raise _Refused
+        raise ControlFlow("middleware put the call to a person", context.result)
     return context.result
 
 

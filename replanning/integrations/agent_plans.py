@@ -23,7 +23,7 @@ from replanning.live.entries import TaskEntry
 from replanning.live.states import FINISHED, STUCK, TaskState
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Goal, Task
-from replanning.plan.types import TaskId
+from replanning.plan.types import JsonValue, TaskId
 from replanning.run.attempt import TaskContext
 
 TASK: Final = "task"
@@ -36,8 +36,6 @@ EARLIER: Final = "earlier"
 _STARTABLE: Final = (TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
 
 _SCHEMA: Final = {"properties": {TASK: {"type": "string", "default": ""}}}
-
-_MAX_OBJECTIVE_CHARS: Final = 500
 
 
 class AgentStep(NamedTuple):
@@ -98,8 +96,10 @@ def agent_plan(
         if always:
             task = task.model_copy(update={"run_if": "always"})
         tasks.append(task)
+    # Two runs of one thread are the same work only if they are asked for the same, so nothing is cut off.
+    printable = [char if char.isprintable() or char in "\n\t" else " " for char in objective]
     return Plan(
-        goal=Goal(objective=objective[:_MAX_OBJECTIVE_CHARS] or "Run of a workflow"),
+        goal=Goal(objective="".join(printable) or "Run of a workflow"),
         tools=[each.spec for each in described],
         tasks=tasks,
     )
@@ -159,6 +159,7 @@ class AgentSteps:
         self._engine = engine
         self._run = session.run
         self._asks = asks
+        self._begun: set[str] = set()
         self._adding = anyio.Lock()
 
     async def perform(
@@ -171,7 +172,9 @@ class AgentSteps:
     ) -> object:
         """Have the agent of a step asked, or what replaces it, and return the output.
 
-        What providers have put before the step is performed first, unless the framework knows it.
+        What providers have put before the step is performed first, unless the framework knows it. A step of the framework
+        that a provider has moved before this one, and that the framework has not begun, is not waited for: it would be begun
+        only after this one.
 
         Args:
             step: the id of the step, or of a task that a provider has added.
@@ -184,7 +187,11 @@ class AgentSteps:
             CallSkipped: the step is left out.
             Exception: as `PlanRun.perform`; the agent's own where a person would have to answer and nobody can.
         """
-        for task_id in self._added_before(step, known):
+        self._begun.add(step)
+        added = self._added_before(step, known)
+        for task_id in (*added, step):
+            self._drop_later_steps(task_id, known)
+        for task_id in added:
             # Two steps may follow the same task, which only one of them can perform.
             async with self._adding:
                 with suppress(CallSkipped):
@@ -262,6 +269,9 @@ class AgentSteps:
                 arguments[EARLIER] = earlier
             return await execute(task.tool or task.id, arguments)
 
+        entry = self._run.live.entry(TaskId(step))
+        if entry.removed or entry.state is TaskState.CANCELLED:
+            raise CallSkipped(f"step {step!r} was taken out of the plan")
         try:
             return await self._run.perform(step, work, passes=passes)
         except NeedsHuman as error:
@@ -285,6 +295,21 @@ class AgentSteps:
 
         visit(self._run.live.entry(TaskId(step)))
         return list(added)
+
+    def _drop_later_steps(self, step: str, known: Collection[str]) -> None:
+        """Have a step no longer depend on steps which the framework begins only afterwards."""
+        live = self._run.live
+        for leaf in live.leaves(live.entry(TaskId(step))):
+            if leaf.state is not TaskState.PENDING:
+                continue
+            kept: list[JsonValue] = []
+            for task_id in leaf.task.depends_on:
+                before = live.entry(live.entry(task_id).root)
+                if before.satisfied or before.id not in known or before.id in self._begun:
+                    kept.append(task_id)
+            if len(kept) < len(leaf.task.depends_on):
+                reason = "the framework performs its steps in its own order"
+                self._run.modify_task(leaf.id, depends_on=kept, reason=reason)
 
     def _roots_before(self, root: TaskEntry) -> list[TaskId]:
         """Return the lineages that one depends on."""

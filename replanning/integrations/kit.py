@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 # some frameworks run on asyncio alone
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Final
 from urllib.parse import quote
@@ -235,91 +235,153 @@ def withdraw_questions(engine: ReplanningEngine, run_id: str) -> None:
             engine.answer(question.id, "reject", comment="the agent went on without it")
 
 
-async def invoke_approved(
-    engine: ReplanningEngine,
-    session: Session,
-    tool: str,
-    arguments: Mapping[str, object],
-    *,
-    execute: Execute,
-    key: str,
-    approved: bool,
-    once: bool = True,
-    resumed: bool = True,
-    named: Collection[str] | None = None,
-    passes: tuple[type[BaseException], ...] = (),
-) -> object:
-    """Call a tool for an agent whose framework asks people to approve calls, and makes the calls again after that.
+class HandedBack(Exception):
+    """What a framework is given in the place of an output, raised by the function that executes a tool.
 
     Args:
-        engine: the engine of the session.
-        session: the session.
-        tool: the name of the tool.
-        arguments: of the tool.
-        execute: executes this tool, and any tool that replaces it.
-        key: identifies the call, also when it is made again.
-        approved: whether the call was approved. Then the first alternative is chosen for a question that was open before.
-        once: as `Session.invoke` takes it.
-        resumed: whether an earlier run of the agent may have made this call; if it was given up there, it is made anew.
-        named: the questions that the approval names, in a framework whose approvals can. A question about a call in doubt is
-            answered by no other approval, because that of the call itself may be sent twice.
-        passes: as `Session.invoke` takes it.
-
-    Raises:
-        Exception: as `Session.invoke`; NeedsHuman for a question that the approval does not answer.
-    """
-    if not (approved or (once and resumed)):
-        return await session.invoke(
-            tool, arguments, execute=execute, key=key, once=once, passes=passes
-        )
-    seen = {question.id for question in engine.pending(session.run.id)} if approved else set[str]()
-    executed = False
-
-    async def noting(name: str, values: Mapping[str, object]) -> object:
-        nonlocal executed
-        executed = True
-        return await execute(name, values)
-
-    while True:
-        try:
-            return await session.invoke(
-                tool, arguments, execute=noting, key=key, once=once, passes=passes
-            )
-        except NeedsHuman as error:
-            if not seen.issuperset(error.questions):
-                raise
-            if named is not None and not set(error.questions) <= set(named):
-                root = session.run.live.entry(TaskId(error.task))
-                if any(session.run.live.in_doubt(leaf) for leaf in session.run.live.leaves(root)):
-                    raise
-            for question_id in error.questions:
-                seen.discard(question_id)
-                engine.answer(question_id, "approve", by="the approval of the call")
-        except CallFailed as error:
-            is_final = isinstance(error, CallSkipped) or isinstance(error.__cause__, NoResult)
-            if executed or is_final or not (once and resumed):
-                raise
-            once = False
-
-
-class ReportedFailure(Exception):
-    """A tool returned a result that says that it failed.
-
-    Attributes:
-        result: the result, which the agent sees if no alternative is left.
+        said: what happened, for the journal.
+        result: what the framework gets; None for the exception that this one was raised from.
     """
 
-    def __init__(self, said: str, result: object) -> None:
+    def __init__(self, said: str, result: object = None) -> None:
         super().__init__(said)
         self.result = result
+
+
+class ReportedFailure(HandedBack):
+    """A tool failed, and its framework has a form of its own for that, which it gets if no alternative is left."""
+
+
+class TimedOut(ReportedFailure, TimeoutError):
+    """A tool exceeded the time limit of its framework, so it may have taken effect."""
+
+
+class ControlFlow(HandedBack):
+    """A call ends without an output and has not failed, such as one that waits for a person."""
 
 
 ONE_ATTEMPT: Final = Retry(max_attempts=1)
 """Retries of a tool that its framework repeats by itself: the attempts of both would multiply."""
 
 
-class TimedOut(TimeoutError):
-    """A tool exceeded the time limit of its framework, so it may have taken effect; the cause is the framework's exception."""
+async def call_tool(
+    engine: ReplanningEngine,
+    session: Session,
+    tool: str,
+    arguments: Mapping[str, object],
+    execute: Execute,
+    *,
+    key: str = "",
+    once: bool = True,
+    passes: tuple[type[BaseException], ...] = (),
+    asks: bool = False,
+    approved: bool = False,
+    approved_questions: Collection[str] | None = None,
+    resumed: bool = False,
+    encode: Callable[[Any], object] | None = None,
+    decode: Callable[[Any], object] | None = None,
+) -> Any:
+    """Make a call of an agent, and return or raise what its framework expects of it.
+
+    The exception of a tool arrives as it was; so does the result of a tool that was executed in this process.
+
+    Args:
+        engine: the engine of the session.
+        session: the session.
+        tool: the name of the tool.
+        arguments: of the tool.
+        execute: executes this tool, and any tool that replaces it. It raises what the tool raises, `ReportedFailure` if the
+            tool says otherwise that it has failed, and `ControlFlow` if the call is to end.
+        key: identifies the call, also when it is made again by a later run of the agent.
+        once: as `Session.invoke` takes it.
+        passes: as `Session.invoke` takes it.
+        asks: whether the framework can put a question about this call to a person.
+        approved: whether a person has approved the call in the framework. Then the first alternative is chosen for a question
+            that was open before.
+        approved_questions: the questions that the approval names, in a framework whose approvals can. A question about a
+            call in doubt is answered by no other approval, because that of the call itself may be sent twice.
+        resumed: whether a call that an earlier run of the agent has given up is made anew, as one that was approved is.
+        encode: makes of a result what the journal records of it; by default the result itself.
+        decode: makes a result of what the journal has recorded.
+
+    Raises:
+        CallSkipped: the call was skipped, for the reason that it has as text.
+        NeedsHuman: a person must answer, and `asks` is true. Then the same call is made again with the same key.
+        NotRunning: the session has ended.
+        StoreError: the store fails.
+        Exception: of the tool; no alternative is left.
+    """
+    results: list[tuple[object, object]] = []
+    is_executed = False
+
+    async def recording(name: str, values: Mapping[str, object]) -> object:
+        nonlocal is_executed
+        is_executed = True
+        result = await execute(name, values)
+        if encode is None:
+            return result
+        recorded = encode(result)
+        results.append((recorded, result))
+        return recorded
+
+    seen: set[str] = set()
+    if approved:
+        seen.update(question.id for question in engine.pending(session.run.id))
+    passes = (ControlFlow, *passes)
+    while True:
+        try:
+            output = await session.invoke(
+                tool, arguments, execute=recording, key=key, once=once, passes=passes
+            )
+            break
+        except NeedsHuman as error:
+            if approved and _answers(session, error, seen, approved_questions):
+                for question_id in error.questions:
+                    seen.discard(question_id)
+                    engine.answer(question_id, "approve", by="the approval of the call")
+                continue
+            if asks:
+                raise
+            own: BaseException = error.own_error
+        except HandedBack as error:
+            own = error
+        except CallFailed as error:
+            is_final = isinstance(error, CallSkipped) or isinstance(error.__cause__, NoResult)
+            if is_executed or is_final or not (once and (approved or resumed)):
+                raise
+            once = False
+            continue
+        # Not while the other one is handled, which would become its context.
+        if not isinstance(own, HandedBack):
+            raise own
+        if own.result is None and own.__cause__ is not None:
+            raise own.__cause__
+        return own.result
+    for recorded, result in reversed(results):
+        if recorded is output:
+            return result
+    return output if decode is None else decode(output)
+
+
+def _answers(
+    session: Session, error: NeedsHuman, seen: Collection[str], named: Collection[str] | None
+) -> bool:
+    """Return whether the approval of a call answers the questions about it.
+
+    Args:
+        session: of the call.
+        error: names the questions.
+        seen: the questions that were open when the call was approved.
+        named: as `call_tool` takes it.
+    """
+    questions = set(error.questions)
+    if not questions.issubset(seen):
+        return False
+    if named is None or questions.issubset(named):
+        return True
+    live = session.run.live
+    root = live.entry(TaskId(error.task))
+    return not any(live.in_doubt(leaf) for leaf in live.leaves(root))
 
 
 def reported_result(error: ReportedFailure | NeedsHuman) -> Any:

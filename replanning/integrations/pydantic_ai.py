@@ -24,9 +24,9 @@ from replanning.integrations.kit import (
     ReportedFailure,
     SessionTask,
     TimedOut,
+    call_tool,
     describe_tools,
     has_deadline,
-    invoke_approved,
     missing_framework,
     shown_questions,
     tool_fields,
@@ -235,25 +235,19 @@ class _AgentRun:
                     raise failure from retry
 
         try:
-            return await invoke_approved(
+            return await call_tool(
                 self._engine,
                 session,
                 name,
                 arguments,
-                execute=execute,
+                execute,
                 key=_call_key(ctx, name, arguments),
+                passes=_PASSES if ctx.last_attempt else (*_PASSES, ModelRetry),
+                asks=self._asks(ctx),
                 approved=ctx.tool_call_approved,
                 resumed=self._resumed,
-                passes=_PASSES if ctx.last_attempt else (*_PASSES, ModelRetry),
             )
-        except (TimedOut, ReportedFailure) as error:
-            raise error.__cause__ or error  # noqa: B904 - as the framework raised it
         except NeedsHuman as error:
-            if not self._asks(ctx):
-                own = error.own_error
-                if isinstance(own, TimedOut | ReportedFailure):
-                    raise own.__cause__ or own  # noqa: B904 - as the framework raised it
-                raise own  # noqa: B904 - as the tool raised it, with its own cause
             self._asked = True
             shown = shown_questions(self._engine, session.run.id, error.questions)
             raise ApprovalRequired(metadata={METADATA: {"questions": shown}}) from error
@@ -325,7 +319,7 @@ def _failure_behind(retry: Any) -> Exception | None:
     for frame, _ in walk_tb(retry.__traceback__):
         raised_in = frame.f_globals.get("__name__", "")
     if raised_in == _MCP:  # a result with `isError`, or an error of the protocol
-        return ReportedFailure(retry.message, None)
+        return ReportedFailure(retry.message)
     if raised_in == FunctionToolset.__module__ and isinstance(retry.__context__, TimeoutError):
         return TimedOut(retry.message)
     return None

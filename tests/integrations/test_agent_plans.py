@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 
+import anyio
 import pytest
 
 from replanning import ReplanningEngine, Task
-from replanning.changes import AddTask, ModifyTask, SkipTask
+from replanning.changes import AddTask, CancelTask, ModifyTask, RemoveTask, SkipTask
 from replanning.errors import CallSkipped, NeedsHuman
 from replanning.integrations.agent_plans import (
     EARLIER,
@@ -172,3 +173,45 @@ async def test_a_framework_that_calls_its_steps_itself_gets_what_was_put_before_
         ("researcher", said),
         ("editor", said),
     ]
+
+
+async def test_a_framework_that_calls_its_steps_itself_need_not_wait_for_later_ones():
+    """A step that was moved behind one which the framework begins afterwards is performed at once."""
+    engine = ReplanningEngine()
+    agents = Agents()
+    plan = chain("researcher", "writer", "editor")
+    known = ["researcher", "writer", "editor"]
+    async with agent_session(engine, plan) as session:
+        session.run.apply(
+            [
+                ModifyTask(task_id="editor", fields={"depends_on": ["researcher"]}),
+                ModifyTask(task_id="writer", fields={"depends_on": ["editor"]}),
+            ]
+        )
+        steps = AgentSteps(engine, session, asks=False)
+        with anyio.fail_after(5):
+            for step in known:
+                await steps.perform(step, agents, known=known)
+    assert agents.asked == known
+    assert session.run.result.ok
+
+
+@pytest.mark.parametrize("change", [RemoveTask, CancelTask])
+async def test_a_step_that_was_taken_out_of_the_plan_is_left_out(change):
+    """Its agent is not asked, whoever calls it."""
+    engine = ReplanningEngine()
+    agents = Agents()
+    async with agent_session(engine, chain("writer", "editor")) as session:
+        session.run.apply([change(task_id="editor")])
+        steps = AgentSteps(engine, session, asks=False)
+        await steps.perform("writer", agents, known=["writer", "editor"])
+        assert steps.next_step(["writer"]) is None
+        with pytest.raises(CallSkipped):
+            await steps.perform("editor", agents, known=["writer", "editor"])
+    assert agents.asked == ["writer"]
+
+
+def test_any_text_can_be_what_a_workflow_is_asked_for():
+    """Control characters are no part of an objective, and an empty one has a name."""
+    assert agent_plan("a\x00b\nc", [], AGENTS, None).goal.objective == "a b\nc"
+    assert agent_plan("", [], AGENTS, None).goal.objective == "Run of a workflow"

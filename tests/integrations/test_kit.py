@@ -1,12 +1,27 @@
-"""What integrations share, without a framework: wrong arguments, descriptions of tools, and runs of threads."""
+"""What integrations share, without a framework: descriptions of tools, runs of threads, and calls."""
 
 import sys
+from collections.abc import Callable, Mapping
 from importlib import import_module
+from typing import Any
 
 import pytest
 
 from replanning import Retry
-from replanning.integrations.kit import describe_tools, thread_run, tool_fields
+from replanning.engine.session import Session
+from replanning.errors import NeedsHuman
+from replanning.integrations.kit import (
+    ONE_ATTEMPT,
+    ControlFlow,
+    HandedBack,
+    ReportedFailure,
+    TimedOut,
+    call_tool,
+    describe_tools,
+    shown_questions,
+    thread_run,
+    tool_fields,
+)
 from replanning.testing import VirtualClock
 from tests.support.runs import make_engine
 
@@ -70,6 +85,7 @@ async def test_threads(clock: VirtualClock) -> None:
         ("crewai", "crewai"),
         ("google_adk", "google.adk.plugins.base_plugin"),
         ("magentic", "agent_framework_orchestrations"),
+        ("swarms", "swarms.structs.agent"),
     ],
 )
 def test_missing_framework(name: str, needed: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,3 +95,98 @@ def test_missing_framework(name: str, needed: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, needed, None)
     with pytest.raises(ImportError, match=rf"replanning\[{name.replace('_', '-')}\]"):
         import_module(module)
+
+
+class Busy(Exception):
+    """What the framework of these tests raises by itself."""
+
+
+def raised_from(error: HandedBack) -> Callable[[], object]:
+    """A tool that raises this in the place of an exception of its framework."""
+
+    def tool() -> object:
+        raise error from Busy("as it was")
+
+    return tool
+
+
+def raised(error: Exception) -> Callable[[], object]:
+    """A tool that raises this."""
+
+    def tool() -> object:
+        raise error
+
+    return tool
+
+
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize(
+    ("tool", "expected"),
+    [
+        (lambda: [1], [1]),
+        (raised(ReportedFailure("it says no", {"is_error": True})), {"is_error": True}),
+        (raised(ControlFlow("it waits", {"waits": True})), {"waits": True}),
+        (raised(ControlFlow("it waits")), None),
+        (raised_from(ReportedFailure("it says no")), Busy),
+        (raised_from(TimedOut("too slow")), Busy),
+        (raised_from(ControlFlow("it is halted")), Busy),
+        (raised(Busy("as it was")), Busy),
+    ],
+)
+async def test_what_a_framework_gets(
+    tool: Callable[[], object], expected: Any, asks: bool, clock: VirtualClock
+) -> None:
+    """A call returns or raises what its framework has for it, without a trace of how it came about."""
+    engine = make_engine(clock=clock)
+    described = describe_tools({"search": {"retry": ONE_ATTEMPT}}, None)
+
+    async def execute(name: str, arguments: Mapping[str, object]) -> object:
+        return tool()
+
+    async with engine.session("talk", tools=described) as session:
+        if expected is not Busy:
+            assert await call_tool(engine, session, "search", {}, execute, asks=asks) == expected
+            return
+        with pytest.raises(Busy, match="as it was") as error:
+            await call_tool(engine, session, "search", {}, execute, asks=asks)
+    assert error.value.__cause__ is error.value.__context__ is None
+
+
+async def test_approval(clock: VirtualClock) -> None:
+    """The approval of a call answers the question about it; later its result is made of what was recorded."""
+    engine = make_engine("repair", clock=clock, alternatives={"require_approval": True})
+    described = describe_tools(
+        {"search": tool_fields("", {}, stated="web"), "archive": tool_fields("", {}, stated="web")},
+        None,
+    )
+    executed: list[str] = []
+
+    async def execute(name: str, arguments: Mapping[str, object]) -> complex:
+        executed.append(name)
+        if name == "search":
+            raise PermissionError("no key")
+        return 1j
+
+    async def call(session: Session, key: str = "call-1", **options: Any) -> Any:
+        return await call_tool(
+            engine,
+            session,
+            "search",
+            {},
+            execute,
+            key=key,
+            **options,
+            encode=str,
+            decode=complex,
+        )
+
+    async with engine.session("talk", tools=described, run_id="talk", asks=True) as session:
+        with pytest.raises(NeedsHuman) as error:
+            await call(session, asks=True)
+        [shown] = shown_questions(engine, "talk", error.value.questions)
+        assert shown["choices"] == ["do 'search-1' with 'archive', of the same capability 'web'"]
+        assert await call(session, approved=True) == 1j
+        assert await call(session) == 1j
+        assert executed == ["search", "archive"]
+        with pytest.raises(PermissionError, match="no key"):
+            await call(session, key="call-2")
