@@ -70,6 +70,9 @@ PACKAGES: Final = {
 }
 """Modules with public names, in the order of the reference. Integrations and exporters are added by their files."""
 
+KIT: Final = ("kit", "session_thread")
+"""Public modules for integrations of others, which have no pages of their own."""
+
 
 def main(*arguments: str) -> None:
     """Write the pages, then the site unless `--pages` is given."""
@@ -500,7 +503,8 @@ def api() -> dict[str, str]:
     modules = dict(PACKAGES)
     for family in ("integrations", "exporters"):
         for path in sorted((ROOT / "replanning" / family).glob("[!_]*.py")):
-            if family == "integrations" and not (DOCS / family / f"{path.stem}.md").exists():
+            has_page = (DOCS / family / f"{path.stem}.md").exists()
+            if family == "integrations" and not has_page and path.stem not in KIT:
                 continue  # what the integrations share
             modules[f"replanning.{family}.{path.stem}"] = f"`{path.stem}`"
     pages, seen = {}, set[str]()

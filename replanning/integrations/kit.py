@@ -1,4 +1,7 @@
-"""Shared parts of the integrations: descriptions of tools, runs of threads, tasks of sessions, and questions to a person."""
+"""Kit for integrations of agent frameworks: descriptions of tools, runs of threads, sessions, calls, and questions.
+
+See docs/how-to/attach-a-framework.md. A framework that calls tools in threads also needs `session_thread`.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,25 @@ from replanning.plan.messages import did_you_mean
 from replanning.plan.tasks import Retry, allows_repetition
 from replanning.plan.types import JSON_TYPES, RunId, TaskId
 from replanning.run.attempt import current_attempt
+
+__all__ = [
+    "ONE_ATTEMPT",
+    "Capabilities",
+    "ControlFlow",
+    "HandedBack",
+    "ReportedFailure",
+    "SessionTask",
+    "TimedOut",
+    "call_tool",
+    "describe_tools",
+    "earlier_output",
+    "has_deadline",
+    "output_in_run",
+    "shown_questions",
+    "thread_run",
+    "tool_fields",
+    "withdraw_questions",
+]
 
 Capabilities = Mapping[str, str | Mapping[str, object]]
 """By the name of a tool, its capability, or the fields that `replanning.tool` takes."""

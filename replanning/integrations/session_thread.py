@@ -20,6 +20,8 @@ from replanning.errors import NotRunning
 from replanning.integrations.kit import has_deadline
 from replanning.run.attempt import as_current_attempt, current_attempt
 
+__all__ = ["ExecuteInThread", "SessionThread"]
+
 ResultT = TypeVar("ResultT")
 
 ExecuteInThread = Callable[[str, Mapping[str, object]], object]

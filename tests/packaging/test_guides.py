@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import anyio
 import pytest
 
 from replanning import Plan, ReplanningEngine, Settings
@@ -109,6 +110,49 @@ async def test_messages(tmp_path, monkeypatch):
         result = await engine.execute(PLAN, work)
     assert (result.status, result.revisions[0].by) == ("succeeded", "person:ada")
     assert refused == ["not signed by Slack, or too old"]
+
+
+def test_attached_framework():
+    """A loop of agents is attached in 60 lines: its errors, exceptions and stops arrive as without the engine."""
+    page = "attach-a-framework.md"
+    names: dict[str, Any] = {"__name__": "page"}
+    framework, integration, *_ = blocks(GUIDES / page, "python")
+    assert len(integration.text.splitlines()) <= 60
+    run(framework, page, names)
+    run(integration, page, names)
+    error = names["Result"]("the key has expired", is_error=True)
+    made = []
+
+    async def tool(what: str) -> Any:
+        made.append(what)
+        if what == "fail":
+            return error
+        if what == "stop" and made.count("stop") == 1:
+            raise names["StopLoop"]
+        if what == "raise":
+            raise KeyError(what)
+        return names["Result"](what)
+
+    schema = {"properties": {"what": {"type": "string"}}}
+    tools = {"tool": names["Tool"](tool, "", schema)}
+    loop = names["Loop"]("assistant", tools, names["Replanned"]({}))
+
+    def calls(*texts: str) -> list[Any]:
+        return [names["Call"](text, "tool", {"what": text}) for text in texts]
+
+    async def main() -> None:
+        [result] = await loop.run("errors", calls("fail"))
+        assert result is error
+        with pytest.raises(KeyError, match="raise"):
+            await loop.run("exceptions", calls("raise"))
+        made.clear()
+        with pytest.raises(names["StopLoop"]):
+            await loop.run("stops", calls("first", "stop"))
+        results = await loop.run("stops", calls("first", "stop"))
+        assert [each.text for each in results] == ["first", "stop"]
+        assert made == ["first", "stop", "stop"]
+
+    anyio.run(main)
 
 
 REPAIRED = """
