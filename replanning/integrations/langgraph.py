@@ -44,9 +44,9 @@ from replanning.integrations.kit import (
     Capabilities,
     ReportedFailure,
     SessionTask,
+    call_tool,
     describe_tools,
     missing_framework,
-    reported_result,
     shown_questions,
     thread_run,
     tool_fields,
@@ -438,32 +438,33 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
                 return recorded[0]
             interrupted = is_tool and self._has_interrupted(earlier)
             given_up = key not in self._failed and self._was_given_up(earlier)
-        executed: list[tuple[object, object]] = []
 
-        async def recording(tool: str, values: Mapping[str, object]) -> object:
-            output = await execute(tool, values)
+        def encoded(output: object) -> object:
             stored = encode(output)
-            if interrupted:
-                stored = executed_again(stored)
-            executed.append((stored, output))
-            return stored
+            return executed_again(stored) if interrupted else stored
 
         answered = False
         while True:
             once = answered or given_up
             try:
-                output = await self.session.invoke(
-                    name, arguments, execute=recording, key=key, once=once, passes=_PASSES
+                return await call_tool(
+                    self.engine,
+                    self.session,
+                    name,
+                    arguments,
+                    execute,
+                    key=key,
+                    once=once,
+                    passes=_PASSES,
+                    asks=self._asks,
+                    encode=encoded,
+                    decode=decode,
                 )
-            except ReportedFailure as error:
-                return error.result
             except CallSkipped as skipped:
                 if not is_tool:
                     return None
                 return ToolMessage(str(skipped), name=name, tool_call_id=call_id)
             except NeedsHuman as error:
-                if not self._asks:
-                    return reported_result(error)
                 self._ask(error.questions[0])
                 answered = True
             except GraphInterrupt as error:
@@ -475,12 +476,6 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
                 if not once:
                     self._failed.add(key)
                 raise
-            else:
-                # What was executed in this process comes back as it was.
-                for stored, original in executed:
-                    if stored is output:
-                        return original
-                return decode(output)
 
     def _recorded_output(self, call: TaskEntry) -> tuple[object] | None:
         """Return the output of a call of a tool that was finished before the graph was resumed; None if it has none.
