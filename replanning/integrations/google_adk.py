@@ -26,11 +26,12 @@ from replanning.integrations.agent_plans import TASK, AgentSteps, agent_fields, 
 from replanning.integrations.kit import (
     UNFINISHED,
     Capabilities,
+    ControlFlow,
     ReportedFailure,
     SessionTask,
+    call_tool,
     describe_tools,
     missing_framework,
-    reported_result,
     shown_questions,
     tool_fields,
 )
@@ -228,12 +229,11 @@ class _Attached:
         return await run.call(tool, args, tool_context)
 
 
-class _Interrupted(Exception):
+class _Interrupted(ControlFlow):
     """A tool waits for a confirmation or for credentials."""
 
     def __init__(self, response: Any) -> None:
-        super().__init__("the tool waits for a person")
-        self.response = response
+        super().__init__("the tool waits for a person", response)
 
 
 class _Run:
@@ -414,6 +414,7 @@ class _Run:
                 call_id in actions.requested_tool_confirmations
                 or call_id in actions.requested_auth_configs
             ):
+                self.waits = True
                 raise _Interrupted(output)
             if (answer is None or answer.confirmed) and self._owner.is_failure(output):
                 said = (
@@ -425,23 +426,22 @@ class _Run:
             return output
 
         try:
-            return await session.invoke(
-                tool.name, arguments, execute=execute, key=call_id, once=bool(asked)
+            return await call_tool(
+                self._owner.engine,
+                session,
+                tool.name,
+                arguments,
+                execute,
+                key=call_id,
+                once=bool(asked),
+                asks=self._can_ask(context),
             )
-        except _Interrupted as interrupted:
-            self.waits = True
-            return interrupted.response
         except CallSkipped as skipped:
             return {"result": str(skipped)}
         except NeedsHuman as error:
-            if self._can_ask(context):
-                shown = shown_questions(self._owner.engine, session.run.id, error.questions)
-                return self._ask(
-                    context, " ".join(str(each["text"]) for each in shown), {"questions": shown}
-                )
-            return reported_result(error)
-        except ReportedFailure as error:
-            return reported_result(error)
+            shown = shown_questions(self._owner.engine, session.run.id, error.questions)
+            text = " ".join(str(each["text"]) for each in shown)
+            return self._ask(context, text, {"questions": shown})
 
     async def _confirm(
         self, tool: Any, values: dict[str, Any], context: Any, asked: Mapping[str, Any], called: Any

@@ -22,7 +22,9 @@ from replanning.engine.session import Session
 from replanning.errors import NotRunning, StoreError
 from replanning.integrations.kit import (
     Capabilities,
+    ControlFlow,
     SessionTask,
+    call_tool,
     describe_tools,
     missing_framework,
     tool_fields,
@@ -85,10 +87,6 @@ async def replanned(
             await made.leave(f"the block raised {type(error).__name__}")
         raise
     await made.leave()
-
-
-class _GivenUp(Exception):
-    """The manager gives a round up: it does not ask the participant, or does not wait for it."""
 
 
 class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not be installed
@@ -248,16 +246,14 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
                 reply = await self._replies.get()
             except asyncio.CancelledError:
                 if self._gives_up:
-                    raise _GivenUp from None
+                    raise ControlFlow("the manager has given the round up") from None
                 raise
             if isinstance(reply, NoProgress):
                 raise reply
             return reply
 
         try:
-            await session.invoke(
-                speaker, {"instruction": instruction}, execute=execute, passes=(_GivenUp,)
-            )
+            await call_tool(self._engine, session, speaker, {"instruction": instruction}, execute)
         except (NotRunning, StoreError) as error:
             self._failure = error
         except Exception:  # noqa: BLE001, S110 - no alternative is left, and the manager decides
