@@ -19,12 +19,14 @@ from replanning.integrations.kit import (
     thread_run,
     tool_fields,
 )
+from replanning.journal.records import DecisionMade, RunResumed, TriggerFired
 from replanning.live.entries import TaskEntry
 from replanning.live.states import FINISHED, STUCK, TaskState
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Goal, Task
 from replanning.plan.types import JsonValue, TaskId
 from replanning.run.attempt import TaskContext
+from replanning.run.run import PlanRun
 
 TASK: Final = "task"
 """Argument of an agent: its instruction. A step has none, because the framework says what its agent is asked; a provider may
@@ -33,7 +35,7 @@ state one for what replaces a step."""
 EARLIER: Final = "earlier"
 """Argument that an agent is given if it follows others which the framework does not know: their names and outputs."""
 
-_STARTABLE: Final = (TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
+_PERFORMABLE: Final = {TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION, *STUCK}
 
 _SCHEMA: Final = {"properties": {TASK: {"type": "string", "default": ""}}}
 
@@ -134,16 +136,37 @@ async def agent_session(
 
 
 def retry_failed(session: Session) -> None:
-    """Have the steps of a resumed run tried again that had failed for good; a person decides about those in question."""
-    live = session.run.live
-    failed = [
-        RetryTask(task_id=task_id)
-        for task_id in live.stuck
-        if CALL_KEY not in live.entry(live.entry(task_id).root).task.metadata
-        and not live.entry(task_id).holds
-    ]
+    """Have the steps of a resumed run tried again that had failed for good.
+
+    Those about which a question is open, or a person has just answered one, are left as they are: a retry would fail again, and
+    ask again.
+    """
+    run = session.run
+    answered = _answered_since_resume(run)
+    failed = []
+    for task_id in run.live.stuck:
+        entry = run.live.entry(task_id)
+        root = run.live.entry(entry.root)
+        if CALL_KEY not in root.task.metadata and not entry.holds and task_id not in answered:
+            failed.append(RetryTask(task_id=task_id))
     if failed:
-        session.run.apply(failed, reason="the workflow was run again")
+        run.apply(failed, reason="the workflow was run again")
+
+
+def _answered_since_resume(run: PlanRun) -> set[TaskId]:
+    """Return the tasks about which a person has decided since the run was resumed."""
+    tasks: dict[str, tuple[TaskId, ...]] = {}
+    answered: set[TaskId] = set()
+    for record in run.records():
+        match record.body:
+            case RunResumed():
+                answered.clear()
+            case TriggerFired(trigger=trigger):
+                tasks[trigger.id] = trigger.tasks
+            case DecisionMade(by=by, triggers=triggers) if by.partition(":")[0] == "person":
+                for trigger_id in triggers:
+                    answered.update(tasks[trigger_id])
+    return answered
 
 
 class AgentSteps:
@@ -199,7 +222,9 @@ class AgentSteps:
         return await self._perform(step, execute, known, passes)
 
     def next_step(self, performed: Collection[str]) -> TaskId | None:
-        """Return the next step of the plan that can be performed, or whose output was recorded by an earlier process.
+        """Return the next step of the plan that can be performed, or that has ended in an earlier process.
+
+        What has failed there, or waits for an answer, is raised when it is performed.
 
         For frameworks whose steps are called one by one: this follows whatever providers have inserted, skipped or moved.
 
@@ -211,7 +236,7 @@ class AgentSteps:
             if entry.parent is not None or entry.id in performed:
                 continue
             leaves = live.leaves(entry)
-            if not entry.satisfied and not any(leaf.state in _STARTABLE for leaf in leaves):
+            if not entry.satisfied and not any(leaf.state in _PERFORMABLE for leaf in leaves):
                 continue
             if all(root in performed for root in self._roots_before(entry)):
                 return entry.id

@@ -7,7 +7,7 @@ import pytest
 
 from replanning import ReplanningEngine, Task
 from replanning.changes import AddTask, CancelTask, ModifyTask, RemoveTask, SkipTask
-from replanning.errors import CallSkipped, NeedsHuman
+from replanning.errors import CallFailed, CallSkipped, NeedsHuman
 from replanning.integrations.agent_plans import (
     EARLIER,
     AgentStep,
@@ -129,6 +129,22 @@ async def test_a_person_can_be_asked_where_the_workflow_can_be_resumed():
     outputs = await run_through(engine, plan, agents, thread="tea")
     assert outputs["writer"] == "editor said this"
     assert agents.asked == ["writer", "editor", "researcher"]
+
+
+async def test_a_refused_alternative_makes_no_further_question():
+    """Before the answer the same question is raised; after it the step has failed for good, and a later run tries it again."""
+    engine = ReplanningEngine(settings={"alternatives": {"human_approval_threshold": 0.99}})
+    plan = chain("writer", writer="write", editor="write")
+    agents = Agents("writer")
+    for _ in range(2):
+        with pytest.raises(NeedsHuman):
+            await run_through(engine, plan, agents, thread="tea")
+    (question,) = engine.pending()
+    engine.answer(question.id, "reject", by="Ada")
+    with pytest.raises(CallFailed, match="writer failed"):
+        await run_through(engine, plan, agents, thread="tea")
+    assert agents.asked == ["writer"]
+    assert await run_through(engine, plan, Agents(), thread="tea") == {"writer": "writer said this"}
 
 
 async def test_a_provider_may_insert_and_skip_what_has_not_begun():

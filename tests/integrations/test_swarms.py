@@ -22,10 +22,11 @@ pytest.importorskip(
 
 from swarms import Agent, ConcurrentWorkflow, GraphWorkflow, SequentialWorkflow
 
-from replanning import ReplanningEngine, Task
+from replanning import Answer, ReplanningEngine, Task
 from replanning.changes import AddTask, ModifyTask, SkipTask
-from replanning.errors import NeedsHuman
+from replanning.errors import CallFailed, NeedsHuman
 from replanning.integrations.swarms import replanned
+from replanning.testing import ScriptedGate
 from tests.support.runs import alternative, make_engine, skipping
 
 pytestmark = pytest.mark.filterwarnings(
@@ -215,6 +216,35 @@ def test_a_person_decides_and_the_workflow_is_resumed(kind):
     result = models.attached(kind, engine, "tea").run("Write about tea")
     assert dict(spoken(result))["writer"] == "editor said this"
     assert sorted(models.asked) == ["critic", "editor", "researcher", "writer"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_that_refuses_leaves_the_failure_to_the_framework(kind):
+    """The agent that had failed is not asked again by the resumed run, and neither is the stand-in."""
+    engine = ReplanningEngine(settings={"alternatives": {"human_approval_threshold": 0.99}})
+    models = Models("writer")
+    with pytest.raises(NeedsHuman):
+        models.attached(kind, engine, "tea").run("Write about tea")
+    engine.answer(engine.pending()[0].id, "reject")
+    try:
+        outcome = str(models.attached(kind, engine, "tea").run("Write about tea"))
+    except CallFailed as error:
+        assert kind == "sequential"
+        outcome = str(error)
+    assert "writer is down" in outcome
+    assert models.asked.count("writer") == 1
+    assert "editor" not in models.asked
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gate_is_asked_while_the_workflow_runs(kind):
+    """The step of the agent that failed waits for the answer."""
+    models = Models("writer")
+    gate = ScriptedGate([Answer("approve")])
+    engine = make_engine("repair", gate=gate, alternatives={"human_approval_threshold": 0.99})
+    result = models.attached(kind, engine).run("Write about tea")
+    assert dict(spoken(result))["writer"] == "editor said this"
+    assert len(gate.questions) == 1
 
 
 @pytest.mark.parametrize("kind", ["sequential", "graph"])
