@@ -1,4 +1,4 @@
-"""A workflow of swarms whose agents stand in for one another. Needs `pip install swarms`; run it as it is."""
+"""A workflow of swarms with agents that stand in. Needs `pip install swarms`; run it as it is."""
 
 import os
 from tempfile import mkdtemp

@@ -1,4 +1,4 @@
-"""Plans of agents: workflows of frameworks whose steps are agents, as plans whose pending steps are known from the start."""
+"""Workflows of frameworks whose steps are agents, as plans that are known from the start."""
 
 from __future__ import annotations
 
@@ -29,11 +29,17 @@ from replanning.run.attempt import TaskContext
 from replanning.run.run import PlanRun
 
 TASK: Final = "task"
-"""Argument of an agent: its instruction. A step has none, because the framework says what its agent is asked; a provider may
-state one for what replaces a step."""
+"""Argument of an agent: its instruction.
+
+A step has none, because the framework says what its agent is asked. A provider may state one for
+what replaces a step.
+"""
 
 EARLIER: Final = "earlier"
-"""Argument that an agent is given if it follows others which the framework does not know: their names and outputs."""
+"""Argument that an agent is given if it follows agents that the framework does not know.
+
+It has their names and outputs.
+"""
 
 _PERFORMABLE: Final = {TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION, *STUCK}
 
@@ -77,18 +83,21 @@ def agent_plan(
 ) -> Plan:
     """Return the plan of a workflow: its tools are the agents, its tasks the steps.
 
-    An agent gets one attempt, because frameworks let agents repeat what may pass by themselves. It may be asked again after
-    the process died while it worked, as the framework would. The capabilities can say otherwise.
+    An agent gets one attempt, because agents repeat by themselves what may pass. It may be asked
+    again after the process died while it worked, as the framework would. The capabilities can say
+    otherwise.
 
     Args:
         objective: what the workflow is asked for.
         steps: the steps.
         agents: by name, what each agent is for; those that no step names can stand in.
-        capabilities: by the name of an agent, its capability, or the fields that `replanning.tool` takes.
+        capabilities: by the name of an agent, its capability, or the fields that `replanning.tool`
+            takes.
         always: whether the framework goes on after a step that failed.
 
     Raises:
-        ValueError: capabilities name agents that do not exist, or a field is not valid for an agent; names every one.
+        ValueError: capabilities name agents that do not exist, or a field is not valid for an
+            agent; names every one.
     """
     fields = {name: agent_fields(description) for name, description in agents.items()}
     described = describe_tools(fields, capabilities, noun="agent")
@@ -98,7 +107,8 @@ def agent_plan(
         if always:
             task = task.model_copy(update={"run_if": "always"})
         tasks.append(task)
-    # Two runs of one thread are the same work only if they are asked for the same, so nothing is cut off.
+    # Two runs of one thread are the same work only if they are asked for the same, so nothing is
+    # cut off.
     printable = [char if char.isprintable() or char in "\n\t" else " " for char in objective]
     return Plan(
         goal=Goal(objective="".join(printable) or "Run of a workflow"),
@@ -138,8 +148,8 @@ async def agent_session(
 def retry_failed(session: Session) -> None:
     """Have the steps of a resumed run tried again that had failed for good.
 
-    Those about which a question is open, or a person has just answered one, are left as they are: a retry would fail again, and
-    ask again.
+    Those about which a question is open, or a person has just answered one, are left as they are: a
+    retry would fail again, and ask again.
     """
     run = session.run
     answered = _answered_since_resume(run)
@@ -195,20 +205,23 @@ class AgentSteps:
     ) -> object:
         """Have the agent of a step asked, or what replaces it, and return the output.
 
-        What providers have put before the step is performed first, unless the framework knows it. A step of the framework
-        that a provider has moved before this one, and that the framework has not begun, is not waited for: it would be begun
-        only after this one.
+        What providers have put before the step is performed first, unless the framework knows it. A
+        step of the framework that a provider has moved before this one, and that the framework has
+        not begun, is not waited for: it would be begun only after this one.
 
         Args:
             step: the id of the step, or of a task that a provider has added.
-            execute: asks an agent, given its name and, where they apply, the arguments `TASK` and `EARLIER`.
-            known: the ids of the steps that the framework performs, and whose outputs it hands on by itself. A framework
-                whose steps can be performed ahead of their turn names those that have begun.
+            execute: asks an agent, given its name and, where they apply, the arguments `TASK` and
+                `EARLIER`.
+            known: the ids of the steps that the framework performs, and whose outputs it hands on
+                by itself. A framework whose steps can be performed ahead of their turn names those
+                that have begun.
             passes: as `PlanRun.perform` takes it.
 
         Raises:
             CallSkipped: the step is left out.
-            Exception: as `PlanRun.perform`; the agent's own where a person would have to answer and nobody can.
+            Exception: as `PlanRun.perform`; the agent's own where a person would have to answer and
+                nobody can.
         """
         self._begun.add(step)
         added = self._added_before(step, known)
@@ -222,11 +235,12 @@ class AgentSteps:
         return await self._perform(step, execute, known, passes)
 
     def next_step(self, performed: Collection[str]) -> TaskId | None:
-        """Return the next step of the plan that can be performed, or that has ended in an earlier process.
+        """Return the next step that can be performed, or that has ended in an earlier process.
 
         What has failed there, or waits for an answer, is raised when it is performed.
 
-        For frameworks whose steps are called one by one: this follows whatever providers have inserted, skipped or moved.
+        For frameworks whose steps are called one by one: this follows whatever providers have
+        inserted, skipped or moved.
 
         Args:
             performed: the ids that were returned before.
@@ -243,7 +257,7 @@ class AgentSteps:
         return None
 
     def added_behind(self, known: Collection[str]) -> list[TaskId]:
-        """Return what providers have put behind the last step of the framework, and nobody has performed.
+        """Return what providers have put behind the last step, and nobody has performed.
 
         Args:
             known: the ids of the steps of the framework, and of what was performed.
@@ -308,7 +322,7 @@ class AgentSteps:
             raise error.own_error from None
 
     def _added_before(self, step: str, known: Collection[str]) -> list[TaskId]:
-        """Return what must be done before a step and the framework does not perform, in an order that is possible."""
+        """Return what comes before a step and the framework does not perform, the first first."""
         added: dict[TaskId, None] = {}
 
         def visit(entry: TaskEntry) -> None:

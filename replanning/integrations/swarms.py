@@ -1,6 +1,7 @@
-"""swarms: `workflow = replanned(SequentialWorkflow(agents=[researcher, writer]), capabilities={"writer": "write", "editor": "write"})`.
+"""swarms: `workflow = replanned(SequentialWorkflow(agents=[…]), capabilities={"writer": "x"})`.
 
-Tested with swarms 16.0.3. See docs/integrations/swarms.md for what happens with an agent that fails, and for what is lost.
+Tested with swarms 16.0.3. See docs/integrations/swarms.md for what happens with an agent that
+fails, and for what is lost.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from replanning.integrations.agent_plans import (
 )
 from replanning.integrations.kit import Capabilities, missing_framework
 from replanning.integrations.session_thread import SessionThread
+from replanning.plan.document import Plan
 from replanning.plan.types import TaskId
 
 try:
@@ -45,7 +47,7 @@ _Ask = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 """Asks the agent of a step, given the arguments of `run`."""
 
 _SKIPPED: Final = "(skipped)"
-"""Output of an agent that was skipped, recognised by its identity; it never reaches the conversation."""
+"""Output of a skipped agent, recognised by its identity; it never reaches the conversation."""
 
 
 def replanned(
@@ -61,17 +63,20 @@ def replanned(
     Each run is a run of a plan with one task for each agent, also for those that have not begun.
 
     Args:
-        workflow: a `SequentialWorkflow`, `ConcurrentWorkflow` or `GraphWorkflow`; it stays as it is.
+        workflow: a `SequentialWorkflow`, `ConcurrentWorkflow` or `GraphWorkflow`; it stays as it
+            is.
         engine: the engine; by default one with its defaults.
-        capabilities: by the name of an agent, or of the node of a graph, its capability, or the fields that
-            `replanning.tool` takes. Agents of the same capability can stand in for one another.
+        capabilities: by the name of an agent, or of the node of a graph, its capability, or the
+            fields that `replanning.tool` takes. Agents of the same capability can stand in for one
+            another.
         agents: further agents that can stand in.
-        thread: an id of the work; its last run is resumed unless it has ended, and agents that had finished are not asked
-            again.
+        thread: an id of the work; its last run is resumed unless it has ended, and agents that had
+            finished are not asked again.
 
     Raises:
         TypeError: this is another kind of workflow.
-        ValueError: capabilities name agents that do not exist, or a field is not valid for an agent.
+        ValueError: capabilities name agents that do not exist, a field is not valid for an agent,
+            or a further agent has the name of one in the workflow.
     """
     attachment = _Attachment(
         engine=ReplanningEngine() if engine is None else engine,
@@ -102,7 +107,11 @@ def _attached(workflow: Any, behaviour: type, attachment: _Attachment) -> Any:
     made = copy(workflow)
     made.__class__ = type(kind.__name__, (behaviour, kind), {"__module__": kind.__module__})
     made._replanning = attachment
-    attachment.plan("", [], made._agents_by_name())  # says at once what is wrong with it
+    own = made._agents_by_name()
+    for name, agent in attachment.stand_ins.items():
+        if own.get(name, agent) is not agent:
+            raise ValueError(f"agents: the workflow has another agent called {name!r}")
+    attachment.plan("", [], own)  # says at once what is wrong with the capabilities
     return made
 
 
@@ -129,7 +138,7 @@ class _Attachment:
         agents: Mapping[str, Any],
         *,
         always: bool = False,
-    ) -> Any:
+    ) -> Plan:
         """Return the plan of a run."""
         everyone = {**agents, **self.stand_ins}
         described = {
@@ -163,7 +172,7 @@ class _Run:
         self._agents = agents
 
     def next_step(self, performed: Collection[str]) -> tuple[TaskId, str] | None:
-        """Return the next step of the plan and the name of its agent, see `AgentSteps.next_step`."""
+        """Return the next step and the name of its agent, see `AgentSteps.next_step`."""
 
         async def find(_: Execute) -> tuple[TaskId, str] | None:
             step = self._steps.next_step(performed)
@@ -204,7 +213,7 @@ class _Run:
 def _with_arguments(
     args: Sequence[Any], kwargs: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Return the arguments of an agent, with what the plan states besides those of the framework."""
+    """Return the arguments of an agent: those of the framework, and what the plan states."""
     options = dict(kwargs)
     if task := arguments.get(TASK):
         if args:
@@ -220,7 +229,8 @@ def _with_arguments(
 class _Member:
     """Agent in the place of another, whose `run` performs a step; all else is that of the other.
 
-    Its answer is what `run` returns, so it has no memory of which the framework would take another one.
+    Its answer is what `run` returns. It has no memory, from which the framework would take another
+    answer.
     """
 
     short_memory: Final = None
@@ -238,7 +248,7 @@ class _Member:
 
 
 class _Sequence:
-    """Has the steps of a sequence follow the plan, one after another in the thread of the caller."""
+    """Has a sequence follow the plan, step by step in the thread of the caller."""
 
     _replanning: _Attachment
 
@@ -290,7 +300,9 @@ class _Conversation(Conversation):  # type: ignore[misc] # its types may not be 
 
 
 class _Stopped(BaseException):
-    """The run cannot go on; no Exception, because the framework would take it for the failure of an agent.
+    """The run cannot go on.
+
+    This is no Exception, because the framework would take it for the failure of an agent.
 
     Attributes:
         error: the reason.
@@ -302,7 +314,7 @@ class _Stopped(BaseException):
 
 
 class _Parallel:
-    """Has the agents of a workflow perform the steps of the plan in the threads in which the framework asks them."""
+    """Has agents perform the steps of the plan in the threads in which the framework asks them."""
 
     _replanning: _Attachment
 
@@ -383,7 +395,7 @@ class _Graph(_Parallel):
         steps, ids_by_node = inner._steps()
         agents = {step.id: self.nodes[step.agent].agent for step in steps}
         try:
-            # The framework goes on after an agent that failed, with the error in the place of its output.
+            # The framework goes on after an agent that failed: the error is its output.
             with self._replanning.run(self.task, steps, self._agents_by_name(), always=True) as run:
                 members = self._members(run, agents, skipped=None, transcript=True)
                 layers = []

@@ -1,4 +1,4 @@
-"""Plans of agents, whatever the framework: steps in order, stand-ins, what providers add, people, and resuming."""
+"""Plans of agents, whatever the framework: stand-ins, what providers add, people, resuming."""
 
 from collections.abc import Mapping
 
@@ -132,7 +132,7 @@ async def test_a_person_can_be_asked_where_the_workflow_can_be_resumed():
 
 
 async def test_a_refused_alternative_makes_no_further_question():
-    """Before the answer the same question is raised; after it the step has failed for good, and a later run tries it again."""
+    """Until the answer the same question is raised; then the step has failed until a later run."""
     engine = ReplanningEngine(settings={"alternatives": {"human_approval_threshold": 0.99}})
     plan = chain("writer", writer="write", editor="write")
     agents = Agents("writer")
@@ -163,7 +163,7 @@ async def test_a_provider_may_insert_and_skip_what_has_not_begun():
 
 
 async def test_a_framework_that_calls_its_steps_itself_gets_what_was_put_before_them():
-    """The step's caller performs the added tasks first, once, and the agent is given their outputs."""
+    """The caller performs the added tasks first, once, and the agent gets their outputs."""
     engine = ReplanningEngine()
     earlier: list[object] = []
 
@@ -192,7 +192,7 @@ async def test_a_framework_that_calls_its_steps_itself_gets_what_was_put_before_
 
 
 async def test_a_framework_that_calls_its_steps_itself_need_not_wait_for_later_ones():
-    """A step that was moved behind one which the framework begins afterwards is performed at once."""
+    """A step that was moved behind a later one of the framework is performed at once."""
     engine = ReplanningEngine()
     agents = Agents()
     plan = chain("researcher", "writer", "editor")

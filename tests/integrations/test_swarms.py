@@ -1,4 +1,4 @@
-"""Workflows of swarms with fake models: with an engine and without one. `make test-frameworks` runs these tests."""
+"""Workflows of swarms with fake models, attached and alone; `make test-frameworks` runs them."""
 
 import os
 import subprocess
@@ -91,7 +91,7 @@ class Models:
         )
 
     def workflow(self, kind: str, **options: Any) -> Any:
-        """A workflow of a researcher, a writer and a critic, which follow one another where it is not concurrent."""
+        """A workflow of three agents, which follow one another unless it is concurrent."""
         agents = [self.agent(name) for name in ("researcher", "writer", "critic")]
         if kind == "sequential":
             return SequentialWorkflow(agents=agents, autosave=False, **options)
@@ -157,7 +157,7 @@ def test_without_failures_all_is_as_in_the_framework_alone(kind, options):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_agent_of_the_same_capability_stands_in_under_the_name_of_the_step(kind):
-    """The critic is asked with the output of the editor, and the entries are those of the workflow."""
+    """The critic sees the output of the editor, and the entries are those of the workflow."""
     models = Models("writer")
     result = models.attached(kind).run("Write about tea")
     expected = [
@@ -176,7 +176,7 @@ def test_an_agent_of_the_same_capability_stands_in_under_the_name_of_the_step(ki
     [*((kind, {}) for kind in KINDS), ("concurrent", {"on_error": "raise"})],
 )
 def test_without_a_stand_in_what_the_framework_does_alone_happens(kind, options):
-    """It raises the exception of the agent, or has an entry with the error, and asks the same agents."""
+    """It raises the agent's exception or has an entry with it, and asks the same agents."""
 
     def outcome(models: Models, workflow: Any) -> object:
         try:
@@ -205,7 +205,7 @@ def test_an_agent_that_is_skipped_says_nothing(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_person_decides_and_the_workflow_is_resumed(kind):
-    """The question is raised by `run`; after the answer the next one goes on, and nobody who had finished is asked again."""
+    """`run` raises the question; after the answer the next one asks nobody who had finished."""
     engine = ReplanningEngine(settings={"alternatives": {"human_approval_threshold": 0.99}})
     models = Models("writer")
     with pytest.raises(NeedsHuman) as raised:
@@ -220,7 +220,7 @@ def test_a_person_decides_and_the_workflow_is_resumed(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_that_refuses_leaves_the_failure_to_the_framework(kind):
-    """The agent that had failed is not asked again by the resumed run, and neither is the stand-in."""
+    """The resumed run asks neither the agent that had failed nor the stand-in."""
     engine = ReplanningEngine(settings={"alternatives": {"human_approval_threshold": 0.99}})
     models = Models("writer")
     with pytest.raises(NeedsHuman):
@@ -249,7 +249,7 @@ def test_a_gate_is_asked_while_the_workflow_runs(kind):
 
 @pytest.mark.parametrize("kind", ["sequential", "graph"])
 def test_a_workflow_whose_process_was_killed_is_resumed(kind, tmp_path):
-    """With a store on disk, agents that had finished are not asked again, and what follows gets their outputs."""
+    """Agents that had finished are not asked again, and what follows gets their outputs."""
     killed = Models(writer=KeyboardInterrupt())
     engine = ReplanningEngine(store=tmp_path / "runs.db")
     with pytest.raises(KeyboardInterrupt):
@@ -275,7 +275,7 @@ def test_an_agent_that_failed_is_asked_again_by_the_next_run_of_the_thread():
 
 @pytest.mark.parametrize("kind", ["sequential", "graph"])
 def test_what_a_provider_inserts_is_done_before_what_follows(kind):
-    """Instead of the writer that fails, the editor is asked something else, and the critic sees the answer."""
+    """The editor is asked something else than the writer, and the critic sees the answer."""
     changes = (
         SkipTask(task_id="writer"),
         AddTask(
@@ -296,7 +296,7 @@ def test_what_a_provider_inserts_is_done_before_what_follows(kind):
 
 
 def test_what_has_not_begun_is_in_the_plan():
-    """A provider that is asked about the first failure sees the steps after it, with their capabilities and dependencies."""
+    """Asked about the first failure, a provider sees the steps after it and their dependencies."""
     plans: list[Any] = []
 
     def look(request: Any) -> list[Any]:
@@ -403,7 +403,7 @@ async def test_a_sequence_is_run_from_an_event_loop_and_in_batches():
 
 
 def test_a_graph_within_a_graph_is_one_step():
-    """If it is attached itself, its agents are replaced; its results are handed on as in the framework alone."""
+    """If the inner graph is attached itself, its agents are replaced."""
     models = Models("writer")
     outer = GraphWorkflow()
     outer.add_node(models.attached("graph"))
@@ -452,6 +452,8 @@ def test_what_cannot_be_attached_is_said_at_once():
     """Another kind of workflow is a TypeError, an unknown agent a ValueError."""
     with pytest.raises(TypeError, match="expected a SequentialWorkflow"):
         replanned(Models().agent("writer"))
+    with pytest.raises(ValueError, match="the workflow has another agent called 'writer'"):
+        replanned(Models().workflow("concurrent"), agents=[Models().agent("writer")])
     with pytest.raises(ValueError, match="no agent called 'writter'; did you mean 'writer'"):
         replanned(Models().workflow("graph"), capabilities={"writter": "write"})
 
