@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import Final, NamedTuple
+import asyncio  # noqa: TID251 # some frameworks run on asyncio alone
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Any, Final, NamedTuple
 
 import anyio
 
@@ -364,3 +374,134 @@ class AgentSteps:
 
 def _order(entry: TaskEntry) -> int:
     return entry.order
+
+
+Performing = Callable[[Execute], Awaitable[object]]
+"""Performs steps, whose agents are executed so."""
+
+StreamAgent = Callable[
+    [str, Mapping[str, object], Callable[[object], None]], AsyncGenerator[Any, None]
+]
+"""Streams what an agent says, given its name and its arguments, and tells its output at the end."""
+
+
+async def forward(performing: Performing, stream: StreamAgent) -> AsyncGenerator[Any, None]:
+    """Perform steps in an async task of their own, and run their agents in that of whoever takes what they say.
+
+    So an agent is cancelled and closed as by its framework alone, and what it says is handed on at once.
+
+    Args:
+        performing: performs the steps.
+        stream: runs an agent.
+
+    Raises:
+        Exception: what the steps raise in the end.
+    """
+    queue = asyncio.Queue[_StreamedRun | None]()
+
+    async def execute(name: str, arguments: Mapping[str, object]) -> object:
+        run = _StreamedRun(stream, name, arguments)
+        queue.put_nowait(run)
+        return await run.output()
+
+    performed = asyncio.ensure_future(performing(execute))
+    performed.add_done_callback(lambda _: queue.put_nowait(None))
+    try:
+        while (run := await queue.get()) is not None:
+            async with aclosing(run.items()) as items:
+                async for item in items:
+                    yield item
+    except BaseException:
+        performed.cancel()
+        with suppress(BaseException):
+            await performed
+        raise
+    await performed
+
+
+class _StreamedRun:
+    """One run of an agent for a step: its items are taken in one async task, and its end is waited for in another."""
+
+    def __init__(self, stream: StreamAgent, name: str, arguments: Mapping[str, object]) -> None:
+        self._outputs: list[object] = []
+        self._stream = stream(name, arguments, self._outputs.append)
+        self._ended = asyncio.get_running_loop().create_future()
+        self._is_expired = False
+        self._stepping: asyncio.Task[Any] | None = None
+
+    async def output(self) -> object:
+        """Wait for the output of the agent.
+
+        Raises:
+            Exception: of the agent.
+        """
+        try:
+            return await self._ended
+        except asyncio.CancelledError:
+            # After its deadline the agent is cancelled where it runs, as by `asyncio.timeout`.
+            self._is_expired = True
+            if self._stepping is not None:
+                self._stepping.cancel()
+            raise
+
+    async def items(self) -> AsyncGenerator[Any, None]:
+        """Run the agent; what it raises is told to whoever waits for its output."""
+        failure: Exception | None = None
+        try:
+            async with aclosing(self._stream) as stream:
+                while not self._is_expired:
+                    try:
+                        item = await self._next(stream)
+                    except StopAsyncIteration:
+                        break
+                    yield item
+        except Exception as error:  # noqa: BLE001 # it is raised where the step is performed
+            failure = error
+        if self._ended.done():
+            return
+        if failure is not None:
+            self._ended.set_exception(failure)
+        else:
+            self._ended.set_result(self._outputs[-1] if self._outputs else None)
+
+    async def _next(self, stream: AsyncGenerator[Any, None]) -> Any:
+        self._stepping = task = asyncio.current_task()
+        assert task is not None
+        cancelled_before = task.cancelling()
+        try:
+            return await anext(stream)
+        except asyncio.CancelledError:
+            if self._is_expired and task.uncancel() <= cancelled_before:
+                raise StopAsyncIteration from None
+            raise
+        finally:
+            self._stepping = None
+
+
+def certain_nodes(
+    start: str, edges: Iterable[tuple[str, str, bool]]
+) -> list[tuple[str, list[str]]]:
+    """Return the nodes of a graph that run in any case, and once: those behind no condition, and in no loop.
+
+    Args:
+        start: the first node.
+        edges: from a node to another, and whether it is always followed.
+
+    Returns:
+        The nodes behind the first one, each after those that it waits for, and with these.
+    """
+    sources: dict[str, list[str]] = {}
+    uncertain = set[str]()
+    for source, target, is_certain in edges:
+        sources.setdefault(target, []).append(source)
+        if not is_certain:
+            uncertain.add(target)
+    reached = {start}
+    nodes: list[tuple[str, list[str]]] = []
+    left = [node for node in sources if node not in uncertain and node != start]
+    while ready := [node for node in left if reached.issuperset(sources[node])]:
+        for node in ready:
+            left.remove(node)
+            reached.add(node)
+            nodes.append((node, sources[node]))
+    return nodes

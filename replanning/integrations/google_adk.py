@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio  # noqa: TID251 # ADK runs on asyncio alone, and a session needs a task of its own
 import contextvars
 from collections import ChainMap
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from copy import copy
 from functools import partial
@@ -22,7 +22,15 @@ from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool as DescribedTool
 from replanning.engine.session import Execute, Session
 from replanning.errors import CallSkipped, NeedsHuman, NotRunning, StaleAnswer, UnknownQuestion
-from replanning.integrations.agent_plans import TASK, AgentSteps, agent_fields, retry_failed
+from replanning.integrations.agent_plans import (
+    TASK,
+    AgentSteps,
+    Performing,
+    agent_fields,
+    certain_nodes,
+    forward,
+    retry_failed,
+)
 from replanning.integrations.kit import (
     UNFINISHED,
     Capabilities,
@@ -76,9 +84,6 @@ except (ImportError, AttributeError) as error:
 
 METADATA: Final = "replanning"
 """Key in the `custom_metadata` of a tool, for fields of its description, and in the payload of a request to confirm."""
-
-Performing = Callable[[Execute], Awaitable[object]]
-"""Performs tasks, whose agents are executed so."""
 
 _DELTAS: Final = frozenset({"state_delta", "artifact_delta"})
 """The fields of the actions of a call that say what it has changed, rather than what it asks for."""
@@ -581,7 +586,7 @@ class _Pipeline:
     async def _forward(
         self, agent: Any, context: Any, performing: Performing, executed: list[Any]
     ) -> AsyncGenerator[Any, None]:
-        """Perform tasks in an async task of their own, and run their agents in that of the framework.
+        """Perform tasks, and yield the events of their agents.
 
         Args:
             agent: the agent whose turn it is.
@@ -592,28 +597,17 @@ class _Pipeline:
         Raises:
             Exception: of an agent; no alternative is left.
         """
-        queue = asyncio.Queue[_AgentRun | None]()
 
-        async def execute(name: str, arguments: Mapping[str, object]) -> object:
+        def stream(
+            name: str, arguments: Mapping[str, object], end: Callable[[object], None]
+        ) -> AsyncGenerator[Any, None]:
             executed.append(self._agent_for(name, arguments, agent))
-            run = _AgentRun(executed[-1], context)
-            queue.put_nowait(run)
-            return await run.wait()
+            return _events(executed[-1], context, end)
 
-        performed = asyncio.ensure_future(performing(execute))
-        performed.add_done_callback(lambda _: queue.put_nowait(None))
         try:
-            while (run := await queue.get()) is not None:
-                async with aclosing(run.events()) as events:
-                    async for event in events:
-                        yield event
-        except BaseException:
-            performed.cancel()
-            with suppress(BaseException):
-                await performed
-            raise
-        try:
-            await performed
+            async with aclosing(forward(performing, stream)) as events:
+                async for event in events:
+                    yield event
         except (_Interrupted, CallSkipped):
             pass
         except ReportedFailure:
@@ -767,84 +761,32 @@ def _original(agent: Any) -> Any:
     return type(agent).run_async.__get__(agent)
 
 
-class _AgentRun:
-    """One run of an agent for a task: the framework takes its events, and whoever performs the task waits for its end."""
+async def _events(
+    agent: Any, context: Any, end: Callable[[object], None]
+) -> AsyncGenerator[Any, None]:
+    """Run an agent, and tell the text of its last final response.
 
-    def __init__(self, agent: Any, context: Any) -> None:
-        self._agent = agent
-        self._context = context
-        self._ended = asyncio.get_running_loop().create_future()
-        self._is_expired = False
-        self._stepping: asyncio.Task[Any] | None = None
-
-    async def wait(self) -> object:
-        """Return the text of the last final response.
-
-        Raises:
-            Exception: of the agent.
-            ReportedFailure: its last event reports an error, and nothing else.
-            _Interrupted: it waits for a person.
-        """
-        try:
-            return await self._ended
-        except asyncio.CancelledError:
-            # After its deadline the agent is cancelled in the task of the framework, as by `asyncio.timeout`.
-            self._is_expired = True
-            if self._stepping is not None:
-                self._stepping.cancel()
-            raise
-
-    async def events(self) -> AsyncGenerator[Any, None]:
-        """Run the agent; what it raises is told to whoever waits."""
-        output: object = None
-        failure = ""
-        is_paused = False
-        try:
-            async with aclosing(_original(self._agent)(self._context)) as events:
-                while not self._is_expired:
-                    try:
-                        event = await self._next(events)
-                    except StopAsyncIteration:
-                        break
-                    is_paused = is_paused or self._context.should_pause_invocation(event)
-                    parts = (event.content and event.content.parts) or ()
-                    if parts and event.is_final_response():
-                        output = "".join(part.text for part in parts if part.text)
-                    if parts:
-                        failure = ""
-                    elif event.error_code:
-                        failure = event.error_message or event.error_code
-                    yield event
-        except Exception as error:  # noqa: BLE001 # it is raised where the task is performed
-            self._end(error)
-        else:
-            if is_paused:
-                self._end(_Interrupted(None))
-            elif failure:
-                self._end(ReportedFailure(f"{self._agent.name} says: {failure}", None))
-            else:
-                self._end(output)
-
-    async def _next(self, events: Any) -> Any:
-        self._stepping = task = asyncio.current_task()
-        assert task is not None
-        cancelled_before = task.cancelling()
-        try:
-            return await anext(events)
-        except asyncio.CancelledError:
-            if self._is_expired and task.uncancel() <= cancelled_before:
-                raise StopAsyncIteration from None
-            raise
-        finally:
-            self._stepping = None
-
-    def _end(self, outcome: object) -> None:
-        if self._ended.done():
-            return
-        if isinstance(outcome, Exception):
-            self._ended.set_exception(outcome)
-        else:
-            self._ended.set_result(outcome)
+    Raises:
+        ReportedFailure: its last event reports an error, and nothing else.
+        _Interrupted: it waits for a person.
+    """
+    failure = ""
+    is_paused = False
+    async with aclosing(_original(agent)(context)) as events:
+        async for event in events:
+            is_paused = is_paused or context.should_pause_invocation(event)
+            parts = (event.content and event.content.parts) or ()
+            if parts and event.is_final_response():
+                end("".join(part.text for part in parts if part.text))
+            if parts:
+                failure = ""
+            elif event.error_code:
+                failure = event.error_message or event.error_code
+            yield event
+    if is_paused:
+        raise _Interrupted(None)
+    if failure:
+        raise ReportedFailure(f"{agent.name} says: {failure}", None)
 
 
 def _is_group(agent: Any) -> bool:
@@ -883,24 +825,16 @@ def _agents_in(workflow: Any) -> list[Any]:
 
 
 def _add_workflow(workflow: Any, tasks: list[Task]) -> None:
-    """Add the tasks of the agents that a workflow runs in any case: those behind no route, and in no loop."""
-    sources: dict[str, list[str]] = {START.name: []}
-    nodes: dict[str, Any] = {}
-    uncertain = set[str]()
-    for edge in workflow.graph.edges if workflow.graph else ():
-        nodes[edge.to_node.name] = edge.to_node
-        sources.setdefault(edge.to_node.name, []).append(edge.from_node.name)
-        if edge.route is not None:
-            uncertain.add(edge.to_node.name)
+    """Add the tasks of the agents that a workflow runs in any case."""
+    edges = workflow.graph.edges if workflow.graph else ()
+    nodes = {edge.to_node.name: edge.to_node for edge in edges}
+    named = [(edge.from_node.name, edge.to_node.name, edge.route is None) for edge in edges]
     last: dict[str, list[TaskId]] = {START.name: []}
-    left = [name for name in nodes if name not in uncertain]
-    while ready := [name for name in left if all(each in last for each in sources[name])]:
-        for name in ready:
-            left.remove(name)
-            after = [task_id for each in sources[name] for task_id in last[each]]
-            last[name] = list(dict.fromkeys(after))
-            if isinstance(nodes[name], BaseAgent):
-                last[name] = _add_tasks(nodes[name], last[name], tasks)
+    for name, sources in certain_nodes(START.name, named):
+        after = [task_id for source in sources for task_id in last[source]]
+        last[name] = list(dict.fromkeys(after))
+        if isinstance(nodes[name], BaseAgent):
+            last[name] = _add_tasks(nodes[name], last[name], tasks)
 
 
 _PASSES: Final = (_Interrupted, LlmCallsLimitExceededError)
