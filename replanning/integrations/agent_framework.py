@@ -1,5 +1,7 @@
 """Microsoft Agent Framework: `Agent(…, middleware=[Replanned({"search": "web", "search_archive": "web"})])`.
 
+Workflows of agents: `replanned(workflow, engine, capabilities={"writer": "write", "editor": "write"})`.
+
 Tested with agent-framework-core 1.23 and agent-framework-orchestrations 1.4. See docs/integrations/agent_framework.md.
 
 What is lost: a tool that appears only in a later step of a run is not replaced. Function middleware that a context provider
@@ -8,22 +10,39 @@ adds does not see a tool that stands in for another one. The plan of Magentic is
 
 from __future__ import annotations
 
+import hashlib
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
-from typing import Any, Final
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from contextvars import ContextVar
+from functools import partial, update_wrapper
+from typing import Any, Final, TypeVar
 
 from pydantic_core import to_jsonable_python
 
 from replanning.engine.engine import ReplanningEngine
-from replanning.engine.session import Session
+from replanning.engine.session import Execute, Session
 from replanning.environment import new_run_id
 from replanning.errors import (
+    CallFailed,
     CallSkipped,
     NeedsHuman,
+    NoResult,
     NotRunning,
+    StaleAnswer,
     StoreError,
+    UnknownQuestion,
+)
+from replanning.integrations.agent_plans import (
+    EARLIER,
+    TASK,
+    AgentStep,
+    AgentSteps,
+    agent_plan,
+    agent_session,
+    certain_nodes,
+    forward,
 )
 from replanning.integrations.kit import (
     UNFINISHED,
@@ -35,23 +54,33 @@ from replanning.integrations.kit import (
     missing_framework,
     output_in_run,
     shown_questions,
+    thread_run,
     tool_fields,
     withdraw_questions,
 )
+from replanning.journal.records import QuestionVerdict
+from replanning.plan.types import TaskId
 
 try:
     from agent_framework import (
+        AgentExecutor,
         AgentMiddleware,
+        AgentResponse,
+        AgentResponseUpdate,
         ChatMiddleware,
         Content,
+        FanInEdgeGroup,
+        FanOutEdgeGroup,
         FunctionInvocationContext,
         FunctionMiddleware,
         FunctionTool,
+        Message,
         MiddlewareFailure,
         MiddlewareTermination,
         MiddlewareType,
         ResponseStream,
         UserInputRequiredException,
+        WorkflowExecutor,
         function_middleware,
     )
     from agent_framework.exceptions import ToolException
@@ -397,3 +426,507 @@ def _fields(tool: Any) -> dict[str, object]:
     return tool_fields(
         tool.description, tool.parameters(), stated=stated, kind="function", dangerous=dangerous
     )
+
+
+WorkflowT = TypeVar("WorkflowT")
+
+
+def replanned(
+    workflow: WorkflowT,
+    engine: ReplanningEngine | None = None,
+    *,
+    capabilities: Capabilities | None = None,
+    agents: Sequence[Any] = (),
+    approvals: bool = True,
+    thread: str | None = None,
+) -> WorkflowT:
+    """Attach a workflow, whose agents are then replaced or skipped if they fail, or put to a person.
+
+    Each run is a run of a plan with one task for each agent, also for those that have not begun.
+
+    Args:
+        workflow: what `SequentialBuilder`, `ConcurrentBuilder` or `WorkflowBuilder` has built.
+        engine: the engine; by default one with its defaults.
+        capabilities: by the name of an agent, its capability, or the fields that `replanning.tool` takes. Agents of the
+            same capability can stand in for one another.
+        agents: further agents that can stand in.
+        approvals: whether a question to a person becomes a request of the workflow. Otherwise the agent's own exception is
+            raised.
+        thread: an id of the work; its last run is resumed unless it has ended, and agents that had finished are not asked
+            again.
+
+    Returns:
+        The same workflow.
+
+    Raises:
+        ValueError: capabilities name agents that do not exist, or a field is not valid for an agent.
+    """
+    attachment = _Attachment(
+        workflow,
+        ReplanningEngine() if engine is None else engine,
+        capabilities=capabilities,
+        stand_ins=agents,
+        approvals=approvals,
+        thread=thread,
+    )
+    attachment.attach()
+    return workflow
+
+
+class _Attachment:
+    """A workflow whose agents are the steps of a plan, and the session of its present run.
+
+    The turn of an agent is what the framework does for one message to its executor. The first turn performs the step; in
+    further ones, as after the feedback of a person, whoever did the step is asked.
+
+    Attributes:
+        engine: the engine.
+        members: the agents of the workflow, by the executors that ask them.
+        agents: all agents, by name.
+        session: of the present run.
+        performers: by executor, the agent that stood in for its own, with its session.
+        failures: by executor, the exception of its agent about which a person was asked.
+    """
+
+    def __init__(
+        self,
+        workflow: Any,
+        engine: ReplanningEngine,
+        *,
+        capabilities: Capabilities | None,
+        stand_ins: Sequence[Any],
+        approvals: bool,
+        thread: str | None,
+    ) -> None:
+        self._workflow = workflow
+        self.engine = engine
+        self._approvals = approvals
+        self._stated_thread = thread
+        self._thread = ""
+        executors = workflow.get_executors_list()
+        members = {executor.id: _member_of(executor) for executor in executors}
+        self.members = {each: agent for each, agent in members.items() if agent is not None}
+        self.agents = {_name_of(agent): agent for agent in (*self.members.values(), *stand_ins)}
+        self._steps_of_plan = self._make_steps()
+        self._described = {name: agent.description for name, agent in self.agents.items()}
+        self._capabilities = capabilities
+        agent_plan("", self._steps_of_plan, self._described, capabilities)  # which checks them
+        self._task: SessionTask | None = None
+        self._steps: AgentSteps | None = None
+        self._turns = set[str]()  # executors whose turn has come
+        self._restored = set[str]()  # those whose steps were done before the workflow was restored
+        self._sessions: dict[tuple[str, str], Any] = {}  # by executor and agent: those of stand-ins
+        self.session: Session | None = None
+        self.performers: dict[str, tuple[str, Any]] = {}
+        self.failures: dict[str, BaseException] = {}
+
+    def attach(self) -> None:
+        """Have the workflow, its executors and its agents tell this object of their runs."""
+        for executor in self._workflow.get_executors_list():
+            if executor.id in self.members:
+                executor.execute = partial(self._execute, executor.id, executor.execute)
+        for agent in self.members.values():
+            if not isinstance(vars(agent).get("run"), _AttachedAgent):
+                agent.run = _AttachedAgent(agent)
+        self._original_run = self._workflow.run
+        self._workflow.run = self._run
+
+    def _make_steps(self) -> list[AgentStep]:
+        """Return a step for each agent that the workflow runs in any case."""
+        start = self._workflow.get_start_executor().id
+        last: dict[str, list[str]] = {}
+        steps = []
+        for executor_id, sources in [
+            (start, []),
+            *certain_nodes(start, _certain_edges(self._workflow)),
+        ]:
+            after = [each for source in sources for each in last[source]]
+            last[executor_id] = list(dict.fromkeys(after))
+            if executor_id in self.members:
+                name = _name_of(self.members[executor_id])
+                steps.append(AgentStep(executor_id, name, tuple(last[executor_id])))
+                last[executor_id] = [executor_id]
+        return steps
+
+    def _run(self, message: Any = None, *, stream: bool = False, **options: Any) -> Any:
+        """Run the workflow, and its session around it."""
+        ran = self._original_run(message, stream=stream, **options)
+        is_new = message is not None
+        if not stream:
+            return self._await(ran, message, is_new)
+
+        async def events() -> AsyncIterator[Any]:
+            await self._begin(message, is_new)
+            try:
+                async for event in ran:
+                    yield event
+                result = await ran.get_final_response()
+            except BaseException as error:
+                await self._leave(f"the workflow raised {type(error).__name__}")
+                raise
+            finally:
+                await ran.close()
+            await self._end(result)
+
+        return ResponseStream(events(), finalizer=lambda _: ran.get_final_response())
+
+    async def _await(self, ran: Awaitable[Any], message: Any, is_new: bool) -> Any:
+        await self._begin(message, is_new)
+        try:
+            result = await ran
+        except BaseException as error:
+            await self._leave(f"the workflow raised {type(error).__name__}")
+            raise
+        await self._end(result)
+        return result
+
+    async def _begin(self, message: Any, is_new: bool) -> None:
+        """Open the session of a run: a new one for a message, or else the one that a request or a checkpoint has left."""
+        if is_new:
+            self._turns.clear()
+            self._sessions.clear()
+            self.performers.clear()
+            self.failures.clear()
+        if is_new or not self._thread:
+            self._thread = self._stated_thread or new_run_id()
+        objective = " ".join(_texts(message)) if is_new else ""
+        run_id = thread_run(self.engine, self._thread)
+        for known in self.engine.store.runs():
+            if known.run == run_id and not is_new:
+                objective = known.objective
+        plan = agent_plan(objective, self._steps_of_plan, self._described, self._capabilities)
+        self._task = SessionTask(agent_session(self.engine, plan, thread=self._thread))
+        self.session = await self._task.session()
+        self._restored.clear()
+        if not is_new:
+            live = self.session.run.live
+            done = [
+                step.id for step in self._steps_of_plan if live.entry(TaskId(step.id)).satisfied
+            ]
+            self._restored.update(done)
+        self._steps = AgentSteps(self.engine, self.session, asks=self._approvals)
+
+    async def _end(self, result: Any) -> None:
+        if result.get_request_info_events():
+            await self._leave("the workflow waits for its user")
+            return
+        assert self._steps is not None
+        with suppress(NotRunning):
+            self._steps.skip_rest("the framework has ended without it")
+        await self._leave()
+
+    async def _leave(self, pause_reason: str = "") -> None:
+        task = self._task
+        self._task = self._steps = None
+        if task is None:
+            return
+        try:
+            await task.end(pause_reason)
+        except Exception:
+            if not pause_reason:  # or else the exception of the workflow is the one to raise
+                raise
+
+    async def _execute(self, executor_id: str, original: Any, *args: Any, **kwargs: Any) -> None:
+        """Have an executor handle a message, in which its agent knows that it is its turn."""
+        token = _TURN.set((self, executor_id))
+        try:
+            await original(*args, **kwargs)
+        finally:
+            _TURN.reset(token)
+
+    def ask(self, executor_id: str, agent: Any, messages: Any, options: dict[str, Any]) -> Any:
+        """Ask the agent of an executor, or what replaces it, as its own `run` would."""
+        original = _original_run(agent)
+        if self._steps is None or all(step.id != executor_id for step in self._steps_of_plan):
+            return original(messages, **options)
+        given = self._without_answers(messages or ())
+        if self._is_further_turn(executor_id, given):
+            if executor_id in self.performers:
+                name, session = self.performers[executor_id]
+                options = options | {"session": session}
+                original = _original_run(self.agents[name])
+            return original(given, **options)
+        self._turns.add(executor_id)
+        turn = _Turn(self, executor_id, given, options)
+        return turn.stream() if options.get("stream") else turn.respond()
+
+    def _is_further_turn(self, executor_id: str, messages: Sequence[Any]) -> bool:
+        """Return whether the step of an executor is done, and it is asked something else now."""
+        assert self.session is not None
+        live = self.session.run.live
+        if not live.entry(TaskId(executor_id)).satisfied:
+            return False
+        if executor_id in self._turns:
+            return True
+        # A workflow that was restored may ask what it asked before, or something else.
+        output: object = None
+        if executor_id in self._restored:
+            with suppress(NoResult):
+                output = live.results.output_of(TaskId(executor_id))
+        return isinstance(output, Mapping) and output.get(_ASKED) != _digest(messages)
+
+    def _without_answers(self, messages: Sequence[Any]) -> list[Any]:
+        """Pass on the answers of the user to questions about agents, and put what was asked in their place."""
+        given: list[Any] = []
+        for message in messages:
+            answer = _answer_in(message)
+            if answer is None:
+                given.append(message)
+                continue
+            verdict: QuestionVerdict = "approve" if answer.approved else "reject"
+            for question in answer.additional_properties[METADATA]:
+                with suppress(StaleAnswer, UnknownQuestion):  # it was answered before
+                    self.engine.answer(question["question"], verdict, by="the user of the workflow")
+            given += [Message.from_dict(each) for each in answer.additional_properties[_ASKED]]
+        return given
+
+    async def perform(self, step: str, execute: Execute) -> object:
+        """Perform a step."""
+        assert self._steps is not None
+        known = self._turns | self._restored
+        return await self._steps.perform(step, execute, known=known, passes=(_Waiting,))
+
+    def session_for(self, executor_id: str, name: str) -> Any:
+        """Return the session of an agent that stands in, which it keeps while it waits for a person."""
+        key = (executor_id, name)
+        if key not in self._sessions:
+            self._sessions[key] = self.agents[name].create_session()
+        return self._sessions[key]
+
+
+class _Turn:
+    """The turn of an agent in which its step is performed."""
+
+    def __init__(
+        self, attachment: _Attachment, step: str, messages: Sequence[Any], options: dict[str, Any]
+    ) -> None:
+        self._attachment = attachment
+        self._step = step
+        self._messages = messages
+        self._options = options
+        self._responses: list[tuple[object, Any]] = []
+
+    async def respond(self) -> Any:
+        """Return the response of the agent, or of what replaces it."""
+        try:
+            output = await self._attachment.perform(self._step, self._execute)
+        except (_Waiting, CallFailed) as error:
+            return self._response_instead(error)
+        return self._response_of(output)
+
+    def stream(self) -> Any:
+        """Return a stream of what the agent says, or what replaces it."""
+        outputs: list[object] = []
+        final: list[Any] = []
+
+        async def performing(execute: Execute) -> None:
+            outputs.append(await self._attachment.perform(self._step, execute))
+
+        async def updates() -> AsyncIterator[Any]:
+            try:
+                async with aclosing(forward(performing, self._stream_agent)) as stream:
+                    async for update in stream:
+                        yield update
+            except (_Waiting, CallFailed) as error:
+                final.append(self._response_instead(error))
+                return
+            final.append(self._response_of(outputs[0]))
+            if not self._responses:  # it was done before
+                for message in final[0].messages:
+                    yield AgentResponseUpdate(
+                        contents=message.contents,
+                        role=message.role,
+                        author_name=message.author_name,
+                        message_id=message.message_id,
+                    )
+
+        return ResponseStream(updates(), finalizer=lambda _: final[0])
+
+    async def _execute(self, name: str, arguments: Mapping[str, object]) -> object:
+        run, messages, options = self._call(name, arguments)
+        return self._journaled(name, await run(messages, **options))
+
+    async def _stream_agent(
+        self, name: str, arguments: Mapping[str, object], end: Callable[[object], None]
+    ) -> AsyncGenerator[Any, None]:
+        run, messages, options = self._call(name, arguments)
+        stream = run(messages, **options)
+        try:
+            async for update in stream:
+                yield update
+            response = await stream.get_final_response()
+        finally:
+            await stream.close()
+        end(self._journaled(name, response))
+
+    def _call(
+        self, name: str, arguments: Mapping[str, object]
+    ) -> tuple[Any, list[Any], dict[str, Any]]:
+        """Return how an agent is asked: its `run`, the messages and the options."""
+        agent = self._attachment.agents.get(name)
+        if agent is None:
+            raise LookupError(f"there is no agent called {name!r}")
+        messages = list(self._messages)
+        earlier: Any = arguments.get(EARLIER, ())
+        for _, output in earlier:
+            messages += _restored_response(output).messages
+        if arguments.get(TASK):
+            messages.append(Message("user", [str(arguments[TASK])]))
+        options = self._options
+        if agent is not self._attachment.members[self._step]:
+            options = options | {"session": self._attachment.session_for(self._step, name)}
+        return _original_run(agent), messages, options
+
+    def _journaled(self, name: str, response: Any) -> object:
+        """Return what the journal records of a response.
+
+        Raises:
+            _Waiting: the agent waits for the user.
+        """
+        if response.user_input_requests:
+            raise _Waiting(response)
+        if name != _name_of(self._attachment.members[self._step]):
+            session = self._attachment.session_for(self._step, name)
+            self._attachment.performers[self._step] = (name, session)
+        plain = to_jsonable_python(response.to_dict(), serialize_unknown=True)
+        output = {**plain, _ASKED: _digest(self._messages)}
+        self._responses.append((output, response))
+        return output
+
+    def _response_of(self, output: object) -> Any:
+        for recorded, response in self._responses:
+            if recorded is output:
+                return response
+        return _restored_response(output)
+
+    def _response_instead(self, error: Exception) -> Any:
+        """Return the response for a step that was not done: it waits for a person, or was skipped.
+
+        Raises:
+            Exception: no alternative is left.
+        """
+        failures = self._attachment.failures
+        if isinstance(error, _Waiting):
+            return error.response
+        if isinstance(error, CallSkipped):
+            return AgentResponse(messages=[])
+        if not isinstance(error, NeedsHuman):
+            raise failures.get(self._step, error)
+        failures[self._step] = error.own_error
+        assert self._attachment.session is not None
+        run_id = self._attachment.session.run.id
+        shown = shown_questions(self._attachment.engine, run_id, error.questions)
+        name = _name_of(self._attachment.members[self._step])
+        request = Content.from_function_approval_request(
+            error.questions[0],
+            Content.from_function_call(error.questions[0], name, arguments={}),
+            additional_properties={
+                METADATA: shown,
+                _ASKED: [message.to_dict() for message in self._messages],
+            },
+        )
+        return AgentResponse(messages=[Message("assistant", [request])])
+
+
+class _Waiting(ControlFlow):
+    """An agent waits for the user; its response says for what."""
+
+    def __init__(self, response: Any) -> None:
+        super().__init__("the agent waits for its user")
+        self.response = response
+
+
+class _AttachedAgent:
+    """The `run` of an agent object: that of the plan in the turn of its executor, or else the original."""
+
+    def __init__(self, agent: Any) -> None:
+        self.agent = agent
+        self.original = agent.run
+        update_wrapper(self, self.original)
+
+    def __call__(self, messages: Any = None, **options: Any) -> Any:
+        turn = _TURN.get()
+        if turn is not None:
+            attachment, executor_id = turn
+            if attachment.members[executor_id] is self.agent:
+                return attachment.ask(executor_id, self.agent, messages, options)
+        return self.original(messages, **options)
+
+
+_ASKED: Final = "replanning_asked"
+"""Key for what an agent was asked, in a recorded response and in a request about the agent."""
+
+
+def _original_run(agent: Any) -> Any:
+    attached = vars(agent).get("run")
+    return attached.original if isinstance(attached, _AttachedAgent) else agent.run
+
+
+def _name_of(agent: Any) -> str:
+    return str(agent.name or agent.id)
+
+
+def _member_of(executor: Any) -> Any:
+    """Return the one agent that an executor asks, or None."""
+    if isinstance(executor, AgentExecutor):
+        return executor.agent
+    if not isinstance(executor, WorkflowExecutor):
+        return None
+    agents = [_member_of(each) for each in executor.workflow.get_executors_list()]
+    agents = [agent for agent in agents if agent is not None]
+    return agents[0] if len(agents) == 1 else None
+
+
+def _certain_edges(workflow: Any) -> list[tuple[str, str, bool]]:
+    """Return the edges of a workflow, and whether the target runs once for all of them, in any case."""
+    known = {executor.id for executor in workflow.get_executors_list()}
+    edges = []
+    counts = Counter[str]()
+    for group in workflow.edge_groups:
+        is_joined = isinstance(group, FanInEdgeGroup)
+        is_selected = isinstance(group, FanOutEdgeGroup) and group.selection_func is not None
+        for number, edge in enumerate(group.edges):
+            if edge.source_id not in known:  # the way of responses to an executor
+                continue
+            if not (is_joined and number):
+                counts[edge.target_id] += 1
+            is_certain = not is_selected and not edge.has_condition
+            edges.append((edge.source_id, edge.target_id, is_certain))
+    return [
+        (source, target, is_certain and counts[target] == 1) for source, target, is_certain in edges
+    ]
+
+
+def _answer_in(message: Any) -> Any:
+    """Return the user's answer to a question about an agent, if a message is one."""
+    for content in getattr(message, "contents", ()):
+        is_answer = content.type == "function_approval_response"
+        if is_answer and _ASKED in (content.additional_properties or {}):
+            return content
+    return None
+
+
+def _digest(messages: Sequence[Any]) -> str:
+    said = [(str(message.role), message.text) for message in messages]
+    return hashlib.blake2b(repr(said).encode(errors="replace"), digest_size=8).hexdigest()
+
+
+def _restored_response(output: Any) -> Any:
+    """Return the response of a step from its record, or those of several that have replaced it."""
+    if "messages" in output:
+        fields = {name: value for name, value in output.items() if name != _ASKED}
+        return AgentResponse.from_dict(fields)
+    messages = [each for part in output.values() for each in _restored_response(part).messages]
+    return AgentResponse(messages=messages)
+
+
+_TURN: Final[ContextVar[tuple[_Attachment, str] | None]] = ContextVar(
+    "replanning_turn", default=None
+)
+"""The attachment and the executor that handles a message."""
+
+
+def _texts(message: Any) -> list[str]:
+    """Return the words with which a workflow is started."""
+    parts = message if isinstance(message, list) else [message]
+    return [each if isinstance(each, str) else str(getattr(each, "text", each)) for each in parts]

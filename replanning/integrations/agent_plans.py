@@ -233,9 +233,9 @@ class AgentSteps:
             Exception: as `PlanRun.perform`; the agent's own where a person would have to answer and
                 nobody can.
         """
-        self._begun.add(step)
         added = self._added_before(step, known)
         for task_id in (*added, step):
+            self._begun.add(task_id)
             self._drop_later_steps(task_id, known)
         for task_id in added:
             # Two steps may follow the same task, which only one of them can perform.

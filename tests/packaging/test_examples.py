@@ -43,7 +43,11 @@ def run(
 
 
 ATTACHED = [
-    ("agent_framework_agent", "agent_framework", "found changelog, from the archive"),
+    (
+        "agent_framework_agent",
+        "agent_framework_orchestrations",
+        "report: a report of changelog, from the archive",
+    ),
     ("openai_agents_agent", "agents", "['changelog, from the archive'] found"),
     ("langgraph_agent", "langchain", "'changelog, from the archive', 'found'"),
     ("temporal_demo", "temporalio", "of the same capability 'read-page'"),
