@@ -25,14 +25,13 @@ from replanning.environment import SystemClock
 from replanning.errors import (
     CallFailed,
     CallSkipped,
-    NeedsHuman,
     NotRunning,
     PlanError,
     Problem,
     StoreError,
     ToolError,
 )
-from replanning.integrations.kit import missing_framework, unknown_names
+from replanning.integrations.kit import call_tool, missing_framework, unknown_names
 from replanning.plan.document import Plan
 from replanning.plan.json_values import as_object
 from replanning.plan.tasks import Goal, McpServer, Retry, ToolSpec
@@ -106,6 +105,7 @@ class McpProxy:
 
     def __init__(
         self,
+        engine: ReplanningEngine,
         plan: Plan,
         capabilities: Mapping[str, str],
         *,
@@ -116,6 +116,7 @@ class McpProxy:
     ) -> None:
         self.server: Server[Any] = Server("replanning")
         self.session: Session  # once the servers have answered, or failed
+        self._engine = engine
         self._plan, self._capabilities, self._retry = plan, capabilities, retry
         self._timeout = timeout
         self._environ, self._cwd = environ, cwd
@@ -281,10 +282,9 @@ class McpProxy:
         name, arguments = parameters.name, parameters.arguments or {}
         if name not in self._tools:
             raise MCPError(code=INVALID_PARAMS, message=f"Unknown tool: {name}")
-        results: list[tuple[object, CallToolResult]] = []
         failures: dict[str, CallToolResult | MCPError] = {}
 
-        async def execute(tool: str, given: Mapping[str, object]) -> object:
+        async def execute(tool: str, given: Mapping[str, object]) -> CallToolResult:
             failures.pop(tool, None)
             try:
                 result = await self._execute(tool, given, context)
@@ -314,13 +314,19 @@ class McpProxy:
                     raise self._failure(
                         tool, f"its answer is not one that {name!r} may give: {'; '.join(problems)}"
                     )
-            output = as_object(result.model_dump(mode="json", by_alias=True, exclude_none=True))
             served.session.secrets.report_to(self.session.run.add_secret)
-            results.append((output, result))
-            return output
+            return result
 
         try:
-            output = await self.session.invoke(name, arguments, execute=execute)
+            result: CallToolResult = await call_tool(
+                self._engine,
+                self.session,
+                name,
+                arguments,
+                execute,
+                encode=_recorded,
+                decode=_outputs_of_several,
+            )
         except CallSkipped as skipped:
             # A result that is no error must fit the output schema of the tool.
             return _text_result(
@@ -331,12 +337,8 @@ class McpProxy:
             failure = failures.get(name)
             if isinstance(failure, MCPError):
                 raise failure from None
-            told: BaseException = given_up
-            if isinstance(given_up, NeedsHuman):  # the client can answer no question
-                told = given_up.own_error
-            return failure or _text_result(str(told), is_error=True)
-        kept = next((result for value, result in results if value is output), None)
-        return kept or _text_result(f"several tools stood in: {json.dumps(output)}", is_error=True)
+            return failure or _text_result(str(given_up), is_error=True)
+        return result
 
     def _failure(self, tool: str, said: str) -> McpToolFailed:
         session = self._tools[tool].session
@@ -384,6 +386,14 @@ def _without_reserved(meta: Mapping[str, Any] | None) -> Any:
     } or None
 
 
+def _recorded(result: CallToolResult) -> object:
+    return as_object(result.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+
+def _outputs_of_several(outputs: object) -> CallToolResult:
+    return _text_result(f"several tools stood in: {json.dumps(outputs)}", is_error=True)
+
+
 def _text_result(text: str, *, is_error: bool) -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text=text)], is_error=is_error)
 
@@ -424,6 +434,7 @@ async def open_proxy(
     if not plan.mcp:
         raise PlanError.at("mcp", "expected at least one server")
     proxy = McpProxy(
+        engine,
         plan,
         capabilities or {},
         retry=retry,
