@@ -26,6 +26,7 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import anyio
+import anyio.to_thread
 
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
@@ -661,7 +662,9 @@ class _Attachment:
             return None
         run_id = self._run_id(graph, given, config)
         earlier = _OPEN.get(run_id or "")
-        if earlier is not None and earlier.task is not None and earlier.task.is_of_this_loop():
+        if earlier is not None and earlier.thread is not None:
+            await anyio.to_thread.run_sync(earlier.make_way_in_thread)
+        elif earlier is not None and earlier.task is not None and earlier.task.is_of_this_loop():
             await earlier.make_way()
         asks = self._asks(graph, config)
         task = SessionTask(self._session(run_id, asks=asks))

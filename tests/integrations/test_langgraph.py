@@ -1542,14 +1542,18 @@ async def test_stream_that_nobody_reads_any_more(clock: VirtualClock) -> None:
     assert statuses(engine) == ["succeeded"]
 
 
-def test_stream_that_nobody_reads_any_more_without_event_loop() -> None:
-    """The same holds for a graph that runs without an event loop."""
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+def test_stream_that_nobody_reads_any_more_without_event_loop(is_async: bool) -> None:
+    """The same holds for the stream of a graph without an event loop, however its thread is resumed."""
     engine = make_engine("repair")
     executed: list[str] = []
     graph = replanned(stepwise(executed), engine)
     stream = graph.stream({"query": "a"}, on_thread(), stream_mode="updates")
     next(stream)
-    result = graph.invoke(None, on_thread())
+    if is_async:
+        result = anyio.run(graph.ainvoke, None, on_thread())
+    else:
+        result = graph.invoke(None, on_thread())
     assert result["__interrupt__"][0].value == "go on?"
     assert graph.invoke(Command(resume="yes"), on_thread())["log"] == ["a", "b", "yes"]
     assert statuses(engine) == ["succeeded"]
