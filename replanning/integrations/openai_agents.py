@@ -110,9 +110,10 @@ async def replanned(
     """
     engine = engine or ReplanningEngine()
     copies = _Agents(engine, context, agents, keyed=thread is not None)
-    wrapped = await copies.wrap(agent)
+    wrapped = copies.wrap(agent)
     for each in agents:
-        await copies.wrap(each)
+        copies.wrap(each)
+    await copies.describe()
     tools = describe_tools(copies.described, capabilities, noun="attached function tool")
     objective = objective or f"Run of the agent {wrapped.name}"
     run_id = None if thread is None else thread_run(engine, thread)
@@ -160,16 +161,85 @@ class _Server:
 class _Hooks(AgentHooks):  # type: ignore[misc] # its types may not be installed
     """Hooks of an agent that also record whether the last event was a final output."""
 
-    def __init__(self, agents: _Agents, hooks: Any) -> None:
+    def __init__(self, agents: _Agents, agent: Any) -> None:
         def noting(name: str) -> Any:
             async def call(*args: Any, **kwargs: Any) -> None:
                 agents.finished = name == "on_end"
-                await getattr(hooks, name)(*args, **kwargs)
+                if agent.hooks is not None:
+                    await getattr(agent.hooks, name)(*args, **kwargs)
 
             return call
 
         for name in filter(lambda each: each.startswith("on_"), dir(AgentHooks)):
             setattr(self, name, noting(name))
+
+
+class _AttachedAgent:
+    """What sets a copy of an agent apart; the class of the copy derives from this and from the class of the agent.
+
+    A copy reads all other fields of the agent as they are now, and equals it, so that `result.last_agent == agent`.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        mine, theirs = vars(self)["_original"], getattr(other, "_original", other)
+        return mine is theirs or bool(mine == theirs)
+
+    __hash__ = None  # type: ignore[assignment] # as agents
+
+    def __getattr__(self, name: str) -> Any:
+        if "_original" not in vars(self):  # while it is copied
+            raise AttributeError(name)
+        return getattr(vars(self)["_original"], name)
+
+    def clone(self, **changes: Any) -> Any:
+        """Return an attached copy of a changed agent."""
+        return self._agents.wrap(self._original.clone(**changes))
+
+    async def get_mcp_tools(self, context: Any) -> list[Any]:
+        """Return the tools of the MCP servers as they are now, attached; or the last ones of servers that do not answer."""
+        listing = copy.copy(self._original)
+        listing.mcp_servers = [_Server(each) for each in self._original.mcp_servers]
+        set_public_agent(listing, self._original)  # which the filters of the servers see
+        try:
+            tools = await listing.get_mcp_tools(context)
+        except Exception:
+            # After a server has ended, the model still has to read what stood in for its tool.
+            if not self._listed or self._agents.session is None:
+                raise
+        else:
+            self._listed[:] = [self._agents.wrap_tool(each, self._own) for each in tools]
+        return list(self._listed)
+
+    async def get_all_tools(self, context: Any) -> list[Any]:
+        """Return the tools for a turn, as they are now."""
+        self.follow()
+        return await super().get_all_tools(context)  # type: ignore[misc,no-any-return]
+
+    def follow(self) -> None:
+        """Attach the tools that were added since the last turn, and leave out those that were removed."""
+        given = {id(each): each for each in self._original.tools}
+        for key, (_, made) in list(self._attached.items()):
+            if key not in given:
+                del self._attached[key]
+                self.tools[:] = [each for each in self.tools if each is not made]
+        for key, tool in given.items():
+            if key not in self._attached:
+                made = self._agents.wrap_tool(tool, self._own)
+                self._attached[key] = tool, made  # both are kept, so that an id names one tool
+                self.tools.append(made)
+
+
+def _live_field(name: str) -> property:
+    """Return a field of a copy that has the value of the original, until it is set."""
+
+    def read(copied: Any) -> Any:
+        values = vars(copied)
+        return values[name] if name in values else getattr(values["_original"], name)
+
+    def write(copied: Any, value: Any) -> None:
+        vars(copied)[name] = value
+
+    return property(read, write)
 
 
 class _Agents:
@@ -189,48 +259,48 @@ class _Agents:
             int, tuple[Any, Any]
         ] = {}  # both are kept, so that an id names one agent
 
-    async def wrap(self, agent: Any) -> Any:
+    async def describe(self) -> None:
+        """Describe the tools of the MCP servers of the agents, whose own tools are described already."""
+        for _, made in list(self._copies.values()):
+            if made.mcp_servers:
+                await made.get_mcp_tools(RunContextWrapper(self._context))
+
+    def wrap(self, agent: Any) -> Any:
         """Return the copy of an agent."""
-        if any(agent is made for _, made in self._copies.values()):
-            return agent
+        agent = getattr(agent, "_original", agent)  # of a copy, also of another block
         if id(agent) in self._copies:
             return self._copies[id(agent)][1]
-        tools = []
-        if agent.mcp_servers:
-            listing = agent.clone(mcp_servers=[_Server(each) for each in agent.mcp_servers])
-            set_public_agent(listing, agent)  # which the filters of the servers see
-            tools = await listing.get_mcp_tools(RunContextWrapper(self._context))
-        own: dict[str, _Tool] = {}
-        made = agent.clone(
-            tools=[self._wrap_tool(each, own) for each in (*tools, *agent.tools)],
-            mcp_servers=[],
-            handoffs=[],
-            hooks=_Hooks(self, AgentHooks() if agent.hooks is None else agent.hooks),
+        fields = {each.name: _live_field(each.name) for each in dataclasses.fields(agent)}
+        kind: Any = type(type(agent).__name__, (_AttachedAgent, type(agent)), fields)
+        made = kind.__new__(kind)
+        vars(made).update(
+            _original=agent, _agents=self, _own={}, _attached={}, _listed=[], tools=[]
         )
         self._copies[id(agent)] = agent, made
+        made.hooks = _Hooks(self, agent)
+        made.follow()
+        made.handoffs = []
         for each in agent.handoffs:
-            made.handoffs.append(
-                await self._wrap_handoff(each)
-                if isinstance(each, Handoff)
-                else await self.wrap(each)
-            )
+            is_handoff = isinstance(each, Handoff)
+            made.handoffs.append(self._wrap_handoff(each) if is_handoff else self.wrap(each))
         return made
 
-    async def _wrap_handoff(self, original: Any) -> Any:
+    def _wrap_handoff(self, original: Any) -> Any:
         made, target = copy.copy(original), self._named.get(original.agent_name)
         if target is not None:  # a saved state finds agents by their handoffs
-            made = handoff(await self.wrap(target))
+            made = handoff(self.wrap(target))
             for field in dataclasses.fields(original):
                 if field.init:
                     setattr(made, field.name, getattr(original, field.name))
 
         async def hand_over(context: Any, text: str) -> Any:
-            return await self.wrap(await original.on_invoke_handoff(context, text))
+            return self.wrap(await original.on_invoke_handoff(context, text))
 
         made.on_invoke_handoff = hand_over
         return made
 
-    def _wrap_tool(self, original: Any, own: dict[str, _Tool]) -> Any:
+    def wrap_tool(self, original: Any, own: dict[str, _Tool]) -> Any:
+        """Return the copy of a tool; hosted ones, and those whose approval a function decides, stay as they are."""
         if not isinstance(original, FunctionTool) or callable(original.needs_approval):
             return original
         name = original.qualified_name
@@ -278,6 +348,7 @@ class _Tool:
     async def __call__(self, context: Any, text: str) -> Any:
         """Execute the tool, or what replaces it, as the model calls it."""
         agents, name = self._agents, self._original.qualified_name
+        context.agent = getattr(context.agent, "_original", context.agent)
         arguments = None
         with suppress(ValueError):
             arguments = json.loads(text or "{}")

@@ -25,6 +25,7 @@ from agents import (
 from agents.mcp import MCPServer
 from agents.testing import ScriptedModel, assistant_message, function_call
 from agents.tool import FunctionTool
+from agents.tool_context import ToolContext
 from agents.tracing import TracingProcessor, custom_span
 from mcp.types import CallToolResult, TextContent, Tool
 
@@ -229,6 +230,42 @@ async def test_without_failures(clock, recorder):
         assert await play(agent) == alone
 
 
+async def test_changes_of_the_agent(clock):
+    """What changes in an agent during the block is heeded by its copy, tools too; its own tools and hooks are given the agent."""
+    seen = []
+
+    @function_tool
+    async def grow(context: ToolContext[Any], query: str) -> str:
+        seen.append(context.agent is agent)
+        agent.tools.append(search_archive)
+        agent.tools.remove(grow)
+        agent.instructions = "Be brief."
+        return query
+
+    model = ScriptedModel(
+        [[call_of("grow")], [call_of("search_archive", number=1)], [assistant_message("done")]]
+    )
+    agent = agent_of(model, grow)
+    engine = repairing(clock)
+    async with replanned(agent, engine) as attached:
+        result = await Runner.run(attached, "x?")
+    assert outputs(result) == ["x", "x, from the archive"]
+    assert model.calls[-1].system_instructions == "Be brief."
+    assert (result.last_agent == agent, seen) == (True, [True])
+    [run] = engine.store.runs()
+    tools = [entry.task.tool or entry.task.name for entry in engine.history(run.run).replay()]
+    assert tools == ["grow", "search_archive"]
+
+
+async def test_clone(clock):
+    """A clone of an attached agent is attached."""
+    agent = agent_of(calls("search"), search, search_archive)
+    async with replanned(agent, repairing(clock), capabilities=WEB) as attached:
+        clone = attached.clone(name="other")
+        assert outputs(await Runner.run(clone, "x?")) == ["x, from the archive"]
+    assert (clone.name, clone == agent) == ("other", False)
+
+
 async def test_streaming(clock):
     """A stream has the events of a run in which nothing failed, with the result of the substitute."""
     original = agent_of(calls("search"), search, search_archive)
@@ -356,7 +393,7 @@ async def test_handoffs(explicit, clock):
     ) as agent:
         result = await Runner.run(agent, "x?")
         assert outputs(result)[-1] == "x, from the archive"
-        assert result.last_agent.name == "helper"
+        assert result.last_agent == helper != triage == agent
         assert result.last_agent.handoffs[0] is agent
 
 
@@ -643,10 +680,55 @@ async def test_mcp_servers(clock):
             repairing(clock),
             capabilities=capabilities,
         ) as agent:
-            assert [each.name for each in agent.tools] == ["search", "search_archive"]
             seen += outputs(await Runner.run(agent, "x?"))
     [alone] = outputs(await Runner.run(agent_of(calls("search"), mcp_servers=[Server()]), "x?"))
     assert seen == [alone, [{"type": "input_text", "text": "x, from the archive"}]]
+
+
+async def test_spans_of_mcp_servers(clock, recorder):
+    """The spans of tools of MCP servers, and of their lists, are those of the framework alone."""
+    agent = agent_of(calls("search_archive"), mcp_servers=[Server()])
+    await Runner.run(agent, "x?")
+    alone = recorder.shape
+    assert ("mcp_tools", None) in [shape[:2] for shape in alone]
+    recorder.ended.clear()
+    agent = agent_of(calls("search_archive"), mcp_servers=[Server()])
+    async with replanned(agent, repairing(clock)) as attached:
+        recorder.ended.clear()
+        await Runner.run(attached, "x?")
+    assert recorder.shape == alone
+
+
+class Ending(Server):
+    """A server that ends with the first call of a tool."""
+
+    is_over = False
+
+    async def list_tools(self, run_context: Any = None, agent: Any = None) -> list[Any]:
+        if self.is_over:
+            raise ConnectionError("the server has ended")
+        return await super().list_tools(run_context, agent)
+
+    async def call_tool(self, tool_name: str, arguments: Any, meta: Any = None) -> Any:
+        self.is_over = True
+        return await super().call_tool(tool_name, arguments, meta)
+
+
+async def test_an_mcp_server_that_ends(clock):
+    """What stood in for a tool of a server that has ended reaches the model, although the server lists its tools no more."""
+
+    @function_tool
+    def by_hand(query: str) -> str:
+        return f"{query}, by hand"
+
+    agent = agent_of(calls("search"), by_hand, mcp_servers=[Ending()])
+    stated = {"search": "web", "by_hand": "web"}
+    async with replanned(agent, repairing(clock), capabilities=stated) as attached:
+        result = await Runner.run(attached, "x?")
+    assert (outputs(result), result.final_output) == (["x, by hand"], "done")
+    with pytest.raises(ConnectionError):
+        async with replanned(agent, repairing(clock)):
+            pass
 
 
 class Refusing(Server):
