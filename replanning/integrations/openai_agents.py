@@ -15,19 +15,23 @@ from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
+from pydantic_core import to_jsonable_python
+
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import Session
-from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NotRunning, StoreError
+from replanning.errors import CallFailed, CallSkipped, NotRunning, StoreError
 from replanning.integrations.kit import (
     Capabilities,
     ReportedFailure,
     TimedOut,
+    call_tool,
     describe_tools,
     earlier_output,
     missing_framework,
     thread_run,
     tool_fields,
 )
+from replanning.journal import values
 
 try:
     from agents import (
@@ -40,8 +44,11 @@ try:
         ToolInputGuardrailData,
         ToolInputGuardrailTripwireTriggered,
         ToolOriginType,
+        ToolOutputFileContent,
         ToolOutputGuardrailData,
         ToolOutputGuardrailTripwireTriggered,
+        ToolOutputImage,
+        ToolOutputText,
         ToolTimeoutError,
         UserError,
         default_tool_error_function,
@@ -51,6 +58,7 @@ try:
     )
     from agents._public_agent import set_public_agent
     from agents.tool import (
+        ValidToolOutputPydanticModelsTypeAdapter,
         default_tool_timeout_error_message,
         get_function_tool_origin,
         invoke_function_tool,
@@ -133,6 +141,11 @@ class _Halted(Exception):
 
 _PASSES: Final = (_Halted, ModelBehaviorError)
 
+
+_CONTENTS: Final = (ToolOutputText, ToolOutputImage, ToolOutputFileContent)
+
+_OUTPUT: Final = "$openai"
+"""Key of a recorded output that is no JSON; its value says what it was."""
 
 _REPORTED: Final[ContextVar[list[Any] | None]] = ContextVar("replanning_reported", default=None)
 """Where the tool that is being executed notes results of MCP servers that say that they are errors."""
@@ -375,24 +388,25 @@ class _Tool:
             if key and not agents.session.is_recorded(key):
                 earlier = earlier_output(agents.engine, agents.session.run.id, key)
                 if earlier is not None:
-                    return earlier[0]
-            output = await agents.session.invoke(name, arguments, execute=execute, key=key)
+                    return _restored(earlier[0])
+            return await call_tool(
+                agents.engine,
+                agents.session,
+                name,
+                arguments,
+                execute,
+                key=key,
+                encode=_recorded,
+                decode=_restored,
+            )
         except CallSkipped as skipped:
-            output = str(skipped)
+            return str(skipped)
         except (NotRunning, StoreError):
             raise
         except _Halted as halted:
             raise halted.__cause__ or halted from None
         except Exception as error:  # noqa: BLE001 - of the tool
-            own: BaseException = error
-            if isinstance(error, NeedsHuman):  # the framework cannot put the question
-                own = error.own_error
-            if isinstance(own, ReportedFailure):
-                return own.result
-            if isinstance(own, TimedOut):
-                own = own.__cause__ or own
-            return await self._give_up(context, own)
-        return output
+            return await self._give_up(context, error)
 
     async def _execute(self, context: Any, text: str) -> Any:
         """Execute the tool once, and raise its own exception, or the failure that an MCP server reports."""
@@ -477,6 +491,32 @@ class _Tool:
                 }
             )
         return text
+
+
+def _recorded(output: Any) -> Any:
+    """Return what the journal records of an output: the text that the model gets, and its content, unless it is JSON."""
+    try:
+        values.encode(output, None)
+    except values.NotStorable:
+        is_list = isinstance(output, list | tuple)
+        if all(isinstance(each, _CONTENTS) for each in (output if is_list else [output])):
+            return {_OUTPUT: "content", "value": to_jsonable_python(output)}
+        content = to_jsonable_python(output, fallback=repr)
+        return {_OUTPUT: "text", "value": str(output), "content": content}
+    return output
+
+
+def _restored(recorded: Any) -> Any:
+    """Return the output behind what was recorded; of an object of another class, the text that the model gets."""
+    if not isinstance(recorded, dict) or _OUTPUT not in recorded:
+        return recorded
+    value = recorded["value"]
+    if recorded[_OUTPUT] == "text":
+        return value
+    adapter = ValidToolOutputPydanticModelsTypeAdapter
+    if isinstance(value, list):
+        return [adapter.validate_python(each) for each in value]
+    return adapter.validate_python(value)
 
 
 def _heed(verdict: Any, tripwire: Exception) -> None:

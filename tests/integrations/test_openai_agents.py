@@ -24,16 +24,17 @@ from agents import (
 )
 from agents.mcp import MCPServer
 from agents.testing import ScriptedModel, assistant_message, function_call
-from agents.tool import FunctionTool
+from agents.tool import FunctionTool, ToolOutputImage, ToolOutputText
 from agents.tool_context import ToolContext
 from agents.tracing import TracingProcessor, custom_span
 from mcp.types import CallToolResult, TextContent, Tool
+from pydantic import BaseModel
 
 from replanning import Answer, ReplanningEngine
 from replanning.changes import AbortRun
 from replanning.errors import NotRunning
 from replanning.integrations.openai_agents import replanned
-from replanning.journal import AttemptFailed, SqliteStore
+from replanning.journal import AttemptFailed, AttemptSucceeded, SqliteStore
 from replanning.testing import ScriptedGate, VirtualClock
 from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.runs import alternative, make_engine, skipping
@@ -832,23 +833,12 @@ def test_other_framework(monkeypatch):
         import_module("replanning.integrations.openai_agents")
 
 
-@pytest.mark.parametrize("lost", [False, True])
-@pytest.mark.parametrize("blocks", [1, 2])
-async def test_state_that_is_approved_twice(blocks, lost, tmp_path):
-    """An approved state that is run twice executes its call once, in one block and in two of a thread, also one in doubt."""
-    paid: list[str] = []
-
-    @function_tool(needs_approval=True)
-    async def pay(query: str) -> str:
-        paid.append(query)
-        if lost:
-            raise ConnectionResetError
-        return "paid"
+async def approve_twice(pay: Any, engine: ReplanningEngine, blocks: int) -> list[Any]:
+    """The outputs of an approved state that is run twice."""
 
     def agent(*turns: Any) -> Agent:
         return Agent("payer", model=ScriptedModel(list(turns)), tools=[pay])
 
-    engine = ReplanningEngine(store=SqliteStore(tmp_path / "runs.db"))
     call, done = [function_call("pay", {"query": "x"}, call_id="c1")], [assistant_message("done")]
     async with replanned(agent(call), engine, thread="t") as attached:
         saved = (await Runner.run(attached, "go")).to_state().to_string()
@@ -863,5 +853,63 @@ async def test_state_that_is_approved_twice(blocks, lost, tmp_path):
         async with replanned(agent(done, done), engine, thread="t") as attached:
             for _ in range(3 - blocks):
                 told += await approve(attached)
+    return told
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("blocks", [1, 2])
+async def test_state_that_is_approved_twice(blocks, lost, tmp_path):
+    """An approved state that is run twice executes its call once, in one block and in two of a thread, also one in doubt."""
+    paid: list[str] = []
+
+    @function_tool(needs_approval=True)
+    async def pay(query: str) -> str:
+        paid.append(query)
+        if lost:
+            raise ConnectionResetError
+        return "paid"
+
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "runs.db"))
+    told = await approve_twice(pay, engine, blocks)
     assert paid == ["x"]
     assert lost or told == ["paid", "paid"]
+
+
+class Receipt(BaseModel):
+    """What a tool of a user returns."""
+
+    total: int
+
+
+@pytest.mark.parametrize(
+    ("returned", "recorded"),
+    [
+        (ToolOutputText(text="paid"), {"type": "text", "text": "paid"}),
+        (
+            [ToolOutputText(text="paid"), ToolOutputImage(image_url="http://a/b.png")],
+            [
+                {"type": "text", "text": "paid"},
+                {"type": "image", "image_url": "http://a/b.png", "file_id": None, "detail": None},
+            ],
+        ),
+        (Receipt(total=3), "total=3"),
+    ],
+)
+async def test_recorded_outputs(returned, recorded, tmp_path):
+    """Contents of the framework, and objects of users, are recorded by content and text; the model gets the same after a resume."""
+
+    @function_tool(needs_approval=True)
+    def pay(query: str) -> Any:
+        return returned
+
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "runs.db"))
+    first, again = await approve_twice(pay, engine, 2)
+    assert first == again
+    [output] = [
+        record.body.output
+        for run in engine.store.runs()
+        for record in engine.store.read(run.run)
+        if isinstance(record.body, AttemptSucceeded)
+    ]
+    assert output["value"] == recorded
+    assert output.get("content", {"total": 3}) == {"total": 3}
