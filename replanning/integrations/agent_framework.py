@@ -30,9 +30,7 @@ from replanning.errors import (
     NeedsHuman,
     NoResult,
     NotRunning,
-    StaleAnswer,
     StoreError,
-    UnknownQuestion,
 )
 from replanning.integrations.agent_plans import (
     EARLIER,
@@ -49,6 +47,7 @@ from replanning.integrations.kit import (
     Capabilities,
     ControlFlow,
     SessionTask,
+    answer_questions,
     call_tool,
     describe_tools,
     missing_framework,
@@ -58,7 +57,6 @@ from replanning.integrations.kit import (
     tool_fields,
     withdraw_questions,
 )
-from replanning.journal.records import QuestionVerdict
 from replanning.plan.types import TaskId
 
 try:
@@ -673,10 +671,12 @@ class _Attachment:
             if answer is None:
                 given.append(message)
                 continue
-            verdict: QuestionVerdict = "approve" if answer.approved else "reject"
-            for question in answer.additional_properties[METADATA]:
-                with suppress(StaleAnswer, UnknownQuestion):  # it was answered before
-                    self.engine.answer(question["question"], verdict, by="the user of the workflow")
+            answer_questions(
+                self.engine,
+                [each["question"] for each in answer.additional_properties[METADATA]],
+                approved=answer.approved,
+                by="the user of the workflow",
+            )
             given += [Message.from_dict(each) for each in answer.additional_properties[_ASKED]]
         return given
 

@@ -21,10 +21,11 @@ import anyio
 from replanning.changes import RetryTask, SkipTask
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import CALL_KEY, Execute, Session
-from replanning.errors import CallSkipped, NeedsHuman, StaleAnswer, UnknownQuestion
+from replanning.errors import CallSkipped, NeedsHuman
 from replanning.integrations.kit import (
     ONE_ATTEMPT,
     Capabilities,
+    answer_questions,
     describe_tools,
     thread_run,
     tool_fields,
@@ -326,10 +327,12 @@ class AgentSteps:
         except NeedsHuman as error:
             if self._asks:
                 raise
-            for question in error.questions:
-                with suppress(StaleAnswer, UnknownQuestion):
-                    self._engine.answer(question, "reject", comment="nobody can be asked")
-            raise error.own_error from None
+            answer_questions(
+                self._engine, error.questions, approved=False, comment="nobody can be asked"
+            )
+            own_error = error.own_error
+        # Not while the other one is handled, which would become its context.
+        raise own_error
 
     def _added_before(self, step: str, known: Collection[str]) -> list[TaskId]:
         """Return what comes before a step and the framework does not perform, the first first."""

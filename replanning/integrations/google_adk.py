@@ -21,7 +21,7 @@ from replanning.changes import AddTask
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool as DescribedTool
 from replanning.engine.session import Execute, Session
-from replanning.errors import CallSkipped, NeedsHuman, NotRunning, StaleAnswer, UnknownQuestion
+from replanning.errors import CallSkipped, NeedsHuman, NotRunning
 from replanning.integrations.agent_plans import (
     TASK,
     AgentSteps,
@@ -37,13 +37,13 @@ from replanning.integrations.kit import (
     ControlFlow,
     ReportedFailure,
     SessionTask,
+    answer_questions,
     call_tool,
     describe_tools,
     missing_framework,
     shown_questions,
     tool_fields,
 )
-from replanning.journal.records import QuestionVerdict
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Goal, Task
 from replanning.plan.types import RunId, TaskId
@@ -389,14 +389,15 @@ class _Run:
         session = await self.open()
         call_id, answer = context.function_call_id or "", context.tool_confirmation
         asked = _asked(context) if answer is not None else {}
-        for question in asked.get("questions", ()):
-            with suppress(StaleAnswer, UnknownQuestion):  # it was answered elsewhere
-                verdict: QuestionVerdict = "approve" if answer.confirmed else "reject"
-                self._owner.engine.answer(
-                    question["question"], verdict, by="the confirmation of the call"
-                )
-        if asked and not answer.confirmed:
-            return {"error": "This tool call is rejected."}
+        if asked:
+            answer_questions(
+                self._owner.engine,
+                [each["question"] for each in asked.get("questions", ())],
+                approved=answer.confirmed,
+                by="the confirmation of the call",
+            )
+            if not answer.confirmed:
+                return {"error": "This tool call is rejected."}
         before = _requests(context)
         executed = 0
 
@@ -723,10 +724,10 @@ class _Pipeline:
                 if not (response.id or "").startswith(_QUESTION):
                     continue
                 is_confirmed = (response.response or {}).get("confirmed") is True
-                verdict: QuestionVerdict = "approve" if is_confirmed else "reject"
                 question = response.id.removeprefix(_QUESTION)
-                with suppress(StaleAnswer, UnknownQuestion):  # it was answered before
-                    self._owner.engine.answer(question, verdict, by="the user")
+                answer_questions(
+                    self._owner.engine, [question], approved=is_confirmed, by="the user"
+                )
 
 
 _QUESTION: Final = "replanning-"

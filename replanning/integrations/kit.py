@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 # some frameworks run on asyncio alone
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Final
 from urllib.parse import quote
@@ -27,6 +27,7 @@ from replanning.errors import (
     UnknownQuestion,
 )
 from replanning.history.status import replay_records
+from replanning.journal.records import QuestionVerdict
 from replanning.plan.messages import did_you_mean
 from replanning.plan.tasks import Retry, allows_repetition
 from replanning.plan.types import JSON_TYPES, RunId, TaskId
@@ -40,6 +41,7 @@ __all__ = [
     "ReportedFailure",
     "SessionTask",
     "TimedOut",
+    "answer_questions",
     "call_tool",
     "describe_tools",
     "earlier_output",
@@ -250,11 +252,25 @@ def shown_questions(
     ]
 
 
+def answer_questions(
+    engine: ReplanningEngine,
+    questions: Iterable[str],
+    *,
+    approved: bool,
+    by: str = "",
+    comment: str = "",
+) -> None:
+    """Answer questions as a person did in the framework; what was answered elsewhere stays as it is."""
+    verdict: QuestionVerdict = "approve" if approved else "reject"
+    for question in questions:
+        with suppress(StaleAnswer, UnknownQuestion):
+            engine.answer(question, verdict, by=by, comment=comment)
+
+
 def withdraw_questions(engine: ReplanningEngine, run_id: str) -> None:
     """Reject open questions that were put as requests for the approval of calls: the agent went on without an answer."""
-    for question in engine.pending(run_id):
-        with suppress(StaleAnswer, UnknownQuestion):
-            engine.answer(question.id, "reject", comment="the agent went on without it")
+    questions = [each.id for each in engine.pending(run_id)]
+    answer_questions(engine, questions, approved=False, comment="the agent went on without it")
 
 
 class HandedBack(Exception):
@@ -358,9 +374,10 @@ async def call_tool(
             break
         except NeedsHuman as error:
             if approved and _answers(session, error, seen, approved_questions):
-                for question_id in error.questions:
-                    seen.discard(question_id)
-                    engine.answer(question_id, "approve", by="the approval of the call")
+                seen.difference_update(error.questions)
+                answer_questions(
+                    engine, error.questions, approved=True, by="the approval of the call"
+                )
                 continue
             if asks:
                 raise

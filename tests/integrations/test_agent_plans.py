@@ -91,6 +91,24 @@ async def test_without_a_stand_in_the_own_error_of_the_agent_is_raised():
     assert engine.pending() == []
 
 
+async def test_the_own_error_of_an_agent_keeps_its_cause():
+    """Where the framework cannot put the question to a person, the exception of the agent arrives as it was."""
+    engine = ReplanningEngine(settings={"alternatives": {"human_approval_threshold": 0.99}})
+    cause = KeyError("tea")
+
+    async def execute(agent: str, arguments: Mapping[str, object]) -> object:
+        raise ValueError("writer failed") from cause
+
+    async with agent_session(
+        engine, chain("writer", writer="x", editor="x"), thread="a"
+    ) as session:
+        steps = AgentSteps(engine, session, asks=False)
+        with pytest.raises(ValueError, match="writer failed") as raised:
+            await steps.perform("writer", execute, known=["writer"])
+    assert raised.value.__cause__ is cause
+    assert engine.pending() == []
+
+
 async def test_a_framework_that_goes_on_after_a_failure_can_perform_what_follows():
     """With `always`, the step after one that failed is performed all the same."""
     engine = ReplanningEngine()
