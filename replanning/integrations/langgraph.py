@@ -88,8 +88,11 @@ _CHECKPOINTER: Final = "__pregel_checkpointer"
 _INTERRUPTED: Final = "the graph was interrupted"
 """Why the run of a graph is paused that a person was asked about, or that stopped at a breakpoint."""
 
-_RESUMED: Final = "another call of the graph resumed its thread"
-"""Why the run of a graph is paused whose stream nobody has read to its end."""
+_UNREAD: Final = "the stream of the graph was not read to its end"
+"""Why the run of a graph is paused whose stream was closed, or makes way for another one."""
+
+_RAISED: Final = "the graph raised"
+"""Beginning of the reason why the run of a graph is paused that has failed."""
 
 _DEFAULT_NAME: Final = "LangGraph"
 """Name of a graph that was compiled without one."""
@@ -222,9 +225,8 @@ def _owners(node: Any) -> list[Any]:
     """Return the objects whose methods wrap the calls of a `ToolNode`; None for a function."""
     wrappers, seen = [node._wrap_tool_call, node._awrap_tool_call], set[int]()
     owners: list[Any] = []
-    while (
-        wrappers
-    ):  # the factory of agents puts the methods of the middleware into functions within functions
+    # The factory of agents puts the methods of the middleware into functions within functions.
+    while wrappers:
         wrapper = wrappers.pop()
         if not callable(wrapper) or id(wrapper) in seen:
             continue
@@ -344,21 +346,25 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             return False
         self.is_left = True
         _OPEN.pop(self.session.run.id, None)
-        if error is not None:
-            self._pause_reason = f"the graph raised {type(error).__name__}"
+        if isinstance(error, Exception):
+            self._pause_reason = f"{_RAISED} {type(error).__name__}"
+        elif isinstance(error, GeneratorExit):
+            self._pause_reason = _UNREAD
+        elif error is not None:
+            self._pause_reason = f"the graph was cut off by {type(error).__name__}"
         return True
 
     async def make_way(self) -> None:
         """Leave the session to another run of the thread, as soon as no call is under way."""
         await self._until_idle()
-        self._pause_reason = _RESUMED
+        self._pause_reason = _UNREAD
         await self.end()
 
     def make_way_in_thread(self) -> None:
         """Do the same from the thread of a graph that runs without an event loop."""
         assert self.thread is not None
         self.thread.call(lambda _: self._until_idle())
-        self._pause_reason = _RESUMED
+        self._pause_reason = _UNREAD
         self.end_in_thread()
 
     async def _until_idle(self) -> None:
@@ -515,7 +521,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
                 asked.add(body.question)
             elif isinstance(body, QuestionAnswered) and body.question in asked:
                 given_up = body.verdict != "withdrawn"
-            elif isinstance(body, RunEnded) and body.reason != _INTERRUPTED:
+            elif isinstance(body, RunEnded) and body.reason.startswith(_RAISED):
                 given_up = False
         return given_up
 
@@ -632,7 +638,7 @@ class _Attachment:
         for each in (graph.config, config):
             for key, value in (each or {}).items():
                 if key == "configurable":
-                    stated.update(value)
+                    stated.update(value or {})
                 elif key not in CONFIG_KEYS:
                     stated[key] = value
         if "thread_id" in stated:
@@ -668,7 +674,12 @@ class _Attachment:
             await earlier.make_way()
         asks = self._asks(graph, config)
         task = SessionTask(self._session(run_id, asks=asks))
-        run = _Run(self.engine, await task.session(), asks=asks, task=task)
+        try:
+            session = await task.session()
+        except BaseException:
+            task.leave(_UNREAD)
+            raise
+        run = _Run(self.engine, session, asks=asks, task=task)
         _OPEN[run.session.run.id] = run
         return run
 
@@ -720,10 +731,12 @@ class ReplannedGraph(CompiledStateGraph):  # type: ignore[misc]  # its types are
                         break
                 yield part
         except BaseException as error:
-            with run.as_current():
-                parts.close()
-            with suppress(ReplanningError):  # the exception of the graph is the one to raise
-                run.end_in_thread(error)
+            try:
+                with run.as_current():
+                    parts.close()
+            finally:
+                with suppress(ReplanningError):  # the exception of the graph is the one to raise
+                    run.end_in_thread(error)
             raise
         run.end_in_thread()
 
@@ -744,10 +757,12 @@ class ReplannedGraph(CompiledStateGraph):  # type: ignore[misc]  # its types are
                         break
                 yield part
         except BaseException as error:
-            with run.as_current():
-                await parts.aclose()
-            with suppress(ReplanningError):  # the exception of the graph is the one to raise
-                await run.end(error)
+            try:
+                with run.as_current():
+                    await parts.aclose()
+            finally:
+                with suppress(ReplanningError):  # the exception of the graph is the one to raise
+                    await run.end(error)
             raise
         await run.end()
 

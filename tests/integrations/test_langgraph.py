@@ -1406,8 +1406,9 @@ async def test_interrupts_of_several_tools(clock: VirtualClock) -> None:
 
 @pytest.mark.parametrize("verdict", ["approve", "reject"])
 @pytest.mark.parametrize("is_elsewhere", [True, False], ids=["elsewhere", "resumed"])
+@pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
 async def test_an_answer_leads_to_no_further_question(
-    verdict: Any, is_elsewhere: bool, clock: VirtualClock
+    verdict: Any, is_elsewhere: bool, is_read: bool, clock: VirtualClock
 ) -> None:
     """Each of two tools in doubt is asked about once, and one whose repetition was rejected is not executed again."""
     executed: list[str] = []
@@ -1424,7 +1425,20 @@ async def test_an_answer_leads_to_no_further_question(
     engine = make_engine("repair", clock=clock)
     graph = graph_of_tools([losing("one"), losing("two")], InMemorySaver(), engine)
     graph.nodes["tools"].bound._handle_tool_errors = True
-    result = await graph.ainvoke(GO, on_thread())
+    streams = []
+
+    async def run(given: Any) -> Any:
+        if is_read:
+            return await graph.ainvoke(given, on_thread())
+        stream = graph.astream(given, on_thread(), stream_mode="values")
+        streams.append(stream)
+        result = None
+        async for result in stream:
+            if "__interrupt__" in result:
+                break
+        return result
+
+    result = await run(GO)
     asked = 0
     while "__interrupt__" in result:
         [question] = result["__interrupt__"]
@@ -1433,7 +1447,7 @@ async def test_an_answer_leads_to_no_further_question(
         if is_elsewhere:
             engine.answer(answer["question"], verdict, by="ada")
             given = None
-        result = await graph.ainvoke(given, on_thread())
+        result = await run(given)
         asked += 1
     assert asked == 2
     if verdict == "approve":
