@@ -92,10 +92,7 @@ try:
         raise ImportError("decorated function middleware cannot be recognized")
 except (ImportError, AttributeError) as error:
     raise missing_framework(
-        __name__,
-        "the Microsoft Agent Framework (tested with agent-framework-core 1.23)",
-        "agent-framework",
-        error,
+        __name__, "the Microsoft Agent Framework (tested with agent-framework-core 1.23)", error
     ) from error
 
 METADATA: Final = "replanning"
@@ -215,20 +212,7 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
 
     def follow(self, stream: Any) -> Any:
         """Return a stream with the same updates and response, which ends the session when it ends or is closed."""
-
-        async def updates() -> AsyncIterator[Any]:
-            try:
-                async for update in stream:
-                    yield update
-                response = await stream.get_final_response()
-            except BaseException as error:
-                await self.fail(error)
-                raise
-            finally:
-                await stream.close()
-            await self.end(response)
-
-        return ResponseStream(updates(), finalizer=lambda _: stream.get_final_response())
+        return _followed(stream, self.end, self.fail)
 
     async def end(self, response: Any) -> None:
         """End the session, or leave it paused if the agent waits for its user."""
@@ -362,6 +346,38 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
         if _is_request(own.result):
             raise ToolException(f"middleware put the call of {name!r} to a person")
         return own.result
+
+
+def _followed(
+    stream: Any,
+    end: Callable[[Any], Awaitable[None]],
+    fail: Callable[[BaseException], Awaitable[None]],
+    begin: Callable[[], Awaitable[None]] | None = None,
+) -> Any:
+    """Return a stream with the same items and response, which begins and ends something with the first and the last.
+
+    Args:
+        stream: the stream.
+        end: called with the response.
+        fail: called with an exception, also if nobody reads on.
+        begin: called before the first item.
+    """
+
+    async def items() -> AsyncIterator[Any]:
+        if begin is not None:
+            await begin()
+        try:
+            async for item in stream:
+                yield item
+            response = await stream.get_final_response()
+        except BaseException as error:
+            await fail(error)
+            raise
+        finally:
+            await stream.close()
+        await end(response)
+
+    return ResponseStream(items(), finalizer=lambda _: stream.get_final_response())
 
 
 async def _execute(context: Any, arguments: Any, call_next: Callable[[], Awaitable[None]]) -> Any:
@@ -553,27 +569,14 @@ class _Attachment:
         if not stream:
             return self._await(ran, message, is_new)
 
-        async def events() -> AsyncIterator[Any]:
-            await self._begin(message, is_new)
-            try:
-                async for event in ran:
-                    yield event
-                result = await ran.get_final_response()
-            except BaseException as error:
-                await self._leave(f"the workflow raised {type(error).__name__}")
-                raise
-            finally:
-                await ran.close()
-            await self._end(result)
-
-        return ResponseStream(events(), finalizer=lambda _: ran.get_final_response())
+        return _followed(ran, self._end, self._fail, partial(self._begin, message, is_new))
 
     async def _await(self, ran: Awaitable[Any], message: Any, is_new: bool) -> Any:
         await self._begin(message, is_new)
         try:
             result = await ran
         except BaseException as error:
-            await self._leave(f"the workflow raised {type(error).__name__}")
+            await self._fail(error)
             raise
         await self._end(result)
         return result
@@ -603,6 +606,9 @@ class _Attachment:
             ]
             self._restored.update(done)
         self._steps = AgentSteps(self.engine, self.session, asks=self._approvals)
+
+    async def _fail(self, error: BaseException) -> None:
+        await self._leave(f"the workflow raised {type(error).__name__}")
 
     async def _end(self, result: Any) -> None:
         if result.get_request_info_events():

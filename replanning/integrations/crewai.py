@@ -51,7 +51,7 @@ try:
     from crewai.utilities.string_utils import sanitize_tool_name
 except ImportError as error:
     raise missing_framework(
-        __name__, "CrewAI, and was tested with its version 1.15.30", "crewai", error
+        __name__, "CrewAI, and was tested with its version 1.15.30", error
     ) from error
 
 CrewT = TypeVar("CrewT")

@@ -75,12 +75,7 @@ try:
         *(ToolContext.tool_confirmation, ToolContext.request_confirmation, ToolContext.node),
     )
 except (ImportError, AttributeError) as error:
-    raise missing_framework(
-        "replanning.integrations.google_adk",
-        "Google ADK (tested with google-adk 2.13)",
-        "google-adk",
-        error,
-    ) from error
+    raise missing_framework(__name__, "Google ADK (tested with google-adk 2.13)", error) from error
 
 METADATA: Final = "replanning"
 """Key in the `custom_metadata` of a tool, for fields of its description, and in the payload of a request to confirm."""

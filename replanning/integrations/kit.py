@@ -60,15 +60,15 @@ UNFINISHED: Final = ("running", "paused", "needs_human")
 """How a run stands that can be resumed."""
 
 
-def missing_framework(module: str, needs: str, extra: str, error: Exception) -> ImportError:
+def missing_framework(module: str, needs: str, error: Exception) -> ImportError:
     """Return the error of a module whose framework is missing, or lacks what the module relies on.
 
     Args:
-        module: the module.
+        module: the module, named like the extra of `replanning` that installs the framework.
         needs: the framework, and the version that was tested.
-        extra: the extra of `replanning` that installs it.
         error: what is missing.
     """
+    extra = module.rpartition(".")[2].replace("_", "-")
     return ImportError(f'{module} needs {needs}: pip install "replanning[{extra}]" ({error})')
 
 

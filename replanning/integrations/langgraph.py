@@ -74,7 +74,7 @@ try:
     from langgraph.runtime import get_runtime
     from langgraph.types import Command, interrupt
 except ImportError as error:
-    raise missing_framework(__name__, "langgraph 1.2 or later", "langgraph", error) from error
+    raise missing_framework(__name__, "langgraph 1.2 or later", error) from error
 try:
     from langchain.agents.middleware import AgentMiddleware, ToolRetryMiddleware
 except ImportError:  # a ToolNode can be given the methods of the middleware without langchain

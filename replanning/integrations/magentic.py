@@ -38,7 +38,6 @@ except ImportError as error:
     raise missing_framework(
         __name__,
         "Magentic of the Microsoft Agent Framework (tested with agent-framework-orchestrations 1.4)",
-        "magentic",
         error,
     ) from error
 

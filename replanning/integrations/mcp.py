@@ -60,7 +60,7 @@ try:
 
     from replanning.tools.mcp_session import McpSession
 except ImportError as error:
-    raise missing_framework(__name__, "the package mcp 2.3 or newer", "mcp", error) from error
+    raise missing_framework(__name__, "the package mcp 2.3 or newer", error) from error
 
 __all__ = ["McpProxy", "open_proxy", "serve_stdio", "server_of_command"]
 

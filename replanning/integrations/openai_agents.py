@@ -73,10 +73,7 @@ try:
         raise ImportError("a copy of a function tool does not handle failures by itself")
 except ImportError as error:
     raise missing_framework(
-        __name__,
-        "the OpenAI Agents SDK, and was tested with its version 0.24",
-        "openai-agents",
-        error,
+        __name__, "the OpenAI Agents SDK, and was tested with its version 0.24", error
     ) from error
 
 AgentT = TypeVar("AgentT")

@@ -58,9 +58,7 @@ try:
     ]
     _MANAGER: Final = RunContext.__dataclass_fields__["tool_manager"]
 except (ImportError, AttributeError, KeyError) as error:
-    raise missing_framework(
-        __name__, "pydantic-ai, and was tested with 2.68", "pydantic-ai", error
-    ) from error
+    raise missing_framework(__name__, "pydantic-ai, and was tested with 2.68", error) from error
 
 METADATA: Final = "replanning"
 """Key in the metadata of a tool, for fields of its description, and of a request for an approval, for the question."""

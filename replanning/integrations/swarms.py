@@ -38,7 +38,7 @@ try:
     from swarms.utils.history_output_formatter import history_output_formatter
 except ImportError as error:
     raise missing_framework(
-        __name__, "swarms, and was tested with its version 16.0.3", "swarms", error
+        __name__, "swarms, and was tested with its version 16.0.3", error
     ) from error
 
 WorkflowT = TypeVar("WorkflowT")

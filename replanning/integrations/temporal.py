@@ -80,7 +80,7 @@ try:
     from temporalio.worker import ReplayerConfig, WorkerConfig
 except ImportError as error:
     raise missing_framework(
-        __name__, "the Temporal SDK, tested with its version 1.35", "temporal", error
+        __name__, "the Temporal SDK, tested with its version 1.35", error
     ) from error
 
 _MAX_TASK_SECONDS: Final = 7 * 24 * 3600.0
