@@ -37,7 +37,6 @@ __all__ = [
     "ONE_ATTEMPT",
     "Capabilities",
     "ControlFlow",
-    "HandedBack",
     "ReportedFailure",
     "SessionTask",
     "TimedOut",
@@ -273,7 +272,7 @@ def withdraw_questions(engine: ReplanningEngine, run_id: str) -> None:
     answer_questions(engine, questions, approved=False, comment="the agent went on without it")
 
 
-class HandedBack(Exception):
+class _HandedBack(Exception):
     """What a framework is given in the place of an output, raised by the function that executes a tool.
 
     Args:
@@ -286,7 +285,7 @@ class HandedBack(Exception):
         self.result = result
 
 
-class ReportedFailure(HandedBack):
+class ReportedFailure(_HandedBack):
     """A tool failed, and its framework has a form of its own for that, which it gets if no alternative is left."""
 
 
@@ -294,7 +293,7 @@ class TimedOut(ReportedFailure, TimeoutError):
     """A tool exceeded the time limit of its framework, so it may have taken effect."""
 
 
-class ControlFlow(HandedBack):
+class ControlFlow(_HandedBack):
     """A call ends without an output and has not failed, such as one that waits for a person."""
 
 
@@ -382,7 +381,7 @@ async def call_tool(
             if asks:
                 raise
             own: BaseException = error.own_error
-        except HandedBack as error:
+        except _HandedBack as error:
             own = error
         except CallFailed as error:
             is_final = isinstance(error, CallSkipped) or isinstance(error.__cause__, NoResult)
@@ -391,7 +390,7 @@ async def call_tool(
             once = False
             continue
         # Not while the other one is handled, which would become its context.
-        if not isinstance(own, HandedBack):
+        if not isinstance(own, _HandedBack):
             raise own
         if own.result is None and own.__cause__ is not None:
             raise own.__cause__

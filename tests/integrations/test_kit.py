@@ -13,7 +13,6 @@ from replanning.errors import NeedsHuman
 from replanning.integrations.kit import (
     ONE_ATTEMPT,
     ControlFlow,
-    HandedBack,
     ReportedFailure,
     TimedOut,
     call_tool,
@@ -101,7 +100,7 @@ class Busy(Exception):
     """What the framework of these tests raises by itself."""
 
 
-def raised_from(error: HandedBack) -> Callable[[], object]:
+def raised_from(error: ReportedFailure | ControlFlow) -> Callable[[], object]:
     """A tool that raises this in the place of an exception of its framework."""
 
     def tool() -> object:
