@@ -39,12 +39,12 @@ from agent_framework import (
 )
 from opentelemetry import trace
 
-from replanning import Answer, ReplanningEngine
+from replanning import ReplanningEngine
 from replanning.changes import AbortRun
 from replanning.errors import NotRunning, RunOwned
 from replanning.integrations.agent_framework import Replanned
 from replanning.journal import SqliteStore
-from replanning.testing import ScriptedGate, VirtualClock
+from replanning.testing import VirtualClock
 from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.runs import alternative, make_engine, skipping
 from tests.support.tracing import Spans
@@ -404,21 +404,6 @@ async def test_question(approved, clock):
     response = await agent.run(request.to_function_approval_response(approved), session=session)
     assert outputs(response) == (["x is deleted"] if approved else outputs(response))
     assert (response.text, engine.pending(), statuses(engine)) == ("done", [], ["succeeded"])
-
-
-async def test_question_that_is_no_approval(clock):
-    """A question goes to the gate; where nobody can be asked, the agent sees the exception of its tool."""
-    capabilities = {"search": "web", "delete": "web"}
-    for gate, expected in (
-        (ScriptedGate([Answer("approve")]), "x is deleted"),
-        (None, "no answer about x"),
-    ):
-        engine = repairing(clock, gate=gate)
-        attached = Replanned(capabilities, engine=engine, approvals=None if gate else False)
-        agent = Agent(calls("search"), tools=[search, delete], middleware=[attached])
-        [output] = outputs(await agent.run("x?", session=agent.create_session()))
-        assert expected in output
-        assert engine.pending() == []
 
 
 async def test_function_middleware(clock):

@@ -50,14 +50,11 @@ from crewai.tools.tool_failure import (
 )
 from pydantic import Field
 
-from replanning import Answer, ReplanningEngine
+from replanning import ReplanningEngine
 from replanning.integrations.crewai import replanned
 from replanning.journal import NoteAdded
-from replanning.testing import ScriptedGate
 from tests.support.effects import (
-    ATTEMPTS,
     ENDINGS,
-    Attach,
     Ending,
     Tool,
     compare,
@@ -240,54 +237,36 @@ async def test_substitute(way: str, functions: bool) -> None:
     assert crew.agents[0].tools == crew.tasks[0].tools == [search, search_archive]
 
 
-def paying(functions: bool) -> Attach:
-    """Return what runs a crew whose model calls functions, or writes calls as text."""
-
-    async def attach(
-        tools: Sequence[Tool],
-        engine: ReplanningEngine | None,
-        stated: Mapping[str, Mapping[str, Any]],
-    ) -> object:
-        own = [tool(each.__name__)(each) for each in tools]
-        crew = crew_of(calls("charge", functions=functions, q="x"), *own)
-        if engine is None:
-            return await crew.akickoff()
-        with replanned(crew, engine, capabilities=stated):
-            return await crew.akickoff()
-
-    return attach
+async def pay(
+    tools: Sequence[Tool], engine: ReplanningEngine | None, stated: Mapping[str, Mapping[str, Any]]
+) -> object:
+    """Run a crew whose model writes its calls as text, which CrewAI repeats by itself."""
+    own = [tool(each.__name__)(each) for each in tools]
+    crew = crew_of(calls("charge", functions=False, q="x"), *own)
+    if engine is None:
+        return await crew.akickoff()
+    with replanned(crew, engine, capabilities=stated):
+        return await crew.akickoff()
 
 
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
-@FUNCTIONS
-async def test_no_more_effects_than_without(ending: Ending, functions: bool) -> None:
-    """A call is executed as often as by the framework alone, unless it had no effect or its repetition is harmless.
-
-    The engine leaves the repetition of calls that are written as text to the framework, which repeats them anyway.
-    """
+async def test_no_more_effects_than_without(ending: Ending) -> None:
+    """A call that is written as text is executed as often as by the framework alone: the engine leaves its repetition to it."""
     counted, promised = await compare(
-        paying(functions), ending, lambda: repairing(retry={"delay": 0}), repeats=not functions
+        pay, ending, lambda: repairing(retry={"delay": 0}), repeats=True
     )
     assert counted == promised
 
 
-@FUNCTIONS
-async def test_a_call_that_is_cut_off_is_executed_once(functions: bool) -> None:
-    """A call that is cancelled or runs into its time limit is executed again only where that is harmless."""
-    attach = paying(functions)
-    alone = await count_cancelled(attach, None, in_thread=True)
-    assert await count_cancelled(attach, repairing(), in_thread=True) == alone
+async def test_a_call_that_is_cut_off_is_executed_once() -> None:
+    """A call that is written as text, and is cancelled or exceeds its time, is executed as often as by the framework alone."""
+    alone = await count_cancelled(pay, None, in_thread=True)
+    assert await count_cancelled(pay, repairing(), in_thread=True) == alone
     assert alone == {"charge": 1, "stand_in": 0}
-
-    async def exceed(**stated: Any) -> int:
-        engine = repairing(retry={"delay": 0})
-        counted = await count_exceeded(attach, engine, in_thread=True, timeout=0.05, **stated)
-        assert counted["stand_in"] == 0
-        return counted["charge"]
-
-    repeated = (await count(attach, ENDINGS["timeout"].end, None, {}))["charge"]
-    assert await exceed() == repeated
-    assert await exceed(idempotent=True) == (ATTEMPTS if functions else repeated)
+    repeated = (await count(pay, ENDINGS["timeout"].end, None, {}))["charge"]
+    for stated in ({}, {"idempotent": True}):
+        counted = await count_exceeded(pay, repairing(), in_thread=True, timeout=0.05, **stated)
+        assert counted == {"charge": repeated, "stand_in": 0}
 
 
 @tool(result_as_answer=True)
@@ -569,15 +548,6 @@ def test_what_only_the_model_can_mend() -> None:
     assert not [body for body in bodies(engine) if body.kind == "alternatives-considered"]
 
 
-def test_failure_that_a_tool_reports() -> None:
-    """A failure that a tool returns is replaced like one that it raises, and the crew has no record of it."""
-    model = calls("refuse")
-    web = {"refuse": "web", "search_archive": "web"}
-    with replanned(crew_of(model, refuse, search_archive), repairing(), capabilities=web) as crew:
-        assert crew.kickoff().tasks_output[0].tool_failures == []
-    assert results(model) == ["x, from the archive"]
-
-
 def test_timeout() -> None:
     """A tool that hangs is replaced after its timeout."""
     woken = threading.Event()
@@ -594,20 +564,6 @@ def test_timeout() -> None:
         crew.kickoff()
         woken.set()
     assert results(model) == ["x, from the archive"]
-
-
-def test_person() -> None:
-    """A person agrees through the gate; without one the model sees the failure of the tool, and nothing is asked."""
-    stated: Any = {**WEB, "search_archive": {"capability": "web", "dangerous": True}}
-    for gate in (ScriptedGate([Answer("approve")]), None):
-        model, engine = calls("search"), repairing(gate=gate)
-        with replanned(crew_of(model, search, search_archive), engine, capabilities=stated) as crew:
-            crew.kickoff()
-            assert engine.pending() == []
-        assert results(model) == [
-            "x, from the archive" if gate else "Error executing tool: no key to ask about x"
-        ]
-        assert statuses(engine) == ["succeeded"]
 
 
 def test_skipped_call() -> None:

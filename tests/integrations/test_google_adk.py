@@ -3,8 +3,7 @@
 import asyncio  # noqa: TID251 # the framework's own event loop
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +28,6 @@ from replanning.changes import AddTask, ModifyTask, ReplaceTask, SkipTask
 from replanning.integrations.google_adk import Replanned
 from replanning.journal import SqliteStore
 from replanning.testing import ScriptedGate, VirtualClock
-from tests.support.effects import (
-    ATTEMPTS,
-    ENDINGS,
-    Ending,
-    Tool,
-    compare,
-    count_cancelled,
-    count_exceeded,
-)
 from tests.support.questions import archive_instead
 from tests.support.runs import alternative, make_engine, skipping
 from tests.support.tracing import Spans
@@ -255,39 +245,6 @@ async def test_retry(clock: VirtualClock) -> None:
     await chat.send(text("find a"))
     assert chat.seen[1:] == [[{"result": "a"}]]
     assert attempts == ["a"] * 4
-
-
-async def charging(
-    tools: Sequence[Tool], engine: ReplanningEngine | None, stated: Mapping[str, Mapping[str, Any]]
-) -> object:
-    """Run an agent that calls the first of its tools once."""
-    plugins = [] if engine is None else [attached(engine, stated)]
-    root = agent([call("charge", q="x")], [text("done")], tools=[*tools])
-    return await Chat(root, *plugins).send(text("go"))
-
-
-# A result of this form says that the tool failed.
-OWN_ENDINGS = {**ENDINGS, "status": replace(ENDINGS["status"], says="definite")}
-
-
-@pytest.mark.parametrize("ending", OWN_ENDINGS.values(), ids=OWN_ENDINGS)
-async def test_no_more_effects_than_without(ending: Ending, clock: VirtualClock) -> None:
-    """A call is executed as often as by the framework alone, unless it had no effect or its repetition is harmless."""
-    counted, promised = await compare(charging, ending, lambda: make_engine("repair", clock=clock))
-    assert counted == promised
-
-
-async def test_a_call_that_is_cut_off_is_executed_once(clock: VirtualClock) -> None:
-    """A call that is cancelled or runs into its time limit is executed again only where that is harmless."""
-
-    def engine() -> ReplanningEngine:
-        return make_engine("repair", clock=clock)
-
-    once, alone = {"charge": 1, "stand_in": 0}, await count_cancelled(charging, None)
-    assert await count_cancelled(charging, engine()) == alone == once
-    assert await count_exceeded(charging, engine(), timeout=5) == once
-    harmless = await count_exceeded(charging, engine(), timeout=5, idempotent=True)
-    assert harmless == {"charge": ATTEMPTS, "stand_in": 0}
 
 
 async def test_timeout(clock: VirtualClock) -> None:

@@ -759,31 +759,6 @@ async def test_results_of_all_kinds(is_async: bool) -> None:
     assert (notes, fields[1]["artifact"]) == (["q0"], {"q1", Path("q1")})
 
 
-@pytest.mark.parametrize("call_id", ["1", ""])
-@pytest.mark.parametrize("queries", ["ab", "aa"])
-async def test_calls_with_the_same_id(call_id: str, queries: str, clock: VirtualClock) -> None:
-    """Calls of a message to which the model gave the same id, or an empty one, are each executed."""
-    executed: list[str] = []
-
-    @tool
-    async def add(query: str) -> str:
-        """Add."""
-        executed.append(query)
-        await anyio.lowlevel.checkpoint()
-        return f"{query} added"
-
-    methods = ReplanningMiddleware()
-    node = ToolNode([add], awrap_tool_call=methods.awrap_tool_call)
-    builder = StateGraph(MessagesState)
-    builder.add_node("tools", node)
-    builder.add_edge(START, "tools")
-    graph = replanned(builder.compile(), make_engine("repair", clock=clock))
-    calls: Any = [{"name": "add", "args": {"query": each}, "id": call_id} for each in queries]
-    results = told(await graph.ainvoke({"messages": [AIMessage("", tool_calls=calls)]}))
-    assert results == [("add", call_id, f"{each} added") for each in queries]
-    assert executed == [*queries]
-
-
 @pytest.mark.parametrize("verdict", ["approve", "reject"])
 async def test_tool_behind_an_approval(verdict: str, clock: VirtualClock) -> None:
     """A tool that the agent puts to a person before it is called stands in for another one only if a person agrees."""

@@ -30,12 +30,12 @@ from agents.tracing import TracingProcessor, custom_span
 from mcp.types import CallToolResult, TextContent, Tool
 from pydantic import BaseModel
 
-from replanning import Answer, ReplanningEngine
+from replanning import ReplanningEngine
 from replanning.changes import AbortRun
 from replanning.errors import NotRunning
 from replanning.integrations.openai_agents import replanned
 from replanning.journal import AttemptFailed, AttemptSucceeded, SqliteStore
-from replanning.testing import ScriptedGate, VirtualClock
+from replanning.testing import VirtualClock
 from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.runs import alternative, make_engine, skipping
 from tests.support.tracing import Spans
@@ -283,27 +283,6 @@ async def test_streaming(clock):
     ]
 
 
-async def test_parallel_calls(clock):
-    """Calls that the model makes at once are executed at once, and each has its own result."""
-    started = 0
-    both = anyio.Event()
-
-    @function_tool
-    async def meet(query: str) -> str:
-        nonlocal started
-        started += 1
-        if started == 2:
-            both.set()
-        await both.wait()
-        return query
-
-    model = calls("meet", "search", "meet")
-    async with replanned(
-        agent_of(model, meet, search, search_archive), repairing(clock), capabilities=WEB
-    ) as agent:
-        assert outputs(await Runner.run(agent, "x?")) == ["x", "x, from the archive", "x"]
-
-
 async def test_cancellation(clock):
     """A run that is cancelled leaves its session paused, and its call interrupted."""
     started = anyio.Event()
@@ -493,23 +472,6 @@ async def test_approvals_one_after_another(clock, tmp_path):
         (["paused"], None),
         (["succeeded"], "nested"),
     ]
-
-
-async def test_substitute_that_needs_approval(clock):
-    """A tool that needs an approval stands in for another one only if a person agrees."""
-    capabilities = {"search": "web", "delete": "web"}
-    for gate, expected in (
-        (ScriptedGate([Answer("approve")]), "x is deleted"),
-        (None, "An error occurred"),
-    ):
-        engine = repairing(clock, gate=gate)
-        async with replanned(
-            agent_of(calls("search"), search, delete), engine, capabilities=capabilities
-        ) as agent:
-            [output] = outputs(await Runner.run(agent, "x?"))
-            assert output.startswith(expected)
-            assert engine.pending() == []
-        assert statuses(engine) == ["succeeded"]
 
 
 async def test_approval_by_a_function(clock):

@@ -302,14 +302,6 @@ async def test_question_as_an_approval(clock, tmp_path, verdict):
     assert ways[1].history(only_run(ways[1])).status == "succeeded"
 
 
-async def test_question_without_approvals(clock):
-    """An agent that takes no requests for approvals sees the exception of its tool, and leaves no question."""
-    engine = asking(clock, archive_instead)
-    with pytest.raises(Down):
-        await agent_of(calling(ONE_SEARCH), [search, search_archive], engine).run("find x")
-    assert engine.pending(only_run(engine)) == []
-
-
 async def test_approval_at_once(clock):
     """A handler of deferred calls approves a question within the same run; approving the call alone answers none."""
     asked = []
@@ -345,24 +337,6 @@ async def test_approval_at_once(clock):
     assert result.output == FOUND
 
 
-async def test_substitute_that_requires_approval(clock):
-    """A tool that requires approval takes the place of another one once a person agreed to that."""
-    engine = make_engine("repair", clock=clock)
-    options: dict[str, Any] = {"output_type": [str, DeferredToolRequests]}
-    agent = agent_of(
-        calling(ONE_SEARCH),
-        [search, Tool(search_archive, requires_approval=True)],
-        engine,
-        **options,
-    )
-    stopped = await agent.run("find x")
-    [call] = stopped.output.approvals
-    assert call.tool_name == "search"
-    results = stopped.output.build_results(approve_all=True)
-    result = await agent.run(message_history=stopped.all_messages(), deferred_tool_results=results)
-    assert result.output == FOUND
-
-
 async def test_streams(clock):
     """Text is streamed as it comes, and each call has one result event, that of what replaced its tool."""
     agent = agent_of(
@@ -390,29 +364,6 @@ async def test_streams(clock):
     ]
     assert run.result is not None
     assert run.result.output == FOUND
-
-
-async def test_parallel_calls(clock):
-    """Calls of one message run at once, and each gets its own result in its own place."""
-    meeting = anyio.Event()
-    arrived = []
-
-    async def search(query: str) -> str:
-        arrived.append(query)
-        if len(arrived) == 20:
-            meeting.set()
-        await meeting.wait()
-        if int(query) % 2:
-            raise Down
-        return query
-
-    calls = [("search", {"query": str(n)}) for n in range(20)]
-    agent = agent_of(calling(*calls), [search, search_archive], make_engine("repair", clock=clock))
-    result = await agent.run("find all")
-    assert (
-        result.output
-        == f"done: {[f'{n}, from the archive' if n % 2 else str(n) for n in range(20)]}"
-    )
 
 
 async def test_cancellation(clock):

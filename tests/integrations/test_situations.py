@@ -2,15 +2,11 @@
 
 import pytest
 
-from tests.integrations.drivers import INTEGRATIONS, Integration
+from tests.integrations.drivers import INTEGRATIONS, OWN_WARNINGS, Integration
 from tests.integrations.situations import PAGE, SITUATIONS, Situation, written
 from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 
-pytestmark = [  # warnings of frameworks about themselves
-    pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*ResumabilityConfig:UserWarning"),
-]
-
+pytestmark = OWN_WARNINGS
 
 CELLS = [
     pytest.param(integration, situation, id=f"{integration.name}-{situation.__name__}")

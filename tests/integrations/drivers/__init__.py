@@ -27,6 +27,12 @@ Messages = Sequence[Sequence["Call"]]
 
 DONE: Final = "done"
 
+OWN_WARNINGS: Final = [
+    pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*ResumabilityConfig:UserWarning"),
+]
+"""Marks of tests: what frameworks warn about in their own code."""
+
 
 class Reported(Exception):
     """Raised by the body of a tool to report a failure in the way of the framework, instead of raising it."""

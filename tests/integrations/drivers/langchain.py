@@ -89,7 +89,7 @@ class LangChain(Driver):
         graph = self.graph([self._tool(each) for each in self.tools])
         if self.engine is not None:
             graph = replanned(graph, self.engine, capabilities=self.stated, **self.options)
-        self._graph = graph
+        self.agent = graph
 
     def graph(self, tools: list[Any]) -> Any:
         """Return the compiled graph."""
@@ -124,7 +124,7 @@ class LangChain(Driver):
         """Stop reading the stream, whose generator stays referenced."""
         self._model.script = [*messages]
         given = {"messages": [("user", "go")]}
-        self._stream = self._graph.astream(given, self._config, stream_mode="updates")
+        self._stream = self.agent.astream(given, self._config, stream_mode="updates")
         async for part in self._stream:
             if "tools" in part:
                 break
@@ -136,7 +136,7 @@ class LangChain(Driver):
             if stream:
                 result = await self._read_stream(given, outcome)
             else:
-                result = await self._graph.ainvoke(given, self._config)
+                result = await self.invoke(given)
             asked = result.get("__interrupt__")
             if asked:
                 outcome.waiting = [each.value for each in asked]
@@ -147,11 +147,15 @@ class LangChain(Driver):
         outcome.told = [*self._model.told]
         return outcome
 
+    async def invoke(self, given: Any) -> Any:
+        """Run the graph, and return its last state."""
+        return await self.agent.ainvoke(given, self._config)
+
     async def _read_stream(self, given: Any, outcome: Outcome) -> Any:
         hooks = Hooks()
         config = {**self._config, "callbacks": [hooks]}
         result: Any = {}
-        async for event in self._graph.astream_events(given, config, version="v2"):
+        async for event in self.agent.astream_events(given, config, version="v2"):
             outcome.events.append(f"{event['event']} {event['name']} {event['tags']}")
             if event["event"] == "on_chain_end":
                 result = event["data"]["output"]
