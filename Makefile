@@ -14,7 +14,7 @@ EACH := -n auto --dist worksteal
 FRAMEWORKS ?= google-adk crewai swarms
 
 # The frameworks whose own tests are run on attached agents and graphs.
-SUITES ?= langgraph openai-agents pydantic-ai
+SUITES ?= agent-framework google-adk langgraph openai-agents pydantic-ai
 
 # The tests start the program hundreds of times: what Python has compiled is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE

@@ -53,6 +53,7 @@ class Framework:
         requirements: packages that the tests need, with `{version}`.
         attach: attaches all that the tests create to an engine, from then on.
         folder: path of the package within the repository.
+        paths: what is extracted, relative to `folder`.
         options: arguments for pytest.
         variables: of the environment, with reasons beside them.
     """
@@ -64,8 +65,52 @@ class Framework:
     requirements: tuple[str, ...]
     attach: Callable[[], None]
     folder: str = ""
+    paths: tuple[str, ...] = ("tests", "pyproject.toml")
     options: tuple[str, ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
+
+
+def attach_agent_framework() -> None:
+    """Attach every run of an agent, and every workflow that is built."""
+    from agent_framework import Agent, WorkflowBuilder
+
+    from replanning import ReplanningEngine
+    from replanning.integrations.agent_framework import Replanned, replanned
+
+    run_agent = Agent.run
+    build_workflow = WorkflowBuilder.build
+
+    @wraps(run_agent)
+    def run_attached(agent: Any, *args: Any, **kwargs: Any) -> Any:
+        attached = Replanned(engine=ReplanningEngine(providers=[]))
+        kwargs["middleware"] = [*(kwargs.get("middleware") or ()), attached]
+        return run_agent(agent, *args, **kwargs)
+
+    @wraps(build_workflow)
+    def build_attached(builder: Any, *args: Any, **kwargs: Any) -> Any:
+        return replanned(build_workflow(builder, *args, **kwargs), ReplanningEngine(providers=[]))
+
+    Agent.run = run_attached
+    WorkflowBuilder.build = build_attached
+
+
+def attach_google_adk() -> None:
+    """Attach every runner that is created."""
+    from google.adk.runners import Runner
+
+    from replanning import ReplanningEngine
+    from replanning.integrations.google_adk import Replanned
+
+    create_runner = Runner.__init__
+
+    @wraps(create_runner)
+    def create_attached(runner: Any, *args: Any, **kwargs: Any) -> None:
+        create_runner(runner, *args, **kwargs)
+        # The runner of an agent that is used as a tool has the plugins of the agent that calls it.
+        if runner.plugin_manager.get_plugin("replanning") is None:
+            runner.plugin_manager.register_plugin(Replanned(engine=ReplanningEngine(providers=[])))
+
+    Runner.__init__ = create_attached
 
 
 def attach_langgraph() -> None:
@@ -129,6 +174,59 @@ def attach_pydantic_ai() -> None:
 
 
 FRAMEWORKS: Final = {
+    "agent-framework": Framework(
+        distribution="agent-framework-core",
+        git="https://github.com/microsoft/agent-framework",
+        tag="python-{version}",
+        folder="python/packages",
+        paths=("core/tests", "orchestrations/tests"),
+        tests=(
+            "core/tests/core/test_agents.py",
+            "core/tests/core/test_as_tool_kwargs_propagation.py",
+            "core/tests/core/test_function_invocation_logic.py",
+            "core/tests/core/test_harness_agent.py",
+            "core/tests/core/test_harness_background_agents.py",
+            "core/tests/core/test_harness_loop.py",
+            "core/tests/core/test_harness_tool_approval.py",
+            "core/tests/core/test_mcp.py",
+            "core/tests/core/test_middleware.py",
+            "core/tests/core/test_middleware_context_result.py",
+            "core/tests/core/test_middleware_with_agent.py",
+            "core/tests/core/test_middleware_with_chat.py",
+            "core/tests/core/test_observability.py",
+            "core/tests/core/test_sessions.py",
+            "core/tests/core/test_tools.py",
+            "core/tests/workflow",
+            "orchestrations/tests",
+        ),
+        requirements=(
+            "agent-framework-core=={version}",
+            "agent-framework-orchestrations",
+            "mcp",
+            "opentelemetry-sdk",
+        ),
+        attach=attach_agent_framework,
+        options=("-o", "asyncio_mode=auto", "--import-mode=importlib"),
+    ),
+    "google-adk": Framework(
+        distribution="google-adk",
+        git="https://github.com/google/adk-python",
+        tag="v{version}",
+        tests=(
+            "tests/unittests/agents",
+            "tests/unittests/flows",
+            "tests/unittests/plugins",
+            "tests/unittests/runners",
+            "tests/unittests/test_runners.py",
+            "tests/unittests/tools/test_agent_tool.py",
+            "tests/unittests/tools/test_base_tool.py",
+            "tests/unittests/tools/test_function_tool.py",
+            "tests/unittests/workflow",
+        ),
+        requirements=("google-adk[a2a,mcp]=={version}",),
+        attach=attach_google_adk,
+        options=("-o", "asyncio_mode=auto"),
+    ),
     "langgraph": Framework(
         distribution="langgraph",
         git="https://github.com/langchain-ai/langgraph",
@@ -297,7 +395,7 @@ def extract_tests(framework: Framework, version: str, git: str, folder: Path) ->
             subprocess.run([*command, f"--branch={tag}", git, str(repository)], check=True)
     folder.mkdir(parents=True, exist_ok=True)
     command = ["git", "-C", str(repository), "archive", f"{tag}:{framework.folder}"]
-    wanted = ["tests", "pyproject.toml", *TOO_LARGE]
+    wanted = [*framework.paths, *TOO_LARGE]
     archive = subprocess.run([*command, *wanted], check=True, stdout=subprocess.PIPE)
     with tarfile.open(fileobj=BytesIO(archive.stdout)) as tar:
         tar.extractall(folder, filter="data")
