@@ -550,10 +550,7 @@ class _Attachment:
         start = self._workflow.get_start_executor().id
         last: dict[str, list[str]] = {}
         steps = []
-        for executor_id, sources in [
-            (start, []),
-            *certain_nodes(start, _certain_edges(self._workflow)),
-        ]:
+        for executor_id, sources in certain_nodes(start, _certain_edges(self._workflow)):
             after = [each for source in sources for each in last[source]]
             last[executor_id] = list(dict.fromkeys(after))
             if executor_id in self.members:
@@ -563,7 +560,9 @@ class _Attachment:
         return steps
 
     def _run(self, message: Any = None, *, stream: bool = False, **options: Any) -> Any:
-        """Run the workflow, and its session around it."""
+        """Run the workflow, and its session around it if it has a plan."""
+        if not self._steps_of_plan:
+            return self._original_run(message, stream=stream, **options)
         ran = self._original_run(message, stream=stream, **options)
         is_new = message is not None
         if not stream:
@@ -757,6 +756,13 @@ class _Turn:
     ) -> AsyncGenerator[Any, None]:
         run, messages, options = self._call(name, arguments)
         stream = run(messages, **options)
+        updates = []
+        if not isinstance(stream, ResponseStream):  # of an agent that is not the framework's own
+            async for update in stream:
+                updates.append(update)
+                yield update
+            end(self._journaled(name, AgentResponse.from_updates(updates)))
+            return
         try:
             async for update in stream:
                 yield update

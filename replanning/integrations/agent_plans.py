@@ -491,7 +491,8 @@ def certain_nodes(
         edges: from a node to another, and whether it is always followed.
 
     Returns:
-        The nodes behind the first one, each after those that it waits for, and with these.
+        The nodes, each after those that it waits for, and with these. There are none if the first node is in a loop, as
+        one that decides who comes next.
     """
     sources: dict[str, list[str]] = {}
     uncertain = set[str]()
@@ -499,9 +500,11 @@ def certain_nodes(
         sources.setdefault(target, []).append(source)
         if not is_certain:
             uncertain.add(target)
+    if start in sources:
+        return []
     reached = {start}
-    nodes: list[tuple[str, list[str]]] = []
-    left = [node for node in sources if node not in uncertain and node != start]
+    nodes: list[tuple[str, list[str]]] = [(start, [])]
+    left = [node for node in sources if node not in uncertain]
     while ready := [node for node in left if reached.issuperset(sources[node])]:
         for node in ready:
             left.remove(node)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 # ADK runs on asyncio alone, and a session needs a task of its own
 import contextvars
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from copy import copy
@@ -62,7 +62,7 @@ try:
     from google.adk.tools.base_toolset import BaseToolset
     from google.adk.tools.tool_confirmation import ToolConfirmation
     from google.adk.tools.transfer_to_agent_tool import TransferToAgentTool
-    from google.adk.workflow import START, BaseNode, Workflow
+    from google.adk.workflow import START, BaseNode, JoinNode, Workflow
     from google.genai import types
 
     _USED: Final = (
@@ -824,12 +824,17 @@ def _add_workflow(workflow: Any, tasks: list[Task]) -> None:
     """Add the tasks of the agents that a workflow runs in any case."""
     edges = workflow.graph.edges if workflow.graph else ()
     nodes = {edge.to_node.name: edge.to_node for edge in edges}
-    named = [(edge.from_node.name, edge.to_node.name, edge.route is None) for edge in edges]
-    last: dict[str, list[TaskId]] = {START.name: []}
+    counts = Counter(edge.to_node.name for edge in edges)
+    named = []
+    for edge in edges:
+        # An agent runs once for each node before it, unless these are joined.
+        is_once = counts[edge.to_node.name] == 1 or isinstance(edge.to_node, JoinNode)
+        named.append((edge.from_node.name, edge.to_node.name, is_once and edge.route is None))
+    last: dict[str, list[TaskId]] = {}
     for name, sources in certain_nodes(START.name, named):
         after = [task_id for source in sources for task_id in last[source]]
         last[name] = list(dict.fromkeys(after))
-        if isinstance(nodes[name], BaseAgent):
+        if isinstance(nodes.get(name), BaseAgent):
             last[name] = _add_tasks(nodes[name], last[name], tasks)
 
 

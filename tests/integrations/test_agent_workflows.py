@@ -11,6 +11,9 @@ pytest.importorskip("agent_framework_orchestrations", reason="the orchestrations
 
 from agent_framework import (
     Agent,
+    AgentResponse,
+    AgentResponseUpdate,
+    AgentSession,
     BaseChatClient,
     ChatResponse,
     ChatResponseUpdate,
@@ -415,6 +418,53 @@ async def test_agents_that_may_not_run(clock: VirtualClock) -> None:
     await play(replanned(builder.build(), engine))
     assert asked(first, second, third) == [1, 1, 1]
     assert states(engine) == {"finder": "DONE", "critic": "DONE"}
+
+
+async def test_agents_in_loops(clock: VirtualClock) -> None:
+    """Agents of a team whose first executor decides who comes next are none of the plan."""
+    first, second = saying("manager"), saying("writer")
+    builder = WorkflowBuilder(start_executor=first)
+    builder.add_edge(first, second).add_edge(second, first, condition=lambda _: False)
+    engine = make_engine("repair", clock=clock)
+    await play(replanned(builder.build(), engine))
+    assert asked(first, second) == [1, 1]
+    assert engine.store.runs() == []
+
+
+class Plain:
+    """An agent that is not the framework's own, and streams by a plain generator."""
+
+    id = name = "plain"
+    description = "Speaks."
+
+    def create_session(self, **_: Any) -> AgentSession:
+        """A session."""
+        return AgentSession()
+
+    def get_session(self, *_: Any, **__: Any) -> AgentSession:
+        """A session."""
+        return AgentSession()
+
+    def run(self, messages: Any = None, *, stream: bool = False, **_: Any) -> Any:
+        """What it says."""
+
+        async def updates() -> Any:
+            yield AgentResponseUpdate(role="assistant", contents=[Content.from_text("plain")])
+
+        async def response() -> Any:
+            return AgentResponse.from_updates([each async for each in updates()])
+
+        return updates() if stream else response()
+
+
+async def test_agents_of_others(clock: VirtualClock) -> None:
+    """Agents that are not the framework's own are steps, too."""
+    for stream in (False, True):
+        engine, critic = make_engine("repair", clock=clock), saying("critic")
+        workflow = replanned(built("sequential", [Plain(), critic]), engine)
+        await play(workflow, stream=stream)
+        assert critic.client.seen == [["go", "plain"]]
+        assert states(engine) == {"plain": "DONE", "critic": "DONE"}
 
 
 async def test_agents_outside_of_the_workflow(clock: VirtualClock) -> None:
