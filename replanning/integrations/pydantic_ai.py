@@ -15,6 +15,7 @@ from typing import Any, Final
 from uuid import NAMESPACE_URL, uuid5
 from zlib import crc32
 
+from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from replanning.engine.engine import ReplanningEngine
@@ -32,6 +33,7 @@ from replanning.integrations.kit import (
     tool_fields,
     withdraw_questions,
 )
+from replanning.journal import values
 from replanning.journal.records import RunOpened
 from replanning.journal.store import is_valid_run_id
 from replanning.plan.types import RunId
@@ -49,7 +51,12 @@ try:
         ToolRetryError,
         UsageLimitExceeded,
     )
-    from pydantic_ai.messages import ModelResponse, ToolCallPart
+    from pydantic_ai.messages import (
+        ModelResponse,
+        ToolCallPart,
+        ToolReturn,
+        tool_return_content_ta,
+    )
     from pydantic_ai.tools import DeferredToolRequests, RunContext, ToolDenied
     from pydantic_ai.toolsets import FunctionToolset, WrapperToolset
 
@@ -74,6 +81,11 @@ _PASSES: Final = (
 
 _MCP: Final = "pydantic_ai.mcp"
 """Module of the framework with its clients of MCP, which are installed separately."""
+
+_RESULT: Final = "$pydantic-ai"
+"""Key of a recorded result that is no JSON; its value says what it was."""
+
+_TOOL_RETURN: Final[TypeAdapter[Any]] = TypeAdapter(ToolReturn)
 
 _MAX_OBJECTIVE_CHARS: Final = 500
 
@@ -243,7 +255,10 @@ class _AgentRun:
                 passes=_PASSES if ctx.last_attempt else (*_PASSES, ModelRetry),
                 asks=self._asks(ctx),
                 approved=ctx.tool_call_approved,
+                approved_questions=_named_questions(ctx),
                 resumed=self._resumed,
+                encode=_recorded,
+                decode=_restored,
             )
         except NeedsHuman as error:
             self._asked = True
@@ -309,6 +324,38 @@ class _ReplannedToolset(WrapperToolset[Any]):  # type: ignore[misc]
     async def call_tool(self, name: str, tool_args: Any, ctx: Any, tool: Any) -> Any:
         """Call a tool, or what replaces it."""
         return await self.run.call(self, name, tool_args, ctx, tool)
+
+
+def _named_questions(ctx: Any) -> list[str]:
+    """Return the questions that the approval of a call names, in the metadata of the request that it answers."""
+    metadata = ctx.tool_call_metadata
+    shown = metadata.get(METADATA, {}) if isinstance(metadata, Mapping) else {}
+    return [str(each.get("question")) for each in shown.get("questions", ())]
+
+
+def _recorded(result: Any) -> Any:
+    """Return what the journal records of a result: what a message history has of it, unless it is JSON."""
+    try:
+        values.encode(result, None)
+    except values.NotStorable:
+        is_return = isinstance(result, ToolReturn)
+        adapter = _TOOL_RETURN if is_return else tool_return_content_ta
+        try:
+            content = adapter.dump_python(result, mode="json")
+        except (
+            ValueError
+        ):  # of pydantic, whose error is one: a message history cannot have it either
+            return result
+        return {_RESULT: "return" if is_return else "content", "value": content}
+    return result
+
+
+def _restored(recorded: Any) -> Any:
+    """Return the result behind what was recorded, as it is in a message history that was stored."""
+    if not isinstance(recorded, dict) or _RESULT not in recorded:
+        return recorded
+    adapter = _TOOL_RETURN if recorded[_RESULT] == "return" else tool_return_content_ta
+    return adapter.validate_python(recorded["value"])
 
 
 def _failure_behind(retry: Any) -> Exception | None:

@@ -32,7 +32,16 @@ from pydantic_ai import (
 )
 from pydantic_ai.capabilities import HandleDeferredToolCalls, Instrumentation
 from pydantic_ai.exceptions import UsageLimitExceeded
-from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
+from pydantic_ai.messages import (
+    BinaryContent,
+    ModelMessage,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    ToolReturn,
+    ToolReturnPart,
+    tool_return_content_ta,
+)
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from pydantic_ai.models.instrumented import InstrumentationSettings
 from pydantic_ai.usage import UsageLimits
@@ -40,7 +49,8 @@ from pydantic_ai.usage import UsageLimits
 from replanning import ReplanningEngine, Retry
 from replanning.errors import CallFailed
 from replanning.integrations.pydantic_ai import Replanned
-from replanning.journal import SqliteStore
+from replanning.journal import AttemptSucceeded, SqliteStore
+from replanning.plan.types import RunId
 from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.questions import archive_instead, asking
 from tests.support.runs import make_engine, skipping
@@ -557,6 +567,89 @@ async def test_output_that_was_not_kept(clock):
     with pytest.raises(CallFailed, match="was not kept"):
         await agent.run(message_history=messages[:2])
     assert len(made) == 1
+
+
+class Receipt(BaseModel):
+    """What a tool of a user returns."""
+
+    total: int
+
+
+PICTURE = BinaryContent(data=b"\x89", media_type="image/png")
+
+
+@pytest.mark.parametrize(
+    ("returned", "kind", "content"),
+    [
+        (Receipt(total=3), "content", {"total": 3}),
+        (ToolReturn(return_value=["paid", PICTURE]), "return", ["paid", PICTURE]),
+    ],
+)
+async def test_recorded_results(returned, kind, content, clock):
+    """Results that are no JSON are recorded by their content, and come back as in a history of messages that was stored."""
+    made: list[object] = []
+
+    def make() -> object:
+        made.append(returned)
+        return returned
+
+    def check() -> str:
+        checked.append("once")
+        if len(checked) == 1:
+            raise Down
+        return "fine"
+
+    checked: list[str] = []
+    engine = make_engine("repair", clock=clock)
+    model = calling(("make", {}), ("check", {}))
+    agent = agent_of(model, [Tool(make, sequential=True), check], engine)
+    with capture_run_messages() as messages, pytest.raises(Down):
+        await agent.run("make one")
+    result = await agent.run(message_history=messages[:2])
+    [part] = [
+        part
+        for message in result.all_messages()
+        for part in message.parts
+        if isinstance(part, ToolReturnPart) and part.tool_name == "make"
+    ]
+    assert (tool_return_content_ta.dump_json(part.content), len(made)) == (
+        tool_return_content_ta.dump_json(content),
+        1,
+    )
+    [output] = [
+        record.body.output
+        for record in engine.store.read(RunId(only_run(engine)))
+        if isinstance(record.body, AttemptSucceeded) and record.body.task.startswith("make")
+    ]
+    assert isinstance(output, dict)
+    assert output["$pydantic-ai"] == kind
+
+
+async def test_approval_of_a_call_in_doubt(clock):
+    """An approval executes a call in doubt again only if it names the question, because that of the call may come twice."""
+    executed: list[str] = []
+
+    def pay(query: str) -> str:
+        executed.append(query)
+        if len(executed) == 1:
+            raise ConnectionResetError
+        return "paid"
+
+    engine = make_engine("repair", clock=clock)
+    model = calling(("pay", {"query": "x"}))
+    agent = agent_of(model, [pay], engine, output_type=[str, DeferredToolRequests])
+    stopped = await agent.run("pay")
+
+    async def approve(**metadata: Any) -> Any:
+        results = DeferredToolResults(approvals={"id0": True}, **metadata)
+        history = stopped.all_messages()
+        return (await agent.run(message_history=history, deferred_tool_results=results)).output
+
+    again = await approve()
+    assert isinstance(again, DeferredToolRequests)
+    assert executed == ["x"]
+    assert await approve(metadata=again.metadata) == "done: ['paid']"
+    assert executed == ["x", "x"]
 
 
 async def test_approved_call_is_executed_once(clock, tmp_path):
