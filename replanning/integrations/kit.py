@@ -45,6 +45,7 @@ __all__ = [
     "describe_tools",
     "earlier_output",
     "has_deadline",
+    "hinted_fields",
     "output_in_run",
     "shown_questions",
     "thread_run",
@@ -100,6 +101,25 @@ def tool_fields(
         **fields,
         **_stated_fields(stated),
     }
+
+
+def hinted_fields(annotations: Any) -> dict[str, object]:
+    """Return what the annotations of a tool of an MCP server say of its effect.
+
+    Args:
+        annotations: as the SDK of MCP has them, or as a mapping with the names of the protocol; None for other tools.
+    """
+    if annotations is None:
+        return {}
+    named = annotations
+    if not isinstance(annotations, Mapping):
+        named = annotations.model_dump(by_alias=True)
+    fields: dict[str, object] = {}
+    if named.get("readOnlyHint"):
+        fields["effect"] = "none"
+    if named.get("idempotentHint"):
+        fields["idempotent"] = True
+    return fields
 
 
 def _stated_fields(stated: object) -> dict[str, Any]:

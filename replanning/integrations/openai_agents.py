@@ -27,6 +27,7 @@ from replanning.integrations.kit import (
     call_tool,
     describe_tools,
     earlier_output,
+    hinted_fields,
     missing_framework,
     thread_run,
     tool_fields,
@@ -324,6 +325,7 @@ class _Agents:
                 original.params_json_schema,
                 kind="function",
                 dangerous=dangerous,
+                **hinted_fields(getattr(original, "mcp_annotations", None)),
             )
         made = copy.copy(original)
         made.on_invoke_tool = tool

@@ -28,6 +28,7 @@ from replanning.integrations.kit import (
     call_tool,
     describe_tools,
     has_deadline,
+    hinted_fields,
     missing_framework,
     shown_questions,
     tool_fields,
@@ -183,6 +184,7 @@ class _AgentRun:
                 dangerous=each.kind
                 == "unapproved",  # it stands in for another one only if a person agrees
                 stated=(each.metadata or {}).get(METADATA),
+                **hinted_fields((each.metadata or {}).get("annotations")),
             )
             for name, each in ((name, tool.tool_def) for name, tool in tools.items())
             if each.kind in ("function", "unapproved")

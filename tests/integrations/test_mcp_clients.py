@@ -134,12 +134,17 @@ async def test_words_are_no_failures(attach: Attach) -> None:
 @pytest.mark.parametrize("attach", CLIENTS)
 async def test_a_server_that_ends_during_a_call(attach: Attach) -> None:
     """A call may have taken effect before its server ended: no other tool is executed, unless it only reads."""
-    for stated, is_replaced in (({}, False), ({"effect": "none"}, True)):
+    cases: list[tuple[str, dict[str, str], bool]] = [
+        ("charge", {}, False),
+        ("charge", {"effect": "none"}, True),
+        ("read", {}, attach is not in_agent_framework),  # which does not pass the annotations on
+    ]
+    for tool, stated, is_replaced in cases:
         engine = make_engine("repair", retry={"delay": 0})
         fields: Mapping[str, Any] = {"capability": "pay", **stated}
         told = ""
         with suppress(Exception):  # which ends the run of the agent, as without an engine
-            told = await attach("charge", engine, {"charge": fields, "by_hand": "pay"})
+            told = await attach(tool, engine, {tool: fields, "by_hand": "pay"})
         assert ("x, by hand" in told) is is_replaced
 
 
